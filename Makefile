@@ -1,0 +1,58 @@
+# The commands people type. `make help` lists them.
+
+SHELL := /bin/sh
+CARGO ?= cargo
+RUST := 1.95
+# What a Pod needs to run; `make control-plane` builds the rest too.
+CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl
+FURTHER := helm metrics-server cluster-api-core
+say = printf '\033[1m==> %s\033[0m\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench control-plane assets build lint fmt deny rust
+
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends by itself
+	@$(say) "demo"
+	@target/debug/demo $(if $(CHECK),--check)
+
+test: assets build ## Run all tests
+	@$(say) "tests: agent, simulator, then end to end on a real control plane"
+	$(CARGO) test --workspace --locked --no-fail-fast
+
+bench: assets rust ## Measure what is promised; BENCH=name for one figure
+	@$(say) "building the release binary"
+	$(CARGO) build --locked --release -p tart-kubelet -p tart-sim
+	$(CARGO) build --locked --release -p tart-kubelet-tests --bins
+	@$(say) "bench"
+	@target/release/bench $(BENCH)
+
+control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
+	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
+	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER)
+
+lint: rust ## Check formatting and lints
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+fmt: rust ## Format the code
+	$(CARGO) fmt --all
+
+deny: rust ## Check licences, duplicates and sources of all dependencies; ADVISORIES=1 for known holes too (needs the network)
+	@command -v cargo-deny >/dev/null || { $(say) "installing cargo-deny"; $(CARGO) install --locked --quiet cargo-deny; }
+	$(CARGO) deny --log-level error check bans licenses sources $(if $(ADVISORIES),advisories)
+
+# What `demo`, `test` and `bench` stand on.
+
+assets:
+	@$(say) "control plane: $(CONTROL_PLANE)"
+	@tests/control-plane/build $(CONTROL_PLANE)
+
+build: rust
+	@$(say) "building the workspace"
+	$(CARGO) build --workspace --bins --locked
+
+rust:
+	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust $(RUST) or newer, for instance with rustup"; exit 1; }

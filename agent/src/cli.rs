@@ -1,0 +1,99 @@
+//! The command line.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::node::NodeName;
+
+/// Runs the Pods of this Node as Tart VMs.
+#[derive(Debug, Parser)]
+#[command(name = "tart-kubelet", version, args_conflicts_with_subcommands = true, args_override_self = true)]
+pub struct Cli {
+    /// What to do instead of being the agent.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// The agent's own flags.
+    #[command(flatten)]
+    pub agent: Option<AgentArgs>,
+}
+
+/// What the program can do besides being the agent.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Owns one VM; started by the agent
+    #[command(hide = true)]
+    Shim {
+        /// The VM's directory in the state directory
+        dir: PathBuf,
+    },
+}
+
+/// The agent's flags.
+#[derive(Debug, Clone, Args)]
+pub struct AgentArgs {
+    /// How to reach the API server
+    #[arg(long, env = "KUBECONFIG", default_value = "/etc/tart-kubelet/kubeconfig")]
+    pub kubeconfig: PathBuf,
+
+    /// Name of the Node; this machine's host name when absent
+    #[arg(long, env = "TART_KUBELET_NODE_NAME")]
+    pub node_name: Option<NodeName>,
+
+    /// `spec.providerID` of the Node: set when the Node is created or has none, never overwritten
+    #[arg(long, env = "TART_KUBELET_PROVIDER_ID")]
+    pub provider_id: Option<String>,
+
+    /// Further labels for the Node, `key=value` with commas between them
+    #[arg(long, env = "TART_KUBELET_NODE_LABELS", default_value = "", value_parser = labels)]
+    pub node_labels: Labels,
+
+    /// Address of the Node; the first routable one of this machine when absent
+    #[arg(long, env = "TART_KUBELET_NODE_IP")]
+    pub node_ip: Option<IpAddr>,
+
+    /// How many VMs may run at once; Apple's licence and macOS allow two
+    #[arg(long, default_value_t = 2)]
+    pub max_pods: u32,
+
+    /// The tart program
+    #[arg(long, default_value = "/usr/local/bin/tart")]
+    pub tart_binary: PathBuf,
+
+    /// Where the agent keeps what must survive it
+    #[arg(long, default_value = "/var/lib/tart-kubelet")]
+    pub state_dir: PathBuf,
+}
+
+/// Labels for the Node.
+pub type Labels = BTreeMap<String, String>;
+
+fn labels(text: &str) -> Result<Labels, String> {
+    let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| match pair.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+            _ => Err(format!("`{pair}` is not `key=value`")),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn labels_are_pairs() {
+        let parsed = labels("a=b, c=d=e,").unwrap();
+        assert_eq!(parsed, BTreeMap::from([("a".into(), "b".into()), ("c".into(), "d=e".into())]));
+        assert!(labels("a").is_err() && labels("=b").is_err());
+    }
+}

@@ -1,0 +1,130 @@
+//! The guest agent inside a VM: gRPC over the control socket that `tart run` opens.
+//!
+//! The guest is not trusted. Every call has a deadline, messages are bounded, and what it says is parsed.
+
+mod messages;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, stream};
+use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use messages::{
+    Command, ExecRequest, ExecResponse, ResolveIpRequest, ResolveIpResponse, exec_request, exec_response,
+};
+use tokio::net::UnixStream;
+use tonic::Request;
+use tonic::transport::{Channel, Endpoint};
+use tonic_prost::ProstCodec;
+use tower::service_fn;
+
+use crate::state::GuestCommand;
+
+/// A connection to the guest agent of one VM.
+#[derive(Debug, Clone)]
+pub struct Guest(tonic::client::Grpc<Channel>);
+
+/// A call to the guest agent that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// Nobody answers on the control socket, yet or any more.
+    #[error("the guest agent does not answer")]
+    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The guest agent refused the call.
+    #[error("the guest agent refused: {0}")]
+    Refused(String),
+    /// The guest agent broke its own protocol.
+    #[error("the guest agent answered nonsense: {0}")]
+    Nonsense(String),
+}
+
+/// One piece of what a command in the guest does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExecEvent {
+    /// Bytes from its standard output.
+    Stdout(Vec<u8>),
+    /// Bytes from its standard error.
+    Stderr(Vec<u8>),
+    /// It ended with this code; -1 means that a signal killed it.
+    Exit(i32),
+}
+
+impl Guest {
+    /// Connects to the control socket at `socket`; `tart run` accepts before the guest agent listens.
+    pub async fn connect(socket: &Path) -> Result<Self, GuestError> {
+        let socket = socket.to_owned();
+        let connector = service_fn(move |_| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        // The address is never looked up: the connector knows the way.
+        let channel = Endpoint::from_static("http://guest")
+            .connect_with_connector(connector)
+            .await
+            .map_err(|error| GuestError::Unreachable(error.into()))?;
+        Ok(Self(tonic::client::Grpc::new(channel)))
+    }
+
+    /// Asks the guest for its own address.
+    pub async fn address(&mut self, limit: Duration) -> Result<IpAddr, GuestError> {
+        self.ready().await?;
+        let mut request = Request::new(ResolveIpRequest {});
+        request.set_timeout(limit);
+        let codec = ProstCodec::<ResolveIpRequest, ResolveIpResponse>::default();
+        let call = self.0.unary(request, PathAndQuery::from_static("/Agent/ResolveIP"), codec);
+        let answer =
+            tokio::time::timeout(limit, call).await.map_err(|late| GuestError::Unreachable(late.into()))?;
+        let text = answer.map_err(|status| GuestError::of(&status))?.into_inner().ip;
+        text.trim().parse().map_err(|_| GuestError::Nonsense(format!("{text:?} is no address")))
+    }
+
+    /// Starts a command. The guest kills it when the returned stream is dropped.
+    pub async fn exec(
+        &mut self,
+        command: &GuestCommand,
+    ) -> Result<impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin + use<>, GuestError> {
+        self.ready().await?;
+        let first = ExecRequest { r#type: Some(exec_request::Type::Command(Command::wrap(command))) };
+        // The request stream stays open: its end would be the end of the command.
+        let requests = stream::once(async { first }).chain(stream::pending());
+        let codec = ProstCodec::<ExecRequest, ExecResponse>::default();
+        let path = PathAndQuery::from_static("/Agent/Exec");
+        let answer = self.0.streaming(Request::new(requests), path, codec).await;
+        let responses = answer.map_err(|status| GuestError::of(&status))?.into_inner();
+        Ok(responses.map(|item| match item {
+            Ok(response) => ExecEvent::read(response),
+            Err(status) => Err(GuestError::of(&status)),
+        }))
+    }
+
+    async fn ready(&mut self) -> Result<(), GuestError> {
+        self.0.ready().await.map_err(|error| GuestError::Unreachable(error.into()))
+    }
+}
+
+impl GuestError {
+    fn of(status: &tonic::Status) -> Self {
+        use std::error::Error as _;
+        match status.code() {
+            tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Cancelled => {
+                Self::Unreachable(status.clone().into())
+            }
+            // What the guest agent says itself has no further cause.
+            _ if status.source().is_some() => Self::Unreachable(status.clone().into()),
+            _ => Self::Refused(status.message().chars().take(300).collect()),
+        }
+    }
+}
+
+impl ExecEvent {
+    fn read(response: ExecResponse) -> Result<Self, GuestError> {
+        match response.r#type {
+            Some(exec_response::Type::StandardOutput(chunk)) => Ok(Self::Stdout(chunk.data)),
+            Some(exec_response::Type::StandardError(chunk)) => Ok(Self::Stderr(chunk.data)),
+            Some(exec_response::Type::Exit(exit)) => Ok(Self::Exit(exit.code)),
+            None => Err(GuestError::Nonsense("an empty message".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The `tart-kubelet` program.
+
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tart_kubelet::cli::{AgentArgs, Cli, Command};
+use tart_kubelet::report::chain;
+use tart_kubelet::{agent, shim};
+use tokio::runtime::{Builder, Runtime};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr();
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        return fail("the TLS provider was installed twice");
+    }
+    let ended = match (cli.command, cli.agent) {
+        (Some(Command::Shim { dir }), _) => run_shim(&dir),
+        (None, Some(args)) => run_agent(args),
+        (None, None) => Err("no flags and no command".to_owned()),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => fail(&message),
+    }
+}
+
+fn run_agent(args: AgentArgs) -> Result<(), String> {
+    let runtime = start(Builder::new_multi_thread().worker_threads(2))?;
+    let ended = runtime.block_on(agent::run(args)).map_err(|error| chain(&error));
+    // What is still under way is either safe to repeat or owned by a shim.
+    runtime.shutdown_background();
+    ended
+}
+
+fn run_shim(dir: &Path) -> Result<(), String> {
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let stdin =
+        io::stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no standard input: {error}"))?;
+    runtime.block_on(shim::run(dir, File::from(stdin))).map_err(|error| chain(&error))
+}
+
+fn start(builder: &mut Builder) -> Result<Runtime, String> {
+    builder.enable_all().build().map_err(|error| format!("cannot start: {error}"))
+}
+
+#[expect(clippy::print_stderr, reason = "the one line that says why the program ends")]
+fn fail(message: &str) -> ExitCode {
+    eprintln!("tart-kubelet: {message}");
+    ExitCode::from(2)
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("TART_KUBELET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    if io::stderr().is_terminal() {
+        log.init();
+    } else {
+        log.with_ansi(false).json().flatten_event(true).init();
+    }
+}

@@ -1,0 +1,83 @@
+//! Pods of this Node: who they are, what to do with each, and what to tell the API server about it.
+
+pub mod admission;
+pub mod decide;
+pub mod events;
+pub mod manager;
+pub mod publisher;
+pub mod restart;
+pub mod status;
+pub mod worker;
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A Pod's UID, known to be usable as a file name and inside a VM name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PodUid(String);
+
+/// A UID that could not be a file name.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("`{0}` is not a Pod UID: letters, digits and `-` are allowed, 63 at most, and no `-` at either end")]
+pub struct BadUid(String);
+
+impl FromStr for PodUid {
+    type Err = BadUid;
+
+    fn from_str(uid: &str) -> Result<Self, Self::Err> {
+        let fits = (1..=63).contains(&uid.len())
+            && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !uid.starts_with('-')
+            && !uid.ends_with('-');
+        if fits { Ok(Self(uid.to_owned())) } else { Err(BadUid(uid.to_owned())) }
+    }
+}
+
+impl TryFrom<String> for PodUid {
+    type Error = BadUid;
+
+    fn try_from(uid: String) -> Result<Self, Self::Error> {
+        uid.parse()
+    }
+}
+
+impl From<PodUid> for String {
+    fn from(uid: PodUid) -> Self {
+        uid.0
+    }
+}
+
+impl fmt::Display for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Where a Pod lives in the API.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct PodName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name inside it.
+    pub name: String,
+}
+
+impl fmt::Display for PodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uid_is_a_plain_file_name() {
+        assert!("0b1c2d3e-0000-4000-8000-0123456789ab".parse::<PodUid>().is_ok());
+        for bad in ["", ".", "..", "a/b", "-a", "a-", "a b", "a\0", &"a".repeat(64)] {
+            assert!(bad.parse::<PodUid>().is_err(), "{bad:?}");
+        }
+    }
+}

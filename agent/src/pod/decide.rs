@@ -1,0 +1,157 @@
+//! What to do next with a Pod: one decision from what the API wants and what the state directory says.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::restart::{RestartPolicy, Verdict, verdict};
+use crate::state::{AttemptView, Holder};
+use crate::vm::Restart;
+
+/// What the API wants of a Pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// It is to run.
+    Run(RestartPolicy),
+    /// It is being deleted, with this grace period.
+    Stop(Duration),
+    /// Its phase is final; nothing of it may run any more. The grace period is for what still does.
+    Finished(Duration),
+    /// The API no longer knows it.
+    Gone,
+}
+
+/// All that a decision rests on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Observation {
+    /// What the API wants.
+    pub wanted: Wanted,
+    /// Whether the Pod is one that this agent cannot run.
+    pub refused: bool,
+    /// Whether the Pod has been written down.
+    pub accepted: bool,
+    /// The VMs that were made for it, oldest first.
+    pub attempts: Vec<AttemptView>,
+    /// When the image may be tried again after a failure.
+    pub image_retry: Option<Timestamp>,
+    /// Whether the API server has taken a final phase for this Pod.
+    pub final_status_published: bool,
+    /// The time of the observation.
+    pub now: Timestamp,
+}
+
+/// The next step for a Pod: one effect, safe to repeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Write the Pod down.
+    Accept,
+    /// Have the image ready and plan a VM.
+    Plan {
+        /// Which one.
+        restart: Restart,
+        /// How often the container has failed in a row before it.
+        crashes: u32,
+    },
+    /// Start the shim of a planned VM.
+    Launch(Restart),
+    /// Ask a shim to stop its VM within this time.
+    AskToStop(Restart, Duration),
+    /// Stop a VM that has lost its shim.
+    StopOrphan(Restart),
+    /// Write down that a VM ended in a way that nobody saw.
+    RecordLoss(Restart),
+    /// Delete a VM.
+    Clean(Restart),
+    /// Forget a VM that is older than the one before the current one.
+    Drop(Restart),
+    /// Delete the Pod from the API.
+    DeletePod,
+    /// Forget the Pod.
+    Forget,
+    /// Nothing to do until something changes, or until this time.
+    Wait(Option<Timestamp>),
+}
+
+/// The next step for a Pod.
+pub fn decide(seen: &Observation) -> Decision {
+    match seen.wanted {
+        Wanted::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
+        Wanted::Run(_) if !seen.accepted => Decision::Accept,
+        Wanted::Run(policy) => run(seen, policy),
+        Wanted::Stop(grace) => tear_down(seen, grace).unwrap_or(if seen.final_status_published {
+            Decision::DeletePod
+        } else {
+            Decision::Wait(None)
+        }),
+        Wanted::Finished(grace) => tear_down(seen, grace).unwrap_or(Decision::Wait(None)),
+        Wanted::Gone => tear_down(seen, Duration::ZERO).unwrap_or(Decision::Forget),
+    }
+}
+
+fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
+    let Some((current, older)) = seen.attempts.split_last() else {
+        return plan(seen, Restart(0), 0);
+    };
+    // The one before the current VM stays known: it is the container's last state, and its log can be asked for.
+    let (previous, forgotten) = older.split_last().map_or((None, older), |(last, rest)| (Some(last), rest));
+    if let Some(step) = forgotten.iter().chain(previous).find_map(|old| end(old, seen.now, Duration::ZERO)) {
+        return step;
+    }
+    if let Some(old) = forgotten.first() {
+        return Decision::Drop(old.restart);
+    }
+    match (current.holder, &current.outcome, &current.progress, &current.spec) {
+        (Holder::Shim, ..) => Decision::Wait(None),
+        (Holder::Tart, ..) => Decision::StopOrphan(current.restart),
+        (Holder::Nobody, None, None, None) => plan(seen, current.restart, crashes_before(previous)),
+        (Holder::Nobody, None, None, Some(_)) => Decision::Launch(current.restart),
+        (Holder::Nobody, None, Some(_), _) => Decision::RecordLoss(current.restart),
+        (Holder::Nobody, Some(_), ..) if !current.cleaned => Decision::Clean(current.restart),
+        (Holder::Nobody, Some(outcome), _, Some(spec)) => match verdict(policy, spec, outcome) {
+            Verdict::Restart { at, crashes, .. } if at <= seen.now => {
+                plan(seen, current.restart.next(), crashes)
+            }
+            Verdict::Restart { at, .. } => Decision::Wait(Some(at)),
+            Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
+        },
+        // An outcome without a plan: the plan was lost with the disk. Start over with the next number.
+        (Holder::Nobody, Some(_), _, None) => plan(seen, current.restart.next(), 0),
+    }
+}
+
+fn plan(seen: &Observation, restart: Restart, crashes: u32) -> Decision {
+    match seen.image_retry {
+        Some(at) if at > seen.now => Decision::Wait(Some(at)),
+        _ => Decision::Plan { restart, crashes },
+    }
+}
+
+fn crashes_before(previous: Option<&AttemptView>) -> u32 {
+    previous.and_then(|view| view.spec.as_ref()).map_or(0, |spec| spec.crashes.saturating_add(1))
+}
+
+/// The next step towards a Pod of which nothing runs; `None` when nothing does.
+fn tear_down(seen: &Observation, grace: Duration) -> Option<Decision> {
+    seen.attempts.iter().find_map(|attempt| end(attempt, seen.now, grace))
+}
+
+/// The next step towards a VM that is gone; `None` when it is.
+fn end(attempt: &AttemptView, now: Timestamp, grace: Duration) -> Option<Decision> {
+    let restart = attempt.restart;
+    match (attempt.holder, &attempt.outcome) {
+        (Holder::Shim, None) => {
+            // A grace period that was shortened counts from now; one that was not is already being served.
+            let soon_enough = attempt.stop.is_some_and(|stop| stop.deadline <= now + grace);
+            Some(if soon_enough { Decision::Wait(None) } else { Decision::AskToStop(restart, grace) })
+        }
+        // The shim is tidying up.
+        (Holder::Shim, Some(_)) => Some(Decision::Wait(None)),
+        (Holder::Tart, _) => Some(Decision::StopOrphan(restart)),
+        (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),
+        (Holder::Nobody, Some(_)) if !attempt.cleaned => Some(Decision::Clean(restart)),
+        (Holder::Nobody, Some(_)) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

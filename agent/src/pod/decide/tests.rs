@@ -1,0 +1,211 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage, StopRequest};
+use crate::vm::VmName;
+
+const GRACE: Duration = Duration::from_secs(30);
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn spec(restart: u32) -> ShimSpec {
+    ShimSpec {
+        vm: VmName::new("0b1c".parse().unwrap(), Restart(restart)),
+        image: String::new(),
+        tart: "/tart".into(),
+        cpu: None,
+        memory_mib: None,
+        command: None,
+        log: "/log".into(),
+        crashes: 0,
+    }
+}
+
+fn planned(restart: u32) -> AttemptView {
+    AttemptView {
+        restart: Restart(restart),
+        holder: Holder::Nobody,
+        spec: Some(spec(restart)),
+        progress: None,
+        stop: None,
+        outcome: None,
+        cleaned: false,
+    }
+}
+
+fn live(restart: u32) -> AttemptView {
+    let progress = Progress { stage: Stage::Booting, since: at(90) };
+    AttemptView { holder: Holder::Shim, progress: Some(progress), ..planned(restart) }
+}
+
+fn ended(restart: u32, code: i32) -> AttemptView {
+    let ending = Ending::Exited { code, message: None };
+    let outcome = Outcome { ending, started_at: Some(at(95)), finished_at: at(99) };
+    AttemptView { holder: Holder::Nobody, outcome: Some(outcome), ..live(restart) }
+}
+
+fn cleaned(restart: u32, code: i32) -> AttemptView {
+    AttemptView { cleaned: true, ..ended(restart, code) }
+}
+
+fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
+    Observation {
+        wanted,
+        refused: false,
+        accepted: true,
+        attempts,
+        image_retry: None,
+        final_status_published: false,
+        now: at(100),
+    }
+}
+
+const RUN: Wanted = Wanted::Run(RestartPolicy::Never);
+
+#[test]
+fn a_pod_to_run() {
+    let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
+    let again = Wanted::Run(RestartPolicy::Always);
+    let table = [
+        (seen(RUN, vec![]), plan(0, 0)),
+        (Observation { accepted: false, ..seen(RUN, vec![]) }, Decision::Accept),
+        (Observation { accepted: false, refused: true, ..seen(RUN, vec![]) }, Decision::Wait(None)),
+        (Observation { image_retry: Some(at(110)), ..seen(RUN, vec![]) }, Decision::Wait(Some(at(110)))),
+        (seen(RUN, vec![AttemptView { spec: None, ..planned(0) }]), plan(0, 0)),
+        (seen(RUN, vec![planned(0)]), Decision::Launch(Restart(0))),
+        (seen(RUN, vec![live(0)]), Decision::Wait(None)),
+        (seen(RUN, vec![AttemptView { holder: Holder::Tart, ..live(0) }]), Decision::StopOrphan(Restart(0))),
+        (
+            seen(RUN, vec![AttemptView { holder: Holder::Nobody, ..live(0) }]),
+            Decision::RecordLoss(Restart(0)),
+        ),
+        (seen(RUN, vec![AttemptView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::Wait(None)),
+        (seen(RUN, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (seen(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
+        (seen(again, vec![cleaned(0, 0)]), Decision::Wait(Some(at(109)))),
+        (Observation { now: at(109), ..seen(again, vec![cleaned(0, 0)]) }, plan(1, 1)),
+        (seen(again, vec![cleaned(0, 0), live(1)]), Decision::Wait(None)),
+        (seen(again, vec![cleaned(0, 0), cleaned(1, 0), live(2)]), Decision::Drop(Restart(0))),
+        (seen(again, vec![ended(0, 0), live(1)]), Decision::Clean(Restart(0))),
+    ];
+    for (observation, decision) in table {
+        assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+#[test]
+fn a_pod_to_stop() {
+    let stop = Wanted::Stop(GRACE);
+    let asked = |second| AttemptView { stop: Some(StopRequest { deadline: at(second) }), ..live(0) };
+    let table = [
+        (seen(stop, vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        (seen(stop, vec![asked(130)]), Decision::Wait(None)),
+        (seen(stop, vec![asked(131)]), Decision::AskToStop(Restart(0), GRACE)),
+        (seen(stop, vec![planned(0)]), Decision::RecordLoss(Restart(0))),
+        (seen(stop, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (seen(stop, vec![cleaned(0, 0)]), Decision::Wait(None)),
+        (
+            Observation { final_status_published: true, ..seen(stop, vec![cleaned(0, 0)]) },
+            Decision::DeletePod,
+        ),
+        (
+            Observation { final_status_published: true, ..seen(stop, vec![ended(0, 0)]) },
+            Decision::Clean(Restart(0)),
+        ),
+        (Observation { final_status_published: true, ..seen(stop, vec![]) }, Decision::DeletePod),
+        (seen(Wanted::Gone, vec![live(0)]), Decision::AskToStop(Restart(0), Duration::ZERO)),
+        (seen(Wanted::Gone, vec![cleaned(0, 0)]), Decision::Forget),
+        (seen(Wanted::Finished(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        (seen(Wanted::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wait(None)),
+    ];
+    for (observation, decision) in table {
+        assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
+    let holder = prop_oneof![Just(Holder::Shim), Just(Holder::Tart), Just(Holder::Nobody)];
+    (holder, any::<[bool; 5]>(), 0..3i32).prop_map(
+        move |(holder, [spec, begun, stop, over, cleaned], code)| {
+            let full = ended(restart, code);
+            AttemptView {
+                holder,
+                spec: full.spec.filter(|_| spec),
+                progress: full.progress.filter(|_| begun),
+                stop: stop.then_some(StopRequest { deadline: at(120) }),
+                outcome: full.outcome.filter(|_| over),
+                cleaned,
+                ..planned(restart)
+            }
+        },
+    )
+}
+
+fn any_observation() -> impl Strategy<Value = Observation> {
+    let wanted = prop_oneof![
+        Just(RUN),
+        Just(Wanted::Run(RestartPolicy::Always)),
+        Just(Wanted::Run(RestartPolicy::OnFailure)),
+        Just(Wanted::Stop(GRACE)),
+        Just(Wanted::Finished(GRACE)),
+        Just(Wanted::Gone),
+    ];
+    let attempts = prop_oneof![
+        Just(vec![]).boxed(),
+        any_attempt(0).prop_map(|a| vec![a]).boxed(),
+        (any_attempt(0), any_attempt(1)).prop_map(|(a, b)| vec![a, b]).boxed(),
+    ];
+    (wanted, attempts, any::<[bool; 3]>()).prop_map(|(wanted, attempts, [refused, accepted, published])| {
+        Observation { refused, accepted, final_status_published: published, ..seen(wanted, attempts) }
+    })
+}
+
+proptest! {
+    /// One VM per Pod: a new one is only ever made when nothing of the old ones is left.
+    #[test]
+    fn no_second_vm_while_one_is_left(seen in any_observation()) {
+        if let Decision::Plan { .. } | Decision::Launch(_) = decide(&seen) {
+            for attempt in &seen.attempts {
+                prop_assert_eq!(attempt.holder, Holder::Nobody);
+                let untouched = attempt.outcome.is_none() && attempt.progress.is_none();
+                prop_assert!(attempt.cleaned || untouched, "{:?}", attempt);
+            }
+        }
+    }
+
+    /// A VM is deleted only when nobody is at work on it and its outcome is known.
+    #[test]
+    fn nothing_live_is_deleted(seen in any_observation()) {
+        let live = |restart| seen.attempts.iter().any(|a| a.restart == restart && a.holder != Holder::Nobody);
+        match decide(&seen) {
+            Decision::Clean(restart) => {
+                prop_assert!(!live(restart));
+                prop_assert!(seen.attempts.iter().any(|a| a.restart == restart && a.outcome.is_some()));
+            }
+            Decision::Forget | Decision::DeletePod => {
+                for attempt in &seen.attempts {
+                    prop_assert!(attempt.holder == Holder::Nobody && attempt.cleaned);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The Pod object goes only after its final status is with the API server.
+    #[test]
+    fn no_pod_is_deleted_without_a_final_status(seen in any_observation()) {
+        if decide(&seen) == Decision::DeletePod {
+            prop_assert!(seen.final_status_published && matches!(seen.wanted, Wanted::Stop(_)));
+        }
+    }
+
+    /// A Pod that has succeeded or failed is not run again.
+    #[test]
+    fn a_finished_pod_is_not_run_again(mut seen in any_observation(), over in any::<bool>()) {
+        seen.wanted = if over { Wanted::Finished(GRACE) } else { Wanted::Gone };
+        let runs = matches!(decide(&seen), Decision::Plan { .. } | Decision::Launch(_) | Decision::Accept);
+        prop_assert!(!runs);
+    }
+}

@@ -1,0 +1,128 @@
+//! Whether and when a container that has ended is started again.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::state::{Outcome, ShimSpec};
+
+const FIRST_DELAY: Duration = Duration::from_secs(10);
+const LONGEST_DELAY: Duration = Duration::from_mins(5);
+/// A container that ran for this long is taken to be well again.
+const WELL_AFTER: Duration = Duration::from_mins(10);
+
+/// A Pod's `restartPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestartPolicy {
+    /// Whatever the exit code was.
+    Always,
+    /// After a failure only.
+    OnFailure,
+    /// Not at all.
+    Never,
+}
+
+impl RestartPolicy {
+    /// Reads the field; the API server fills it in, so an absent one means its default.
+    pub fn of(field: Option<&str>) -> Self {
+        match field {
+            Some("Never") => Self::Never,
+            Some("OnFailure") => Self::OnFailure,
+            _ => Self::Always,
+        }
+    }
+}
+
+/// What follows the end of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The Pod has succeeded.
+    Succeeded,
+    /// The Pod has failed.
+    Failed,
+    /// The container starts again.
+    Restart {
+        /// Not before this time.
+        at: Timestamp,
+        /// How often it has failed in a row, for the next back-off.
+        crashes: u32,
+        /// How long the back-off is.
+        delay: Duration,
+    },
+}
+
+/// What follows the end of a container.
+pub fn verdict(policy: RestartPolicy, spec: &ShimSpec, outcome: &Outcome) -> Verdict {
+    let failed = outcome.ending.exit_code() != 0;
+    match policy {
+        RestartPolicy::Never if failed => Verdict::Failed,
+        RestartPolicy::Never => Verdict::Succeeded,
+        RestartPolicy::OnFailure if !failed => Verdict::Succeeded,
+        RestartPolicy::Always | RestartPolicy::OnFailure => {
+            let crashes = if ran_for(outcome) >= WELL_AFTER { 0 } else { spec.crashes };
+            let delay = back_off(crashes);
+            Verdict::Restart { at: outcome.finished_at + delay, crashes: crashes.saturating_add(1), delay }
+        }
+    }
+}
+
+fn ran_for(outcome: &Outcome) -> Duration {
+    let ran = outcome.started_at.map(|start| outcome.finished_at.duration_since(start));
+    ran.and_then(|ran| Duration::try_from(ran).ok()).unwrap_or_default()
+}
+
+fn back_off(crashes: u32) -> Duration {
+    let doubled = 2u32.saturating_pow(crashes);
+    FIRST_DELAY.saturating_mul(doubled).min(LONGEST_DELAY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Ending;
+    use crate::vm::{Restart, VmName};
+
+    fn spec(crashes: u32) -> ShimSpec {
+        ShimSpec {
+            vm: VmName::new("0b1c".parse().unwrap(), Restart(0)),
+            image: String::new(),
+            tart: "/tart".into(),
+            cpu: None,
+            memory_mib: None,
+            command: None,
+            log: "/log".into(),
+            crashes,
+        }
+    }
+
+    fn outcome(code: i32, seconds: i64) -> Outcome {
+        Outcome {
+            ending: Ending::Exited { code, message: None },
+            started_at: Some(Timestamp::from_second(1000).unwrap()),
+            finished_at: Timestamp::from_second(1000 + seconds).unwrap(),
+        }
+    }
+
+    #[test]
+    fn policies_mean_what_they_mean_in_kubernetes() {
+        let again =
+            |policy, code| matches!(verdict(policy, &spec(0), &outcome(code, 1)), Verdict::Restart { .. });
+        assert!(again(RestartPolicy::Always, 0) && again(RestartPolicy::Always, 1));
+        assert!(!again(RestartPolicy::OnFailure, 0) && again(RestartPolicy::OnFailure, 1));
+        assert_eq!(verdict(RestartPolicy::Never, &spec(0), &outcome(0, 1)), Verdict::Succeeded);
+        assert_eq!(verdict(RestartPolicy::Never, &spec(0), &outcome(3, 1)), Verdict::Failed);
+        assert_eq!(verdict(RestartPolicy::OnFailure, &spec(0), &outcome(0, 1)), Verdict::Succeeded);
+    }
+
+    #[test]
+    fn the_back_off_doubles_to_five_minutes_and_is_forgiven() {
+        let delay = |crashes, ran| match verdict(RestartPolicy::Always, &spec(crashes), &outcome(1, ran)) {
+            Verdict::Restart { delay, .. } => delay.as_secs(),
+            other => panic!("{other:?}"),
+        };
+        let delays: Vec<u64> = (0..7).map(|crashes| delay(crashes, 1)).collect();
+        assert_eq!(delays, [10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(delay(u32::MAX, 1), 300);
+        assert_eq!(delay(6, 600), 10);
+    }
+}

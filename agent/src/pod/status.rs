@@ -1,0 +1,249 @@
+//! What the API server is told about a Pod: a pure function of what was observed.
+
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
+    HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::admission::{Refusal, VmPlan};
+use super::decide::{Observation, Wanted};
+use super::restart::{RestartPolicy, Verdict, verdict};
+use crate::state::{AttemptView, Ending, Outcome, Progress, Stage};
+use crate::vm::{Restart, VmName};
+
+/// What a status rests on besides the observation.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'a> {
+    /// The Pod as the API shows it.
+    pub pod: &'a Pod,
+    /// How the Pod was admitted.
+    pub plan: Result<&'a VmPlan, &'a Refusal>,
+    /// When it was accepted.
+    pub accepted_at: Option<Timestamp>,
+    /// Why its image is not there, when it is not.
+    pub image_error: Option<&'a ImageError>,
+    /// The Node's address.
+    pub host_ip: Option<IpAddr>,
+}
+
+/// Why an image is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageError {
+    /// The kubelet's word for it.
+    pub reason: &'static str,
+    /// What a person can do about it.
+    pub message: String,
+}
+
+/// The status that the API server should show.
+pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
+    let old = context.pod.status.clone().unwrap_or_default();
+    let container = match context.plan {
+        Ok(plan) => container(seen, context, plan),
+        Err(refusal) => {
+            return PodStatus {
+                phase: Some("Failed".to_owned()),
+                reason: Some(refusal.reason.to_owned()),
+                message: Some(refusal.message.clone()),
+                start_time: old.start_time.clone().or(Some(Time(seen.now))),
+                observed_generation: context.pod.metadata.generation,
+                ..PodStatus::default()
+            };
+        }
+    };
+    let phase = phase(seen, &container);
+    let address = match (&container.state, &phase) {
+        (Shown::Running { address, .. }, _) => Some(*address),
+        _ => None,
+    };
+    let running = address.is_some();
+    let finished = phase == "Succeeded" || phase == "Failed";
+    let not_ready = if finished { "PodCompleted" } else { "ContainersNotReady" };
+    let conditions = [
+        ("PodReadyToStartContainers", running, ""),
+        ("Initialized", true, if phase == "Succeeded" { "PodCompleted" } else { "" }),
+        ("Ready", running, not_ready),
+        ("ContainersReady", running, not_ready),
+        ("PodScheduled", true, ""),
+    ];
+    let conditions = conditions.map(|(kind, holds, reason)| {
+        let reason = if holds && kind != "Initialized" { "" } else { reason };
+        condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation)
+    });
+    PodStatus {
+        phase: Some(phase.to_owned()),
+        conditions: Some(conditions.to_vec()),
+        container_statuses: Some(vec![container.status]),
+        start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
+        host_ip: context.host_ip.map(|ip| ip.to_string()),
+        host_ips: context.host_ip.map(|ip| vec![HostIP { ip: ip.to_string() }]),
+        pod_ip: address.map(|ip| ip.to_string()),
+        pod_ips: address.map(|ip| vec![PodIP { ip: ip.to_string() }]),
+        observed_generation: context.pod.metadata.generation,
+        ..PodStatus::default()
+    }
+}
+
+/// Whether a phase is one that a Pod never leaves.
+pub fn is_final(status: Option<&PodStatus>) -> bool {
+    matches!(status.and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"))
+}
+
+struct ShownContainer {
+    status: ContainerStatus,
+    state: Shown,
+}
+
+enum Shown {
+    Waiting,
+    Running {
+        address: IpAddr,
+    },
+    /// It has ended; what follows is the Pod's restart policy's to say.
+    Over(Verdict),
+}
+
+fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownContainer {
+    let current = seen.attempts.last();
+    let previous = seen.attempts.len().checked_sub(2).map(|index| &seen.attempts[index]);
+    let restart = current.map_or(Restart(0), |attempt| attempt.restart);
+    let (state, last, shown) = match current {
+        None => (waiting(context), None, Shown::Waiting),
+        Some(attempt) => match (&attempt.outcome, &attempt.progress) {
+            (Some(outcome), _) => over(seen, attempt, outcome),
+            (None, Some(Progress { stage: Stage::Running { address }, since })) => {
+                let running = ContainerStateRunning { started_at: Some(Time(*since)) };
+                let state = ContainerState { running: Some(running), ..ContainerState::default() };
+                (state, None, Shown::Running { address: *address })
+            }
+            (None, _) => (waiting(context), None, Shown::Waiting),
+        },
+    };
+    let before = previous.and_then(|view| view.outcome.as_ref().map(|outcome| terminated(view, outcome)));
+    let running = matches!(shown, Shown::Running { .. });
+    let vm = current.and_then(|attempt| attempt.spec.as_ref()).map(|spec| &spec.vm);
+    let status = ContainerStatus {
+        name: plan.container.clone(),
+        image: plan.image.clone(),
+        image_id: current.and_then(|a| a.spec.as_ref()).map(|spec| spec.image.clone()).unwrap_or_default(),
+        container_id: vm.map(container_id),
+        ready: running,
+        started: Some(running),
+        restart_count: i32::try_from(restart.0).unwrap_or(i32::MAX),
+        state: Some(state),
+        last_state: Some(last.or(before).unwrap_or_default()),
+        ..ContainerStatus::default()
+    };
+    ShownContainer { status, state: shown }
+}
+
+/// A container that has ended: final, or waiting for its next start with the end as its last state.
+fn over(
+    seen: &Observation,
+    attempt: &AttemptView,
+    outcome: &Outcome,
+) -> (ContainerState, Option<ContainerState>, Shown) {
+    let end = terminated(attempt, outcome);
+    let policy = match seen.wanted {
+        Wanted::Run(policy) => policy,
+        // Whatever the policy says, a Pod that is to go does not start again.
+        _ => RestartPolicy::Never,
+    };
+    match attempt.spec.as_ref().map(|spec| verdict(policy, spec, outcome)) {
+        Some(next @ Verdict::Restart { delay, .. }) => {
+            let message = format!("back-off {} s before the container starts again", delay.as_secs());
+            (waiting_for("CrashLoopBackOff", Some(message)), Some(end), Shown::Over(next))
+        }
+        Some(next) => (end, None, Shown::Over(next)),
+        None => (end, None, Shown::Over(Verdict::Failed)),
+    }
+}
+
+fn waiting(context: &Context<'_>) -> ContainerState {
+    match context.image_error {
+        Some(error) => waiting_for(error.reason, Some(error.message.clone())),
+        None => waiting_for("ContainerCreating", None),
+    }
+}
+
+fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
+    let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
+    ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+}
+
+fn terminated(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
+    let code = outcome.ending.exit_code();
+    let (reason, message) = match &outcome.ending {
+        Ending::Exited { message, .. } => {
+            (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone())
+        }
+        Ending::Stopped { killed: false } => ("Completed".to_owned(), None),
+        Ending::Stopped { killed: true } => (
+            "Error".to_owned(),
+            Some("the VM did not shut down within its grace period and was killed".to_owned()),
+        ),
+        Ending::NotStarted { reason, message } => (reason.clone(), Some(message.clone())),
+        Ending::Lost => (
+            "ContainerStatusUnknown".to_owned(),
+            Some(
+                "the VM was gone when the agent looked for it: it was killed, or the host was restarted"
+                    .to_owned(),
+            ),
+        ),
+    };
+    let terminated = ContainerStateTerminated {
+        exit_code: code,
+        reason: Some(reason),
+        message,
+        started_at: outcome.started_at.map(Time),
+        finished_at: Some(Time(outcome.finished_at)),
+        container_id: attempt.spec.as_ref().map(|spec| container_id(&spec.vm)),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
+}
+
+fn container_id(vm: &VmName) -> String {
+    format!("tart://{vm}")
+}
+
+fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {
+    let stopping = matches!(seen.wanted, Wanted::Stop(_) | Wanted::Finished(_) | Wanted::Gone);
+    match container.state {
+        Shown::Running { .. } | Shown::Over(Verdict::Restart { .. }) => "Running",
+        Shown::Over(Verdict::Succeeded) => "Succeeded",
+        Shown::Over(Verdict::Failed) => "Failed",
+        // A Pod that is deleted before it ever ran has not done what it was for.
+        Shown::Waiting if stopping && seen.attempts.is_empty() => "Failed",
+        Shown::Waiting if container.status.restart_count > 0 => "Running",
+        Shown::Waiting => "Pending",
+    }
+}
+
+/// A condition that keeps its transition time for as long as it does not change.
+fn condition(
+    old: &PodStatus,
+    kind: &str,
+    holds: bool,
+    reason: &str,
+    now: Timestamp,
+    generation: Option<i64>,
+) -> PodCondition {
+    let status = if holds { "True" } else { "False" };
+    let before = old.conditions.iter().flatten().find(|c| c.type_ == kind && c.status == status);
+    PodCondition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: (!reason.is_empty()).then(|| reason.to_owned()),
+        last_transition_time: before.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
+        observed_generation: generation,
+        ..PodCondition::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

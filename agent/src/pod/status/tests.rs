@@ -1,0 +1,149 @@
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::*;
+use crate::pod::admission::PullPolicy;
+use crate::state::{Holder, ShimSpec};
+use crate::tart::Size;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn plan() -> VmPlan {
+    VmPlan {
+        container: "main".into(),
+        image: "registry.test/macos:15".into(),
+        pull: PullPolicy::IfNotPresent,
+        size: Size::default(),
+        command: None,
+    }
+}
+
+fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> AttemptView {
+    AttemptView {
+        restart: Restart(restart),
+        holder: Holder::Nobody,
+        spec: Some(ShimSpec {
+            vm: VmName::new("0b1c".parse().unwrap(), Restart(restart)),
+            image: "registry.test/macos@sha256:0".into(),
+            tart: "/tart".into(),
+            cpu: None,
+            memory_mib: None,
+            command: None,
+            log: "/log".into(),
+            crashes: 0,
+        }),
+        progress: stage.map(|stage| Progress { stage, since: at(50) }),
+        stop: None,
+        outcome: ending.map(|ending| Outcome { ending, started_at: Some(at(50)), finished_at: at(60) }),
+        cleaned: false,
+    }
+}
+
+fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
+    Observation {
+        wanted,
+        refused: false,
+        accepted: true,
+        attempts,
+        image_retry: None,
+        final_status_published: false,
+        now: at(100),
+    }
+}
+
+fn shown(seen: &Observation) -> PodStatus {
+    let pod = Pod { metadata: ObjectMeta { generation: Some(1), ..ObjectMeta::default() }, ..Pod::default() };
+    let plan = plan();
+    let context =
+        Context { pod: &pod, plan: Ok(&plan), accepted_at: Some(at(40)), image_error: None, host_ip: None };
+    render(seen, &context)
+}
+
+fn exited(code: i32) -> Ending {
+    Ending::Exited { code, message: None }
+}
+
+const NEVER: Wanted = Wanted::Run(RestartPolicy::Never);
+const ALWAYS: Wanted = Wanted::Run(RestartPolicy::Always);
+const STOP: Wanted = Wanted::Stop(Duration::from_secs(30));
+
+#[test]
+fn the_phase_tells_the_truth() {
+    let running = Some(Stage::Running { address: "127.0.0.9".parse().unwrap() });
+    let table = [
+        (seen(NEVER, vec![]), "Pending"),
+        (seen(NEVER, vec![attempt(0, Some(Stage::Booting), None)]), "Pending"),
+        (seen(NEVER, vec![attempt(0, running, None)]), "Running"),
+        (seen(NEVER, vec![attempt(0, running, Some(exited(0)))]), "Succeeded"),
+        (seen(NEVER, vec![attempt(0, running, Some(exited(1)))]), "Failed"),
+        (seen(ALWAYS, vec![attempt(0, running, Some(exited(0)))]), "Running"),
+        (
+            seen(ALWAYS, vec![attempt(0, running, Some(exited(0))), attempt(1, Some(Stage::Booting), None)]),
+            "Running",
+        ),
+        (seen(STOP, vec![attempt(0, running, Some(Ending::Stopped { killed: false }))]), "Succeeded"),
+        (seen(STOP, vec![attempt(0, running, Some(Ending::Stopped { killed: true }))]), "Failed"),
+        (seen(STOP, vec![]), "Failed"),
+        (seen(STOP, vec![attempt(0, running, None)]), "Running"),
+        (seen(NEVER, vec![attempt(0, running, Some(Ending::Lost))]), "Failed"),
+    ];
+    for (observation, phase) in table {
+        assert_eq!(shown(&observation).phase.as_deref(), Some(phase), "{observation:#?}");
+    }
+}
+
+#[test]
+fn a_running_pod_has_an_address_and_is_ready() {
+    let address = "127.0.0.9".parse().unwrap();
+    let status = shown(&seen(NEVER, vec![attempt(0, Some(Stage::Running { address }), None)]));
+    assert_eq!(status.pod_ip.as_deref(), Some("127.0.0.9"));
+    assert_eq!(status.pod_ips.unwrap()[0].ip, "127.0.0.9");
+    let container = &status.container_statuses.unwrap()[0];
+    assert!(container.ready && container.started == Some(true));
+    assert_eq!(container.container_id.as_deref(), Some("tart://tk-0b1c-0"));
+    assert!(status.conditions.unwrap().iter().all(|c| c.status == "True"));
+}
+
+#[test]
+fn a_restarted_container_shows_how_it_ended_before() {
+    let failed = attempt(0, None, Some(exited(3)));
+    let waiting = shown(&seen(ALWAYS, vec![failed.clone()])).container_statuses.unwrap().remove(0);
+    assert_eq!(waiting.state.unwrap().waiting.unwrap().reason.as_deref(), Some("CrashLoopBackOff"));
+    assert_eq!(waiting.last_state.unwrap().terminated.unwrap().exit_code, 3);
+    let again =
+        shown(&seen(ALWAYS, vec![failed, attempt(1, None, None)])).container_statuses.unwrap().remove(0);
+    assert_eq!(again.restart_count, 1);
+    assert_eq!(again.last_state.unwrap().terminated.unwrap().exit_code, 3);
+}
+
+#[test]
+fn a_refused_pod_says_why() {
+    let refusal = Refusal { reason: "UnsupportedPod", message: "spec.volumes: no".into() };
+    let pod = Pod::default();
+    let context =
+        Context { pod: &pod, plan: Err(&refusal), accepted_at: None, image_error: None, host_ip: None };
+    let status = render(&seen(NEVER, vec![]), &context);
+    assert_eq!(status.phase.as_deref(), Some("Failed"));
+    assert_eq!(
+        (status.reason.as_deref(), status.message.as_deref()),
+        (Some("UnsupportedPod"), Some("spec.volumes: no"))
+    );
+}
+
+#[test]
+fn a_status_that_does_not_change_is_the_same_status() {
+    let observation = seen(NEVER, vec![attempt(0, Some(Stage::Booting), None)]);
+    let first = shown(&observation);
+    let pod = Pod {
+        metadata: ObjectMeta { generation: Some(1), ..ObjectMeta::default() },
+        status: Some(first.clone()),
+        ..Pod::default()
+    };
+    let plan = plan();
+    let context =
+        Context { pod: &pod, plan: Ok(&plan), accepted_at: Some(at(40)), image_error: None, host_ip: None };
+    assert_eq!(render(&Observation { now: at(500), ..observation }, &context), first);
+}

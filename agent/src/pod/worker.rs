@@ -1,0 +1,423 @@
+//! One task per Pod: observe, decide, do one thing, and again.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{Api, DeleteParams, Preconditions};
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::admission::{Refusal, VmPlan, admit};
+use super::decide::{Decision, Observation, Wanted, decide};
+use super::events::Events;
+use super::publisher::Publisher;
+use super::restart::RestartPolicy;
+use super::status::{Context, ImageError as ShownImageError, is_final, render};
+use super::{PodName, PodUid};
+use crate::image::{ImageError, Images};
+use crate::report::chain;
+use crate::shim::{self, LaunchError};
+use crate::state::{Attempt, Ending, Outcome, PodDir, PodRecord, ShimSpec, Stage, StateError, StopRequest};
+use crate::tart::{Tart, TartError};
+use crate::vm::Restart;
+
+/// How often a Pod is looked at even though nothing was seen to change.
+const SAFETY_NET: Duration = Duration::from_secs(10);
+/// After an effect has failed, and after a VM that should be gone is still there.
+const RETRY: Duration = Duration::from_secs(1);
+const API_LIMIT: Duration = Duration::from_secs(15);
+const FIRST_IMAGE_DELAY: Duration = Duration::from_secs(10);
+const LONGEST_IMAGE_DELAY: Duration = Duration::from_mins(5);
+
+/// What all workers share.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// The program to start as a shim: the agent's own.
+    pub program: PathBuf,
+    /// The `tart` program.
+    pub tart: Tart,
+    /// The images on this host.
+    pub images: Arc<Images>,
+    /// The Node's address, when it has one.
+    pub address: Option<IpAddr>,
+    /// Where Events go.
+    pub events: Events,
+}
+
+/// An effect that failed; the worker tries again.
+#[derive(Debug, thiserror::Error)]
+enum WorkError {
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Tart(#[from] TartError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error("cannot delete the Pod from the API")]
+    Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// The task of one Pod.
+pub struct Worker {
+    host: Arc<Host>,
+    dir: PodDir,
+    api: Api<Pod>,
+    name: PodName,
+    /// The Pod as the API last showed it.
+    pod: watch::Receiver<Arc<Pod>>,
+    /// Whether the API no longer knows the Pod.
+    gone: watch::Receiver<bool>,
+    /// Rung when something changed in the Pod's directory.
+    stirred: Arc<Notify>,
+    publisher: Publisher,
+    plan: Result<VmPlan, Refusal>,
+    image_failure: Option<ImageFailure>,
+    told: Told,
+}
+
+struct ImageFailure {
+    shown: ShownImageError,
+    retry_at: Timestamp,
+    delay: Duration,
+}
+
+/// What has been told in Events already, by this process.
+#[derive(Default)]
+struct Told {
+    refused: bool,
+    started: Option<Restart>,
+    ended: Option<Restart>,
+}
+
+/// What a worker is told of its Pod.
+#[derive(Debug)]
+pub struct PodFeed {
+    /// The Pod as the API shows it.
+    pub pod: watch::Receiver<Arc<Pod>>,
+    /// Whether the API no longer knows it.
+    pub gone: watch::Receiver<bool>,
+    /// Rung when something changed in the Pod's directory.
+    pub stirred: Arc<Notify>,
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("pod", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// A worker for one Pod.
+    pub fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
+        let api: Api<Pod> = Api::namespaced(client, &name.namespace);
+        let plan = admit(&feed.pod.borrow());
+        let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
+        let PodFeed { pod, gone, stirred } = feed;
+        Self {
+            host,
+            dir,
+            api,
+            name,
+            pod,
+            gone,
+            stirred,
+            publisher,
+            plan,
+            image_failure: None,
+            told: Told::default(),
+        }
+    }
+
+    /// Works until the Pod is gone and forgotten.
+    pub async fn run(mut self) -> PodUid {
+        loop {
+            let seen = match self.observe() {
+                Ok(seen) => seen,
+                Err(error) => {
+                    warn!(pod = %self.name, error = chain(&error), "cannot read the Pod's state; trying again");
+                    sleep(RETRY).await;
+                    continue;
+                }
+            };
+            self.publish(&seen);
+            let decision = decide(&seen);
+            debug!(pod = %self.name, ?decision, "decided");
+            match decision {
+                Decision::Wait(until) => self.wait(until).await,
+                Decision::Forget => match self.dir.remove() {
+                    Ok(()) => {
+                        info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
+                        return self.dir.uid().clone();
+                    }
+                    Err(error) => self.failed(decision, &error).await,
+                },
+                _ => {
+                    if let Err(error) = self.act(decision).await {
+                        self.failed(decision, &error).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn failed(&mut self, decision: Decision, error: &(dyn std::error::Error + Sync)) {
+        let pod = self.pod.borrow().clone();
+        let problem = chain(error);
+        self.host.events.warning(&pod, "FailedSync", &format!("{}: {problem}", describe(decision)));
+        self.wait_at_most(RETRY).await;
+    }
+
+    fn observe(&mut self) -> Result<Observation, StateError> {
+        let gone = *self.gone.borrow_and_update();
+        let pod = self.pod.borrow_and_update().clone();
+        let attempts = self.dir.attempts()?.iter().map(Attempt::view).collect::<Result<_, _>>()?;
+        Ok(Observation {
+            wanted: wanted(&pod, gone),
+            refused: self.plan.is_err(),
+            accepted: self.dir.record()?.is_some(),
+            attempts,
+            image_retry: self.image_failure.as_ref().map(|failure| failure.retry_at),
+            final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
+            now: Timestamp::now(),
+        })
+    }
+
+    fn publish(&mut self, seen: &Observation) {
+        let pod = self.pod.borrow().clone();
+        self.tell(&pod, seen);
+        // A final phase stays as it is, and nobody reads the status of a Pod that is gone.
+        if seen.wanted == Wanted::Gone || is_final(pod.status.as_ref()) {
+            return;
+        }
+        let accepted_at = self.dir.record().ok().flatten().map(|record| record.accepted_at);
+        let context = Context {
+            pod: &pod,
+            plan: self.plan.as_ref(),
+            accepted_at,
+            image_error: self.image_failure.as_ref().map(|failure| &failure.shown),
+            host_ip: self.host.address,
+        };
+        self.publisher.want(render(seen, &context));
+    }
+
+    fn tell(&mut self, pod: &Pod, seen: &Observation) {
+        let events = &self.host.events;
+        if let Err(refusal) = &self.plan
+            && matches!(seen.wanted, Wanted::Run(_))
+            && !std::mem::replace(&mut self.told.refused, true)
+        {
+            events.warning(pod, refusal.reason, &refusal.message);
+        }
+        let Some(attempt) = seen.attempts.last() else { return };
+        if let Some(progress) = &attempt.progress
+            && let Stage::Running { address } = progress.stage
+            && attempt.outcome.is_none()
+            && self.told.started.replace(attempt.restart) != Some(attempt.restart)
+        {
+            events.normal(
+                pod,
+                "Started",
+                &format!("VM {} runs at {address}", self.dir.attempt(attempt.restart).vm()),
+            );
+        }
+        if let Some(outcome) = &attempt.outcome
+            && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
+            && let Ending::NotStarted { reason, message } = &outcome.ending
+        {
+            events.warning(pod, reason, message);
+        }
+    }
+
+    async fn wait(&mut self, until: Option<Timestamp>) {
+        let longest = until.map_or(SAFETY_NET, |at| {
+            Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(SAFETY_NET)
+        });
+        self.wait_at_most(longest).await;
+    }
+
+    /// Waits for anything that could change the decision.
+    async fn wait_at_most(&mut self, longest: Duration) {
+        tokio::select! {
+            () = self.stirred.notified() => {}
+            Ok(()) = self.pod.changed() => {}
+            Ok(()) = self.gone.changed() => {}
+            () = self.publisher.changed() => {}
+            () = sleep(longest) => {}
+        }
+    }
+
+    async fn act(&mut self, decision: Decision) -> Result<(), WorkError> {
+        match decision {
+            Decision::Accept => {
+                let record = PodRecord { pod: self.name.clone(), accepted_at: Timestamp::now() };
+                self.dir.accept(&record)?;
+            }
+            Decision::Plan { restart, crashes } => self.plan(restart, crashes).await?,
+            Decision::Launch(restart) => {
+                shim::launch(&self.host.program, &self.dir, &self.dir.attempt(restart))?;
+            }
+            Decision::AskToStop(restart, grace) => {
+                let pod = self.pod.borrow().clone();
+                let attempt = self.dir.attempt(restart);
+                self.host.events.normal(
+                    &pod,
+                    "Killing",
+                    &format!("stopping VM {} within {} s", attempt.vm(), grace.as_secs()),
+                );
+                attempt.request_stop(StopRequest { deadline: Timestamp::now() + grace })?;
+            }
+            Decision::StopOrphan(restart) => {
+                let vm = self.dir.attempt(restart).vm();
+                warn!(pod = %self.name, %vm, "the VM has lost its shim; stopping it");
+                self.host.tart.stop(&vm, Duration::from_secs(5)).await?;
+                self.wait_at_most(RETRY).await;
+            }
+            Decision::RecordLoss(restart) => self.record_loss(restart)?,
+            Decision::Clean(restart) => self.clean(restart).await?,
+            Decision::Drop(restart) => self.dir.attempt(restart).remove()?,
+            Decision::DeletePod => self.delete_pod().await?,
+            Decision::Wait(_) | Decision::Forget => {}
+        }
+        Ok(())
+    }
+
+    /// Has the image ready, then writes the plan. A Pod that is to go while its image is fetched does not wait for it.
+    async fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), WorkError> {
+        let Ok(plan) = self.plan.clone() else { return Ok(()) };
+        let pod = self.pod.borrow().clone();
+        let images = self.host.images.clone();
+        let ready = {
+            let ensure = images.ensure(&plan.image, plan.pull);
+            tokio::pin!(ensure);
+            loop {
+                tokio::select! {
+                    ready = &mut ensure => break ready,
+                    Ok(()) = self.pod.changed() => {}
+                    Ok(()) = self.gone.changed() => {}
+                }
+                let gone = *self.gone.borrow();
+                if !matches!(wanted(&self.pod.borrow(), gone), Wanted::Run(_)) {
+                    return Ok(());
+                }
+            }
+        };
+        let image = match ready {
+            Ok(image) => image,
+            Err(error) => {
+                self.image_failed(&pod, &error);
+                return Ok(());
+            }
+        };
+        self.image_failure = None;
+        if image.pulled {
+            self.host.events.normal(&pod, "Pulled", &format!("image `{}` is {}", plan.image, image.digest));
+        }
+        let attempt = self.dir.attempt(restart);
+        self.dir.create_logs()?;
+        attempt.plan(&ShimSpec {
+            vm: attempt.vm(),
+            image: image.digest.to_string(),
+            tart: self.host.tart.program().to_owned(),
+            cpu: plan.size.cpu,
+            memory_mib: plan.size.memory_mib,
+            command: plan.command,
+            log: self.dir.log_path(restart),
+            crashes,
+        })?;
+        Ok(())
+    }
+
+    fn image_failed(&mut self, pod: &Pod, error: &ImageError) {
+        let message = chain(error);
+        self.host.events.warning(pod, "Failed", &message);
+        let delay = match &self.image_failure {
+            Some(before) => (before.delay * 2).min(LONGEST_IMAGE_DELAY),
+            None => FIRST_IMAGE_DELAY,
+        };
+        let reason = if self.image_failure.is_some() { "ImagePullBackOff" } else { error.reason() };
+        let shown = ShownImageError { reason, message };
+        self.image_failure = Some(ImageFailure { shown, retry_at: Timestamp::now() + delay, delay });
+    }
+
+    fn record_loss(&self, restart: Restart) -> Result<(), WorkError> {
+        let attempt = self.dir.attempt(restart);
+        // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
+        let Some(_lock) = attempt.seal()? else { return Ok(()) };
+        let view = attempt.view()?;
+        if view.outcome.is_none() {
+            let started_at =
+                view.progress.as_ref().filter(|p| matches!(p.stage, Stage::Running { .. })).map(|p| p.since);
+            attempt.finish(&Outcome { ending: Ending::Lost, started_at, finished_at: Timestamp::now() })?;
+        }
+        Ok(())
+    }
+
+    async fn clean(&self, restart: Restart) -> Result<(), WorkError> {
+        let attempt = self.dir.attempt(restart);
+        let Some(_lock) = attempt.seal()? else { return Ok(()) };
+        let view = attempt.view()?;
+        self.host.tart.delete(&attempt.vm()).await?;
+        attempt.mark_cleaned()?;
+        // A clone that failed may mean that the image is no longer where it was.
+        if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =
+            (view.outcome, &self.plan)
+        {
+            self.host.images.forget(&plan.image).await;
+        }
+        Ok(())
+    }
+
+    async fn delete_pod(&mut self) -> Result<(), WorkError> {
+        let uid = Some(self.dir.uid().to_string());
+        let parameters = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(Preconditions { uid, resource_version: None }),
+            ..DeleteParams::default()
+        };
+        match timeout(API_LIMIT, self.api.delete(&self.name.name, &parameters)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
+            Ok(Err(error)) => return Err(WorkError::Delete(error.into())),
+            Err(late) => return Err(WorkError::Delete(late.into())),
+        }
+        // The watch says when it is gone.
+        self.wait_at_most(SAFETY_NET).await;
+        Ok(())
+    }
+}
+
+/// What the API wants of a Pod.
+fn wanted(pod: &Pod, gone: bool) -> Wanted {
+    let seconds = |seconds: Option<i64>| Duration::from_secs(seconds.unwrap_or(30).try_into().unwrap_or(0));
+    let spec = pod.spec.as_ref();
+    if gone {
+        Wanted::Gone
+    } else if pod.metadata.deletion_timestamp.is_some() {
+        Wanted::Stop(seconds(pod.metadata.deletion_grace_period_seconds))
+    } else if is_final(pod.status.as_ref()) {
+        Wanted::Finished(seconds(spec.and_then(|spec| spec.termination_grace_period_seconds)))
+    } else {
+        Wanted::Run(RestartPolicy::of(spec.and_then(|spec| spec.restart_policy.as_deref())))
+    }
+}
+
+/// A step in words, for the Event that says that it failed.
+fn describe(decision: Decision) -> &'static str {
+    match decision {
+        Decision::Accept => "cannot write the Pod down",
+        Decision::Plan { .. } => "cannot plan a VM",
+        Decision::Launch(_) => "cannot start the VM",
+        Decision::AskToStop(..) | Decision::StopOrphan(_) => "cannot stop the VM",
+        Decision::RecordLoss(_) => "cannot write down how the VM ended",
+        Decision::Clean(_) => "cannot delete the VM",
+        Decision::Drop(_) | Decision::Forget => "cannot clean up after the Pod",
+        Decision::DeletePod => "cannot finish the Pod's deletion",
+        Decision::Wait(_) => "cannot wait",
+    }
+}

@@ -1,0 +1,53 @@
+//! The agent's side: starting a shim.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tokio::process::Command;
+
+use crate::state::{Attempt, PodDir, StateError};
+
+/// A shim that could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// There is no place for its log.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// Its log cannot be opened.
+    #[error("cannot open {}", .0.display())]
+    Log(PathBuf, #[source] io::Error),
+    /// The agent's own program cannot be started again.
+    #[error("cannot start {} as a shim", .0.display())]
+    Spawn(PathBuf, #[source] io::Error),
+}
+
+/// Starts the shim of a VM that is planned, unless it has, or had, one.
+pub fn launch(program: &Path, pod: &PodDir, attempt: &Attempt) -> Result<(), LaunchError> {
+    // The lock is taken here and handed over as the shim's standard input, so that it is held without a gap: there is no
+    // moment in which a second agent, or this one, could take the VM for one without a shim.
+    let Some(lock) = attempt.seal()? else { return Ok(()) };
+    if attempt.has_begun()? {
+        return Ok(());
+    }
+    pod.create_logs()?;
+    let log_path = pod.log_path(attempt.restart()).with_extension("shim.log");
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&log_path)
+        .map_err(|error| LaunchError::Log(log_path, error))?;
+    let mut child = Command::new(program)
+        .arg("shim")
+        .arg(attempt.path())
+        .stdin(lock.into_file())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .kill_on_drop(false)
+        .spawn()
+        .map_err(|error| LaunchError::Spawn(program.to_owned(), error))?;
+    // Its end is read from its directory; this only keeps it from staying a zombie.
+    tokio::spawn(async move { child.wait().await });
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! The agent's wish to stop a VM, as the VM's directory tells it.
+
+use std::time::Duration;
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::{mpsc, watch};
+use tokio::time::interval;
+
+use super::ShimError;
+use crate::report::chain;
+use crate::state::{Attempt, StopRequest};
+
+/// How often the directory is read even though nothing was seen to change in it.
+const SAFETY_NET: Duration = Duration::from_secs(5);
+
+/// Follows the stop request of one VM; the latest one counts.
+#[derive(Debug, Clone)]
+pub(super) struct StopSignal(watch::Receiver<Option<StopRequest>>);
+
+impl StopSignal {
+    /// Starts to follow; a request that is there already is seen at once.
+    pub(super) fn watch(attempt: &Attempt) -> Result<Self, ShimError> {
+        let (changed, mut changes) = mpsc::channel(1);
+        // A full channel already holds the news that something changed.
+        let mut watcher = notify::recommended_watcher(move |_| _ = changed.try_send(()))
+            .and_then(|mut watcher: RecommendedWatcher| {
+                watcher.watch(attempt.path(), RecursiveMode::NonRecursive)?;
+                Ok(watcher)
+            })
+            .map_err(|error| ShimError::Watch(attempt.path().display().to_string(), error))?;
+        let (sender, receiver) = watch::channel(None);
+        let attempt = attempt.clone();
+        tokio::spawn(async move {
+            let mut tick = interval(SAFETY_NET);
+            loop {
+                tokio::select! { _ = tick.tick() => {}, _ = changes.recv() => {} }
+                match attempt.stop_request() {
+                    Ok(request) => {
+                        sender.send_if_modified(|known| std::mem::replace(known, request) != request);
+                    }
+                    Err(error) => tracing::warn!(error = chain(&error), "cannot read the stop request"),
+                }
+                if sender.is_closed() {
+                    let _ = watcher.unwatch(attempt.path());
+                    return;
+                }
+            }
+        });
+        Ok(Self(receiver))
+    }
+
+    /// Waits until the VM is to be stopped.
+    pub(super) async fn requested(&mut self) -> StopRequest {
+        loop {
+            if let Some(request) = *self.0.borrow_and_update() {
+                return request;
+            }
+            self.changed().await;
+        }
+    }
+
+    /// Waits until the request changes.
+    pub(super) async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

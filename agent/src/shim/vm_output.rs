@@ -1,0 +1,134 @@
+//! What `tart run` says while a VM lives, and what its end means.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::Child;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::log::{Log, Source};
+use crate::state::Ending;
+use crate::tart::Fault;
+
+/// How much of the latest output is kept to explain an end.
+const TAIL: usize = 8 << 10;
+/// How long the pipes may stay open after tart has ended.
+const PIPE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Collects the output of one `tart run`.
+pub(super) struct VmOutput {
+    readers: JoinSet<()>,
+    kept: Arc<Mutex<Kept>>,
+}
+
+struct Kept {
+    tail: VecDeque<u8>,
+    log: Option<Log>,
+}
+
+impl VmOutput {
+    /// Starts to read the child's pipes, and copies them to `log` when there is one.
+    pub(super) fn collect(child: &mut Child, log: Option<Log>) -> Self {
+        let kept = Arc::new(Mutex::new(Kept { tail: VecDeque::new(), log }));
+        let mut readers = JoinSet::new();
+        if let Some(pipe) = child.stdout.take() {
+            readers.spawn(read(pipe, Source::Stdout, kept.clone()));
+        }
+        if let Some(pipe) = child.stderr.take() {
+            readers.spawn(read(pipe, Source::Stderr, kept.clone()));
+        }
+        Self { readers, kept }
+    }
+
+    /// What the end of `tart run` means for the container.
+    pub(super) async fn ending(mut self, status: io::Result<ExitStatus>) -> Ending {
+        // A child of tart can hold the pipes open for ever.
+        let _ = timeout(PIPE_PATIENCE, async { while self.readers.join_next().await.is_some() {} }).await;
+        self.readers.abort_all();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Err(error)) = kept.log.take().map(Log::close) {
+            tracing::warn!(%error, "the end of the container's log is lost");
+        }
+        let said = String::from_utf8_lossy(kept.tail.make_contiguous()).into_owned();
+        match status {
+            Ok(status) => judge(status.code(), status.signal(), &said),
+            Err(error) => judge(None, None, &error.to_string()),
+        }
+    }
+}
+
+async fn read(mut pipe: impl AsyncRead + Unpin, source: Source, kept: Arc<Mutex<Kept>>) {
+    let mut chunk = vec![0; 4 << 10];
+    while let Ok(length @ 1..) = pipe.read(&mut chunk).await {
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.tail.extend(&chunk[..length]);
+        let surplus = kept.tail.len().saturating_sub(TAIL);
+        kept.tail.drain(..surplus);
+        if let Some(log) = &mut kept.log {
+            // A full disk loses output, never the VM.
+            let _ = log.write(source, &chunk[..length]);
+        }
+    }
+}
+
+/// `tart run` exits with 0 also when the guest crashed: only its words tell.
+fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
+    let last_line =
+        || said.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("tart said nothing");
+    let crash = ["guest has stopped the virtual machine due to error", "network attachment"];
+    match (code, signal) {
+        (Some(0), _) => match said.lines().find(|line| crash.iter().any(|words| line.contains(words))) {
+            Some(line) => Ending::Exited { code: 1, message: Some(line.trim().to_owned()) },
+            None => Ending::Exited { code: 0, message: None },
+        },
+        (Some(_), _) => Ending::NotStarted { reason: "StartError".to_owned(), message: explain(last_line()) },
+        (None, Some(signal)) => {
+            Ending::Exited { code: 128 + signal, message: Some(format!("signal {signal} killed the VM")) }
+        }
+        (None, None) => Ending::Exited { code: 255, message: Some(last_line().to_owned()) },
+    }
+}
+
+fn explain(line: &str) -> String {
+    let line = line.strip_prefix("Error: ").unwrap_or(line);
+    format!("tart cannot run the VM: {line}{}", Fault::of(line).advice())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_judged_by_code_and_words() {
+        let exited =
+            |code, message: Option<&str>| Ending::Exited { code, message: message.map(str::to_owned) };
+        let table = [
+            (Some(0), None, "", exited(0, None)),
+            (Some(0), None, "guest has stopped the virtual machine\n", exited(0, None)),
+            (
+                Some(0),
+                None,
+                "guest has stopped the virtual machine due to error: panic\n",
+                exited(1, Some("guest has stopped the virtual machine due to error: panic")),
+            ),
+            (None, Some(9), "", exited(137, Some("signal 9 killed the VM"))),
+            (None, Some(15), "", exited(143, Some("signal 15 killed the VM"))),
+        ];
+        for (code, signal, said, ending) in table {
+            assert_eq!(judge(code, signal, said), ending, "{code:?} {signal:?} {said}");
+        }
+        let Ending::NotStarted { reason, message } =
+            judge(Some(1), None, "The number of VMs exceeds the system limit (other running VMs: a, b)\n")
+        else {
+            panic!("a VM that tart refused has not started")
+        };
+        assert_eq!(reason, "StartError");
+        assert!(message.contains("exceeds the system limit") && message.contains("two VMs"), "{message}");
+    }
+}

@@ -1,0 +1,155 @@
+//! What survives the agent: one directory per Pod UID, with one directory per VM that was made for it.
+//!
+//! ```text
+//! agent.lock                    held by the one agent that owns this directory
+//! pods/<uid>/pod.json           the Pod as it was accepted
+//! pods/<uid>/<restart>/         one VM:
+//!     spec.json                 what the shim is to run
+//!     progress.json             how far the shim has come
+//!     stop.json                 the agent asks the shim to stop the VM
+//!     outcome.json              how it ended; written once
+//!     cleaned                   the VM is deleted, nothing of it is left in tart
+//!     shim.lock                 held while the shim lives
+//!     tart.lock                 held while any `tart` that the shim started lives
+//! logs/<uid>/<restart>.log      the container's output; apart, so that a chatty guest does not wake the agent
+//! ```
+
+mod attempt;
+mod file;
+mod lock;
+mod record;
+
+pub use attempt::{Attempt, AttemptView, Holder};
+pub use file::StateError;
+pub use lock::Lock;
+pub use record::{Ending, GuestCommand, Outcome, PodRecord, Progress, ShimSpec, Stage, StopRequest};
+
+use std::path::{Path, PathBuf};
+
+use crate::pod::PodUid;
+use crate::vm::Restart;
+
+/// The agent's state directory.
+#[derive(Debug, Clone)]
+pub struct StateDir(PathBuf);
+
+impl StateDir {
+    /// Opens the directory, creating it when it is new.
+    pub fn open(root: &Path) -> Result<Self, StateError> {
+        let root = std::path::absolute(root).map_err(|source| StateError::new("open", root, source))?;
+        file::create_dir(&root.join("pods"))?;
+        file::create_dir(&root.join("logs"))?;
+        Ok(Self(root))
+    }
+
+    /// Makes this process the directory's only agent; `None` when another one is.
+    pub fn lock(&self) -> Result<Option<Lock>, StateError> {
+        let path = self.0.join("agent.lock");
+        Lock::take(&path).map_err(|source| StateError::new("lock", &path, source))
+    }
+
+    /// The part of the directory that changes when something happens to a VM.
+    pub fn pods_path(&self) -> PathBuf {
+        self.0.join("pods")
+    }
+
+    /// Every Pod that has left anything here.
+    pub fn pods(&self) -> Result<Vec<PodDir>, StateError> {
+        let names = file::entries(&self.pods_path())?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).map(|uid| self.pod(uid)).collect())
+    }
+
+    /// The place of one Pod, whether or not there is anything in it.
+    pub fn pod(&self, uid: PodUid) -> PodDir {
+        let path = self.pods_path().join(uid.to_string());
+        let logs = self.0.join("logs").join(uid.to_string());
+        PodDir { uid, path, logs }
+    }
+
+    /// The Pod that a changed path belongs to.
+    pub fn pod_of(&self, changed: &Path) -> Option<PodUid> {
+        let inside = changed.strip_prefix(self.pods_path()).ok()?;
+        inside.components().next()?.as_os_str().to_str()?.parse().ok()
+    }
+}
+
+/// What is kept of one Pod.
+#[derive(Debug, Clone)]
+pub struct PodDir {
+    uid: PodUid,
+    path: PathBuf,
+    logs: PathBuf,
+}
+
+impl PodDir {
+    /// The Pod's UID.
+    pub fn uid(&self) -> &PodUid {
+        &self.uid
+    }
+
+    /// Records that the Pod was accepted; from here on it is ours to clean up after.
+    pub fn accept(&self, record: &PodRecord) -> Result<(), StateError> {
+        file::create_dir(&self.path)?;
+        file::write(&self.path.join("pod.json"), record)
+    }
+
+    /// The Pod as it was accepted, or `None` when it never was.
+    pub fn record(&self) -> Result<Option<PodRecord>, StateError> {
+        file::read(&self.path.join("pod.json"))
+    }
+
+    /// All VMs that were made for the Pod and are not forgotten, oldest first.
+    pub fn attempts(&self) -> Result<Vec<Attempt>, StateError> {
+        let names = file::entries(&self.path)?;
+        let mut restarts: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        restarts.sort_unstable();
+        Ok(restarts.into_iter().map(|restart| self.attempt(Restart(restart))).collect())
+    }
+
+    /// The place of one VM, whether or not there is anything in it.
+    pub fn attempt(&self, restart: Restart) -> Attempt {
+        Attempt::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
+    }
+
+    /// Where the output of one VM goes.
+    pub fn log_path(&self, restart: Restart) -> PathBuf {
+        self.logs.join(format!("{restart}.log"))
+    }
+
+    /// Creates the directory for logs.
+    pub fn create_logs(&self) -> Result<(), StateError> {
+        file::create_dir(&self.logs)
+    }
+
+    /// Forgets the Pod: logs first, the record last, so that a crash in between is found and finished.
+    pub fn remove(&self) -> Result<(), StateError> {
+        file::remove_dir(&self.logs)?;
+        file::remove_dir(&self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_path_names_its_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let uid: PodUid = "0b1c".parse().unwrap();
+        for inside in ["0b1c", "0b1c/pod.json", "0b1c/0/outcome.json"] {
+            assert_eq!(state.pod_of(&state.pods_path().join(inside)), Some(uid.clone()));
+        }
+        assert_eq!(state.pod_of(&state.pods_path()), None);
+        assert_eq!(state.pod_of(Path::new("/elsewhere/0b1c")), None);
+    }
+
+    #[test]
+    fn one_agent_owns_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let held = state.lock().unwrap();
+        assert!(held.is_some());
+        assert!(state.lock().unwrap().is_none());
+    }
+}

@@ -1,0 +1,242 @@
+//! One VM of a Pod, as the files and locks of its directory tell it.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use super::file::{self, StateError};
+use super::lock::{self, Lock};
+use super::record::{Outcome, Progress, ShimSpec, StopRequest};
+use crate::pod::PodUid;
+use crate::vm::{Restart, VmName};
+
+/// The directory of one VM.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    uid: PodUid,
+    restart: Restart,
+    path: PathBuf,
+}
+
+/// Everything that is known of a VM, read in an order that makes it consistent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttemptView {
+    /// Which of the Pod's VMs this is.
+    pub restart: Restart,
+    /// Who is at work on it.
+    pub holder: Holder,
+    /// What was planned; absent when the agent died before it had written it.
+    pub spec: Option<ShimSpec>,
+    /// How far the shim has come; absent when none has ever taken the VM up.
+    pub progress: Option<Progress>,
+    /// What the shim was asked for.
+    pub stop: Option<StopRequest>,
+    /// How it ended.
+    pub outcome: Option<Outcome>,
+    /// Whether the VM is known to be deleted.
+    pub cleaned: bool,
+}
+
+/// Who is at work on a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// Its shim lives.
+    Shim,
+    /// Its shim is gone, but a `tart` that the shim had started is not.
+    Tart,
+    /// Neither.
+    Nobody,
+}
+
+impl Attempt {
+    pub(super) fn new(uid: PodUid, restart: Restart, path: PathBuf) -> Self {
+        Self { uid, restart, path }
+    }
+
+    /// Opens the directory that a shim was told to serve.
+    pub fn open(path: &Path) -> Result<(Self, ShimSpec), StateError> {
+        let spec_path = path.join("spec.json");
+        let missing = || StateError::new("read", &spec_path, io::ErrorKind::NotFound.into());
+        let spec: ShimSpec = file::read(&spec_path)?.ok_or_else(missing)?;
+        Ok((Self::new(spec.vm.uid().clone(), spec.vm.restart(), path.to_owned()), spec))
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Which of the Pod's VMs this is.
+    pub fn restart(&self) -> Restart {
+        self.restart
+    }
+
+    /// The VM's name.
+    pub fn vm(&self) -> VmName {
+        VmName::new(self.uid.clone(), self.restart)
+    }
+
+    /// Writes down what is to be run, before anything is.
+    pub fn plan(&self, spec: &ShimSpec) -> Result<(), StateError> {
+        file::create_dir(&self.path)?;
+        file::write(&self.path.join("spec.json"), spec)
+    }
+
+    /// What is known of the VM now.
+    pub fn view(&self) -> Result<AttemptView, StateError> {
+        // The order matters: a shim writes its outcome before it lets go of its lock, so a lock that is
+        // free makes the outcome, or its absence, final.
+        let holder = if self.is_held("shim.lock")? {
+            Holder::Shim
+        } else if self.is_held("tart.lock")? {
+            Holder::Tart
+        } else {
+            Holder::Nobody
+        };
+        Ok(AttemptView {
+            restart: self.restart,
+            holder,
+            spec: self.read("spec.json")?,
+            progress: self.read("progress.json")?,
+            stop: self.read("stop.json")?,
+            outcome: self.read("outcome.json")?,
+            cleaned: self.path.join("cleaned").exists(),
+        })
+    }
+
+    /// Becomes the shim of this VM with the lock that the agent left as `file`; `None` when the VM has had one.
+    pub fn inherit_shim_lock(&self, file: File) -> Result<Option<Lock>, StateError> {
+        let path = self.path.join("shim.lock");
+        let lock = Lock::inherit(file, &path).map_err(|source| StateError::new("inherit", &path, source))?;
+        Ok(lock.filter(|_| !self.has_begun().unwrap_or(true)))
+    }
+
+    /// Whether a shim has ever taken the VM up.
+    pub fn has_begun(&self) -> Result<bool, StateError> {
+        Ok(self.read::<Outcome>("outcome.json")?.is_some()
+            || self.read::<Progress>("progress.json")?.is_some())
+    }
+
+    /// Keeps every shim away from this VM for as long as the lock is held; `None` when one is there.
+    pub fn seal(&self) -> Result<Option<Lock>, StateError> {
+        self.take("shim.lock")
+    }
+
+    /// Takes the lock that every `tart` which works on this VM shares; `None` when an old one still does.
+    pub fn take_tart_lock(&self) -> Result<Option<Lock>, StateError> {
+        self.take("tart.lock")
+    }
+
+    /// Records how far the shim has come.
+    pub fn progress(&self, progress: &Progress) -> Result<(), StateError> {
+        file::write(&self.path.join("progress.json"), progress)
+    }
+
+    /// Asks the shim to stop the VM; an earlier deadline replaces a later one.
+    pub fn request_stop(&self, request: StopRequest) -> Result<(), StateError> {
+        file::write(&self.path.join("stop.json"), &request)
+    }
+
+    /// What the shim was asked for.
+    pub fn stop_request(&self) -> Result<Option<StopRequest>, StateError> {
+        self.read("stop.json")
+    }
+
+    /// Records how the VM ended.
+    pub fn finish(&self, outcome: &Outcome) -> Result<(), StateError> {
+        file::write(&self.path.join("outcome.json"), outcome)
+    }
+
+    /// Records that the VM is deleted.
+    pub fn mark_cleaned(&self) -> Result<(), StateError> {
+        let path = self.path.join("cleaned");
+        File::create(&path).map(drop).map_err(|source| StateError::new("create", &path, source))
+    }
+
+    /// Forgets the VM.
+    pub fn remove(&self) -> Result<(), StateError> {
+        file::remove_dir(&self.path)
+    }
+
+    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
+        file::read(&self.path.join(name))
+    }
+
+    fn is_held(&self, name: &str) -> Result<bool, StateError> {
+        let path = self.path.join(name);
+        lock::is_held(&path).map_err(|source| StateError::new("probe", &path, source))
+    }
+
+    fn take(&self, name: &str) -> Result<Option<Lock>, StateError> {
+        let path = self.path.join(name);
+        Lock::take(&path).map_err(|source| StateError::new("lock", &path, source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::{Ending, Stage};
+    use super::super::{PodDir, StateDir};
+    use super::*;
+    use jiff::Timestamp;
+
+    fn spec(attempt: &Attempt) -> ShimSpec {
+        ShimSpec {
+            vm: attempt.vm(),
+            image: "registry.test/macos@sha256:0".into(),
+            tart: "/tart".into(),
+            cpu: None,
+            memory_mib: None,
+            command: None,
+            log: "/log".into(),
+            crashes: 0,
+        }
+    }
+
+    fn pod() -> (tempfile::TempDir, PodDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
+        (dir, pod)
+    }
+
+    #[test]
+    fn a_life_as_its_files_tell_it() {
+        let (_dir, pod) = pod();
+        let attempt = pod.attempt(Restart(3));
+        attempt.plan(&spec(&attempt)).unwrap();
+        let seen = || attempt.view().unwrap();
+        assert_eq!((seen().holder, seen().progress), (Holder::Nobody, None));
+
+        let lock = attempt.seal().unwrap().expect("nobody else is the shim").into_file();
+        let shim = attempt.inherit_shim_lock(lock).unwrap().expect("it is the right lock");
+        let tart = attempt.take_tart_lock().unwrap().unwrap();
+        let progress = Progress { stage: Stage::Booting, since: Timestamp::UNIX_EPOCH };
+        attempt.progress(&progress).unwrap();
+        assert_eq!((seen().holder, seen().progress), (Holder::Shim, Some(progress)));
+
+        drop(shim);
+        assert_eq!(seen().holder, Holder::Tart);
+        drop(tart);
+        assert_eq!((seen().holder, seen().outcome), (Holder::Nobody, None));
+        let lock = attempt.seal().unwrap().unwrap().into_file();
+        assert!(attempt.inherit_shim_lock(lock).unwrap().is_none(), "a VM is never run twice");
+
+        let outcome = Outcome { ending: Ending::Lost, started_at: None, finished_at: Timestamp::UNIX_EPOCH };
+        attempt.finish(&outcome).unwrap();
+        attempt.mark_cleaned().unwrap();
+        assert_eq!((seen().outcome, seen().cleaned), (Some(outcome), true));
+    }
+
+    #[test]
+    fn attempts_are_in_order_of_number() {
+        let (_dir, pod) = pod();
+        for restart in [10, 9, 0] {
+            let attempt = pod.attempt(Restart(restart));
+            attempt.plan(&spec(&attempt)).unwrap();
+        }
+        let order: Vec<u32> = pod.attempts().unwrap().iter().map(|a| a.restart().0).collect();
+        assert_eq!(order, [0, 9, 10]);
+    }
+}

@@ -1,0 +1,165 @@
+//! The `tart` program: its argument lists, time limits, output and failures. Nothing else in the tree knows them.
+
+mod call;
+mod error;
+mod image_name;
+
+pub use call::TartOutput;
+pub use error::{Fault, TartError};
+pub use image_name::ImageDigest;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::{Child, Command};
+
+use crate::vm::VmName;
+
+const QUICK: Duration = Duration::from_secs(30);
+const CLONE: Duration = Duration::from_mins(5);
+const DELETE: Duration = Duration::from_mins(5);
+const PULL: Duration = Duration::from_hours(2);
+
+/// A `tart` program and the home directory that it works in.
+#[derive(Debug, Clone)]
+pub struct Tart {
+    program: PathBuf,
+    home: PathBuf,
+}
+
+/// What a VM gets that its image does not decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Size {
+    /// Cores; the image's own number when absent.
+    pub cpu: Option<u32>,
+    /// Memory in MiB; the image's own size when absent.
+    pub memory_mib: Option<u64>,
+}
+
+impl Tart {
+    /// The program at `program`, with the home directory that it finds by itself.
+    pub fn new(program: &Path) -> Self {
+        let home = match std::env::var_os("TART_HOME").filter(|home| !home.is_empty()) {
+            Some(home) => PathBuf::from(home),
+            None => std::env::home_dir().unwrap_or_else(|| PathBuf::from("/")).join(".tart"),
+        };
+        Self { program: program.to_owned(), home }
+    }
+
+    /// The program itself.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The directory of a VM, whether or not it exists.
+    pub fn vm_dir(&self, vm: &VmName) -> PathBuf {
+        self.home.join("vms").join(vm.to_string())
+    }
+
+    /// The version that the program says it has.
+    pub async fn version(&self) -> Result<String, TartError> {
+        let output = self.call(&["--version"], QUICK).await?;
+        let version = output.stdout.trim();
+        let numbered = version.split('.').take(2).all(|part| part.parse::<u32>().is_ok());
+        // Development builds of tart call themselves SNAPSHOT.
+        if version == "SNAPSHOT" || (numbered && version.contains('.')) {
+            Ok(version.to_owned())
+        } else {
+            Err(TartError::garbage("--version", version))
+        }
+    }
+
+    /// The digest that a cached image has, or `None` when it is not in the cache.
+    pub async fn cached_digest(&self, image: &str) -> Result<Option<ImageDigest>, TartError> {
+        match self.call(&["fqn", image], QUICK).await {
+            Ok(output) => ImageDigest::parse(output.stdout.trim())
+                .map(Some)
+                .ok_or_else(|| TartError::garbage("fqn", output.stdout.trim())),
+            Err(error) if error.fault() == Some(Fault::NotCached) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Fetches an image into the cache; a tag is looked up anew each time.
+    pub async fn pull(&self, image: &str) -> Result<(), TartError> {
+        self.call(&["pull", image], PULL).await.map(drop)
+    }
+
+    /// Makes a VM from a cached image. An existing VM of that name is overwritten without a word: the caller owns the name.
+    pub async fn clone_image(&self, image: &str, vm: &VmName) -> Result<(), TartError> {
+        self.call(&["clone", image, &vm.to_string()], CLONE).await.map(drop)
+    }
+
+    /// Gives a VM an identity of its own, and its size.
+    pub async fn configure(&self, vm: &VmName, size: Size) -> Result<(), TartError> {
+        let mut args =
+            vec!["set".to_owned(), vm.to_string(), "--random-mac".into(), "--random-serial".into()];
+        if let Some(cpu) = size.cpu {
+            args.extend(["--cpu".into(), cpu.to_string()]);
+        }
+        if let Some(memory) = size.memory_mib {
+            args.extend(["--memory".into(), memory.to_string()]);
+        }
+        self.call(&args, QUICK).await.map(drop)
+    }
+
+    /// Starts a VM; the child lives as long as the VM does.
+    pub fn run(&self, vm: &VmName) -> Result<Child, TartError> {
+        let args =
+            ["run", &vm.to_string(), "--no-graphics", "--no-audio", "--root-disk-opts", "caching=cached"];
+        let mut command = self.command(&args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().map_err(|source| TartError::spawn(&self.program, source))
+    }
+
+    /// Waits for the address that a VM has leased, for guests without a guest agent.
+    pub async fn wait_for_address(&self, vm: &VmName, wait: Duration) -> Result<std::net::IpAddr, TartError> {
+        let seconds = wait.as_secs().to_string();
+        let output = self.call(&["ip", &vm.to_string(), "--wait", &seconds], wait + QUICK).await?;
+        let address = output.stdout.trim();
+        address.parse().map_err(|_| TartError::garbage("ip", address))
+    }
+
+    /// Stops a VM the hard way, by force when it takes longer than `patience`; a VM that does not run is fine.
+    pub async fn stop(&self, vm: &VmName, patience: Duration) -> Result<(), TartError> {
+        let seconds = patience.as_secs().to_string();
+        let result = self.call(&["stop", &vm.to_string(), "--timeout", &seconds], patience + QUICK).await;
+        accept(result, &[Fault::MissingVm, Fault::NotRunning])
+    }
+
+    /// Deletes a VM; one that does not exist is fine.
+    pub async fn delete(&self, vm: &VmName) -> Result<(), TartError> {
+        accept(self.call(&["delete", &vm.to_string()], DELETE).await, &[Fault::MissingVm])
+    }
+
+    async fn call<A: AsRef<std::ffi::OsStr>>(
+        &self,
+        args: &[A],
+        limit: Duration,
+    ) -> Result<TartOutput, TartError> {
+        call::call(self.command(args), limit).await
+    }
+
+    fn command<A: AsRef<std::ffi::OsStr>>(&self, args: &[A]) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(args)
+            .env("TART_HOME", &self.home)
+            // The agent owns its image cache; tart must not make room by deleting from it.
+            .env("TART_NO_AUTO_PRUNE", "1")
+            // Plain progress lines instead of cursor movements.
+            .env("CI", "1")
+            .stdin(Stdio::null())
+            // A group of its own, so that a time-out reaches whatever tart has started.
+            .process_group(0);
+        command
+    }
+}
+
+fn accept(result: Result<TartOutput, TartError>, harmless: &[Fault]) -> Result<(), TartError> {
+    match result {
+        Err(error) if error.fault().is_some_and(|fault| harmless.contains(&fault)) => Ok(()),
+        other => other.map(drop),
+    }
+}

@@ -1,0 +1,160 @@
+//! One call of `tart` that is bounded in time, in memory and in what it can leave behind.
+
+use std::ffi::OsStr;
+use std::io;
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::error::TartError;
+
+/// Output beyond this is dropped; no answer of tart comes near it.
+const MAX_OUTPUT: usize = 4 << 20;
+
+/// How long a pipe may stay open after tart itself has ended: a grandchild can hold it for ever.
+const PIPE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a successful call printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TartOutput {
+    /// Standard output.
+    pub stdout: String,
+}
+
+/// Runs `command` to its end, or kills its whole process group when `limit` is over.
+pub(super) async fn call(mut command: Command, limit: Duration) -> Result<TartOutput, TartError> {
+    let line = shown(&command);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let program = command.as_std().get_program().to_owned();
+    let mut child = command.spawn().map_err(|source| TartError::spawn(program.as_ref(), source))?;
+    let mut group = Group::of(&child);
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+
+    let ended = {
+        let read = async { tokio::join!(drain(&mut out, &mut stdout), drain(&mut err, &mut stderr)) };
+        tokio::pin!(read);
+        let run = async {
+            tokio::select! {
+                // The pipes usually close first, a moment before the process can be waited for.
+                _ = &mut read => child.wait().await,
+                status = child.wait() => {
+                    let _ = timeout(PIPE_PATIENCE, &mut read).await;
+                    status
+                }
+            }
+        };
+        timeout(limit, run).await
+    };
+    let Ok(status) = ended else {
+        group.kill();
+        let _ = timeout(PIPE_PATIENCE, child.wait()).await;
+        return Err(TartError::Hung { command: line, after: limit });
+    };
+    let status = status.map_err(|source| TartError::spawn(program.as_ref(), source))?;
+    group.forget();
+    if status.success() {
+        Ok(TartOutput { stdout: String::from_utf8_lossy(&stdout).into_owned() })
+    } else {
+        Err(TartError::failed(line, status, &String::from_utf8_lossy(&stderr)))
+    }
+}
+
+/// Reads to the end, keeping no more than [`MAX_OUTPUT`]; the rest is read and dropped so that the writer never blocks.
+async fn drain(pipe: &mut Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) -> io::Result<()> {
+    let Some(pipe) = pipe else { return Ok(()) };
+    let mut chunk = vec![0; 16 << 10];
+    loop {
+        let read = pipe.read(&mut chunk).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        let room = MAX_OUTPUT.saturating_sub(into.len());
+        into.extend_from_slice(&chunk[..read.min(room)]);
+    }
+}
+
+/// The process group of a call: killed when the call is given up, also by dropping its future.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw))
+    }
+
+    fn kill(&mut self) {
+        if let Some(group) = self.0.take() {
+            // It fails only when nobody of the group is left, which is what we want.
+            let _ = killpg(group, Signal::SIGKILL);
+        }
+    }
+
+    fn forget(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The command as a person would type it. Secrets are passed by environment, never here.
+fn shown(command: &Command) -> String {
+    let args = command.as_std().get_args().map(OsStr::to_string_lossy);
+    std::iter::once("tart".into()).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null()).process_group(0);
+        command
+    }
+
+    #[tokio::test]
+    async fn output_is_bounded_and_never_blocks_the_writer() {
+        let output = call(shell("head -c 20000000 /dev/zero"), Duration::from_mins(1)).await.unwrap();
+        assert_eq!(output.stdout.len(), MAX_OUTPUT);
+    }
+
+    #[tokio::test]
+    async fn a_hanging_call_is_killed_with_its_children() {
+        let dir = tempfile::tempdir().unwrap();
+        let pids = dir.path().join("pids");
+        let script = format!("sleep 1000 & echo $! $$ > {}; wait", pids.display());
+        let error = call(shell(&script), Duration::from_millis(300)).await.unwrap_err();
+        assert!(matches!(error, TartError::Hung { .. }), "{error}");
+        for pid in std::fs::read_to_string(&pids).unwrap().split_whitespace() {
+            let pid = Pid::from_raw(pid.parse().unwrap());
+            // A killed process may linger as a zombie of whoever inherits it, but it must not run.
+            let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            assert!(state.is_empty() || state.contains(") Z "), "{pid} still runs: {state}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_grandchild_that_holds_the_pipe_does_not_hold_the_call() {
+        let script = "sleep 1000 & echo $!";
+        let output = call(shell(script), Duration::from_mins(1)).await.unwrap();
+        let sleeper = Pid::from_raw(output.stdout.trim().parse().unwrap());
+        nix::sys::signal::kill(sleeper, Signal::SIGKILL).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_named() {
+        let mut command = Command::new("/nowhere/tart");
+        command.arg("list");
+        let error = call(command, Duration::from_secs(1)).await.unwrap_err();
+        assert!(error.to_string().contains("/nowhere/tart"), "{error}");
+    }
+}

@@ -1,0 +1,229 @@
+//! What can go wrong with `tart`, told apart by its exit code and words.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+/// A call of `tart` that did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum TartError {
+    /// The program could not be started.
+    #[error("cannot run {}; install tart there, or name the program with --tart-binary", program.display())]
+    Spawn {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It did not answer in time, and was killed.
+    #[error("`{command}` did not end within {} s and was killed", after.as_secs())]
+    Hung {
+        /// The command line.
+        command: String,
+        /// The limit.
+        after: Duration,
+    },
+    /// It answered something that is not its language.
+    #[error("`tart {command}` printed something unexpected: {printed:?}")]
+    Garbage {
+        /// The sub-command.
+        command: String,
+        /// The start of what it printed.
+        printed: String,
+    },
+    /// It failed, in its own words.
+    #[error("`{command}` failed ({ended}): {message}")]
+    Failed {
+        /// The command line.
+        command: String,
+        /// The exit code or signal, in words.
+        ended: String,
+        /// What it said, in one line.
+        message: String,
+        /// What we take it for.
+        fault: Fault,
+    },
+}
+
+/// The failures of `tart` that the agent tells apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// No VM has that name.
+    MissingVm,
+    /// The VM exists, but does not run.
+    NotRunning,
+    /// The VM runs already.
+    AlreadyRunning,
+    /// The image is not in the cache.
+    NotCached,
+    /// macOS allows no further VM on this host.
+    VmLimit,
+    /// No VM can start here: no GUI session, or a locked keychain.
+    HostSession,
+    /// The disk is full.
+    NoSpace,
+    /// The registry has no such image.
+    ImageNotFound,
+    /// The registry refused the credentials, or their absence.
+    AccessDenied,
+    /// The registry could not be reached.
+    Network,
+    /// The VM cannot be as small or as large as asked for.
+    BadSize,
+    /// Anything else.
+    Other,
+}
+
+impl TartError {
+    pub(super) fn spawn(program: &Path, source: io::Error) -> Self {
+        Self::Spawn { program: program.to_owned(), source }
+    }
+
+    pub(super) fn garbage(command: &str, printed: &str) -> Self {
+        Self::Garbage { command: command.to_owned(), printed: printed.chars().take(80).collect() }
+    }
+
+    pub(super) fn failed(command: String, status: ExitStatus, stderr: &str) -> Self {
+        let ended = match (status.code(), status.signal()) {
+            (Some(code), _) => format!("exit code {code}"),
+            (None, Some(signal)) => format!("signal {signal}"),
+            (None, None) => "no exit code".to_owned(),
+        };
+        Self::Failed { command, ended, message: one_line(stderr), fault: Fault::of(stderr) }
+    }
+
+    /// The kind of failure, when `tart` itself reported one.
+    pub fn fault(&self) -> Option<Fault> {
+        match self {
+            Self::Failed { fault, .. } => Some(*fault),
+            _ => None,
+        }
+    }
+}
+
+impl Fault {
+    /// What a person can do about it, to be put behind the words of tart.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::VmLimit => "; macOS runs two VMs at most on one host",
+            Self::HostSession => "; log the host's user in at its screen, so that it has a GUI session",
+            Self::NoSpace => "; free some disk space on the host",
+            Self::BadSize => "; raise the container's resource limits",
+            Self::ImageNotFound => "; check the image's name",
+            Self::AccessDenied => "; check the image's name and the credentials for its registry",
+            Self::Network => "; check that the host reaches the registry",
+            _ => "",
+        }
+    }
+
+    /// Reads the words of a failed call. Exit codes alone do not tell: 1 is most things, 2 is three of them.
+    pub fn of(stderr: &str) -> Self {
+        let says = |part: &str| stderr.contains(part);
+        if says("the specified VM \"") && says("does not exist") {
+            Self::MissingVm
+        } else if says("is already running!") {
+            Self::AlreadyRunning
+        } else if says("\" is not running") {
+            Self::NotRunning
+        } else if says("doesn't point to a digest") {
+            Self::NotCached
+        } else if says("exceeds the system limit")
+            || says("VZErrorDomain Code=6")
+            || says("number of virtual machines exceeds the limit")
+        {
+            Self::VmLimit
+        } else if says("VZErrorDomain Code=1 ")
+            || says("VZErrorDomain Code=-9")
+            || says("HostKey")
+            || says("host key")
+        {
+            Self::HostSession
+        } else if says("there isn’t enough space")
+            || says("No space left on device")
+            || says("VZErrorDomain Code=8")
+        {
+            Self::NoSpace
+        } else if says("LessThanMinimalResourcesError") {
+            Self::BadSize
+        } else if says("code: 404") {
+            Self::ImageNotFound
+        } else if says("AuthFailed") || says("code: 401") || says("code: 403") {
+            Self::AccessDenied
+        } else if says("timed out")
+            || says("connection was lost")
+            || says("appears to be offline")
+            || says("hostname could not be found")
+            || says("Could not connect to the server")
+        {
+            Self::Network
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// The last words of a program, joined into one line of bounded length.
+fn one_line(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let tail = lines[lines.len().saturating_sub(4)..].join("; ");
+    let tail = tail.strip_prefix("Error: ").unwrap_or(&tail);
+    if tail.is_empty() { "it said nothing".to_owned() } else { tail.chars().take(600).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_tart_are_told_apart() {
+        let table = [
+            ("the specified VM \"x\" does not exist", Fault::MissingVm),
+            ("Error: the specified VM \"x\" does not exist", Fault::MissingVm),
+            ("VM \"x\" is not running", Fault::NotRunning),
+            ("VM \"x\" is already running!", Fault::AlreadyRunning),
+            ("OCI storage error: a/b:c is not a digest and doesn't point to a digest", Fault::NotCached),
+            ("The number of VMs exceeds the system limit (other running VMs: a, b)", Fault::VmLimit),
+            ("The number of VMs exceeds the system limit", Fault::VmLimit),
+            (
+                "Error Domain=VZErrorDomain Code=6 \"The maximum supported number of active virtual machines has been reached.\"",
+                Fault::VmLimit,
+            ),
+            (
+                "Error Domain=VZErrorDomain Code=1 \"The virtual machine failed to start.\"",
+                Fault::HostSession,
+            ),
+            ("Error Domain=VZErrorDomain Code=-9 \"Failed to create new HostKey\"", Fault::HostSession),
+            ("Error Domain=VZErrorDomain Code=10 \"unsupported\"", Fault::Other),
+            ("Error: “disk.img” couldn’t be copied to “U” because there isn’t enough space.", Fault::NoSpace),
+            (
+                "Error: LessThanMinimalResourcesError: VM should have 4 CPU cores at minimum (requested 2)",
+                Fault::BadSize,
+            ),
+            (
+                "Error: UnexpectedHTTPStatusCode(when: \"pulling manifest\", code: 404, details: \"\")",
+                Fault::ImageNotFound,
+            ),
+            (
+                "Error: AuthFailed(why: \"received unexpected HTTP status code 403\", details: \"\")",
+                Fault::AccessDenied,
+            ),
+            ("Error: The request timed out.", Fault::Network),
+            ("Error: Could not connect to the server.", Fault::Network),
+            ("something new", Fault::Other),
+            ("", Fault::Other),
+        ];
+        for (words, fault) in table {
+            assert_eq!(Fault::of(words), fault, "{words}");
+        }
+    }
+
+    #[test]
+    fn the_message_is_one_bounded_line() {
+        assert_eq!(one_line("Error: a\n\n  b \n"), "a; b");
+        assert_eq!(one_line(" \n"), "it said nothing");
+        assert_eq!(one_line(&"x".repeat(10_000)).len(), 600);
+    }
+}

@@ -1,0 +1,135 @@
+//! Names of the VMs that belong to this agent.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::pod::PodUid;
+
+const PREFIX: &str = "tk-";
+
+/// How often the Pod's container had been restarted when a VM was made for it; the first VM has 0.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(transparent)]
+pub struct Restart(pub u32);
+
+impl Restart {
+    /// The number of the VM that follows this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+impl fmt::Display for Restart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of one VM of ours: `tk-<Pod UID>-<restart>`.
+///
+/// No other name is ever made, and no VM with another name is ever touched.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct VmName {
+    uid: PodUid,
+    restart: Restart,
+}
+
+impl VmName {
+    /// The name for one Pod's VM; two Pods, or two restarts of one, never share it.
+    pub fn new(uid: PodUid, restart: Restart) -> Self {
+        Self { uid, restart }
+    }
+
+    /// The Pod that the VM was made for.
+    pub fn uid(&self) -> &PodUid {
+        &self.uid
+    }
+
+    /// The restart that the VM was made for.
+    pub fn restart(&self) -> Restart {
+        self.restart
+    }
+}
+
+impl fmt::Display for VmName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}-{}", self.uid, self.restart)
+    }
+}
+
+/// A VM that is not one of ours.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("`{0}` is not the name of a VM of this agent")]
+pub struct ForeignVm(String);
+
+impl FromStr for VmName {
+    type Err = ForeignVm;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let foreign = || ForeignVm(name.to_owned());
+        let (uid, restart) =
+            name.strip_prefix(PREFIX).and_then(|rest| rest.rsplit_once('-')).ok_or_else(foreign)?;
+        let parsed = Self {
+            uid: uid.parse().map_err(|_| foreign())?,
+            restart: Restart(restart.parse().map_err(|_| foreign())?),
+        };
+        // Only the one spelling that we write ourselves: `+1` and `01` are numbers, but not names of ours.
+        if parsed.to_string() == name { Ok(parsed) } else { Err(foreign()) }
+    }
+}
+
+impl serde::Serialize for VmName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for VmName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_of_others_are_foreign() {
+        for name in [
+            "",
+            "tk-",
+            "tk-0",
+            "tk--0",
+            "tk-a-",
+            "tk-a-x",
+            "tk-a-01",
+            "tk-a-+1",
+            "sequoia",
+            "tk-../x-0",
+            "xtk-a-0",
+            "tk-a-4294967296",
+        ] {
+            assert_eq!(name.parse::<VmName>(), Err(ForeignVm(name.to_owned())), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_reads_back(uid in "[0-9a-f][0-9a-f-]{0,35}[0-9a-f]", restart: u32) {
+            let name = VmName::new(uid.parse().unwrap(), Restart(restart));
+            prop_assert_eq!(name.to_string().parse::<VmName>(), Ok(name));
+        }
+
+        #[test]
+        fn what_parses_is_what_was_written(text in "tk-[0-9a-z+-]{0,20}") {
+            if let Ok(name) = text.parse::<VmName>() {
+                prop_assert_eq!(name.to_string(), text);
+            }
+        }
+    }
+}
