@@ -136,10 +136,13 @@ impl Shim {
                 self.finish(ending, container.started_at)
             }
             End::Command(ending) => {
-                // The exit code is known; the agent need not wait for the VM to go.
-                self.finish(ending, container.started_at)?;
-                self.tart_stop(&mut child).await;
-                Ok(())
+                let outcome =
+                    Outcome { ending, started_at: container.started_at, finished_at: Timestamp::now() };
+                if let Err(error) = self.attempt.result(&outcome) {
+                    warn!(error = chain(&error), "the exit code is known, but cannot be written down yet");
+                }
+                shutdown::force(&self.spec.vm, &mut child).await;
+                self.end(&outcome)
             }
             End::Asked => {
                 let killed = shut_down(&self.tart, &self.spec.vm, &mut child, &mut self.stop).await;
@@ -218,14 +221,12 @@ impl Shim {
     }
 
     fn finish(&self, ending: Ending, started_at: Option<Timestamp>) -> Result<(), ShimError> {
-        info!(vm = %self.spec.vm, ?ending, "ended");
-        let outcome = Outcome { ending, started_at, finished_at: Timestamp::now() };
-        Ok(self.attempt.finish(&outcome)?)
+        self.end(&Outcome { ending, started_at, finished_at: Timestamp::now() })
     }
 
-    /// Ends a VM whose disk nobody needs any more.
-    async fn tart_stop(&self, child: &mut tokio::process::Child) {
-        shutdown::force(&self.tart, &self.spec.vm, child).await;
+    fn end(&self, outcome: &Outcome) -> Result<(), ShimError> {
+        info!(vm = %self.spec.vm, ending = ?outcome.ending, "ended");
+        Ok(self.attempt.finish(outcome)?)
     }
 }
 

@@ -7,7 +7,8 @@
 //!     spec.json                 what the shim is to run
 //!     progress.json             how far the shim has come
 //!     stop.json                 the agent asks the shim to stop the VM
-//!     outcome.json              how it ended; written once
+//!     result.json               how its command ended, written while the VM still has to be stopped
+//!     outcome.json              how it ended, written once: nothing of it runs any more
 //!     cleaned                   the VM is deleted, nothing of it is left in tart
 //!     shim.lock                 held while the shim lives
 //!     tart.lock                 held while any `tart` that the shim started lives

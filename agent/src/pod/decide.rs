@@ -101,13 +101,15 @@ fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
         return Decision::Drop(old.restart);
     }
     match (current.holder, &current.outcome, &current.progress, &current.spec) {
-        (Holder::Shim, ..) => Decision::Wait(None),
+        (Holder::Shim, None, ..) => Decision::Wait(None),
         (Holder::Tart, ..) => Decision::StopOrphan(current.restart),
         (Holder::Nobody, None, None, None) => plan(seen, current.restart, crashes_before(previous)),
         (Holder::Nobody, None, None, Some(_)) => Decision::Launch(current.restart),
         (Holder::Nobody, None, Some(_), _) => Decision::RecordLoss(current.restart),
-        (Holder::Nobody, Some(_), ..) if !current.cleaned => Decision::Clean(current.restart),
-        (Holder::Nobody, Some(outcome), _, Some(spec)) => match verdict(policy, spec, outcome) {
+        // Whoever has written an outcome is on its way out.
+        (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => Decision::Clean(current.restart),
+        (Holder::Shim | Holder::Nobody, Some(outcome), _, Some(spec)) => match verdict(policy, spec, outcome)
+        {
             Verdict::Restart { at, crashes, .. } if at <= seen.now => {
                 plan(seen, current.restart.next(), crashes)
             }
@@ -115,7 +117,7 @@ fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
             Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
         },
         // An outcome without a plan: the plan was lost with the disk. Start over with the next number.
-        (Holder::Nobody, Some(_), _, None) => plan(seen, current.restart.next(), 0),
+        (Holder::Shim | Holder::Nobody, Some(_), _, None) => plan(seen, current.restart.next(), 0),
     }
 }
 
@@ -144,12 +146,10 @@ fn end(attempt: &AttemptView, now: Timestamp, grace: Duration) -> Option<Decisio
             let soon_enough = attempt.stop.is_some_and(|stop| stop.deadline <= now + grace);
             Some(if soon_enough { Decision::Wait(None) } else { Decision::AskToStop(restart, grace) })
         }
-        // The shim is tidying up.
-        (Holder::Shim, Some(_)) => Some(Decision::Wait(None)),
         (Holder::Tart, _) => Some(Decision::StopOrphan(restart)),
         (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),
-        (Holder::Nobody, Some(_)) if !attempt.cleaned => Some(Decision::Clean(restart)),
-        (Holder::Nobody, Some(_)) => None,
+        (Holder::Shim | Holder::Nobody, Some(_)) if !attempt.cleaned => Some(Decision::Clean(restart)),
+        (Holder::Shim | Holder::Nobody, Some(_)) => None,
     }
 }
 

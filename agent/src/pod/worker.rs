@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, Preconditions};
 use tokio::sync::{Notify, watch};
+use tokio::task::block_in_place;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -348,9 +349,11 @@ impl Worker {
     fn record_loss(&self, restart: Restart) -> Result<(), WorkError> {
         let attempt = self.dir.attempt(restart);
         // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
-        let Some(_lock) = attempt.seal()? else { return Ok(()) };
+        let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
         let view = attempt.view()?;
-        if view.outcome.is_none() {
+        if let Some(result) = &view.result {
+            attempt.finish(result)?;
+        } else if view.outcome.is_none() {
             let started_at =
                 view.progress.as_ref().filter(|p| matches!(p.stage, Stage::Running { .. })).map(|p| p.since);
             attempt.finish(&Outcome { ending: Ending::Lost, started_at, finished_at: Timestamp::now() })?;
@@ -360,7 +363,8 @@ impl Worker {
 
     async fn clean(&self, restart: Restart) -> Result<(), WorkError> {
         let attempt = self.dir.attempt(restart);
-        let Some(_lock) = attempt.seal()? else { return Ok(()) };
+        // A shim that has written its outcome is gone in a moment.
+        let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
         let view = attempt.view()?;
         self.host.tart.delete(&attempt.vm()).await?;
         attempt.mark_cleaned()?;

@@ -28,7 +28,7 @@ pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, stop:
     loop {
         let left = stop.requested().await.time_left(Timestamp::now());
         if left.is_zero() {
-            force(tart, vm, child).await;
+            force(vm, child).await;
             return true;
         }
         let ask = async {
@@ -48,16 +48,16 @@ pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, stop:
     }
 }
 
-/// Ends the VM now.
-pub(super) async fn force(tart: &Tart, vm: &VmName, child: &mut Child) {
-    if let Err(error) = tart.stop(vm, FORCE_PATIENCE).await {
-        warn!(%vm, error = chain(&error), "tart cannot stop the VM, killing it");
-    }
-    if timeout(FORCE_PATIENCE, child.wait()).await.is_err() {
-        if let Some(group) = child.id().and_then(|id| i32::try_from(id).ok()) {
-            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+/// Ends the VM now. `tart run` takes SIGINT for a power cut that it tidies up after; SIGKILL is for one that hangs.
+pub(super) async fn force(vm: &VmName, child: &mut Child) {
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        // It has a process group of its own, and no ID once it has been waited for.
+        let Some(group) = child.id().and_then(|id| i32::try_from(id).ok()) else { return };
+        let _ = killpg(Pid::from_raw(group), signal);
+        if timeout(FORCE_PATIENCE, child.wait()).await.is_ok() {
+            return;
         }
-        let _ = timeout(FORCE_PATIENCE, child.wait()).await;
+        warn!(%vm, %signal, "the VM does not end");
     }
 }
 

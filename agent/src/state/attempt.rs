@@ -33,7 +33,9 @@ pub struct AttemptView {
     pub progress: Option<Progress>,
     /// What the shim was asked for.
     pub stop: Option<StopRequest>,
-    /// How it ended.
+    /// How its command ended, when that is known before the VM is gone.
+    pub result: Option<Outcome>,
+    /// How it ended; nothing of it runs any more.
     pub outcome: Option<Outcome>,
     /// Whether the VM is known to be deleted.
     pub cleaned: bool,
@@ -101,6 +103,7 @@ impl Attempt {
             spec: self.read("spec.json")?,
             progress: self.read("progress.json")?,
             stop: self.read("stop.json")?,
+            result: self.read("result.json")?,
             outcome: self.read("outcome.json")?,
             cleaned: self.path.join("cleaned").exists(),
         })
@@ -144,7 +147,12 @@ impl Attempt {
         self.read("stop.json")
     }
 
-    /// Records how the VM ended.
+    /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
+    pub fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
+        file::write(&self.path.join("result.json"), outcome)
+    }
+
+    /// Records how the VM ended. It is the last thing that is done for it: nothing of it may run any more.
     pub fn finish(&self, outcome: &Outcome) -> Result<(), StateError> {
         file::write(&self.path.join("outcome.json"), outcome)
     }

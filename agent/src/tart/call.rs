@@ -134,12 +134,20 @@ mod tests {
         let script = format!("sleep 1000 & echo $! $$ > {}; wait", pids.display());
         let error = call(shell(&script), Duration::from_millis(300)).await.unwrap_err();
         assert!(matches!(error, TartError::Hung { .. }), "{error}");
-        for pid in std::fs::read_to_string(&pids).unwrap().split_whitespace() {
-            let pid = Pid::from_raw(pid.parse().unwrap());
-            // A killed process may linger as a zombie of whoever inherits it, but it must not run.
-            let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            assert!(state.is_empty() || state.contains(") Z "), "{pid} still runs: {state}");
+        let pids = std::fs::read_to_string(&pids).unwrap();
+        let all_gone = || pids.split_whitespace().all(|pid| !is_running(pid));
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while !all_gone() {
+            assert!(std::time::Instant::now() < end, "one of {pids} still runs");
+            tokio::task::yield_now().await;
         }
+    }
+
+    /// Whether a process runs; a zombie that nobody has waited for yet does not.
+    fn is_running(pid: &str) -> bool {
+        let output = std::process::Command::new("ps").args(["-o", "stat=", "-p", pid]).output().unwrap();
+        let state = String::from_utf8_lossy(&output.stdout);
+        !state.trim().is_empty() && !state.trim_start().starts_with('Z')
     }
 
     #[tokio::test]
