@@ -1,0 +1,5 @@
+//! Removes a sandbox and its processes when the process that started it ends.
+
+fn main() -> anyhow::Result<()> {
+    tart_kubelet_tests::sandbox::keeper::run()
+}

@@ -1,0 +1,139 @@
+//! The Mac that an agent runs on: simulated, or the real one when `TART_KUBELET_TEST_TART` names its tart.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use crate::process;
+use crate::programs;
+use crate::sandbox::Sandbox;
+
+/// Names a real tart to be used in place of the simulated one.
+pub const REAL_TART: &str = "TART_KUBELET_TEST_TART";
+
+const TART_DEADLINE: Duration = Duration::from_mins(1);
+
+/// A Mac with nothing on it but tart.
+#[derive(Debug, Clone)]
+pub struct Mac {
+    sandbox: Sandbox,
+    tart: PathBuf,
+    simulated: bool,
+    home: PathBuf,
+    host: PathBuf,
+}
+
+impl Mac {
+    /// Sets up a Mac in a sandbox.
+    pub fn new(sandbox: &Sandbox) -> Result<Self> {
+        let real = std::env::var_os(REAL_TART).map(PathBuf::from);
+        let simulated = real.is_none();
+        let tart = real.map_or_else(|| programs::find("tart"), Ok)?;
+        let host = sandbox.directory("mac")?;
+        let home = host.join("tart");
+        for directory in [&home, &host.join("faults"), &host.join("registry")] {
+            std::fs::create_dir(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        }
+        Ok(Self { sandbox: sandbox.clone(), tart, simulated, home, host })
+    }
+
+    /// The sandbox that it is in.
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// The `tart` program.
+    pub fn tart_binary(&self) -> &Path {
+        &self.tart
+    }
+
+    /// Whether tart is the simulated one, which can be given images and faults.
+    pub fn is_simulated(&self) -> bool {
+        self.simulated
+    }
+
+    /// `TART_HOME`: the VMs and the image cache.
+    pub fn tart_home(&self) -> &Path {
+        &self.home
+    }
+
+    /// `TART_SIM_HOST`: the simulated Mac itself.
+    pub fn host(&self) -> &Path {
+        &self.host
+    }
+
+    /// A command in the Mac's environment.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.sandbox.command(program);
+        command.env("TART_HOME", &self.home).env("TART_SIM_HOST", &self.host);
+        command
+    }
+
+    /// Runs `tart` with arguments and returns its stdout; the error has its stderr.
+    pub async fn tart<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Result<String> {
+        let mut command = self.command(&self.tart);
+        command.args(arguments);
+        process::run(command, "", TART_DEADLINE).await
+    }
+
+    /// Puts an image into a registry that the Mac can reach; `description` becomes its `image.json`.
+    ///
+    /// Returns the image's directory; a guest file system goes into `rootfs` below it.
+    pub fn add_image(&self, name: &str, description: &impl Serialize) -> Result<PathBuf> {
+        self.ensure_simulated("images")?;
+        let (repository, tag) = name.rsplit_once(':').with_context(|| format!("image {name} has no tag"))?;
+        let directory = self.host.join("registry").join(repository).join(tag);
+        std::fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        replace(&directory.join("image.json"), &serde_json::to_string_pretty(description)?)?;
+        Ok(directory)
+    }
+
+    /// Makes a registry ask for a name and a password.
+    pub fn protect_registry(&self, registry: &str, username: &str, password: &str) -> Result<()> {
+        self.ensure_simulated("registries")?;
+        let directory = self.host.join("registry").join(registry);
+        std::fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        let credentials = serde_json::json!({ "username": username, "password": password });
+        replace(&directory.join("credentials.json"), &credentials.to_string())
+    }
+
+    /// Switches a fault on.
+    pub fn set_fault(&self, name: &str, parameter: &str) -> Result<()> {
+        self.ensure_simulated("faults")?;
+        replace(&self.host.join("faults").join(name), parameter)
+    }
+
+    /// Switches a fault off.
+    pub fn clear_fault(&self, name: &str) -> Result<()> {
+        let path = self.host.join("faults").join(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn ensure_simulated(&self, what: &str) -> Result<()> {
+        ensure!(self.simulated, "a real Mac ({REAL_TART} is set) cannot be given {what}");
+        Ok(())
+    }
+}
+
+/// Writes a file so that nobody sees half of it.
+fn replace(path: &Path, content: &str) -> Result<()> {
+    let directory = path.parent().unwrap_or(path);
+    tempfile::NamedTempFile::new_in(directory)
+        .and_then(|file| {
+            std::fs::write(file.path(), content)?;
+            Ok(file.persist(path)?)
+        })
+        .map(drop)
+        .with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,45 @@
+//! Finds the programs that tests start.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::sandbox::Sandbox;
+
+/// A cold build of everything takes 8 minutes on two idle cores.
+const BUILD_DEADLINE: Duration = Duration::from_hours(1);
+
+/// Finds a program of this workspace next to the running one.
+pub fn find(name: &str) -> Result<PathBuf> {
+    let this = std::env::current_exe().context("cannot tell where this program is")?;
+    let mut directory = this.parent().context("this program is in no directory")?;
+    // Cargo puts test executables one level below the programs.
+    if directory.ends_with("deps") || directory.ends_with("examples") {
+        directory = directory.parent().unwrap_or(directory);
+    }
+    let program = directory.join(name);
+    ensure!(
+        program.is_file(),
+        "{} is not built: run `make test`, or `cargo build --workspace`",
+        program.display()
+    );
+    Ok(program)
+}
+
+/// Finds programs of the control plane, building what is missing, and returns the directory that holds them.
+///
+/// What takes minutes is told on stderr.
+pub async fn control_plane(sandbox: &Sandbox, names: &[&str]) -> Result<PathBuf> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane/build");
+    let mut command = tokio::process::Command::from(sandbox.command(&script));
+    let run = command.args(names).stderr(Stdio::inherit()).kill_on_drop(true).output();
+    let output = tokio::time::timeout(BUILD_DEADLINE, run)
+        .await
+        .with_context(|| format!("{} did not end within {BUILD_DEADLINE:?}", script.display()))?
+        .with_context(|| format!("cannot start {}", script.display()))?;
+    ensure!(output.status.success(), "cannot get {}: see above ({})", names.join(", "), output.status);
+    let directory = String::from_utf8(output.stdout).context("a cache directory that is not UTF-8")?;
+    Ok(PathBuf::from(directory.trim_end()))
+}

@@ -1,0 +1,63 @@
+//! Broken input gives one clear line, never a panic.
+
+use anyhow::{Result, ensure};
+use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene};
+
+/// Waits for the agent's end and returns the lines that are not log records.
+async fn last_words(agent: &RunningAgent) -> Result<Vec<String>> {
+    let status = agent.wait_for_exit(DEADLINE).await?;
+    ensure!(status.code() == Some(2), "{status}: {}", agent.log()?);
+    Ok(agent.log()?.lines().filter(|line| !line.starts_with('{')).map(str::to_owned).collect())
+}
+
+#[tokio::test]
+async fn an_unusable_kubeconfig_is_one_line() -> Result<()> {
+    let scene = Scene::new("kubeconfig").await?;
+    let broken = scene.agent.state_dir().with_file_name("broken");
+    for (content, why) in [(None, "No such file"), (Some("{"), "kubeconfig"), (Some("{}"), "kubeconfig")] {
+        match content {
+            Some(content) => std::fs::write(&broken, content)?,
+            None => ensure!(!broken.exists()),
+        }
+        let agent = scene.agent.clone().flag("--kubeconfig", &broken.display().to_string()).start()?;
+        let words = last_words(&agent).await?;
+        let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+        ensure!(line.starts_with("tart-kubelet: cannot use the kubeconfig") && line.contains(why), "{line}");
+        std::fs::remove_file(agent.process().log_path())?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_second_agent_on_one_state_directory_refuses() -> Result<()> {
+    let (scene, first) = Scene::with_agent("second").await?;
+    let second = scene.agent.start()?;
+    let status = second.wait_for_exit(DEADLINE).await?;
+    ensure!(status.code() == Some(2), "{status}");
+    ensure!(second.log()?.contains("another tart-kubelet uses the state directory"), "{}", second.log()?);
+    first.process().ensure_running()
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_away_is_told_and_waited_for() -> Result<()> {
+    let scene = Scene::new("unreachable").await?;
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let kubeconfig = std::fs::read_to_string(scene.control_plane.node_kubeconfig(&scene.node)?)?;
+    let elsewhere = kubeconfig.replace(scene.control_plane.server(), &format!("https://127.0.0.1:{port}"));
+    ensure!(elsewhere != kubeconfig);
+    let path = scene.agent.state_dir().with_file_name("elsewhere");
+    std::fs::write(&path, elsewhere)?;
+    let agent = scene.agent.clone().flag("--kubeconfig", &path.display().to_string()).start()?;
+    wait::eventually("a line about the API server", DEADLINE, async || {
+        let log = agent.log()?;
+        ensure!(log.contains("cannot watch the Node; trying again") && log.contains("refused"), "{log}");
+        ensure!(!log.contains("panicked"), "{log}");
+        Ok(())
+    })
+    .await?;
+    agent.process().ensure_running()
+}

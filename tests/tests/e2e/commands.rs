@@ -1,0 +1,63 @@
+//! Pods with a command: it runs in the guest, and its end is the Pod's.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use crate::scene::Scene;
+
+fn end_of(pod: &Pod) -> Result<(i32, String)> {
+    let statuses =
+        pod.status.as_ref().and_then(|s| s.container_statuses.as_ref()).context("no container status")?;
+    let end = statuses[0].state.as_ref().and_then(|s| s.terminated.as_ref()).context("not terminated")?;
+    Ok((end.exit_code, end.reason.clone().unwrap_or_default()))
+}
+
+fn log_of(scene: &Scene, pod: &Pod) -> Result<Vec<String>> {
+    let uid = pod.metadata.uid.as_deref().context("no UID")?;
+    let log = std::fs::read_to_string(scene.agent.state_dir().join("logs").join(uid).join("0.log"))?;
+    let without_time = |line: &str| line.split_once(' ').map_or(line, |(_, rest)| rest).to_owned();
+    Ok(log.lines().map(without_time).collect())
+}
+
+async fn run(scene: &Scene, name: &str, container: &Value, phase: &str) -> Result<Pod> {
+    scene.create(&scene.pod(name, container, &json!({}))).await?;
+    scene.phase(name, phase).await
+}
+
+#[tokio::test]
+async fn the_exit_code_is_the_containers() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("exit").await?;
+    let pod = run(&scene, "good", &json!({"command": ["/bin/sh", "-c", "exit 0"]}), "Succeeded").await?;
+    assert_eq!(end_of(&pod)?, (0, "Completed".to_owned()));
+    let pod = run(&scene, "bad", &json!({"command": ["/bin/sh", "-c", "exit 42"]}), "Failed").await?;
+    assert_eq!(end_of(&pod)?, (42, "Error".to_owned()));
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn output_arguments_environment_and_directory_are_the_pods() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("output").await?;
+    let script = "echo \"$1 $GREETING from $PWD\"; echo oops >&2";
+    let container = json!({
+        "command": ["/bin/sh", "-c"],
+        "args": [script, "sh", "well,"],
+        "env": [{"name": "GREETING", "value": "hello, world"}],
+        "workingDir": "/private/tmp",
+    });
+    let pod = run(&scene, "output", &container, "Succeeded").await?;
+    let mut log = log_of(&scene, &pod)?;
+    log.sort();
+    assert_eq!(log, ["stderr F oops", "stdout F well, hello, world from /private/tmp"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_command_that_does_not_exist_is_told() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("nothing").await?;
+    let pod = run(&scene, "nothing", &json!({"args": ["/no/such/program"]}), "Failed").await?;
+    let (code, reason) = end_of(&pod)?;
+    ensure!(code == 128 && reason == "StartError", "{code} {reason}");
+    scene.told("pod", "nothing", "cannot start `/no/such/program` in the guest").await?;
+    scene.no_vms().await
+}

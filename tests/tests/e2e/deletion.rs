@@ -1,0 +1,87 @@
+//! Deleting a Pod at any time of its life.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene};
+
+async fn nothing_left(scene: &Scene) -> Result<()> {
+    scene.no_vms().await?;
+    wait::eventually("an empty state directory", DEADLINE, async || {
+        for part in ["pods", "logs"] {
+            let left = std::fs::read_dir(scene.agent.state_dir().join(part))?.count();
+            ensure!(left == 0, "{left} in {part}");
+        }
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_running_pod_shuts_its_guest_down_and_is_gone() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("delete").await?;
+    scene.create(&scene.pod("delete", &json!({}), &json!({}))).await?;
+    scene.phase("delete", "Running").await?;
+    scene.kubectl.run(["delete", "pod", "delete", "--wait=false"]).await?;
+    wait::until_gone(&scene.pods, "delete", DEADLINE).await?;
+    assert!(scene.vms().await?.is_empty(), "the Pod goes only after its VM: {}", agent.log()?);
+    nothing_left(&scene).await
+}
+
+#[tokio::test]
+async fn a_guest_that_does_not_shut_down_is_killed_after_its_grace_period() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("stubborn").await?;
+    let deaf = "registry.test/macos/deaf:1";
+    scene.mac.add_image(deaf, &json!({"agent": false}))?;
+    scene
+        .create(&scene.pod("stubborn", &json!({"image": deaf}), &json!({"terminationGracePeriodSeconds": 1})))
+        .await?;
+    scene.phase("stubborn", "Running").await?;
+    scene.kubectl.run(["delete", "pod", "stubborn", "--wait=false"]).await?;
+    wait::until_gone(&scene.pods, "stubborn", DEADLINE).await?;
+    nothing_left(&scene).await
+}
+
+#[tokio::test]
+async fn a_forced_deletion_leaves_no_vm_behind() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("force").await?;
+    scene.create(&scene.pod("force", &json!({}), &json!({}))).await?;
+    scene.phase("force", "Running").await?;
+    scene.kubectl.run(["delete", "pod", "force", "--grace-period=0", "--force"]).await?;
+    nothing_left(&scene).await
+}
+
+#[tokio::test]
+async fn a_pod_whose_image_is_on_its_way_does_not_wait_for_it() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("early").await?;
+    let slow = "registry.test/macos/slow:1";
+    scene.mac.add_image(slow, &json!({"pullSeconds": 600}))?;
+    scene.create(&scene.pod("early", &json!({"image": slow}), &json!({}))).await?;
+    wait::until(&scene.pods, "early", "waiting", DEADLINE, |pod| {
+        let statuses = pod.status.as_ref().and_then(|s| s.container_statuses.as_ref());
+        statuses.is_some_and(|all| all[0].state.as_ref().is_some_and(|state| state.waiting.is_some()))
+    })
+    .await?;
+    scene.kubectl.run(["delete", "pod", "early", "--wait=false"]).await?;
+    wait::until_gone(&scene.pods, "early", DEADLINE).await?;
+    nothing_left(&scene).await
+}
+
+#[tokio::test]
+async fn a_pod_of_the_same_name_gets_a_vm_of_its_own() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("twin").await?;
+    let pod = scene.pod("twin", &json!({}), &json!({}));
+    scene.create(&pod).await?;
+    let first = Scene::vm_of(&scene.phase("twin", "Running").await?)?;
+    scene.kubectl.run(["delete", "pod", "twin", "--grace-period=0", "--force"]).await?;
+    scene.create(&pod).await?;
+    let second = Scene::vm_of(&scene.phase("twin", "Running").await?)?;
+    assert_ne!(first, second);
+    wait::eventually("only the second VM", DEADLINE, async || {
+        let vms = scene.vms().await?;
+        ensure!(vms == [second.clone()], "{vms:?}");
+        Ok(())
+    })
+    .await
+}

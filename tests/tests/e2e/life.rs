@@ -1,0 +1,108 @@
+//! A Pod that becomes a VM, and what becomes of both.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use crate::scene::{IMAGE, Scene};
+
+#[tokio::test]
+async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("boot").await?;
+    scene.create(&scene.pod("boot", &json!({}), &json!({}))).await?;
+
+    let pod = scene.phase("boot", "Running").await?;
+    let status = pod.status.clone().context("no status")?;
+    let address = status.pod_ip.context("a running Pod has an address")?;
+    let vm = Scene::vm_of(&pod)?;
+    let uid = pod.metadata.uid.clone().context("no UID")?;
+    assert_eq!(vm, format!("tk-{uid}-0"));
+    assert_eq!(scene.mac.tart(["ip", &vm]).await?.trim(), address);
+    assert_eq!(status.host_ip.as_deref(), Some("127.0.0.1"));
+    let container = &status.container_statuses.context("no container status")?[0];
+    assert!(container.ready);
+    assert!(container.image_id.contains("@sha256:"), "{}", container.image_id);
+    let shown = scene.kubectl.run(["get", "pod", "boot", "--no-headers"]).await?;
+    ensure!(shown.contains("1/1") && shown.contains("Running"), "{shown}");
+
+    scene.shut_down(&vm).await;
+    let pod = scene.phase("boot", "Succeeded").await?;
+    let container =
+        &pod.status.and_then(|status| status.container_statuses).context("no container status")?[0];
+    let end =
+        container.state.as_ref().and_then(|state| state.terminated.as_ref()).context("not terminated")?;
+    assert_eq!((end.exit_code, end.reason.as_deref()), (0, Some("Completed")));
+    scene.no_vms().await?;
+
+    // The Pod stays until somebody deletes it; then nothing of it is left.
+    scene.kubectl.run(["delete", "pod", "boot"]).await?;
+    ensure!(std::fs::read_dir(scene.agent.state_dir().join("pods"))?.count() <= 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_pods_run_side_by_side_in_vms_of_their_own() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("pair").await?;
+    for name in ["one", "two"] {
+        scene.create(&scene.pod(name, &json!({}), &json!({}))).await?;
+    }
+    let one = scene.phase("one", "Running").await?;
+    let two = scene.phase("two", "Running").await?;
+    let address = |pod: &k8s_openapi::api::core::v1::Pod| pod.status.as_ref().and_then(|s| s.pod_ip.clone());
+    assert_ne!(address(&one), address(&two));
+    assert_ne!(Scene::vm_of(&one)?, Scene::vm_of(&two)?);
+
+    // A third one does not fit: the Node offers two places, as macOS does.
+    scene.create(&scene.pod("three", &json!({}), &json!({}))).await?;
+    scene.told("pod", "three", "Too many pods").await
+}
+
+#[tokio::test]
+async fn a_guest_that_crashes_fails_its_pod() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("panic").await?;
+    scene.create(&scene.pod("panic", &json!({}), &json!({}))).await?;
+    scene.phase("panic", "Running").await?;
+    scene.mac.set_fault("guest-panic", "")?;
+    scene.phase("panic", "Failed").await?;
+    scene.told("pod", "panic", "due to error").await?;
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn a_container_is_restarted_when_its_policy_says_so() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("again").await?;
+    scene.create(&scene.pod("again", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
+    let first = Scene::vm_of(&scene.phase("again", "Running").await?)?;
+    scene.shut_down(&first).await;
+    let again =
+        tart_kubelet_tests::wait::until(&scene.pods, "again", "restarted", crate::scene::DEADLINE, |pod| {
+            let statuses = pod.status.as_ref().and_then(|s| s.container_statuses.as_ref());
+            statuses.is_some_and(|all| all[0].restart_count == 1 && all[0].ready)
+        })
+        .await?;
+    let second = Scene::vm_of(&again)?;
+    ensure!(second.ends_with("-1"), "{second}");
+    assert_eq!(scene.vms().await?, [second], "the first VM is gone");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_fit_a_vm_is_refused_in_words() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("refuse").await?;
+    let two = json!({"containers": [{"name": "a", "image": IMAGE}, {"name": "b", "image": IMAGE}]});
+    scene.create(&scene.pod("two", &json!({}), &two)).await?;
+    scene.phase("two", "Failed").await?;
+    scene.told("pod", "two", "spec.containers: a VM is one container").await?;
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn a_missing_image_is_told_and_heals() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("image").await?;
+    let image = "registry.test/macos/tahoe:26";
+    scene.create(&scene.pod("image", &json!({"image": image}), &json!({}))).await?;
+    scene.told("pod", "image", "check the image's name").await?;
+    let shown = scene.kubectl.run(["get", "pod", "image", "--no-headers"]).await?;
+    ensure!(shown.contains("ErrImagePull") || shown.contains("ImagePullBackOff"), "{shown}");
+    scene.mac.add_image(image, &json!({}))?;
+    scene.phase("image", "Running").await.map(drop)
+}

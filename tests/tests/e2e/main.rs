@@ -1,0 +1,9 @@
+//! End to end: real API server, scheduler and kubectl; the shipped agent; a simulated Mac.
+
+mod broken_input;
+mod commands;
+mod crashes;
+mod deletion;
+mod life;
+mod node;
+mod scene;

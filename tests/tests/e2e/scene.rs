@@ -1,0 +1,191 @@
+//! What most tests start from: a Mac of their own, its agent, and a namespace.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use serde_json::{Value, json};
+use tart_kubelet_tests::agent::{Agent, RunningAgent};
+use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::kubectl::Kubectl;
+use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::wait;
+
+/// Generous: machines are shared and noisy. No test passes because of it.
+pub(crate) const DEADLINE: Duration = Duration::from_mins(2);
+/// An image that boots, and does nothing else.
+pub(crate) const IMAGE: &str = "registry.test/macos/sequoia:15";
+
+/// One Mac as a Node, and a namespace for Pods on it.
+pub(crate) struct Scene {
+    pub(crate) control_plane: &'static ControlPlane,
+    pub(crate) mac: Mac,
+    pub(crate) node: String,
+    pub(crate) agent: Agent,
+    pub(crate) pods: Api<Pod>,
+    pub(crate) nodes: Api<Node>,
+    pub(crate) kubectl: Kubectl,
+}
+
+impl Scene {
+    /// A scene whose agent is not started yet.
+    pub(crate) async fn new(name: &str) -> Result<Self> {
+        let control_plane = ControlPlane::shared().await?;
+        let namespace = control_plane.namespace(name).await?;
+        // The namespace's name is unique, so the Node's is too.
+        let node = format!("mac-{namespace}");
+        let mac = Mac::new(control_plane.sandbox())?;
+        if mac.is_simulated() {
+            mac.add_image(IMAGE, &json!({}))?;
+        }
+        let kubeconfig = control_plane.node_kubeconfig(&node)?;
+        let agent = Agent::new(&mac, &node, &kubeconfig)?.flag("--node-ip", "127.0.0.1");
+        let client = control_plane.client().await?;
+        Ok(Self {
+            mac,
+            agent,
+            pods: Api::namespaced(client.clone(), &namespace),
+            nodes: Api::all(client),
+            kubectl: control_plane.kubectl().namespace(&namespace),
+            control_plane,
+            node,
+        })
+    }
+
+    /// A scene with its agent running and its Node ready.
+    pub(crate) async fn with_agent(name: &str) -> Result<(Self, RunningAgent)> {
+        let scene = Self::new(name).await?;
+        let running = scene.agent.start()?;
+        scene.node_ready(&running).await?;
+        Ok((scene, running))
+    }
+
+    /// Waits until the Node is ready.
+    pub(crate) async fn node_ready(&self, agent: &RunningAgent) -> Result<()> {
+        let ready = wait::until(&self.nodes, &self.node, "ready", DEADLINE, |node| {
+            condition(node, "Ready") == "True"
+        });
+        ready.await.map(drop).with_context(|| agent.log().unwrap_or_default())
+    }
+
+    /// A Pod for this scene's Node, left to the scheduler; `container` adds to its only container, `spec` to the Pod's.
+    pub(crate) fn pod(&self, name: &str, container: &Value, spec: &Value) -> Value {
+        let mut only = json!({"name": "main", "image": IMAGE});
+        merge(&mut only, container);
+        let mut full = json!({
+            "restartPolicy": "Never",
+            "nodeSelector": {"kubernetes.io/hostname": self.node},
+            "tolerations": [{"key": "tuist.dev/macos", "operator": "Exists"}],
+            "containers": [only],
+        });
+        merge(&mut full, spec);
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": full})
+    }
+
+    /// Creates a Pod with kubectl.
+    pub(crate) async fn create(&self, pod: &Value) -> Result<()> {
+        self.kubectl.apply(&pod.to_string()).await.map(drop)
+    }
+
+    /// Waits until a Pod has a phase.
+    pub(crate) async fn phase(&self, pod: &str, phase: &str) -> Result<Pod> {
+        let found = wait::until(&self.pods, pod, phase, DEADLINE, |pod| phase_of(pod) == phase).await;
+        found.with_context(|| format!("the agent says: {}", self.agent_log()))
+    }
+
+    /// What the agent has logged, for a test that fails.
+    fn agent_log(&self) -> String {
+        let path = self.agent.state_dir().with_file_name("tart-kubelet.log");
+        std::fs::read_to_string(path).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// Waits until the Mac has no VM.
+    pub(crate) async fn no_vms(&self) -> Result<()> {
+        wait::eventually("a Mac without VMs", DEADLINE, async || {
+            let vms = self.vms().await?;
+            ensure!(vms.is_empty(), "it has {vms:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The names of the Mac's VMs.
+    pub(crate) async fn vms(&self) -> Result<Vec<String>> {
+        let list = self.mac.tart(["list", "--source", "local", "--format", "json"]).await?;
+        let list: Vec<Value> = serde_json::from_str(&list)?;
+        Ok(list.iter().filter_map(|vm| vm["Name"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// The VM of a Pod, once it runs.
+    pub(crate) fn vm_of(pod: &Pod) -> Result<String> {
+        let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+        let id = statuses.and_then(|all| all.first()).and_then(|status| status.container_id.as_deref());
+        Ok(id.and_then(|id| id.strip_prefix("tart://")).context("the Pod has no VM")?.to_owned())
+    }
+
+    /// Has a guest shut itself down. The guest may be gone before it has answered.
+    pub(crate) async fn shut_down(&self, vm: &str) {
+        let _ = self.mac.tart(["exec", vm, "sudo", "shutdown", "-h", "now"]).await;
+    }
+
+    /// The names of the VMs that run on this Mac.
+    pub(crate) async fn running_vms(&self) -> Result<Vec<String>> {
+        let list = self.mac.tart(["list", "--source", "local", "--format", "json"]).await?;
+        let list: Vec<Value> = serde_json::from_str(&list)?;
+        let running = list.iter().filter(|vm| vm["State"] == "running");
+        Ok(running.filter_map(|vm| vm["Name"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// Kills the shims of this scene's agent, and nothing else.
+    pub(crate) fn kill_shims(&self) -> Result<()> {
+        let state = self.agent.state_dir();
+        let mut system = sysinfo::System::new().context("cannot look at processes")?;
+        let arguments = sysinfo::ProcessRefreshKind::nothing().with_cmd(sysinfo::UpdateKind::Always);
+        system.refresh_processes_specifics(sysinfo::ProcessesToUpdate::All, true, arguments);
+        let mut killed = 0;
+        for process in system.processes().values() {
+            let argument = |index: usize| process.cmd().get(index).map(std::path::Path::new);
+            let ours = argument(1) == Some("shim".as_ref())
+                && argument(2).is_some_and(|dir| dir.starts_with(&state));
+            if ours && process.thread_kind().is_none() {
+                ensure!(process.kill(), "cannot kill {}", process.pid());
+                killed += 1;
+            }
+        }
+        ensure!(killed > 0, "there is no shim to kill");
+        Ok(())
+    }
+
+    /// Waits until somebody who asks `kubectl describe` is told `words`.
+    pub(crate) async fn told(&self, kind: &str, name: &str, words: &str) -> Result<()> {
+        wait::eventually(&format!("`kubectl describe` to say `{words}`"), DEADLINE, async || {
+            let told = self.kubectl.run(["describe", kind, name]).await?;
+            ensure!(told.contains(words), "it says:\n{told}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Adds the fields of `more` to `base`.
+fn merge(base: &mut Value, more: &Value) {
+    if let (Some(base), Some(more)) = (base.as_object_mut(), more.as_object()) {
+        base.extend(more.clone());
+    }
+}
+
+/// A Pod's phase.
+pub(crate) fn phase_of(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+/// The status of a Node's condition.
+pub(crate) fn condition<'a>(node: &'a Node, kind: &str) -> &'a str {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions
+        .filter(|condition| condition.type_ == kind)
+        .map(|condition| condition.status.as_str())
+        .next()
+        .unwrap_or_default()
+}
