@@ -1,0 +1,96 @@
+//! Figures, their budgets, and the report of both.
+
+use std::io::Write;
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+const FILE: &str = "bench.json";
+
+/// Something that is promised.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Figure {
+    /// A name to ask for it by.
+    name: &'static str,
+    /// What is measured.
+    what: &'static str,
+    unit: &'static str,
+    /// The value may not be above this.
+    budget: f64,
+}
+
+impl Figure {
+    pub(crate) const BINARY_SIZE: Self =
+        Self { name: "binary-size", what: "agent binary, stripped", unit: "MB", budget: 12.0 };
+    pub(crate) const RSS_AT_REST: Self =
+        Self { name: "rss-at-rest", what: "agent's resident memory, no Pods", unit: "MB", budget: 14.0 };
+    pub(crate) const BOUND_TO_RUN: Self = Self {
+        name: "bound-to-run",
+        what: "Pod bound -> `tart run`, warm image, 20 ms a tart call",
+        unit: "ms",
+        budget: 80.0,
+    };
+    pub(crate) const EXIT_TO_TERMINAL: Self = Self {
+        name: "exit-to-terminal",
+        what: "VM exit -> Pod terminal in the API",
+        unit: "ms",
+        budget: 300.0,
+    };
+}
+
+#[derive(Debug, Serialize)]
+struct Measured {
+    #[serde(flatten)]
+    figure: Figure,
+    value: f64,
+    holds: bool,
+}
+
+/// The figures that were measured so far.
+#[derive(Debug)]
+pub(crate) struct Report {
+    only: Option<String>,
+    measured: Vec<Measured>,
+}
+
+impl Report {
+    pub(crate) fn new(only: Option<&str>) -> Self {
+        Self { only: only.map(str::to_owned), measured: Vec::new() }
+    }
+
+    /// Measures a figure, unless another one was asked for, and prints its line.
+    pub(crate) async fn add(
+        &mut self,
+        figure: Figure,
+        measure: impl AsyncFnOnce() -> Result<f64>,
+    ) -> Result<()> {
+        if self.only.as_deref().is_some_and(|only| only != figure.name) {
+            return Ok(());
+        }
+        let value = measure().await.with_context(|| format!("cannot measure {}", figure.name))?;
+        let holds = value <= figure.budget;
+        let verdict = if holds { "holds" } else { "BROKEN" };
+        let Figure { name, what, unit, budget } = figure;
+        let mut stdout = std::io::stdout().lock();
+        writeln!(
+            stdout,
+            "{name:<18} {value:>8.1} {unit:<3} budget {budget:>6.1} {unit:<3} {verdict:<6}  {what}"
+        )?;
+        self.measured.push(Measured { figure, value, holds });
+        Ok(())
+    }
+
+    /// Writes the file, and says whether every budget holds.
+    pub(crate) fn finish(self) -> Result<bool> {
+        ensure!(!self.measured.is_empty(), "there is no such figure");
+        let json = serde_json::to_string_pretty(&self.measured)?;
+        std::fs::write(FILE, json + "\n").with_context(|| format!("cannot write {FILE}"))?;
+        Ok(self.measured.iter().all(|measured| measured.holds))
+    }
+}
+
+/// The middle of some values: one slow run on a shared machine does not move it.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,51 @@
+//! What is promised, measured: one line per figure, and the same as JSON in `bench.json`.
+
+mod figure;
+mod pods;
+mod rest;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use tart_kubelet_tests::agent::Agent;
+use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::sandbox::Sandbox;
+
+use figure::{Figure, Report};
+
+const NODE: &str = "bench-mac";
+
+fn main() -> ExitCode {
+    let only = std::env::args().nth(1);
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start")
+        .and_then(|runtime| runtime.block_on(bench(only.as_deref())));
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Measures, and says whether every budget holds.
+async fn bench(only: Option<&str>) -> Result<bool> {
+    let mut report = Report::new(only);
+    report.add(Figure::BINARY_SIZE, async || rest::binary_size()).await?;
+
+    let sandbox = Sandbox::new()?;
+    let control_plane = ControlPlane::builder().start(&sandbox).await?;
+    let mac = Mac::new(&sandbox)?;
+    let kubeconfig = control_plane.node_kubeconfig(NODE)?;
+    let agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
+    let stage = pods::Stage::set(&control_plane, &mac).await?;
+    report.add(Figure::RSS_AT_REST, async || rest::resident_memory(&agent).await).await?;
+    report.add(Figure::BOUND_TO_RUN, async || stage.bound_to_run().await).await?;
+    report.add(Figure::EXIT_TO_TERMINAL, async || stage.exit_to_terminal().await).await?;
+    report.finish()
+}

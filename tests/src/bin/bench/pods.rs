@@ -1,0 +1,149 @@
+//! How fast Pods start and end.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, PostParams};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::wait;
+
+use super::NODE;
+use super::figure::median;
+
+const DEADLINE: Duration = Duration::from_mins(1);
+const ROUNDS: usize = 15;
+const IMAGE: &str = "registry.test/macos/sequoia:15";
+/// What a call of the real tart takes, for every command that may come before `run`.
+const LATENCY: &str = "20ms run=0ms";
+
+/// Where Pods are started and ended.
+pub(crate) struct Stage {
+    pods: Api<Pod>,
+    mac: Mac,
+}
+
+impl Stage {
+    /// A ready Node with a warm image.
+    pub(crate) async fn set(control_plane: &ControlPlane, mac: &Mac) -> Result<Self> {
+        let client = control_plane.client().await?;
+        let namespace = control_plane.namespace("bench").await?;
+        let nodes: Api<Node> = Api::all(client.clone());
+        let ready = |node: &Node| {
+            let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+        };
+        wait::until(&nodes, NODE, "ready", DEADLINE, ready).await?;
+        mac.add_image(IMAGE, &json!({}))?;
+        let stage = Self { pods: Api::namespaced(client, &namespace), mac: mac.clone() };
+        stage.bind("warm").await?;
+        stage.running("warm").await?;
+        stage.delete("warm").await?;
+        mac.set_fault("latency", LATENCY)?;
+        Ok(stage)
+    }
+
+    /// Milliseconds from the binding of a Pod to the start of its `tart run`.
+    pub(crate) async fn bound_to_run(&self) -> Result<f64> {
+        let mut times = Vec::new();
+        for round in 0..ROUNDS {
+            let name = format!("start-{round}");
+            let bound = self.bind(&name).await?;
+            let run = self.run_file().await?;
+            times.push(milliseconds(std::fs::metadata(&run)?.modified()?, bound));
+            self.running(&name).await?;
+            self.delete(&name).await?;
+        }
+        Ok(median(times))
+    }
+
+    /// Milliseconds from the death of a VM to the final phase of its Pod, as a watcher sees it.
+    pub(crate) async fn exit_to_terminal(&self) -> Result<f64> {
+        let mut times = Vec::new();
+        for round in 0..ROUNDS {
+            let name = format!("end-{round}");
+            self.bind(&name).await?;
+            self.running(&name).await?;
+            let file = self.run_file().await?;
+            let pid = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+            let pid = Pid::from_raw(pid.context("the file of a running VM is not named after a process")?);
+            let terminal = wait::until(&self.pods, &name, "over", DEADLINE, |pod| phase_of(pod) == "Failed");
+            let end = async {
+                kill(pid, Signal::SIGKILL).context("cannot kill the VM")?;
+                Ok::<_, anyhow::Error>(SystemTime::now())
+            };
+            let (ended, seen) = tokio::join!(end, async { terminal.await.map(|_| SystemTime::now()) });
+            times.push(milliseconds(seen?, ended?));
+            self.delete(&name).await?;
+        }
+        Ok(median(times))
+    }
+
+    /// Creates a Pod that no scheduler touches, binds it, and tells when that was done.
+    async fn bind(&self, name: &str) -> Result<SystemTime> {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {
+                "schedulerName": "none",
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 0,
+                "automountServiceAccountToken": false,
+                "containers": [{"name": "main", "image": IMAGE}],
+            },
+        }))?;
+        self.pods.create(&PostParams::default(), &pod).await?;
+        let target = ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(NODE.to_owned()),
+            ..ObjectReference::default()
+        };
+        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+        let binding = Binding { metadata, target };
+        let _: serde_json::Value =
+            self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await?;
+        Ok(SystemTime::now())
+    }
+
+    async fn running(&self, name: &str) -> Result<()> {
+        wait::until(&self.pods, name, "running", DEADLINE, |pod| phase_of(pod) == "Running").await.map(drop)
+    }
+
+    async fn delete(&self, name: &str) -> Result<()> {
+        self.pods.delete(name, &DeleteParams::default()).await?;
+        wait::until_gone(&self.pods, name, DEADLINE).await?;
+        wait::eventually("an idle Mac", DEADLINE, async || {
+            let left = std::fs::read_dir(self.mac.tart_home().join("vms"))?.count();
+            ensure!(left == 0, "{left} VMs are left");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The file that the one running `tart run` has made when it took its place on the host.
+    async fn run_file(&self) -> Result<PathBuf> {
+        wait::eventually("a running VM", DEADLINE, async || {
+            let entries = std::fs::read_dir(self.mac.host().join("running"))?;
+            let files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+            let live = files.into_iter().filter(|file| {
+                let pid = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+                pid.is_some_and(|pid| kill(Pid::from_raw(pid), None).is_ok())
+            });
+            live.last().context("nothing runs")
+        })
+        .await
+    }
+}
+
+fn phase_of(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+fn milliseconds(later: SystemTime, earlier: SystemTime) -> f64 {
+    later.duration_since(earlier).unwrap_or_default().as_secs_f64() * 1e3
+}

@@ -1,0 +1,353 @@
+//! The guest agent: runs commands for whoever reaches the control socket.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::process::Stdio;
+
+use nix::pty::openpty;
+use rustix::termios::{Winsize, tcsetwinsize};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
+use tokio::sync::mpsc::{self, Sender};
+use tokio::sync::oneshot;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+use super::Boot;
+use super::commands::{self, Environment, Request};
+use super::processes::{Kind, Processes};
+use crate::guest_agent::server::{Agent, Responses};
+use crate::guest_agent::{Command, ExecRequest, ExecResponse, Exit, Input, IoChunk, Output, TerminalSize};
+
+/// How much of a command's output is read at once.
+const CHUNK: usize = 32 * 1024;
+
+/// How many chunks may wait for a client that does not read.
+const WAITING_CHUNKS: usize = 4;
+
+/// What a terminal takes for the end of input.
+const END_OF_INPUT: u8 = 0x04;
+
+/// The agent of one guest.
+#[derive(Debug)]
+pub(super) struct GuestAgent {
+    boot: Boot,
+    environment: Environment,
+    processes: Processes,
+}
+
+type Reader = Box<dyn AsyncRead + Send + Unpin>;
+type Label = fn(IoChunk) -> Output;
+type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// A running command, as its streams.
+struct Running {
+    group: nix::unistd::Pid,
+    stdin: Option<Writer>,
+    /// Each with what its chunks are called.
+    outputs: Vec<(Reader, Label)>,
+    exit_code: oneshot::Receiver<i32>,
+    /// The host's end of the terminal, if the command has one.
+    terminal: Option<File>,
+}
+
+impl GuestAgent {
+    pub(super) fn new(boot: Boot, environment: Environment, processes: Processes) -> Self {
+        Self { boot, environment, processes }
+    }
+
+    fn start(&self, command: &Command) -> Result<Running, Status> {
+        let request = Request {
+            name: &command.name,
+            args: &command.args,
+            variables: &command.env,
+            directory: &command.workdir,
+            session: command.tty || command.detach,
+        };
+        // The agent is a Go program and returns its error as is, which gRPC for Go makes a status of code 2.
+        let mut process = self.environment.command(&request).map_err(Status::unknown)?;
+        let terminal = if command.tty {
+            let pty = openpty(None, None).map_err(|error| Status::unknown(error.desc().to_lowercase()))?;
+            resize(&pty.master, command.terminal_size.unwrap_or_default());
+            let slave = File::from(pty.slave);
+            process.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave);
+            Some(File::from(pty.master))
+        } else {
+            let (input, output) = match (command.interactive, command.detach) {
+                (true, _) => (Stdio::piped(), [Stdio::piped(), Stdio::piped()]),
+                (false, false) => (Stdio::null(), [Stdio::piped(), Stdio::piped()]),
+                (false, true) => (Stdio::null(), [Stdio::null(), Stdio::null()]),
+            };
+            let [stdout, stderr] = output;
+            process.stdin(input).stdout(stdout).stderr(stderr);
+            None
+        };
+        let kind = if request.session { Kind::Session } else { Kind::Plain };
+        let started = self.processes.start(&mut process, kind).map_err(|error| {
+            Status::unknown(format!("fork/exec {}: {}", command.name, commands::describe(&error)))
+        })?;
+        // It holds the guest's end of the terminal, which would never end then.
+        drop(process);
+
+        let mut running = Running {
+            group: started.group,
+            stdin: None,
+            outputs: Vec::new(),
+            exit_code: started.exit_code,
+            terminal: None,
+        };
+        if let Some(terminal) = terminal {
+            if command.interactive {
+                running.stdin = Some(Box::new(tokio::fs::File::from_std(terminal.try_clone()?)));
+            }
+            let output = tokio::fs::File::from_std(terminal.try_clone()?);
+            running.outputs.push((Box::new(output), Output::StandardOutput));
+            running.terminal = Some(terminal);
+        }
+        if let Some(stdin) = started.stdin {
+            running.stdin = Some(Box::new(ChildStdin::from_std(stdin)?));
+        }
+        if let Some(stdout) = started.stdout {
+            running.outputs.push((Box::new(ChildStdout::from_std(stdout)?), Output::StandardOutput));
+        }
+        if let Some(stderr) = started.stderr {
+            running.outputs.push((Box::new(ChildStderr::from_std(stderr)?), Output::StandardError));
+        }
+        Ok(running)
+    }
+}
+
+impl Agent for GuestAgent {
+    async fn exec(&self, mut requests: Streaming<ExecRequest>) -> Result<Responses, Status> {
+        let first = requests.message().await?.and_then(|request| request.input);
+        let Some(Input::Command(mut command)) = first else {
+            return Err(Status::unknown("first exec request should describe a command to execute"));
+        };
+        if self.boot.old_agent {
+            command = Command { detach: false, env: HashMap::new(), workdir: String::new(), ..command };
+        }
+        if command.detach && (command.interactive || command.tty) {
+            return Err(Status::unknown("detach cannot be used with interactive or tty"));
+        }
+        let running = self.start(&command)?;
+        let (responses, stream) = mpsc::channel(WAITING_CHUNKS);
+        if command.detach {
+            // There is room for one, and a client that is gone already does not matter.
+            let _ = responses.try_send(Ok(Output::Exit(Exit { code: 0 }).into()));
+        } else {
+            tokio::spawn(attend(running, requests, responses));
+        }
+        Ok(ReceiverStream::new(stream))
+    }
+
+    fn resolve_ip(&self) -> Result<String, Status> {
+        match self.boot.address {
+            Some(address) => Ok(address.to_string()),
+            None => Err(Status::unknown("cannot resolve VM's IP address")),
+        }
+    }
+}
+
+/// Carries a command's streams until it has ended, or ends it when the client has gone.
+async fn attend(
+    running: Running,
+    requests: Streaming<ExecRequest>,
+    responses: Sender<Result<ExecResponse, Status>>,
+) {
+    let Running { group, stdin, outputs, exit_code, terminal } = running;
+    let outputs =
+        outputs.into_iter().map(|(from, label)| tokio::spawn(forward_output(from, label, responses.clone())));
+    let outputs: Vec<_> = outputs.collect();
+    let finished = async {
+        for output in outputs {
+            let _ = output.await;
+        }
+        exit_code.await.unwrap_or(-1)
+    };
+    tokio::select! {
+        code = finished => {
+            let _ = responses.send(Ok(Output::Exit(Exit { code }).into())).await;
+        }
+        () = responses.closed() => Processes::kill(group),
+        _ = forward_input(requests, stdin, terminal) => Processes::kill(group),
+    }
+}
+
+async fn forward_output(mut from: Reader, label: Label, to: Sender<Result<ExecResponse, Status>>) {
+    let mut buffer = vec![0; CHUNK];
+    // A terminal whose other end is closed says so by an error.
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        let chunk = IoChunk { data: buffer[..length].to_vec() };
+        if to.send(Ok(label(chunk).into())).await.is_err() {
+            break;
+        }
+    }
+}
+
+/// Ends only when the client breaks off: one that has said all it wants to say still listens.
+async fn forward_input(
+    mut requests: Streaming<ExecRequest>,
+    mut stdin: Option<Writer>,
+    terminal: Option<File>,
+) -> Result<Infallible, Status> {
+    while let Some(request) = requests.next().await {
+        match request?.input {
+            Some(Input::StandardInput(IoChunk { data })) => {
+                if data.is_empty() && terminal.is_none() {
+                    stdin = None;
+                } else if let Some(open) = &mut stdin {
+                    let data = if data.is_empty() { vec![END_OF_INPUT] } else { data };
+                    // A command that does not read its input is no failure.
+                    if open.write_all(&data).await.is_err() || open.flush().await.is_err() {
+                        stdin = None;
+                    }
+                }
+            }
+            Some(Input::TerminalResize(size)) => {
+                if let Some(terminal) = &terminal {
+                    resize(terminal, size);
+                }
+            }
+            Some(Input::Command(_)) | None => {}
+        }
+    }
+    // Standard input stays open: only an empty chunk is its end.
+    std::future::pending().await
+}
+
+fn resize(terminal: impl AsFd, size: TerminalSize) {
+    let characters = |number| u16::try_from(number).unwrap_or(u16::MAX);
+    let size =
+        Winsize { ws_row: characters(size.rows), ws_col: characters(size.cols), ws_xpixel: 0, ws_ypixel: 0 };
+    // A terminal that is just closing has no size any more.
+    let _ = tcsetwinsize(terminal, size);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tempfile::TempDir;
+    use tokio::net::UnixListener;
+
+    use super::super::boot::tests::boot;
+    use super::*;
+    use crate::guest_agent::{client::Client, server};
+
+    /// A guest without namespaces, and a client of its agent.
+    async fn guest(boot: Boot) -> (TempDir, Client) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("Users/admin/work")).unwrap();
+        let environment = Environment::new(&boot, dir.path(), "/no/such".into(), "/bin:/usr/bin".into());
+        let processes = Processes::new(false);
+        let agent = GuestAgent::new(boot, environment, processes.clone());
+        let listener = UnixListener::bind(dir.path().join("agent.sock")).unwrap();
+        tokio::spawn(server::serve(listener, agent));
+        tokio::spawn(async move { processes.reap().await });
+        let client = Client::connect(&dir.path().join("agent.sock"), Duration::from_secs(10)).await.unwrap();
+        (dir, client)
+    }
+
+    fn shell(script: &str) -> Command {
+        Command { name: "sh".into(), args: vec!["-c".into(), script.into()], ..Command::default() }
+    }
+
+    /// Everything that a command said, and its exit code.
+    async fn run(client: &mut Client, command: Command) -> Result<(String, Option<i32>), Status> {
+        let (requests, stream) = mpsc::channel(1);
+        requests.try_send(Input::Command(command).into()).unwrap();
+        let mut responses = client.exec(ReceiverStream::new(stream)).await?;
+        let (mut text, mut code) = (String::new(), None);
+        while let Some(response) = responses.message().await? {
+            match response.output {
+                Some(Output::Exit(exit)) => code = Some(exit.code),
+                Some(Output::StandardOutput(chunk) | Output::StandardError(chunk)) => {
+                    text.push_str(&String::from_utf8_lossy(&chunk.data));
+                }
+                None => {}
+            }
+        }
+        drop(requests);
+        Ok((text, code))
+    }
+
+    fn with_environment() -> Command {
+        let env = [("GREETING".to_owned(), "hello".to_owned())].into();
+        Command { env, workdir: "work".into(), ..shell("echo $GREETING ${PWD##*/}") }
+    }
+
+    #[tokio::test]
+    async fn environment_and_directory_are_the_clients_wish() {
+        let (_dir, mut client) = guest(boot()).await;
+        assert_eq!(run(&mut client, with_environment()).await.unwrap(), ("hello work\n".into(), Some(0)));
+    }
+
+    #[tokio::test]
+    async fn an_old_agent_ignores_both() {
+        let (_dir, mut client) = guest(Boot { old_agent: true, ..boot() }).await;
+        assert_eq!(run(&mut client, with_environment()).await.unwrap(), ("admin\n".into(), Some(0)));
+    }
+
+    #[tokio::test]
+    async fn a_signal_is_exit_code_minus_one() {
+        let (_dir, mut client) = guest(boot()).await;
+        assert_eq!(run(&mut client, shell("kill -9 $$")).await.unwrap(), (String::new(), Some(-1)));
+    }
+
+    #[tokio::test]
+    async fn refusals_are_of_an_unknown_kind() {
+        let (_dir, mut client) = guest(boot()).await;
+        for (command, message) in [
+            (
+                Command { name: "/no/such".into(), ..Command::default() },
+                "fork/exec /no/such: no such file or directory",
+            ),
+            (
+                Command { workdir: "/no/such".into(), ..shell("") },
+                "chdir /no/such: no such file or directory",
+            ),
+            (
+                Command { detach: true, tty: true, ..shell("") },
+                "detach cannot be used with interactive or tty",
+            ),
+        ] {
+            let status = run(&mut client, command).await.unwrap_err();
+            assert_eq!((status.code(), status.message()), (tonic::Code::Unknown, message));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_command_comes_first() {
+        let (_dir, mut client) = guest(boot()).await;
+        let (requests, stream) = mpsc::channel(1);
+        requests.try_send(Input::StandardInput(IoChunk::default()).into()).unwrap();
+        let status = client.exec(ReceiverStream::new(stream)).await.unwrap_err();
+        assert_eq!(status.message(), "first exec request should describe a command to execute");
+    }
+
+    #[tokio::test]
+    async fn only_an_empty_chunk_ends_standard_input() {
+        let (_dir, mut client) = guest(boot()).await;
+        let (requests, stream) = mpsc::channel(3);
+        let command = Command { interactive: true, ..shell("cat; echo end") };
+        requests.try_send(Input::Command(command).into()).unwrap();
+        requests.try_send(Input::StandardInput(IoChunk { data: b"text\n".to_vec() }).into()).unwrap();
+        let mut responses = client.exec(ReceiverStream::new(stream)).await.unwrap();
+        let first = responses.message().await.unwrap().unwrap();
+        assert_eq!(first, Output::StandardOutput(IoChunk { data: b"text\n".to_vec() }).into());
+        requests.try_send(Input::StandardInput(IoChunk::default()).into()).unwrap();
+        let second = responses.message().await.unwrap().unwrap();
+        assert_eq!(second, Output::StandardOutput(IoChunk { data: b"end\n".to_vec() }).into());
+    }
+
+    #[tokio::test]
+    async fn the_address_is_the_guests_own() {
+        let (_dir, mut client) = guest(boot()).await;
+        assert_eq!(Some(client.resolve_ip().await.unwrap()), boot().address);
+        let (_dir, mut client) = guest(Boot { address: None, ..boot() }).await;
+        assert_eq!(client.resolve_ip().await.unwrap_err().message(), "cannot resolve VM's IP address");
+    }
+}

@@ -1,0 +1,116 @@
+//! What a guest is told when it boots.
+
+use std::io::{self, Read};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Os;
+
+/// Everything that a guest knows of its virtual hardware and of its image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Boot {
+    pub(crate) os: Os,
+    /// The user that is logged in.
+    pub(crate) user: String,
+    /// Whether the system's files are read-only.
+    pub(crate) sealed: bool,
+    /// What the network gave to this guest, if it gave anything.
+    pub(crate) address: Option<Ipv4Addr>,
+    pub(crate) shares: Vec<Share>,
+    /// The image's command to run at boot; empty for none.
+    pub(crate) command: Vec<String>,
+    /// Whether the image has a guest agent.
+    pub(crate) agent: bool,
+    /// From the boot until the guest agent answers.
+    pub(crate) agent_delay: Duration,
+    /// Whether the guest agent is older than 0.10, which knows neither `env` nor `workdir` nor `detach`.
+    pub(crate) old_agent: bool,
+    /// How long a shutdown takes at least.
+    pub(crate) shutdown_delay: Duration,
+}
+
+/// A directory of the host that the guest can mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Share {
+    pub(crate) tag: String,
+    /// The directory's name below the mount point; a single share may have none and is the mount point itself.
+    pub(crate) name: Option<String>,
+    pub(crate) path: PathBuf,
+    pub(crate) read_only: bool,
+}
+
+impl Boot {
+    /// The one line that `tart run` writes to a guest before anything else.
+    pub(super) fn to_line(&self) -> io::Result<Vec<u8>> {
+        let mut line = serde_json::to_vec(self)?;
+        line.push(b'\n');
+        Ok(line)
+    }
+
+    /// Reads that line, and not a byte more: what follows is for whoever watches the power.
+    pub(super) fn read_line(mut from: impl Read) -> io::Result<Self> {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        loop {
+            from.read_exact(&mut byte)?;
+            if byte == *b"\n" {
+                return Ok(serde_json::from_slice(&line)?);
+            }
+            line.push(byte[0]);
+        }
+    }
+
+    /// The name that the guest has on its network.
+    pub(crate) fn host_name(&self) -> String {
+        match self.os {
+            Os::Darwin => format!("{}s-Virtual-Machine", self.user),
+            Os::Linux => "ubuntu".into(),
+        }
+    }
+
+    /// The logged-in user's home directory, as the guest names it.
+    pub(super) fn home(&self) -> PathBuf {
+        match self.os {
+            Os::Darwin => PathBuf::from("/Users").join(&self.user),
+            Os::Linux => PathBuf::from("/home").join(&self.user),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A macOS guest with nothing special.
+    pub(in crate::guest) fn boot() -> Boot {
+        Boot {
+            os: Os::Darwin,
+            user: "admin".into(),
+            sealed: true,
+            address: Some(Ipv4Addr::new(127, 64, 0, 2)),
+            shares: Vec::new(),
+            command: Vec::new(),
+            agent: true,
+            agent_delay: Duration::ZERO,
+            old_agent: false,
+            shutdown_delay: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_boot_is_one_line_and_reading_it_leaves_the_rest() {
+        let mut text = boot().to_line().unwrap();
+        text.extend_from_slice(b"power-button\n");
+        let mut from = text.as_slice();
+        assert_eq!(Boot::read_line(&mut from).unwrap(), boot());
+        assert_eq!(from, b"power-button\n");
+    }
+
+    #[test]
+    fn a_power_cut_before_the_line_is_complete_is_an_error() {
+        assert!(Boot::read_line(&b"{\"os\":"[..]).is_err());
+    }
+}

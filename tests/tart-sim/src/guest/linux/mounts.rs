@@ -1,0 +1,44 @@
+//! The three kinds of mounts that a guest is made of.
+
+use std::io;
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+/// Shows a directory, with all that is mounted in it, or a file in a second place.
+pub(super) fn bind(from: &Path, to: &Path) -> io::Result<()> {
+    mount_at(Some(from), to, None, MsFlags::MS_BIND | MsFlags::MS_REC, None)
+}
+
+/// Makes one mount read-only, not what is mounted in it.
+pub(super) fn make_read_only(path: &Path) -> io::Result<()> {
+    // A user namespace may add restrictions but not lift those that the mount came with.
+    let present = statvfs(path)?.flags();
+    let kept = [
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+    ]
+    .into_iter()
+    .filter(|(flag, _)| present.contains(*flag))
+    .map(|(_, flag)| flag)
+    .collect::<MsFlags>();
+    mount_at(None, path, None, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | kept, None)
+}
+
+/// Mounts a file system, or changes a mount when it has no type.
+pub(super) fn mount_at(
+    from: Option<&Path>,
+    to: &Path,
+    kind: Option<&str>,
+    flags: MsFlags,
+    options: Option<&str>,
+) -> io::Result<()> {
+    mount(from, to, kind, flags, options).map_err(|error| {
+        io::Error::other(format!("mount {} ({}): {error}", to.display(), kind.unwrap_or("bind")))
+    })
+}

@@ -1,0 +1,114 @@
+//! The virtual machine as `tart run` holds it: the guest's processes, its power button and its mains.
+
+use std::env;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::{Child, ChildStdin, Command};
+
+use super::{Boot, INIT};
+
+/// The launcher's or init's exit codes, by which `tart run` learns why a guest ended.
+pub(super) mod exit {
+    /// The guest shut itself down, or lost its power.
+    pub(in crate::guest) const POWERED_OFF: u8 = 0;
+    /// The guest wants to be started again.
+    pub(in crate::guest) const REBOOT: u8 = 70;
+    /// This machine does not allow namespaces or mounts.
+    pub(in crate::guest) const NOT_ISOLATED: u8 = 71;
+}
+
+/// The line on the guest's mains that means: somebody pressed the power button.
+pub(super) const POWER_BUTTON: &str = "power-button";
+
+/// How a guest came to its end.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Halt {
+    /// It shut itself down.
+    PoweredOff,
+    /// It restarts.
+    Reboot,
+    /// Its first process died.
+    Crashed,
+}
+
+/// A virtual machine that is switched on.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    guest_dir: PathBuf,
+    boot: Boot,
+    init: Child,
+    mains: ChildStdin,
+}
+
+impl Machine {
+    /// Switches the machine on. All that the guest keeps is in the directory. It is isolated where that is possible.
+    pub(crate) async fn start(guest_dir: &Path, boot: Boot, isolated: bool) -> io::Result<Self> {
+        std::fs::create_dir_all(guest_dir)?;
+        let (init, mains) = spawn(guest_dir, &boot, isolated && cfg!(target_os = "linux")).await?;
+        Ok(Self { guest_dir: guest_dir.into(), boot, init, mains })
+    }
+
+    /// Waits until the guest ends by itself. May be cancelled and called again.
+    pub(crate) async fn halted(&mut self) -> io::Result<Halt> {
+        loop {
+            let status = self.init.wait().await?;
+            if !is(status, exit::NOT_ISOLATED) {
+                return Ok(halt(status));
+            }
+            (self.init, self.mains) = spawn(&self.guest_dir, &self.boot, false).await?;
+        }
+    }
+
+    /// Asks the guest to shut down, as the power button does.
+    pub(crate) async fn press_power_button(&mut self) -> io::Result<()> {
+        self.mains.write_all(format!("{POWER_BUTTON}\n").as_bytes()).await
+    }
+
+    /// Switches the machine off: the guest is gone when this returns.
+    pub(crate) async fn cut_power(self) -> io::Result<()> {
+        let Self { mut init, mains, .. } = self;
+        drop(mains);
+        init.wait().await.map(|_| ())
+    }
+}
+
+/// Starts the guest's first process, in namespaces of its own if `isolated`.
+async fn spawn(guest_dir: &Path, boot: &Boot, isolated: bool) -> io::Result<(Child, ChildStdin)> {
+    let name = if isolated { super::LAUNCHER } else { INIT };
+    let mut init = Command::new(own_program()?)
+        .arg0(name)
+        .current_dir(guest_dir)
+        // A Ctrl-C in the terminal is for `tart run` alone: a real guest is no member of its process group.
+        .process_group(0)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(File::create(guest_dir.join("console.log"))?)
+        .spawn()?;
+    let mut mains = init.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    mains.write_all(&boot.to_line()?).await?;
+    Ok((init, mains))
+}
+
+/// This binary, also if the file was replaced since it was started.
+fn own_program() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { env::current_exe() }
+}
+
+fn halt(status: ExitStatus) -> Halt {
+    if is(status, exit::POWERED_OFF) {
+        Halt::PoweredOff
+    } else if is(status, exit::REBOOT) {
+        Halt::Reboot
+    } else {
+        Halt::Crashed
+    }
+}
+
+fn is(status: ExitStatus, code: u8) -> bool {
+    status.code() == Some(i32::from(code))
+}

@@ -1,0 +1,161 @@
+//! The processes of a guest: init starts them, and reaps them all, also those whose parents died.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{ChildStderr, ChildStdin, ChildStdout, Command};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+/// The exit code of a process that a signal ended.
+const KILLED: i32 = -1;
+
+/// All process groups that init started and that still have members.
+#[derive(Debug, Clone)]
+pub(super) struct Processes {
+    running: Arc<Mutex<Groups>>,
+    /// Whether this guest has a PID namespace, in which everyone is init's.
+    isolated: bool,
+}
+
+/// By the leader's process id: where its exit code goes, or nothing once the leader has ended.
+#[derive(Debug, Default)]
+struct Groups(HashMap<i32, Option<oneshot::Sender<i32>>>);
+
+impl Groups {
+    /// The leaders that have not ended.
+    fn leaders(&self) -> Vec<Option<Pid>> {
+        self.0
+            .iter()
+            .filter(|(_, exit_code)| exit_code.is_some())
+            .map(|(&id, _)| Some(Pid::from_raw(id)))
+            .collect()
+    }
+
+    /// A process has ended, maybe a group's leader.
+    fn end(&mut self, id: Pid, code: i32) {
+        if let Some(group) = self.0.get_mut(&id.as_raw())
+            && let Some(exit_code) = group.take()
+        {
+            // Nobody waits for a detached command.
+            let _ = exit_code.send(code);
+        }
+        if killpg(id, None).is_err() {
+            self.0.remove(&id.as_raw());
+        }
+    }
+}
+
+/// Who makes a process the leader of its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Whoever starts it.
+    Plain,
+    /// The process, by making itself the leader of a session, which a group's leader could not.
+    Session,
+}
+
+/// A process that was just started, leader of its own group.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) group: Pid,
+    pub(super) stdin: Option<ChildStdin>,
+    pub(super) stdout: Option<ChildStdout>,
+    pub(super) stderr: Option<ChildStderr>,
+    /// Its exit code, once it has ended.
+    pub(super) exit_code: oneshot::Receiver<i32>,
+}
+
+impl Processes {
+    /// No processes yet.
+    pub(super) fn new(isolated: bool) -> Self {
+        Self { running: Arc::default(), isolated }
+    }
+
+    /// Starts a process that becomes the leader of its own group.
+    pub(super) fn start(&self, command: &mut Command, kind: Kind) -> io::Result<Started> {
+        if kind == Kind::Plain {
+            command.process_group(0);
+        }
+        // Held until the process is known, so that the reaper cannot meet it unknown.
+        let mut running = self.running();
+        let child = command.spawn()?;
+        let id = i32::try_from(child.id()).map_err(io::Error::other)?;
+        let (ended, exit_code) = oneshot::channel();
+        running.0.insert(id, Some(ended));
+        Ok(Started {
+            group: Pid::from_raw(id),
+            stdin: child.stdin,
+            stdout: child.stdout,
+            stderr: child.stderr,
+            exit_code,
+        })
+    }
+
+    /// Kills a process that was started here, and its group.
+    pub(super) fn kill(group: Pid) {
+        // There may be no group yet, or only the group any more.
+        let _ = kill(group, Signal::SIGKILL);
+        let _ = killpg(group, Signal::SIGKILL);
+    }
+
+    /// Reaps for ever.
+    pub(super) async fn reap(&self) -> io::Result<()> {
+        let mut children = signal(SignalKind::child())?;
+        loop {
+            self.reap_ended();
+            children.recv().await;
+        }
+    }
+
+    /// Sends a signal to every process of this guest.
+    pub(super) fn signal_all(&self, signal: Signal) {
+        if self.isolated {
+            // Everyone in the namespace but init itself. Nobody there is fine.
+            let _ = kill(Pid::from_raw(-1), signal);
+        } else {
+            for &group in self.running().0.keys() {
+                let _ = killpg(Pid::from_raw(group), signal);
+            }
+        }
+    }
+
+    /// Waits until no process is left.
+    pub(super) async fn all_ended(&self) -> io::Result<()> {
+        let mut children = signal(SignalKind::child())?;
+        while self.reap_ended() {
+            children.recv().await;
+        }
+        Ok(())
+    }
+
+    /// Reaps whoever has ended, and tells whether anyone is left.
+    fn reap_ended(&self) -> bool {
+        let mut groups = self.running();
+        // Init is everyone's last parent. Where it is not, others in this process may wait for children of their own.
+        let children = if self.isolated { vec![None] } else { groups.leaders() };
+        let mut anyone_left = false;
+        for child in children {
+            anyone_left |= loop {
+                match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
+                    Ok(WaitStatus::Exited(id, code)) => groups.end(id, code),
+                    Ok(WaitStatus::Signaled(id, ..)) => groups.end(id, KILLED),
+                    Ok(WaitStatus::StillAlive) => break true,
+                    Ok(_) | Err(Errno::EINTR) => {}
+                    Err(_) => break false,
+                }
+            };
+        }
+        anyone_left
+    }
+
+    fn running(&self) -> MutexGuard<'_, Groups> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

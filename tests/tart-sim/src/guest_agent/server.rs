@@ -1,0 +1,121 @@
+//! Serving the guest agent on a unix socket.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::codegen::http;
+use tonic::server::Grpc;
+use tonic::{Request, Response, Status, Streaming};
+use tonic_prost::ProstCodec;
+use tower::Service;
+
+use super::{EXEC_PATH, ExecRequest, ExecResponse, RESOLVE_IP_PATH, ResolveIpRequest, ResolveIpResponse};
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The guest's side of a running command.
+pub(crate) type Responses = ReceiverStream<Result<ExecResponse, Status>>;
+
+/// What a guest agent can do.
+pub(crate) trait Agent: Send + Sync + 'static {
+    /// Runs a command; it lives as long as the stream of responses.
+    fn exec(
+        &self,
+        requests: Streaming<ExecRequest>,
+    ) -> impl Future<Output = Result<Responses, Status>> + Send;
+
+    /// The guest's address.
+    fn resolve_ip(&self) -> Result<String, Status>;
+}
+
+/// Answers every connection of the listener, for ever.
+pub(crate) async fn serve<A: Agent>(listener: UnixListener, agent: A) {
+    let agent = Arc::new(agent);
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { continue };
+        let router = TowerToHyperService::new(Router(Arc::clone(&agent)));
+        tokio::spawn(async move {
+            // A connection that breaks is the client's affair.
+            let _ = auto::Builder::new(TokioExecutor::new())
+                .http2_only()
+                .serve_connection(TokioIo::new(stream), router)
+                .await;
+        });
+    }
+}
+
+/// Chooses the call by the request's path.
+struct Router<A>(Arc<A>);
+
+impl<A> Clone for Router<A> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A: Agent, B> Service<http::Request<B>> for Router<A>
+where
+    B: tonic::codegen::Body + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError> + Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let agent = Arc::clone(&self.0);
+        Box::pin(async move {
+            Ok(match request.uri().path() {
+                EXEC_PATH => Grpc::new(ProstCodec::default()).streaming(Exec(agent), request).await,
+                RESOLVE_IP_PATH => Grpc::new(ProstCodec::default()).unary(ResolveIp(agent), request).await,
+                path => Status::unimplemented(format!("unknown method {path}")).into_http(),
+            })
+        })
+    }
+}
+
+struct Exec<A>(Arc<A>);
+
+impl<A: Agent> Service<Request<Streaming<ExecRequest>>> for Exec<A> {
+    type Response = Response<Responses>;
+    type Error = Status;
+    type Future = BoxFuture<Result<Self::Response, Status>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Streaming<ExecRequest>>) -> Self::Future {
+        let agent = Arc::clone(&self.0);
+        Box::pin(async move { agent.exec(request.into_inner()).await.map(Response::new) })
+    }
+}
+
+struct ResolveIp<A>(Arc<A>);
+
+impl<A: Agent> Service<Request<ResolveIpRequest>> for ResolveIp<A> {
+    type Response = Response<ResolveIpResponse>;
+    type Error = Status;
+    type Future = std::future::Ready<Result<Self::Response, Status>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<ResolveIpRequest>) -> Self::Future {
+        std::future::ready(self.0.resolve_ip().map(|ip| Response::new(ResolveIpResponse { ip })))
+    }
+}

@@ -1,0 +1,15 @@
+//! Every command that needs no running guest, through the binary: words, exit codes and files.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod archive;
+mod cache;
+mod clone;
+mod disturbance;
+mod local;
+mod mac;
+mod outage;
+mod private;
+mod prune;
+mod pull;
+mod usage;
