@@ -18,6 +18,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use jiff::Timestamp;
 use nix::unistd::setsid;
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
@@ -98,20 +99,27 @@ impl Shim {
 
     /// Makes the VM. Everything up to here can be thrown away and done again.
     async fn prepare(&self) -> Result<Result<(), Ending>, StateError> {
-        self.enter(Stage::Cloning)?;
+        self.attempt.begin()?;
+        self.enter(Stage::Cloning);
+        // The disk has time for this while tart clones.
+        let attempt = self.attempt.clone();
+        let begun = spawn_blocking(move || attempt.sync_begun());
         if let Err(error) = self.tart.clone_image(&self.spec.image, &self.spec.vm).await {
             return Ok(Err(not_started("CreateContainerError", &error)));
         }
-        self.enter(Stage::Configuring)?;
+        self.enter(Stage::Configuring);
         let size = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
         if let Err(error) = self.tart.configure(&self.spec.vm, size).await {
             return Ok(Err(not_started("CreateContainerError", &error)));
+        }
+        if let Ok(synced) = begun.await {
+            synced?;
         }
         Ok(Ok(()))
     }
 
     async fn run_vm(mut self) -> Result<(), ShimError> {
-        self.enter(Stage::Booting)?;
+        self.enter(Stage::Booting);
         let mut child = match self.tart.run(&self.spec.vm) {
             Ok(child) => child,
             Err(error) => return self.finish(not_started("StartError", &error), None),
@@ -210,14 +218,14 @@ impl Shim {
 
     fn running(&self, container: &mut Container, address: IpAddr) {
         container.started_at = Some(Timestamp::now());
-        if let Err(error) = self.enter(Stage::Running { address }) {
-            // The VM runs on; a full disk must not end somebody's job.
-            warn!(error = chain(&error), "the VM runs, but that cannot be written down");
-        }
+        self.enter(Stage::Running { address });
     }
 
-    fn enter(&self, stage: Stage) -> Result<(), StateError> {
-        self.attempt.progress(&Progress { stage, since: Timestamp::now() })
+    fn enter(&self, stage: Stage) {
+        if let Err(error) = self.attempt.progress(&Progress { stage, since: Timestamp::now() }) {
+            // The VM goes on; a full disk must not end somebody's job.
+            warn!(error = chain(&error), ?stage, "how far the VM has come cannot be written down");
+        }
     }
 
     fn finish(&self, ending: Ending, started_at: Option<Timestamp>) -> Result<(), ShimError> {

@@ -5,6 +5,7 @@
 //! pods/<uid>/pod.json           the Pod as it was accepted
 //! pods/<uid>/<restart>/         one VM:
 //!     spec.json                 what the shim is to run
+//!     begun                     a shim has taken it up: it is never run again
 //!     progress.json             how far the shim has come
 //!     stop.json                 the agent asks the shim to stop the VM
 //!     result.json               how its command ended, written while the VM still has to be stopped

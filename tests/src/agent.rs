@@ -34,7 +34,7 @@ impl Agent {
         let directory = mac.sandbox().directory("agent")?;
         let agent = Self {
             mac: mac.clone(),
-            program: programs::find("tart-kubelet")?,
+            program: programs::agent()?,
             directory,
             arguments: Vec::new(),
             environment: Vec::new(),

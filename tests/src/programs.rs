@@ -28,6 +28,14 @@ pub fn find(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Finds the agent: the one that `TART_KUBELET_BINARY` names, or the one next to the running program.
+pub fn agent() -> Result<PathBuf> {
+    match std::env::var_os("TART_KUBELET_BINARY") {
+        Some(program) => std::path::absolute(&program).context("TART_KUBELET_BINARY is empty"),
+        None => find("tart-kubelet"),
+    }
+}
+
 /// Finds programs of the control plane, building what is missing, and returns the directory that holds them.
 ///
 /// What takes minutes is told on stderr.

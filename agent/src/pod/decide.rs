@@ -100,12 +100,12 @@ fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
     if let Some(old) = forgotten.first() {
         return Decision::Drop(old.restart);
     }
-    match (current.holder, &current.outcome, &current.progress, &current.spec) {
+    match (current.holder, &current.outcome, current.begun, &current.spec) {
         (Holder::Shim, None, ..) => Decision::Wait(None),
         (Holder::Tart, ..) => Decision::StopOrphan(current.restart),
-        (Holder::Nobody, None, None, None) => plan(seen, current.restart, crashes_before(previous)),
-        (Holder::Nobody, None, None, Some(_)) => Decision::Launch(current.restart),
-        (Holder::Nobody, None, Some(_), _) => Decision::RecordLoss(current.restart),
+        (Holder::Nobody, None, false, None) => plan(seen, current.restart, crashes_before(previous)),
+        (Holder::Nobody, None, false, Some(_)) => Decision::Launch(current.restart),
+        (Holder::Nobody, None, true, _) => Decision::RecordLoss(current.restart),
         // Whoever has written an outcome is on its way out.
         (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => Decision::Clean(current.restart),
         (Holder::Shim | Holder::Nobody, Some(outcome), _, Some(spec)) => match verdict(policy, spec, outcome)

@@ -29,7 +29,9 @@ pub struct AttemptView {
     pub holder: Holder,
     /// What was planned; absent when the agent died before it had written it.
     pub spec: Option<ShimSpec>,
-    /// How far the shim has come; absent when none has ever taken the VM up.
+    /// Whether a shim has ever taken it up.
+    pub begun: bool,
+    /// How far the shim has come.
     pub progress: Option<Progress>,
     /// What the shim was asked for.
     pub stop: Option<StopRequest>,
@@ -101,10 +103,11 @@ impl Attempt {
             restart: self.restart,
             holder,
             spec: self.read("spec.json")?,
+            begun: self.has_begun()?,
             progress: self.read("progress.json")?,
             stop: self.read("stop.json")?,
-            result: self.read("result.json")?,
-            outcome: self.read("outcome.json")?,
+            result: self.read_durable("result.json")?,
+            outcome: self.read_durable("outcome.json")?,
             cleaned: self.path.join("cleaned").exists(),
         })
     }
@@ -132,6 +135,16 @@ impl Attempt {
         self.take("tart.lock")
     }
 
+    /// Records that the VM is taken up: from here on it is never run again.
+    pub fn begin(&self) -> Result<(), StateError> {
+        self.touch("begun")
+    }
+
+    /// Returns when not even a power cut can undo [`begin`](Self::begin).
+    pub fn sync_begun(&self) -> Result<(), StateError> {
+        file::sync(&self.path.join("begun"))
+    }
+
     /// Records how far the shim has come.
     pub fn progress(&self, progress: &Progress) -> Result<(), StateError> {
         file::write(&self.path.join("progress.json"), progress)
@@ -149,18 +162,17 @@ impl Attempt {
 
     /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
     pub fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
-        file::write(&self.path.join("result.json"), outcome)
+        file::write_durably(&self.path.join("result.json"), outcome)
     }
 
     /// Records how the VM ended. It is the last thing that is done for it: nothing of it may run any more.
     pub fn finish(&self, outcome: &Outcome) -> Result<(), StateError> {
-        file::write(&self.path.join("outcome.json"), outcome)
+        file::write_durably(&self.path.join("outcome.json"), outcome)
     }
 
     /// Records that the VM is deleted.
     pub fn mark_cleaned(&self) -> Result<(), StateError> {
-        let path = self.path.join("cleaned");
-        File::create(&path).map(drop).map_err(|source| StateError::new("create", &path, source))
+        self.touch("cleaned")
     }
 
     /// Forgets the VM.
@@ -170,6 +182,15 @@ impl Attempt {
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
         file::read(&self.path.join(name))
+    }
+
+    fn read_durable<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
+        file::read_durable(&self.path.join(name))
+    }
+
+    fn touch(&self, name: &str) -> Result<(), StateError> {
+        let path = self.path.join(name);
+        File::create(&path).map(drop).map_err(|source| StateError::new("create", &path, source))
     }
 
     fn is_held(&self, name: &str) -> Result<bool, StateError> {
@@ -215,14 +236,15 @@ mod tests {
         let attempt = pod.attempt(Restart(3));
         attempt.plan(&spec(&attempt)).unwrap();
         let seen = || attempt.view().unwrap();
-        assert_eq!((seen().holder, seen().progress), (Holder::Nobody, None));
+        assert_eq!((seen().holder, seen().begun), (Holder::Nobody, false));
 
         let lock = attempt.seal().unwrap().expect("nobody else is the shim").into_file();
         let shim = attempt.inherit_shim_lock(lock).unwrap().expect("it is the right lock");
         let tart = attempt.take_tart_lock().unwrap().unwrap();
+        attempt.begin().unwrap();
         let progress = Progress { stage: Stage::Booting, since: Timestamp::UNIX_EPOCH };
         attempt.progress(&progress).unwrap();
-        assert_eq!((seen().holder, seen().progress), (Holder::Shim, Some(progress)));
+        assert_eq!((seen().holder, seen().begun, seen().progress), (Holder::Shim, true, Some(progress)));
 
         drop(shim);
         assert_eq!(seen().holder, Holder::Tart);

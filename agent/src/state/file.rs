@@ -32,29 +32,67 @@ impl StateError {
     }
 }
 
-/// Writes `value` so that a reader, or a crash at any instant, sees the old content or the new one, never a part.
+/// Writes `value` so that a reader, or the death of any process, sees the old content or the new one, never a part.
+///
+/// A power cut may still undo it; [`write_durably`] is for what must not be undone.
 pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StateError> {
-    let attempt = || -> io::Result<()> {
-        let temp = path.with_extension("tmp");
-        let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&temp)?;
-        file.write_all(&serde_json::to_vec(value)?)?;
-        file.sync_all()?;
-        fs::rename(&temp, path)?;
-        sync_parent(path)
-    };
-    attempt().map_err(|source| StateError::new("write", path, source))
+    replace(path, value, |_| Ok(())).map_err(|source| StateError::new("write", path, source))
 }
 
-/// Reads a file written by [`write`]; an absent one is `None`.
+/// Writes `value` as [`write`] does, and returns when not even a power cut can undo it.
+pub(super) fn write_durably<T: Serialize>(path: &Path, value: &T) -> Result<(), StateError> {
+    let durably = || {
+        replace(path, value, File::sync_all)?;
+        sync_parent(path)
+    };
+    durably().map_err(|source| StateError::new("write", path, source))
+}
+
+/// Returns when not even a power cut can undo what was written to `path`.
+pub(super) fn sync(path: &Path) -> Result<(), StateError> {
+    let sync = || {
+        File::open(path)?.sync_all()?;
+        sync_parent(path)
+    };
+    sync().map_err(|source| StateError::new("sync", path, source))
+}
+
+fn replace<T: Serialize>(
+    path: &Path,
+    value: &T,
+    before_rename: impl Fn(&File) -> io::Result<()>,
+) -> io::Result<()> {
+    let temp = path.with_extension("tmp");
+    let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&temp)?;
+    file.write_all(&serde_json::to_vec(value)?)?;
+    before_rename(&file)?;
+    fs::rename(&temp, path)
+}
+
+/// Reads a file written by [`write`]; one that is absent, or that a power cut has spoilt, is `None`.
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
+    match read_durable(path) {
+        Err(StateError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
+            tracing::warn!(path = %path.display(), error = %source, "the file is spoilt; going on without it");
+            Ok(None)
+        }
+        other => other,
+    }
+}
+
+/// Reads a file written by [`write_durably`]; an absent one is `None`.
+pub(super) fn read_durable<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
     let attempt = || -> io::Result<Option<T>> {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let value = serde_json::from_reader(io::Read::take(io::BufReader::new(file), MAX_BYTES))?;
-        Ok(Some(value))
+        let value = serde_json::from_reader(io::Read::take(io::BufReader::new(file), MAX_BYTES));
+        value.map(Some).map_err(|error| match error.io_error_kind() {
+            Some(kind) => io::Error::new(kind, error),
+            None => io::Error::new(io::ErrorKind::InvalidData, error),
+        })
     };
     attempt().map_err(|source| StateError::new("read", path, source))
 }
@@ -74,7 +112,6 @@ pub(super) fn create_dir(path: &Path) -> Result<(), StateError> {
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .and_then(|()| sync_parent(path))
         .map_err(|source| StateError::new("create", path, source))
 }
 
@@ -118,11 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_is_an_error_that_names_it() {
+    fn a_broken_file_is_an_error_where_it_was_promised_to_last() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
         fs::write(&path, "{").unwrap();
-        let error = read::<u32>(&path).unwrap_err();
+        let error = read_durable::<u32>(&path).unwrap_err();
         assert!(error.to_string().ends_with("a.json"), "{error}");
+        assert_eq!(read::<u32>(&path).unwrap(), None);
     }
 }

@@ -28,6 +28,7 @@ fn planned(restart: u32) -> AttemptView {
         restart: Restart(restart),
         holder: Holder::Nobody,
         spec: Some(spec(restart)),
+        begun: false,
         progress: None,
         stop: None,
         result: None,
@@ -38,7 +39,7 @@ fn planned(restart: u32) -> AttemptView {
 
 fn live(restart: u32) -> AttemptView {
     let progress = Progress { stage: Stage::Booting, since: at(90) };
-    AttemptView { holder: Holder::Shim, progress: Some(progress), ..planned(restart) }
+    AttemptView { holder: Holder::Shim, begun: true, progress: Some(progress), ..planned(restart) }
 }
 
 fn ended(restart: u32, code: i32) -> AttemptView {
@@ -134,6 +135,7 @@ fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
             AttemptView {
                 holder,
                 spec: full.spec.filter(|_| spec),
+                begun,
                 progress: full.progress.filter(|_| begun),
                 stop: stop.then_some(StopRequest { deadline: at(120) }),
                 outcome: full.outcome.filter(|_| over),
@@ -170,7 +172,7 @@ proptest! {
         if let Decision::Plan { .. } | Decision::Launch(_) = decide(&seen) {
             for attempt in &seen.attempts {
                 prop_assert!(attempt.holder == Holder::Nobody || attempt.outcome.is_some() && attempt.holder == Holder::Shim);
-                let untouched = attempt.outcome.is_none() && attempt.progress.is_none();
+                let untouched = attempt.outcome.is_none() && !attempt.begun;
                 prop_assert!(attempt.cleaned || untouched, "{:?}", attempt);
             }
         }

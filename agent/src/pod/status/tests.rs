@@ -35,6 +35,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
             log: "/log".into(),
             crashes: 0,
         }),
+        begun: stage.is_some(),
         progress: stage.map(|stage| Progress { stage, since: at(50) }),
         stop: None,
         result: None,

@@ -14,7 +14,7 @@ const SETTLE: Duration = Duration::from_secs(15);
 /// Size of the agent's binary in MB.
 #[expect(clippy::cast_precision_loss, reason = "a binary has far less than 2^52 bytes")]
 pub(crate) fn binary_size() -> Result<f64> {
-    let program = programs::find("tart-kubelet")?;
+    let program = programs::agent()?;
     Ok(std::fs::metadata(&program).with_context(|| program.display().to_string())?.len() as f64 / 1e6)
 }
 
