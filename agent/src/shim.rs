@@ -35,6 +35,8 @@ use vm_output::VmOutput;
 const ADDRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long one such question may take.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(2);
+/// How long a command is given to fail to start.
+const SILENT_START: Duration = Duration::from_millis(250);
 /// How long a guest may take from power-on to an answering guest agent.
 const BOOT_LIMIT: Duration = Duration::from_mins(15);
 
@@ -169,18 +171,28 @@ impl Shim {
         let Ok((mut guest, _)) = timeout(BOOT_LIMIT, self.guest_agent()).await else {
             return guest_agent_missing();
         };
-        let started = guest.exec(command).await;
-        match started {
-            Ok(events) => {
+        let exec = guest.exec(command);
+        tokio::pin!(exec);
+        // A command that cannot start says so at once; one that is silent says nothing at all until it ends.
+        let events = match timeout(SILENT_START, &mut exec).await {
+            Ok(Err(error)) => return command_not_started(command, &error),
+            Ok(Ok(events)) => {
                 self.running(container, address);
-                let ending = follow(events, &mut log).await;
-                if let Err(error) = log.close() {
-                    warn!(%error, "the end of the container's log is lost");
-                }
-                ending
+                Ok(events)
             }
-            Err(error) => command_not_started(command, &error),
+            Err(_) => {
+                self.running(container, address);
+                exec.await
+            }
+        };
+        let ending = match events {
+            Ok(events) => follow(events, &mut log).await,
+            Err(error) => lost(&error),
+        };
+        if let Err(error) = log.close() {
+            warn!(%error, "the end of the container's log is lost");
         }
+        ending
     }
 
     /// The guest's address, from the guest agent or from its DHCP lease, whichever is there first.
@@ -207,10 +219,14 @@ impl Shim {
     async fn guest_agent(&self) -> (Guest, IpAddr) {
         let socket = self.tart.vm_dir(&self.spec.vm).join("control.sock");
         loop {
-            if let Ok(mut guest) = Guest::connect(&socket).await
-                && let Ok(address) = guest.address(ADDRESS_LIMIT).await
-            {
-                break (guest, address);
+            let ask = async {
+                let mut guest = Guest::connect(&socket).await?;
+                let address = guest.address().await?;
+                Ok::<_, GuestError>((guest, address))
+            };
+            // Whoever listens there may accept and then say nothing.
+            if let Ok(Ok(answer)) = timeout(ADDRESS_LIMIT, ask).await {
+                break answer;
             }
             sleep(ADDRESS_INTERVAL).await;
         }
@@ -277,6 +293,11 @@ async fn follow(
         }
     }
     Ending::Exited { code: 255, message: Some("the guest agent went away while the command ran".to_owned()) }
+}
+
+/// A command that the guest agent no longer tells about.
+fn lost(error: &GuestError) -> Ending {
+    Ending::Exited { code: 255, message: Some(format!("lost the command: {}", chain(error))) }
 }
 
 fn command_exited(code: i32) -> Ending {

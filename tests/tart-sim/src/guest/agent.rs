@@ -13,7 +13,6 @@ use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::Boot;
@@ -140,7 +139,7 @@ impl Agent for GuestAgent {
         } else {
             tokio::spawn(attend(running, requests, responses));
         }
-        Ok(ReceiverStream::new(stream))
+        Ok(Responses::begin(stream).await)
     }
 
     fn resolve_ip(&self) -> Result<String, Status> {

@@ -10,7 +10,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::UnixListener;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
 use tonic::body::Body;
 use tonic::codegen::http;
 use tonic::server::Grpc;
@@ -22,8 +23,32 @@ use super::{EXEC_PATH, ExecRequest, ExecResponse, RESOLVE_IP_PATH, ResolveIpRequ
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
+type Answer = Result<ExecResponse, Status>;
+
 /// The guest's side of a running command.
-pub(crate) type Responses = ReceiverStream<Result<ExecResponse, Status>>;
+pub(crate) struct Responses {
+    first: Option<Answer>,
+    rest: mpsc::Receiver<Answer>,
+}
+
+impl Responses {
+    /// Waits for the first response: a gRPC server in Go sends not even headers before it, so a client must not take a silent
+    /// command for one that has not started.
+    pub(crate) async fn begin(mut rest: mpsc::Receiver<Answer>) -> Self {
+        Self { first: rest.recv().await, rest }
+    }
+}
+
+impl Stream for Responses {
+    type Item = Answer;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Answer>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(first)),
+            None => self.rest.poll_recv(context),
+        }
+    }
+}
 
 /// What a guest agent can do.
 pub(crate) trait Agent: Send + Sync + 'static {
