@@ -235,6 +235,7 @@ mod tests {
     use super::super::boot::tests::boot;
     use super::*;
     use crate::guest_agent::{client::Client, server};
+    use tokio_stream::wrappers::ReceiverStream;
 
     /// A guest without namespaces, and a client of its agent.
     async fn guest(boot: Boot) -> (TempDir, Client) {
