@@ -1,28 +1,34 @@
 //! Images on this host: which digest a reference stands for, fetched when it has to be.
 
+pub mod credentials;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::watch;
 
 use crate::pod::admission::PullPolicy;
-use crate::tart::{ImageDigest, Tart, TartError};
+use crate::tart::{Fault, ImageDigest, Tart, TartError};
+use credentials::Credential;
 
 /// An image that cannot be had.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum ImageError {
     /// tart could not fetch it.
-    #[error("cannot pull image `{image}`{}", .source.fault().map_or("", crate::tart::Fault::advice))]
+    #[error("cannot pull image `{image}`{}", .source.fault().map_or("", Fault::advice))]
     Pull {
         /// The image as the Pod names it.
         image: String,
         /// Why.
         #[source]
-        source: TartError,
+        source: Arc<TartError>,
     },
     /// It is not there, and the Pod forbids to fetch it.
     #[error("image `{0}` is not on this host and `imagePullPolicy: Never` forbids to pull it")]
     NeverPull(String),
+    /// It was there a moment ago.
+    #[error("image `{0}` was pulled, and then deleted by somebody else")]
+    Vanished(String),
     /// tart was asked whether it has it, and failed.
     #[error("cannot look for image `{image}`")]
     Look {
@@ -30,82 +36,148 @@ pub enum ImageError {
         image: String,
         /// Why.
         #[source]
-        source: TartError,
+        source: Arc<TartError>,
     },
+    /// The task that fetched it has died.
+    #[error("the pull of image `{0}` was interrupted")]
+    Interrupted(String),
 }
 
 impl ImageError {
     /// The kubelet's word for the failure.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Pull { .. } => "ErrImagePull",
+            Self::Pull { .. } | Self::Vanished(_) | Self::Interrupted(_) => "ErrImagePull",
             Self::NeverPull(_) => "ErrImageNeverPull",
             Self::Look { .. } => "ImageInspectError",
         }
     }
 }
 
-/// What was done to have an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Image {
-    /// The image, exactly.
-    pub digest: ImageDigest,
-    /// Whether it had to be asked for at its registry.
-    pub pulled: bool,
-}
-
 /// The images of this host.
 #[derive(Debug)]
 pub struct Images {
     tart: Tart,
-    /// One entry per reference; its lock is held while that image is looked for, so that it is fetched once.
-    known: Mutex<HashMap<String, Arc<AsyncMutex<Option<ImageDigest>>>>>,
+    /// Where each reference was last seen to point.
+    known: Mutex<HashMap<String, ImageDigest>>,
+    flights: Mutex<HashMap<FlightKey, Flight>>,
 }
+
+/// Pods with the same credentials share a pull.
+type FlightKey = (String, Vec<Credential>);
+/// A pull that is under way; whoever waits for it has a receiver.
+type Flight = Arc<watch::Sender<Option<Result<ImageDigest, ImageError>>>>;
 
 impl Images {
     /// The images that `tart` keeps.
     pub fn new(tart: Tart) -> Self {
-        Self { tart, known: Mutex::default() }
+        Self { tart, known: Mutex::default(), flights: Mutex::default() }
     }
 
-    /// Has an image ready for cloning.
-    pub async fn ensure(&self, image: &str, policy: PullPolicy) -> Result<Image, ImageError> {
-        let entry = self.entry(image);
-        let mut known = entry.lock().await;
-        let present = match (&*known, policy) {
-            // A tag can have moved; only the registry knows.
-            (_, PullPolicy::Always) => None,
-            (Some(digest), _) => Some(digest.clone()),
-            (None, _) => self.cached(image).await?,
-        };
-        let (digest, pulled) = match (present, policy) {
-            (Some(digest), _) => (digest, false),
-            (None, PullPolicy::Never) => return Err(ImageError::NeverPull(image.to_owned())),
-            (None, _) => (self.pull(image).await?, true),
-        };
-        *known = Some(digest.clone());
-        Ok(Image { digest, pulled })
+    /// The image, if it is on this host and the policy lets it be used without asking its registry.
+    pub async fn present(&self, image: &str, policy: PullPolicy) -> Result<Option<ImageDigest>, ImageError> {
+        // A tag can have moved; only the registry knows.
+        if policy == PullPolicy::Always {
+            return Ok(None);
+        }
+        if let Some(digest) = lock(&self.known).get(image) {
+            return Ok(Some(digest.clone()));
+        }
+        match self.cached(image).await? {
+            None if policy == PullPolicy::Never => Err(ImageError::NeverPull(image.to_owned())),
+            found => Ok(found),
+        }
+    }
+
+    /// Fetches an image, once for all who want it at the same time. It goes on for as long as one of them waits.
+    pub async fn pull(
+        self: &Arc<Self>,
+        image: &str,
+        credentials: Vec<Credential>,
+    ) -> Result<ImageDigest, ImageError> {
+        let mut flight = self.board((image.to_owned(), credentials));
+        match flight.wait_for(Option::is_some).await {
+            Ok(ended) => ended.clone().unwrap_or_else(|| Err(ImageError::Interrupted(image.to_owned()))),
+            Err(_) => Err(ImageError::Interrupted(image.to_owned())),
+        }
     }
 
     /// Forgets where an image was last seen, after a clone of it has failed.
-    pub async fn forget(&self, image: &str) {
-        *self.entry(image).lock().await = None;
+    pub fn forget(&self, image: &str) {
+        lock(&self.known).remove(image);
     }
 
-    async fn pull(&self, image: &str) -> Result<ImageDigest, ImageError> {
-        self.tart.pull(image).await.map_err(|source| ImageError::Pull { image: image.to_owned(), source })?;
-        self.cached(image).await?.ok_or_else(|| ImageError::NeverPull(image.to_owned()))
+    /// Joins the pull that is under way, or starts one.
+    fn board(self: &Arc<Self>, key: FlightKey) -> watch::Receiver<Option<Result<ImageDigest, ImageError>>> {
+        let mut flights = lock(&self.flights);
+        if let Some(flight) = flights.get(&key) {
+            return flight.subscribe();
+        }
+        let (sender, receiver) = watch::channel(None);
+        let flight = Arc::new(sender);
+        flights.insert(key.clone(), flight.clone());
+        tokio::spawn(self.clone().fly(key, flight));
+        receiver
+    }
+
+    async fn fly(self: Arc<Self>, key: FlightKey, flight: Flight) {
+        let fetch = self.fetch(&key.0, &key.1);
+        tokio::pin!(fetch);
+        loop {
+            tokio::select! {
+                result = &mut fetch => {
+                    lock(&self.flights).remove(&key);
+                    flight.send_replace(Some(result));
+                    return;
+                }
+                () = flight.closed() => {
+                    let mut flights = lock(&self.flights);
+                    // Somebody may have joined at the last moment, under this lock.
+                    if flight.is_closed() {
+                        flights.remove(&key);
+                        // Dropping the call kills the tart that is at work.
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tries each credential in turn; without any, the registry is asked as nobody.
+    async fn fetch(&self, image: &str, credentials: &[Credential]) -> Result<ImageDigest, ImageError> {
+        let mut tries: Vec<Option<&Credential>> = credentials.iter().map(Some).collect();
+        if tries.is_empty() {
+            tries.push(None);
+        }
+        let mut failure = None;
+        for credential in tries {
+            match self.tart.pull(image, credential).await {
+                Ok(()) => {
+                    let found = self.cached(image).await?;
+                    return found.ok_or_else(|| ImageError::Vanished(image.to_owned()));
+                }
+                Err(error) => {
+                    let denied = error.fault() == Some(Fault::AccessDenied);
+                    failure = Some(ImageError::Pull { image: image.to_owned(), source: Arc::new(error) });
+                    if !denied {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(failure.unwrap_or_else(|| ImageError::Interrupted(image.to_owned())))
     }
 
     async fn cached(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
-        self.tart
-            .cached_digest(image)
-            .await
-            .map_err(|source| ImageError::Look { image: image.to_owned(), source })
+        let look = |source| ImageError::Look { image: image.to_owned(), source: Arc::new(source) };
+        let found = self.tart.cached_digest(image).await.map_err(look)?;
+        if let Some(digest) = &found {
+            lock(&self.known).insert(image.to_owned(), digest.clone());
+        }
+        Ok(found)
     }
+}
 
-    fn entry(&self, image: &str) -> Arc<AsyncMutex<Option<ImageDigest>>> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.entry(image.to_owned()).or_default().clone()
-    }
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod decide;
 pub mod events;
+mod fetch;
 pub mod manager;
 pub mod publisher;
 pub mod restart;

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tokio::process::{Child, Command};
 
+use crate::image::credentials::Credential;
 use crate::vm::VmName;
 
 const QUICK: Duration = Duration::from_secs(30);
@@ -81,9 +82,15 @@ impl Tart {
         }
     }
 
-    /// Fetches an image into the cache; a tag is looked up anew each time.
-    pub async fn pull(&self, image: &str) -> Result<(), TartError> {
-        self.call(&["pull", image], PULL).await.map(drop)
+    /// Fetches an image into the cache, as a user of its registry or as nobody; a tag is looked up anew each time.
+    pub async fn pull(&self, image: &str, credential: Option<&Credential>) -> Result<(), TartError> {
+        let mut command = self.command(&["pull", image]);
+        if let Some(Credential { host, username, password }) = credential {
+            // Without the host's name tart would offer the password to any registry.
+            command.env("TART_REGISTRY_HOSTNAME", host);
+            command.env("TART_REGISTRY_USERNAME", username).env("TART_REGISTRY_PASSWORD", password);
+        }
+        call::call(command, PULL).await.map(drop)
     }
 
     /// Makes a VM from a cached image. An existing VM of that name is overwritten without a word: the caller owns the name.
@@ -150,6 +157,10 @@ impl Tart {
             .env("TART_NO_AUTO_PRUNE", "1")
             // Plain progress lines instead of cursor movements.
             .env("CI", "1")
+            // Credentials are a Pod's own, never what the agent happens to have been started with.
+            .env_remove("TART_REGISTRY_HOSTNAME")
+            .env_remove("TART_REGISTRY_USERNAME")
+            .env_remove("TART_REGISTRY_PASSWORD")
             .stdin(Stdio::null())
             // A group of its own, so that a time-out reaches whatever tart has started.
             .process_group(0);

@@ -22,6 +22,8 @@ pub struct VmPlan {
     pub container: String,
     /// The image as the Pod names it.
     pub image: String,
+    /// The Secrets that may hold credentials for the image's registry.
+    pub pull_secrets: Vec<String>,
     /// When to look for a newer image.
     pub pull: PullPolicy,
     /// The size that the container's resources ask for.
@@ -56,6 +58,7 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     Ok(VmPlan {
         container: container.name.clone(),
         image: image.ok_or_else(|| unsupported("spec.containers[0].image", "is missing"))?,
+        pull_secrets: spec.image_pull_secrets.iter().flatten().map(|secret| secret.name.clone()).collect(),
         pull: match container.image_pull_policy.as_deref() {
             Some("Always") => PullPolicy::Always,
             Some("Never") => PullPolicy::Never,
@@ -89,7 +92,6 @@ fn admit_spec(spec: &PodSpec) -> Result<(), Refusal> {
             spec.volumes.iter().flatten().any(|volume| !is_default_token(volume)),
             "volumes are not supported yet",
         ),
-        ("spec.imagePullSecrets", some_refs(spec), "pull secrets are not supported yet"),
         (
             "spec.readinessGates",
             spec.readiness_gates.as_ref().is_some_and(|g| !g.is_empty()),
@@ -159,10 +161,6 @@ fn refuse_first(checks: &[(&str, bool, &str)]) -> Result<(), Refusal> {
 
 fn unsupported(field: &str, why: &str) -> Refusal {
     Refusal { reason: "UnsupportedPod", message: format!("{field}: {why}") }
-}
-
-fn some_refs(spec: &PodSpec) -> bool {
-    spec.image_pull_secrets.as_ref().is_some_and(|secrets| !secrets.is_empty())
 }
 
 /// The token volume that every Pod gets without asking for it; a VM runs well without.

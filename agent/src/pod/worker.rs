@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::Client;
 use kube::api::{Api, DeleteParams, Preconditions};
 use tokio::sync::{Notify, watch};
@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use super::admission::{Refusal, VmPlan, admit};
 use super::decide::{Decision, Observation, Wanted, decide};
 use super::events::Events;
+use super::fetch::Fetcher;
 use super::publisher::Publisher;
 use super::restart::RestartPolicy;
 use super::status::{Context, ImageError as ShownImageError, is_final, render};
@@ -69,6 +70,7 @@ pub struct Worker {
     host: Arc<Host>,
     dir: PodDir,
     api: Api<Pod>,
+    secrets: Api<Secret>,
     name: PodName,
     /// The Pod as the API last showed it.
     pod: watch::Receiver<Arc<Pod>>,
@@ -116,7 +118,8 @@ impl std::fmt::Debug for Worker {
 impl Worker {
     /// A worker for one Pod.
     pub fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
-        let api: Api<Pod> = Api::namespaced(client, &name.namespace);
+        let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
+        let secrets = Api::namespaced(client, &name.namespace);
         let plan = admit(&feed.pod.borrow());
         let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
         let PodFeed { pod, gone, stirred } = feed;
@@ -124,6 +127,7 @@ impl Worker {
             host,
             dir,
             api,
+            secrets,
             name,
             pod,
             gone,
@@ -292,9 +296,14 @@ impl Worker {
     async fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), WorkError> {
         let Ok(plan) = self.plan.clone() else { return Ok(()) };
         let pod = self.pod.borrow().clone();
-        let images = self.host.images.clone();
+        let fetcher = Fetcher {
+            images: self.host.images.clone(),
+            events: self.host.events.clone(),
+            secrets: self.secrets.clone(),
+            pod: pod.clone(),
+        };
         let ready = {
-            let ensure = images.ensure(&plan.image, plan.pull);
+            let ensure = fetcher.ensure(&plan);
             tokio::pin!(ensure);
             loop {
                 tokio::select! {
@@ -316,14 +325,11 @@ impl Worker {
             }
         };
         self.image_failure = None;
-        if image.pulled {
-            self.host.events.normal(&pod, "Pulled", &format!("image `{}` is {}", plan.image, image.digest));
-        }
         let attempt = self.dir.attempt(restart);
         self.dir.create_logs()?;
         attempt.plan(&ShimSpec {
             vm: attempt.vm(),
-            image: image.digest.to_string(),
+            image: image.to_string(),
             tart: self.host.tart.program().to_owned(),
             cpu: plan.size.cpu,
             memory_mib: plan.size.memory_mib,
@@ -372,7 +378,7 @@ impl Worker {
         if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =
             (view.outcome, &self.plan)
         {
-            self.host.images.forget(&plan.image).await;
+            self.host.images.forget(&plan.image);
         }
         Ok(())
     }

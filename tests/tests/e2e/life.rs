@@ -94,15 +94,3 @@ async fn a_pod_that_does_not_fit_a_vm_is_refused_in_words() -> Result<()> {
     scene.told("pod", "two", "spec.containers: a VM is one container").await?;
     scene.no_vms().await
 }
-
-#[tokio::test]
-async fn a_missing_image_is_told_and_heals() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("image").await?;
-    let image = "registry.test/macos/tahoe:26";
-    scene.create(&scene.pod("image", &json!({"image": image}), &json!({}))).await?;
-    scene.told("pod", "image", "check the image's name").await?;
-    let shown = scene.kubectl.run(["get", "pod", "image", "--no-headers"]).await?;
-    ensure!(shown.contains("ErrImagePull") || shown.contains("ImagePullBackOff"), "{shown}");
-    scene.mac.add_image(image, &json!({}))?;
-    scene.phase("image", "Running").await.map(drop)
-}

@@ -4,6 +4,7 @@ mod broken_input;
 mod commands;
 mod crashes;
 mod deletion;
+mod images;
 mod life;
 mod node;
 mod scene;

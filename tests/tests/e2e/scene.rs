@@ -95,7 +95,7 @@ impl Scene {
     }
 
     /// What the agent has logged, for a test that fails.
-    fn agent_log(&self) -> String {
+    pub(crate) fn agent_log(&self) -> String {
         let path = self.agent.state_dir().with_file_name("tart-kubelet.log");
         std::fs::read_to_string(path).unwrap_or_else(|error| error.to_string())
     }

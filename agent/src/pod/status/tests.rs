@@ -15,6 +15,7 @@ fn plan() -> VmPlan {
     VmPlan {
         container: "main".into(),
         image: "registry.test/macos:15".into(),
+        pull_secrets: Vec::new(),
         pull: PullPolicy::IfNotPresent,
         size: Size::default(),
         command: None,
