@@ -4,6 +4,7 @@ pub mod admission;
 pub mod decide;
 pub mod events;
 mod fetch;
+pub mod fields;
 pub mod manager;
 pub mod publisher;
 pub mod restart;

@@ -1,7 +1,8 @@
 //! Which Pods this agent can run. Every other one is refused at once, with the field that is in the way.
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SecurityContext, Volume};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
 
+use super::fields;
 use crate::quantity;
 use crate::state::GuestCommand;
 use crate::tart::Size;
@@ -45,15 +46,26 @@ pub enum PullPolicy {
 
 /// Reads a Pod as a VM, or says why it cannot be one.
 pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
-    let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
-    admit_spec(spec)?;
+    let mut spec = pod.spec.clone().ok_or_else(|| unsupported("spec", "is missing"))?;
+    forget_default_token(&mut spec);
     let [container] = spec.containers.as_slice() else {
         return Err(unsupported(
             "spec.containers",
             "a VM is one container; put the others into Pods of their own",
         ));
     };
-    admit_container(container)?;
+    if let Some((field, why)) = fields::first_refused(&serde_json::json!(spec)) {
+        // The kubelet has a word of its own for this one.
+        let reason = if field.starts_with("spec.os") { "PodOSNotSupported" } else { "UnsupportedPod" };
+        return Err(Refusal { reason, message: format!("{field}: {why}") });
+    }
+    let command = command(container);
+    if command.is_none() && container.env.as_ref().is_some_and(|env| !env.is_empty()) {
+        return Err(unsupported(
+            "spec.containers[0].env",
+            "a VM that only boots gets no environment yet; give it a command",
+        ));
+    }
     let image = container.image.clone().filter(|image| !image.is_empty());
     Ok(VmPlan {
         container: container.name.clone(),
@@ -65,107 +77,24 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
             _ => PullPolicy::IfNotPresent,
         },
         size: size(container)?,
-        command: command(container),
+        command,
     })
-}
-
-fn admit_spec(spec: &PodSpec) -> Result<(), Refusal> {
-    if let Some(os) = &spec.os {
-        return Err(Refusal {
-            reason: "PodOSNotSupported",
-            message: format!("spec.os: this Node runs macOS, the Pod asks for {}", os.name),
-        });
-    }
-    let some = |list: &Option<Vec<_>>| list.as_ref().is_some_and(|list| !list.is_empty());
-    let checks = [
-        ("spec.initContainers", some(&spec.init_containers), "init containers are not supported yet"),
-        (
-            "spec.ephemeralContainers",
-            spec.ephemeral_containers.as_ref().is_some_and(|list| !list.is_empty()),
-            "a VM cannot be joined by a container",
-        ),
-        ("spec.hostNetwork", spec.host_network == Some(true), "a VM cannot share the host's network"),
-        ("spec.hostPID", spec.host_pid == Some(true), "a VM cannot share the host's processes"),
-        ("spec.hostIPC", spec.host_ipc == Some(true), "a VM cannot share the host's memory"),
-        (
-            "spec.volumes",
-            spec.volumes.iter().flatten().any(|volume| !is_default_token(volume)),
-            "volumes are not supported yet",
-        ),
-        (
-            "spec.readinessGates",
-            spec.readiness_gates.as_ref().is_some_and(|g| !g.is_empty()),
-            "readiness gates are not supported yet",
-        ),
-        (
-            "spec.activeDeadlineSeconds",
-            spec.active_deadline_seconds.is_some(),
-            "a deadline is not supported yet",
-        ),
-    ];
-    refuse_first(&checks)
-}
-
-fn admit_container(container: &Container) -> Result<(), Refusal> {
-    let dynamic = container.env.iter().flatten().any(|variable| variable.value_from.is_some());
-    let checks = [
-        (
-            "spec.containers[0].envFrom",
-            container.env_from.as_ref().is_some_and(|e| !e.is_empty()),
-            "envFrom is not supported yet",
-        ),
-        ("spec.containers[0].env.valueFrom", dynamic, "valueFrom is not supported yet"),
-        (
-            "spec.containers[0].livenessProbe",
-            container.liveness_probe.is_some(),
-            "probes are not supported yet",
-        ),
-        (
-            "spec.containers[0].readinessProbe",
-            container.readiness_probe.is_some(),
-            "probes are not supported yet",
-        ),
-        (
-            "spec.containers[0].startupProbe",
-            container.startup_probe.is_some(),
-            "probes are not supported yet",
-        ),
-        ("spec.containers[0].lifecycle", container.lifecycle.is_some(), "hooks are not supported yet"),
-        ("spec.containers[0].stdin", container.stdin == Some(true), "stdin is not supported yet"),
-        ("spec.containers[0].tty", container.tty == Some(true), "a terminal is not supported yet"),
-        (
-            "spec.containers[0].volumeDevices",
-            container.volume_devices.as_ref().is_some_and(|d| !d.is_empty()),
-            "block devices are not supported",
-        ),
-        (
-            "spec.containers[0].ports.hostPort",
-            container.ports.iter().flatten().any(|port| port.host_port.is_some()),
-            "host ports are not supported yet",
-        ),
-        (
-            "spec.containers[0].securityContext",
-            container.security_context.as_ref().is_some_and(|context| context != &SecurityContext::default()),
-            "security contexts are not supported yet",
-        ),
-    ];
-    refuse_first(&checks)
-}
-
-fn refuse_first(checks: &[(&str, bool, &str)]) -> Result<(), Refusal> {
-    match checks.iter().find(|(_, present, _)| *present) {
-        Some((field, _, why)) => Err(unsupported(field, why)),
-        None => Ok(()),
-    }
 }
 
 fn unsupported(field: &str, why: &str) -> Refusal {
     Refusal { reason: "UnsupportedPod", message: format!("{field}: {why}") }
 }
 
-/// The token volume that every Pod gets without asking for it; a VM runs well without.
-fn is_default_token(volume: &Volume) -> bool {
-    volume.projected.is_some() && volume.name.starts_with("kube-api-access-")
+/// Drops the token volume that every Pod gets without asking for it: it is no reason to refuse one.
+fn forget_default_token(spec: &mut PodSpec) {
+    let is_token =
+        |volume: &Volume| volume.projected.is_some() && volume.name.starts_with("kube-api-access-");
+    let tokens: Vec<String> =
+        spec.volumes.iter().flatten().filter(|v| is_token(v)).map(|v| v.name.clone()).collect();
+    spec.volumes.iter_mut().for_each(|volumes| volumes.retain(|volume| !tokens.contains(&volume.name)));
+    for mounts in spec.containers.iter_mut().filter_map(|container| container.volume_mounts.as_mut()) {
+        mounts.retain(|mount| !tokens.contains(&mount.name));
+    }
 }
 
 /// Limits, else requests, size the VM.
@@ -260,11 +189,13 @@ mod tests {
             ),
             (
                 with_container(&json!({"ports": [{"containerPort": 1, "hostPort": 1}]})),
-                "spec.containers[0].ports.hostPort",
+                "spec.containers[0].ports[0].hostPort",
             ),
             (
-                with_container(&json!({"env": [{"name": "A", "valueFrom": {}}]})),
-                "spec.containers[0].env.valueFrom",
+                with_container(
+                    &json!({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}),
+                ),
+                "spec.containers[0].env[0].valueFrom",
             ),
             (
                 with_container(&json!({"resources": {"limits": {"cpu": "9E"}}})),

@@ -34,10 +34,33 @@ pub struct Observation {
     pub attempts: Vec<AttemptView>,
     /// When the image may be tried again after a failure.
     pub image_retry: Option<Timestamp>,
+    /// When the Pod has been active for long enough, whatever it does.
+    pub deadline: Option<Deadline>,
     /// Whether the API server has taken a final phase for this Pod.
     pub final_status_published: bool,
     /// The time of the observation.
     pub now: Timestamp,
+}
+
+/// The end of `activeDeadlineSeconds`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadline {
+    /// When it is.
+    pub at: Timestamp,
+    /// How long the guest may take to shut down then.
+    pub grace: Duration,
+}
+
+impl Observation {
+    /// The deadline that a Pod which is to run has missed.
+    pub fn missed_deadline(&self) -> Option<Deadline> {
+        self.deadline.filter(|deadline| deadline.at <= self.now && matches!(self.wanted, Wanted::Run(_)))
+    }
+
+    /// Whether nothing of the Pod runs.
+    pub fn is_idle(&self) -> bool {
+        self.attempts.iter().all(|attempt| attempt.outcome.is_some() && attempt.holder != Holder::Tart)
+    }
 }
 
 /// The next step for a Pod: one effect, safe to repeat.
@@ -74,6 +97,19 @@ pub enum Decision {
 
 /// The next step for a Pod.
 pub fn decide(seen: &Observation) -> Decision {
+    match (step(seen), seen.deadline) {
+        // A deadline is something to wake up for.
+        (Decision::Wait(until), Some(Deadline { at, .. })) if at > seen.now => {
+            Decision::Wait(Some(until.map_or(at, |until| until.min(at))))
+        }
+        (step, _) => step,
+    }
+}
+
+fn step(seen: &Observation) -> Decision {
+    if let Some(Deadline { grace, .. }) = seen.missed_deadline() {
+        return tear_down(seen, grace).unwrap_or(Decision::Wait(None));
+    }
     match seen.wanted {
         Wanted::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
         Wanted::Run(_) if !seen.accepted => Decision::Accept,

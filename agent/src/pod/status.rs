@@ -55,7 +55,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
             };
         }
     };
-    let phase = phase(seen, &container);
+    let overdue = seen.missed_deadline().is_some() && seen.is_idle();
+    let phase = if overdue { "Failed" } else { phase(seen, &container) };
     let address = match (&container.state, &phase) {
         (Shown::Running { address, .. }, _) => Some(*address),
         _ => None,
@@ -76,6 +77,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     });
     PodStatus {
         phase: Some(phase.to_owned()),
+        reason: overdue.then(|| "DeadlineExceeded".to_owned()),
+        message: overdue.then(|| "the Pod was active for longer than spec.activeDeadlineSeconds".to_owned()),
         conditions: Some(conditions.to_vec()),
         container_statuses: Some(vec![container.status]),
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),

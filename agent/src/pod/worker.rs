@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan, admit};
-use super::decide::{Decision, Observation, Wanted, decide};
+use super::decide::{Deadline, Decision, Observation, Wanted, decide};
 use super::events::Events;
 use super::fetch::Fetcher;
 use super::publisher::Publisher;
@@ -188,6 +188,7 @@ impl Worker {
             accepted: self.dir.record()?.is_some(),
             attempts,
             image_retry: self.image_failure.as_ref().map(|failure| failure.retry_at),
+            deadline: deadline(&pod),
             final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
             now: Timestamp::now(),
         })
@@ -402,9 +403,22 @@ impl Worker {
     }
 }
 
+/// A grace period; the API server fills it in, so an absent one means its default.
+fn seconds(field: Option<i64>) -> Duration {
+    Duration::from_secs(field.unwrap_or(30).try_into().unwrap_or(0))
+}
+
+/// When a Pod has been active for long enough. It counts from the start time that the API shows.
+fn deadline(pod: &Pod) -> Option<Deadline> {
+    let spec = pod.spec.as_ref()?;
+    let start = pod.status.as_ref()?.start_time.as_ref()?.0;
+    let active = Duration::from_secs(spec.active_deadline_seconds?.try_into().unwrap_or(0));
+    let at = start.checked_add(active).ok()?;
+    Some(Deadline { at, grace: seconds(spec.termination_grace_period_seconds) })
+}
+
 /// What the API wants of a Pod.
 fn wanted(pod: &Pod, gone: bool) -> Wanted {
-    let seconds = |seconds: Option<i64>| Duration::from_secs(seconds.unwrap_or(30).try_into().unwrap_or(0));
     let spec = pod.spec.as_ref();
     if gone {
         Wanted::Gone

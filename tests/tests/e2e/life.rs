@@ -86,6 +86,19 @@ async fn a_container_is_restarted_when_its_policy_says_so() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_pod_that_is_active_for_too_long_fails() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("late").await?;
+    scene.create(&scene.pod("late", &json!({}), &json!({"activeDeadlineSeconds": 3600}))).await?;
+    scene.phase("late", "Running").await?;
+    let shorter = r#"{"spec": {"activeDeadlineSeconds": 1}}"#;
+    scene.kubectl.run(["patch", "pod", "late", "--patch", shorter]).await?;
+    let pod = scene.phase("late", "Failed").await?;
+    let reason = pod.status.and_then(|status| status.reason);
+    assert_eq!(reason.as_deref(), Some("DeadlineExceeded"));
+    scene.no_vms().await
+}
+
+#[tokio::test]
 async fn a_pod_that_does_not_fit_a_vm_is_refused_in_words() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("refuse").await?;
     let two = json!({"containers": [{"name": "a", "image": IMAGE}, {"name": "b", "image": IMAGE}]});

@@ -59,6 +59,7 @@ fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
         accepted: true,
         attempts,
         image_retry: None,
+        deadline: None,
         final_status_published: false,
         now: at(100),
     }
@@ -121,6 +122,25 @@ fn a_pod_to_stop() {
         (seen(Wanted::Gone, vec![cleaned(0, 0)]), Decision::Forget),
         (seen(Wanted::Finished(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
         (seen(Wanted::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wait(None)),
+    ];
+    for (observation, decision) in table {
+        assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+#[test]
+fn a_pod_with_a_deadline() {
+    let with = |second, attempts| Observation {
+        deadline: Some(Deadline { at: at(second), grace: GRACE }),
+        ..seen(RUN, attempts)
+    };
+    let table = [
+        (with(101, vec![live(0)]), Decision::Wait(Some(at(101)))),
+        (with(100, vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        (with(100, vec![planned(0)]), Decision::RecordLoss(Restart(0))),
+        (with(100, vec![cleaned(0, 1)]), Decision::Wait(None)),
+        (with(100, vec![]), Decision::Wait(None)),
+        (Observation { wanted: Wanted::Gone, ..with(100, vec![]) }, Decision::Forget),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");

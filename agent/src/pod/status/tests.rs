@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::*;
 use crate::pod::admission::PullPolicy;
+use crate::pod::decide::Deadline;
 use crate::state::{Holder, ShimSpec};
 use crate::tart::Size;
 
@@ -52,6 +53,7 @@ fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
         accepted: true,
         attempts,
         image_retry: None,
+        deadline: None,
         final_status_published: false,
         now: at(100),
     }
@@ -120,6 +122,20 @@ fn a_restarted_container_shows_how_it_ended_before() {
         shown(&seen(ALWAYS, vec![failed, attempt(1, None, None)])).container_statuses.unwrap().remove(0);
     assert_eq!(again.restart_count, 1);
     assert_eq!(again.last_state.unwrap().terminated.unwrap().exit_code, 3);
+}
+
+#[test]
+fn a_missed_deadline_fails_the_pod_once_nothing_of_it_runs() {
+    let deadline = Some(Deadline { at: at(100), grace: Duration::ZERO });
+    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
+    let status = shown(&Observation { deadline, ..seen(ALWAYS, vec![running]) });
+    assert_eq!((status.phase.as_deref(), status.reason), (Some("Running"), None));
+    let stopped = attempt(0, None, Some(Ending::Stopped { killed: false }));
+    let status = shown(&Observation { deadline, ..seen(ALWAYS, vec![stopped]) });
+    assert_eq!(
+        (status.phase.as_deref(), status.reason.as_deref()),
+        (Some("Failed"), Some("DeadlineExceeded"))
+    );
 }
 
 #[test]

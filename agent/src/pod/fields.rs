@@ -1,0 +1,271 @@
+//! Every field of a Pod, and what becomes of it. Nothing is ignored without being listed here.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use Handling::{Elsewhere, Honoured, Moot, Only, Parts, Refused};
+
+/// What becomes of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Handling {
+    /// It means what it means in Kubernetes; the text says how.
+    Honoured(&'static str),
+    /// The scheduler, a controller or the API server acts on it, not the node.
+    Elsewhere(&'static str),
+    /// It says nothing about a VM, and a Pod is none the worse for it.
+    Moot(&'static str),
+    /// Its parts are listed on their own.
+    Parts,
+    /// Only these values can be had; the text says why.
+    Only(&'static [&'static str], &'static str),
+    /// A Pod that sets it is refused; the text says why.
+    Refused(&'static str),
+}
+
+/// A field, by its path below the Pod; `[]` stands for every item of a list.
+type Field = (&'static str, Handling);
+
+const FIELDS: &[Field] = &[
+    ("spec", Parts),
+    ("spec.activeDeadlineSeconds", Honoured("the VM is stopped and the Pod fails with `DeadlineExceeded`")),
+    ("spec.affinity", Elsewhere("scheduler")),
+    ("spec.automountServiceAccountToken", Moot("the token is not brought into the guest yet")),
+    ("spec.containers", Parts),
+    (
+        "spec.containers[].args",
+        Honoured("follow `command`; without one they are the command line: a VM image has no entry point"),
+    ),
+    (
+        "spec.containers[].command",
+        Honoured("runs in the guest through its guest agent; its end is the container's"),
+    ),
+    ("spec.containers[].env", Parts),
+    ("spec.containers[].env[].name", Honoured("set for the command")),
+    (
+        "spec.containers[].env[].value",
+        Honoured("set for the command, as it stands: `$(NAME)` is not expanded yet"),
+    ),
+    ("spec.containers[].env[].valueFrom", Refused("values from elsewhere are not supported yet")),
+    ("spec.containers[].envFrom", Refused("not supported yet")),
+    ("spec.containers[].image", Honoured("a Tart image in an OCI registry, cloned for each VM")),
+    ("spec.containers[].imagePullPolicy", Honoured("`Always` asks the registry before each start")),
+    ("spec.containers[].lifecycle", Refused("hooks are not supported yet")),
+    ("spec.containers[].livenessProbe", Refused("probes are not supported yet")),
+    ("spec.containers[].name", Honoured("one container is one VM")),
+    ("spec.containers[].ports", Parts),
+    (
+        "spec.containers[].ports[].containerPort",
+        Moot("every port of the guest can be reached at the Pod's address"),
+    ),
+    ("spec.containers[].ports[].hostIP", Refused("host ports are not supported yet")),
+    ("spec.containers[].ports[].hostPort", Refused("host ports are not supported yet")),
+    ("spec.containers[].ports[].name", Elsewhere("Services")),
+    ("spec.containers[].ports[].protocol", Moot("as containerPort")),
+    ("spec.containers[].readinessProbe", Refused("probes are not supported yet")),
+    ("spec.containers[].resizePolicy", Moot("a running VM is not resized")),
+    ("spec.containers[].resources", Parts),
+    ("spec.containers[].resources.claims", Refused("a VM cannot be given devices")),
+    (
+        "spec.containers[].resources.limits",
+        Honoured("`cpu` and `memory` size the VM, rounded up to cores and MiB"),
+    ),
+    ("spec.containers[].resources.requests", Honoured("size the VM where there is no limit")),
+    ("spec.containers[].restartPolicy", Refused("is for init containers, which are not supported yet")),
+    ("spec.containers[].restartPolicyRules", Refused("not supported yet")),
+    ("spec.containers[].securityContext", Refused("security contexts are not supported yet")),
+    ("spec.containers[].startupProbe", Refused("probes are not supported yet")),
+    ("spec.containers[].stdin", Refused("not supported yet")),
+    ("spec.containers[].stdinOnce", Refused("not supported yet")),
+    (
+        "spec.containers[].terminationMessagePath",
+        Only(&["/dev/termination-log"], "termination messages are not read from the guest yet"),
+    ),
+    (
+        "spec.containers[].terminationMessagePolicy",
+        Only(&["File"], "termination messages are not read from the guest yet"),
+    ),
+    ("spec.containers[].tty", Refused("not supported yet")),
+    ("spec.containers[].volumeDevices", Refused("a VM cannot be given block devices")),
+    ("spec.containers[].volumeMounts", Refused("volumes are not supported yet")),
+    ("spec.containers[].workingDir", Honoured("the command's directory in the guest")),
+    ("spec.dnsConfig", Refused("the guest asks the host's DNS servers")),
+    (
+        "spec.dnsPolicy",
+        Only(&["ClusterFirst", "Default"], "the guest asks the host's DNS servers, whatever the policy"),
+    ),
+    ("spec.enableServiceLinks", Moot("Services are not put into the environment yet")),
+    ("spec.ephemeralContainers", Refused("a VM cannot be joined by a container")),
+    ("spec.hostAliases", Refused("not supported yet")),
+    ("spec.hostIPC", Refused("a VM cannot share the host's memory")),
+    ("spec.hostname", Refused("not supported yet")),
+    ("spec.hostnameOverride", Refused("not supported yet")),
+    ("spec.hostNetwork", Refused("a VM cannot share the host's network")),
+    ("spec.hostPID", Refused("a VM cannot share the host's processes")),
+    ("spec.hostUsers", Moot("a VM has users of its own")),
+    ("spec.imagePullSecrets", Honoured("tried in order, for the image's own registry only")),
+    ("spec.initContainers", Refused("not supported yet")),
+    ("spec.nodeName", Elsewhere("binds the Pod")),
+    ("spec.nodeSelector", Elsewhere("scheduler")),
+    ("spec.os", Refused("Kubernetes knows only linux and windows, and this Node runs macOS")),
+    ("spec.overhead", Elsewhere("scheduler")),
+    ("spec.preemptionPolicy", Elsewhere("scheduler")),
+    ("spec.priority", Elsewhere("scheduler")),
+    ("spec.priorityClassName", Elsewhere("scheduler")),
+    ("spec.readinessGates", Refused("not supported yet")),
+    ("spec.resourceClaims", Refused("a VM cannot be given devices")),
+    ("spec.resources", Refused("set the container's resources instead: they are the VM's")),
+    ("spec.restartPolicy", Honoured("a restart is a new VM; back-off from 10 s to 5 min")),
+    ("spec.runtimeClassName", Refused("this Node has one runtime, tart")),
+    ("spec.schedulerName", Elsewhere("scheduler")),
+    ("spec.schedulingGates", Elsewhere("scheduler")),
+    ("spec.schedulingGroup", Elsewhere("scheduler")),
+    ("spec.securityContext", Refused("security contexts are not supported yet")),
+    ("spec.serviceAccount", Elsewhere("old name of serviceAccountName")),
+    ("spec.serviceAccountName", Moot("the token is not brought into the guest yet")),
+    ("spec.setHostnameAsFQDN", Refused("not supported yet")),
+    ("spec.shareProcessNamespace", Moot("a VM has processes of its own")),
+    ("spec.subdomain", Refused("not supported yet")),
+    ("spec.terminationGracePeriodSeconds", Honoured("the guest shuts down in that time, or is killed")),
+    ("spec.tolerations", Elsewhere("scheduler")),
+    ("spec.topologySpreadConstraints", Elsewhere("scheduler")),
+    ("spec.volumes", Refused("volumes are not supported yet")),
+];
+
+/// The first field that is in the way, with the reason.
+pub(super) fn first_refused(spec: &Value) -> Option<(String, String)> {
+    examine("spec", "spec", spec)
+}
+
+/// Looks at one value; `pattern` is its path in the table, `path` the one to show.
+fn examine(pattern: &str, path: &str, value: &Value) -> Option<(String, String)> {
+    if is_unset(value) {
+        return None;
+    }
+    let refused = |why: &str| Some((path.to_owned(), why.to_owned()));
+    match FIELDS.iter().find(|(field, _)| *field == pattern).map(|(_, handling)| *handling) {
+        Some(Honoured(_) | Elsewhere(_) | Moot(_)) => None,
+        Some(Refused(why)) => refused(why),
+        Some(Only(values, why)) => {
+            let fits = value.as_str().is_some_and(|value| values.contains(&value));
+            if fits { None } else { refused(&format!("can only be {}: {why}", values.join(" or "))) }
+        }
+        Some(Parts) => parts(pattern, path, value),
+        None => refused("this agent does not know the field"),
+    }
+}
+
+fn parts(pattern: &str, path: &str, value: &Value) -> Option<(String, String)> {
+    let inside = |pattern: &str, path: &str, value: &Value| match value {
+        Value::Object(fields) => fields.iter().find_map(|(name, value)| {
+            examine(&format!("{pattern}.{name}"), &format!("{path}.{name}"), value)
+        }),
+        _ => None,
+    };
+    match value {
+        Value::Array(items) => {
+            let mut items = items.iter().enumerate();
+            items.find_map(|(index, item)| inside(&format!("{pattern}[]"), &format!("{path}[{index}]"), item))
+        }
+        value => inside(pattern, path, value),
+    }
+}
+
+/// Whether a value asks for nothing.
+fn is_unset(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.values().all(is_unset),
+        Value::Bool(true) | Value::Number(_) => false,
+    }
+}
+
+/// The table for people: what `docs/pods.md` holds.
+pub fn document() -> String {
+    let mut text = String::from(
+        "# Pods, field by field\n\n\
+         A Pod is a VM. This is what becomes of each field of its spec; the table is made from the one that the agent \
+         decides by\n(`make docs`). A Pod that sets a refused field gets phase Failed at once, with reason `UnsupportedPod`, \
+         and an Event that names the\nfield.\n\n| field | | |\n|---|---|---|\n",
+    );
+    for (path, handling) in FIELDS {
+        let (verdict, why) = match handling {
+            Parts => continue,
+            Honoured(how) => ("honoured", (*how).to_owned()),
+            Elsewhere(who) => ("not the node's", format!("{who} acts on it")),
+            Moot(why) => ("no effect", (*why).to_owned()),
+            Only(values, why) => ("limited", format!("`{}`: {why}", values.join("` or `"))),
+            Refused(why) => ("**refused**", (*why).to_owned()),
+        };
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "| `{path}` | {verdict} | {why} |");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_field_of_the_api_is_in_the_table() {
+        // A Pod with every field set, in as far as the table goes inside.
+        let names = |text: &'static str| text.split_whitespace();
+        let spec = names(
+            "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks \
+             ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname hostnameOverride imagePullSecrets \
+             initContainers nodeName nodeSelector os overhead preemptionPolicy priority priorityClassName readinessGates \
+             resourceClaims resources restartPolicy runtimeClassName schedulerName schedulingGates schedulingGroup \
+             securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain \
+             terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes",
+        );
+        let container = names(
+            "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe resizePolicy \
+             resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce terminationMessagePath \
+             terminationMessagePolicy tty volumeDevices volumeMounts workingDir",
+        );
+        let listed = |path: &str| FIELDS.iter().any(|(field, _)| *field == path);
+        for name in spec {
+            assert!(listed(&format!("spec.{name}")), "spec.{name}");
+        }
+        for name in container {
+            assert!(listed(&format!("spec.containers[].{name}")), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_table_is_sorted_and_says_each_field_once() {
+        let paths: Vec<String> = FIELDS.iter().map(|(path, _)| path.to_ascii_lowercase()).collect();
+        for pair in paths.windows(2) {
+            assert!(pair[0] < pair[1], "{} comes before {}", pair[1], pair[0]);
+        }
+    }
+
+    #[test]
+    fn the_first_field_in_the_way_is_named() {
+        let refused = |spec: Value| first_refused(&spec).map(|(path, _)| path);
+        assert_eq!(
+            refused(json!({"restartPolicy": "Never", "containers": [{"name": "a", "stdin": false}]})),
+            None
+        );
+        assert_eq!(refused(json!({"securityContext": {}, "hostNetwork": false, "volumes": []})), None);
+        assert_eq!(refused(json!({"dnsPolicy": "ClusterFirst"})), None);
+        assert_eq!(refused(json!({"dnsPolicy": "None"})).as_deref(), Some("spec.dnsPolicy"));
+        assert_eq!(refused(json!({"fromTheFuture": 1})).as_deref(), Some("spec.fromTheFuture"));
+        let env = json!({"containers": [{"env": [{"name": "A"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}]});
+        assert_eq!(refused(env).as_deref(), Some("spec.containers[0].env[1].valueFrom"));
+    }
+
+    #[test]
+    fn the_documentation_is_the_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/pods.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(path, document()).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap();
+        assert!(written == document(), "docs/pods.md is not what the table says; run `make docs`");
+    }
+}
