@@ -6,6 +6,8 @@ RUST := 1.95
 # What a Pod needs to run; `make control-plane` builds the rest too.
 CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl
 FURTHER := helm metrics-server cluster-api-core
+# Cargo's own variable, so that `make` finds what cargo built.
+BUILT := $(or $(CARGO_TARGET_DIR),target)
 say = printf '\033[1m==> %s\033[0m\n'
 
 # On a Mac with tart the demo uses both; everywhere else a simulated Mac. There IMAGE names the image to run.
@@ -19,7 +21,7 @@ help: ## List the commands
 
 demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends by itself
 	@$(say) "demo"
-	@$(real_tart) target/debug/demo $(if $(CHECK),--check)
+	@$(real_tart) $(BUILT)/debug/demo $(if $(CHECK),--check)
 
 test: assets build ## Run all tests
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"
@@ -29,7 +31,7 @@ bench: assets build ## Measure what is promised, into bench.json; BENCH=name for
 	@$(say) "building the release binary (some minutes when it is not there yet)"
 	$(CARGO) build --locked --release -p tart-kubelet
 	@$(say) "bench"
-	@TART_KUBELET_BINARY=target/release/tart-kubelet target/debug/bench $(BENCH)
+	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet $(BUILT)/debug/bench $(BENCH)
 
 control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null

@@ -17,7 +17,7 @@ pub struct Cli {
     pub command: Option<Command>,
     /// The agent's own flags.
     #[command(flatten)]
-    pub agent: Option<AgentArgs>,
+    pub agent: AgentArgs,
 }
 
 /// What the program can do besides being the agent.

@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod cli;
+pub mod crash;
 pub mod guest;
 pub mod image;
 pub mod node;

@@ -19,10 +19,9 @@ fn main() -> ExitCode {
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         return fail("the TLS provider was installed twice");
     }
-    let ended = match (cli.command, cli.agent) {
-        (Some(Command::Shim { dir }), _) => run_shim(&dir),
-        (None, Some(args)) => run_agent(args),
-        (None, None) => Err("no flags and no command".to_owned()),
+    let ended = match cli.command {
+        Some(Command::Shim { dir }) => run_shim(&dir),
+        None => run_agent(cli.agent),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,

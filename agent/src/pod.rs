@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod decide;
 pub mod events;
+mod expansion;
 mod fetch;
 pub mod fields;
 pub mod manager;

@@ -13,15 +13,17 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
+use std::process::ExitStatus;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use jiff::Timestamp;
 use nix::unistd::setsid;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use crate::crash;
 use crate::guest::{ExecEvent, Guest, GuestError};
 use crate::report::chain;
 use crate::state::{Attempt, Ending, GuestCommand, Outcome, Progress, ShimSpec, Stage, StateError};
@@ -37,6 +39,10 @@ const ADDRESS_INTERVAL: Duration = Duration::from_millis(100);
 const ADDRESS_LIMIT: Duration = Duration::from_secs(2);
 /// How long a command is given to fail to start.
 const SILENT_START: Duration = Duration::from_millis(250);
+/// How often something that could not be written down is tried again.
+const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
+/// How long tart may take to say why a VM is gone whose guest agent has gone.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long a guest may take from power-on to an answering guest agent.
 const BOOT_LIMIT: Duration = Duration::from_mins(15);
 
@@ -46,15 +52,9 @@ pub enum ShimError {
     /// Its directory is not usable.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The container's log cannot be written.
-    #[error("cannot open the container's log {0}")]
-    Log(String, #[source] io::Error),
-    /// The directory cannot be watched.
-    #[error("cannot watch {0}")]
-    Watch(String, #[source] notify::Error),
-    /// An older `tart` still works on the VM.
-    #[error("another tart still works on {0}")]
-    Busy(String),
+    /// The lock of the VM cannot be shared with tart.
+    #[error("cannot share the VM's lock with tart")]
+    Share(#[source] io::Error),
 }
 
 /// Serves the VM whose directory is `dir`, from clone to outcome. The VM's lock comes as standard input.
@@ -67,13 +67,18 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
         info!(vm = %spec.vm, "this VM is not ours to run");
         return Ok(());
     };
-    let Some(tart_lock) = attempt.take_tart_lock()? else {
-        return Err(ShimError::Busy(spec.vm.to_string()));
-    };
-    tart_lock.share_with_children().map_err(|error| ShimError::Log(dir.display().to_string(), error))?;
-    let stop = StopSignal::watch(&attempt)?;
+    let stop = StopSignal::watch(&attempt);
     let shim = Shim { tart: Tart::new(&spec.tart), attempt, spec, stop };
-    shim.serve().await
+    shim.persist("who runs the VM", || shim.attempt.sign(std::process::id())).await;
+    let Some(tart_lock) = shim.attempt.take_tart_lock()? else {
+        let message = "another tart is still at work on the VM".to_owned();
+        shim.finish(Ending::NotStarted { reason: "StartError".to_owned(), message }, None).await;
+        return Ok(());
+    };
+    tart_lock.share_with_children().map_err(ShimError::Share)?;
+    crash::point("shim.started");
+    shim.serve().await;
+    Ok(())
 }
 
 struct Shim {
@@ -84,98 +89,112 @@ struct Shim {
 }
 
 impl Shim {
-    async fn serve(self) -> Result<(), ShimError> {
+    async fn serve(self) {
+        self.persist("that the VM is begun", || self.attempt.begin()).await;
+        crash::point("shim.begun");
         let prepared = {
             let mut stop = self.stop.clone();
             tokio::select! {
                 prepared = self.prepare() => prepared,
                 // Dropping the call kills the tart that is at work.
-                _ = stop.requested() => Ok(Err(Ending::Stopped { killed: true })),
+                _ = stop.requested() => Err(stopped_early()),
             }
         };
-        match prepared? {
+        match prepared {
             Ok(()) => self.run_vm().await,
-            Err(ending) => self.finish(ending, None),
+            Err(ending) => self.finish(ending, None).await,
         }
     }
 
-    /// Makes the VM. Everything up to here can be thrown away and done again.
-    async fn prepare(&self) -> Result<Result<(), Ending>, StateError> {
-        self.attempt.begin()?;
+    /// Makes the VM.
+    async fn prepare(&self) -> Result<(), Ending> {
         self.enter(Stage::Cloning);
         // The disk has time for this while tart clones.
         let attempt = self.attempt.clone();
         let begun = spawn_blocking(move || attempt.sync_begun());
-        if let Err(error) = self.tart.clone_image(&self.spec.image, &self.spec.vm).await {
-            return Ok(Err(not_started("CreateContainerError", &error)));
-        }
+        let cloned = self.tart.clone_image(&self.spec.image, &self.spec.vm).await;
+        cloned.map_err(|error| not_started("CreateContainerError", &error))?;
+        crash::point("shim.cloned");
         self.enter(Stage::Configuring);
-        let size = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
-        if let Err(error) = self.tart.configure(&self.spec.vm, size).await {
-            return Ok(Err(not_started("CreateContainerError", &error)));
+        self.configure().await.map_err(|error| not_started("CreateContainerError", &error))?;
+        if !matches!(begun.await, Ok(Ok(()))) {
+            self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
         }
-        if let Ok(synced) = begun.await {
-            synced?;
-        }
-        Ok(Ok(()))
+        Ok(())
     }
 
-    async fn run_vm(mut self) -> Result<(), ShimError> {
+    async fn configure(&self) -> Result<(), TartError> {
+        let size = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
+        match self.tart.configure(&self.spec.vm, size).await {
+            // A request says what is enough, not how much it has to be: the image may need more.
+            Err(error) if error.fault() == Some(Fault::BadSize) && self.spec.size_is_minimum => {
+                self.tart.configure(&self.spec.vm, Size::default()).await
+            }
+            result => result,
+        }
+    }
+
+    async fn run_vm(mut self) {
+        crash::point("shim.configured");
         self.enter(Stage::Booting);
         let mut child = match self.tart.run(&self.spec.vm) {
             Ok(child) => child,
-            Err(error) => return self.finish(not_started("StartError", &error), None),
+            Err(error) => return self.finish(not_started("StartError", &error), None).await,
         };
-        let shown = self.spec.log.display().to_string();
-        let log = Log::open(&self.spec.log).map_err(|error| ShimError::Log(shown, error))?;
+        crash::point("shim.run");
         // Without a command, what tart says of the VM is all the output there is.
+        let log = Log::open(&self.spec.log);
         let (output_log, command_log) =
-            if self.spec.command.is_some() { (None, Some(log)) } else { (Some(log), None) };
+            if self.spec.command.is_some() { (Log::nowhere(), log) } else { (log, Log::nowhere()) };
         let output = VmOutput::collect(&mut child, output_log);
 
         let mut container = Container::default();
         let mut stop = self.stop.clone();
         let end = tokio::select! {
             status = child.wait() => End::Vm(status),
-            ending = self.guest(&mut container, command_log) => End::Command(ending),
+            end = self.guest(&mut container, command_log) => End::Guest(end),
             _ = stop.requested() => End::Asked,
         };
-        match end {
-            End::Vm(status) => {
-                let ending = output.ending(status).await;
-                self.finish(ending, container.started_at)
-            }
-            End::Command(ending) => {
-                let outcome =
-                    Outcome { ending, started_at: container.started_at, finished_at: Timestamp::now() };
-                if let Err(error) = self.attempt.result(&outcome) {
-                    warn!(error = chain(&error), "the exit code is known, but cannot be written down yet");
-                }
-                shutdown::force(&self.spec.vm, &mut child).await;
-                self.end(&outcome)
-            }
+        let ending = match end {
+            End::Vm(status) => output.ending(status).await,
             End::Asked => {
                 let killed = shut_down(&self.tart, &self.spec.vm, &mut child, &mut self.stop).await;
-                self.finish(Ending::Stopped { killed }, container.started_at)
+                Ending::Stopped { killed }
             }
+            // The connection breaks a moment before tart says why.
+            End::Guest(GuestEnd::Lost) => match timeout(LAST_WORDS, child.wait()).await {
+                Ok(status) => lost_with(output.ending(status).await),
+                Err(_) => lost("the guest agent went away while the command ran"),
+            },
+            End::Guest(GuestEnd::Over(ending)) => ending,
+        };
+        let outcome = Outcome { ending, started_at: container.started_at, finished_at: Timestamp::now() };
+        if child.id().is_some() {
+            self.persist("how the container ended", || self.attempt.result(&outcome)).await;
+            crash::point("shim.result");
+            shutdown::force(&self.spec.vm, &mut child).await;
+            crash::point("shim.stopped");
         }
+        self.end(&outcome).await;
     }
 
     /// The guest's side of the container: its address, then its command. Without a command it never ends by itself.
-    async fn guest(&self, container: &mut Container, log: Option<Log>) -> Ending {
-        let address = self.address().await;
-        let Some((command, mut log)) = self.spec.command.as_ref().zip(log) else {
+    async fn guest(&self, container: &mut Container, mut log: Log) -> GuestEnd {
+        let Ok(address) = timeout(BOOT_LIMIT, self.address()).await else {
+            return GuestEnd::Over(no_address());
+        };
+        let Some(command) = &self.spec.command else {
             self.running(container, address);
             return std::future::pending().await;
         };
         let Ok((mut guest, _)) = timeout(BOOT_LIMIT, self.guest_agent()).await else {
-            return guest_agent_missing();
+            return GuestEnd::Over(guest_agent_missing());
         };
         let exec = guest.exec(command);
         tokio::pin!(exec);
         // A command that cannot start says so at once; one that is silent says nothing at all until it ends.
         let events = match timeout(SILENT_START, &mut exec).await {
-            Ok(Err(error)) => return command_not_started(command, &error),
+            Ok(Err(error)) => return GuestEnd::Over(command_not_started(command, &error)),
             Ok(Ok(events)) => {
                 self.running(container, address);
                 Ok(events)
@@ -185,14 +204,12 @@ impl Shim {
                 exec.await
             }
         };
-        let ending = match events {
+        let end = match events {
             Ok(events) => follow(events, &mut log).await,
-            Err(error) => lost(&error),
+            Err(error) => disconnected(&error),
         };
-        if let Err(error) = log.close() {
-            warn!(%error, "the end of the container's log is lost");
-        }
-        ending
+        log.close();
+        end
     }
 
     /// The guest's address, from the guest agent or from its DHCP lease, whichever is there first.
@@ -235,6 +252,7 @@ impl Shim {
     fn running(&self, container: &mut Container, address: IpAddr) {
         container.started_at = Some(Timestamp::now());
         self.enter(Stage::Running { address });
+        crash::point("shim.running");
     }
 
     fn enter(&self, stage: Stage) {
@@ -244,21 +262,41 @@ impl Shim {
         }
     }
 
-    fn finish(&self, ending: Ending, started_at: Option<Timestamp>) -> Result<(), ShimError> {
-        self.end(&Outcome { ending, started_at, finished_at: Timestamp::now() })
+    async fn finish(&self, ending: Ending, started_at: Option<Timestamp>) {
+        self.end(&Outcome { ending, started_at, finished_at: Timestamp::now() }).await;
     }
 
-    fn end(&self, outcome: &Outcome) -> Result<(), ShimError> {
+    async fn end(&self, outcome: &Outcome) {
         info!(vm = %self.spec.vm, ending = ?outcome.ending, "ended");
-        Ok(self.attempt.finish(outcome)?)
+        self.persist("how the VM ended", || self.attempt.finish(outcome)).await;
+        crash::point("shim.ended");
+    }
+
+    /// Writes something down that must not be lost, for as long as it takes: a full disk has room again some day.
+    async fn persist(&self, what: &str, write: impl Fn() -> Result<(), StateError>) {
+        let mut complained = false;
+        while let Err(error) = write() {
+            if !std::mem::replace(&mut complained, true) {
+                warn!(vm = %self.spec.vm, error = chain(&error), "cannot write down {what}; trying until it works");
+            }
+            sleep(PERSIST_INTERVAL).await;
+        }
     }
 }
 
 /// What ended a VM's life.
 enum End {
-    Vm(io::Result<std::process::ExitStatus>),
-    Command(Ending),
+    Vm(io::Result<ExitStatus>),
+    Guest(GuestEnd),
     Asked,
+}
+
+/// What ended the guest's side of it.
+enum GuestEnd {
+    /// This.
+    Over(Ending),
+    /// Nobody knows: the guest agent is gone.
+    Lost,
 }
 
 /// What is known of the container while it runs.
@@ -269,35 +307,35 @@ struct Container {
 
 /// Copies a command's output to the log until it ends.
 async fn follow(
-    mut events: impl futures::Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
+    mut events: impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
     log: &mut Log,
-) -> Ending {
-    let mut complained = false;
+) -> GuestEnd {
     while let Some(event) = events.next().await {
-        let written = match event {
+        match event {
             Ok(ExecEvent::Stdout(bytes)) => log.write(Source::Stdout, &bytes),
             Ok(ExecEvent::Stderr(bytes)) => log.write(Source::Stderr, &bytes),
-            Ok(ExecEvent::Exit(code)) => return command_exited(code),
-            Err(error) => {
-                return Ending::Exited {
-                    code: 255,
-                    message: Some(format!("lost the command: {}", chain(&error))),
-                };
-            }
-        };
-        // A full disk loses output, never the job.
-        if let Err(error) = written
-            && !std::mem::replace(&mut complained, true)
-        {
-            warn!(%error, "the container's log cannot be written");
+            Ok(ExecEvent::Exit(code)) => return GuestEnd::Over(command_exited(code)),
+            Err(error) => return disconnected(&error),
         }
     }
-    Ending::Exited { code: 255, message: Some("the guest agent went away while the command ran".to_owned()) }
+    GuestEnd::Lost
 }
 
-/// A command that the guest agent no longer tells about.
-fn lost(error: &GuestError) -> Ending {
-    Ending::Exited { code: 255, message: Some(format!("lost the command: {}", chain(error))) }
+fn disconnected(error: &GuestError) -> GuestEnd {
+    warn!(error = chain(error), "lost the connection to the guest agent");
+    GuestEnd::Lost
+}
+
+fn lost(why: &str) -> Ending {
+    Ending::Exited { code: 255, message: Some(why.to_owned()) }
+}
+
+/// The end of a command that was lost together with its VM, by the VM's account.
+fn lost_with(vm: Ending) -> Ending {
+    match vm {
+        Ending::Exited { code: 0, .. } => lost("the guest shut down while the command ran"),
+        account => account,
+    }
 }
 
 fn command_exited(code: i32) -> Ending {
@@ -306,6 +344,19 @@ fn command_exited(code: i32) -> Ending {
         return Ending::Exited { code: 137, message: Some("a signal killed the command".to_owned()) };
     }
     Ending::Exited { code, message: None }
+}
+
+fn stopped_early() -> Ending {
+    let message = "stopped before its VM had started".to_owned();
+    Ending::NotStarted { reason: "Stopped".to_owned(), message }
+}
+
+fn no_address() -> Ending {
+    let message = format!(
+        "the guest got no address within {} minutes; it may not have booted, or the host's DHCP server has none left",
+        BOOT_LIMIT.as_secs() / 60
+    );
+    Ending::NotStarted { reason: "NoAddress".to_owned(), message }
 }
 
 fn command_not_started(command: &GuestCommand, error: &GuestError) -> Ending {

@@ -12,6 +12,7 @@
 //!     outcome.json              how it ended, written once: nothing of it runs any more
 //!     cleaned                   the VM is deleted, nothing of it is left in tart
 //!     shim.lock                 held while the shim lives
+//!     shim.pid                  which process that is, for the one that has to be killed
 //!     tart.lock                 held while any `tart` that the shim started lives
 //! logs/<uid>/<restart>.log      the container's output; apart, so that a chatty guest does not wake the agent
 //! ```

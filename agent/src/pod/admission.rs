@@ -1,7 +1,10 @@
 //! Which Pods this agent can run. Every other one is refused at once, with the field that is in the way.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
 
+use super::expansion::{expand, expand_all, lookup};
 use super::fields;
 use crate::quantity;
 use crate::state::GuestCommand;
@@ -29,6 +32,8 @@ pub struct VmPlan {
     pub pull: PullPolicy,
     /// The size that the container's resources ask for.
     pub size: Size,
+    /// Whether that size comes from requests alone: the VM may be larger.
+    pub size_is_minimum: bool,
     /// The program to run in the guest; the VM simply boots when absent.
     pub command: Option<GuestCommand>,
 }
@@ -77,6 +82,10 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
             _ => PullPolicy::IfNotPresent,
         },
         size: size(container)?,
+        size_is_minimum: container
+            .resources
+            .as_ref()
+            .is_none_or(|r| r.limits.as_ref().is_none_or(BTreeMap::is_empty)),
         command,
     })
 }
@@ -101,7 +110,7 @@ fn forget_default_token(spec: &mut PodSpec) {
 fn size(container: &Container) -> Result<Size, Refusal> {
     let resources = container.resources.as_ref();
     let asked = |name: &str| {
-        let of = |map: Option<&std::collections::BTreeMap<_, _>>| map.and_then(|map| map.get(name)).cloned();
+        let of = |map: Option<&BTreeMap<_, _>>| map.and_then(|map| map.get(name)).cloned();
         let limit = of(resources.and_then(|r| r.limits.as_ref()));
         limit.or_else(|| of(resources.and_then(|r| r.requests.as_ref())))
     };
@@ -117,14 +126,12 @@ fn size(container: &Container) -> Result<Size, Refusal> {
 
 /// `args` without `command` are the command line, since a VM image has no entry point.
 fn command(container: &Container) -> Option<GuestCommand> {
-    let argv: Vec<String> = container.command.iter().chain(&container.args).flatten().cloned().collect();
-    let variable =
-        |v: &k8s_openapi::api::core::v1::EnvVar| (v.name.clone(), v.value.clone().unwrap_or_default());
-    (!argv.is_empty()).then(|| GuestCommand {
-        argv,
-        env: container.env.iter().flatten().map(variable).collect(),
-        working_dir: container.working_dir.clone().filter(|dir| !dir.is_empty()),
-    })
+    let variables = container.env.iter().flatten();
+    let env = expand_all(variables.map(|v| (v.name.clone(), v.value.clone().unwrap_or_default())));
+    let words = container.command.iter().chain(&container.args).flatten();
+    let argv: Vec<String> = words.map(|word| expand(word, |name| lookup(&env, name))).collect();
+    let working_dir = container.working_dir.clone().filter(|dir| !dir.is_empty());
+    (!argv.is_empty()).then_some(GuestCommand { argv, env, working_dir })
 }
 
 #[cfg(test)]

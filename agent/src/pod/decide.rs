@@ -8,6 +8,9 @@ use super::restart::{RestartPolicy, Verdict, verdict};
 use crate::state::{AttemptView, Holder};
 use crate::vm::Restart;
 
+/// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
+const SHIM_PATIENCE: Duration = Duration::from_secs(30);
+
 /// What the API wants of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
@@ -79,6 +82,8 @@ pub enum Decision {
     Launch(Restart),
     /// Ask a shim to stop its VM within this time.
     AskToStop(Restart, Duration),
+    /// Kill a shim that does not do what it was asked for.
+    KillShim(Restart),
     /// Stop a VM that has lost its shim.
     StopOrphan(Restart),
     /// Write down that a VM ended in a way that nobody saw.
@@ -93,6 +98,26 @@ pub enum Decision {
     Forget,
     /// Nothing to do until something changes, or until this time.
     Wait(Option<Timestamp>),
+}
+
+impl Decision {
+    /// A short name, for logs and tests.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::Plan { .. } => "plan",
+            Self::Launch(_) => "launch",
+            Self::AskToStop(..) => "ask-to-stop",
+            Self::KillShim(_) => "kill-shim",
+            Self::StopOrphan(_) => "stop-orphan",
+            Self::RecordLoss(_) => "record-loss",
+            Self::Clean(_) => "clean",
+            Self::Drop(_) => "drop",
+            Self::DeletePod => "delete-pod",
+            Self::Forget => "forget",
+            Self::Wait(_) => "wait",
+        }
+    }
 }
 
 /// The next step for a Pod.
@@ -179,8 +204,11 @@ fn end(attempt: &AttemptView, now: Timestamp, grace: Duration) -> Option<Decisio
     match (attempt.holder, &attempt.outcome) {
         (Holder::Shim, None) => {
             // A grace period that was shortened counts from now; one that was not is already being served.
-            let soon_enough = attempt.stop.is_some_and(|stop| stop.deadline <= now + grace);
-            Some(if soon_enough { Decision::Wait(None) } else { Decision::AskToStop(restart, grace) })
+            let Some(stop) = attempt.stop.filter(|stop| stop.deadline <= now + grace) else {
+                return Some(Decision::AskToStop(restart, grace));
+            };
+            let overdue = stop.deadline + SHIM_PATIENCE;
+            Some(if now < overdue { Decision::Wait(Some(overdue)) } else { Decision::KillShim(restart) })
         }
         (Holder::Tart, _) => Some(Decision::StopOrphan(restart)),
         (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),

@@ -38,13 +38,13 @@ const FIELDS: &[Field] = &[
     ),
     (
         "spec.containers[].command",
-        Honoured("runs in the guest through its guest agent; its end is the container's"),
+        Honoured("runs in the guest through its guest agent, `$(NAME)` expanded; its end is the container's"),
     ),
     ("spec.containers[].env", Parts),
     ("spec.containers[].env[].name", Honoured("set for the command")),
     (
         "spec.containers[].env[].value",
-        Honoured("set for the command, as it stands: `$(NAME)` is not expanded yet"),
+        Honoured("set for the command; `$(NAME)` stands for a variable before it"),
     ),
     ("spec.containers[].env[].valueFrom", Refused("values from elsewhere are not supported yet")),
     ("spec.containers[].envFrom", Refused("not supported yet")),

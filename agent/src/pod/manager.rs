@@ -188,7 +188,10 @@ fn watch_state(
         if event.kind.is_access() {
             return;
         }
-        for uid in event.paths.iter().filter_map(|path| watched.pod_of(path)) {
+        // A file that is being written says nothing until it is renamed.
+        let settled =
+            event.paths.iter().filter(|path| path.extension().is_none_or(|extension| extension != "tmp"));
+        for uid in settled.filter_map(|path| watched.pod_of(path)) {
             let _ = stirred.send(uid);
         }
     };

@@ -83,16 +83,7 @@ mod tests {
     use crate::vm::{Restart, VmName};
 
     fn spec(crashes: u32) -> ShimSpec {
-        ShimSpec {
-            vm: VmName::new("0b1c".parse().unwrap(), Restart(0)),
-            image: String::new(),
-            tart: "/tart".into(),
-            cpu: None,
-            memory_mib: None,
-            command: None,
-            log: "/log".into(),
-            crashes,
-        }
+        ShimSpec { crashes, ..ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0))) }
     }
 
     fn outcome(code: i32, seconds: i64) -> Outcome {

@@ -20,6 +20,8 @@ use crate::vm::{Restart, VmName};
 pub struct Context<'a> {
     /// The Pod as the API shows it.
     pub pod: &'a Pod,
+    /// The status that was last to be shown: what has not changed since keeps its time.
+    pub before: Option<&'a PodStatus>,
     /// How the Pod was admitted.
     pub plan: Result<&'a VmPlan, &'a Refusal>,
     /// When it was accepted.
@@ -41,7 +43,7 @@ pub struct ImageError {
 
 /// The status that the API server should show.
 pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
-    let old = context.pod.status.clone().unwrap_or_default();
+    let old = context.before.cloned().unwrap_or_default();
     let container = match context.plan {
         Ok(plan) => container(seen, context, plan),
         Err(refusal) => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
 use kube::Client;
 use kube::api::{Api, DeleteParams, Preconditions};
 use tokio::sync::{Notify, watch};
@@ -22,6 +22,7 @@ use super::publisher::Publisher;
 use super::restart::RestartPolicy;
 use super::status::{Context, ImageError as ShownImageError, is_final, render};
 use super::{PodName, PodUid};
+use crate::crash;
 use crate::image::{ImageError, Images};
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
@@ -33,6 +34,7 @@ use crate::vm::Restart;
 const SAFETY_NET: Duration = Duration::from_secs(10);
 /// After an effect has failed, and after a VM that should be gone is still there.
 const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_mins(1);
 const API_LIMIT: Duration = Duration::from_secs(15);
 const FIRST_IMAGE_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_IMAGE_DELAY: Duration = Duration::from_mins(5);
@@ -81,7 +83,16 @@ pub struct Worker {
     publisher: Publisher,
     plan: Result<VmPlan, Refusal>,
     image_failure: Option<ImageFailure>,
+    trouble: Option<Trouble>,
+    /// The status that was last asked to be published.
+    shown: Option<PodStatus>,
     told: Told,
+}
+
+/// An effect that keeps failing.
+struct Trouble {
+    problem: String,
+    delay: Duration,
 }
 
 struct ImageFailure {
@@ -135,6 +146,8 @@ impl Worker {
             publisher,
             plan,
             image_failure: None,
+            trouble: None,
+            shown: None,
             told: Told::default(),
         }
     }
@@ -153,29 +166,42 @@ impl Worker {
             self.publish(&seen);
             let decision = decide(&seen);
             debug!(pod = %self.name, ?decision, "decided");
-            match decision {
-                Decision::Wait(until) => self.wait(until).await,
-                Decision::Forget => match self.dir.remove() {
-                    Ok(()) => {
-                        info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
-                        return self.dir.uid().clone();
-                    }
-                    Err(error) => self.failed(decision, &error).await,
-                },
-                _ => {
-                    if let Err(error) = self.act(decision).await {
-                        self.failed(decision, &error).await;
-                    }
-                }
+            if let Decision::Wait(until) = decision {
+                self.wait(until).await;
+                continue;
+            }
+            crash::point(&format!("agent.{}.before", decision.name()));
+            if let Err(error) = self.act(decision).await {
+                self.failed(decision, &error).await;
+                continue;
+            }
+            self.trouble = None;
+            crash::point(&format!("agent.{}.after", decision.name()));
+            if decision == Decision::Forget {
+                info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
+                return self.dir.uid().clone();
             }
         }
     }
 
-    async fn failed(&mut self, decision: Decision, error: &(dyn std::error::Error + Sync)) {
-        let pod = self.pod.borrow().clone();
-        let problem = chain(error);
-        self.host.events.warning(&pod, "FailedSync", &format!("{}: {problem}", describe(decision)));
-        self.wait_at_most(RETRY).await;
+    /// Tells about an effect that failed, once, and waits before it is tried again: longer each time.
+    async fn failed(&mut self, decision: Decision, error: &WorkError) {
+        let problem = format!("{}: {}", describe(decision), chain(error));
+        let delay = match &self.trouble {
+            Some(before) if before.problem == problem => (before.delay * 2).min(LONGEST_RETRY),
+            _ => {
+                let pod = self.pod.borrow().clone();
+                self.host.events.warning(&pod, "FailedSync", &problem);
+                RETRY
+            }
+        };
+        self.trouble = Some(Trouble { problem, delay });
+        // What the failed effect itself has stirred in the directory is no reason to hurry.
+        tokio::select! {
+            Ok(()) = self.pod.changed() => {}
+            Ok(()) = self.gone.changed() => {}
+            () = sleep(delay) => {}
+        }
     }
 
     fn observe(&mut self) -> Result<Observation, StateError> {
@@ -204,12 +230,15 @@ impl Worker {
         let accepted_at = self.dir.record().ok().flatten().map(|record| record.accepted_at);
         let context = Context {
             pod: &pod,
+            before: self.shown.as_ref().or(pod.status.as_ref()),
             plan: self.plan.as_ref(),
             accepted_at,
             image_error: self.image_failure.as_ref().map(|failure| &failure.shown),
             host_ip: self.host.address,
         };
-        self.publisher.want(render(seen, &context));
+        let status = render(seen, &context);
+        self.shown = Some(status.clone());
+        self.publisher.want(status);
     }
 
     fn tell(&mut self, pod: &Pod, seen: &Observation) {
@@ -221,7 +250,9 @@ impl Worker {
             events.warning(pod, refusal.reason, &refusal.message);
         }
         let Some(attempt) = seen.attempts.last() else { return };
+        let told_before = shows_running(pod, attempt.restart);
         if let Some(progress) = &attempt.progress
+            && !told_before
             && let Stage::Running { address } = progress.stage
             && attempt.outcome.is_none()
             && self.told.started.replace(attempt.restart) != Some(attempt.restart)
@@ -233,6 +264,7 @@ impl Worker {
             );
         }
         if let Some(outcome) = &attempt.outcome
+            && matches!(seen.wanted, Wanted::Run(_))
             && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
             && let Ending::NotStarted { reason, message } = &outcome.ending
         {
@@ -266,7 +298,7 @@ impl Worker {
             }
             Decision::Plan { restart, crashes } => self.plan(restart, crashes).await?,
             Decision::Launch(restart) => {
-                shim::launch(&self.host.program, &self.dir, &self.dir.attempt(restart))?;
+                block_in_place(|| shim::launch(&self.host.program, &self.dir, &self.dir.attempt(restart)))?;
             }
             Decision::AskToStop(restart, grace) => {
                 let pod = self.pod.borrow().clone();
@@ -278,6 +310,14 @@ impl Worker {
                 );
                 attempt.request_stop(StopRequest { deadline: Timestamp::now() + grace })?;
             }
+            Decision::KillShim(restart) => {
+                let attempt = self.dir.attempt(restart);
+                let pod = self.pod.borrow().clone();
+                let note = format!("the shim of VM {} does not stop it; killing both", attempt.vm());
+                self.host.events.warning(&pod, "ShimStuck", &note);
+                attempt.kill_shim()?;
+                self.wait_at_most(RETRY).await;
+            }
             Decision::StopOrphan(restart) => {
                 let vm = self.dir.attempt(restart).vm();
                 warn!(pod = %self.name, %vm, "the VM has lost its shim; stopping it");
@@ -288,7 +328,8 @@ impl Worker {
             Decision::Clean(restart) => self.clean(restart).await?,
             Decision::Drop(restart) => self.dir.attempt(restart).remove()?,
             Decision::DeletePod => self.delete_pod().await?,
-            Decision::Wait(_) | Decision::Forget => {}
+            Decision::Forget => self.dir.remove()?,
+            Decision::Wait(_) => {}
         }
         Ok(())
     }
@@ -334,6 +375,7 @@ impl Worker {
             tart: self.host.tart.program().to_owned(),
             cpu: plan.size.cpu,
             memory_mib: plan.size.memory_mib,
+            size_is_minimum: plan.size_is_minimum,
             command: plan.command,
             log: self.dir.log_path(restart),
             crashes,
@@ -374,6 +416,7 @@ impl Worker {
         let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
         let view = attempt.view()?;
         self.host.tart.delete(&attempt.vm()).await?;
+        crash::point("agent.clean.deleted");
         attempt.mark_cleaned()?;
         // A clone that failed may mean that the image is no longer where it was.
         if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =
@@ -401,6 +444,15 @@ impl Worker {
         self.wait_at_most(SAFETY_NET).await;
         Ok(())
     }
+}
+
+/// Whether the API already shows a Pod's container as running, after this many restarts.
+fn shows_running(pod: &Pod, restart: Restart) -> bool {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    statuses.and_then(|all| all.first()).is_some_and(|status| {
+        let running = status.state.as_ref().is_some_and(|state| state.running.is_some());
+        running && u32::try_from(status.restart_count).is_ok_and(|count| count == restart.0)
+    })
 }
 
 /// A grace period; the API server fills it in, so an absent one means its default.
@@ -437,7 +489,7 @@ fn describe(decision: Decision) -> &'static str {
         Decision::Accept => "cannot write the Pod down",
         Decision::Plan { .. } => "cannot plan a VM",
         Decision::Launch(_) => "cannot start the VM",
-        Decision::AskToStop(..) | Decision::StopOrphan(_) => "cannot stop the VM",
+        Decision::AskToStop(..) | Decision::KillShim(_) | Decision::StopOrphan(_) => "cannot stop the VM",
         Decision::RecordLoss(_) => "cannot write down how the VM ended",
         Decision::Clean(_) => "cannot delete the VM",
         Decision::Drop(_) | Decision::Forget => "cannot clean up after the Pod",

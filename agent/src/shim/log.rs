@@ -25,7 +25,9 @@ pub(super) enum Source {
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
-    file: File,
+    /// Absent when there is nowhere to write to: output is lost then, never the job.
+    file: Option<File>,
+    complained: bool,
     size: u64,
     max_file: u64,
     pending: [Vec<u8>; 2],
@@ -33,14 +35,32 @@ pub(super) struct Log {
 
 impl Log {
     /// Opens the log, going on where an earlier writer stopped.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = append_to(path)?;
-        let size = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, size, max_file: MAX_FILE, pending: Default::default() })
+    pub(super) fn open(path: &Path) -> Self {
+        let mut log = Self { path: path.to_owned(), ..Self::nowhere() };
+        match append_to(path).and_then(|file| Ok((file.metadata()?.len(), file))) {
+            Ok((size, file)) => {
+                log.size = size;
+                log.file = Some(file);
+            }
+            Err(error) => log.complain(&error),
+        }
+        log
+    }
+
+    /// A log that forgets everything.
+    pub(super) fn nowhere() -> Self {
+        Self {
+            path: PathBuf::new(),
+            file: None,
+            complained: false,
+            size: 0,
+            max_file: MAX_FILE,
+            pending: Default::default(),
+        }
     }
 
     /// Takes bytes as they come and writes the lines that they complete.
-    pub(super) fn write(&mut self, source: Source, mut bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&mut self, source: Source, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let room = MAX_LINE - self.pending[source as usize].len();
             let newline = bytes.iter().take(room).position(|&b| b == b'\n');
@@ -48,26 +68,36 @@ impl Log {
             self.pending[source as usize].extend_from_slice(&bytes[..taken]);
             bytes = &bytes[taken + usize::from(newline.is_some())..];
             if newline.is_some() {
-                self.flush(source, b'F')?;
+                self.flush(source, b'F');
             } else if self.pending[source as usize].len() == MAX_LINE {
-                self.flush(source, b'P')?;
+                self.flush(source, b'P');
             }
         }
-        Ok(())
     }
 
     /// Writes what is left of unfinished lines.
-    pub(super) fn close(mut self) -> io::Result<()> {
+    pub(super) fn close(mut self) {
         for source in [Source::Stdout, Source::Stderr] {
             if !self.pending[source as usize].is_empty() {
                 // No newline ever came, which is what `P` says.
-                self.flush(source, b'P')?;
+                self.flush(source, b'P');
             }
         }
-        Ok(())
     }
 
-    fn flush(&mut self, source: Source, tag: u8) -> io::Result<()> {
+    fn flush(&mut self, source: Source, tag: u8) {
+        if let Err(error) = self.try_flush(source, tag) {
+            self.complain(&error);
+        }
+    }
+
+    fn complain(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.complained, true) {
+            tracing::warn!(path = %self.path.display(), %error, "the container's log cannot be written");
+        }
+    }
+
+    fn try_flush(&mut self, source: Source, tag: u8) -> io::Result<()> {
         let name = match source {
             Source::Stdout => "stdout",
             Source::Stderr => "stderr",
@@ -76,11 +106,13 @@ impl Log {
         line.extend([tag, b' ']);
         line.append(&mut self.pending[source as usize]);
         line.push(b'\n');
-        if self.size > 0 && self.size + line.len() as u64 > self.max_file {
+        if self.file.is_some() && self.size > 0 && self.size + line.len() as u64 > self.max_file {
             self.rotate()?;
         }
         // One write for one line, so that a reader never sees half of it.
-        self.file.write_all(&line)?;
+        if let Some(file) = &mut self.file {
+            file.write_all(&line)?;
+        }
         self.size += line.len() as u64;
         Ok(())
     }
@@ -93,7 +125,7 @@ impl Log {
                 _ => {}
             }
         }
-        self.file = append_to(&self.path)?;
+        self.file = Some(append_to(&self.path)?);
         self.size = 0;
         Ok(())
     }
@@ -132,16 +164,16 @@ mod tests {
     fn lines_are_whole_whatever_the_chunks() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path).unwrap();
+        let mut log = Log::open(&path);
         for (source, chunk) in [
             (Source::Stdout, "he"),
             (Source::Stderr, "oops\n"),
             (Source::Stdout, "llo\n\nwor"),
             (Source::Stdout, "ld"),
         ] {
-            log.write(source, chunk.as_bytes()).unwrap();
+            log.write(source, chunk.as_bytes());
         }
-        log.close().unwrap();
+        log.close();
         assert_eq!(
             lines(&path),
             [
@@ -157,10 +189,10 @@ mod tests {
     fn a_long_line_comes_in_parts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path).unwrap();
-        log.write(Source::Stdout, "x".repeat(MAX_LINE + 1).as_bytes()).unwrap();
-        log.write(Source::Stdout, b"\n").unwrap();
-        log.close().unwrap();
+        let mut log = Log::open(&path);
+        log.write(Source::Stdout, "x".repeat(MAX_LINE + 1).as_bytes());
+        log.write(Source::Stdout, b"\n");
+        log.close();
         assert_eq!(lines(&path), [expect("stdout P", &"x".repeat(MAX_LINE)), expect("stdout F", "x")]);
     }
 
@@ -168,12 +200,12 @@ mod tests {
     fn disk_use_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path).unwrap();
+        let mut log = Log::open(&path);
         log.max_file = 1000;
         for number in 0..1000 {
-            log.write(Source::Stdout, format!("line {number}\n").as_bytes()).unwrap();
+            log.write(Source::Stdout, format!("line {number}\n").as_bytes());
         }
-        log.close().unwrap();
+        log.close();
         let sizes: Vec<u64> =
             fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).collect();
         assert_eq!(sizes.len(), MAX_FILES);

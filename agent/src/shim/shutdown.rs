@@ -1,5 +1,6 @@
 //! Ending a VM: the guest's own shutdown while there is time, force when there is none.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -11,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::stop::StopSignal;
-use crate::guest::Guest;
+use crate::guest::{ExecEvent, Guest, GuestError};
 use crate::report::chain;
 use crate::state::GuestCommand;
 use crate::tart::Tart;
@@ -19,32 +20,28 @@ use crate::vm::VmName;
 
 /// How long `tart run` may take to stop the VM before it is killed.
 const FORCE_PATIENCE: Duration = Duration::from_secs(5);
+/// How often a guest that did not listen is asked again.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the guest agent may take to accept the shutdown.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Shuts the guest down within the time that the request leaves; says whether it had to be forced.
 pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, stop: &mut StopSignal) -> bool {
-    let mut asked = false;
+    let ask = ask_guest(tart, vm);
+    tokio::pin!(ask);
     loop {
         let left = stop.requested().await.time_left(Timestamp::now());
         if left.is_zero() {
             force(vm, child).await;
             return true;
         }
-        let ask = async {
-            if !asked {
-                ask_guest(tart, vm).await;
-            }
-            std::future::pending::<()>().await;
-        };
         tokio::select! {
             _ = child.wait() => return false,
             () = sleep(left) => {}
             // A shorter grace period counts from the moment that it is asked for.
             () = stop.changed() => {}
-            () = ask => {}
+            never = &mut ask => match never {},
         }
-        asked = true;
     }
 }
 
@@ -61,22 +58,35 @@ pub(super) async fn force(vm: &VmName, child: &mut Child) {
     }
 }
 
-/// Has the guest shut itself down. The power button (SIGUSR2) would only open a dialog in a macOS guest.
-async fn ask_guest(tart: &Tart, vm: &VmName) {
+/// Has the guest shut itself down, as soon as it can be asked: it may still be booting. The power button (SIGUSR2) would only
+/// open a dialog in a macOS guest.
+async fn ask_guest(tart: &Tart, vm: &VmName) -> Infallible {
     let command = GuestCommand {
         argv: ["sudo", "-n", "/sbin/shutdown", "-h", "now"].map(str::to_owned).to_vec(),
         env: Vec::new(),
         working_dir: None,
     };
-    let ask = async {
-        let mut guest = Guest::connect(&tart.vm_dir(vm).join("control.sock")).await?;
-        let mut events = guest.exec(&command).await?;
-        while events.next().await.is_some() {}
-        Ok::<(), crate::guest::GuestError>(())
-    };
-    match timeout(REQUEST_LIMIT, ask).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => info!(%vm, error = chain(&error), "the guest cannot be asked to shut down"),
-        Err(_) => info!(%vm, "the guest did not answer the request to shut down"),
+    let mut complained = false;
+    loop {
+        let ask = async {
+            let mut guest = Guest::connect(&tart.vm_dir(vm).join("control.sock")).await?;
+            let mut events = guest.exec(&command).await?;
+            while let Some(event) = events.next().await {
+                if let ExecEvent::Exit(code) = event? {
+                    return Ok(code);
+                }
+            }
+            Ok::<i32, GuestError>(0)
+        };
+        let problem = match timeout(REQUEST_LIMIT, ask).await {
+            Ok(Ok(0)) => std::future::pending().await,
+            Ok(Ok(code)) => format!("shutdown exits with {code}"),
+            Ok(Err(error)) => chain(&error),
+            Err(_) => "no answer".to_owned(),
+        };
+        if !std::mem::replace(&mut complained, true) {
+            info!(%vm, problem, "the guest does not shut down yet; asking again");
+        }
+        sleep(ASK_INTERVAL).await;
     }
 }

@@ -6,7 +6,6 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::{mpsc, watch};
 use tokio::time::interval;
 
-use super::ShimError;
 use crate::report::chain;
 use crate::state::{Attempt, StopRequest};
 
@@ -19,21 +18,25 @@ pub(super) struct StopSignal(watch::Receiver<Option<StopRequest>>);
 
 impl StopSignal {
     /// Starts to follow; a request that is there already is seen at once.
-    pub(super) fn watch(attempt: &Attempt) -> Result<Self, ShimError> {
+    pub(super) fn watch(attempt: &Attempt) -> Self {
         let (changed, mut changes) = mpsc::channel(1);
         // A full channel already holds the news that something changed.
-        let mut watcher = notify::recommended_watcher(move |_| _ = changed.try_send(()))
-            .and_then(|mut watcher: RecommendedWatcher| {
+        let watcher = notify::recommended_watcher(move |_| _ = changed.try_send(())).and_then(
+            |mut watcher: RecommendedWatcher| {
                 watcher.watch(attempt.path(), RecursiveMode::NonRecursive)?;
                 Ok(watcher)
-            })
-            .map_err(|error| ShimError::Watch(attempt.path().display().to_string(), error))?;
+            },
+        );
+        if let Err(error) = &watcher {
+            tracing::warn!(%error, "cannot watch for requests to stop; looking every {} s", SAFETY_NET.as_secs());
+        }
         let (sender, receiver) = watch::channel(None);
         let attempt = attempt.clone();
         tokio::spawn(async move {
+            let _watcher = watcher;
             let mut tick = interval(SAFETY_NET);
             loop {
-                tokio::select! { _ = tick.tick() => {}, _ = changes.recv() => {} }
+                tokio::select! { _ = tick.tick() => {}, Some(()) = changes.recv() => {} }
                 match attempt.stop_request() {
                     Ok(request) => {
                         sender.send_if_modified(|known| std::mem::replace(known, request) != request);
@@ -41,12 +44,11 @@ impl StopSignal {
                     Err(error) => tracing::warn!(error = chain(&error), "cannot read the stop request"),
                 }
                 if sender.is_closed() {
-                    let _ = watcher.unwatch(attempt.path());
                     return;
                 }
             }
         });
-        Ok(Self(receiver))
+        Self(receiver)
     }
 
     /// Waits until the VM is to be stopped.

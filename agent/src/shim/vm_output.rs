@@ -29,12 +29,12 @@ pub(super) struct VmOutput {
 
 struct Kept {
     tail: VecDeque<u8>,
-    log: Option<Log>,
+    log: Log,
 }
 
 impl VmOutput {
-    /// Starts to read the child's pipes, and copies them to `log` when there is one.
-    pub(super) fn collect(child: &mut Child, log: Option<Log>) -> Self {
+    /// Starts to read the child's pipes, and copies them to `log`.
+    pub(super) fn collect(child: &mut Child, log: Log) -> Self {
         let kept = Arc::new(Mutex::new(Kept { tail: VecDeque::new(), log }));
         let mut readers = JoinSet::new();
         if let Some(pipe) = child.stdout.take() {
@@ -52,9 +52,7 @@ impl VmOutput {
         let _ = timeout(PIPE_PATIENCE, async { while self.readers.join_next().await.is_some() {} }).await;
         self.readers.abort_all();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Err(error)) = kept.log.take().map(Log::close) {
-            tracing::warn!(%error, "the end of the container's log is lost");
-        }
+        std::mem::replace(&mut kept.log, Log::nowhere()).close();
         let said = String::from_utf8_lossy(kept.tail.make_contiguous()).into_owned();
         match status {
             Ok(status) => judge(status.code(), status.signal(), &said),
@@ -70,10 +68,7 @@ async fn read(mut pipe: impl AsyncRead + Unpin, source: Source, kept: Arc<Mutex<
         kept.tail.extend(&chunk[..length]);
         let surplus = kept.tail.len().saturating_sub(TAIL);
         kept.tail.drain(..surplus);
-        if let Some(log) = &mut kept.log {
-            // A full disk loses output, never the VM.
-            let _ = log.write(source, &chunk[..length]);
-        }
+        kept.log.write(source, &chunk[..length]);
     }
 }
 

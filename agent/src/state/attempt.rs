@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 use super::file::{self, StateError};
@@ -121,13 +123,33 @@ impl Attempt {
 
     /// Whether a shim has ever taken the VM up.
     pub fn has_begun(&self) -> Result<bool, StateError> {
-        Ok(self.read::<Outcome>("outcome.json")?.is_some()
-            || self.read::<Progress>("progress.json")?.is_some())
+        let exists = |name: &str| {
+            let path = self.path.join(name);
+            path.try_exists().map_err(|source| StateError::new("look for", &path, source))
+        };
+        Ok(exists("begun")? || exists("outcome.json")?)
     }
 
     /// Keeps every shim away from this VM for as long as the lock is held; `None` when one is there.
     pub fn seal(&self) -> Result<Option<Lock>, StateError> {
         self.take("shim.lock")
+    }
+
+    /// Notes which process the shim is.
+    pub fn sign(&self, pid: u32) -> Result<(), StateError> {
+        file::write(&self.path.join("shim.pid"), &pid)
+    }
+
+    /// Kills the shim, if it lives: the process that has signed, while the lock that it holds is held.
+    pub fn kill_shim(&self) -> Result<(), StateError> {
+        let pid = self.read::<i32>("shim.pid")?;
+        if let Some(pid) = pid.filter(|&pid| pid > 1)
+            && self.is_held("shim.lock")?
+        {
+            // It fails only when the shim is gone, which is what we want.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        Ok(())
     }
 
     /// Takes the lock that every `tart` which works on this VM shares; `None` when an old one still does.
@@ -142,7 +164,10 @@ impl Attempt {
 
     /// Returns when not even a power cut can undo [`begin`](Self::begin).
     pub fn sync_begun(&self) -> Result<(), StateError> {
-        file::sync(&self.path.join("begun"))
+        file::sync(&self.path.join("begun"))?;
+        // The directory itself is as new as what is in it.
+        file::sync(&self.path)?;
+        self.path.parent().map_or(Ok(()), file::sync)
     }
 
     /// Records how far the shim has come.
@@ -212,16 +237,7 @@ mod tests {
     use jiff::Timestamp;
 
     fn spec(attempt: &Attempt) -> ShimSpec {
-        ShimSpec {
-            vm: attempt.vm(),
-            image: "registry.test/macos@sha256:0".into(),
-            tart: "/tart".into(),
-            cpu: None,
-            memory_mib: None,
-            command: None,
-            log: "/log".into(),
-            crashes: 0,
-        }
+        ShimSpec::example(attempt.vm())
     }
 
     fn pod() -> (tempfile::TempDir, PodDir) {
@@ -237,6 +253,14 @@ mod tests {
         attempt.plan(&spec(&attempt)).unwrap();
         let seen = || attempt.view().unwrap();
         assert_eq!((seen().holder, seen().begun), (Holder::Nobody, false));
+
+        attempt.begin().unwrap();
+        let lock = attempt.seal().unwrap().unwrap().into_file();
+        assert!(
+            attempt.inherit_shim_lock(lock).unwrap().is_none(),
+            "it was taken up, however little is known of it"
+        );
+        std::fs::remove_file(attempt.path().join("begun")).unwrap();
 
         let lock = attempt.seal().unwrap().expect("nobody else is the shim").into_file();
         let shim = attempt.inherit_shim_lock(lock).unwrap().expect("it is the right lock");

@@ -25,11 +25,6 @@ impl StateError {
     pub(super) fn new(verb: &'static str, path: &Path, source: io::Error) -> Self {
         Self { verb, path: path.to_owned(), source }
     }
-
-    /// Whether the disk that holds the state is full.
-    pub fn is_no_space(&self) -> bool {
-        self.source.kind() == io::ErrorKind::StorageFull
-    }
 }
 
 /// Writes `value` so that a reader, or the death of any process, sees the old content or the new one, never a part.

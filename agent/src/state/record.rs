@@ -32,6 +32,8 @@ pub struct ShimSpec {
     pub cpu: Option<u32>,
     /// Memory for the VM in MiB; the image's own size when absent.
     pub memory_mib: Option<u64>,
+    /// Whether cores and memory are what is enough, and the image may have more.
+    pub size_is_minimum: bool,
     /// The program to run in the guest with its arguments; the VM simply boots when absent.
     pub command: Option<GuestCommand>,
     /// Where the container's output goes.
@@ -137,6 +139,24 @@ impl Ending {
             Self::Stopped { killed: false } => 0,
             Self::Stopped { killed: true } | Self::Lost => 137,
             Self::NotStarted { .. } => 128,
+        }
+    }
+}
+
+#[cfg(test)]
+impl ShimSpec {
+    /// A spec for tests that do not care what is in it.
+    pub(crate) fn example(vm: VmName) -> Self {
+        Self {
+            vm,
+            image: "registry.test/macos@sha256:0".to_owned(),
+            tart: "/tart".into(),
+            cpu: None,
+            memory_mib: None,
+            size_is_minimum: false,
+            command: None,
+            log: "/log".into(),
+            crashes: 0,
         }
     }
 }

@@ -53,6 +53,37 @@ async fn output_arguments_environment_and_directory_are_the_pods() -> Result<()>
 }
 
 #[tokio::test]
+async fn references_to_variables_are_expanded() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("expand").await?;
+    let env = json!([{"name": "WHO", "value": "world"}, {"name": "GREETING", "value": "hello, $(WHO)"}]);
+    let container = json!({"command": ["/bin/echo", "$(GREETING)", "$$(WHO)", "$(NOBODY)"], "env": env});
+    let pod = run(&scene, "expand", &container, "Succeeded").await?;
+    assert_eq!(log_of(&scene, &pod)?, ["stdout F hello, world $(WHO) $(NOBODY)"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_guest_that_crashes_under_a_command_is_told_in_its_own_words() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("crash").await?;
+    scene.create(&scene.pod("crash", &json!({"command": ["/bin/sleep", "1000"]}), &json!({}))).await?;
+    scene.phase("crash", "Running").await?;
+    scene.mac.set_fault("guest-panic", "")?;
+    scene.phase("crash", "Failed").await?;
+    scene.told("pod", "crash", "guest has stopped the virtual machine due to error").await
+}
+
+#[tokio::test]
+async fn a_request_is_no_reason_to_refuse_an_image_that_needs_more() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("small").await?;
+    let small =
+        json!({"command": ["/usr/bin/true"], "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}});
+    run(&scene, "request", &small, "Succeeded").await?;
+    let small = json!({"command": ["/usr/bin/true"], "resources": {"limits": {"cpu": "100m"}}});
+    run(&scene, "limit", &small, "Failed").await?;
+    scene.told("pod", "limit", "raise the container's resource limits").await
+}
+
+#[tokio::test]
 async fn a_command_that_does_not_exist_is_told() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("nothing").await?;
     let pod = run(&scene, "nothing", &json!({"args": ["/no/such/program"]}), "Failed").await?;

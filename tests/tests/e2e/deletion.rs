@@ -1,6 +1,6 @@
 //! Deleting a Pod at any time of its life.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
@@ -40,6 +40,26 @@ async fn a_guest_that_does_not_shut_down_is_killed_after_its_grace_period() -> R
     scene.phase("stubborn", "Running").await?;
     scene.kubectl.run(["delete", "pod", "stubborn", "--wait=false"]).await?;
     wait::until_gone(&scene.pods, "stubborn", DEADLINE).await?;
+    nothing_left(&scene).await
+}
+
+#[tokio::test]
+async fn a_guest_that_is_still_booting_shuts_down_when_it_can() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("booting").await?;
+    let slow = "registry.test/macos/slow-boot:1";
+    scene.mac.add_image(slow, &json!({"bootDelay": 2}))?;
+    let patient = json!({"terminationGracePeriodSeconds": 3600});
+    scene.create(&scene.pod("booting", &json!({"image": slow}), &patient)).await?;
+    wait::eventually("a VM that boots", DEADLINE, async || {
+        ensure!(!scene.running_vms().await?.is_empty(), "no VM runs");
+        Ok(())
+    })
+    .await?;
+    scene.kubectl.run(["delete", "pod", "booting", "--wait=false"]).await?;
+    // Far less than the grace period: the guest was asked again once it listened.
+    wait::until_gone(&scene.pods, "booting", DEADLINE)
+        .await
+        .with_context(|| agent.log().unwrap_or_default())?;
     nothing_left(&scene).await
 }
 

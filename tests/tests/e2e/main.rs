@@ -2,6 +2,7 @@
 
 mod broken_input;
 mod commands;
+mod crash_points;
 mod crashes;
 mod deletion;
 mod images;

@@ -137,6 +137,12 @@ impl Scene {
         Ok(running.filter_map(|vm| vm["Name"].as_str().map(str::to_owned)).collect())
     }
 
+    /// What the shim of a Pod's first VM has logged.
+    pub(crate) async fn shim_log(&self, pod: &str) -> Result<String> {
+        let uid = self.pods.get(pod).await?.metadata.uid.context("no UID")?;
+        Ok(std::fs::read_to_string(self.agent.state_dir().join("logs").join(uid).join("0.shim.log"))?)
+    }
+
     /// Kills the shims of this scene's agent, and nothing else.
     pub(crate) fn kill_shims(&self) -> Result<()> {
         let state = self.agent.state_dir();

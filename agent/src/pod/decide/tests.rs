@@ -11,16 +11,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn spec(restart: u32) -> ShimSpec {
-    ShimSpec {
-        vm: VmName::new("0b1c".parse().unwrap(), Restart(restart)),
-        image: String::new(),
-        tart: "/tart".into(),
-        cpu: None,
-        memory_mib: None,
-        command: None,
-        log: "/log".into(),
-        crashes: 0,
-    }
+    ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))
 }
 
 fn planned(restart: u32) -> AttemptView {
@@ -104,8 +95,10 @@ fn a_pod_to_stop() {
     let asked = |second| AttemptView { stop: Some(StopRequest { deadline: at(second) }), ..live(0) };
     let table = [
         (seen(stop, vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
-        (seen(stop, vec![asked(130)]), Decision::Wait(None)),
+        (seen(stop, vec![asked(130)]), Decision::Wait(Some(at(160)))),
         (seen(stop, vec![asked(131)]), Decision::AskToStop(Restart(0), GRACE)),
+        (Observation { now: at(159), ..seen(stop, vec![asked(130)]) }, Decision::Wait(Some(at(160)))),
+        (Observation { now: at(160), ..seen(stop, vec![asked(130)]) }, Decision::KillShim(Restart(0))),
         (seen(stop, vec![planned(0)]), Decision::RecordLoss(Restart(0))),
         (seen(stop, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (seen(stop, vec![cleaned(0, 0)]), Decision::Wait(None)),

@@ -19,6 +19,7 @@ fn plan() -> VmPlan {
         pull_secrets: Vec::new(),
         pull: PullPolicy::IfNotPresent,
         size: Size::default(),
+        size_is_minimum: false,
         command: None,
     }
 }
@@ -27,16 +28,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
     AttemptView {
         restart: Restart(restart),
         holder: Holder::Nobody,
-        spec: Some(ShimSpec {
-            vm: VmName::new("0b1c".parse().unwrap(), Restart(restart)),
-            image: "registry.test/macos@sha256:0".into(),
-            tart: "/tart".into(),
-            cpu: None,
-            memory_mib: None,
-            command: None,
-            log: "/log".into(),
-            crashes: 0,
-        }),
+        spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))),
         begun: stage.is_some(),
         progress: stage.map(|stage| Progress { stage, since: at(50) }),
         stop: None,
@@ -62,8 +54,14 @@ fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
 fn shown(seen: &Observation) -> PodStatus {
     let pod = Pod { metadata: ObjectMeta { generation: Some(1), ..ObjectMeta::default() }, ..Pod::default() };
     let plan = plan();
-    let context =
-        Context { pod: &pod, plan: Ok(&plan), accepted_at: Some(at(40)), image_error: None, host_ip: None };
+    let context = Context {
+        pod: &pod,
+        before: pod.status.as_ref(),
+        plan: Ok(&plan),
+        accepted_at: Some(at(40)),
+        image_error: None,
+        host_ip: None,
+    };
     render(seen, &context)
 }
 
@@ -142,8 +140,14 @@ fn a_missed_deadline_fails_the_pod_once_nothing_of_it_runs() {
 fn a_refused_pod_says_why() {
     let refusal = Refusal { reason: "UnsupportedPod", message: "spec.volumes: no".into() };
     let pod = Pod::default();
-    let context =
-        Context { pod: &pod, plan: Err(&refusal), accepted_at: None, image_error: None, host_ip: None };
+    let context = Context {
+        pod: &pod,
+        before: None,
+        plan: Err(&refusal),
+        accepted_at: None,
+        image_error: None,
+        host_ip: None,
+    };
     let status = render(&seen(NEVER, vec![]), &context);
     assert_eq!(status.phase.as_deref(), Some("Failed"));
     assert_eq!(
@@ -162,7 +166,13 @@ fn a_status_that_does_not_change_is_the_same_status() {
         ..Pod::default()
     };
     let plan = plan();
-    let context =
-        Context { pod: &pod, plan: Ok(&plan), accepted_at: Some(at(40)), image_error: None, host_ip: None };
+    let context = Context {
+        pod: &pod,
+        before: pod.status.as_ref(),
+        plan: Ok(&plan),
+        accepted_at: Some(at(40)),
+        image_error: None,
+        host_ip: None,
+    };
     assert_eq!(render(&Observation { now: at(500), ..observation }, &context), first);
 }

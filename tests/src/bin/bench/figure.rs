@@ -20,6 +20,7 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
+    const ALL: [Self; 4] = [Self::BINARY_SIZE, Self::RSS_AT_REST, Self::BOUND_TO_RUN, Self::EXIT_TO_TERMINAL];
     pub(crate) const BINARY_SIZE: Self =
         Self { name: "binary-size", what: "agent binary, stripped", unit: "MB", budget: 12.0 };
     pub(crate) const RSS_AT_REST: Self =
@@ -54,8 +55,13 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(only: Option<&str>) -> Self {
-        Self { only: only.map(str::to_owned), measured: Vec::new() }
+    /// A report of all figures, or of the one that is asked for.
+    pub(crate) fn new(only: Option<&str>) -> Result<Self> {
+        let names = Figure::ALL.map(|figure| figure.name);
+        if let Some(only) = only {
+            ensure!(names.contains(&only), "there is no figure `{only}`, but {}", names.join(", "));
+        }
+        Ok(Self { only: only.map(str::to_owned), measured: Vec::new() })
     }
 
     /// Measures a figure, unless another one was asked for, and prints its line.
@@ -82,7 +88,6 @@ impl Report {
 
     /// Writes the file, and says whether every budget holds.
     pub(crate) fn finish(self) -> Result<bool> {
-        ensure!(!self.measured.is_empty(), "there is no such figure");
         let json = serde_json::to_string_pretty(&self.measured)?;
         std::fs::write(FILE, json + "\n").with_context(|| format!("cannot write {FILE}"))?;
         Ok(self.measured.iter().all(|measured| measured.holds))

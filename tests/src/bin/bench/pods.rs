@@ -85,7 +85,7 @@ impl Stage {
         Ok(median(times))
     }
 
-    /// Creates a Pod that no scheduler touches, binds it, and tells when that was done.
+    /// Creates a Pod that no scheduler touches, binds it, and tells when that was asked for.
     async fn bind(&self, name: &str) -> Result<SystemTime> {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -105,9 +105,10 @@ impl Stage {
         };
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let binding = Binding { metadata, target };
+        let bound = SystemTime::now();
         let _: serde_json::Value =
             self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await?;
-        Ok(SystemTime::now())
+        Ok(bound)
     }
 
     async fn running(&self, name: &str) -> Result<()> {
@@ -130,11 +131,11 @@ impl Stage {
         wait::eventually("a running VM", DEADLINE, async || {
             let entries = std::fs::read_dir(self.mac.host().join("running"))?;
             let files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-            let live = files.into_iter().filter(|file| {
+            let mut live = files.into_iter().filter(|file| {
                 let pid = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
                 pid.is_some_and(|pid| kill(Pid::from_raw(pid), None).is_ok())
             });
-            live.last().context("nothing runs")
+            live.next_back().context("nothing runs")
         })
         .await
     }

@@ -51,9 +51,16 @@ async fn demo(check: bool) -> Result<()> {
     // Dropping the show ends all of it; what does not end is killed by the sandbox's keeper.
     tokio::select! {
         outcome = show(&sandbox, check) => outcome,
-        _ = interrupt.recv() => { say("ending"); Ok(()) }
-        _ = terminate.recv() => { say("ending"); Ok(()) }
+        _ = interrupt.recv() => ended(check),
+        _ = terminate.recv() => ended(check),
     }
+}
+
+/// Somebody has ended the demo: fine, unless it was to prove something.
+fn ended(check: bool) -> Result<()> {
+    say("ending");
+    ensure!(!check, "it was ended before it could prove anything");
+    Ok(())
 }
 
 async fn show(sandbox: &Sandbox, check: bool) -> Result<()> {
