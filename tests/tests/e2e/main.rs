@@ -4,6 +4,7 @@ mod broken_input;
 mod commands;
 mod crashes;
 mod deletion;
+mod identity;
 mod images;
 mod life;
 mod node;
