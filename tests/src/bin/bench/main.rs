@@ -46,6 +46,6 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     let stage = pods::Stage::set(&control_plane, &mac).await?;
     report.add(Figure::RSS_AT_REST, async || rest::resident_memory(&agent).await).await?;
     report.add(Figure::BOUND_TO_RUN, async || stage.bound_to_run().await).await?;
-    report.add(Figure::EXIT_TO_TERMINAL, async || stage.exit_to_terminal().await).await?;
+    report.add(Figure::EXIT_TO_TERMINAL, async || Box::pin(stage.exit_to_terminal()).await).await?;
     report.finish()
 }

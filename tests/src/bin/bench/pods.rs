@@ -130,11 +130,11 @@ impl Stage {
         wait::eventually("a running VM", DEADLINE, async || {
             let entries = std::fs::read_dir(self.mac.host().join("running"))?;
             let files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-            let live = files.into_iter().filter(|file| {
+            let mut live = files.into_iter().filter(|file| {
                 let pid = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
                 pid.is_some_and(|pid| kill(Pid::from_raw(pid), None).is_ok())
             });
-            live.last().context("nothing runs")
+            live.next_back().context("nothing runs")
         })
         .await
     }
