@@ -4,13 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cli::AgentArgs;
+use crate::identity::{Identity, IdentityError, Sources};
 use crate::image::Images;
 use crate::node::desired::NodeConfig;
 use crate::node::host::{self, HostFacts};
@@ -25,9 +24,9 @@ use crate::tart::Tart;
 /// Why the agent could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The kubeconfig cannot be used.
-    #[error("cannot use the kubeconfig {}; name another one with --kubeconfig", .0.display())]
-    Kubeconfig(PathBuf, #[source] Box<KubeconfigError>),
+    /// The agent has no identity, or no longer.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// The credentials in the kubeconfig cannot be used.
     #[error("cannot use the credentials in the kubeconfig")]
     Client(#[source] Box<kube::Error>),
@@ -52,21 +51,33 @@ pub enum AgentError {
 pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Start)?;
-    let api = api_config(&args).await?;
-    let client = Client::try_from(api.clone()).map_err(|error| AgentError::Client(Box::new(error)))?;
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
-    let tart = Tart::new(&args.tart_binary);
     let config = node_config(&args)?;
-    info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %api.cluster_url, "starting");
+    let sources = Sources {
+        kubeconfig: args.kubeconfig.clone(),
+        bootstrap: args.bootstrap_kubeconfig.clone(),
+        pki: state.pki_path(),
+    };
+    // Somebody may have to approve it, so it can take days.
+    let identity = tokio::select! {
+        identity = Identity::establish(sources, config.name.clone()) => identity?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
+    let access = identity.access();
+    let client = access.client().map_err(|error| AgentError::Client(Box::new(error)))?;
+
+    let tart = Tart::new(&args.tart_binary);
+    info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
     let health = Health::check(&tart).await;
     if let Some(problem) = &health.problem {
         warn!(reason = problem.reason, "no VM can start: {}", problem.message);
     }
     let (health, health_seen) = watch::channel(health);
     let (uid, uid_seen) = watch::channel(None);
-    lease::spawn(api, config.name.clone(), uid_seen).map_err(AgentError::Start)?;
+    lease::spawn(access, config.name.clone(), uid_seen).map_err(AgentError::Start)?;
 
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
@@ -78,18 +89,14 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let manager = Manager::new(host, client.clone(), config.name.clone(), state);
     tokio::select! {
         result = manager.run() => result?,
+        // On a task of its own: whatever holds up the others must not cost the Node its identity.
+        Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
         () = keeper::keep(client, config, health_seen, uid) => {}
         () = tart_check::watch_health(tart, health) => {}
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
     Ok(())
-}
-
-async fn api_config(args: &AgentArgs) -> Result<Config, AgentError> {
-    let unusable = |error| AgentError::Kubeconfig(args.kubeconfig.clone(), Box::new(error));
-    let kubeconfig = Kubeconfig::read_from(&args.kubeconfig).map_err(unusable)?;
-    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(unusable)
 }
 
 fn node_config(args: &AgentArgs) -> Result<NodeConfig, AgentError> {

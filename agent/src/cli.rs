@@ -38,6 +38,11 @@ pub struct AgentArgs {
     #[arg(long, env = "KUBECONFIG", default_value = "/etc/tart-kubelet/kubeconfig")]
     pub kubeconfig: PathBuf,
 
+    /// How to ask for a certificate when the kubeconfig is missing or its certificate has expired; the kubeconfig is
+    /// written when the certificate arrives, and the certificate is rotated from then on
+    #[arg(long, env = "TART_KUBELET_BOOTSTRAP_KUBECONFIG")]
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+
     /// Name of the Node; this machine's host name when absent
     #[arg(long, env = "TART_KUBELET_NODE_NAME")]
     pub node_name: Option<NodeName>,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! agent.lock                    held by the one agent that owns this directory
+//! pki/                          the agent's own keys and certificates, see `identity::store`
 //! pods/<uid>/pod.json           the Pod as it was accepted
 //! pods/<uid>/<restart>/         one VM:
 //!     spec.json                 what the shim is to run
@@ -21,11 +22,13 @@ mod attempt;
 mod file;
 mod lock;
 mod record;
+mod secret;
 
 pub use attempt::{Attempt, AttemptView, Holder};
 pub use file::StateError;
 pub use lock::Lock;
 pub use record::{Ending, GuestCommand, Outcome, PodRecord, Progress, ShimSpec, Stage, StopRequest};
+pub use secret::write_secret;
 
 use std::path::{Path, PathBuf};
 
@@ -49,6 +52,11 @@ impl StateDir {
     pub fn lock(&self) -> Result<Option<Lock>, StateError> {
         let path = self.0.join("agent.lock");
         Lock::take(&path).map_err(|source| StateError::new("lock", &path, source))
+    }
+
+    /// The directory for keys and certificates.
+    pub fn pki_path(&self) -> PathBuf {
+        self.0.join("pki")
     }
 
     /// The part of the directory that changes when something happens to a VM.

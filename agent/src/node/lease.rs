@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::{Client, Config};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -16,6 +15,7 @@ use tracing::{info, warn};
 
 use super::NodeName;
 use super::keeper::NodeUid;
+use crate::identity::Access;
 use crate::report::chain;
 
 const NAMESPACE: &str = "kube-node-lease";
@@ -25,11 +25,11 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// Starts the heartbeat. Its thread, runtime and connection are its own, so that nothing else can delay it.
-pub fn spawn(config: Config, node: NodeName, uid: watch::Receiver<NodeUid>) -> io::Result<()> {
+pub fn spawn(access: Access, node: NodeName, uid: watch::Receiver<NodeUid>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
         runtime.block_on(async move {
-            match Client::try_from(config) {
+            match access.client() {
                 Ok(client) => beat(Api::namespaced(client, NAMESPACE), node, uid).await,
                 Err(error) => warn!(error = chain(&error), "no heartbeat: the API client cannot be made"),
             }

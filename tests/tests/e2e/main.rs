@@ -5,6 +5,7 @@ mod commands;
 mod crash_points;
 mod crashes;
 mod deletion;
+mod identity;
 mod images;
 mod life;
 mod node;

@@ -1,0 +1,155 @@
+//! The agent's keys and certificates on disk.
+//!
+//! ```text
+//! pki/client-current.pem    the certificate in use, with its key
+//! pki/client-pending.key    the key that a certificate is being asked for with
+//! ```
+//!
+//! A request's name follows from its key, so the pending key is all that a restarted agent needs to find its request again.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use rcgen::KeyPair;
+use tracing::warn;
+
+use super::certificate::{CertificateError, Pair};
+use crate::report::chain;
+use crate::state::{StateError, write_secret};
+
+/// A key or certificate that could not be read, made or kept.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The directory cannot be used.
+    #[error(transparent)]
+    File(#[from] StateError),
+    /// A file cannot be read.
+    #[error("cannot read {}", .0.display())]
+    Read(PathBuf, #[source] io::Error),
+    /// A file does not hold what it should.
+    #[error("cannot use {}", .0.display())]
+    Content(PathBuf, #[source] CertificateError),
+    /// A file cannot be removed.
+    #[error("cannot remove {}", .0.display())]
+    Remove(PathBuf, #[source] io::Error),
+    /// No key could be made.
+    #[error("cannot make a private key")]
+    NoKey(#[source] rcgen::Error),
+}
+
+/// The directory with the agent's keys and certificates.
+#[derive(Debug, Clone)]
+pub struct Store(PathBuf);
+
+impl Store {
+    /// The store in a directory, which is made when there is something to keep.
+    pub fn new(directory: &Path) -> Self {
+        Self(directory.to_owned())
+    }
+
+    /// The file with the certificate in use and its key.
+    pub fn current_path(&self) -> PathBuf {
+        self.0.join("client-current.pem")
+    }
+
+    fn pending_path(&self) -> PathBuf {
+        self.0.join("client-pending.key")
+    }
+
+    /// The certificate in use, and when the agent got it.
+    pub fn current(&self) -> Result<(Pair, Timestamp), StoreError> {
+        let path = self.current_path();
+        let read = || -> io::Result<(String, Timestamp)> {
+            let written = std::fs::metadata(&path)?.modified()?;
+            let written = Timestamp::try_from(written).map_err(io::Error::other)?;
+            Ok((std::fs::read_to_string(&path)?, written))
+        };
+        let (text, written) = read().map_err(|error| StoreError::Read(path.clone(), error))?;
+        let pair = Pair::from_pem(&text).map_err(|error| StoreError::Content(path, error))?;
+        Ok((pair, written))
+    }
+
+    /// Makes a certificate the one in use.
+    pub fn set_current(&self, pair: &Pair) -> Result<(), StoreError> {
+        Ok(write_secret(&self.current_path(), pair.to_pem().as_bytes())?)
+    }
+
+    /// The key to ask for a certificate with: the one that an earlier agent asked with, or else a new one.
+    pub fn pending_key(&self) -> Result<KeyPair, StoreError> {
+        let path = self.pending_path();
+        match std::fs::read_to_string(&path) {
+            Ok(text) => match KeyPair::from_pem(&text) {
+                Ok(key) => return Ok(key),
+                Err(error) => {
+                    warn!(path = %path.display(), error = chain(&error), "a private key is broken; making another");
+                }
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(StoreError::Read(path, error)),
+        }
+        let key = KeyPair::generate().map_err(StoreError::NoKey)?;
+        // On disk before anybody hears of it: a certificate for a key that is lost helps nobody.
+        write_secret(&path, key.serialize_pem().as_bytes())?;
+        Ok(key)
+    }
+
+    /// Has the next request made with another key.
+    pub fn forget_pending(&self) -> Result<(), StoreError> {
+        let path = self.pending_path();
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::Remove(path, error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::certificate::tests::signed;
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_pending_key_survives_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(&dir.path().join("pki"));
+        let key = store.pending_key().unwrap();
+        assert_eq!(mode(&store.pending_path()), 0o600);
+        assert_eq!(mode(&store.0), 0o700);
+        assert_eq!(store.pending_key().unwrap().public_key_raw(), key.public_key_raw());
+        store.forget_pending().unwrap();
+        store.forget_pending().unwrap();
+        assert_ne!(store.pending_key().unwrap().public_key_raw(), key.public_key_raw());
+    }
+
+    #[test]
+    fn a_broken_pending_key_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        std::fs::write(store.pending_path(), "half a k").unwrap();
+        let key = store.pending_key().unwrap();
+        assert_eq!(store.pending_key().unwrap().public_key_raw(), key.public_key_raw());
+        assert_eq!(mode(&store.pending_path()), 0o600);
+    }
+
+    #[test]
+    fn the_current_certificate_comes_back_with_its_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        assert!(matches!(store.current(), Err(StoreError::Read(..))));
+        // What a crash left of an earlier attempt, readable by all.
+        std::fs::write(dir.path().join("client-current.pem.tmp"), "old").unwrap();
+        let key = KeyPair::generate().unwrap();
+        let pair = Pair::new(&signed("a", &key), &key).unwrap();
+        store.set_current(&pair).unwrap();
+        assert_eq!(store.current().unwrap().0, pair);
+        assert_eq!(mode(&store.current_path()), 0o600);
+        std::fs::write(store.current_path(), "{").unwrap();
+        assert!(matches!(store.current(), Err(StoreError::Content(..))));
+    }
+}
