@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use serde_json::Value;
+use tart_kubelet_tests::sandbox::{MARKER, Sandbox};
 use tempfile::TempDir;
 
 /// A Mac with a user on it; all gone when dropped.
@@ -55,7 +56,7 @@ impl Ended {
 
 impl Mac {
     pub(crate) fn new() -> Self {
-        let mac = Self { dir: tempfile::tempdir().unwrap() };
+        let mac = Self { dir: tempfile::tempdir_in(Sandbox::shared().unwrap().path()).unwrap() };
         for dir in ["host/faults", "host/registry", "user"] {
             fs::create_dir_all(mac.path(dir)).unwrap();
         }
@@ -99,11 +100,12 @@ impl Mac {
 
     /// A command that has yet to be started.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tart"));
+        let mut command = Sandbox::shared().unwrap().command(env!("CARGO_BIN_EXE_tart"));
         command
             .args(args)
             .current_dir(self.path("user"))
             .env_clear()
+            .env(MARKER, Sandbox::shared().unwrap().path())
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.path("user"))
             .env("CI", "1")

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tart_kubelet_tests::sandbox::Sandbox;
 use tempfile::TempDir;
 
 /// How long anything may take that takes milliseconds on an idle machine.
@@ -71,7 +72,7 @@ pub(crate) struct Mac {
 
 impl Mac {
     pub(crate) fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir_in(Sandbox::shared().unwrap().path()).unwrap();
         fs::create_dir_all(dir.path().join("host/faults")).unwrap();
         Self { dir }
     }
@@ -96,7 +97,7 @@ impl Mac {
     }
 
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tart"));
+        let mut command = Sandbox::shared().unwrap().command(env!("CARGO_BIN_EXE_tart"));
         command
             .args(words)
             .env("TART_HOME", self.path().join("home"))
