@@ -136,7 +136,7 @@ mod tests {
         assert!(matches!(error, TartError::Hung { .. }), "{error}");
         let pids = std::fs::read_to_string(&pids).unwrap();
         let all_gone = || pids.split_whitespace().all(|pid| !is_running(pid));
-        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let end = std::time::Instant::now() + Duration::from_mins(1);
         while !all_gone() {
             assert!(std::time::Instant::now() < end, "one of {pids} still runs");
             tokio::task::yield_now().await;

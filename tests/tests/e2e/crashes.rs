@@ -33,7 +33,7 @@ async fn a_vm_outlives_its_agent_and_is_adopted_again() -> Result<()> {
     let agent = scene.agent.start()?;
     scene.node_ready(&agent).await?;
     assert_eq!(boot_id(&scene, &vm).await?, before, "the VM was not started again");
-    assert_eq!(scene.vms().await?, [vm.clone()]);
+    assert_eq!(scene.vms().await?, std::slice::from_ref(&vm));
     assert_eq!(phase_of(&scene.pods.get("adopt").await?), "Running");
 
     scene.shut_down(&vm).await;

@@ -45,7 +45,7 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     let agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
     let stage = pods::Stage::set(&control_plane, &mac).await?;
     report.add(Figure::RSS_AT_REST, async || rest::resident_memory(&agent).await).await?;
-    report.add(Figure::BOUND_TO_RUN, async || stage.bound_to_run().await).await?;
-    report.add(Figure::EXIT_TO_TERMINAL, async || stage.exit_to_terminal().await).await?;
+    report.add(Figure::BOUND_TO_RUN, async || Box::pin(stage.bound_to_run()).await).await?;
+    report.add(Figure::EXIT_TO_TERMINAL, async || Box::pin(stage.exit_to_terminal()).await).await?;
     report.finish()
 }

@@ -134,7 +134,7 @@ impl Stage {
                 let pid = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
                 pid.is_some_and(|pid| kill(Pid::from_raw(pid), None).is_ok())
             });
-            live.last().context("nothing runs")
+            live.max().context("nothing runs")
         })
         .await
     }
