@@ -5,17 +5,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::{Client, Config};
+use kube::{Api, Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::cli::AgentArgs;
+use crate::cli::{AgentArgs, HostArgs};
 use crate::image::Images;
+use crate::node::address::{AddressError, AddressSource};
 use crate::node::desired::NodeConfig;
-use crate::node::host::{self, HostFacts};
-use crate::node::tart_check::{self, Health};
-use crate::node::{BadNodeName, NodeName, keeper, lease};
+use crate::node::health::{self, HostWatch, Sources};
+use crate::node::host::{self, Gauges, HostFacts};
+use crate::node::lease::{self, Heart};
+use crate::node::resources::{BadReservation, Machine, Resources, Wishes};
+use crate::node::rival::{self, Rival};
+use crate::node::starts::StartBoard;
+use crate::node::{BadNodeName, NodeName, keeper};
 use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::worker::Host;
@@ -34,6 +39,15 @@ pub enum AgentError {
     /// This machine's name is not one for a Node.
     #[error("this machine's name cannot be a Node's; give one with --node-name")]
     NodeName(#[from] BadNodeName),
+    /// There is no address to register with.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Nothing of the machine is left for Pods.
+    #[error(transparent)]
+    Reservation(#[from] BadReservation),
+    /// Another agent has the Node.
+    #[error(transparent)]
+    Rival(#[from] Rival),
     /// The state directory cannot be used.
     #[error("cannot use the state directory; name another one with --state-dir")]
     State(#[from] StateError),
@@ -58,28 +72,60 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
     let tart = Tart::new(&args.tart_binary);
-    let config = node_config(&args)?;
+    let config = node_config(&args, &tart).await?;
+    let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
+    let address = source.first().await?;
+    // A state directory that was copied to another Mac must not make two agents one.
+    let instance = format!("{}-{}", config.facts.machine_id, state.instance()?);
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %api.cluster_url, "starting");
-    let health = Health::check(&tart).await;
-    if let Some(problem) = &health.problem {
-        warn!(reason = problem.reason, "no VM can start: {}", problem.message);
-    }
-    let (health, health_seen) = watch::channel(health);
-    let (uid, uid_seen) = watch::channel(None);
-    lease::spawn(api, config.name.clone(), uid_seen).map_err(AgentError::Start)?;
 
+    let host_seen = HostWatch {
+        gauges: Gauges {
+            state_dir: state.path().to_owned(),
+            tart_home: tart.home().to_owned(),
+            max_pids: config.facts.max_pids,
+        },
+        thresholds: args.host.eviction_hard.clone(),
+        period: args.host.eviction_pressure_transition_period,
+        source,
+        address,
+    }
+    .spawn()
+    .map_err(AgentError::Start)?;
+    let (starts, starts_seen) = StartBoard::new();
+    let (tart_health, tart_seen) = watch::channel(None);
+    let (health, health_seen) = watch::channel(None);
+    let sources = Sources { tart: tart_seen, starts: starts_seen, host: host_seen };
+
+    let events = Events::new(client.clone(), &config.name);
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: Arc::new(Images::new(tart.clone())),
-        address: config.address,
-        events: Events::new(client.clone(), &config.name),
+        health: health_seen.clone(),
+        events: events.clone(),
         tart: tart.clone(),
+        starts,
+        address_patience: args.host.vm_address_timeout,
     });
-    let manager = Manager::new(host, client.clone(), config.name.clone(), state);
+    let work = async {
+        // Before anything is done in the Node's name.
+        let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
+        rival::wait_for_none(&leases, &config.name, &instance).await?;
+        let (uid, uid_seen) = watch::channel(None);
+        let heart = Heart { node: config.name.clone(), instance, uid: uid_seen };
+        let rival = lease::spawn(heart, api, Client::try_from).map_err(AgentError::Start)?;
+        let manager = Manager::new(host, client.clone(), config.name.clone(), state);
+        tokio::select! {
+            result = manager.run() => result?,
+            () = keeper::keep(client.clone(), config, health_seen, uid, events) => {}
+            Ok(rival) = rival => return Err(AgentError::Rival(rival)),
+        }
+        Ok(())
+    };
     tokio::select! {
-        result = manager.run() => result?,
-        () = keeper::keep(client, config, health_seen, uid) => {}
-        () = tart_check::watch_health(tart, health) => {}
+        result = work => result?,
+        () = health::watch_tart(tart, tart_health) => {}
+        () = health::follow(sources, health) => {}
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
@@ -92,8 +138,8 @@ async fn api_config(args: &AgentArgs) -> Result<Config, AgentError> {
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(unusable)
 }
 
-fn node_config(args: &AgentArgs) -> Result<NodeConfig, AgentError> {
-    let facts = HostFacts::discover();
+async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {
+    let facts = HostFacts::discover().await;
     let name = match &args.node_name {
         Some(name) => name.clone(),
         None => facts.hostname.to_ascii_lowercase().parse::<NodeName>()?,
@@ -101,12 +147,19 @@ fn node_config(args: &AgentArgs) -> Result<NodeConfig, AgentError> {
     if args.max_pods > 2 {
         warn!("--max-pods {}: macOS runs two VMs at most, further Pods will fail to start", args.max_pods);
     }
+    let machine = Machine {
+        cores: facts.cores.try_into().unwrap_or(u64::MAX),
+        memory: facts.memory,
+        storage: host::volume(tart.home()).map(|volume| volume.total),
+    };
+    let HostArgs { host_cpu, host_memory_mb, kube_reserved, eviction_hard, .. } = &args.host;
+    let wishes = Wishes { cores: *host_cpu, memory_mib: *host_memory_mb, pods: args.max_pods };
     Ok(NodeConfig {
         name,
         provider_id: args.provider_id.clone().filter(|id| !id.is_empty()),
         labels: args.node_labels.clone(),
-        address: args.node_ip.or_else(host::routable_address),
-        max_pods: args.max_pods,
+        taints: args.host.register_with_taints.clone(),
+        resources: Resources::of(machine, *kube_reserved, eviction_hard, wishes)?,
         facts,
     })
 }

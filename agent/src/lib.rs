@@ -6,13 +6,16 @@
 
 pub mod agent;
 pub mod cli;
+pub mod duration;
 pub mod guest;
 pub mod image;
 pub mod node;
 pub mod pod;
+pub mod program;
 pub mod quantity;
 pub mod report;
 pub mod shim;
 pub mod state;
+pub mod tailscale;
 pub mod tart;
 pub mod vm;

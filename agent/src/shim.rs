@@ -284,6 +284,7 @@ fn command_not_started(command: &GuestCommand, error: &GuestError) -> Ending {
     Ending::NotStarted {
         reason: "StartError".to_owned(),
         message: format!("cannot start `{program}` in the guest: {}", chain(error)),
+        fault: None,
     }
 }
 
@@ -295,10 +296,15 @@ fn guest_agent_missing() -> Ending {
              that logs in by itself, or a Pod without `command` and `args`",
             BOOT_LIMIT.as_secs() / 60
         ),
+        fault: None,
     }
 }
 
 fn not_started(reason: &str, error: &TartError) -> Ending {
     let advice = error.fault().map_or("", Fault::advice);
-    Ending::NotStarted { reason: reason.to_owned(), message: format!("{}{advice}", chain(error)) }
+    Ending::NotStarted {
+        reason: reason.to_owned(),
+        message: format!("{}{advice}", chain(error)),
+        fault: None,
+    }
 }

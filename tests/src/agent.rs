@@ -44,13 +44,22 @@ impl Agent {
             .flag("--kubeconfig", &kubeconfig.display().to_string())
             .flag("--node-name", node_name)
             .flag("--state-dir", &state)
-            .flag("--tart-binary", &mac.tart_binary().display().to_string()))
+            .flag("--tart-binary", &mac.tart_binary().display().to_string())
+            // How much is left on the machine that runs the tests is not what most of them are about.
+            .flag("--eviction-hard", ""))
     }
 
     /// The same, with one more flag and its value.
     #[must_use]
     pub fn flag(mut self, name: &str, value: &str) -> Self {
         self.arguments.push(format!("{name}={value}"));
+        self
+    }
+
+    /// The same, without a flag that was given before.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.arguments.retain(|argument| argument.split('=').next() != Some(name));
         self
     }
 

@@ -1,6 +1,5 @@
 //! One task per Pod: observe, decide, do one thing, and again.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +21,14 @@ use super::restart::RestartPolicy;
 use super::status::{Context, ImageError as ShownImageError, is_final, render};
 use super::{PodName, PodUid};
 use crate::image::{ImageError, Images};
+use crate::node::health::Health;
+use crate::node::starts::{Start, StartBoard};
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
-use crate::state::{Attempt, Ending, Outcome, PodDir, PodRecord, ShimSpec, Stage, StateError, StopRequest};
+use crate::state::{
+    Attempt, AttemptView, Ending, Holder, HostFault, Outcome, PodDir, PodRecord, Progress, ShimSpec, Stage,
+    StateError, StopRequest,
+};
 use crate::tart::{Tart, TartError};
 use crate::vm::Restart;
 
@@ -45,10 +49,14 @@ pub struct Host {
     pub tart: Tart,
     /// The images on this host.
     pub images: Arc<Images>,
-    /// The Node's address, when it has one.
-    pub address: Option<IpAddr>,
+    /// The host's health, which has the Node's address.
+    pub health: watch::Receiver<Option<Health>>,
     /// Where Events go.
     pub events: Events,
+    /// Where starts of VMs are told, for the Node's sake.
+    pub starts: StartBoard,
+    /// How long a VM may be without an address before the host is to blame.
+    pub address_patience: Duration,
 }
 
 /// An effect that failed; the worker tries again.
@@ -202,7 +210,7 @@ impl Worker {
             plan: self.plan.as_ref(),
             accepted_at,
             image_error: self.image_failure.as_ref().map(|failure| &failure.shown),
-            host_ip: self.host.address,
+            host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
         };
         self.publisher.want(render(seen, &context));
     }
@@ -216,6 +224,9 @@ impl Worker {
             events.warning(pod, refusal.reason, &refusal.message);
         }
         let Some(attempt) = seen.attempts.last() else { return };
+        if let Some(start) = start(attempt, self.host.address_patience, seen.now) {
+            self.host.starts.tell(&start);
+        }
         if let Some(progress) = &attempt.progress
             && let Stage::Running { address } = progress.stage
             && attempt.outcome.is_none()
@@ -229,7 +240,7 @@ impl Worker {
         }
         if let Some(outcome) = &attempt.outcome
             && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
-            && let Ending::NotStarted { reason, message } = &outcome.ending
+            && let Ending::NotStarted { reason, message, .. } = &outcome.ending
         {
             events.warning(pod, reason, message);
         }
@@ -393,6 +404,26 @@ impl Worker {
         // The watch says when it is gone.
         self.wait_at_most(SAFETY_NET).await;
         Ok(())
+    }
+}
+
+/// What a VM says about the host that it is on.
+fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) -> Option<Start> {
+    match (&attempt.outcome, &attempt.progress) {
+        (
+            Some(Outcome {
+                ending: Ending::NotStarted { message, fault: Some(fault), .. }, finished_at, ..
+            }),
+            _,
+        ) => Some(Start::Failed { fault: *fault, message: message.clone(), at: *finished_at }),
+        (_, Some(Progress { stage: Stage::Running { .. }, since })) => Some(Start::Up(*since)),
+        (None, Some(Progress { stage: Stage::Booting, since })) => {
+            let at = *since + address_patience;
+            let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
+            let waiting = attempt.holder == Holder::Shim && now >= at;
+            waiting.then_some(Start::Failed { fault: HostFault::NoAddress, message, at })
+        }
+        _ => None,
     }
 }
 

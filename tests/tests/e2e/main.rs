@@ -2,8 +2,11 @@
 
 mod broken_input;
 mod commands;
+mod conditions;
 mod crashes;
 mod deletion;
 mod life;
 mod node;
+mod registration;
+mod rivals;
 mod scene;
