@@ -1,17 +1,19 @@
 //! The agent: all its tasks, from start to SIGTERM.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::{Api, Client, Config};
+use kube::{Api, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::cli::{AgentArgs, HostArgs};
+use crate::cli::{AgentArgs, HostArgs, ListenAddress};
 use crate::image::Images;
+use crate::metrics::{self, Metrics};
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::desired::NodeConfig;
 use crate::node::health::{self, HostWatch, Sources};
@@ -45,6 +47,9 @@ pub enum AgentError {
     /// Nothing of the machine is left for Pods.
     #[error(transparent)]
     Reservation(#[from] BadReservation),
+    /// The port for metrics cannot be had.
+    #[error("cannot listen at {0}; choose another address with --metrics-bind-address")]
+    Listen(SocketAddr, #[source] io::Error),
     /// Another agent has the Node.
     #[error(transparent)]
     Rival(#[from] Rival),
@@ -67,7 +72,9 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Start)?;
     let api = api_config(&args).await?;
-    let client = Client::try_from(api.clone()).map_err(|error| AgentError::Client(Box::new(error)))?;
+    let (health, health_seen) = watch::channel(None);
+    let metrics = Metrics::new(health_seen.clone());
+    let client = metrics.client(api.clone()).map_err(|error| AgentError::Client(Box::new(error)))?;
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
@@ -94,7 +101,6 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     .map_err(AgentError::Start)?;
     let (starts, starts_seen) = StartBoard::new();
     let (tart_health, tart_seen) = watch::channel(None);
-    let (health, health_seen) = watch::channel(None);
     let sources = Sources { tart: tart_seen, starts: starts_seen, host: host_seen };
 
     let events = Events::new(client.clone(), &config.name);
@@ -106,14 +112,16 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         tart: tart.clone(),
         starts,
         address_patience: args.host.vm_address_timeout,
+        metrics: metrics.clone(),
     });
+    let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
         rival::wait_for_none(&leases, &config.name, &instance).await?;
         let (uid, uid_seen) = watch::channel(None);
-        let heart = Heart { node: config.name.clone(), instance, uid: uid_seen };
-        let rival = lease::spawn(heart, api, Client::try_from).map_err(AgentError::Start)?;
+        let heart = Heart { node: config.name.clone(), instance, uid: uid_seen, metrics };
+        let rival = lease::spawn(heart, api).map_err(AgentError::Start)?;
         let manager = Manager::new(host, client.clone(), config.name.clone(), state);
         tokio::select! {
             result = manager.run() => result?,
@@ -126,10 +134,33 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         result = work => result?,
         () = health::watch_tart(tart, tart_health) => {}
         () = health::follow(sources, health) => {}
+        () = server => {}
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
     Ok(())
+}
+
+/// Serves health and metrics, for as long as the returned future is polled.
+async fn listen(
+    ListenAddress(address): ListenAddress,
+    metrics: Metrics,
+) -> Result<impl Future<Output = ()>, AgentError> {
+    let server = match address {
+        Some(address) => {
+            let failed = |error| AgentError::Listen(address, error);
+            let (bound, server) = metrics::serve(address, metrics).await.map_err(failed)?;
+            info!(address = %bound, "serving health and metrics");
+            Some(server)
+        }
+        None => None,
+    };
+    Ok(async move {
+        match server {
+            Some(server) => server.await,
+            None => std::future::pending().await,
+        }
+    })
 }
 
 async fn api_config(args: &AgentArgs) -> Result<Config, AgentError> {

@@ -2,7 +2,7 @@
 
 mod host;
 
-pub use host::{HostArgs, NodeIpSource};
+pub use host::{HostArgs, ListenAddress, NodeIpSource};
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -9,6 +9,7 @@ pub mod cli;
 pub mod duration;
 pub mod guest;
 pub mod image;
+pub mod metrics;
 pub mod node;
 pub mod pod;
 pub mod program;

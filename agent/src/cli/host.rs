@@ -1,5 +1,6 @@
 //! Flags for the machine and what it offers as a Node.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,6 +61,22 @@ pub struct HostArgs {
     /// How long a VM may be without an address before the Node is not ready: the host has none left to lend
     #[arg(long, default_value = "5m", value_parser = duration::parse)]
     pub vm_address_timeout: Duration,
+
+    /// Where `/healthz`, `/readyz` and `/metrics` are served, without encryption and to everybody who can connect; empty for nowhere
+    #[arg(long, default_value = "127.0.0.1:10248", value_parser = listen_address)]
+    pub metrics_bind_address: ListenAddress,
+}
+
+/// An address to listen at, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListenAddress(pub Option<SocketAddr>);
+
+fn listen_address(text: &str) -> Result<ListenAddress, String> {
+    if text.is_empty() {
+        return Ok(ListenAddress(None));
+    }
+    let address = text.parse().map_err(|_| format!("`{text}` is not `address:port`"))?;
+    Ok(ListenAddress(Some(address)))
 }
 
 impl HostArgs {

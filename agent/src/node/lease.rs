@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::{Client, Config, ResourceExt};
+use kube::{Config, ResourceExt};
 use serde_json::json;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use super::NodeName;
 use super::keeper::NodeUid;
 use super::rival::{Rival, Standing, standing};
+use crate::metrics::Metrics;
 use crate::report::chain;
 
 /// The namespace of all Nodes' Leases.
@@ -27,7 +28,8 @@ pub const INSTANCE: &str = "tart-kubelet.tuist.dev/instance";
 /// How long the API server trusts one renewal.
 pub const DURATION: Duration = Duration::from_secs(40);
 const INTERVAL: Duration = Duration::from_secs(10);
-const LIMIT: Duration = Duration::from_secs(8);
+/// Longer than the interval: a slow server is better answered late than asked anew. Two fit into one period of trust.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// What the heartbeat is for.
 #[derive(Debug, Clone)]
@@ -38,20 +40,18 @@ pub struct Heart {
     pub instance: String,
     /// The Node's UID, once it is registered.
     pub uid: watch::Receiver<NodeUid>,
+    /// Where beats are counted.
+    pub metrics: Metrics,
 }
 
 /// Starts the heartbeat. Its thread, runtime and connection are its own, so that nothing else can delay it. It ends with an answer
 /// only when another agent has taken the Node.
-pub fn spawn(
-    heart: Heart,
-    config: Config,
-    connect: impl FnOnce(Config) -> Result<Client, kube::Error> + Send + 'static,
-) -> io::Result<oneshot::Receiver<Rival>> {
+pub fn spawn(heart: Heart, config: Config) -> io::Result<oneshot::Receiver<Rival>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (lost, rival) = oneshot::channel();
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
         runtime.block_on(async move {
-            match connect(config) {
+            match heart.metrics.client(config) {
                 Ok(client) => {
                     // Nobody listens any more when the agent is ending anyway.
                     let _ = lost.send(heart.beat(Api::namespaced(client, NAMESPACE)).await);
@@ -86,6 +86,7 @@ impl Heart {
                 // A Node that has just been registered, again perhaps, is not left waiting for its first beat.
                 Ok(()) = self.uid.changed() => {}
             }
+            self.metrics.heart_is_awake();
             let Some(owner) = self.uid.borrow_and_update().clone() else { continue };
             let renewed = match timeout(LIMIT, self.renew(&api, &owner, version.clone())).await {
                 Ok(renewed) => renewed,
@@ -94,6 +95,7 @@ impl Heart {
             match renewed {
                 Ok(lease) => {
                     version = lease.resource_version();
+                    self.metrics.lease_renewed();
                     if std::mem::take(&mut missed) {
                         info!("the heartbeat reaches the API server again");
                     }

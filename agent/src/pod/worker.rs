@@ -21,6 +21,7 @@ use super::restart::RestartPolicy;
 use super::status::{Context, ImageError as ShownImageError, is_final, render};
 use super::{PodName, PodUid};
 use crate::image::{ImageError, Images};
+use crate::metrics::Metrics;
 use crate::node::health::Health;
 use crate::node::starts::{Start, StartBoard};
 use crate::report::chain;
@@ -57,6 +58,8 @@ pub struct Host {
     pub starts: StartBoard,
     /// How long a VM may be without an address before the host is to blame.
     pub address_patience: Duration,
+    /// Where Pods that wait for a VM are counted.
+    pub metrics: Metrics,
 }
 
 /// An effect that failed; the worker tries again.
@@ -161,6 +164,7 @@ impl Worker {
                 Decision::Wait(until) => self.wait(until).await,
                 Decision::Forget => match self.dir.remove() {
                     Ok(()) => {
+                        self.host.metrics.pod_waits(self.dir.uid(), None);
                         info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
                         return self.dir.uid().clone();
                     }
@@ -200,11 +204,17 @@ impl Worker {
     fn publish(&mut self, seen: &Observation) {
         let pod = self.pod.borrow().clone();
         self.tell(&pod, seen);
+        if !waits(seen) {
+            self.host.metrics.pod_waits(self.dir.uid(), None);
+        }
         // A final phase stays as it is, and nobody reads the status of a Pod that is gone.
         if seen.wanted == Wanted::Gone || is_final(pod.status.as_ref()) {
             return;
         }
         let accepted_at = self.dir.record().ok().flatten().map(|record| record.accepted_at);
+        if waits(seen) {
+            self.host.metrics.pod_waits(self.dir.uid(), accepted_at);
+        }
         let context = Context {
             pod: &pod,
             plan: self.plan.as_ref(),
@@ -405,6 +415,15 @@ impl Worker {
         self.wait_at_most(SAFETY_NET).await;
         Ok(())
     }
+}
+
+/// Whether a Pod that is to run has not got its first VM yet.
+fn waits(seen: &Observation) -> bool {
+    let started = |attempt: &AttemptView| {
+        let running = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
+        attempt.outcome.is_some() || running
+    };
+    matches!(seen.wanted, Wanted::Run(_)) && !seen.refused && !seen.attempts.iter().any(started)
 }
 
 /// What a VM says about the host that it is on.
