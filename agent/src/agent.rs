@@ -1,20 +1,28 @@
 //! The agent: all its tasks, from start to SIGTERM.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use kube::Api;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::cli::AgentArgs;
-use crate::identity::{Identity, IdentityError, Sources};
+use crate::cli::{AgentArgs, HostArgs, ListenAddress};
+use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
+use crate::metrics::{self, Metrics};
+use crate::node::address::{AddressError, AddressSource};
 use crate::node::desired::NodeConfig;
-use crate::node::host::{self, HostFacts};
-use crate::node::tart_check::{self, Health};
-use crate::node::{BadNodeName, NodeName, keeper, lease};
+use crate::node::health::{self, HostWatch, Sources};
+use crate::node::host::{self, Gauges, HostFacts};
+use crate::node::lease::{self, Heart};
+use crate::node::resources::{BadReservation, Machine, Resources, Wishes};
+use crate::node::rival::{self, Rival};
+use crate::node::starts::StartBoard;
+use crate::node::{BadNodeName, NodeName, keeper};
 use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::worker::Host;
@@ -33,6 +41,18 @@ pub enum AgentError {
     /// This machine's name is not one for a Node.
     #[error("this machine's name cannot be a Node's; give one with --node-name")]
     NodeName(#[from] BadNodeName),
+    /// There is no address to register with.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Nothing of the machine is left for Pods.
+    #[error(transparent)]
+    Reservation(#[from] BadReservation),
+    /// The port for metrics cannot be had.
+    #[error("cannot listen at {0}; choose another address with --metrics-bind-address")]
+    Listen(SocketAddr, #[source] io::Error),
+    /// Another agent has the Node.
+    #[error(transparent)]
+    Rival(#[from] Rival),
     /// The state directory cannot be used.
     #[error("cannot use the state directory; name another one with --state-dir")]
     State(#[from] StateError),
@@ -51,56 +71,113 @@ pub enum AgentError {
 pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Start)?;
+    let (health, health_seen) = watch::channel(None);
+    let metrics = Metrics::new(health_seen.clone());
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
-    let config = node_config(&args)?;
-    let sources = Sources {
+    let tart = Tart::new(&args.tart_binary);
+    let config = node_config(&args, &tart).await?;
+    let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
+    let address = source.first().await?;
+    // A state directory that was copied to another Mac must not make two agents one.
+    let instance = format!("{}-{}", config.facts.machine_id, state.instance()?);
+    let credentials = identity::Sources {
         kubeconfig: args.kubeconfig.clone(),
         bootstrap: args.bootstrap_kubeconfig.clone(),
         pki: state.pki_path(),
     };
     // Somebody may have to approve it, so it can take days.
     let identity = tokio::select! {
-        identity = Identity::establish(sources, config.name.clone()) => identity?,
+        identity = Identity::establish(credentials, config.name.clone()) => identity?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
     let access = identity.access();
-    let client = access.client().map_err(|error| AgentError::Client(Box::new(error)))?;
-
-    let tart = Tart::new(&args.tart_binary);
+    let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
-    let health = Health::check(&tart).await;
-    if let Some(problem) = &health.problem {
-        warn!(reason = problem.reason, "no VM can start: {}", problem.message);
-    }
-    let (health, health_seen) = watch::channel(health);
-    let (uid, uid_seen) = watch::channel(None);
-    lease::spawn(access, config.name.clone(), uid_seen).map_err(AgentError::Start)?;
 
+    let host_seen = HostWatch {
+        gauges: Gauges {
+            state_dir: state.path().to_owned(),
+            tart_home: tart.home().to_owned(),
+            max_pids: config.facts.max_pids,
+        },
+        thresholds: args.host.eviction_hard.clone(),
+        period: args.host.eviction_pressure_transition_period,
+        source,
+        address,
+    }
+    .spawn()
+    .map_err(AgentError::Start)?;
+    let (starts, starts_seen) = StartBoard::new();
+    let (tart_health, tart_seen) = watch::channel(None);
+    let sources = Sources { tart: tart_seen, starts: starts_seen, host: host_seen };
+
+    let events = Events::new(client.clone(), &config.name);
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: Arc::new(Images::new(tart.clone())),
-        address: config.address,
-        events: Events::new(client.clone(), &config.name),
+        health: health_seen.clone(),
+        events: events.clone(),
         tart: tart.clone(),
+        starts,
+        address_patience: args.host.vm_address_timeout,
+        metrics: metrics.clone(),
     });
-    let manager = Manager::new(host, client.clone(), config.name.clone(), state);
+    let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
+    let work = async {
+        // Before anything is done in the Node's name.
+        let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
+        rival::wait_for_none(&leases, &config.name, &instance).await?;
+        let (uid, uid_seen) = watch::channel(None);
+        let heart = Heart { node: config.name.clone(), instance, uid: uid_seen, metrics };
+        let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
+        let manager = Manager::new(host, client.clone(), config.name.clone(), state);
+        tokio::select! {
+            result = manager.run() => result?,
+            () = keeper::keep(client.clone(), config, health_seen, uid, events) => {}
+            Ok(rival) = rival => return Err(AgentError::Rival(rival)),
+        }
+        Ok(())
+    };
     tokio::select! {
-        result = manager.run() => result?,
+        result = work => result?,
         // On a task of its own: whatever holds up the others must not cost the Node its identity.
         Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
-        () = keeper::keep(client, config, health_seen, uid) => {}
-        () = tart_check::watch_health(tart, health) => {}
+        () = health::watch_tart(tart, tart_health) => {}
+        () = health::follow(sources, health) => {}
+        () = server => {}
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
     Ok(())
 }
 
-fn node_config(args: &AgentArgs) -> Result<NodeConfig, AgentError> {
-    let facts = HostFacts::discover();
+/// Serves health and metrics, for as long as the returned future is polled.
+async fn listen(
+    ListenAddress(address): ListenAddress,
+    metrics: Metrics,
+) -> Result<impl Future<Output = ()>, AgentError> {
+    let server = match address {
+        Some(address) => {
+            let failed = |error| AgentError::Listen(address, error);
+            let (bound, server) = metrics::serve(address, metrics).await.map_err(failed)?;
+            info!(address = %bound, "serving health and metrics");
+            Some(server)
+        }
+        None => None,
+    };
+    Ok(async move {
+        match server {
+            Some(server) => server.await,
+            None => std::future::pending().await,
+        }
+    })
+}
+
+async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {
+    let facts = HostFacts::discover().await;
     let name = match &args.node_name {
         Some(name) => name.clone(),
         None => facts.hostname.to_ascii_lowercase().parse::<NodeName>()?,
@@ -108,12 +185,19 @@ fn node_config(args: &AgentArgs) -> Result<NodeConfig, AgentError> {
     if args.max_pods > 2 {
         warn!("--max-pods {}: macOS runs two VMs at most, further Pods will fail to start", args.max_pods);
     }
+    let machine = Machine {
+        cores: facts.cores.try_into().unwrap_or(u64::MAX),
+        memory: facts.memory,
+        storage: host::volume(tart.home()).map(|volume| volume.total),
+    };
+    let HostArgs { host_cpu, host_memory_mb, kube_reserved, eviction_hard, .. } = &args.host;
+    let wishes = Wishes { cores: *host_cpu, memory_mib: *host_memory_mb, pods: args.max_pods };
     Ok(NodeConfig {
         name,
         provider_id: args.provider_id.clone().filter(|id| !id.is_empty()),
         labels: args.node_labels.clone(),
-        address: args.node_ip.or_else(host::routable_address),
-        max_pods: args.max_pods,
+        taints: args.host.register_with_taints.clone(),
+        resources: Resources::of(machine, *kube_reserved, eviction_hard, wishes)?,
         facts,
     })
 }

@@ -1,12 +1,16 @@
 //! The command line.
 
-use std::collections::BTreeMap;
+mod host;
+
+pub use host::{HostArgs, ListenAddress, NodeIpSource};
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
 use crate::node::NodeName;
+use crate::node::labels::{self, Labels};
 
 /// Runs the Pods of this Node as Tart VMs.
 #[derive(Debug, Parser)]
@@ -52,10 +56,10 @@ pub struct AgentArgs {
     pub provider_id: Option<String>,
 
     /// Further labels for the Node, `key=value` with commas between them
-    #[arg(long, env = "TART_KUBELET_NODE_LABELS", default_value = "", value_parser = labels)]
+    #[arg(long, env = "TART_KUBELET_NODE_LABELS", default_value = "", value_parser = labels::parse)]
     pub node_labels: Labels,
 
-    /// Address of the Node; the first routable one of this machine when absent
+    /// Address of the Node; see --node-ip-source when absent
     #[arg(long, env = "TART_KUBELET_NODE_IP")]
     pub node_ip: Option<IpAddr>,
 
@@ -70,19 +74,10 @@ pub struct AgentArgs {
     /// Where the agent keeps what must survive it
     #[arg(long, default_value = "/var/lib/tart-kubelet")]
     pub state_dir: PathBuf,
-}
 
-/// Labels for the Node.
-pub type Labels = BTreeMap<String, String>;
-
-fn labels(text: &str) -> Result<Labels, String> {
-    let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
-    pairs
-        .map(|pair| match pair.split_once('=') {
-            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-            _ => Err(format!("`{pair}` is not `key=value`")),
-        })
-        .collect()
+    /// The machine and what it offers.
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 #[cfg(test)]
@@ -93,12 +88,5 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn labels_are_pairs() {
-        let parsed = labels("a=b, c=d=e,").unwrap();
-        assert_eq!(parsed, BTreeMap::from([("a".into(), "b".into()), ("c".into(), "d=e".into())]));
-        assert!(labels("a").is_err() && labels("=b").is_err());
     }
 }

@@ -162,7 +162,7 @@ enum Never {}
 impl Keeper {
     async fn keep(mut self, access: &Access) -> Result<Never, IdentityError> {
         let client = access
-            .client()
+            .client(&tower::layer::util::Identity::new())
             .map_err(|error| IdentityError::Credentials(self.sources.kubeconfig.clone(), Box::new(error)))?;
         loop {
             let now = Timestamp::now();

@@ -14,7 +14,12 @@ use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version are what was asked for.
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) => return fail(&first_paragraph(&error.render().to_string())),
+    };
     log_to_stderr();
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         return fail("the TLS provider was installed twice");
@@ -52,6 +57,13 @@ fn start(builder: &mut Builder) -> Result<Runtime, String> {
 fn fail(message: &str) -> ExitCode {
     eprintln!("tart-kubelet: {message}");
     ExitCode::from(2)
+}
+
+/// What is wrong with a flag, in one line; the rest is about `--help`.
+fn first_paragraph(text: &str) -> String {
+    let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let line = lines.collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
 fn log_to_stderr() {

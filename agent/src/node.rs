@@ -1,10 +1,19 @@
 //! This Mac as a Node: its name, what it tells the API server about itself, and its heartbeat.
 
+pub mod address;
+pub mod conditions;
 pub mod desired;
+pub mod health;
 pub mod host;
 pub mod keeper;
+pub mod labels;
 pub mod lease;
-pub mod tart_check;
+pub mod pressure;
+pub mod resources;
+pub mod rival;
+pub mod starts;
+pub mod taints;
+pub mod thresholds;
 
 use std::fmt;
 use std::str::FromStr;

@@ -26,7 +26,9 @@ use tracing::{info, warn};
 use crate::crash;
 use crate::guest::{ExecEvent, Guest, GuestError};
 use crate::report::chain;
-use crate::state::{Attempt, Ending, GuestCommand, Outcome, Progress, ShimSpec, Stage, StateError};
+use crate::state::{
+    Attempt, Ending, GuestCommand, HostFault, Outcome, Progress, ShimSpec, Stage, StateError,
+};
 use crate::tart::{Fault, Size, Tart, TartError};
 use log::{Log, Source};
 use shutdown::shut_down;
@@ -72,7 +74,7 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
     shim.persist("who runs the VM", || shim.attempt.sign(std::process::id())).await;
     let Some(tart_lock) = shim.attempt.take_tart_lock()? else {
         let message = "another tart is still at work on the VM".to_owned();
-        shim.finish(Ending::NotStarted { reason: "StartError".to_owned(), message }, None).await;
+        shim.finish(Ending::NotStarted { reason: "StartError".to_owned(), message, fault: None }, None).await;
         return Ok(());
     };
     tart_lock.share_with_children().map_err(ShimError::Share)?;
@@ -348,7 +350,7 @@ fn command_exited(code: i32) -> Ending {
 
 fn stopped_early() -> Ending {
     let message = "stopped before its VM had started".to_owned();
-    Ending::NotStarted { reason: "Stopped".to_owned(), message }
+    Ending::NotStarted { reason: "Stopped".to_owned(), message, fault: None }
 }
 
 fn no_address() -> Ending {
@@ -356,7 +358,7 @@ fn no_address() -> Ending {
         "the guest got no address within {} minutes; it may not have booted, or the host's DHCP server has none left",
         BOOT_LIMIT.as_secs() / 60
     );
-    Ending::NotStarted { reason: "NoAddress".to_owned(), message }
+    Ending::NotStarted { reason: "NoAddress".to_owned(), message, fault: Some(HostFault::NoAddress) }
 }
 
 fn command_not_started(command: &GuestCommand, error: &GuestError) -> Ending {
@@ -364,6 +366,7 @@ fn command_not_started(command: &GuestCommand, error: &GuestError) -> Ending {
     Ending::NotStarted {
         reason: "StartError".to_owned(),
         message: format!("cannot start `{program}` in the guest: {}", chain(error)),
+        fault: None,
     }
 }
 
@@ -375,10 +378,15 @@ fn guest_agent_missing() -> Ending {
              that logs in by itself, or a Pod without `command` and `args`",
             BOOT_LIMIT.as_secs() / 60
         ),
+        fault: None,
     }
 }
 
 fn not_started(reason: &str, error: &TartError) -> Ending {
     let advice = error.fault().map_or("", Fault::advice);
-    Ending::NotStarted { reason: reason.to_owned(), message: format!("{}{advice}", chain(error)) }
+    Ending::NotStarted {
+        reason: reason.to_owned(),
+        message: format!("{}{advice}", chain(error)),
+        fault: None,
+    }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! agent.lock                    held by the one agent that owns this directory
 //! pki/                          the agent's own keys and certificates, see `identity::store`
+//! instance.json                 which agent that is, for others that use the same Node name
 //! pods/<uid>/pod.json           the Pod as it was accepted
 //! pods/<uid>/<restart>/         one VM:
 //!     spec.json                 what the shim is to run
@@ -27,9 +28,13 @@ mod secret;
 pub use attempt::{Attempt, AttemptView, Holder};
 pub use file::StateError;
 pub use lock::Lock;
-pub use record::{Ending, GuestCommand, Outcome, PodRecord, Progress, ShimSpec, Stage, StopRequest};
+pub use record::{
+    Ending, GuestCommand, HostFault, Outcome, PodRecord, Progress, ShimSpec, Stage, StopRequest,
+};
 pub use secret::write_secret;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::pod::PodUid;
@@ -57,6 +62,27 @@ impl StateDir {
     /// The directory for keys and certificates.
     pub fn pki_path(&self) -> PathBuf {
         self.0.join("pki")
+    }
+
+    /// A random name that stays with this directory: a restarted agent is the same one, one on another Mac is not.
+    pub fn instance(&self) -> Result<String, StateError> {
+        let path = self.0.join("instance.json");
+        if let Some(known) = file::read(&path)? {
+            return Ok(known);
+        }
+        let mut bytes = [0; 16];
+        let random = Path::new("/dev/urandom");
+        File::open(random)
+            .and_then(|mut source| source.read_exact(&mut bytes))
+            .map_err(|source| StateError::new("read", random, source))?;
+        let name = format!("{:032x}", u128::from_be_bytes(bytes));
+        file::write(&path, &name)?;
+        Ok(name)
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 
     /// The part of the directory that changes when something happens to a VM.
@@ -153,6 +179,15 @@ mod tests {
         }
         assert_eq!(state.pod_of(&state.pods_path()), None);
         assert_eq!(state.pod_of(Path::new("/elsewhere/0b1c")), None);
+    }
+
+    #[test]
+    fn an_instance_stays_with_its_directory() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let instance = |dir: &tempfile::TempDir| StateDir::open(dir.path()).unwrap().instance().unwrap();
+        assert_eq!(instance(&first), instance(&first));
+        assert_ne!(instance(&first), instance(&second));
+        assert_eq!(instance(&first).len(), 32);
     }
 
     #[test]

@@ -3,10 +3,12 @@
 mod call;
 mod error;
 mod image_name;
+mod version;
 
 pub use call::TartOutput;
-pub use error::{Fault, TartError};
+pub use error::{Fault, TartError, running_vms};
 pub use image_name::ImageDigest;
+pub use version::TartVersion;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,6 +20,8 @@ use crate::image::credentials::Credential;
 use crate::vm::VmName;
 
 const QUICK: Duration = Duration::from_secs(30);
+/// It reads nothing and waits for nobody.
+const VERSION: Duration = Duration::from_secs(10);
 const CLONE: Duration = Duration::from_mins(5);
 const DELETE: Duration = Duration::from_mins(5);
 const PULL: Duration = Duration::from_hours(2);
@@ -58,17 +62,16 @@ impl Tart {
         self.home.join("vms").join(vm.to_string())
     }
 
+    /// The directory with its VMs and images.
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
     /// The version that the program says it has.
-    pub async fn version(&self) -> Result<String, TartError> {
-        let output = self.call(&["--version"], QUICK).await?;
+    pub async fn version(&self) -> Result<TartVersion, TartError> {
+        let output = self.call(&["--version"], VERSION).await?;
         let version = output.stdout.trim();
-        let numbered = version.split('.').take(2).all(|part| part.parse::<u32>().is_ok());
-        // Development builds of tart call themselves SNAPSHOT.
-        if version == "SNAPSHOT" || (numbered && version.contains('.')) {
-            Ok(version.to_owned())
-        } else {
-            Err(TartError::garbage("--version", version))
-        }
+        TartVersion::parse(version).ok_or_else(|| TartError::garbage("--version", version))
     }
 
     /// The digest that a cached image has, or `None` when it is not in the cache.

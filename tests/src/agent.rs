@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::mac::Mac;
 use crate::process::Process;
@@ -44,13 +46,24 @@ impl Agent {
             .flag("--kubeconfig", &kubeconfig.display().to_string())
             .flag("--node-name", node_name)
             .flag("--state-dir", &state)
-            .flag("--tart-binary", &mac.tart_binary().display().to_string()))
+            .flag("--tart-binary", &mac.tart_binary().display().to_string())
+            // Many agents run on the machine at once.
+            .flag("--metrics-bind-address", "127.0.0.1:0")
+            // How much is left on the machine that runs the tests is not what most of them are about.
+            .flag("--eviction-hard", ""))
     }
 
     /// The same, with one more flag and its value.
     #[must_use]
     pub fn flag(mut self, name: &str, value: &str) -> Self {
         self.arguments.push(format!("{name}={value}"));
+        self
+    }
+
+    /// The same, without a flag that was given before.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.arguments.retain(|argument| argument.split('=').next() != Some(name));
         self
     }
 
@@ -117,6 +130,38 @@ impl RunningAgent {
     pub fn restart(self) -> Result<Self> {
         self.kill9()?;
         self.agent.start()
+    }
+
+    /// Asks its local port for a path, and returns the status and the text of the answer.
+    pub async fn ask(&self, path: &str) -> Result<(u16, String)> {
+        let ask = async {
+            let mut stream = TcpStream::connect(self.metrics_address()?).await?;
+            let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            let (head, body) =
+                answer.split_once("\r\n\r\n").context("an answer without an end of its head")?;
+            let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+            Ok((status.context("an answer without a status")?, body.to_owned()))
+        };
+        let answer = tokio::time::timeout(Duration::from_secs(30), ask).await;
+        answer.context("the agent's local port does not answer")?
+    }
+
+    /// A figure from its `/metrics`, by its name with labels.
+    pub async fn metric(&self, name: &str) -> Result<f64> {
+        let (_, page) = self.ask("/metrics").await?;
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.with_context(|| format!("no {name} in\n{page}"))?.parse().context("not a figure")
+    }
+
+    fn metrics_address(&self) -> Result<String> {
+        let log = self.log()?;
+        let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let said = lines.filter(|line| line["message"] == "serving health and metrics");
+        let address = said.map(|line| line["address"].as_str().map(str::to_owned)).next().flatten();
+        address.context("the agent serves no metrics yet")
     }
 
     /// What it has logged so far, in all its runs.

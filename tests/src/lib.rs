@@ -22,5 +22,6 @@ pub mod kubectl;
 pub mod mac;
 pub mod process;
 pub mod programs;
+pub mod proxy;
 pub mod sandbox;
 pub mod wait;

@@ -11,7 +11,7 @@ use http_body::{Frame, SizeHint};
 use kube::client::Body;
 use kube::{Client, Config};
 use tokio::sync::watch;
-use tower::{BoxError, Service};
+use tower::{BoxError, Layer, Service};
 
 /// How the API server is reached; good for any number of clients.
 #[derive(Debug, Clone)]
@@ -33,13 +33,19 @@ impl Access {
         self.0.borrow().cluster_url.clone()
     }
 
-    /// A client that belongs to the runtime of the caller.
-    pub fn client(&self) -> Result<Client, kube::Error> {
+    /// A client that belongs to the runtime of the caller, with something around it that sees every call.
+    pub(crate) fn client<L>(&self, layer: &L) -> Result<Client, kube::Error>
+    where
+        L: Layer<Switch>,
+        L::Service:
+            Service<Request<Body>, Response = Response<Passing<Body>>, Error = BoxError> + Send + 'static,
+        <L::Service as Service<Request<Body>>>::Future: Send,
+    {
         let mut current = self.0.clone();
         let config = current.borrow_and_update().clone();
         let namespace = config.default_namespace.clone();
         let client = Client::try_from(Config::clone(&config))?;
-        Ok(Client::new(Switch { current, client }, namespace))
+        Ok(Client::new(layer.layer(Switch { current, client }), namespace))
     }
 }
 
@@ -54,7 +60,7 @@ impl Changer {
 ///
 /// A whole client is replaced, not the certificate in its TLS settings: its pool holds connections, and its TLS sessions can
 /// be resumed, in the name of the old certificate, which the API server turns away once that has ended.
-struct Switch {
+pub(crate) struct Switch {
     current: watch::Receiver<Arc<Config>>,
     client: Client,
 }
@@ -93,7 +99,7 @@ fn is_watch(uri: &Uri) -> bool {
 
 /// An answer's body. That of a watch ends, between two events, when the identity changes: the watch is then taken up
 /// again with the new one, from where it was.
-struct Passing<B> {
+pub(crate) struct Passing<B> {
     body: B,
     changed: Option<BoxFuture<'static, ()>>,
     has_changed: bool,

@@ -1,19 +1,19 @@
 //! The Node object as this agent wants it, and what to do when the API server shows another one.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{
-    Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
-};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeSpec, NodeStatus, NodeSystemInfo};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::NodeName;
+use super::conditions::{conditions, differ};
+use super::health::Health;
 use super::host::HostFacts;
-use super::tart_check::Health;
+use super::labels::{self, Labels};
+use super::resources::{Resources, same};
+use super::taints::Taints;
 
 /// The status is written at least this often, changed or not.
 pub const STATUS_INTERVAL: Duration = Duration::from_mins(5);
@@ -26,11 +26,11 @@ pub struct NodeConfig {
     /// `spec.providerID`, when the operator gave one.
     pub provider_id: Option<String>,
     /// Labels that the operator gave.
-    pub labels: BTreeMap<String, String>,
-    /// Its address, when it has one.
-    pub address: Option<IpAddr>,
-    /// How many VMs may run at once.
-    pub max_pods: u32,
+    pub labels: Labels,
+    /// Taints for a Node that is created.
+    pub taints: Taints,
+    /// What it offers.
+    pub resources: Resources,
     /// The machine.
     pub facts: HostFacts,
 }
@@ -38,53 +38,54 @@ pub struct NodeConfig {
 impl NodeConfig {
     /// The Node to register.
     pub fn node(&self, health: &Health, now: Timestamp) -> Node {
-        let taint = Taint {
-            key: "tuist.dev/macos".to_owned(),
-            value: Some("true".to_owned()),
-            effect: "NoSchedule".to_owned(),
-            ..Taint::default()
-        };
+        let wanted = self.labels();
         Node {
             metadata: ObjectMeta {
                 name: Some(self.name.to_string()),
-                labels: Some(self.labels()),
+                annotations: Some(BTreeMap::from([(labels::OWNED.to_owned(), labels::owned(&wanted))])),
+                labels: Some(wanted),
                 ..ObjectMeta::default()
             },
             spec: Some(NodeSpec {
                 provider_id: self.provider_id.clone(),
-                taints: Some(vec![taint]),
+                taints: (!self.taints.0.is_empty()).then(|| self.taints.0.clone()),
                 ..NodeSpec::default()
             }),
             status: Some(self.status(health, None, now)),
         }
     }
 
-    /// The labels that the Node must have.
-    pub fn labels(&self) -> BTreeMap<String, String> {
-        let own = [
-            ("kubernetes.io/os", "darwin"),
-            ("kubernetes.io/arch", "arm64"),
-            ("kubernetes.io/hostname", &self.name.to_string()),
-            ("tuist.dev/runtime", "tart"),
-        ]
-        .map(|(key, value)| (key.to_owned(), value.to_owned()));
-        self.labels.clone().into_iter().chain(own).collect()
+    /// The labels that the Node must have. What the operator says of the machine counts more than what is found.
+    pub fn labels(&self) -> Labels {
+        let found = [
+            (labels::INSTANCE_TYPE, labels::value_of(&self.facts.model)),
+            (labels::MACOS_VERSION, labels::value_of(&self.facts.os_version)),
+        ];
+        let fixed = [
+            (labels::OS, "darwin".to_owned()),
+            (labels::ARCH, "arm64".to_owned()),
+            // A Node's name can be longer than a label's value.
+            (labels::HOSTNAME, labels::value_of(&self.name.to_string()).unwrap_or_default()),
+            (labels::RUNTIME, "tart".to_owned()),
+        ];
+        let mut all: Labels =
+            found.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        all.extend(self.labels.clone());
+        all.extend(fixed.map(|(key, value)| (key.to_owned(), value)));
+        all
     }
 
     /// The status to publish; transition times are kept from `before` for as long as nothing changes.
+    ///
+    /// There are no `daemonEndpoints`: nothing serves the kubelet's API yet.
     pub fn status(&self, health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> NodeStatus {
-        let amounts = BTreeMap::from([
-            ("cpu".to_owned(), Quantity(self.facts.cores.to_string())),
-            ("memory".to_owned(), Quantity(format!("{}Ki", self.facts.memory >> 10))),
-            ("pods".to_owned(), Quantity(self.max_pods.to_string())),
-        ]);
         let address = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
-        let ip = self.address.map(|ip| address("InternalIP", ip.to_string()));
+        let ip = health.address.map(|ip| address("InternalIP", ip.to_string()));
         NodeStatus {
-            capacity: Some(amounts.clone()),
-            allocatable: Some(amounts),
+            capacity: Some(self.resources.capacity.clone()),
+            allocatable: Some(self.resources.allocatable.clone()),
             addresses: Some(ip.into_iter().chain([address("Hostname", self.name.to_string())]).collect()),
-            conditions: Some(vec![ready(health, before, now)]),
+            conditions: Some(conditions(health, before, now)),
             node_info: Some(self.node_info(health)),
             ..NodeStatus::default()
         }
@@ -98,30 +99,12 @@ impl NodeConfig {
             os_image: self.facts.os_image.clone(),
             kernel_version: self.facts.kernel.clone(),
             boot_id: self.facts.boot_id.clone(),
+            machine_id: self.facts.machine_id.clone(),
+            system_uuid: self.facts.system_uuid.clone(),
             kubelet_version: format!("v{}-tart", env!("CARGO_PKG_VERSION")),
             container_runtime_version: format!("tart://{tart}"),
             ..NodeSystemInfo::default()
         }
-    }
-}
-
-fn ready(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> NodeCondition {
-    let status = if health.problem.is_none() { "True" } else { "False" };
-    let (reason, message) = match &health.problem {
-        None => ("TartReady", "VMs can start"),
-        Some(problem) => (problem.reason, problem.message.as_str()),
-    };
-    let old = before
-        .and_then(|status| status.conditions.as_ref())
-        .and_then(|all| all.iter().find(|c| c.type_ == "Ready"));
-    let since = old.filter(|old| old.status == status).and_then(|old| old.last_transition_time.clone());
-    NodeCondition {
-        type_: "Ready".to_owned(),
-        status: status.to_owned(),
-        reason: Some(reason.to_owned()),
-        message: Some(message.to_owned()),
-        last_heartbeat_time: Some(Time(now)),
-        last_transition_time: since.or(Some(Time(now))),
     }
 }
 
@@ -141,7 +124,7 @@ pub enum Registered {
 pub enum NodeDecision {
     /// Create it.
     Register,
-    /// Add what is missing from its labels, or its empty providerID.
+    /// Put its labels right, or its empty providerID.
     Complete,
     /// Write its status.
     WriteStatus,
@@ -162,10 +145,14 @@ pub fn decide(
         Registered::Absent => return NodeDecision::Register,
         Registered::Present(node) => node,
     };
-    let labels = node.metadata.labels.clone().unwrap_or_default();
-    let incomplete = config.labels().iter().any(|(key, value)| labels.get(key) != Some(value));
-    let provider_id = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref()).unwrap_or_default();
-    if incomplete || (provider_id.is_empty() && config.provider_id.is_some()) {
+    let wanted = config.labels();
+    let (labels, annotations) = (&node.metadata.labels, &node.metadata.annotations);
+    let label = |key: &str| labels.as_ref().and_then(|labels| labels.get(key));
+    let owned = annotations.as_ref().and_then(|annotations| annotations.get(labels::OWNED));
+    let incomplete = wanted.iter().any(|(key, value)| label(key) != Some(value))
+        || owned != Some(&labels::owned(&wanted))
+        || !labels::stale(node, &wanted).is_empty();
+    if incomplete || (provider_id(node).is_none() && config.provider_id.is_some()) {
         return NodeDecision::Complete;
     }
     let due = written_at.is_none_or(|at| now >= at + STATUS_INTERVAL);
@@ -175,50 +162,56 @@ pub fn decide(
     NodeDecision::Rest
 }
 
+/// The providerID that a Node has.
+pub fn provider_id(node: &Node) -> Option<&str> {
+    node.spec.as_ref()?.provider_id.as_deref().filter(|id| !id.is_empty())
+}
+
 /// Whether the server shows something else than we say, the time of saying it apart.
 fn differs(ours: &NodeStatus, theirs: Option<&NodeStatus>) -> bool {
     let Some(theirs) = theirs else { return true };
-    let ready = |status: &NodeStatus| {
-        let all = status.conditions.as_ref()?;
-        let found = all.iter().find(|condition| condition.type_ == "Ready")?;
-        Some((found.status.clone(), found.reason.clone(), found.message.clone()))
-    };
-    ready(ours) != ready(theirs)
-        || ours.capacity != theirs.capacity
-        || ours.allocatable != theirs.allocatable
+    differ(ours, theirs)
+        || !same(ours.capacity.as_ref(), theirs.capacity.as_ref())
+        || !same(ours.allocatable.as_ref(), theirs.allocatable.as_ref())
         || ours.addresses != theirs.addresses
         || ours.node_info.as_ref().map(info_key) != theirs.node_info.as_ref().map(info_key)
 }
 
-fn info_key(info: &NodeSystemInfo) -> [&str; 4] {
-    [&info.kubelet_version, &info.container_runtime_version, &info.os_image, &info.boot_id]
+fn info_key(info: &NodeSystemInfo) -> [&str; 7] {
+    [
+        &info.kubelet_version,
+        &info.container_runtime_version,
+        &info.os_image,
+        &info.kernel_version,
+        &info.boot_id,
+        &info.machine_id,
+        &info.system_uuid,
+    ]
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tart_check::Problem;
+    use super::super::health::Problem;
+    use super::super::resources::{Machine, Reserved, Wishes};
+    use super::super::taints;
+    use super::super::thresholds::Thresholds;
     use super::*;
 
     fn config() -> NodeConfig {
+        let machine = Machine { cores: 8, memory: 16 << 30, storage: None };
+        let wishes = Wishes { cores: None, memory_mib: None, pods: 2 };
         NodeConfig {
             name: "mac-1".parse().unwrap(),
             provider_id: Some("scw-applesilicon://fr-par-3/1".to_owned()),
             labels: BTreeMap::from([("team".to_owned(), "ios".to_owned())]),
-            address: Some("10.0.0.1".parse().unwrap()),
-            max_pods: 2,
-            facts: HostFacts {
-                hostname: "mac".into(),
-                cores: 8,
-                memory: 16 << 30,
-                os_image: "macOS 26".into(),
-                kernel: "25".into(),
-                boot_id: "1".into(),
-            },
+            taints: taints::parse(taints::DEFAULT).unwrap(),
+            resources: Resources::of(machine, Reserved::default(), &Thresholds::default(), wishes).unwrap(),
+            facts: HostFacts { os_version: "26.1".into(), model: "Mac16,10".into(), ..HostFacts::default() },
         }
     }
 
     fn well() -> Health {
-        Health { tart_version: Some("2.32.1".into()), problem: None }
+        Health { address: Some("10.0.0.1".parse().unwrap()), ..Health::default() }
     }
 
     fn ill() -> Health {
@@ -242,6 +235,7 @@ mod tests {
         assert_eq!(decide(&well(), &Registered::Unknown, 1), NodeDecision::Rest);
         assert_eq!(decide(&well(), &Registered::Absent, 1), NodeDecision::Register);
         assert_eq!(decide(&well(), &shown(|_| {}), 1), NodeDecision::Rest);
+        assert_eq!(decide(&well(), &shown(|_| {}), 299), NodeDecision::Rest);
         assert_eq!(decide(&well(), &shown(|_| {}), 300), NodeDecision::WriteStatus);
         assert_eq!(decide(&ill(), &shown(|_| {}), 1), NodeDecision::WriteStatus);
         let unlabelled = shown(|node| node.metadata.labels = None);
@@ -250,32 +244,39 @@ mod tests {
         assert_eq!(decide(&well(), &nameless, 1), NodeDecision::Complete);
         let other = shown(|node| node.spec.as_mut().unwrap().provider_id = Some("other".into()));
         assert_eq!(decide(&well(), &other, 1), NodeDecision::Rest, "a providerID is never overwritten");
+        let tainted = shown(|node| node.spec.as_mut().unwrap().taints = None);
+        assert_eq!(decide(&well(), &tainted, 1), NodeDecision::Rest, "taints are set at creation only");
+        let labelled =
+            shown(|node| drop(node.metadata.labels.as_mut().unwrap().insert("a".into(), "b".into())));
+        assert_eq!(decide(&well(), &labelled, 1), NodeDecision::Rest, "labels of others are theirs");
+        let stale = shown(|node| {
+            node.metadata.labels.as_mut().unwrap().insert("old".into(), "b".into());
+            node.metadata.annotations.as_mut().unwrap().get_mut(labels::OWNED).unwrap().push_str(",old");
+        });
+        assert_eq!(decide(&well(), &stale, 1), NodeDecision::Complete);
     }
 
     #[test]
     fn unknown_is_lifted() {
         let unknown = shown(|node| {
-            let conditions = node.status.as_mut().unwrap().conditions.as_mut().unwrap();
-            conditions[0].status = "Unknown".into();
+            for condition in node.status.as_mut().unwrap().conditions.iter_mut().flatten() {
+                condition.status = "Unknown".into();
+            }
         });
         assert_eq!(decide(&config(), &well(), &unknown, Some(at(0)), at(1)), NodeDecision::WriteStatus);
     }
 
     #[test]
-    fn a_transition_time_moves_with_the_status_only() {
-        let first = config().status(&well(), None, at(1));
-        let time = |status: &NodeStatus| {
-            status.conditions.as_ref().unwrap()[0].last_transition_time.clone().unwrap().0
-        };
-        assert_eq!(time(&config().status(&well(), Some(&first), at(9))), at(1));
-        assert_eq!(time(&config().status(&ill(), Some(&first), at(9))), at(9));
-    }
-
-    #[test]
-    fn labels_of_the_operator_do_not_hide_ours() {
+    fn labels_say_what_the_machine_is_unless_the_operator_knows_better() {
         let mut config = config();
-        config.labels.insert("kubernetes.io/os".into(), "linux".into());
-        assert_eq!(config.labels()["kubernetes.io/os"], "darwin");
-        assert_eq!(config.labels()["team"], "ios");
+        assert_eq!(config.labels()[labels::INSTANCE_TYPE], "Mac16-10");
+        assert_eq!(config.labels()[labels::MACOS_VERSION], "26.1");
+        config.labels.insert(labels::INSTANCE_TYPE.into(), "M4-S".into());
+        config.labels.insert(labels::OS.into(), "linux".into());
+        assert_eq!(config.labels()[labels::INSTANCE_TYPE], "M4-S");
+        assert_eq!(
+            (config.labels()[labels::OS].as_str(), config.labels()["team"].as_str()),
+            ("darwin", "ios")
+        );
     }
 }

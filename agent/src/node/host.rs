@@ -1,13 +1,19 @@
-//! Facts of the machine that the agent runs on.
+//! The machine that the agent runs on: what it is, and how much of everything it has left.
 
-use std::net::{IpAddr, Ipv4Addr};
+#[cfg_attr(target_os = "macos", path = "host/macos.rs")]
+#[cfg_attr(not(target_os = "macos"), path = "host/linux.rs")]
+mod system;
 
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use std::path::{Path, PathBuf};
+
+use nix::sys::statvfs::statvfs;
+use sysinfo::{MemoryRefreshKind, Product, RefreshKind, System};
+
+use super::pressure::Reading;
+use super::thresholds::Figure;
 
 /// What the machine is and has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostFacts {
     /// Its own name.
     pub hostname: String,
@@ -15,65 +21,110 @@ pub struct HostFacts {
     pub cores: usize,
     /// Memory in bytes.
     pub memory: u64,
-    /// Such as `macOS 26.1`.
+    /// Such as `macOS 26.1 Tahoe`.
     pub os_image: String,
+    /// Such as `26.1`.
+    pub os_version: String,
+    /// Such as `Mac16,10`.
+    pub model: String,
     /// The kernel's version.
     pub kernel: String,
     /// Differs from one start of the machine to the next.
     pub boot_id: String,
+    /// Stays with the installation of the operating system.
+    pub machine_id: String,
+    /// Stays with the hardware.
+    pub system_uuid: String,
+    /// How many processes there can be.
+    pub max_pids: Option<u64>,
 }
 
 impl HostFacts {
     /// Looks at the machine.
-    pub fn discover() -> Self {
-        let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-        let system = System::new_with_specifics(what);
+    pub async fn discover() -> Self {
+        let own = system::facts().await;
+        let system_uuid = Product::uuid().unwrap_or_default();
         Self {
             hostname: System::host_name().unwrap_or_default(),
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            memory: system.map_or(0, |system| system.total_memory()),
-            os_image: System::long_os_version().unwrap_or_default(),
+            memory: memory().map_or(0, |memory| memory.total),
+            os_image: System::long_os_version().unwrap_or_default().trim().to_owned(),
+            os_version: System::os_version().unwrap_or_default(),
+            model: Product::family().ok().filter(|model| !model.is_empty()).unwrap_or_default(),
             kernel: System::kernel_version().unwrap_or_default(),
-            boot_id: System::boot_time().map(|time| time.to_string()).unwrap_or_default(),
+            boot_id: own
+                .boot_id
+                .unwrap_or_else(|| System::boot_time().map(|time| time.to_string()).unwrap_or_default()),
+            // macOS has no id of the installation; the one of the hardware stands in, as it does for other agents there.
+            machine_id: own.machine_id.unwrap_or_else(|| system_uuid.clone()),
+            system_uuid,
+            max_pids: own.max_pids,
         }
     }
 }
 
-/// The first address that other machines can reach this one at; a VM bridge's never is.
-pub fn routable_address() -> Option<IpAddr> {
-    let interfaces = getifaddrs().ok()?;
-    let candidates = interfaces.filter(|interface| interface.flags.contains(InterfaceFlags::IFF_UP));
-    let mut addresses = candidates.filter_map(|interface| {
-        let address = interface.address?.as_sockaddr_in()?.ip();
-        is_routable(&interface.interface_name, address).then_some(IpAddr::V4(address))
-    });
-    addresses.next()
+/// What only the operating system itself can tell.
+#[derive(Debug, Default)]
+struct SystemFacts {
+    boot_id: Option<String>,
+    machine_id: Option<String>,
+    max_pids: Option<u64>,
 }
 
-fn is_routable(interface: &str, address: Ipv4Addr) -> bool {
-    let virtual_bridge =
-        ["bridge", "vmnet", "docker", "veth"].iter().any(|prefix| interface.starts_with(prefix));
-    !(virtual_bridge || address.is_loopback() || address.is_link_local() || address.is_unspecified())
+/// Where to look for what is left.
+#[derive(Debug, Clone)]
+pub struct Gauges {
+    /// The state directory.
+    pub state_dir: PathBuf,
+    /// The home directory of tart.
+    pub tart_home: PathBuf,
+    /// How many processes there can be.
+    pub max_pids: Option<u64>,
+}
+
+impl Gauges {
+    /// Looks at what is left now. It may block for as long as a broken volume does.
+    pub fn read(&self) -> Reading {
+        let pids = self.max_pids.zip(system::processes());
+        Reading {
+            memory: memory(),
+            nodefs: volume(&self.state_dir),
+            imagefs: volume(&self.tart_home),
+            pids: pids.map(|(total, used)| Figure { available: total.saturating_sub(used), total }),
+        }
+    }
+}
+
+/// The volume that holds a path, whether or not the path exists yet.
+pub fn volume(path: &Path) -> Option<Figure> {
+    let stat = path.ancestors().find_map(|path| statvfs(path).ok())?;
+    // The types differ from one system to the next.
+    #[allow(clippy::useless_conversion)]
+    let bytes = |blocks| u64::from(blocks).saturating_mul(u64::from(stat.fragment_size()));
+    Some(Figure { available: bytes(stat.blocks_available()), total: bytes(stat.blocks()) })
+}
+
+fn memory() -> Option<Figure> {
+    let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(what).ok()?;
+    let total = system.total_memory();
+    (total > 0).then(|| Figure { available: system.available_memory(), total })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_bridge_of_vms_is_not_a_way_to_this_machine() {
-        let address = Ipv4Addr::new(192, 168, 64, 1);
-        assert!(is_routable("en0", address));
-        for interface in ["bridge100", "vmnet1"] {
-            assert!(!is_routable(interface, address), "{interface}");
+    #[tokio::test]
+    async fn the_machine_is_something_and_has_something() {
+        let facts = HostFacts::discover().await;
+        assert!(facts.cores > 0 && facts.memory > 0 && !facts.boot_id.is_empty(), "{facts:?}");
+        let gauges =
+            Gauges { state_dir: "/nowhere/at/all".into(), tart_home: "/".into(), max_pids: facts.max_pids };
+        let reading = gauges.read();
+        for figure in [reading.memory, reading.nodefs, reading.imagefs, reading.pids] {
+            let figure = figure.expect("it can be read everywhere");
+            assert!(figure.available > 0 && figure.available <= figure.total, "{reading:?}");
         }
-        assert!(!is_routable("en0", Ipv4Addr::new(169, 254, 1, 1)));
-        assert!(!is_routable("lo0", Ipv4Addr::LOCALHOST));
-    }
-
-    #[test]
-    fn the_machine_has_something_to_run_on() {
-        let facts = HostFacts::discover();
-        assert!(facts.cores > 0 && facts.memory > 0, "{facts:?}");
     }
 }

@@ -4,17 +4,20 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Client, ResourceExt};
-use serde_json::json;
+use kube::{Client, Resource, ResourceExt};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::desired::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide};
-use super::tart_check::Health;
+use super::conditions::notes;
+use super::desired::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
+use super::health::Health;
+use super::labels;
+use crate::pod::events::Events;
 use crate::report::chain;
 
 const LIMIT: Duration = Duration::from_secs(15);
@@ -33,25 +36,33 @@ enum KeepError {
 }
 
 /// Registers the Node, watches it, and writes its status, for as long as it is polled.
+///
+/// Nothing is said before health is known: a Node that another agent of ours left ready is not made unready by a restart.
 pub async fn keep(
     client: Client,
     config: NodeConfig,
-    mut health: watch::Receiver<Health>,
+    mut health: watch::Receiver<Option<Health>>,
     uid: watch::Sender<NodeUid>,
+    events: Events,
 ) {
-    let api: Api<Node> = Api::all(client);
+    let keeper = Keeper { api: Api::all(client.clone()), config, events };
+    let config = &keeper.config;
     let only_ours = watcher::Config::default().fields(&format!("metadata.name={}", config.name));
-    let mut nodes = watcher(api.clone(), only_ours).default_backoff().boxed();
+    let mut nodes = watcher(keeper.api.clone(), only_ours).default_backoff().boxed();
     let mut shown = Registered::Unknown;
     let mut listed = None;
     let mut written_at = None;
     let mut watching = true;
+    let mut mismatch = None;
     loop {
         let now = Timestamp::now();
-        let decision = decide(&config, &health.borrow_and_update(), &shown, written_at, now);
-        if decision != NodeDecision::Rest {
-            let known = health.borrow().clone();
-            match act(&api, &config, &known, &shown, decision, now).await {
+        let known = health.borrow_and_update().clone();
+        keeper.compare_provider_id(&shown, &mut mismatch);
+        let decision = known
+            .as_ref()
+            .map_or(NodeDecision::Rest, |health| decide(config, health, &shown, written_at, now));
+        if let (Some(health), true) = (&known, decision != NodeDecision::Rest) {
+            match keeper.act(health, &shown, decision, now).await {
                 Ok(node) => {
                     if decision == NodeDecision::Register {
                         info!(node = %config.name, "registered");
@@ -68,7 +79,7 @@ pub async fn keep(
                     continue;
                 }
                 Err(KeepError::Api(kube::Error::Api(answer))) if answer.code == 409 => {
-                    if let Ok(Ok(node)) = timeout(LIMIT, api.get(&config.name.to_string())).await {
+                    if let Ok(Ok(node)) = timeout(LIMIT, keeper.api.get(&config.name.to_string())).await {
                         show(&mut shown, Registered::Present(Box::new(node)), &uid);
                         continue;
                     }
@@ -78,7 +89,7 @@ pub async fn keep(
                 }
             }
         }
-        let pause = if decision == NodeDecision::Rest { STATUS_INTERVAL } else { RETRY };
+        let pause = if decision == NodeDecision::Rest { until_due(written_at, now) } else { RETRY };
         tokio::select! {
             () = sleep(pause) => {}
             Ok(()) = health.changed() => {}
@@ -95,6 +106,12 @@ pub async fn keep(
             },
         }
     }
+}
+
+/// The time until the status has to be written again.
+fn until_due(written_at: Option<Timestamp>, now: Timestamp) -> Duration {
+    let due = written_at.map(|at| (at + STATUS_INTERVAL).duration_since(now));
+    due.and_then(|due| due.try_into().ok()).unwrap_or(STATUS_INTERVAL)
 }
 
 fn take(
@@ -127,41 +144,92 @@ fn show(shown: &mut Registered, now: Registered, uid: &watch::Sender<NodeUid>) {
     *shown = now;
 }
 
-async fn act(
-    api: &Api<Node>,
-    config: &NodeConfig,
-    health: &Health,
-    shown: &Registered,
-    decision: NodeDecision,
-    now: Timestamp,
-) -> Result<Node, KeepError> {
-    let name = config.name.to_string();
-    let parameters = PatchParams::default();
-    let before = match shown {
-        Registered::Present(node) => node.status.as_ref(),
-        Registered::Absent | Registered::Unknown => None,
-    };
-    Ok(match decision {
-        NodeDecision::Register => {
-            timeout(LIMIT, api.create(&PostParams::default(), &config.node(health, now))).await??
-        }
-        NodeDecision::Complete => {
-            let mut patch = json!({"metadata": {"labels": config.labels()}});
-            let named = |node: &Node| {
-                node.spec
-                    .as_ref()
-                    .is_some_and(|spec| spec.provider_id.as_ref().is_some_and(|id| !id.is_empty()))
-            };
-            if let (Registered::Present(node), Some(id)) = (shown, &config.provider_id)
-                && !named(node)
-            {
-                patch["spec"] = json!({"providerID": id});
+struct Keeper {
+    api: Api<Node>,
+    config: NodeConfig,
+    events: Events,
+}
+
+impl Keeper {
+    async fn act(
+        &self,
+        health: &Health,
+        shown: &Registered,
+        decision: NodeDecision,
+        now: Timestamp,
+    ) -> Result<Node, KeepError> {
+        let Self { api, config, .. } = self;
+        let name = config.name.to_string();
+        let parameters = PatchParams::default();
+        let node = match shown {
+            Registered::Present(node) => Some(node),
+            Registered::Absent | Registered::Unknown => None,
+        };
+        let before = node.and_then(|node| node.status.as_ref());
+        match decision {
+            NodeDecision::Register => {
+                let wanted = config.node(health, now);
+                let node = timeout(LIMIT, api.create(&PostParams::default(), &wanted)).await??;
+                self.tell(&node, None);
+                Ok(node)
             }
-            timeout(LIMIT, api.patch(&name, &parameters, &Patch::Merge(patch))).await??
+            NodeDecision::Complete => {
+                let patch = self.completion(node.map(AsRef::as_ref));
+                Ok(timeout(LIMIT, api.patch(&name, &parameters, &Patch::Merge(patch))).await??)
+            }
+            NodeDecision::WriteStatus | NodeDecision::Rest => {
+                let patch = Patch::Strategic(json!({"status": config.status(health, before, now)}));
+                let node = timeout(LIMIT, api.patch_status(&name, &parameters, &patch)).await??;
+                self.tell(&node, before);
+                Ok(node)
+            }
         }
-        NodeDecision::WriteStatus | NodeDecision::Rest => {
-            let patch = json!({"status": config.status(health, before, now)});
-            timeout(LIMIT, api.patch_status(&name, &parameters, &Patch::Strategic(patch))).await??
+    }
+
+    /// What is missing from a Node: labels, which of them are ours, and the providerID when it has none.
+    fn completion(&self, node: Option<&Node>) -> Value {
+        let wanted = self.config.labels();
+        let mut all = json!(wanted);
+        for key in node.map(|node| labels::stale(node, &wanted)).unwrap_or_default() {
+            all[key] = Value::Null;
         }
-    })
+        let owned = json!({(labels::OWNED): labels::owned(&wanted)});
+        let mut patch = json!({"metadata": {"labels": all, "annotations": owned}});
+        if let (Some(id), None) = (&self.config.provider_id, node.and_then(provider_id)) {
+            patch["spec"] = json!({"providerID": id});
+        }
+        patch
+    }
+
+    fn tell(&self, node: &Node, before: Option<&NodeStatus>) {
+        for note in node.status.iter().flat_map(|status| notes(before, status)) {
+            self.events.about(node.object_ref(&()), note.warns, &note.reason, &note.text);
+        }
+    }
+
+    /// Says once that the Node has another providerID than ours: it is left alone, but somebody made a mistake.
+    fn compare_provider_id(&self, shown: &Registered, told: &mut Option<String>) {
+        let (Registered::Present(node), Some(ours)) = (shown, &self.config.provider_id) else { return };
+        let Some(theirs) = provider_id(node).filter(|theirs| theirs != ours) else { return };
+        if told.as_deref() != Some(theirs) {
+            let text = format!(
+                "the Node's providerID is `{theirs}`, the agent was started with `{ours}`; it is left as it is"
+            );
+            self.events.about(node.object_ref(&()), true, "ProviderIDMismatch", &text);
+            *told = Some(theirs.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_is_due_five_minutes_after_it_was_written() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        assert_eq!(until_due(None, at(0)), STATUS_INTERVAL);
+        assert_eq!(until_due(Some(at(0)), at(100)), Duration::from_secs(200));
+        assert_eq!(until_due(Some(at(0)), at(1000)), STATUS_INTERVAL, "decide says so first");
+    }
 }

@@ -1,6 +1,6 @@
-//! Events: what a person who asks `kubectl describe pod` is told.
+//! Events: what a person who asks `kubectl describe` is told.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource};
 use std::time::Duration;
@@ -34,25 +34,27 @@ impl Events {
 
     /// Tells what was done with a Pod.
     pub fn normal(&self, pod: &Pod, reason: &str, note: &str) {
-        self.publish(pod, EventType::Normal, reason, note);
+        self.about(pod.object_ref(&()), false, reason, note);
     }
 
     /// Tells what went wrong with a Pod, and what can be done about it.
     pub fn warning(&self, pod: &Pod, reason: &str, note: &str) {
-        self.publish(pod, EventType::Warning, reason, note);
+        self.about(pod.object_ref(&()), true, reason, note);
     }
 
-    fn publish(&self, pod: &Pod, type_: EventType, reason: &str, note: &str) {
-        let reference = pod.object_ref(&());
-        let pod = format!(
-            "{}/{}",
-            pod.metadata.namespace.as_deref().unwrap_or(""),
-            pod.metadata.name.as_deref().unwrap_or("")
-        );
-        match type_ {
-            EventType::Normal => info!(pod, reason, "{note}"),
-            EventType::Warning => warn!(pod, reason, "{note}"),
+    /// Tells something of any object.
+    pub fn about(&self, reference: ObjectReference, warns: bool, reason: &str, note: &str) {
+        let kind = reference.kind.as_deref().unwrap_or_default().to_ascii_lowercase();
+        let object = match (&reference.namespace, reference.name.as_deref().unwrap_or_default()) {
+            (Some(namespace), name) => format!("{kind} {namespace}/{name}"),
+            (None, name) => format!("{kind} {name}"),
+        };
+        if warns {
+            warn!(object, reason, "{note}");
+        } else {
+            info!(object, reason, "{note}");
         }
+        let type_ = if warns { EventType::Warning } else { EventType::Normal };
         let event = Event {
             type_,
             reason: reason.to_owned(),
@@ -60,15 +62,17 @@ impl Events {
             action: reason.to_owned(),
             secondary: None,
         };
-        // In the background: an Event that cannot be written must not hold up the Pod that it is about.
+        // In the background: an Event that cannot be written must not hold up what it is about.
         let recorder = self.0.clone();
         tokio::spawn(async move {
             match timeout(LIMIT, recorder.publish(&event, &reference)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
-                    warn!(pod, reason = event.reason, error = chain(&error), "cannot write the Event");
+                    warn!(object, reason = event.reason, error = chain(&error), "cannot write the Event");
                 }
-                Err(_) => warn!(pod, reason = event.reason, "the API server took too long to take the Event"),
+                Err(_) => {
+                    warn!(object, reason = event.reason, "the API server took too long to take the Event");
+                }
             }
         });
     }

@@ -191,7 +191,7 @@ fn terminated(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
             "Error".to_owned(),
             Some("the VM did not shut down within its grace period and was killed".to_owned()),
         ),
-        Ending::NotStarted { reason, message } => (reason.clone(), Some(message.clone())),
+        Ending::NotStarted { reason, message, .. } => (reason.clone(), Some(message.clone())),
         Ending::Lost => (
             "ContainerStatusUnknown".to_owned(),
             Some(

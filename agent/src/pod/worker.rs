@@ -1,6 +1,5 @@
 //! One task per Pod: observe, decide, do one thing, and again.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +23,15 @@ use super::status::{Context, ImageError as ShownImageError, is_final, render};
 use super::{PodName, PodUid};
 use crate::crash;
 use crate::image::{ImageError, Images};
+use crate::metrics::Metrics;
+use crate::node::health::Health;
+use crate::node::starts::{Start, StartBoard};
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
-use crate::state::{Attempt, Ending, Outcome, PodDir, PodRecord, ShimSpec, Stage, StateError, StopRequest};
+use crate::state::{
+    Attempt, AttemptView, Ending, Holder, HostFault, Outcome, PodDir, PodRecord, Progress, ShimSpec, Stage,
+    StateError, StopRequest,
+};
 use crate::tart::{Tart, TartError};
 use crate::vm::Restart;
 
@@ -48,10 +53,16 @@ pub struct Host {
     pub tart: Tart,
     /// The images on this host.
     pub images: Arc<Images>,
-    /// The Node's address, when it has one.
-    pub address: Option<IpAddr>,
+    /// The host's health, which has the Node's address.
+    pub health: watch::Receiver<Option<Health>>,
     /// Where Events go.
     pub events: Events,
+    /// Where starts of VMs are told, for the Node's sake.
+    pub starts: StartBoard,
+    /// How long a VM may be without an address before the host is to blame.
+    pub address_patience: Duration,
+    /// Where Pods that wait for a VM are counted.
+    pub metrics: Metrics,
 }
 
 /// An effect that failed; the worker tries again.
@@ -178,6 +189,7 @@ impl Worker {
             self.trouble = None;
             crash::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::Forget {
+                self.host.metrics.pod_waits(self.dir.uid(), None);
                 info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
                 return self.dir.uid().clone();
             }
@@ -223,18 +235,24 @@ impl Worker {
     fn publish(&mut self, seen: &Observation) {
         let pod = self.pod.borrow().clone();
         self.tell(&pod, seen);
+        if !waits(seen) {
+            self.host.metrics.pod_waits(self.dir.uid(), None);
+        }
         // A final phase stays as it is, and nobody reads the status of a Pod that is gone.
         if seen.wanted == Wanted::Gone || is_final(pod.status.as_ref()) {
             return;
         }
         let accepted_at = self.dir.record().ok().flatten().map(|record| record.accepted_at);
+        if waits(seen) {
+            self.host.metrics.pod_waits(self.dir.uid(), accepted_at);
+        }
         let context = Context {
             pod: &pod,
             before: self.shown.as_ref().or(pod.status.as_ref()),
             plan: self.plan.as_ref(),
             accepted_at,
             image_error: self.image_failure.as_ref().map(|failure| &failure.shown),
-            host_ip: self.host.address,
+            host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
         };
         let status = render(seen, &context);
         self.shown = Some(status.clone());
@@ -250,6 +268,9 @@ impl Worker {
             events.warning(pod, refusal.reason, &refusal.message);
         }
         let Some(attempt) = seen.attempts.last() else { return };
+        if let Some(start) = start(attempt, self.host.address_patience, seen.now) {
+            self.host.starts.tell(&start);
+        }
         let told_before = shows_running(pod, attempt.restart);
         if let Some(progress) = &attempt.progress
             && !told_before
@@ -266,7 +287,7 @@ impl Worker {
         if let Some(outcome) = &attempt.outcome
             && matches!(seen.wanted, Wanted::Run(_))
             && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
-            && let Ending::NotStarted { reason, message } = &outcome.ending
+            && let Ending::NotStarted { reason, message, .. } = &outcome.ending
         {
             events.warning(pod, reason, message);
         }
@@ -467,6 +488,35 @@ fn deadline(pod: &Pod) -> Option<Deadline> {
     let active = Duration::from_secs(spec.active_deadline_seconds?.try_into().unwrap_or(0));
     let at = start.checked_add(active).ok()?;
     Some(Deadline { at, grace: seconds(spec.termination_grace_period_seconds) })
+}
+
+/// Whether a Pod that is to run has not got its first VM yet.
+fn waits(seen: &Observation) -> bool {
+    let started = |attempt: &AttemptView| {
+        let running = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
+        attempt.outcome.is_some() || running
+    };
+    matches!(seen.wanted, Wanted::Run(_)) && !seen.refused && !seen.attempts.iter().any(started)
+}
+
+/// What a VM says about the host that it is on.
+fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) -> Option<Start> {
+    match (&attempt.outcome, &attempt.progress) {
+        (
+            Some(Outcome {
+                ending: Ending::NotStarted { message, fault: Some(fault), .. }, finished_at, ..
+            }),
+            _,
+        ) => Some(Start::Failed { fault: *fault, message: message.clone(), at: *finished_at }),
+        (_, Some(Progress { stage: Stage::Running { .. }, since })) => Some(Start::Up(*since)),
+        (None, Some(Progress { stage: Stage::Booting, since })) => {
+            let at = *since + address_patience;
+            let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
+            let waiting = attempt.holder == Holder::Shim && now >= at;
+            waiting.then_some(Start::Failed { fault: HostFault::NoAddress, message, at })
+        }
+        _ => None,
+    }
 }
 
 /// What the API wants of a Pod.

@@ -13,8 +13,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::log::{Log, Source};
-use crate::state::Ending;
-use crate::tart::Fault;
+use crate::state::{Ending, HostFault};
+use crate::tart::{Fault, running_vms};
+use crate::vm::VmName;
 
 /// How much of the latest output is kept to explain an end.
 const TAIL: usize = 8 << 10;
@@ -82,7 +83,11 @@ fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
             Some(line) => Ending::Exited { code: 1, message: Some(line.trim().to_owned()) },
             None => Ending::Exited { code: 0, message: None },
         },
-        (Some(_), _) => Ending::NotStarted { reason: "StartError".to_owned(), message: explain(last_line()) },
+        (Some(_), _) => Ending::NotStarted {
+            reason: "StartError".to_owned(),
+            message: explain(last_line()),
+            fault: host_fault(last_line()),
+        },
         (None, Some(signal)) => {
             Ending::Exited { code: 128 + signal, message: Some(format!("signal {signal} killed the VM")) }
         }
@@ -93,6 +98,18 @@ fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
 fn explain(line: &str) -> String {
     let line = line.strip_prefix("Error: ").unwrap_or(line);
     format!("tart cannot run the VM: {line}{}", Fault::of(line).advice())
+}
+
+/// What the words of tart say about the host, when they do.
+fn host_fault(line: &str) -> Option<HostFault> {
+    match Fault::of(line) {
+        Fault::HostSession => Some(HostFault::Session),
+        Fault::VmLimit => {
+            let ours = running_vms(line).into_iter().filter(|name| name.parse::<VmName>().is_ok()).count();
+            Some(HostFault::VmLimit { ours: u32::try_from(ours).unwrap_or(u32::MAX) })
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -118,12 +135,30 @@ mod tests {
         for (code, signal, said, ending) in table {
             assert_eq!(judge(code, signal, said), ending, "{code:?} {signal:?} {said}");
         }
-        let Ending::NotStarted { reason, message } =
-            judge(Some(1), None, "The number of VMs exceeds the system limit (other running VMs: a, b)\n")
-        else {
+        let Ending::NotStarted { reason, message, fault } = judge(
+            Some(1),
+            None,
+            "The number of VMs exceeds the system limit (other running VMs: a, tk-b-0)\n",
+        ) else {
             panic!("a VM that tart refused has not started")
         };
-        assert_eq!(reason, "StartError");
+        assert_eq!((reason.as_str(), fault), ("StartError", Some(HostFault::VmLimit { ours: 1 })));
         assert!(message.contains("exceeds the system limit") && message.contains("two VMs"), "{message}");
+    }
+
+    #[test]
+    fn the_hosts_faults_are_told_from_the_pods() {
+        let table = [
+            (
+                "Error Domain=VZErrorDomain Code=1 \"The virtual machine failed to start.\"",
+                Some(HostFault::Session),
+            ),
+            ("Error Domain=VZErrorDomain Code=-9 \"Failed to create new HostKey\"", Some(HostFault::Session)),
+            ("The number of VMs exceeds the system limit", Some(HostFault::VmLimit { ours: 0 })),
+            ("Error Domain=VZErrorDomain Code=2 \"Failed to lock auxiliary storage.\"", None),
+        ];
+        for (words, fault) in table {
+            assert_eq!(host_fault(words), fault, "{words}");
+        }
     }
 }

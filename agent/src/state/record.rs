@@ -126,9 +126,27 @@ pub enum Ending {
         reason: String,
         /// What a person can do about it.
         message: String,
+        /// What is wrong with the host, when it was the host's fault.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fault: Option<HostFault>,
     },
     /// The shim is gone without a word: killed, or the host was restarted.
     Lost,
+}
+
+/// What keeps every VM from starting on a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "name")]
+pub enum HostFault {
+    /// There is no GUI session, or its keychain is locked.
+    Session,
+    /// macOS allows no further VM.
+    VmLimit {
+        /// How many VMs of this agent ran then.
+        ours: u32,
+    },
+    /// The VM runs, but got no address.
+    NoAddress,
 }
 
 impl Ending {

@@ -165,6 +165,12 @@ impl Fault {
     }
 }
 
+/// The VMs that tart names when it says that there can be no further one.
+pub fn running_vms(stderr: &str) -> Vec<&str> {
+    let listed = stderr.split_once("(other running VMs: ").and_then(|(_, rest)| rest.split_once(')'));
+    listed.map_or_else(Vec::new, |(names, _)| names.split(", ").collect())
+}
+
 /// The last words of a program, joined into one line of bounded length.
 fn one_line(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -218,6 +224,13 @@ mod tests {
         for (words, fault) in table {
             assert_eq!(Fault::of(words), fault, "{words}");
         }
+    }
+
+    #[test]
+    fn the_vms_in_the_way_are_named() {
+        let words = "The number of VMs exceeds the system limit (other running VMs: a, tk-0b1c-0)";
+        assert_eq!(running_vms(words), ["a", "tk-0b1c-0"]);
+        assert_eq!(running_vms("The number of VMs exceeds the system limit"), Vec::<&str>::new());
     }
 
     #[test]

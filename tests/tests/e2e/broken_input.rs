@@ -6,8 +6,8 @@ use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
 
-/// Waits for the agent's end and returns the lines that are not log records.
-async fn last_words(agent: &RunningAgent) -> Result<Vec<String>> {
+/// Waits for the agent's end with code 2 and returns the lines that are not log records.
+pub(crate) async fn last_words(agent: &RunningAgent) -> Result<Vec<String>> {
     let status = agent.wait_for_exit(DEADLINE).await?;
     ensure!(status.code() == Some(2), "{status}: {}", agent.log()?);
     Ok(agent.log()?.lines().filter(|line| !line.starts_with('{')).map(str::to_owned).collect())
@@ -26,6 +26,49 @@ async fn an_unusable_kubeconfig_is_one_line() -> Result<()> {
         let words = last_words(&agent).await?;
         let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
         ensure!(line.starts_with("tart-kubelet: cannot use the kubeconfig") && line.contains(why), "{line}");
+        std::fs::remove_file(agent.process().log_path())?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bad_flag_is_told_with_its_name() -> Result<()> {
+    let scene = Scene::new("flags").await?;
+    let table = [
+        ("--node-name", "Not_A_Name", "is not a Node name"),
+        ("--node-labels", "node-restriction.kubernetes.io/x=y", "lets no Node set the label"),
+        ("--node-labels", "node-role.kubernetes.io/mac=", "lets no Node set the label"),
+        ("--node-labels", "kubernetes.io/os=linux", "the agent's own"),
+        ("--register-with-taints", "a=b", "is not `key=value:effect`"),
+        ("--node-ip", "mac", "invalid IP address"),
+        ("--node-ip-source", "dns", "possible values: auto, tailscale"),
+        ("--host-cpu", "0", "0 is not in 1..=1024"),
+        ("--eviction-hard", "disk<10%", "is not a signal"),
+        ("--eviction-pressure-transition-period", "5", "is not a duration"),
+        ("--kube-reserved", "pods=1", "is not `cpu=…`"),
+    ];
+    for (flag, value, why) in table {
+        let agent = scene.agent.clone().flag(flag, value).start()?;
+        let words = last_words(&agent).await?;
+        let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+        ensure!(line.starts_with("tart-kubelet: ") && line.contains(flag) && line.contains(why), "{line}");
+        std::fs::remove_file(agent.process().log_path())?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_flag_that_this_machine_cannot_follow_is_one_line() -> Result<()> {
+    let scene = Scene::new("limits").await?;
+    let table = [
+        ("--node-ip", "0.0.0.0", "is not an address that other machines can reach"),
+        ("--kube-reserved", "memory=1000Ti", "nothing of this machine's memory would be left"),
+    ];
+    for (flag, value, why) in table {
+        let agent = scene.agent.clone().flag(flag, value).start()?;
+        let words = last_words(&agent).await?;
+        let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+        ensure!(line.starts_with("tart-kubelet: ") && line.contains(why), "{line}");
         std::fs::remove_file(agent.process().log_path())?;
     }
     Ok(())
@@ -54,7 +97,10 @@ async fn an_api_server_that_is_away_is_told_and_waited_for() -> Result<()> {
     let agent = scene.agent.clone().flag("--kubeconfig", &path.display().to_string()).start()?;
     wait::eventually("a line about the API server", DEADLINE, async || {
         let log = agent.log()?;
-        ensure!(log.contains("cannot watch the Node; trying again") && log.contains("refused"), "{log}");
+        ensure!(
+            log.contains("cannot read the Node's Lease; trying again") && log.contains("refused"),
+            "{log}"
+        );
         ensure!(!log.contains("panicked"), "{log}");
         Ok(())
     })

@@ -2,11 +2,16 @@
 
 mod broken_input;
 mod commands;
+mod conditions;
 mod crash_points;
 mod crashes;
 mod deletion;
+mod heartbeat;
 mod identity;
 mod images;
 mod life;
+mod metrics;
 mod node;
+mod registration;
+mod rivals;
 mod scene;

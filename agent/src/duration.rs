@@ -1,0 +1,60 @@
+//! Durations as the kubelet's flags have them: `5m0s`, `90s`, `500ms`.
+
+use std::time::Duration;
+
+/// A text that is no duration.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("`{0}` is not a duration such as `90s`, `5m` or `1h30m`")]
+pub struct BadDuration(String);
+
+/// Reads a duration: whole numbers, each with one of the units `h`, `m`, `s` and `ms`. A lone `0` is one too.
+pub fn parse(text: &str) -> Result<Duration, BadDuration> {
+    let bad = || BadDuration(text.to_owned());
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut total = Duration::ZERO;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+        let number: u64 = rest[..digits].parse().map_err(|_| bad())?;
+        rest = &rest[digits..];
+        let unit = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let milliseconds: u64 = match &rest[..unit] {
+            "h" => 3_600_000,
+            "m" => 60_000,
+            "s" => 1000,
+            "ms" => 1,
+            _ => return Err(bad()),
+        };
+        rest = &rest[unit..];
+        let part = number.checked_mul(milliseconds).map(Duration::from_millis);
+        total = part.and_then(|part| total.checked_add(part)).ok_or_else(bad)?;
+    }
+    if text.is_empty() { Err(bad()) } else { Ok(total) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_the_kubelet_takes_is_taken() {
+        for (text, milliseconds) in
+            [("5m0s", 300_000), ("90s", 90_000), ("500ms", 500), ("1h30m", 5_400_000), ("0", 0), ("0s", 0)]
+        {
+            assert_eq!(parse(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for text in ["", "5", "s", "5 m", "-1s", "1d", "99999999999999999999s", "9999999999999999999h"] {
+            assert_eq!(parse(text), Err(BadDuration(text.to_owned())));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[0-9hms .-]{0,12}") {
+            let _ = parse(&text);
+        }
+    }
+}

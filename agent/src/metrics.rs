@@ -1,0 +1,213 @@
+//! What the agent tells about itself on a port of the host: whether it is well, and figures for Prometheus.
+
+mod api_calls;
+mod exposition;
+mod server;
+
+pub use server::serve;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use kube::Client;
+use tokio::sync::watch;
+
+use crate::identity::Access;
+use crate::node::conditions::conditions;
+use crate::node::health::Health;
+use crate::node::lease;
+use crate::pod::PodUid;
+use api_calls::{ApiCalls, CountCalls};
+use exposition::Page;
+
+/// The heartbeat looks at the clock at least every ten seconds; one that has not for this long is stuck.
+const STUCK: Duration = Duration::from_mins(1);
+
+/// All figures; clones share them.
+#[derive(Debug, Clone)]
+pub struct Metrics(Arc<Figures>);
+
+#[derive(Debug)]
+struct Figures {
+    started: Instant,
+    health: watch::Receiver<Option<Health>>,
+    calls: Arc<Mutex<ApiCalls>>,
+    heart: Mutex<HeartFigures>,
+    waiting: Mutex<HashMap<PodUid, Timestamp>>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct HeartFigures {
+    awake: Option<Instant>,
+    renewed: Option<Instant>,
+}
+
+/// One thing that must hold, and why it does not.
+type Check = (&'static str, Result<(), String>);
+
+impl Metrics {
+    /// Figures that are all zero.
+    pub fn new(health: watch::Receiver<Option<Health>>) -> Self {
+        Self(Arc::new(Figures {
+            started: Instant::now(),
+            health,
+            calls: Arc::default(),
+            heart: Mutex::default(),
+            waiting: Mutex::default(),
+        }))
+    }
+
+    /// A client of the API server whose calls are counted.
+    pub fn client(&self, access: &Access) -> Result<Client, kube::Error> {
+        access.client(&CountCalls::new(self.0.calls.clone()))
+    }
+
+    /// The heartbeat is at work.
+    pub fn heart_is_awake(&self) {
+        lock(&self.0.heart).awake = Some(Instant::now());
+    }
+
+    /// The Lease was renewed.
+    pub fn lease_renewed(&self) {
+        lock(&self.0.heart).renewed = Some(Instant::now());
+    }
+
+    /// A Pod waits for its VM since a time, or does no longer.
+    pub fn pod_waits(&self, pod: &PodUid, since: Option<Timestamp>) {
+        let mut waiting = lock(&self.0.waiting);
+        match since {
+            Some(since) => {
+                waiting.entry(pod.clone()).or_insert(since);
+            }
+            None => drop(waiting.remove(pod)),
+        }
+    }
+
+    /// Whether the process is to be left alone: only what a restart could cure counts.
+    fn alive(&self) -> Vec<Check> {
+        let heart = *lock(&self.0.heart);
+        let stuck = heart.awake.map(|at| at.elapsed()).filter(|age| *age > STUCK);
+        let loop_ =
+            stuck.map_or(Ok(()), |age| Err(format!("has not looked at the clock for {} s", age.as_secs())));
+        vec![("heartbeat-loop", loop_)]
+    }
+
+    /// Whether the Node is alive in the cluster's eyes, and VMs can start on it.
+    fn ready(&self) -> Vec<Check> {
+        let heart = *lock(&self.0.heart);
+        let renewed = match heart.renewed {
+            None => Err("the Node's Lease was not renewed yet".to_owned()),
+            Some(at) if at.elapsed() > lease::DURATION => {
+                Err(format!("the Node's Lease was last renewed {} s ago", at.elapsed().as_secs()))
+            }
+            Some(_) => Ok(()),
+        };
+        let health = self.0.health.borrow().clone();
+        let vms = match health.map(|health| health.problem) {
+            None => Err("tart has not answered yet".to_owned()),
+            Some(Some(problem)) => Err(format!("{}: {}", problem.reason, problem.message)),
+            Some(None) => Ok(()),
+        };
+        let mut checks = self.alive();
+        checks.extend([("heartbeat", renewed), ("vms", vms)]);
+        checks
+    }
+
+    /// The figures as Prometheus reads them.
+    fn page(&self) -> String {
+        let figures = &self.0;
+        let mut page = Page::default();
+        page.family("tart_kubelet_build_info", "gauge", "The version of the agent.");
+        page.sample("tart_kubelet_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+        let heart = *lock(&figures.heart);
+        let age = heart.renewed.unwrap_or(figures.started).elapsed();
+        page.family(
+            "tart_kubelet_heartbeat_age_seconds",
+            "gauge",
+            "Time since the Node's Lease was last renewed, or since the start.",
+        );
+        page.sample("tart_kubelet_heartbeat_age_seconds", &[], age.as_secs_f64());
+        self.conditions(&mut page);
+        let waiting = lock(&figures.waiting).clone();
+        page.family(
+            "tart_kubelet_pods_waiting",
+            "gauge",
+            "Pods that were accepted and have no running VM yet.",
+        );
+        page.sample("tart_kubelet_pods_waiting", &[], exposition::number(waiting.len()));
+        let now = Timestamp::now();
+        let oldest = waiting.values().min().map_or(0.0, |since| now.duration_since(*since).as_secs_f64());
+        page.family(
+            "tart_kubelet_oldest_waiting_pod_age_seconds",
+            "gauge",
+            "How long the first of them has waited.",
+        );
+        page.sample("tart_kubelet_oldest_waiting_pod_age_seconds", &[], oldest.max(0.0));
+        lock(&figures.calls).write(&mut page);
+        page.text()
+    }
+
+    fn conditions(&self, page: &mut Page) {
+        let name = "tart_kubelet_node_condition";
+        page.family(name, "gauge", "The Node's conditions as the agent says them.");
+        let health = self.0.health.borrow().clone();
+        for condition in health.iter().flat_map(|health| conditions(health, None, Timestamp::now())) {
+            for status in ["True", "False"] {
+                let labels = [("condition", condition.type_.as_str()), ("status", status)];
+                page.sample(name, &labels, f64::from(u8::from(condition.status == status)));
+            }
+        }
+    }
+}
+
+/// What was being written when a thread died is still a figure.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::health::Problem;
+
+    fn failing(checks: Vec<Check>) -> Vec<&'static str> {
+        checks.into_iter().filter(|(_, check)| check.is_err()).map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn readiness_names_what_is_missing() {
+        let (health, seen) = watch::channel(None);
+        let metrics = Metrics::new(seen);
+        assert_eq!(failing(metrics.alive()), Vec::<&str>::new());
+        assert_eq!(failing(metrics.ready()), ["heartbeat", "vms"]);
+        metrics.lease_renewed();
+        health.send_replace(Some(Health::default()));
+        assert_eq!(failing(metrics.ready()), Vec::<&str>::new());
+        let problem = Problem { reason: "TartMissing", message: "no tart".into() };
+        health.send_replace(Some(Health { problem: Some(problem), ..Health::default() }));
+        assert_eq!(failing(metrics.ready()), ["vms"]);
+        let page = metrics.page();
+        for line in [
+            "tart_kubelet_node_condition{condition=\"Ready\",status=\"False\"} 1\n",
+            "tart_kubelet_node_condition{condition=\"Ready\",status=\"True\"} 0\n",
+            "tart_kubelet_pods_waiting 0\n",
+        ] {
+            assert!(page.contains(line), "{page}");
+        }
+    }
+
+    #[test]
+    fn a_pod_waits_since_it_was_first_told() {
+        let (_health, seen) = watch::channel(None);
+        let metrics = Metrics::new(seen);
+        let pod: PodUid = "0b1c".parse().unwrap();
+        metrics.pod_waits(&pod, Some(Timestamp::UNIX_EPOCH));
+        metrics.pod_waits(&pod, Some(Timestamp::now()));
+        assert_eq!(lock(&metrics.0.waiting)[&pod], Timestamp::UNIX_EPOCH);
+        assert!(metrics.page().contains("tart_kubelet_pods_waiting 1\n"));
+        metrics.pod_waits(&pod, None);
+        assert!(metrics.page().contains("tart_kubelet_oldest_waiting_pod_age_seconds 0\n"));
+    }
+}

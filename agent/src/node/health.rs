@@ -1,0 +1,244 @@
+//! Whether a VM could start here, put together from what is looked at apart: tart, the latest starts, and what the host has left.
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{info, warn};
+
+use super::address::AddressSource;
+use super::host::Gauges;
+use super::pressure::Pressures;
+use super::starts::Starts;
+use super::thresholds::Thresholds;
+use crate::report::chain;
+use crate::tart::{Tart, TartError, TartVersion};
+
+const TART_INTERVAL: Duration = Duration::from_secs(30);
+/// As often as the kubelet looks.
+const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What is known of the host's ability to run VMs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Health {
+    /// The version of tart, when it tells one.
+    pub tart_version: Option<String>,
+    /// Why no VM can start here, when none can.
+    pub problem: Option<Problem>,
+    /// What the host is short of.
+    pub short_of: Shortages,
+    /// The Node's address, when it has one.
+    pub address: Option<IpAddr>,
+}
+
+/// What the host is short of, in words.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Shortages {
+    /// Space.
+    pub disk: Option<String>,
+    /// Memory.
+    pub memory: Option<String>,
+    /// Process ids.
+    pub pid: Option<String>,
+}
+
+/// Why no VM can start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// One word for the Node's condition.
+    pub reason: &'static str,
+    /// What a person can do about it.
+    pub message: String,
+}
+
+/// What a look at tart found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TartHealth {
+    version: Option<String>,
+    problem: Option<Problem>,
+}
+
+impl TartHealth {
+    /// Asks tart.
+    pub async fn check(tart: &Tart) -> Self {
+        match tart.version().await {
+            Ok(version) => {
+                let problem = (!version.is_supported()).then(|| Problem {
+                    reason: "TartUnsupported",
+                    message: format!(
+                        "tart {version} is too old: the agent needs {} or later, which can run commands in guests",
+                        TartVersion::OLDEST
+                    ),
+                });
+                Self { version: Some(version.to_string()), problem }
+            }
+            Err(error) => {
+                let reason = match &error {
+                    TartError::Spawn { .. } => "TartMissing",
+                    TartError::Hung { .. } => "TartHanging",
+                    TartError::Garbage { .. } | TartError::Failed { .. } => "TartBroken",
+                };
+                Self { version: None, problem: Some(Problem { reason, message: chain(&error) }) }
+            }
+        }
+    }
+}
+
+/// What a look at the host found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostHealth {
+    short_of: Shortages,
+    address: Option<IpAddr>,
+}
+
+/// All that health is put together from.
+#[derive(Debug)]
+pub struct Sources {
+    /// Tart, once it was asked.
+    pub tart: watch::Receiver<Option<TartHealth>>,
+    /// The latest starts.
+    pub starts: watch::Receiver<Starts>,
+    /// The host.
+    pub host: watch::Receiver<HostHealth>,
+}
+
+/// Health from its parts. A tart that does not work explains everything else.
+pub fn compose(tart: &TartHealth, starts: &Starts, host: &HostHealth, now: Timestamp) -> Health {
+    let problem = tart.problem.clone().or_else(|| starts.problem(now).map(|(problem, _)| problem.clone()));
+    Health {
+        tart_version: tart.version.clone(),
+        problem,
+        short_of: host.short_of.clone(),
+        address: host.address,
+    }
+}
+
+/// Puts health together whenever a part of it changes; `None` until tart was asked for the first time.
+pub async fn follow(mut sources: Sources, health: watch::Sender<Option<Health>>) {
+    loop {
+        let now = Timestamp::now();
+        let tart = sources.tart.borrow_and_update().clone();
+        let starts = sources.starts.borrow_and_update().clone();
+        let host = sources.host.borrow_and_update().clone();
+        if let Some(tart) = tart {
+            publish(compose(&tart, &starts, &host, now), &health);
+        }
+        let forgiven = starts.problem(now).map(|(_, until)| {
+            Duration::try_from(until.duration_since(now)).unwrap_or_default() + Duration::from_millis(1)
+        });
+        tokio::select! {
+            Ok(()) = sources.tart.changed() => {}
+            Ok(()) = sources.starts.changed() => {}
+            Ok(()) = sources.host.changed() => {}
+            () = sleep(forgiven.unwrap_or_default()), if forgiven.is_some() => {}
+            // Whoever told us has ended, and so does the agent.
+            else => return,
+        }
+    }
+}
+
+fn publish(found: Health, health: &watch::Sender<Option<Health>>) {
+    health.send_if_modified(|known| {
+        if known.as_ref() == Some(&found) {
+            return false;
+        }
+        let before = known.as_ref().and_then(|known| known.problem.as_ref());
+        match (&found.problem, before) {
+            (Some(problem), _) if Some(problem) != before => {
+                warn!(reason = problem.reason, "no VM can start: {}", problem.message);
+            }
+            (None, Some(_)) => info!("VMs can start again"),
+            _ => {}
+        }
+        *known = Some(found);
+        true
+    });
+}
+
+/// Asks tart again and again, for as long as it is polled.
+pub async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
+    let mut tick = interval(TART_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let found = TartHealth::check(&tart).await;
+        health.send_if_modified(|known| {
+            let changed = known.as_ref() != Some(&found);
+            *known = Some(found);
+            changed
+        });
+    }
+}
+
+/// How to look at the host.
+#[derive(Debug, Clone)]
+pub struct HostWatch {
+    /// Where to look.
+    pub gauges: Gauges,
+    /// When there is too little.
+    pub thresholds: Thresholds,
+    /// How long there must be enough before the pressure is off.
+    pub period: Duration,
+    /// Where the address comes from.
+    pub source: AddressSource,
+    /// The address to begin with.
+    pub address: Option<IpAddr>,
+}
+
+impl HostWatch {
+    /// Looks at the host again and again, from a thread of its own: a volume that does not answer blocks whoever asks.
+    pub fn spawn(self) -> std::io::Result<watch::Receiver<HostHealth>> {
+        let mut pressures = Pressures::default();
+        let (sender, receiver) =
+            watch::channel(HostHealth { short_of: Shortages::default(), address: self.address });
+        thread::Builder::new().name("host".to_owned()).spawn(move || {
+            while !sender.is_closed() {
+                pressures =
+                    pressures.after(&self.gauges.read(), &self.thresholds, self.period, Timestamp::now());
+                let address = self.source.next(sender.borrow().address);
+                let found = HostHealth { short_of: Shortages::of(&pressures), address };
+                sender.send_if_modified(|known| std::mem::replace(known, found.clone()) != found);
+                thread::sleep(GAUGE_INTERVAL);
+            }
+        })?;
+        Ok(receiver)
+    }
+}
+
+impl Shortages {
+    fn of(pressures: &Pressures) -> Self {
+        let words = |message: Option<&str>| message.map(str::to_owned);
+        Self {
+            disk: words(pressures.disk.message()),
+            memory: words(pressures.memory.message()),
+            pid: words(pressures.pid.message()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::starts::Start;
+    use crate::state::HostFault;
+
+    #[test]
+    fn a_broken_tart_explains_everything_else() {
+        let now = Timestamp::from_second(100).unwrap();
+        let fault = Start::Failed { fault: HostFault::Session, message: "no".into(), at: now };
+        let starts = Starts::default().after(&fault);
+        let host = HostHealth::default();
+        let well = TartHealth { version: Some("2.35.0".into()), problem: None };
+        let missing = Problem { reason: "TartMissing", message: "no tart".into() };
+        let broken = TartHealth { version: None, problem: Some(missing.clone()) };
+        let reason = |tart: &TartHealth, starts: &Starts| {
+            compose(tart, starts, &host, now).problem.map_or("", |problem| problem.reason)
+        };
+        assert_eq!(reason(&well, &Starts::default()), "");
+        assert_eq!(reason(&well, &starts), "NoGuiSession");
+        assert_eq!(reason(&broken, &starts), "TartMissing");
+    }
+}

@@ -1,0 +1,140 @@
+//! Conditions that mean something: each fault of the host shows on its Node, and is gone when the fault is.
+
+use std::io::Write;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use serde_json::json;
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, IMAGE, Scene, condition};
+
+fn reason<'a>(node: &'a Node, kind: &str) -> &'a str {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let found = conditions.filter(|condition| condition.type_ == kind).find_map(|one| one.reason.as_deref());
+    found.unwrap_or_default()
+}
+
+async fn not_ready(scene: &Scene, because: &str) -> Result<()> {
+    let what = format!("not ready: {because}");
+    wait::until(&scene.nodes, &scene.node, &what, DEADLINE, |node| {
+        condition(node, "Ready") == "False" && reason(node, "Ready") == because
+    })
+    .await?;
+    scene.told("node", &scene.node, "NodeNotReady").await
+}
+
+#[tokio::test]
+async fn a_tart_that_hangs_or_is_too_old_makes_the_node_unready_until_it_is_well() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("tart").await?;
+    scene.mac.set_fault("hang", "--version")?;
+    not_ready(&scene, "TartHanging").await?;
+    scene.mac.clear_fault("hang")?;
+    scene.node_ready(&agent).await?;
+    scene.mac.set_fault("version", "2.26.3")?;
+    not_ready(&scene, "TartUnsupported").await?;
+    scene.mac.clear_fault("version")?;
+    scene.node_ready(&agent).await?;
+    scene.told("node", &scene.node, "NodeReady").await
+}
+
+/// A fault that shows when a VM starts; the Pod's own next try is what heals the Node.
+async fn shows_at_start(fault: &str, parameter: &str, because: &str) -> Result<()> {
+    let (scene, agent) = Scene::with_agent("start").await?;
+    scene.mac.set_fault(fault, parameter)?;
+    scene.create(&scene.pod("start", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
+    not_ready(&scene, because).await.with_context(|| agent.log().unwrap_or_default())?;
+    scene.mac.clear_fault(fault)?;
+    scene.phase("start", "Running").await?;
+    scene.node_ready(&agent).await
+}
+
+#[tokio::test]
+async fn a_mac_where_nobody_is_logged_in_is_not_ready() -> Result<()> {
+    shows_at_start("vz-internal", "", "NoGuiSession").await
+}
+
+#[tokio::test]
+async fn a_mac_with_a_locked_keychain_is_not_ready() -> Result<()> {
+    shows_at_start("vz-host-key", "", "NoGuiSession").await
+}
+
+#[tokio::test]
+async fn a_mac_that_has_leaked_its_places_for_vms_is_not_ready() -> Result<()> {
+    shows_at_start("vm-limit-stuck", "", "VmSlotsLeaked").await
+}
+
+#[tokio::test]
+async fn a_mac_without_addresses_for_its_vms_is_not_ready() -> Result<()> {
+    let scene = Scene::new("dhcp").await?;
+    let agent = scene.agent.clone().flag("--vm-address-timeout", "5s").start()?;
+    scene.node_ready(&agent).await?;
+    scene.mac.set_fault("dhcp-exhausted", "")?;
+    let mute = "registry.test/macos/mute:1";
+    scene.mac.add_image(mute, &json!({"agent": false}))?;
+    let now = json!({"nodeName": scene.node, "terminationGracePeriodSeconds": 1});
+    scene.create(&scene.pod("without", &json!({"image": mute}), &now)).await?;
+    not_ready(&scene, "NoAddressForVms").await.with_context(|| agent.log().unwrap_or_default())?;
+    scene.mac.clear_fault("dhcp-exhausted")?;
+    // No scheduler sends a Pod there, but one that is there already proves that the host is well again.
+    scene.create(&scene.pod("with", &json!({"image": IMAGE}), &now)).await?;
+    scene.phase("with", "Running").await?;
+    scene.node_ready(&agent).await
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_up_is_pressure_until_there_is_room_again() -> Result<()> {
+    const ROOM: u64 = 4 << 30;
+    let scene = Scene::new("disk").await?;
+    let stat = nix::sys::statvfs::statvfs(scene.mac.tart_home())?;
+    #[allow(clippy::useless_conversion)]
+    let free = u64::from(stat.blocks_available()) * u64::from(stat.fragment_size());
+    ensure!(free > 2 * ROOM, "this test needs {} GiB of free space", ROOM >> 29);
+    let agent = scene
+        .agent
+        .clone()
+        .flag("--eviction-hard", &format!("imagefs.available<{}", free - ROOM / 2))
+        .flag("--eviction-pressure-transition-period", "1s")
+        .start()?;
+    scene.node_ready(&agent).await?;
+    let node = scene.nodes.get(&scene.node).await?;
+    assert_eq!(condition(&node, "DiskPressure"), "False");
+
+    let ballast = scene.mac.tart_home().join("ballast");
+    let mut file = std::fs::File::create(&ballast)?;
+    let block = vec![0; 16 << 20];
+    for _ in 0..ROOM / (16 << 20) {
+        file.write_all(&block)?;
+    }
+    let under = |status: &'static str| move |node: &Node| condition(node, "DiskPressure") == status;
+    wait::until(&scene.nodes, &scene.node, "short of space", DEADLINE, under("True")).await?;
+    scene.told("node", &scene.node, "NodeHasDiskPressure").await?;
+    drop(file);
+    std::fs::remove_file(&ballast)?;
+    wait::until(&scene.nodes, &scene.node, "well again", DEADLINE, under("False")).await?;
+    scene.told("node", &scene.node, "NodeHasNoDiskPressure").await
+}
+
+#[tokio::test]
+async fn too_little_memory_and_too_few_processes_are_pressure() -> Result<()> {
+    let scene = Scene::new("short").await?;
+    // No machine has all of its memory and all of its process ids to give away.
+    let agent = scene
+        .agent
+        .clone()
+        .flag("--eviction-hard", "memory.available<100%,pid.available<100%")
+        .flag("--host-memory-mb", "1024")
+        .start()?;
+    let both = |status: &'static str| {
+        move |node: &Node| {
+            ["MemoryPressure", "PIDPressure"].iter().all(|kind| condition(node, kind) == status)
+        }
+    };
+    wait::until(&scene.nodes, &scene.node, "short of both", DEADLINE, both("True")).await?;
+    scene.told("node", &scene.node, "NodeHasInsufficientMemory").await?;
+    scene.told("node", &scene.node, "NodeHasInsufficientPID").await?;
+    scene.node_ready(&agent).await?;
+    agent.kill9()?;
+    let _agent = scene.agent.start()?;
+    wait::until(&scene.nodes, &scene.node, "short of neither", DEADLINE, both("False")).await.map(drop)
+}

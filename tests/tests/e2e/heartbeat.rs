@@ -1,0 +1,183 @@
+//! The heartbeat: nothing in the agent, however stuck, delays it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tart_kubelet_tests::agent::{Agent, RunningAgent};
+use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::proxy::Proxy;
+use tart_kubelet_tests::sandbox::Sandbox;
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene, condition};
+
+/// For how long the control plane trusts one renewal.
+const TRUST: Duration = Duration::from_secs(40);
+
+/// Watches some renewals of a Node's Lease: each must come while the one before is still trusted, by the agent's own clock.
+async fn beats(control_plane: &ControlPlane, node: &str, count: u32) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(control_plane.client().await?, "kube-node-lease");
+    let renewed =
+        |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
+    let mut before: Option<Timestamp> = None;
+    for _ in 0..=count {
+        let lease = wait::until(&leases, node, "renewed", DEADLINE, |lease| renewed(lease) > before).await?;
+        let now = renewed(&lease);
+        if let Some((before, now)) = before.zip(now) {
+            let gap = Duration::try_from(now.duration_since(before))?;
+            ensure!(gap < TRUST, "the Lease was not renewed for {gap:?}");
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hanging_tart_does_not_delay_it() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("hang").await?;
+    scene.mac.set_fault("hang", "*")?;
+    scene.create(&scene.pod("stuck", &json!({}), &json!({}))).await?;
+    beats(scene.control_plane, &scene.node, 3).await?;
+    // It also begins without tart: an agent that is restarted now renews the Lease all the same.
+    let _agent = agent.restart()?;
+    beats(scene.control_plane, &scene.node, 2).await?;
+    let node = scene.nodes.get(&scene.node).await?;
+    ensure!(condition(&node, "Ready") != "Unknown");
+    Ok(())
+}
+
+/// An agent whose way to the API server is ours to spoil.
+async fn behind_proxy(scene: &Scene) -> Result<(Proxy, RunningAgent)> {
+    let proxy = Proxy::start(scene.control_plane).await?;
+    let kubeconfig = proxy.kubeconfig(&scene.control_plane.node_kubeconfig(&scene.node)?)?;
+    let agent = scene.agent.clone().flag("--kubeconfig", &kubeconfig.display().to_string()).start()?;
+    scene.node_ready(&agent).await?;
+    Ok((proxy, agent))
+}
+
+#[tokio::test]
+async fn an_api_server_that_answers_slowly_does_not_stop_it() -> Result<()> {
+    let scene = Scene::new("slow").await?;
+    let (proxy, agent) = behind_proxy(&scene).await?;
+    proxy.delay(Duration::from_secs(2));
+    scene.create(&scene.pod("slow", &json!({}), &json!({}))).await?;
+    beats(scene.control_plane, &scene.node, 3).await?;
+    scene.phase("slow", "Running").await?;
+    ensure!(condition(&scene.nodes.get(&scene.node).await?, "Ready") == "True", "{}", agent.log()?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn sigterm_ends_an_agent_whose_tart_and_api_server_hang() -> Result<()> {
+    let scene = Scene::new("dead-end").await?;
+    let (proxy, agent) = behind_proxy(&scene).await?;
+    scene.mac.set_fault("hang", "*")?;
+    scene.create(&scene.pod("stuck", &json!({}), &json!({}))).await?;
+    wait::eventually("a Pod that waits for tart", DEADLINE, async || {
+        ensure!(agent.metric("tart_kubelet_pods_waiting").await? > 0.0);
+        Ok(())
+    })
+    .await?;
+    proxy.block();
+    agent.kill(Signal::SIGTERM)?;
+    // What launchd is told to give it.
+    let status = agent.wait_for_exit(Duration::from_secs(20)).await?;
+    ensure!(status.success(), "{status}: {}", agent.log()?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_at_rest_writes_its_lease_and_nothing_else() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("rest").await?;
+    // The control plane has its own first things to do with a new Node, and we answer to some.
+    beats(scene.control_plane, &scene.node, 1).await?;
+    let spoken = |node: &Node| {
+        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        conditions.map(|one| one.last_heartbeat_time.clone().map(|time| time.0)).collect::<Vec<_>>()
+    };
+    let before = scene.nodes.get(&scene.node).await?;
+    let posts = "rest_client_requests_total{code=\"201\",method=\"POST\"}";
+    let posted = agent.metric(posts).await?;
+    beats(scene.control_plane, &scene.node, 3).await?;
+    let after = scene.nodes.get(&scene.node).await?;
+    assert_eq!(spoken(&before), spoken(&after), "the status was written though nothing had changed");
+    assert_eq!(before.resource_version(), after.resource_version());
+    ensure!((agent.metric(posts).await? - posted).abs() < f64::EPSILON, "something was created");
+    Ok(())
+}
+
+/// A control plane of one's own, which loses patience soon, and one Node.
+async fn impatient() -> Result<(ControlPlane, Mac, Agent, Api<Node>)> {
+    let sandbox = Sandbox::new()?;
+    let builder = ControlPlane::builder().node_monitor_grace_period(Duration::from_secs(20));
+    let control_plane = builder.start(&sandbox).await?;
+    let mac = Mac::new(&sandbox)?;
+    let agent =
+        Agent::new(&mac, "mac", &control_plane.node_kubeconfig("mac")?)?.flag("--node-ip", "127.0.0.1");
+    let nodes = Api::all(control_plane.client().await?);
+    Ok((control_plane, mac, agent, nodes))
+}
+
+#[tokio::test]
+async fn a_node_that_was_given_up_is_back_with_the_next_beat() -> Result<()> {
+    let (_control_plane, _mac, agent, nodes) = impatient().await?;
+    let agent = agent.start()?;
+    let ready = |status: &'static str| move |node: &Node| condition(node, "Ready") == status;
+    wait::until(&nodes, "mac", "ready", DEADLINE, ready("True")).await?;
+    agent.kill(Signal::SIGSTOP)?;
+    wait::until(&nodes, "mac", "given up", DEADLINE, ready("Unknown")).await?;
+    agent.kill(Signal::SIGCONT)?;
+    let node = wait::until(&nodes, "mac", "back", DEADLINE, ready("True")).await?;
+    for kind in ["MemoryPressure", "DiskPressure", "PIDPressure"] {
+        ensure!(condition(&node, kind) == "False", "{kind} is {}", condition(&node, kind));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_thousand_pods_do_not_delay_it() -> Result<()> {
+    const PODS: usize = 1000;
+    let (control_plane, mac, agent, nodes) = impatient().await?;
+    let image = "registry.test/macos/slow:1";
+    mac.add_image(image, &json!({"pullSeconds": 3600}))?;
+    let agent = agent.start()?;
+    wait::until(&nodes, "mac", "ready", DEADLINE, |node| condition(node, "Ready") == "True").await?;
+    let namespace = control_plane.namespace("crowd").await?;
+    let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, &namespace);
+    let create = async |number: usize| {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": format!("pod-{number}")},
+            "spec": {
+                "nodeName": "mac",
+                "automountServiceAccountToken": false,
+                "containers": [{"name": "main", "image": image}],
+            },
+        }))?;
+        pods.create(&PostParams::default(), &pod).await.context("cannot create a Pod")
+    };
+    let crowd = async {
+        let created = stream::iter(0..PODS).map(create).buffer_unordered(16);
+        created.try_for_each(async |_| Ok(())).await?;
+        wait::eventually("all Pods to wait", DEADLINE * 2, async || {
+            let waiting = agent.metric("tart_kubelet_pods_waiting").await?;
+            ensure!(waiting >= 1000.0, "{waiting}");
+            Ok(())
+        })
+        .await
+    };
+    // Beats are watched while the crowd comes in, and after.
+    let ((), ()) = tokio::try_join!(crowd, beats(&control_plane, "mac", 4))?;
+    beats(&control_plane, "mac", 2).await?;
+    let node = nodes.get("mac").await?;
+    ensure!(condition(&node, "Ready") == "True", "it is {}", condition(&node, "Ready"));
+    Ok(())
+}
