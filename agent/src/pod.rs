@@ -6,6 +6,7 @@ pub mod events;
 pub mod manager;
 pub mod publisher;
 pub mod restart;
+pub mod starting;
 pub mod status;
 pub mod worker;
 

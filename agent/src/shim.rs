@@ -158,6 +158,9 @@ impl Shim {
             self.running(container, address);
             return std::future::pending().await;
         };
+        if let Err(error) = self.enter(Stage::Up { address }) {
+            warn!(error = chain(&error), "the VM has an address, but that cannot be written down");
+        }
         let Ok((mut guest, _)) = timeout(BOOT_LIMIT, self.guest_agent()).await else {
             return guest_agent_missing();
         };
