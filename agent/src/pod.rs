@@ -9,6 +9,7 @@ pub mod fields;
 pub mod manager;
 pub mod publisher;
 pub mod restart;
+pub mod starting;
 pub mod status;
 pub mod worker;
 

@@ -189,6 +189,7 @@ impl Shim {
             self.running(container, address);
             return std::future::pending().await;
         };
+        self.enter(Stage::Up { address });
         let Ok((mut guest, _)) = timeout(BOOT_LIMIT, self.guest_agent()).await else {
             return GuestEnd::Over(guest_agent_missing());
         };

@@ -19,19 +19,17 @@ use super::events::Events;
 use super::fetch::Fetcher;
 use super::publisher::Publisher;
 use super::restart::RestartPolicy;
+use super::starting::{start, waits};
 use super::status::{Context, ImageError as ShownImageError, is_final, render};
 use super::{PodName, PodUid};
 use crate::crash;
 use crate::image::{ImageError, Images};
 use crate::metrics::Metrics;
 use crate::node::health::Health;
-use crate::node::starts::{Start, StartBoard};
+use crate::node::starts::StartBoard;
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
-use crate::state::{
-    Attempt, AttemptView, Ending, Holder, HostFault, Outcome, PodDir, PodRecord, Progress, ShimSpec, Stage,
-    StateError, StopRequest,
-};
+use crate::state::{Attempt, Ending, Outcome, PodDir, PodRecord, ShimSpec, Stage, StateError, StopRequest};
 use crate::tart::{Tart, TartError};
 use crate::vm::Restart;
 
@@ -488,35 +486,6 @@ fn deadline(pod: &Pod) -> Option<Deadline> {
     let active = Duration::from_secs(spec.active_deadline_seconds?.try_into().unwrap_or(0));
     let at = start.checked_add(active).ok()?;
     Some(Deadline { at, grace: seconds(spec.termination_grace_period_seconds) })
-}
-
-/// Whether a Pod that is to run has not got its first VM yet.
-fn waits(seen: &Observation) -> bool {
-    let started = |attempt: &AttemptView| {
-        let running = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
-        attempt.outcome.is_some() || running
-    };
-    matches!(seen.wanted, Wanted::Run(_)) && !seen.refused && !seen.attempts.iter().any(started)
-}
-
-/// What a VM says about the host that it is on.
-fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) -> Option<Start> {
-    match (&attempt.outcome, &attempt.progress) {
-        (
-            Some(Outcome {
-                ending: Ending::NotStarted { message, fault: Some(fault), .. }, finished_at, ..
-            }),
-            _,
-        ) => Some(Start::Failed { fault: *fault, message: message.clone(), at: *finished_at }),
-        (_, Some(Progress { stage: Stage::Running { .. }, since })) => Some(Start::Up(*since)),
-        (None, Some(Progress { stage: Stage::Booting, since })) => {
-            let at = *since + address_patience;
-            let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
-            let waiting = attempt.holder == Holder::Shim && now >= at;
-            waiting.then_some(Start::Failed { fault: HostFault::NoAddress, message, at })
-        }
-        _ => None,
-    }
 }
 
 /// What the API wants of a Pod.

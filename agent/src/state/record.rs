@@ -72,6 +72,11 @@ pub enum Stage {
     Configuring,
     /// `tart run` was started; the guest has no address yet.
     Booting,
+    /// The guest has an address, but its command has not started yet.
+    Up {
+        /// The guest's address.
+        address: IpAddr,
+    },
     /// The guest is up, and its command, if any, has started.
     Running {
         /// The guest's address.

@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) async fn facts() -> SystemFacts {
     let names = ["kern.bootsessionuuid", "kern.maxproc"];
-    // `name: value` a line; a name that this macOS does not know is left out, and makes the exit code 1.
+    // `name: value` a line; with `-i`, a name that this macOS does not know is left out.
     let printed = match program::run(Path::new("/usr/sbin/sysctl"), &["-i", names[0], names[1]], LIMIT).await
     {
         Ok(printed) => printed,

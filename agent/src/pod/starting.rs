@@ -1,0 +1,122 @@
+//! What the start of a Pod's VM says: whether the Pod still waits for it, and whether the host is in its way.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::decide::{Observation, Wanted};
+use crate::node::starts::Start;
+use crate::state::{AttemptView, Ending, Holder, HostFault, Outcome, Progress, Stage};
+
+/// Whether a Pod that is to run has not got its first VM yet.
+pub fn waits(seen: &Observation) -> bool {
+    let started = |attempt: &AttemptView| {
+        let running = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
+        attempt.outcome.is_some() || running
+    };
+    matches!(seen.wanted, Wanted::Run(_)) && !seen.refused && !seen.attempts.iter().any(started)
+}
+
+/// What a VM says about the host that it is on.
+pub fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) -> Option<Start> {
+    match (&attempt.outcome, &attempt.progress) {
+        (
+            Some(Outcome {
+                ending: Ending::NotStarted { message, fault: Some(fault), .. }, finished_at, ..
+            }),
+            _,
+        ) => Some(Start::Failed { fault: *fault, message: message.clone(), at: *finished_at }),
+        (_, Some(Progress { stage: Stage::Up { .. } | Stage::Running { .. }, since })) => {
+            Some(Start::Up(*since))
+        }
+        (None, Some(Progress { stage: Stage::Booting, since })) => {
+            let at = *since + address_patience;
+            let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
+            let waiting = attempt.holder == Holder::Shim && now >= at;
+            waiting.then_some(Start::Failed { fault: HostFault::NoAddress, message, at })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::restart::RestartPolicy;
+    use crate::vm::Restart;
+
+    const PATIENCE: Duration = Duration::from_mins(5);
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn attempt(stage: Option<Stage>, ending: Option<Ending>) -> AttemptView {
+        AttemptView {
+            restart: Restart(0),
+            holder: Holder::Shim,
+            spec: None,
+            begun: stage.is_some(),
+            progress: stage.map(|stage| Progress { stage, since: at(1000) }),
+            stop: None,
+            result: None,
+            outcome: ending.map(|ending| Outcome { ending, started_at: None, finished_at: at(2000) }),
+            cleaned: false,
+        }
+    }
+
+    fn not_started(fault: Option<HostFault>) -> Ending {
+        Ending::NotStarted { reason: "StartError".into(), message: "no".into(), fault }
+    }
+
+    #[test]
+    fn a_start_tells_of_the_host_what_it_can() {
+        let address = "127.0.0.2".parse().unwrap();
+        let said = |attempt: &AttemptView, now| match start(attempt, PATIENCE, at(now)) {
+            None => "nothing",
+            Some(Start::Up(_)) => "up",
+            Some(Start::Failed { fault: HostFault::Session, .. }) => "session",
+            Some(Start::Failed { fault: HostFault::VmLimit { .. }, .. }) => "limit",
+            Some(Start::Failed { fault: HostFault::NoAddress, .. }) => "no address",
+        };
+        let booting = || Some(Stage::Booting);
+        let table = [
+            (attempt(None, None), 9999, "nothing"),
+            (attempt(Some(Stage::Cloning), None), 9999, "nothing"),
+            (attempt(booting(), None), 1299, "nothing"),
+            (attempt(booting(), None), 1300, "no address"),
+            (attempt(Some(Stage::Up { address }), None), 9999, "up"),
+            (attempt(Some(Stage::Running { address }), None), 1001, "up"),
+            (attempt(Some(Stage::Running { address }), Some(Ending::Lost)), 9999, "up"),
+            (attempt(booting(), Some(not_started(Some(HostFault::Session)))), 2001, "session"),
+            (attempt(booting(), Some(not_started(Some(HostFault::VmLimit { ours: 0 })))), 2001, "limit"),
+            (attempt(booting(), Some(not_started(None))), 9999, "nothing"),
+            (attempt(booting(), Some(Ending::Stopped { killed: true })), 9999, "nothing"),
+        ];
+        for (attempt, now, expected) in table {
+            assert_eq!(said(&attempt, now), expected, "{attempt:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_waits_until_its_first_vm_runs_or_fails() {
+        let seen = |wanted, attempts| Observation {
+            wanted,
+            refused: false,
+            accepted: true,
+            attempts,
+            image_retry: None,
+            deadline: None,
+            final_status_published: false,
+            now: at(3000),
+        };
+        let run = Wanted::Run(RestartPolicy::Always);
+        let address = "127.0.0.2".parse().unwrap();
+        assert!(waits(&seen(run, vec![])));
+        assert!(waits(&seen(run, vec![attempt(Some(Stage::Up { address }), None)])));
+        assert!(!waits(&seen(run, vec![attempt(Some(Stage::Running { address }), None)])));
+        assert!(!waits(&seen(run, vec![attempt(Some(Stage::Booting), Some(not_started(None)))])));
+        assert!(!waits(&seen(Wanted::Gone, vec![])));
+        assert!(!waits(&Observation { refused: true, ..seen(run, vec![]) }));
+    }
+}
