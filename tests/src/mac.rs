@@ -34,10 +34,12 @@ impl Mac {
         let simulated = real.is_none();
         let tart = real.map_or_else(|| programs::find("tart"), Ok)?;
         let host = sandbox.directory("mac")?;
-        let home = host.join("tart");
-        for directory in [&home, &host.join("faults"), &host.join("registry")] {
-            std::fs::create_dir(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        for directory in ["tart", "faults", "registry"].map(|name| host.join(name)) {
+            std::fs::create_dir(&directory)
+                .with_context(|| format!("cannot make {}", directory.display()))?;
         }
+        // A real Mac's images are too large to be fetched for each test; our VMs have names of their own.
+        let home = if simulated { host.join("tart") } else { users_tart_home()? };
         Ok(Self { sandbox: sandbox.clone(), tart, simulated, home, host })
     }
 
@@ -123,6 +125,14 @@ impl Mac {
     fn ensure_simulated(&self, what: &str) -> Result<()> {
         ensure!(self.simulated, "a real Mac ({REAL_TART} is set) cannot be given {what}");
         Ok(())
+    }
+}
+
+/// Where tart keeps a user's images and VMs.
+fn users_tart_home() -> Result<PathBuf> {
+    match std::env::var_os("TART_HOME").filter(|home| !home.is_empty()) {
+        Some(home) => Ok(PathBuf::from(home)),
+        None => Ok(std::env::home_dir().context("this user has no home directory")?.join(".tart")),
     }
 }
 

@@ -54,6 +54,7 @@ pub async fn keep(
     let mut written_at = None;
     let mut watching = true;
     let mut mismatch = None;
+    let mut last = NodeDecision::Rest;
     loop {
         let now = Timestamp::now();
         let known = health.borrow_and_update().clone();
@@ -71,7 +72,10 @@ pub async fn keep(
                         written_at = Some(now);
                     }
                     show(&mut shown, Registered::Present(Box::new(node)), &uid);
-                    continue;
+                    // What was written and is not there somebody takes away again; that is no reason to hurry.
+                    if std::mem::replace(&mut last, decision) != decision {
+                        continue;
+                    }
                 }
                 // The watch has not told us yet that it is gone, or that somebody else made it.
                 Err(KeepError::Api(kube::Error::Api(answer))) if answer.code == 404 => {
@@ -89,7 +93,12 @@ pub async fn keep(
                 }
             }
         }
-        let pause = if decision == NodeDecision::Rest { until_due(written_at, now) } else { RETRY };
+        let pause = if decision == NodeDecision::Rest {
+            last = NodeDecision::Rest;
+            until_due(written_at, now)
+        } else {
+            RETRY
+        };
         tokio::select! {
             () = sleep(pause) => {}
             Ok(()) = health.changed() => {}

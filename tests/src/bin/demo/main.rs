@@ -23,7 +23,9 @@ use board::Board;
 
 const NODE: &str = "demo-mac";
 const POD: &str = "hello";
+/// How long the Pod may take; a real Mac may have to fetch its image first.
 const DEADLINE: Duration = Duration::from_mins(2);
+const REAL_DEADLINE: Duration = Duration::from_mins(90);
 const SIMULATED_IMAGE: &str = "registry.test/macos/sequoia:15";
 /// What the Pod does in its VM: something to look at for a few seconds.
 const JOB: &str = "echo \"hello from $(hostname)\"; sw_vers; for step in 1 2 3; do echo \"step $step of 3\"; sleep 1; done; echo done";
@@ -84,7 +86,8 @@ async fn show(sandbox: &Sandbox, check: bool) -> Result<()> {
     let board = Board::new(nodes.clone(), pods.clone(), mac.clone(), start);
     let steps = async {
         wait::until(&nodes, NODE, "ready", DEADLINE, board::is_ready).await.context("the Mac is no Node")?;
-        run_pod(&kubectl, &pods, &agent, &image).await?;
+        let deadline = if mac.is_simulated() { DEADLINE } else { REAL_DEADLINE };
+        run_pod(&kubectl, &pods, &agent, &image, deadline).await?;
         if check {
             finish(&kubectl, &pods, &mac).await?;
             say("check passed");
@@ -114,7 +117,13 @@ fn mac(sandbox: &Sandbox) -> Result<(Mac, String)> {
     Ok((mac, SIMULATED_IMAGE.to_owned()))
 }
 
-async fn run_pod(kubectl: &Kubectl, pods: &Api<Pod>, agent: &Agent, image: &str) -> Result<()> {
+async fn run_pod(
+    kubectl: &Kubectl,
+    pods: &Api<Pod>,
+    agent: &Agent,
+    image: &str,
+    deadline: Duration,
+) -> Result<()> {
     let manifest = json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -130,7 +139,7 @@ async fn run_pod(kubectl: &Kubectl, pods: &Api<Pod>, agent: &Agent, image: &str)
     print(&kubectl.apply(&manifest.to_string()).await?);
     let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
     let done = |pod: &Pod| matches!(phase(pod).as_str(), "Succeeded" | "Failed");
-    let pod = wait::until(pods, POD, "finished", DEADLINE, done).await?;
+    let pod = wait::until(pods, POD, "finished", deadline, done).await?;
     ensure!(phase(&pod) == "Succeeded", "the Pod is {}: {}", phase(&pod), describe(kubectl).await);
     let log = log_path(agent, &pod)?;
     let text = std::fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
