@@ -112,7 +112,7 @@ pub async fn wait_for_none(leases: &Api<Lease>, node: &NodeName, ours: &str) -> 
         if let Some(problem) = problem
             && complained.is_none_or(|at| at.elapsed() > COMPLAIN_EVERY)
         {
-            warn!(%node, problem, "cannot have the Node's Lease; trying again");
+            warn!(%node, problem, "cannot read the Node's Lease; trying again");
             complained = Some(Instant::now());
         }
         sleep(PAUSE).await;
