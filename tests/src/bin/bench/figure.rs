@@ -20,11 +20,33 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    const ALL: [Self; 4] = [Self::BINARY_SIZE, Self::RSS_AT_REST, Self::BOUND_TO_RUN, Self::EXIT_TO_TERMINAL];
+    const ALL: [Self; 7] = [
+        Self::BINARY_SIZE,
+        Self::RSS_AT_REST,
+        Self::TRAFFIC_AT_REST,
+        Self::CPU_AT_REST,
+        Self::RESTART_TO_BEAT,
+        Self::BOUND_TO_RUN,
+        Self::EXIT_TO_TERMINAL,
+    ];
     pub(crate) const BINARY_SIZE: Self =
         Self { name: "binary-size", what: "agent binary, stripped", unit: "MB", budget: 12.0 };
     pub(crate) const RSS_AT_REST: Self =
         Self { name: "rss-at-rest", what: "agent's resident memory, no Pods", unit: "MB", budget: 14.0 };
+    pub(crate) const TRAFFIC_AT_REST: Self = Self {
+        name: "traffic-at-rest",
+        what: "bytes to and from the API server, no Pods, TLS included",
+        unit: "MB/h",
+        budget: 0.6,
+    };
+    pub(crate) const CPU_AT_REST: Self =
+        Self { name: "cpu-at-rest", what: "share of one core, no Pods", unit: "%", budget: 0.1 };
+    pub(crate) const RESTART_TO_BEAT: Self = Self {
+        name: "restart-to-beat",
+        what: "start of a killed agent -> Lease renewed",
+        unit: "ms",
+        budget: 2000.0,
+    };
     pub(crate) const BOUND_TO_RUN: Self = Self {
         name: "bound-to-run",
         what: "Pod bound -> `tart run`, warm image, 20 ms a tart call",
@@ -64,6 +86,11 @@ impl Report {
         Ok(Self { only: only.map(str::to_owned), measured: Vec::new() })
     }
 
+    /// Whether one of some figures is asked for.
+    pub(crate) fn wants(&self, figures: &[Figure]) -> bool {
+        self.only.as_deref().is_none_or(|only| figures.iter().any(|figure| figure.name == only))
+    }
+
     /// Measures a figure, unless another one was asked for, and prints its line.
     pub(crate) async fn add(
         &mut self,
@@ -80,7 +107,7 @@ impl Report {
         let mut stdout = std::io::stdout().lock();
         writeln!(
             stdout,
-            "{name:<18} {value:>8.1} {unit:<3} budget {budget:>6.1} {unit:<3} {verdict:<6}  {what}"
+            "{name:<18} {value:>9.2} {unit:<4} budget {budget:>7.1} {unit:<4} {verdict:<6}  {what}"
         )?;
         self.measured.push(Measured { figure, value, holds });
         Ok(())

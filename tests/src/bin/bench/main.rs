@@ -44,6 +44,15 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     let kubeconfig = control_plane.node_kubeconfig(NODE)?;
     let agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
     report.add(Figure::RSS_AT_REST, async || rest::resident_memory(&agent).await).await?;
+    if report.wants(&[Figure::TRAFFIC_AT_REST, Figure::CPU_AT_REST, Figure::RESTART_TO_BEAT]) {
+        let idler = rest::Idler::start(&control_plane).await?;
+        if report.wants(&[Figure::TRAFFIC_AT_REST, Figure::CPU_AT_REST]) {
+            let (traffic, cpu) = idler.rest().await?;
+            report.add(Figure::TRAFFIC_AT_REST, async || Ok(traffic)).await?;
+            report.add(Figure::CPU_AT_REST, async || Ok(cpu)).await?;
+        }
+        report.add(Figure::RESTART_TO_BEAT, async || Box::pin(idler.restart_to_beat()).await).await?;
+    }
     let stage = pods::Stage::set(&control_plane, &mac).await?;
     report.add(Figure::BOUND_TO_RUN, async || Box::pin(stage.bound_to_run()).await).await?;
     report.add(Figure::EXIT_TO_TERMINAL, async || Box::pin(stage.exit_to_terminal()).await).await?;

@@ -1,15 +1,27 @@
 //! What the agent costs when it does nothing.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
-use tart_kubelet_tests::agent::RunningAgent;
-use tart_kubelet_tests::programs;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use sysinfo::{Pid, Process, ProcessRefreshKind, ProcessesToUpdate, System};
+use tart_kubelet_tests::agent::{Agent, RunningAgent};
+use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::proxy::Proxy;
+use tart_kubelet_tests::{programs, wait};
 use tokio::time::sleep;
+
+use super::figure::median;
 
 /// Long enough for the first beats of the heart and whatever start-up left to do.
 const SETTLE: Duration = Duration::from_secs(15);
+
+/// What an agent costs is measured for as long as it takes until it has written its whole status once.
+const REST: Duration = Duration::from_mins(5);
+const RESTARTS: usize = 5;
+const NODE: &str = "bench-idle";
 
 /// Size of the agent's binary in MB.
 #[expect(clippy::cast_precision_loss, reason = "a binary has far less than 2^52 bytes")]
@@ -22,9 +34,64 @@ pub(crate) fn binary_size() -> Result<f64> {
 #[expect(clippy::cast_precision_loss, reason = "no process has 2^52 bytes")]
 pub(crate) async fn resident_memory(agent: &RunningAgent) -> Result<f64> {
     sleep(SETTLE).await;
+    let memory = look(agent, ProcessRefreshKind::nothing().with_memory(), Process::memory)?;
+    Ok(memory as f64 / 1e6)
+}
+
+fn look(agent: &RunningAgent, what: ProcessRefreshKind, read: impl Fn(&Process) -> u64) -> Result<u64> {
     let pid = Pid::from_u32(agent.process().pid().as_raw().unsigned_abs());
     let mut system = System::new().context("cannot look at processes")?;
-    let memory = ProcessRefreshKind::nothing().with_memory();
-    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, memory);
-    Ok(system.process(pid).context("the agent is gone")?.memory() as f64 / 1e6)
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, what);
+    Ok(read(system.process(pid).context("the agent is gone")?))
+}
+
+/// An agent without Pods whose way to the API server is watched.
+pub(crate) struct Idler {
+    proxy: Proxy,
+    agent: RunningAgent,
+    leases: Api<Lease>,
+}
+
+impl Idler {
+    pub(crate) async fn start(control_plane: &ControlPlane) -> Result<Self> {
+        let proxy = Proxy::start(control_plane).await?;
+        let kubeconfig = proxy.kubeconfig(&control_plane.node_kubeconfig(NODE)?)?;
+        let mac = Mac::new(control_plane.sandbox())?;
+        let agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
+        let leases = Api::namespaced(control_plane.client().await?, "kube-node-lease");
+        let idler = Self { proxy, agent, leases };
+        wait::until(&idler.leases, NODE, "there", REST, |_| true).await?;
+        Ok(idler)
+    }
+
+    /// MB an hour to and from the API server, and percent of a core.
+    #[expect(clippy::cast_precision_loss, reason = "neither is near 2^52")]
+    pub(crate) async fn rest(&self) -> Result<(f64, f64)> {
+        sleep(SETTLE).await;
+        let what = ProcessRefreshKind::nothing().with_cpu();
+        let cpu = || look(&self.agent, what, Process::accumulated_cpu_time);
+        let (bytes, busy, begun) = (self.proxy.bytes(), cpu()?, Instant::now());
+        sleep(REST).await;
+        let seconds = begun.elapsed().as_secs_f64();
+        let traffic = (self.proxy.bytes() - bytes) as f64 / 1e6 * 3600.0 / seconds;
+        let milliseconds = (cpu()? - busy) as f64;
+        Ok((traffic, milliseconds / 10.0 / seconds))
+    }
+
+    /// Milliseconds from the start of an agent that was killed to the next renewal of its Lease.
+    pub(crate) async fn restart_to_beat(self) -> Result<f64> {
+        let renewed =
+            |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|t| t.0);
+        let Self { mut agent, leases, proxy: _proxy } = self;
+        let mut times = Vec::new();
+        for _ in 0..RESTARTS {
+            agent.kill9()?;
+            let last = renewed(&leases.get(NODE).await?);
+            let begun = Instant::now();
+            agent = agent.agent().start()?;
+            wait::until(&leases, NODE, "renewed", REST, |lease| renewed(lease) > last).await?;
+            times.push(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok(median(times))
+    }
 }
