@@ -171,7 +171,8 @@ mod tests {
 
     #[test]
     fn a_changed_path_names_its_pod() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let uid: PodUid = "0b1c".parse().unwrap();
         for inside in ["0b1c", "0b1c/pod.json", "0b1c/0/outcome.json"] {
@@ -183,7 +184,10 @@ mod tests {
 
     #[test]
     fn an_instance_stays_with_its_directory() {
-        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (first, second) = (
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap(),
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap(),
+        );
         let instance = |dir: &tempfile::TempDir| StateDir::open(dir.path()).unwrap().instance().unwrap();
         assert_eq!(instance(&first), instance(&first));
         assert_ne!(instance(&first), instance(&second));
@@ -192,7 +196,8 @@ mod tests {
 
     #[test]
     fn one_agent_owns_the_directory() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let held = state.lock().unwrap();
         assert!(held.is_some());

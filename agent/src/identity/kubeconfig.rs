@@ -157,7 +157,8 @@ mod tests {
     }
 
     fn place() -> Place {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let store = Store::new(&dir.path().join("pki"));
         Place { path: dir.path().join("kubeconfig"), store, _dir: dir }
     }

@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn a_pending_key_survives_until_it_is_forgotten() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let store = Store::new(&dir.path().join("pki"));
         let key = store.pending_key().unwrap();
         assert_eq!(mode(&store.pending_path()), 0o600);
@@ -129,7 +130,8 @@ mod tests {
 
     #[test]
     fn a_broken_pending_key_is_replaced() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let store = Store::new(dir.path());
         std::fs::write(store.pending_path(), "half a k").unwrap();
         let key = store.pending_key().unwrap();
@@ -139,7 +141,8 @@ mod tests {
 
     #[test]
     fn the_current_certificate_comes_back_with_its_key() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let store = Store::new(dir.path());
         assert!(matches!(store.current(), Err(StoreError::Read(..))));
         // What a crash left of an earlier attempt, readable by all.

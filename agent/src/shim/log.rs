@@ -162,7 +162,8 @@ mod tests {
 
     #[test]
     fn lines_are_whole_whatever_the_chunks() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
         let mut log = Log::open(&path);
         for (source, chunk) in [
@@ -187,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_long_line_comes_in_parts() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
         let mut log = Log::open(&path);
         log.write(Source::Stdout, "x".repeat(MAX_LINE + 1).as_bytes());
@@ -198,7 +200,8 @@ mod tests {
 
     #[test]
     fn disk_use_is_bounded() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
         let mut log = Log::open(&path);
         log.max_file = 1000;

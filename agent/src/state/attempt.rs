@@ -241,7 +241,8 @@ mod tests {
     }
 
     fn pod() -> (tempfile::TempDir, PodDir) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
         (dir, pod)
     }

@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("a.json");
         assert_eq!(read::<u32>(&path).unwrap(), None);
         write(&path, &7).unwrap();
@@ -151,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_broken_file_is_an_error_where_it_was_promised_to_last() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("a.json");
         fs::write(&path, "{").unwrap();
         let error = read_durable::<u32>(&path).unwrap_err();

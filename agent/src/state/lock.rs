@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn held_until_dropped() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("lock");
         assert!(!is_held(&path).unwrap());
         let lock = Lock::take(&path).unwrap().unwrap();
@@ -96,7 +97,8 @@ mod tests {
 
     #[test]
     fn only_the_right_lock_is_inherited() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("lock");
         let file = Lock::take(&path).unwrap().unwrap().into_file();
         assert!(is_held(&path).unwrap());
@@ -107,7 +109,8 @@ mod tests {
 
     #[test]
     fn a_child_keeps_a_shared_lock() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("lock");
         let lock = Lock::take(&path).unwrap().unwrap();
         lock.share_with_children().unwrap();

@@ -39,7 +39,8 @@ mod tests {
 
     #[test]
     fn a_secret_is_nobody_elses_whatever_was_there() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("new/secret");
         write_secret(&path, b"one").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;

@@ -129,7 +129,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_hanging_call_is_killed_with_its_children() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let pids = dir.path().join("pids");
         let script = format!("sleep 1000 & echo $! $$ > {}; wait", pids.display());
         let error = call(shell(&script), Duration::from_millis(300)).await.unwrap_err();

@@ -129,7 +129,8 @@ mod tests {
 
     #[test]
     fn holes_stay_holes_and_data_arrives() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         let mut file_with_hole = File::create(&from).unwrap();
         file_with_hole.seek(SeekFrom::Start(1 << 30)).unwrap();
@@ -147,7 +148,8 @@ mod tests {
 
     #[test]
     fn a_tree_keeps_links_modes_and_times_and_is_independent() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         fs::create_dir_all(from.join("bin")).unwrap();
         fs::write(from.join("bin/tool"), "one").unwrap();
@@ -163,7 +165,8 @@ mod tests {
 
     #[test]
     fn a_linked_tree_shares_its_files() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         fs::create_dir(&from).unwrap();
         fs::write(from.join("file"), "content").unwrap();

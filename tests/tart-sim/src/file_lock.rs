@@ -35,7 +35,8 @@ mod tests {
 
     #[test]
     fn a_directory_is_locked_once_and_freed_on_drop() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let held = FileLock::wait(dir.path()).unwrap();
         assert!(FileLock::attempt(dir.path()).unwrap().is_none());
         drop(held);

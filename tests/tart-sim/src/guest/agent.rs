@@ -239,7 +239,8 @@ mod tests {
 
     /// A guest without namespaces, and a client of its agent.
     async fn guest(boot: Boot) -> (TempDir, Client) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         std::fs::create_dir_all(dir.path().join("Users/admin/work")).unwrap();
         let environment = Environment::new(&boot, dir.path(), "/no/such".into(), "/bin:/usr/bin".into());
         let processes = Processes::new(false);

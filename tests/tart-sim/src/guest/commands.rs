@@ -144,7 +144,8 @@ mod tests {
     use super::*;
 
     fn refusal(name: &str, directory: &str) -> String {
-        let root = tempfile::tempdir().unwrap();
+        let root =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         fs::create_dir_all(root.path().join("Users/admin")).unwrap();
         let environment =
             Environment::new(&boot(), root.path(), "/proc/self/exe".into(), "/bin:/usr/bin".into());
@@ -165,7 +166,8 @@ mod tests {
 
     #[test]
     fn a_command_runs_in_the_users_home_with_the_users_variables() {
-        let root = tempfile::tempdir().unwrap();
+        let root =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let home = root.path().join("Users/admin");
         fs::create_dir_all(&home).unwrap();
         let environment =

@@ -86,7 +86,8 @@ mod tests {
 
     #[test]
     fn a_macos_guest_has_its_directories_and_links() {
-        let root = tempfile::tempdir().unwrap();
+        let root =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         for _ in 0..2 {
             build(root.path(), &boot()).unwrap();
         }
@@ -97,8 +98,10 @@ mod tests {
 
     #[test]
     fn nothing_is_created_through_an_images_link() {
-        let root = tempfile::tempdir().unwrap();
-        let outside = tempfile::tempdir().unwrap();
+        let root =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let outside =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         symlink(outside.path(), root.path().join("private")).unwrap();
         build(root.path(), &boot()).unwrap();
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);

@@ -98,7 +98,8 @@ mod tests {
 
     #[test]
     fn every_change_of_the_folder_changes_the_digest_and_nothing_else_does() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let digest = || Manifest::of(dir.path(), &Image::default()).unwrap().digest;
         fs::write(dir.path().join("image.json"), "{}").unwrap();
         let first = digest();
