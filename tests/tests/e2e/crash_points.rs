@@ -64,21 +64,11 @@ fn command() -> Value {
     json!({"command": ["/bin/sh", "-c", format!("echo done; exit {EXIT_CODE}")]})
 }
 
-async fn nothing_left(scene: &Scene) -> Result<()> {
-    scene.no_vms().await?;
-    wait::eventually("an empty state directory", DEADLINE, async || {
-        let left = std::fs::read_dir(scene.agent.state_dir().join("pods"))?.count();
-        ensure!(left == 0, "{left} Pods are left");
-        Ok(())
-    })
-    .await
-}
-
 /// Deletes a finished Pod, and sees to it that nothing is left of it.
 async fn forget(scene: &Scene, name: &str) -> Result<()> {
     scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
     wait::until_gone(&scene.pods, name, DEADLINE).await?;
-    nothing_left(scene).await
+    scene.nothing_left().await
 }
 
 #[tokio::test]
@@ -116,7 +106,7 @@ async fn the_agent_dies_while_a_pod_is_deleted() -> Result<()> {
             dying.wait_for_exit(DEADLINE).await?;
             let agent = scene.agent.start()?;
             wait::until_gone(&scene.pods, &name, DEADLINE).await?;
-            nothing_left(&scene).await?;
+            scene.nothing_left().await?;
             ensure!(boots(&scene)? == index + 1, "{} boots", boots(&scene)?);
             agent.kill9().map(drop)
         };

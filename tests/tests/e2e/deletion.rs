@@ -6,18 +6,6 @@ use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
 
-async fn nothing_left(scene: &Scene) -> Result<()> {
-    scene.no_vms().await?;
-    wait::eventually("an empty state directory", DEADLINE, async || {
-        for part in ["pods", "logs"] {
-            let left = std::fs::read_dir(scene.agent.state_dir().join(part))?.count();
-            ensure!(left == 0, "{left} in {part}");
-        }
-        Ok(())
-    })
-    .await
-}
-
 #[tokio::test]
 async fn a_running_pod_shuts_its_guest_down_and_is_gone() -> Result<()> {
     let (scene, agent) = Scene::with_agent("delete").await?;
@@ -26,7 +14,7 @@ async fn a_running_pod_shuts_its_guest_down_and_is_gone() -> Result<()> {
     scene.kubectl.run(["delete", "pod", "delete", "--wait=false"]).await?;
     wait::until_gone(&scene.pods, "delete", DEADLINE).await?;
     assert!(scene.vms().await?.is_empty(), "the Pod goes only after its VM: {}", agent.log()?);
-    nothing_left(&scene).await
+    scene.nothing_left().await
 }
 
 #[tokio::test]
@@ -40,7 +28,7 @@ async fn a_guest_that_does_not_shut_down_is_killed_after_its_grace_period() -> R
     scene.phase("stubborn", "Running").await?;
     scene.kubectl.run(["delete", "pod", "stubborn", "--wait=false"]).await?;
     wait::until_gone(&scene.pods, "stubborn", DEADLINE).await?;
-    nothing_left(&scene).await
+    scene.nothing_left().await
 }
 
 #[tokio::test]
@@ -60,7 +48,7 @@ async fn a_guest_that_is_still_booting_shuts_down_when_it_can() -> Result<()> {
     wait::until_gone(&scene.pods, "booting", DEADLINE)
         .await
         .with_context(|| agent.log().unwrap_or_default())?;
-    nothing_left(&scene).await
+    scene.nothing_left().await
 }
 
 #[tokio::test]
@@ -69,7 +57,7 @@ async fn a_forced_deletion_leaves_no_vm_behind() -> Result<()> {
     scene.create(&scene.pod("force", &json!({}), &json!({}))).await?;
     scene.phase("force", "Running").await?;
     scene.kubectl.run(["delete", "pod", "force", "--grace-period=0", "--force"]).await?;
-    nothing_left(&scene).await
+    scene.nothing_left().await
 }
 
 #[tokio::test]
@@ -85,7 +73,7 @@ async fn a_pod_whose_image_is_on_its_way_does_not_wait_for_it() -> Result<()> {
     .await?;
     scene.kubectl.run(["delete", "pod", "early", "--wait=false"]).await?;
     wait::until_gone(&scene.pods, "early", DEADLINE).await?;
-    nothing_left(&scene).await
+    scene.nothing_left().await
 }
 
 #[tokio::test]

@@ -35,8 +35,7 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
 
     // The Pod stays until somebody deletes it; then nothing of it is left.
     scene.kubectl.run(["delete", "pod", "boot"]).await?;
-    ensure!(std::fs::read_dir(scene.agent.state_dir().join("pods"))?.count() <= 1);
-    Ok(())
+    scene.nothing_left().await
 }
 
 #[tokio::test]

@@ -110,6 +110,19 @@ impl Scene {
         .await
     }
 
+    /// Waits until nothing is left of any Pod: no VM, no state, no log.
+    pub(crate) async fn nothing_left(&self) -> Result<()> {
+        self.no_vms().await?;
+        wait::eventually("an empty state directory", DEADLINE, async || {
+            for part in ["pods", "logs"] {
+                let left = std::fs::read_dir(self.agent.state_dir().join(part))?.count();
+                ensure!(left == 0, "{left} in {part}");
+            }
+            Ok(())
+        })
+        .await
+    }
+
     /// The names of the Mac's VMs.
     pub(crate) async fn vms(&self) -> Result<Vec<String>> {
         let list = self.mac.tart(["list", "--source", "local", "--format", "json"]).await?;
