@@ -22,3 +22,4 @@ pub mod state;
 pub mod tailscale;
 pub mod tart;
 pub mod vm;
+pub mod volume;

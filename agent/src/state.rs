@@ -29,7 +29,7 @@ pub use attempt::{Attempt, AttemptView, Holder};
 pub use file::StateError;
 pub use lock::Lock;
 pub use record::{
-    Ending, GuestCommand, HostFault, Outcome, PodRecord, Progress, ShimSpec, Stage, StopRequest,
+    Ending, GuestCommand, HostFault, Mount, Outcome, PodRecord, Progress, Share, ShimSpec, Stage, StopRequest,
 };
 pub use secret::write_secret;
 

@@ -42,6 +42,28 @@ pub struct ShimSpec {
     pub crashes: u32,
 }
 
+/// A directory of the host that the guest sees at `/Volumes/My Shared Files/<name>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Its name in the guest.
+    pub name: String,
+    /// The directory on the host.
+    pub path: PathBuf,
+    /// Whether the guest can only read it.
+    pub read_only: bool,
+}
+
+/// A place in the guest where a container expects a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// The share that holds the volume.
+    pub share: String,
+    /// What of the share is meant; empty for all of it.
+    pub sub_path: String,
+    /// The container's `mountPath`.
+    pub path: String,
+}
+
 /// A command line for the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestCommand {
