@@ -123,6 +123,8 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         tart: tart.clone(),
         starts,
         address_patience: args.host.vm_address_timeout,
+        boot_limit: args.host.vm_boot_timeout,
+        cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
     });
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;

@@ -5,22 +5,29 @@
 
 mod messages;
 
+pub mod script;
+
 use std::net::IpAddr;
 use std::path::Path;
+use std::pin::Pin;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use messages::{
-    Command, ExecRequest, ExecResponse, ResolveIpRequest, ResolveIpResponse, exec_request, exec_response,
+    Command, ExecRequest, ExecResponse, IoChunk, ResolveIpRequest, ResolveIpResponse, exec_request,
+    exec_response,
 };
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
-use crate::state::GuestCommand;
+/// How much standard input goes into one message.
+const CHUNK: usize = 32 << 10;
 
 /// A connection to the guest agent of one VM.
 #[derive(Debug, Clone)]
@@ -35,9 +42,46 @@ pub enum GuestError {
     /// The guest agent refused the call.
     #[error("the guest agent refused: {0}")]
     Refused(String),
+    /// The program did not end in time.
+    #[error("it did not end within {} s", .0.as_secs())]
+    Late(Duration),
     /// The guest agent broke its own protocol.
     #[error("the guest agent answered nonsense: {0}")]
     Nonsense(String),
+}
+
+/// A program to be run in the guest.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exec {
+    /// The program and its arguments; everybody in the guest can read them.
+    pub argv: Vec<String>,
+    /// Variables. Guest agents before 0.10 ignore them without a word.
+    pub env: Vec<(String, String)>,
+    /// What it can read.
+    pub stdin: Stdin,
+    /// Whether it gets a terminal.
+    pub tty: bool,
+}
+
+/// The standard input of a program in the guest.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Stdin {
+    /// Nothing at all.
+    #[default]
+    Empty,
+    /// This, and then its end.
+    Bytes(Vec<u8>),
+    /// Nothing yet, but it stays open.
+    Open,
+}
+
+/// What a program that has ended left behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Completed {
+    /// Its exit code; -1 means that a signal killed it.
+    pub code: i32,
+    /// The beginning of what it wrote to either output.
+    pub output: Vec<u8>,
 }
 
 /// One piece of what a command in the guest does.
@@ -77,18 +121,15 @@ impl Guest {
         text.trim().parse().map_err(|_| GuestError::Nonsense(format!("{text:?} is no address")))
     }
 
-    /// Starts a command. The guest kills it when the returned stream is dropped.
+    /// Starts a program. The guest kills it when the returned stream is dropped.
     pub async fn exec(
         &mut self,
-        command: &GuestCommand,
+        exec: Exec,
     ) -> Result<impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin + use<>, GuestError> {
         self.ready().await?;
-        let first = ExecRequest { r#type: Some(exec_request::Type::Command(Command::wrap(command))) };
-        // The request stream stays open: its end would be the end of the command.
-        let requests = stream::once(async { first }).chain(stream::pending());
         let codec = ProstCodec::<ExecRequest, ExecResponse>::default();
         let path = PathAndQuery::from_static("/Agent/Exec");
-        let answer = self.0.streaming(Request::new(requests), path, codec).await;
+        let answer = self.0.streaming(Request::new(requests(exec)), path, codec).await;
         let responses = answer.map_err(|status| GuestError::of(&status))?.into_inner();
         Ok(responses.map(|item| match item {
             Ok(response) => ExecEvent::read(response),
@@ -96,9 +137,49 @@ impl Guest {
         }))
     }
 
+    /// Runs a program to its end, keeping no more than `keep` bytes of what it writes.
+    pub async fn run(&mut self, exec: Exec, limit: Duration, keep: usize) -> Result<Completed, GuestError> {
+        let run = async {
+            let mut events = self.exec(exec).await?;
+            let mut output = Vec::new();
+            while let Some(event) = events.next().await {
+                match event? {
+                    ExecEvent::Stdout(bytes) | ExecEvent::Stderr(bytes) => {
+                        let room = keep.saturating_sub(output.len());
+                        output.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                    }
+                    ExecEvent::Exit(code) => return Ok(Completed { code, output }),
+                }
+            }
+            Err(GuestError::Nonsense("a command without an end".to_owned()))
+        };
+        timeout(limit, run).await.unwrap_or(Err(GuestError::Late(limit)))
+    }
+
     async fn ready(&mut self) -> Result<(), GuestError> {
         self.0.ready().await.map_err(|error| GuestError::Unreachable(error.into()))
     }
+}
+
+/// The command, then its standard input. The stream of requests stays open: its end would be the command's.
+fn requests(exec: Exec) -> Pin<Box<dyn Stream<Item = ExecRequest> + Send>> {
+    let interactive = exec.stdin != Stdin::Empty;
+    let bytes = match &exec.stdin {
+        Stdin::Bytes(bytes) => Some(bytes.clone()),
+        Stdin::Empty | Stdin::Open => None,
+    };
+    let request = |part| ExecRequest { r#type: Some(part) };
+    let mut first = vec![request(exec_request::Type::Command(Command::new(exec, interactive)))];
+    if let Some(bytes) = bytes {
+        let chunks = bytes.chunks(CHUNK).map(<[u8]>::to_vec);
+        // An empty chunk is the end of the input.
+        first.extend(
+            chunks
+                .chain([Vec::new()])
+                .map(|data| request(exec_request::Type::StandardInput(IoChunk { data }))),
+        );
+    }
+    stream::iter(first).chain(stream::pending()).boxed()
 }
 
 impl GuestError {

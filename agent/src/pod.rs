@@ -1,6 +1,7 @@
 //! Pods of this Node: who they are, what to do with each, and what to tell the API server about it.
 
 pub mod admission;
+pub mod blueprint;
 pub mod decide;
 pub mod events;
 mod expansion;

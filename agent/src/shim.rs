@@ -1,6 +1,11 @@
 //! The process that owns one VM: it makes the VM, runs it with the container's command in it, and writes down how
 //! it ended. It lives in its own session and needs no API server, so the agent can die and come back meanwhile.
 
+mod container;
+mod guest_status;
+mod hooks;
+mod initialise;
+mod last_words;
 mod launch;
 mod log;
 mod shutdown;
@@ -16,7 +21,6 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
 use jiff::Timestamp;
 use nix::unistd::setsid;
 use tokio::task::spawn_blocking;
@@ -24,13 +28,14 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::crash;
-use crate::guest::{ExecEvent, Guest, GuestError};
+use crate::guest::script::Ready;
+use crate::guest::{Guest, GuestError};
 use crate::report::chain;
-use crate::state::{
-    Attempt, Ending, GuestCommand, HostFault, Outcome, Progress, ShimSpec, Stage, StateError,
-};
+use crate::state::{Attempt, Ending, HostFault, Notice, Outcome, Progress, ShimSpec, Stage, StateError};
 use crate::tart::{Fault, Size, Tart, TartError};
-use log::{Log, Source};
+use container::{Run, Task};
+use initialise::Initialised;
+use log::Log;
 use shutdown::shut_down;
 use stop::StopSignal;
 use vm_output::VmOutput;
@@ -39,14 +44,10 @@ use vm_output::VmOutput;
 const ADDRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long one such question may take.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(2);
-/// How long a command is given to fail to start.
-const SILENT_START: Duration = Duration::from_millis(250);
 /// How often something that could not be written down is tried again.
 const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
 /// How long tart may take to say why a VM is gone whose guest agent has gone.
 const LAST_WORDS: Duration = Duration::from_secs(3);
-/// How long a guest may take from power-on to an answering guest agent.
-const BOOT_LIMIT: Duration = Duration::from_mins(15);
 
 /// A shim that could not do its work at all.
 #[derive(Debug, thiserror::Error)]
@@ -110,14 +111,14 @@ impl Shim {
 
     /// Makes the VM.
     async fn prepare(&self) -> Result<(), Ending> {
-        self.enter(Stage::Cloning);
+        self.enter(Stage::Cloning, Vec::new());
         // The disk has time for this while tart clones.
         let attempt = self.attempt.clone();
         let begun = spawn_blocking(move || attempt.sync_begun());
         let cloned = self.tart.clone_image(&self.spec.image, &self.spec.vm).await;
         cloned.map_err(|error| not_started("CreateContainerError", &error))?;
         crash::point("shim.cloned");
-        self.enter(Stage::Configuring);
+        self.enter(Stage::Configuring, Vec::new());
         self.configure().await.map_err(|error| not_started("CreateContainerError", &error))?;
         if !matches!(begun.await, Ok(Ok(()))) {
             self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
@@ -138,30 +139,28 @@ impl Shim {
 
     async fn run_vm(mut self) {
         crash::point("shim.configured");
-        self.enter(Stage::Booting);
-        let mut child = match self.tart.run(&self.spec.vm) {
+        self.enter(Stage::Booting, Vec::new());
+        let mut child = match self.tart.run(&self.spec.vm, &self.spec.shares) {
             Ok(child) => child,
             Err(error) => return self.finish(not_started("StartError", &error), None).await,
         };
         crash::point("shim.run");
         // Without a command, what tart says of the VM is all the output there is.
-        let log = Log::open(&self.spec.log);
-        let (output_log, command_log) =
-            if self.spec.command.is_some() { (Log::nowhere(), log) } else { (log, Log::nowhere()) };
-        let output = VmOutput::collect(&mut child, output_log);
+        let boots = self.spec.main.command.is_none();
+        let log = if boots { Log::open(&self.spec.main.log) } else { Log::nowhere() };
+        let output = VmOutput::collect(&mut child, log);
 
         let mut container = Container::default();
-        let mut stop = self.stop.clone();
         let end = tokio::select! {
             status = child.wait() => End::Vm(status),
-            end = self.guest(&mut container, command_log) => End::Guest(end),
-            _ = stop.requested() => End::Asked,
+            end = self.guest(&mut container) => End::Guest(end),
         };
         let ending = match end {
-            End::Vm(status) => output.ending(status).await,
-            End::Asked => {
+            End::Vm(status) => self.vm_ending(output.ending(status).await),
+            End::Guest(GuestEnd::Asked) => {
                 let killed = shut_down(&self.tart, &self.spec.vm, &mut child, &mut self.stop).await;
-                Ending::Stopped { killed }
+                let told = (!killed).then(|| self.told_by_guest()).flatten();
+                told.unwrap_or(Ending::Stopped { killed })
             }
             // The connection breaks a moment before tart says why.
             End::Guest(GuestEnd::Lost) => match timeout(LAST_WORDS, child.wait()).await {
@@ -180,38 +179,91 @@ impl Shim {
         self.end(&outcome).await;
     }
 
-    /// The guest's side of the container: its address, then its command. Without a command it never ends by itself.
-    async fn guest(&self, container: &mut Container, mut log: Log) -> GuestEnd {
-        let Ok(address) = timeout(BOOT_LIMIT, self.address()).await else {
-            return GuestEnd::Over(no_address());
+    /// The end of a VM that ended by itself: the guest may have said more about it than tart can.
+    fn vm_ending(&self, ending: Ending) -> Ending {
+        match ending {
+            Ending::Exited { code: 0, .. } => self.told_by_guest().unwrap_or(ending),
+            other => other,
+        }
+    }
+
+    fn told_by_guest(&self) -> Option<Ending> {
+        self.spec.status_dir.as_deref().and_then(guest_status::read)
+    }
+
+    /// The guest's side of it: its address, then its containers. Without a command it never ends by itself.
+    async fn guest(&self, container: &mut Container) -> GuestEnd {
+        let mut stop = self.stop.clone();
+        let limit = self.spec.boot_limit;
+        let address = tokio::select! {
+            address = timeout(limit, self.address()) => address,
+            _ = stop.requested() => return GuestEnd::Asked,
         };
-        let Some(command) = &self.spec.command else {
-            self.running(container, address);
-            return std::future::pending().await;
+        let Ok(address) = address else { return GuestEnd::Over(no_address(limit)) };
+        let Some(command) = &self.spec.main.command else { return self.boot(container, address).await };
+        self.enter(Stage::Up { address }, Vec::new());
+        let agent = tokio::select! {
+            agent = timeout(limit, self.guest_agent()) => agent,
+            _ = stop.requested() => return GuestEnd::Asked,
         };
-        self.enter(Stage::Up { address });
-        let Ok((mut guest, _)) = timeout(BOOT_LIMIT, self.guest_agent()).await else {
-            return GuestEnd::Over(guest_agent_missing());
-        };
-        let exec = guest.exec(command);
-        tokio::pin!(exec);
-        // A command that cannot start says so at once; one that is silent says nothing at all until it ends.
-        let events = match timeout(SILENT_START, &mut exec).await {
-            Ok(Err(error)) => return GuestEnd::Over(command_not_started(command, &error)),
-            Ok(Ok(events)) => {
-                self.running(container, address);
-                Ok(events)
+        let Ok((mut guest, _)) = agent else { return GuestEnd::Over(guest_agent_missing(limit)) };
+        match self.initialise(&mut guest, address).await {
+            Initialised::Done => {}
+            Initialised::Ended(end) => return end,
+        }
+        let first = self.spec.init.is_empty();
+        let task =
+            Task { spec: &self.spec.main, command, address, identity: first.then_some(&self.spec.identity) };
+        let run =
+            self.run_container(&mut guest, task, |_, ready| self.running(container, address, Some(ready)));
+        let end = run.await;
+        self.container_ended(&mut guest, end).await
+    }
+
+    /// A container that only boots: the guest is up, and it is what runs.
+    async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
+        if let Some(hook) = &self.spec.main.post_start
+            && let Err(error) = self.hook(hook, address).await
+        {
+            let message = format!("PostStartHookError: {error}");
+            self.notice("FailedPostStartHook", message.clone());
+            return GuestEnd::Over(Ending::Exited { code: 137, message: Some(message) });
+        }
+        self.running(container, address, None);
+        let mut stop = self.stop.clone();
+        stop.requested().await;
+        if let Some(hook) = &self.spec.main.pre_stop {
+            let limit = stop.latest().map_or(Duration::ZERO, |request| request.time_left(Timestamp::now()));
+            let problem = match timeout(limit, self.hook(hook, address)).await {
+                Ok(Ok(())) => None,
+                Ok(Err(problem)) => Some(problem),
+                Err(_) => Some("it did not end within the grace period".to_owned()),
+            };
+            if let Some(problem) = problem {
+                self.notice("FailedPreStopHook", format!("PreStopHook failed: {problem}"));
             }
-            Err(_) => {
-                self.running(container, address);
-                exec.await
-            }
+        }
+        GuestEnd::Asked
+    }
+
+    async fn hook(&self, hook: &crate::state::Hook, address: IpAddr) -> Result<(), String> {
+        let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
+            return Err("the guest agent does not answer".to_owned());
         };
-        let end = match events {
-            Ok(events) => follow(events, &mut log).await,
-            Err(error) => disconnected(&error),
+        hooks::run(hook, &mut guest, &[], address).await.map_err(|error| chain(&error))
+    }
+
+    /// What the end of the main container means for the VM.
+    async fn container_ended(&self, guest: &mut Guest, run: Run) -> GuestEnd {
+        let end = match run {
+            Run::Over(ending) => GuestEnd::Over(ending),
+            Run::Overdue => GuestEnd::Over(Ending::Stopped { killed: true }),
+            Run::NotBegun => GuestEnd::Over(stopped_early()),
+            Run::Lost => return GuestEnd::Lost,
         };
-        log.close();
+        if self.spec.shares.iter().any(|share| !share.read_only) {
+            container::flush(guest).await;
+        }
         end
     }
 
@@ -252,16 +304,24 @@ impl Shim {
         }
     }
 
-    fn running(&self, container: &mut Container, address: IpAddr) {
+    fn running(&self, container: &mut Container, address: IpAddr, ready: Option<&Ready>) {
         container.started_at = Some(Timestamp::now());
-        self.enter(Stage::Running { address });
+        self.enter(Stage::Running { address }, ready.map(Ready::enter).unwrap_or_default());
         crash::point("shim.running");
     }
 
-    fn enter(&self, stage: Stage) {
-        if let Err(error) = self.attempt.progress(&Progress { stage, since: Timestamp::now() }) {
+    fn enter(&self, stage: Stage, enter: Vec<String>) {
+        if let Err(error) = self.attempt.progress(&Progress { stage, since: Timestamp::now(), enter }) {
             // The VM goes on; a full disk must not end somebody's job.
             warn!(error = chain(&error), ?stage, "how far the VM has come cannot be written down");
+        }
+    }
+
+    /// Leaves something for the agent to tell in an Event.
+    fn notice(&self, reason: &str, message: String) {
+        warn!(vm = %self.spec.vm, reason, "{message}");
+        if let Err(error) = self.attempt.notice(Notice { reason: reason.to_owned(), message }) {
+            warn!(error = chain(&error), "the notice cannot be left for the agent");
         }
     }
 
@@ -291,13 +351,14 @@ impl Shim {
 enum End {
     Vm(io::Result<ExitStatus>),
     Guest(GuestEnd),
-    Asked,
 }
 
 /// What ended the guest's side of it.
 enum GuestEnd {
     /// This.
     Over(Ending),
+    /// The guest is to be shut down.
+    Asked,
     /// Nobody knows: the guest agent is gone.
     Lost,
 }
@@ -306,27 +367,6 @@ enum GuestEnd {
 #[derive(Debug, Default)]
 struct Container {
     started_at: Option<Timestamp>,
-}
-
-/// Copies a command's output to the log until it ends.
-async fn follow(
-    mut events: impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
-    log: &mut Log,
-) -> GuestEnd {
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(ExecEvent::Stdout(bytes)) => log.write(Source::Stdout, &bytes),
-            Ok(ExecEvent::Stderr(bytes)) => log.write(Source::Stderr, &bytes),
-            Ok(ExecEvent::Exit(code)) => return GuestEnd::Over(command_exited(code)),
-            Err(error) => return disconnected(&error),
-        }
-    }
-    GuestEnd::Lost
-}
-
-fn disconnected(error: &GuestError) -> GuestEnd {
-    warn!(error = chain(error), "lost the connection to the guest agent");
-    GuestEnd::Lost
 }
 
 fn lost(why: &str) -> Ending {
@@ -341,43 +381,26 @@ fn lost_with(vm: Ending) -> Ending {
     }
 }
 
-fn command_exited(code: i32) -> Ending {
-    if code < 0 {
-        // The guest agent does not say which signal; 137 is what a kill looks like elsewhere.
-        return Ending::Exited { code: 137, message: Some("a signal killed the command".to_owned()) };
-    }
-    Ending::Exited { code, message: None }
-}
-
 fn stopped_early() -> Ending {
     let message = "stopped before its VM had started".to_owned();
     Ending::NotStarted { reason: "Stopped".to_owned(), message, fault: None }
 }
 
-fn no_address() -> Ending {
+fn no_address(limit: Duration) -> Ending {
     let message = format!(
-        "the guest got no address within {} minutes; it may not have booted, or the host's DHCP server has none left",
-        BOOT_LIMIT.as_secs() / 60
+        "the guest got no address within {} s; it may not have booted, or the host's DHCP server has none left",
+        limit.as_secs()
     );
     Ending::NotStarted { reason: "NoAddress".to_owned(), message, fault: Some(HostFault::NoAddress) }
 }
 
-fn command_not_started(command: &GuestCommand, error: &GuestError) -> Ending {
-    let program = command.argv.first().map_or("", String::as_str);
-    Ending::NotStarted {
-        reason: "StartError".to_owned(),
-        message: format!("cannot start `{program}` in the guest: {}", chain(error)),
-        fault: None,
-    }
-}
-
-fn guest_agent_missing() -> Ending {
+fn guest_agent_missing(limit: Duration) -> Ending {
     Ending::NotStarted {
         reason: "GuestAgentMissing".to_owned(),
         message: format!(
-            "the guest agent did not answer within {} minutes; use an image with tart-guest-agent in it and a user \
-             that logs in by itself, or a Pod without `command` and `args`",
-            BOOT_LIMIT.as_secs() / 60
+            "the guest agent did not answer within {} s; use an image with tart-guest-agent in it and a user that logs \
+             in by itself, or a Pod without `command` and `args`",
+            limit.as_secs()
         ),
         fault: None,
     }

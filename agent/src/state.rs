@@ -9,6 +9,8 @@
 //!     spec.json                 what the shim is to run
 //!     begun                     a shim has taken it up: it is never run again
 //!     progress.json             how far the shim has come
+//!     init.json                 what the containers before the main one do
+//!     notices.json, told.json   what the agent is to tell for the shim, and how much of it has been told
 //!     stop.json                 the agent asks the shim to stop the VM
 //!     result.json               how its command ended, written while the VM still has to be stopped
 //!     outcome.json              how it ended, written once: nothing of it runs any more
@@ -16,20 +18,26 @@
 //!     shim.lock                 held while the shim lives
 //!     shim.pid                  which process that is, for the one that has to be killed
 //!     tart.lock                 held while any `tart` that the shim started lives
-//! logs/<uid>/<restart>.log      the container's output; apart, so that a chatty guest does not wake the agent
+//! logs/<uid>/<container>/<restart>.log  its output; apart, so that a chatty guest does not wake the agent
+//! logs/<uid>/<restart>.shim.log         what the shim says it does
 //! ```
 
 mod attempt;
+mod container;
 mod file;
 mod lock;
 mod record;
 mod secret;
 
 pub use attempt::{Attempt, AttemptView, Holder};
+pub use container::{
+    ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, HttpGet, Mount, POD_IP, Share, Termination,
+};
 pub use file::StateError;
 pub use lock::Lock;
 pub use record::{
-    Ending, GuestCommand, HostFault, Mount, Outcome, PodRecord, Progress, Share, ShimSpec, Stage, StopRequest,
+    Ending, HostFault, InitStage, InitState, Notice, Outcome, PodRecord, Progress, ShimSpec, Stage,
+    StopRequest,
 };
 pub use secret::write_secret;
 
@@ -148,14 +156,20 @@ impl PodDir {
         Attempt::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
     }
 
-    /// Where the output of one VM goes.
-    pub fn log_path(&self, restart: Restart) -> PathBuf {
-        self.logs.join(format!("{restart}.log"))
+    /// Where the output of a container goes.
+    pub fn log_path(&self, container: &str, restart: Restart) -> PathBuf {
+        self.logs.join(container).join(format!("{restart}.log"))
     }
 
-    /// Creates the directory for logs.
-    pub fn create_logs(&self) -> Result<(), StateError> {
-        file::create_dir(&self.logs)
+    /// Where a shim says what it does.
+    pub fn shim_log_path(&self, restart: Restart) -> PathBuf {
+        self.logs.join(format!("{restart}.shim.log"))
+    }
+
+    /// Creates the directory for the logs of shims and of these containers.
+    pub fn create_logs<'a>(&self, containers: impl IntoIterator<Item = &'a str>) -> Result<(), StateError> {
+        file::create_dir(&self.logs)?;
+        containers.into_iter().try_for_each(|container| file::create_dir(&self.logs.join(container)))
     }
 
     /// Forgets the Pod: logs first, the record last, so that a crash in between is found and finished.

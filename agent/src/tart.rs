@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::process::{Child, Command};
 
 use crate::image::credentials::Credential;
+use crate::state::Share;
 use crate::vm::VmName;
 
 const QUICK: Duration = Duration::from_secs(30);
@@ -115,10 +116,18 @@ impl Tart {
     }
 
     /// Starts a VM; the child lives as long as the VM does.
-    pub fn run(&self, vm: &VmName) -> Result<Child, TartError> {
+    pub fn run(&self, vm: &VmName, shares: &[Share]) -> Result<Child, TartError> {
         let args =
             ["run", &vm.to_string(), "--no-graphics", "--no-audio", "--root-disk-opts", "caching=cached"];
         let mut command = self.command(&args);
+        for Share { name, path, read_only } in shares {
+            let mut share = std::ffi::OsString::from(format!("--dir={name}:"));
+            share.push(path);
+            if *read_only {
+                share.push(":ro");
+            }
+            command.arg(share);
+        }
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().map_err(|source| TartError::spawn(&self.program, source))
     }

@@ -62,6 +62,14 @@ pub struct HostArgs {
     #[arg(long, default_value = "5m", value_parser = duration::parse)]
     pub vm_address_timeout: Duration,
 
+    /// How long a guest may take to have an address, and then to have its guest agent answer, before its VM is given up
+    #[arg(long, default_value = "15m", value_parser = duration::parse)]
+    pub vm_boot_timeout: Duration,
+
+    /// Domain of the cluster, for the full names of Pods with a subdomain
+    #[arg(long, default_value = "cluster.local")]
+    pub cluster_domain: String,
+
     /// Where `/healthz`, `/readyz` and `/metrics` are served, without encryption and to everybody who can connect; empty for nowhere
     #[arg(long, default_value = "127.0.0.1:10248", value_parser = listen_address)]
     pub metrics_bind_address: ListenAddress,

@@ -1,10 +1,10 @@
 //! The guest agent's messages, by field number.
 
-use crate::state::GuestCommand;
+use super::Exec;
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ExecRequest {
-    #[prost(oneof = "exec_request::Type", tags = "1")]
+    #[prost(oneof = "exec_request::Type", tags = "1, 2")]
     pub(super) r#type: Option<exec_request::Type>,
 }
 
@@ -13,6 +13,8 @@ pub(super) mod exec_request {
     pub(in super::super) enum Type {
         #[prost(message, tag = "1")]
         Command(super::Command),
+        #[prost(message, tag = "2")]
+        StandardInput(super::IoChunk),
     }
 }
 
@@ -22,32 +24,35 @@ pub(super) struct Command {
     name: String,
     #[prost(string, repeated, tag = "2")]
     args: Vec<String>,
+    #[prost(bool, tag = "3")]
+    interactive: bool,
+    #[prost(bool, tag = "4")]
+    tty: bool,
+    #[prost(message, optional, tag = "5")]
+    terminal_size: Option<TerminalSize>,
     #[prost(map = "string, string", tag = "7")]
     env: std::collections::HashMap<String, String>,
-    #[prost(string, tag = "8")]
-    workdir: String,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct TerminalSize {
+    #[prost(uint32, tag = "1")]
+    rows: u32,
+    #[prost(uint32, tag = "2")]
+    cols: u32,
 }
 
 impl Command {
-    /// The command for the wire. Guest agents before 0.10 ignore `env` and `workdir` without a word, so the
-    /// command line carries both as well.
-    pub(super) fn wrap(command: &GuestCommand) -> Self {
-        let mut argv: Vec<String> = Vec::new();
-        if let Some(dir) = &command.working_dir {
-            let script = "cd \"$1\" && shift && exec \"$@\"";
-            argv.extend(["/bin/sh".into(), "-c".into(), script.into(), "sh".into(), dir.clone()]);
-        }
-        if !command.env.is_empty() {
-            argv.push("/usr/bin/env".into());
-            argv.extend(command.env.iter().map(|(name, value)| format!("{name}={value}")));
-        }
-        argv.extend(command.argv.iter().cloned());
-        let mut argv = argv.into_iter();
+    /// The command for the wire.
+    pub(super) fn new(exec: Exec, interactive: bool) -> Self {
+        let mut argv = exec.argv.into_iter();
         Self {
             name: argv.next().unwrap_or_default(),
             args: argv.collect(),
-            env: command.env.iter().cloned().collect(),
-            workdir: command.working_dir.clone().unwrap_or_default(),
+            interactive,
+            tty: exec.tty,
+            terminal_size: exec.tty.then_some(TerminalSize { rows: 24, cols: 80 }),
+            env: exec.env.into_iter().collect(),
         }
     }
 }
@@ -96,26 +101,12 @@ mod tests {
     use super::*;
     use prost::Message;
 
-    fn command(env: &[(&str, &str)], working_dir: Option<&str>) -> GuestCommand {
-        GuestCommand {
-            argv: vec!["make".into(), "test".into()],
-            env: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-            working_dir: working_dir.map(str::to_owned),
-        }
-    }
-
     #[test]
-    fn a_plain_command_is_sent_as_it_is() {
-        let sent = Command::wrap(&command(&[], None));
+    fn a_command_is_sent_as_it_is() {
+        let exec = Exec { argv: vec!["make".into(), "test".into()], tty: true, ..Exec::default() };
+        let sent = Command::new(exec, true);
         assert_eq!((sent.name.as_str(), sent.args.as_slice()), ("make", ["test".to_owned()].as_slice()));
-    }
-
-    #[test]
-    fn env_and_working_dir_also_reach_an_old_guest_agent() {
-        let sent = Command::wrap(&command(&[("A", "b c")], Some("/tmp")));
-        assert_eq!(sent.name, "/bin/sh");
-        assert_eq!(sent.args[3..], ["/tmp", "/usr/bin/env", "A=b c", "make", "test"]);
-        assert_eq!(sent.workdir, "/tmp");
+        assert!(sent.tty && sent.interactive && sent.terminal_size.is_some());
     }
 
     #[test]
@@ -128,5 +119,9 @@ mod tests {
             r#type: Some(exec_request::Type::Command(Command { name: "a".into(), ..Command::default() })),
         };
         assert_eq!(request.encode_to_vec(), [0x0a, 0x03, 0x0a, 0x01, b'a']);
+        let input = exec_request::Type::StandardInput(IoChunk { data: vec![b'x'] });
+        assert_eq!(ExecRequest { r#type: Some(input) }.encode_to_vec(), [0x12, 0x03, 0x0a, 0x01, b'x']);
+        let tty = Command { interactive: true, tty: true, ..Command::default() };
+        assert_eq!(tty.encode_to_vec(), [0x18, 0x01, 0x20, 0x01]);
     }
 }

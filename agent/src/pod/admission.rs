@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
 
-use super::expansion::{expand, expand_all, lookup};
+use super::blueprint::has_command;
 use super::fields;
 use crate::quantity;
-use crate::state::GuestCommand;
 use crate::tart::Size;
 
 /// Why a Pod is refused: shown as the Pod's reason and message, and as an Event.
@@ -34,8 +33,8 @@ pub struct VmPlan {
     pub size: Size,
     /// Whether that size comes from requests alone: the VM may be larger.
     pub size_is_minimum: bool,
-    /// The program to run in the guest; the VM simply boots when absent.
-    pub command: Option<GuestCommand>,
+    /// The names of the containers that run before the main one.
+    pub init: Vec<String>,
 }
 
 /// A container's `imagePullPolicy`.
@@ -64,13 +63,7 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
         let reason = if field.starts_with("spec.os") { "PodOSNotSupported" } else { "UnsupportedPod" };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
     }
-    let command = command(container);
-    if command.is_none() && container.env.as_ref().is_some_and(|env| !env.is_empty()) {
-        return Err(unsupported(
-            "spec.containers[0].env",
-            "a VM that only boots gets no environment yet; give it a command",
-        ));
-    }
+    initial(&spec, container)?;
     let image = container.image.clone().filter(|image| !image.is_empty());
     Ok(VmPlan {
         container: container.name.clone(),
@@ -81,13 +74,43 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
             Some("Never") => PullPolicy::Never,
             _ => PullPolicy::IfNotPresent,
         },
-        size: size(container)?,
+        size: largest(std::iter::once(container).chain(spec.init_containers.iter().flatten()))?,
         size_is_minimum: container
             .resources
             .as_ref()
             .is_none_or(|r| r.limits.as_ref().is_none_or(BTreeMap::is_empty)),
-        command,
+        init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
     })
+}
+
+/// Init containers run in the guest of the main one, so they share its image and need a command.
+fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
+    for (index, init) in spec.init_containers.iter().flatten().enumerate() {
+        let field = format!("spec.initContainers[{index}]");
+        if init.image != main.image {
+            let why = "an init container runs in the Pod's VM, so it can only have the image of the Pod's container";
+            return Err(unsupported(&format!("{field}.image"), why));
+        }
+        if !has_command(init) {
+            let why = "is missing: a VM image has no entry point, so an init container needs one";
+            return Err(unsupported(&format!("{field}.command"), why));
+        }
+    }
+    if has_command(main) {
+        return Ok(());
+    }
+    let needs_command = [
+        ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
+        ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
+    ];
+    match needs_command.iter().find(|(_, set)| *set) {
+        Some((field, _)) => {
+            let why =
+                "needs a container with a command: the guest agent sets it up before the command starts";
+            Err(unsupported(&format!("spec.{field}"), why))
+        }
+        None => Ok(()),
+    }
 }
 
 fn unsupported(field: &str, why: &str) -> Refusal {
@@ -124,14 +147,12 @@ fn size(container: &Container) -> Result<Size, Refusal> {
     Ok(Size { cpu: cpu.transpose()?.filter(|&n| n > 0), memory_mib: memory.transpose()?.filter(|&n| n > 0) })
 }
 
-/// `args` without `command` are the command line, since a VM image has no entry point.
-fn command(container: &Container) -> Option<GuestCommand> {
-    let variables = container.env.iter().flatten();
-    let env = expand_all(variables.map(|v| (v.name.clone(), v.value.clone().unwrap_or_default())));
-    let words = container.command.iter().chain(&container.args).flatten();
-    let argv: Vec<String> = words.map(|word| expand(word, |name| lookup(&env, name))).collect();
-    let working_dir = container.working_dir.clone().filter(|dir| !dir.is_empty());
-    (!argv.is_empty()).then_some(GuestCommand { argv, env, working_dir })
+/// The size that is enough for each of the containers.
+fn largest<'a>(containers: impl Iterator<Item = &'a Container>) -> Result<Size, Refusal> {
+    containers.map(size).try_fold(Size::default(), |all, one| {
+        let one = one?;
+        Ok(Size { cpu: all.cpu.max(one.cpu), memory_mib: all.memory_mib.max(one.memory_mib) })
+    })
 }
 
 #[cfg(test)]
@@ -152,18 +173,7 @@ mod tests {
     #[test]
     fn a_plain_pod_is_a_vm_that_boots() {
         let plan = admit(&with_container(&json!({}))).unwrap();
-        assert_eq!(
-            (plan.image.as_str(), plan.command, plan.size),
-            ("registry.test/macos:15", None, Size::default())
-        );
-    }
-
-    #[test]
-    fn args_alone_are_the_command_line() {
-        let plan = admit(&with_container(&json!({"args": ["make", "test"]}))).unwrap();
-        assert_eq!(plan.command.unwrap().argv, ["make", "test"]);
-        let plan = admit(&with_container(&json!({"command": ["make"], "args": ["test"]}))).unwrap();
-        assert_eq!(plan.command.unwrap().argv, ["make", "test"]);
+        assert_eq!((plan.image.as_str(), plan.size), ("registry.test/macos:15", Size::default()));
     }
 
     #[test]

@@ -50,7 +50,33 @@ const FIELDS: &[Field] = &[
     ("spec.containers[].envFrom", Refused("not supported yet")),
     ("spec.containers[].image", Honoured("a Tart image in an OCI registry, cloned for each VM")),
     ("spec.containers[].imagePullPolicy", Honoured("`Always` asks the registry before each start")),
-    ("spec.containers[].lifecycle", Refused("hooks are not supported yet")),
+    ("spec.containers[].lifecycle", Parts),
+    ("spec.containers[].lifecycle.postStart", Parts),
+    (
+        "spec.containers[].lifecycle.postStart.exec",
+        Honoured("runs in the guest, in the container's environment; its failure ends the container"),
+    ),
+    (
+        "spec.containers[].lifecycle.postStart.httpGet",
+        Honoured("asked by the host; its failure ends the container"),
+    ),
+    ("spec.containers[].lifecycle.postStart.sleep", Honoured("the container counts as started after it")),
+    (
+        "spec.containers[].lifecycle.postStart.tcpSocket",
+        Refused("Kubernetes has given it up; use `httpGet` or `exec`"),
+    ),
+    ("spec.containers[].lifecycle.preStop", Parts),
+    (
+        "spec.containers[].lifecycle.preStop.exec",
+        Honoured("runs in the guest within the grace period, before the command gets its SIGTERM"),
+    ),
+    ("spec.containers[].lifecycle.preStop.httpGet", Honoured("asked by the host within the grace period")),
+    ("spec.containers[].lifecycle.preStop.sleep", Honoured("within the grace period")),
+    (
+        "spec.containers[].lifecycle.preStop.tcpSocket",
+        Refused("Kubernetes has given it up; use `httpGet` or `exec`"),
+    ),
+    ("spec.containers[].lifecycle.stopSignal", Refused("a command in a guest is told to end by SIGTERM")),
     ("spec.containers[].livenessProbe", Refused("probes are not supported yet")),
     ("spec.containers[].name", Honoured("one container is one VM")),
     ("spec.containers[].ports", Parts),
@@ -73,19 +99,74 @@ const FIELDS: &[Field] = &[
     ("spec.containers[].resources.requests", Honoured("size the VM where there is no limit")),
     ("spec.containers[].restartPolicy", Refused("is for init containers, which are not supported yet")),
     ("spec.containers[].restartPolicyRules", Refused("not supported yet")),
-    ("spec.containers[].securityContext", Refused("security contexts are not supported yet")),
+    ("spec.containers[].securityContext", Parts),
+    (
+        "spec.containers[].securityContext.allowPrivilegeEscalation",
+        Moot("whoever becomes root in the guest is root of that VM only"),
+    ),
+    ("spec.containers[].securityContext.appArmorProfile", Refused("macOS has no AppArmor")),
+    ("spec.containers[].securityContext.capabilities", Parts),
+    (
+        "spec.containers[].securityContext.capabilities.add",
+        Refused("macOS has no capabilities; use `sudo` in the guest"),
+    ),
+    ("spec.containers[].securityContext.capabilities.drop", Moot("macOS has no capabilities")),
+    (
+        "spec.containers[].securityContext.privileged",
+        Refused("a VM has nothing of the host's to be privileged about"),
+    ),
+    ("spec.containers[].securityContext.procMount", Refused("macOS has no /proc")),
+    (
+        "spec.containers[].securityContext.readOnlyRootFilesystem",
+        Refused("a guest cannot run without writing to its disk"),
+    ),
+    (
+        "spec.containers[].securityContext.runAsGroup",
+        Honoured(
+            "a group of the guest, by number; the guest's user must be able to use `sudo` without a password",
+        ),
+    ),
+    (
+        "spec.containers[].securityContext.runAsNonRoot",
+        Honoured("the container does not start when its user in the guest is root"),
+    ),
+    (
+        "spec.containers[].securityContext.runAsUser",
+        Honoured(
+            "a user of the guest, by number; the guest's user must be able to use `sudo` without a password",
+        ),
+    ),
+    ("spec.containers[].securityContext.seccompProfile", Parts),
+    ("spec.containers[].securityContext.seccompProfile.localhostProfile", Refused("macOS has no seccomp")),
+    (
+        "spec.containers[].securityContext.seccompProfile.type",
+        Only(&["RuntimeDefault", "Unconfined"], "macOS has no seccomp; the VM itself is the boundary"),
+    ),
+    ("spec.containers[].securityContext.seLinuxOptions", Refused("macOS has no SELinux")),
+    ("spec.containers[].securityContext.windowsOptions", Refused("this Node runs macOS")),
     ("spec.containers[].startupProbe", Refused("probes are not supported yet")),
-    ("spec.containers[].stdin", Refused("not supported yet")),
-    ("spec.containers[].stdinOnce", Refused("not supported yet")),
+    (
+        "spec.containers[].stdin",
+        Honoured("the command's standard input stays open; without it there is none"),
+    ),
+    ("spec.containers[].stdinOnce", Moot("nothing is attached to a container yet")),
     (
         "spec.containers[].terminationMessagePath",
-        Only(&["/dev/termination-log"], "termination messages are not read from the guest yet"),
+        Honoured(
+            "a file in the guest, read when the command has ended; macOS has no file at the default `/dev/termination-log`, \
+             so name another one",
+        ),
     ),
     (
         "spec.containers[].terminationMessagePolicy",
-        Only(&["File"], "termination messages are not read from the guest yet"),
+        Honoured(
+            "`FallbackToLogsOnError` takes the end of the log of a command that failed without a message",
+        ),
     ),
-    ("spec.containers[].tty", Refused("not supported yet")),
+    (
+        "spec.containers[].tty",
+        Honoured("the command gets a terminal in the guest; all its output is standard output then"),
+    ),
     ("spec.containers[].volumeDevices", Refused("a VM cannot be given block devices")),
     ("spec.containers[].volumeMounts", Refused("volumes are not supported yet")),
     ("spec.containers[].workingDir", Honoured("the command's directory in the guest")),
@@ -96,15 +177,28 @@ const FIELDS: &[Field] = &[
     ),
     ("spec.enableServiceLinks", Moot("Services are not put into the environment yet")),
     ("spec.ephemeralContainers", Refused("a VM cannot be joined by a container")),
-    ("spec.hostAliases", Refused("not supported yet")),
+    ("spec.hostAliases", Honoured("added to the guest's /etc/hosts before the command starts")),
     ("spec.hostIPC", Refused("a VM cannot share the host's memory")),
-    ("spec.hostname", Refused("not supported yet")),
+    (
+        "spec.hostname",
+        Honoured("the guest's name, the Pod's name when absent; a VM that only boots keeps its own"),
+    ),
     ("spec.hostnameOverride", Refused("not supported yet")),
     ("spec.hostNetwork", Refused("a VM cannot share the host's network")),
     ("spec.hostPID", Refused("a VM cannot share the host's processes")),
     ("spec.hostUsers", Moot("a VM has users of its own")),
     ("spec.imagePullSecrets", Honoured("tried in order, for the image's own registry only")),
-    ("spec.initContainers", Refused("not supported yet")),
+    ("spec.initContainers", Parts),
+    (
+        "spec.initContainers[].image",
+        Honoured("only the image of the Pod's container: init containers run in its VM, one after the other"),
+    ),
+    (
+        "spec.initContainers[].restartPolicy",
+        Refused(
+            "a VM runs one container at a time; have the main container's command start what runs beside it",
+        ),
+    ),
     ("spec.nodeName", Elsewhere("binds the Pod")),
     ("spec.nodeSelector", Elsewhere("scheduler")),
     ("spec.os", Refused("Kubernetes knows only linux and windows, and this Node runs macOS")),
@@ -120,12 +214,39 @@ const FIELDS: &[Field] = &[
     ("spec.schedulerName", Elsewhere("scheduler")),
     ("spec.schedulingGates", Elsewhere("scheduler")),
     ("spec.schedulingGroup", Elsewhere("scheduler")),
-    ("spec.securityContext", Refused("security contexts are not supported yet")),
+    ("spec.securityContext", Parts),
+    ("spec.securityContext.appArmorProfile", Refused("macOS has no AppArmor")),
+    ("spec.securityContext.fsGroup", Refused("shares have no groups of the guest's")),
+    ("spec.securityContext.fsGroupChangePolicy", Refused("shares have no groups of the guest's")),
+    ("spec.securityContext.runAsGroup", Honoured("as in the container's securityContext, which comes first")),
+    (
+        "spec.securityContext.runAsNonRoot",
+        Honoured("as in the container's securityContext, which comes first"),
+    ),
+    ("spec.securityContext.runAsUser", Honoured("as in the container's securityContext, which comes first")),
+    ("spec.securityContext.seccompProfile", Parts),
+    ("spec.securityContext.seccompProfile.localhostProfile", Refused("macOS has no seccomp")),
+    (
+        "spec.securityContext.seccompProfile.type",
+        Only(&["RuntimeDefault", "Unconfined"], "macOS has no seccomp; the VM itself is the boundary"),
+    ),
+    ("spec.securityContext.seLinuxChangePolicy", Refused("macOS has no SELinux")),
+    ("spec.securityContext.seLinuxOptions", Refused("macOS has no SELinux")),
+    (
+        "spec.securityContext.supplementalGroups",
+        Refused("a user of the guest is in the groups that the guest says"),
+    ),
+    (
+        "spec.securityContext.supplementalGroupsPolicy",
+        Refused("a user of the guest is in the groups that the guest says"),
+    ),
+    ("spec.securityContext.sysctls", Refused("set them with `sudo sysctl` in the command")),
+    ("spec.securityContext.windowsOptions", Refused("this Node runs macOS")),
     ("spec.serviceAccount", Elsewhere("old name of serviceAccountName")),
     ("spec.serviceAccountName", Moot("the token is not brought into the guest yet")),
-    ("spec.setHostnameAsFQDN", Refused("not supported yet")),
+    ("spec.setHostnameAsFQDN", Honoured("the guest's name is the full one then")),
     ("spec.shareProcessNamespace", Moot("a VM has processes of its own")),
-    ("spec.subdomain", Refused("not supported yet")),
+    ("spec.subdomain", Honoured("the full name is in the guest's /etc/hosts; --cluster-domain ends it")),
     ("spec.terminationGracePeriodSeconds", Honoured("the guest shuts down in that time, or is killed")),
     ("spec.tolerations", Elsewhere("scheduler")),
     ("spec.topologySpreadConstraints", Elsewhere("scheduler")),
@@ -143,7 +264,7 @@ fn examine(pattern: &str, path: &str, value: &Value) -> Option<(String, String)>
         return None;
     }
     let refused = |why: &str| Some((path.to_owned(), why.to_owned()));
-    match FIELDS.iter().find(|(field, _)| *field == pattern).map(|(_, handling)| *handling) {
+    match handling(pattern) {
         Some(Honoured(_) | Elsewhere(_) | Moot(_)) => None,
         Some(Refused(why)) => refused(why),
         Some(Only(values, why)) => {
@@ -153,6 +274,16 @@ fn examine(pattern: &str, path: &str, value: &Value) -> Option<(String, String)>
         Some(Parts) => parts(pattern, path, value),
         None => refused("this agent does not know the field"),
     }
+}
+
+/// What becomes of a field. An init container is a container like any other, but for what its own rows say.
+fn handling(pattern: &str) -> Option<Handling> {
+    let find = |path: &str| FIELDS.iter().find(|(field, _)| *field == path).map(|(_, handling)| *handling);
+    let as_any_other = || {
+        let inside = pattern.strip_prefix("spec.initContainers[]")?;
+        find(&format!("spec.containers[]{inside}"))
+    };
+    find(pattern).or_else(as_any_other)
 }
 
 fn parts(pattern: &str, path: &str, value: &Value) -> Option<(String, String)> {

@@ -71,7 +71,8 @@ fn ran_for(outcome: &Outcome) -> Duration {
     ran.and_then(|ran| Duration::try_from(ran).ok()).unwrap_or_default()
 }
 
-fn back_off(crashes: u32) -> Duration {
+/// How long to wait after this many failures in a row before.
+pub fn back_off(crashes: u32) -> Duration {
     let doubled = 2u32.saturating_pow(crashes);
     FIRST_DELAY.saturating_mul(doubled).min(LONGEST_DELAY)
 }

@@ -26,10 +26,10 @@ pub fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) 
             }),
             _,
         ) => Some(Start::Failed { fault: *fault, message: message.clone(), at: *finished_at }),
-        (_, Some(Progress { stage: Stage::Up { .. } | Stage::Running { .. }, since })) => {
+        (_, Some(Progress { stage: Stage::Up { .. } | Stage::Running { .. }, since, .. })) => {
             Some(Start::Up(*since))
         }
-        (None, Some(Progress { stage: Stage::Booting, since })) => {
+        (None, Some(Progress { stage: Stage::Booting, since, .. })) => {
             let at = *since + address_patience;
             let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
             let waiting = attempt.holder == Holder::Shim && now >= at;
@@ -57,7 +57,9 @@ mod tests {
             holder: Holder::Shim,
             spec: None,
             begun: stage.is_some(),
-            progress: stage.map(|stage| Progress { stage, since: at(1000) }),
+            progress: stage.map(|stage| Progress { stage, since: at(1000), enter: Vec::new() }),
+            init: Vec::new(),
+            notices: Vec::new(),
             stop: None,
             result: None,
             outcome: ending.map(|ending| Outcome { ending, started_at: None, finished_at: at(2000) }),

@@ -1,5 +1,7 @@
 //! What the API server is told about a Pod: a pure function of what was observed.
 
+mod init;
+
 use std::net::IpAddr;
 
 use jiff::Timestamp;
@@ -12,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::admission::{Refusal, VmPlan};
 use super::decide::{Observation, Wanted};
 use super::restart::{RestartPolicy, Verdict, verdict};
-use crate::state::{AttemptView, Ending, Outcome, Progress, Stage};
+use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage};
 use crate::vm::{Restart, VmName};
 
 /// What a status rests on besides the observation.
@@ -26,15 +28,15 @@ pub struct Context<'a> {
     pub plan: Result<&'a VmPlan, &'a Refusal>,
     /// When it was accepted.
     pub accepted_at: Option<Timestamp>,
-    /// Why its image is not there, when it is not.
-    pub image_error: Option<&'a ImageError>,
+    /// What keeps its VM from being made, when something does.
+    pub trouble: Option<&'a Trouble>,
     /// The Node's address.
     pub host_ip: Option<IpAddr>,
 }
 
-/// Why an image is not there.
+/// What keeps a VM from being made: its image, or something that the Pod brings along.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageError {
+pub struct Trouble {
     /// The kubelet's word for it.
     pub reason: &'static str,
     /// What a person can do about it.
@@ -59,30 +61,45 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     };
     let overdue = seen.missed_deadline().is_some() && seen.is_idle();
     let phase = if overdue { "Failed" } else { phase(seen, &container) };
-    let address = match (&container.state, &phase) {
-        (Shown::Running { address, .. }, _) => Some(*address),
-        _ => None,
-    };
-    let running = address.is_some();
+    let current = seen.attempts.last();
+    let address = address(current);
+    let running = matches!(container.state, Shown::Running);
+    let incomplete = init::incomplete(context, current);
+    let initialised = incomplete.is_empty();
     let finished = phase == "Succeeded" || phase == "Failed";
     let not_ready = if finished { "PodCompleted" } else { "ContainersNotReady" };
     let conditions = [
-        ("PodReadyToStartContainers", running, ""),
-        ("Initialized", true, if phase == "Succeeded" { "PodCompleted" } else { "" }),
+        ("PodReadyToStartContainers", address.is_some(), ""),
+        (
+            "Initialized",
+            initialised,
+            match phase {
+                "Succeeded" => "PodCompleted",
+                _ if initialised => "",
+                _ => "ContainersNotInitialized",
+            },
+        ),
         ("Ready", running, not_ready),
         ("ContainersReady", running, not_ready),
         ("PodScheduled", true, ""),
     ];
     let conditions = conditions.map(|(kind, holds, reason)| {
         let reason = if holds && kind != "Initialized" { "" } else { reason };
-        condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation)
+        let message = (kind == "Initialized" && !holds)
+            .then(|| format!("containers with incomplete status: [{}]", incomplete.join(" ")));
+        PodCondition {
+            message,
+            ..condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation)
+        }
     });
+    let init_statuses = init::statuses(context, current);
     PodStatus {
         phase: Some(phase.to_owned()),
         reason: overdue.then(|| "DeadlineExceeded".to_owned()),
         message: overdue.then(|| "the Pod was active for longer than spec.activeDeadlineSeconds".to_owned()),
         conditions: Some(conditions.to_vec()),
         container_statuses: Some(vec![container.status]),
+        init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
         host_ip: context.host_ip.map(|ip| ip.to_string()),
         host_ips: context.host_ip.map(|ip| vec![HostIP { ip: ip.to_string() }]),
@@ -105,9 +122,7 @@ struct ShownContainer {
 
 enum Shown {
     Waiting,
-    Running {
-        address: IpAddr,
-    },
+    Running,
     /// It has ended; what follows is the Pod's restart policy's to say.
     Over(Verdict),
 }
@@ -117,19 +132,20 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
     let previous = seen.attempts.len().checked_sub(2).map(|index| &seen.attempts[index]);
     let restart = current.map_or(Restart(0), |attempt| attempt.restart);
     let (state, last, shown) = match current {
-        None => (waiting(context), None, Shown::Waiting),
+        None => (waiting(context, plan), None, Shown::Waiting),
         Some(attempt) => match (&attempt.outcome, &attempt.progress) {
             (Some(outcome), _) => over(seen, attempt, outcome),
-            (None, Some(Progress { stage: Stage::Running { address }, since })) => {
+            (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
                 let running = ContainerStateRunning { started_at: Some(Time(*since)) };
                 let state = ContainerState { running: Some(running), ..ContainerState::default() };
-                (state, None, Shown::Running { address: *address })
+                (state, None, Shown::Running)
             }
-            (None, _) => (waiting(context), None, Shown::Waiting),
+            (None, _) => (waiting(context, plan), None, Shown::Waiting),
         },
     };
-    let before = previous.and_then(|view| view.outcome.as_ref().map(|outcome| terminated(view, outcome)));
-    let running = matches!(shown, Shown::Running { .. });
+    let before = previous
+        .and_then(|view| view.outcome.as_ref().map(|outcome| terminated(view.spec.as_ref(), outcome)));
+    let running = matches!(shown, Shown::Running);
     let vm = current.and_then(|attempt| attempt.spec.as_ref()).map(|spec| &spec.vm);
     let status = ContainerStatus {
         name: plan.container.clone(),
@@ -152,7 +168,11 @@ fn over(
     attempt: &AttemptView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
-    let end = terminated(attempt, outcome);
+    let end = match &outcome.ending {
+        // It never came to the main container.
+        Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
+        _ => terminated(attempt.spec.as_ref(), outcome),
+    };
     let policy = match seen.wanted {
         Wanted::Run(policy) => policy,
         // Whatever the policy says, a Pod that is to go does not start again.
@@ -168,10 +188,20 @@ fn over(
     }
 }
 
-fn waiting(context: &Context<'_>) -> ContainerState {
-    match context.image_error {
+fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
+    match context.trouble {
         Some(error) => waiting_for(error.reason, Some(error.message.clone())),
-        None => waiting_for("ContainerCreating", None),
+        None if plan.init.is_empty() => waiting_for("ContainerCreating", None),
+        None => waiting_for("PodInitializing", None),
+    }
+}
+
+/// The guest's address, for as long as it has one.
+fn address(current: Option<&AttemptView>) -> Option<IpAddr> {
+    let current = current.filter(|attempt| attempt.outcome.is_none())?;
+    match current.progress.as_ref()?.stage {
+        Stage::Up { address } | Stage::Running { address } => Some(address),
+        Stage::Cloning | Stage::Configuring | Stage::Booting => None,
     }
 }
 
@@ -180,11 +210,14 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
 }
 
-fn terminated(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
+fn terminated(spec: Option<&ShimSpec>, outcome: &Outcome) -> ContainerState {
     let code = outcome.ending.exit_code();
     let (reason, message) = match &outcome.ending {
         Ending::Exited { message, .. } => {
             (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone())
+        }
+        Ending::InitFailed { container, .. } => {
+            ("Error".to_owned(), Some(format!("init container {container} failed")))
         }
         Ending::Stopped { killed: false } => ("Completed".to_owned(), None),
         Ending::Stopped { killed: true } => (
@@ -206,7 +239,7 @@ fn terminated(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
         message,
         started_at: outcome.started_at.map(Time),
         finished_at: Some(Time(outcome.finished_at)),
-        container_id: attempt.spec.as_ref().map(|spec| container_id(&spec.vm)),
+        container_id: spec.map(|spec| container_id(&spec.vm)),
         ..ContainerStateTerminated::default()
     };
     ContainerState { terminated: Some(terminated), ..ContainerState::default() }
@@ -219,7 +252,7 @@ fn container_id(vm: &VmName) -> String {
 fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {
     let stopping = matches!(seen.wanted, Wanted::Stop(_) | Wanted::Finished(_) | Wanted::Gone);
     match container.state {
-        Shown::Running { .. } | Shown::Over(Verdict::Restart { .. }) => "Running",
+        Shown::Running | Shown::Over(Verdict::Restart { .. }) => "Running",
         Shown::Over(Verdict::Succeeded) => "Succeeded",
         Shown::Over(Verdict::Failed) => "Failed",
         // A Pod that is deleted before it ever ran has not done what it was for.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Secret};
 use kube::Client;
 use kube::api::{Api, DeleteParams, Preconditions};
 use tokio::sync::{Notify, watch};
@@ -14,13 +14,15 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan, admit};
+use super::blueprint::{self, Brought};
 use super::decide::{Deadline, Decision, Observation, Wanted, decide};
 use super::events::Events;
+use super::expansion::expand_all;
 use super::fetch::Fetcher;
 use super::publisher::Publisher;
 use super::restart::RestartPolicy;
 use super::starting::{start, waits};
-use super::status::{Context, ImageError as ShownImageError, is_final, render};
+use super::status::{Context, Trouble as Obstacle, is_final, render};
 use super::{PodName, PodUid};
 use crate::crash;
 use crate::image::{ImageError, Images};
@@ -29,7 +31,10 @@ use crate::node::health::Health;
 use crate::node::starts::StartBoard;
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
-use crate::state::{Attempt, Ending, Outcome, PodDir, PodRecord, ShimSpec, Stage, StateError, StopRequest};
+use crate::state::{
+    Attempt, AttemptView, ContainerSpec, Ending, Outcome, PodDir, PodRecord, ShimSpec, Stage, StateError,
+    StopRequest,
+};
 use crate::tart::{Tart, TartError};
 use crate::vm::Restart;
 
@@ -59,6 +64,10 @@ pub struct Host {
     pub starts: StartBoard,
     /// How long a VM may be without an address before the host is to blame.
     pub address_patience: Duration,
+    /// The domain of the cluster's Services and Pods.
+    pub cluster_domain: String,
+    /// How long a guest may take to boot.
+    pub boot_limit: Duration,
     /// Where Pods that wait for a VM are counted.
     pub metrics: Metrics,
 }
@@ -105,7 +114,7 @@ struct Trouble {
 }
 
 struct ImageFailure {
-    shown: ShownImageError,
+    shown: Obstacle,
     retry_at: Timestamp,
     delay: Duration,
 }
@@ -249,7 +258,7 @@ impl Worker {
             before: self.shown.as_ref().or(pod.status.as_ref()),
             plan: self.plan.as_ref(),
             accepted_at,
-            image_error: self.image_failure.as_ref().map(|failure| &failure.shown),
+            trouble: self.image_failure.as_ref().map(|failure| &failure.shown),
             host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
         };
         let status = render(seen, &context);
@@ -288,6 +297,24 @@ impl Worker {
             && let Ending::NotStarted { reason, message, .. } = &outcome.ending
         {
             events.warning(pod, reason, message);
+        }
+        self.tell_notices(pod, attempt);
+    }
+
+    /// Tells what the shim has left to be told, each once.
+    fn tell_notices(&self, pod: &Pod, attempt: &AttemptView) {
+        if attempt.notices.is_empty() {
+            return;
+        }
+        let place = self.dir.attempt(attempt.restart);
+        let told = place.told().unwrap_or(attempt.notices.len());
+        for notice in attempt.notices.iter().skip(told) {
+            self.host.events.warning(pod, &notice.reason, &notice.message);
+        }
+        if told < attempt.notices.len()
+            && let Err(error) = place.mark_told(attempt.notices.len())
+        {
+            warn!(pod = %self.name, error = chain(&error), "what has been told cannot be written down");
         }
     }
 
@@ -387,7 +414,14 @@ impl Worker {
         };
         self.image_failure = None;
         let attempt = self.dir.attempt(restart);
-        self.dir.create_logs()?;
+        let spec = pod.spec.clone().unwrap_or_default();
+        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+        self.dir.create_logs(all.map(|container| container.name.as_str()))?;
+        let containers = |all: &[Container]| -> Vec<ContainerSpec> {
+            all.iter().map(|one| self.container_spec(&pod, one, restart)).collect()
+        };
+        let Some(main) = containers(&spec.containers).pop() else { return Ok(()) };
+        let policy = RestartPolicy::of(spec.restart_policy.as_deref());
         attempt.plan(&ShimSpec {
             vm: attempt.vm(),
             image: image.to_string(),
@@ -395,11 +429,24 @@ impl Worker {
             cpu: plan.size.cpu,
             memory_mib: plan.size.memory_mib,
             size_is_minimum: plan.size_is_minimum,
-            command: plan.command,
-            log: self.dir.log_path(restart),
+            shares: Vec::new(),
+            identity: blueprint::identity(&pod, &self.host.cluster_domain),
+            init: containers(spec.init_containers.as_deref().unwrap_or_default()),
+            init_again: policy != RestartPolicy::Never,
+            main,
+            status_dir: None,
+            grace: seconds(spec.termination_grace_period_seconds),
+            boot_limit: self.host.boot_limit,
             crashes,
         })?;
         Ok(())
+    }
+
+    fn container_spec(&self, pod: &Pod, container: &Container, restart: Restart) -> ContainerSpec {
+        let variables = container.env.iter().flatten();
+        let variables = expand_all(variables.map(|v| (v.name.clone(), v.value.clone().unwrap_or_default())));
+        let log = self.dir.log_path(&container.name, restart);
+        blueprint::container(pod, container, Brought { variables, mounts: Vec::new(), log })
     }
 
     fn image_failed(&mut self, pod: &Pod, error: &ImageError) {
@@ -410,7 +457,7 @@ impl Worker {
             None => FIRST_IMAGE_DELAY,
         };
         let reason = if self.image_failure.is_some() { "ImagePullBackOff" } else { error.reason() };
-        let shown = ShownImageError { reason, message };
+        let shown = Obstacle { reason, message };
         self.image_failure = Some(ImageFailure { shown, retry_at: Timestamp::now() + delay, delay });
     }
 

@@ -31,8 +31,8 @@ pub fn launch(program: &Path, pod: &PodDir, attempt: &Attempt) -> Result<(), Lau
     if attempt.has_begun()? {
         return Ok(());
     }
-    pod.create_logs()?;
-    let log_path = pod.log_path(attempt.restart()).with_extension("shim.log");
+    pod.create_logs([])?;
+    let log_path = pod.shim_log_path(attempt.restart());
     let log = OpenOptions::new()
         .create(true)
         .append(true)

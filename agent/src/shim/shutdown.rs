@@ -12,9 +12,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::stop::StopSignal;
-use crate::guest::{ExecEvent, Guest, GuestError};
+use crate::guest::{Exec, ExecEvent, Guest, GuestError};
 use crate::report::chain;
-use crate::state::GuestCommand;
 use crate::tart::Tart;
 use crate::vm::VmName;
 
@@ -61,16 +60,13 @@ pub(super) async fn force(vm: &VmName, child: &mut Child) {
 /// Has the guest shut itself down, as soon as it can be asked: it may still be booting. The power button (SIGUSR2) would only
 /// open a dialog in a macOS guest.
 async fn ask_guest(tart: &Tart, vm: &VmName) -> Infallible {
-    let command = GuestCommand {
-        argv: ["sudo", "-n", "/sbin/shutdown", "-h", "now"].map(str::to_owned).to_vec(),
-        env: Vec::new(),
-        working_dir: None,
-    };
+    let argv = ["sudo", "-n", "/sbin/shutdown", "-h", "now"].map(str::to_owned).to_vec();
+    let exec = Exec { argv, ..Exec::default() };
     let mut complained = false;
     loop {
         let ask = async {
             let mut guest = Guest::connect(&tart.vm_dir(vm).join("control.sock")).await?;
-            let mut events = guest.exec(&command).await?;
+            let mut events = guest.exec(exec.clone()).await?;
             while let Some(event) = events.next().await {
                 if let ExecEvent::Exit(code) = event? {
                     return Ok(code);

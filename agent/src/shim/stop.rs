@@ -61,6 +61,11 @@ impl StopSignal {
         }
     }
 
+    /// The latest request, if there is one.
+    pub(super) fn latest(&self) -> Option<StopRequest> {
+        *self.0.borrow()
+    }
+
     /// Waits until the request changes.
     pub(super) async fn changed(&mut self) {
         if self.0.changed().await.is_err() {

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::file::{self, StateError};
 use super::lock::{self, Lock};
-use super::record::{Outcome, Progress, ShimSpec, StopRequest};
+use super::record::{InitState, Notice, Outcome, Progress, ShimSpec, StopRequest};
 use crate::pod::PodUid;
 use crate::vm::{Restart, VmName};
 
@@ -35,6 +35,10 @@ pub struct AttemptView {
     pub begun: bool,
     /// How far the shim has come.
     pub progress: Option<Progress>,
+    /// The containers that run before the main one.
+    pub init: Vec<InitState>,
+    /// What a person should be told of.
+    pub notices: Vec<Notice>,
     /// What the shim was asked for.
     pub stop: Option<StopRequest>,
     /// How its command ended, when that is known before the VM is gone.
@@ -107,6 +111,8 @@ impl Attempt {
             spec: self.read("spec.json")?,
             begun: self.has_begun()?,
             progress: self.read("progress.json")?,
+            init: self.read("init.json")?.unwrap_or_default(),
+            notices: self.read("notices.json")?.unwrap_or_default(),
             stop: self.read("stop.json")?,
             result: self.read_durable("result.json")?,
             outcome: self.read_durable("outcome.json")?,
@@ -173,6 +179,28 @@ impl Attempt {
     /// Records how far the shim has come.
     pub fn progress(&self, progress: &Progress) -> Result<(), StateError> {
         file::write(&self.path.join("progress.json"), progress)
+    }
+
+    /// Records what the containers before the main one do.
+    pub fn record_init(&self, states: &[InitState]) -> Result<(), StateError> {
+        file::write(&self.path.join("init.json"), &states)
+    }
+
+    /// Leaves something for the agent to tell.
+    pub fn notice(&self, notice: Notice) -> Result<(), StateError> {
+        let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
+        all.push(notice);
+        file::write(&self.path.join("notices.json"), &all)
+    }
+
+    /// How many notices have been told.
+    pub fn told(&self) -> Result<usize, StateError> {
+        Ok(self.read("told.json")?.unwrap_or_default())
+    }
+
+    /// Records that this many notices have been told.
+    pub fn mark_told(&self, count: usize) -> Result<(), StateError> {
+        file::write(&self.path.join("told.json"), &count)
     }
 
     /// Asks the shim to stop the VM; an earlier deadline replaces a later one.
@@ -267,7 +295,7 @@ mod tests {
         let shim = attempt.inherit_shim_lock(lock).unwrap().expect("it is the right lock");
         let tart = attempt.take_tart_lock().unwrap().unwrap();
         attempt.begin().unwrap();
-        let progress = Progress { stage: Stage::Booting, since: Timestamp::UNIX_EPOCH };
+        let progress = Progress { stage: Stage::Booting, since: Timestamp::UNIX_EPOCH, enter: Vec::new() };
         attempt.progress(&progress).unwrap();
         assert_eq!((seen().holder, seen().begun, seen().progress), (Holder::Shim, true, Some(progress)));
 

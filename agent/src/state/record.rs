@@ -7,6 +7,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+#[cfg(test)]
+use super::container::Termination;
+use super::container::{ContainerSpec, GuestIdentity, Share};
 use crate::pod::PodName;
 use crate::vm::VmName;
 
@@ -34,45 +37,24 @@ pub struct ShimSpec {
     pub memory_mib: Option<u64>,
     /// Whether cores and memory are what is enough, and the image may have more.
     pub size_is_minimum: bool,
-    /// The program to run in the guest with its arguments; the VM simply boots when absent.
-    pub command: Option<GuestCommand>,
-    /// Where the container's output goes.
-    pub log: PathBuf,
+    /// Directories of the host that the guest gets to see.
+    pub shares: Vec<Share>,
+    /// What makes the guest the Pod's.
+    pub identity: GuestIdentity,
+    /// Containers that run one after the other before the main one.
+    pub init: Vec<ContainerSpec>,
+    /// Whether one of those that fails is tried again, in the same guest.
+    pub init_again: bool,
+    /// The main container.
+    pub main: ContainerSpec,
+    /// Where a guest without a command can leave how it ended.
+    pub status_dir: Option<PathBuf>,
+    /// How long a container may take to end when the shim itself has a reason to end it.
+    pub grace: Duration,
+    /// How long the guest may take from power-on to an address, and to an answering guest agent.
+    pub boot_limit: Duration,
     /// How often in a row the container had failed before this VM; sets the back-off after it.
     pub crashes: u32,
-}
-
-/// A directory of the host that the guest sees at `/Volumes/My Shared Files/<name>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
-    /// Its name in the guest.
-    pub name: String,
-    /// The directory on the host.
-    pub path: PathBuf,
-    /// Whether the guest can only read it.
-    pub read_only: bool,
-}
-
-/// A place in the guest where a container expects a volume.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mount {
-    /// The share that holds the volume.
-    pub share: String,
-    /// What of the share is meant; empty for all of it.
-    pub sub_path: String,
-    /// The container's `mountPath`.
-    pub path: String,
-}
-
-/// A command line for the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestCommand {
-    /// The program and its arguments.
-    pub argv: Vec<String>,
-    /// Variables for it, in the Pod's order.
-    pub env: Vec<(String, String)>,
-    /// The directory to start it in.
-    pub working_dir: Option<String>,
 }
 
 /// How far a shim has come.
@@ -82,6 +64,9 @@ pub struct Progress {
     pub stage: Stage,
     /// When that step began.
     pub since: Timestamp,
+    /// What goes before a command that is to run in the main container's environment; empty while there is none.
+    #[serde(default)]
+    pub enter: Vec<String>,
 }
 
 /// The steps of a shim, in order.
@@ -94,7 +79,7 @@ pub enum Stage {
     Configuring,
     /// `tart run` was started; the guest has no address yet.
     Booting,
-    /// The guest has an address, but its command has not started yet.
+    /// The guest has an address, but the main container has not started yet.
     Up {
         /// The guest's address.
         address: IpAddr,
@@ -131,6 +116,42 @@ pub struct Outcome {
     pub finished_at: Timestamp,
 }
 
+/// A container that runs before the main one, as its status shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InitState {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub now: InitStage,
+    /// How often it was started again.
+    pub restarts: u32,
+    /// How it ended the time before.
+    pub last: Option<Outcome>,
+}
+
+/// What such a container does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InitStage {
+    /// It waits for its turn.
+    Waiting,
+    /// It has failed, and waits to be started again.
+    BackOff(Duration),
+    /// It runs, since then.
+    Running(Timestamp),
+    /// It has ended.
+    Over(Outcome),
+}
+
+/// Something that a person should be told of, which the shim cannot do itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notice {
+    /// One word.
+    pub reason: String,
+    /// The rest.
+    pub message: String,
+}
+
 /// What ended a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
@@ -157,6 +178,13 @@ pub enum Ending {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fault: Option<HostFault>,
     },
+    /// A container that runs before the main one has failed, and is not tried again.
+    InitFailed {
+        /// Its name.
+        container: String,
+        /// Its exit code.
+        code: i32,
+    },
     /// The shim is gone without a word: killed, or the host was restarted.
     Lost,
 }
@@ -180,7 +208,7 @@ impl Ending {
     /// The exit code that the container's status shows.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Exited { code, .. } => *code,
+            Self::Exited { code, .. } | Self::InitFailed { code, .. } => *code,
             Self::Stopped { killed: false } => 0,
             Self::Stopped { killed: true } | Self::Lost => 137,
             Self::NotStarted { .. } => 128,
@@ -199,8 +227,22 @@ impl ShimSpec {
             cpu: None,
             memory_mib: None,
             size_is_minimum: false,
-            command: None,
-            log: "/log".into(),
+            shares: Vec::new(),
+            identity: GuestIdentity::default(),
+            init: Vec::new(),
+            init_again: false,
+            main: ContainerSpec {
+                name: "main".to_owned(),
+                command: None,
+                mounts: Vec::new(),
+                termination: Termination { path: "/dev/termination-log".to_owned(), or_log: false },
+                post_start: None,
+                pre_stop: None,
+                log: "/log".into(),
+            },
+            status_dir: None,
+            grace: Duration::from_secs(30),
+            boot_limit: Duration::from_mins(15),
             crashes: 0,
         }
     }

@@ -15,7 +15,7 @@ fn end_of(pod: &Pod) -> Result<(i32, String)> {
 
 fn log_of(scene: &Scene, pod: &Pod) -> Result<Vec<String>> {
     let uid = pod.metadata.uid.as_deref().context("no UID")?;
-    let log = std::fs::read_to_string(scene.agent.state_dir().join("logs").join(uid).join("0.log"))?;
+    let log = std::fs::read_to_string(scene.agent.state_dir().join("logs").join(uid).join("main/0.log"))?;
     let without_time = |line: &str| line.split_once(' ').map_or(line, |(_, rest)| rest).to_owned();
     Ok(log.lines().map(without_time).collect())
 }

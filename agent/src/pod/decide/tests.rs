@@ -21,6 +21,8 @@ fn planned(restart: u32) -> AttemptView {
         spec: Some(spec(restart)),
         begun: false,
         progress: None,
+        init: Vec::new(),
+        notices: Vec::new(),
         stop: None,
         result: None,
         outcome: None,
@@ -29,7 +31,7 @@ fn planned(restart: u32) -> AttemptView {
 }
 
 fn live(restart: u32) -> AttemptView {
-    let progress = Progress { stage: Stage::Booting, since: at(90) };
+    let progress = Progress { stage: Stage::Booting, since: at(90), enter: Vec::new() };
     AttemptView { holder: Holder::Shim, begun: true, progress: Some(progress), ..planned(restart) }
 }
 

@@ -20,7 +20,7 @@ fn plan() -> VmPlan {
         pull: PullPolicy::IfNotPresent,
         size: Size::default(),
         size_is_minimum: false,
-        command: None,
+        init: Vec::new(),
     }
 }
 
@@ -30,7 +30,9 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
         holder: Holder::Nobody,
         spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))),
         begun: stage.is_some(),
-        progress: stage.map(|stage| Progress { stage, since: at(50) }),
+        progress: stage.map(|stage| Progress { stage, since: at(50), enter: Vec::new() }),
+        init: Vec::new(),
+        notices: Vec::new(),
         stop: None,
         result: None,
         outcome: ending.map(|ending| Outcome { ending, started_at: Some(at(50)), finished_at: at(60) }),
@@ -59,7 +61,7 @@ fn shown(seen: &Observation) -> PodStatus {
         before: pod.status.as_ref(),
         plan: Ok(&plan),
         accepted_at: Some(at(40)),
-        image_error: None,
+        trouble: None,
         host_ip: None,
     };
     render(seen, &context)
@@ -145,7 +147,7 @@ fn a_refused_pod_says_why() {
         before: None,
         plan: Err(&refusal),
         accepted_at: None,
-        image_error: None,
+        trouble: None,
         host_ip: None,
     };
     let status = render(&seen(NEVER, vec![]), &context);
@@ -171,7 +173,7 @@ fn a_status_that_does_not_change_is_the_same_status() {
         before: pod.status.as_ref(),
         plan: Ok(&plan),
         accepted_at: Some(at(40)),
-        image_error: None,
+        trouble: None,
         host_ip: None,
     };
     assert_eq!(render(&Observation { now: at(500), ..observation }, &context), first);

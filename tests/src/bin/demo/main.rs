@@ -157,7 +157,7 @@ async fn describe(kubectl: &Kubectl) -> String {
 
 fn log_path(agent: &Agent, pod: &Pod) -> Result<PathBuf> {
     let uid = pod.metadata.uid.as_deref().context("the Pod has no UID")?;
-    Ok(agent.state_dir().join("logs").join(uid).join("0.log"))
+    Ok(agent.state_dir().join("logs").join(uid).join("main/0.log"))
 }
 
 /// Deletes the Pod, and sees to it that nothing is left of it.

@@ -1,0 +1,310 @@
+//! Shell scripts that make a guest a container's place. They are sent as standard input, so that nothing secret is ever in
+//! a list of arguments, and need nothing of the guest but `/bin/sh` and, where the user is not root, `sudo` without a password.
+
+use std::fmt::Write as _;
+
+use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser};
+
+/// Where a macOS guest sees the host's shares.
+const SHARES: &str = "/Volumes/My Shared Files";
+/// The reasons for which a set-up can fail; a guest that names another one is not believed.
+const REASONS: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "StartError"];
+/// How much of the guest's words is passed on.
+const MAX_WORDS: usize = 500;
+
+/// A guest that is ready to run a container's command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    /// The directory with what belongs to the container.
+    dir: String,
+    /// What makes a command run as the container's user; empty when the guest's own user is the one.
+    become_user: Vec<String>,
+    /// What could not be done, and is no reason to give up.
+    pub notices: Vec<String>,
+}
+
+/// A guest that cannot be made the container's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReady {
+    /// The kubelet's word for it.
+    pub reason: String,
+    /// What is in the way.
+    pub message: String,
+}
+
+/// The script that prepares a container: its volumes, variables, directory and user. With an `identity` it also makes the
+/// guest the Pod's, once before the first container.
+pub fn set_up(
+    container: &ContainerSpec,
+    command: &GuestCommand,
+    identity: Option<(&GuestIdentity, &str)>,
+) -> String {
+    let mut script = PRELUDE.to_owned();
+    if let Some((identity, address)) = identity {
+        identify(&mut script, identity, address);
+    }
+    user(&mut script, command.user);
+    for mount in &container.mounts {
+        let source = match mount.sub_path.as_str() {
+            "" => format!("{SHARES}/{}", mount.share),
+            inside => format!("{SHARES}/{}/{inside}", mount.share),
+        };
+        let _ = writeln!(script, "mount_at {} {}", quote(&source), quote(&mount.path));
+    }
+    let _ = writeln!(script, "last_words {}", quote(&container.termination.path));
+    let variables: String = command.env.iter().filter(|(name, _)| is_shell_name(name)).fold(
+        String::new(),
+        |mut all, (name, value)| {
+            let _ = writeln!(all, "export {name}={}", quote(value));
+            all
+        },
+    );
+    let _ = writeln!(script, "put env {}", quote(&variables));
+    let directory = command.working_dir.as_deref().unwrap_or_default();
+    let _ = writeln!(script, "work_in {}", quote(directory));
+    let enter = format!("d=${{0%/*}}\n. \"$d/env\"\n{}exec \"$@\"\n", change_to(directory));
+    let _ = writeln!(script, "put enter {}", quote(&enter));
+    let _ = writeln!(script, "put run {}", quote(&RUN.replace("@CD@", &change_to(directory))));
+    let program = command.argv.first().map_or("", String::as_str);
+    let _ = writeln!(script, "find_program {}", quote(program));
+    script.push_str("printf 'ready %s %s\\n' \"$as\" \"$dir\"\n");
+    script
+}
+
+/// What the set-up script said.
+pub fn read_set_up(output: &[u8], user: GuestUser) -> Result<Ready, NotReady> {
+    let text = String::from_utf8_lossy(output);
+    let mut notices = Vec::new();
+    for line in text.lines() {
+        match line.split_once(' ') {
+            Some(("notice", words)) => notices.push(words.chars().take(MAX_WORDS).collect()),
+            Some(("failed", rest)) => {
+                let (reason, words) = rest.split_once(' ').unwrap_or(("", rest));
+                let reason =
+                    REASONS.iter().find(|known| **known == reason).unwrap_or(&"CreateContainerError");
+                let message = words.chars().take(MAX_WORDS).collect();
+                return Err(NotReady { reason: (*reason).to_owned(), message });
+            }
+            Some(("ready", rest)) => {
+                let (how, dir) = rest.split_once(' ').unwrap_or((rest, ""));
+                let become_user = if how == "other" { become_user(user) } else { Vec::new() };
+                return Ok(Ready { dir: dir.to_owned(), become_user, notices });
+            }
+            _ => {}
+        }
+    }
+    let words: String = text.trim().chars().take(MAX_WORDS).collect();
+    let message = format!("the guest cannot be prepared for the container: {words}");
+    Err(NotReady { reason: "CreateContainerError".to_owned(), message })
+}
+
+impl Ready {
+    /// The line that runs the container's command, and ends with its exit code, a signal's included.
+    pub fn run(&self, argv: &[String]) -> Vec<String> {
+        self.line("run", argv)
+    }
+
+    /// What goes before a command that is to run beside the container's, in its environment.
+    pub fn enter(&self) -> Vec<String> {
+        self.line("enter", &[])
+    }
+
+    /// The line that asks the container's command to end.
+    pub fn terminate(&self) -> Vec<String> {
+        let script = "kill -TERM \"$(cat \"$0/pid\")\"";
+        let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
+        self.become_user.iter().cloned().chain(words).collect()
+    }
+
+    fn line(&self, script: &str, argv: &[String]) -> Vec<String> {
+        let script = ["/bin/sh".to_owned(), format!("{}/{script}", self.dir)];
+        self.become_user.iter().cloned().chain(script).chain(argv.iter().cloned()).collect()
+    }
+}
+
+/// The line that prints the container's last words, and no more of them than Kubernetes takes.
+pub fn last_words(path: &str) -> Vec<String> {
+    let script = "head -c 4096 \"$0\" 2>/dev/null || sudo -n head -c 4096 \"$0\"";
+    ["/bin/sh", "-c", script, path].map(str::to_owned).to_vec()
+}
+
+fn become_user(user: GuestUser) -> Vec<String> {
+    let mut words = vec!["sudo".to_owned(), "-n".to_owned()];
+    if let Some(uid) = user.uid {
+        words.extend(["-u".to_owned(), format!("#{uid}")]);
+    }
+    if let Some(gid) = user.gid {
+        words.extend(["-g".to_owned(), format!("#{gid}")]);
+    }
+    words.push("--".to_owned());
+    words
+}
+
+fn identify(script: &mut String, identity: &GuestIdentity, address: &str) {
+    if !identity.hostname.is_empty() {
+        let _ = writeln!(script, "host_name {}", quote(&identity.hostname));
+    }
+    let own = (!identity.own_names.is_empty()).then(|| (address.to_owned(), identity.own_names.clone()));
+    let lines: String = own.iter().chain(&identity.aliases).fold(String::new(), |mut all, (ip, names)| {
+        let _ = writeln!(all, "{ip}\t{}", names.join("\t"));
+        all
+    });
+    if !lines.is_empty() {
+        let _ = writeln!(script, "hosts {}", quote(&lines));
+    }
+}
+
+fn user(script: &mut String, user: GuestUser) {
+    let number = |id: Option<u32>| id.map(|id| id.to_string()).unwrap_or_default();
+    let _ = writeln!(script, "be '{}' '{}' {}", number(user.uid), number(user.gid), user.not_root);
+}
+
+fn change_to(directory: &str) -> String {
+    if directory.is_empty() { String::new() } else { format!("cd {} || exit 126\n", quote(directory)) }
+}
+
+/// A word that the shell takes as it is.
+fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// Whether the shell can set a variable of that name. Others reach the command only through a guest agent that takes
+/// variables itself.
+fn is_shell_name(name: &str) -> bool {
+    !name.starts_with(|first: char| first.is_ascii_digit())
+        && !name.is_empty()
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+const RUN: &str = include_str!("run.sh");
+const PRELUDE: &str = include_str!("set_up.sh");
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::state::{Mount, ShimSpec};
+    use crate::vm::{Restart, VmName};
+    use proptest::prelude::*;
+
+    fn container() -> ContainerSpec {
+        ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0))).main
+    }
+
+    /// Has this machine's shell prepare itself for a command.
+    fn prepare(container: &ContainerSpec, command: &GuestCommand) -> Result<Ready, NotReady> {
+        let script = set_up(container, command, None);
+        let mut shell = Command::new("/bin/sh")
+            .arg("-s")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        shell.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+        read_set_up(&shell.wait_with_output().unwrap().stdout, command.user)
+    }
+
+    fn run(ready: &Ready, argv: &[String]) -> (Option<i32>, String, String) {
+        let line = ready.run(argv);
+        let output = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
+        std::fs::remove_dir_all(&ready.dir).unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    }
+
+    fn result_of(command: &GuestCommand) -> (Option<i32>, String, String) {
+        let mut container = container();
+        container.termination.path = "/dev/null".to_owned();
+        run(&prepare(&container, command).unwrap(), &command.argv)
+    }
+
+    #[test]
+    fn exit_codes_and_signals_are_the_commands_own() {
+        let shell = |script: &str| GuestCommand::example(&["/bin/sh", "-c", script]);
+        let table = [
+            ("exit 0", 0, ""),
+            ("exit 7", 7, ""),
+            ("kill -9 $$", 137, ""),
+            ("kill -TERM $$", 143, ""),
+            ("echo oops >&2; exit 1", 1, "oops\n"),
+        ];
+        for (script, code, said) in table {
+            assert_eq!(result_of(&shell(script)), (Some(code), String::new(), said.to_owned()), "{script}");
+        }
+    }
+
+    #[test]
+    fn the_directory_is_made_and_entered() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let wanted = dir.path().join("it's new/inside");
+        let mut command = GuestCommand::example(&["pwd"]);
+        command.working_dir = Some(wanted.display().to_string());
+        assert_eq!(result_of(&command).1.trim(), wanted.display().to_string());
+    }
+
+    #[test]
+    fn what_is_missing_is_told() {
+        let failure = prepare(&container(), &GuestCommand::example(&["/no/such/program"])).unwrap_err();
+        assert_eq!(failure.reason, "StartError");
+        assert!(failure.message.contains("`/no/such/program`"), "{failure:?}");
+        let nobody = GuestUser { uid: Some(3_999_999), ..GuestUser::default() };
+        let failure =
+            prepare(&container(), &GuestCommand { user: nobody, ..GuestCommand::example(&["true"]) })
+                .unwrap_err();
+        assert_eq!(failure.reason, "CreateContainerConfigError");
+        assert!(failure.message.contains("user 3999999"), "{failure:?}");
+    }
+
+    #[test]
+    fn only_known_reasons_are_believed() {
+        let said = |text: &str| read_set_up(text.as_bytes(), GuestUser::default());
+        assert_eq!(said("failed Evil words here\n").unwrap_err().reason, "CreateContainerError");
+        assert_eq!(said("").unwrap_err().reason, "CreateContainerError");
+        let ready = said("noise\nnotice careful\nready self /var/tmp/x y\n").unwrap();
+        assert_eq!(
+            (ready.dir.as_str(), ready.notices.as_slice()),
+            ("/var/tmp/x y", ["careful".to_owned()].as_slice())
+        );
+        let user = GuestUser { uid: Some(1), gid: Some(2), not_root: false };
+        let ready = read_set_up(b"ready other /d\n", user).unwrap();
+        assert_eq!(ready.enter().join(" "), "sudo -n -u #1 -g #2 -- /bin/sh /d/enter");
+    }
+
+    #[test]
+    fn a_mount_hides_what_is_there_and_can_be_made_twice() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let (path, script) = (dir.path().join("a/data"), dir.path().join("share"));
+        std::fs::create_dir_all(path.join("old")).unwrap();
+        std::fs::create_dir(&script).unwrap();
+        std::fs::write(script.join("file"), "new").unwrap();
+        let call = format!(
+            "mount_at {} {}\n",
+            quote(&script.display().to_string()),
+            quote(&path.display().to_string())
+        );
+        let link =
+            Command::new("/bin/sh").arg("-c").arg(format!("{PRELUDE}{call}rm -r \"$dir\"")).output().unwrap();
+        assert!(link.status.success(), "{}", String::from_utf8_lossy(&link.stdout));
+        assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
+        assert!(dir.path().join("a/data.hidden-by-volume/old").exists());
+        let mount = Mount { share: "v".into(), sub_path: "in/side".into(), path: "/opt/x".into() };
+        let container = ContainerSpec { mounts: vec![mount], ..container() };
+        let script = set_up(&container, &GuestCommand::example(&["true"]), None);
+        assert!(script.contains("mount_at '/Volumes/My Shared Files/v/in/side' '/opt/x'"), "{script}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+        #[test]
+        fn variables_and_arguments_arrive_unchanged(value in "[^\0]{0,40}", argument in "[^\0]{0,40}") {
+            let mut command = GuestCommand::example(&["/bin/sh", "-c", "printf '%s|%s' \"$V\" \"$1\"", "sh", &argument]);
+            command.env = vec![("V".into(), value.clone()), ("not-for.sh".into(), "x".into())];
+            prop_assert_eq!(result_of(&command).1, format!("{value}|{argument}"));
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! From a Pod's containers to what a shim is told of them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{
+    Container, HTTPGetAction, LifecycleHandler, Pod, PodSecurityContext, SecurityContext,
+};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+
+use super::expansion::{expand, lookup};
+use crate::state::{
+    ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, HttpGet, Mount, POD_IP, Termination,
+};
+
+/// The longest name that a machine can have.
+const MAX_HOSTNAME: usize = 63;
+
+/// What is known of a container only when its VM is planned.
+#[derive(Debug, Clone, Default)]
+pub struct Brought {
+    /// Its variables, in order.
+    pub variables: Vec<(String, String)>,
+    /// Where its volumes go.
+    pub mounts: Vec<Mount>,
+    /// Where its output goes.
+    pub log: PathBuf,
+}
+
+/// What the shim is told of one container.
+pub fn container(pod: &Pod, container: &Container, brought: Brought) -> ContainerSpec {
+    let security = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let lifecycle = container.lifecycle.as_ref();
+    let hook = |handler: Option<&LifecycleHandler>| handler.and_then(|handler| hook(container, handler));
+    ContainerSpec {
+        name: container.name.clone(),
+        command: command(container, brought.variables, user(security, container.security_context.as_ref())),
+        mounts: brought.mounts,
+        termination: Termination {
+            path: container
+                .termination_message_path
+                .clone()
+                .filter(|path| !path.is_empty())
+                .unwrap_or_else(|| "/dev/termination-log".to_owned()),
+            or_log: container.termination_message_policy.as_deref() == Some("FallbackToLogsOnError"),
+        },
+        post_start: hook(lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref())),
+        pre_stop: hook(lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref())),
+        log: brought.log,
+    }
+}
+
+/// Whether a container has a command; without one its VM simply boots.
+pub fn has_command(container: &Container) -> bool {
+    container.command.iter().chain(&container.args).flatten().next().is_some()
+}
+
+/// `args` without `command` are the command line, since a VM image has no entry point.
+fn command(container: &Container, env: Vec<(String, String)>, user: GuestUser) -> Option<GuestCommand> {
+    let words = container.command.iter().chain(&container.args).flatten();
+    let argv: Vec<String> = words.map(|word| expand(word, |name| lookup(&env, name))).collect();
+    let working_dir = container.working_dir.clone().filter(|dir| !dir.is_empty());
+    let (stdin, tty) = (container.stdin == Some(true), container.tty == Some(true));
+    (!argv.is_empty()).then_some(GuestCommand { argv, env, working_dir, user, stdin, tty })
+}
+
+/// The container's own wish comes before the Pod's.
+fn user(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> GuestUser {
+    let id = |own: Option<i64>, pods: Option<i64>| own.or(pods).and_then(|id| u32::try_from(id).ok());
+    GuestUser {
+        uid: id(container.and_then(|c| c.run_as_user), pod.and_then(|p| p.run_as_user)),
+        gid: id(container.and_then(|c| c.run_as_group), pod.and_then(|p| p.run_as_group)),
+        not_root: container.and_then(|c| c.run_as_non_root).or(pod.and_then(|p| p.run_as_non_root))
+            == Some(true),
+    }
+}
+
+fn hook(container: &Container, handler: &LifecycleHandler) -> Option<Hook> {
+    if let Some(exec) = &handler.exec {
+        return Some(Hook::Exec(exec.command.clone().unwrap_or_default()));
+    }
+    if let Some(sleep) = &handler.sleep {
+        return Some(Hook::Sleep(Duration::from_secs(sleep.seconds.try_into().unwrap_or(0))));
+    }
+    handler.http_get.as_ref().map(|get| Hook::HttpGet(http_get(container, get)))
+}
+
+/// A request as the shim makes it; a port that no container port has the name of is 0, which nobody listens at.
+pub fn http_get(container: &Container, get: &HTTPGetAction) -> HttpGet {
+    let headers = get.http_headers.iter().flatten();
+    HttpGet {
+        tls: get.scheme.as_deref() == Some("HTTPS"),
+        host: get.host.clone().filter(|host| !host.is_empty()),
+        port: port(container, &get.port),
+        path: get.path.clone().unwrap_or_default(),
+        headers: headers.map(|header| (header.name.clone(), header.value.clone())).collect(),
+    }
+}
+
+fn port(container: &Container, port: &IntOrString) -> u16 {
+    let number = match port {
+        IntOrString::Int(number) => Some(*number),
+        IntOrString::String(name) => container
+            .ports
+            .iter()
+            .flatten()
+            .find(|port| port.name.as_ref() == Some(name))
+            .map(|port| port.container_port)
+            .or_else(|| name.parse().ok()),
+    };
+    number.and_then(|number| u16::try_from(number).ok()).unwrap_or(0)
+}
+
+/// The names that the guest is to have and to know.
+pub fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let given = |field: Option<String>| field.filter(|value| !value.is_empty());
+    let mut name = given(spec.hostname).unwrap_or_else(|| pod.name_any());
+    name.truncate(MAX_HOSTNAME);
+    let short = name.trim_end_matches(['-', '.']).to_owned();
+    let namespace = pod.namespace().unwrap_or_default();
+    let full = given(spec.subdomain)
+        .map(|subdomain| format!("{short}.{subdomain}.{namespace}.svc.{cluster_domain}"));
+    let aliases = spec.host_aliases.into_iter().flatten();
+    GuestIdentity {
+        hostname: match &full {
+            Some(full) if spec.set_hostname_as_fqdn == Some(true) => full.clone(),
+            _ => short.clone(),
+        },
+        own_names: full.into_iter().chain([short]).collect(),
+        aliases: aliases.map(|alias| (alias.ip, alias.hostnames.unwrap_or_default())).collect(),
+    }
+}
+
+/// The environment of a guest that only boots, as a file that a shell can read. The address is not known when it is
+/// written, and the guest knows its own.
+pub fn environment_file(variables: &[(String, String)]) -> String {
+    let known = variables.iter().filter(|(_, value)| !value.contains(POD_IP));
+    known.fold(String::new(), |mut all, (name, value)| {
+        all.push_str(&format!("{name}='{}'\n", value.replace('\'', "'\\''")));
+        all
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(spec: &Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "web-0", "namespace": "ci"}, "spec": spec}))
+            .unwrap()
+    }
+
+    fn spec_of(extra: &Value, pod_extra: &Value) -> ContainerSpec {
+        let mut only = json!({"name": "main", "image": "i"});
+        only.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let mut spec = json!({"containers": [only]});
+        spec.as_object_mut().unwrap().extend(pod_extra.as_object().unwrap().clone());
+        let pod = pod(&spec);
+        let main = pod.spec.as_ref().unwrap().containers[0].clone();
+        container(&pod, &main, Brought { variables: vec![("A".into(), "b".into())], ..Brought::default() })
+    }
+
+    #[test]
+    fn args_alone_are_the_command_line() {
+        let argv = |extra: Value| spec_of(&extra, &json!({})).command.map(|command| command.argv.join(" "));
+        assert_eq!(argv(json!({})), None);
+        assert_eq!(argv(json!({"args": ["make", "$(A)", "$(C)"]})).as_deref(), Some("make b $(C)"));
+        assert_eq!(argv(json!({"command": ["make"], "args": ["test"]})).as_deref(), Some("make test"));
+    }
+
+    #[test]
+    fn the_containers_user_comes_before_the_pods() {
+        let user = |own: Value, pods: Value| {
+            let extra = json!({"args": ["x"], "securityContext": own});
+            spec_of(&extra, &json!({"securityContext": pods})).command.unwrap().user
+        };
+        let of = |uid, gid, not_root| GuestUser { uid, gid, not_root };
+        assert_eq!(user(json!({}), json!({})), of(None, None, false));
+        assert_eq!(
+            user(json!({"runAsUser": 1}), json!({"runAsUser": 2, "runAsGroup": 3})),
+            of(Some(1), Some(3), false)
+        );
+        assert_eq!(
+            user(json!({"runAsNonRoot": false}), json!({"runAsNonRoot": true})),
+            of(None, None, false)
+        );
+        assert_eq!(user(json!({}), json!({"runAsNonRoot": true})), of(None, None, true));
+    }
+
+    #[test]
+    fn hooks_are_read_with_their_named_ports() {
+        let extra = json!({
+            "ports": [{"name": "web", "containerPort": 8080}],
+            "lifecycle": {
+                "postStart": {"httpGet": {"port": "web", "path": "/up", "scheme": "HTTPS"}},
+                "preStop": {"exec": {"command": ["bye"]}},
+            },
+        });
+        let spec = spec_of(&extra, &json!({}));
+        let Some(Hook::HttpGet(get)) = spec.post_start else { panic!("{:?}", spec.post_start) };
+        assert_eq!((get.tls, get.port, get.path.as_str(), get.host), (true, 8080, "/up", None));
+        assert_eq!(spec.pre_stop, Some(Hook::Exec(vec!["bye".into()])));
+    }
+
+    #[test]
+    fn a_guest_is_called_as_its_pod_is() {
+        let names = |spec: Value| {
+            let identity = identity(&pod(&spec), "cluster.local");
+            (identity.hostname, identity.own_names.join(" "))
+        };
+        let expect = |name: &str, own: &str| (name.to_owned(), own.to_owned());
+        assert_eq!(names(json!({"containers": []})), expect("web-0", "web-0"));
+        let sub = json!({"containers": [], "hostname": "a", "subdomain": "b"});
+        assert_eq!(names(sub), expect("a", "a.b.ci.svc.cluster.local a"));
+        let full = json!({"containers": [], "subdomain": "b", "setHostnameAsFQDN": true});
+        assert_eq!(names(full).0, "web-0.b.ci.svc.cluster.local");
+        let long = json!({"containers": [], "hostname": format!("{}-x", "a".repeat(62))});
+        assert_eq!(names(long).0, "a".repeat(62));
+    }
+
+    #[test]
+    fn the_environment_file_is_for_a_shell() {
+        let variables = [("A".to_owned(), "it's".to_owned()), ("IP".to_owned(), POD_IP.to_owned())];
+        assert_eq!(environment_file(&variables), "A='it'\\''s'\n");
+    }
+}

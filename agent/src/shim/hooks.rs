@@ -1,0 +1,52 @@
+//! Lifecycle hooks: what a container has done right after its start, or right before its end.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::guest::{Exec, Guest, GuestError};
+use crate::state::{Hook, POD_IP};
+
+/// A hook that runs for longer than this has been forgotten; the grace period ends it sooner.
+const LIMIT: Duration = Duration::from_hours(24);
+/// How much of its output is told when it fails.
+const MAX_OUTPUT: usize = 1 << 10;
+
+/// A hook that failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HookError {
+    #[error("command `{program}` exited with {code}: {said}")]
+    Command { program: String, code: i32, said: String },
+    #[error("command `{0}` could not be run")]
+    Guest(String, #[source] GuestError),
+}
+
+/// Runs a hook to its end. `enter` goes before a command that is to run in the container's environment.
+pub(super) async fn run(
+    hook: &Hook,
+    guest: &mut Guest,
+    enter: &[String],
+    address: IpAddr,
+) -> Result<(), HookError> {
+    match hook {
+        Hook::Sleep(time) => {
+            sleep(*time).await;
+            Ok(())
+        }
+        Hook::HttpGet(_) => Ok(()),
+        Hook::Exec(argv) => {
+            let address = address.to_string();
+            let argv: Vec<String> = argv.iter().map(|word| word.replace(POD_IP, &address)).collect();
+            let program = argv.first().cloned().unwrap_or_default();
+            let exec = Exec { argv: enter.iter().cloned().chain(argv).collect(), ..Exec::default() };
+            let done = guest.run(exec, LIMIT, MAX_OUTPUT).await;
+            let done = done.map_err(|error| HookError::Guest(program.clone(), error))?;
+            if done.code == 0 {
+                return Ok(());
+            }
+            let said = String::from_utf8_lossy(&done.output).trim().to_owned();
+            Err(HookError::Command { program, code: done.code, said })
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Init containers: one after the other, in the guest that the main container will run in.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::sleep;
+use tracing::warn;
+
+use super::container::{Run, Task};
+use super::{GuestEnd, Shim, stopped_early};
+use crate::guest::Guest;
+use crate::pod::restart::back_off;
+use crate::report::chain;
+use crate::state::{ContainerSpec, Ending, InitStage, InitState, Outcome};
+
+/// What became of the init containers.
+pub(super) enum Initialised {
+    /// All have succeeded.
+    Done,
+    /// It does not come to the main container.
+    Ended(GuestEnd),
+}
+
+/// What becomes of one that has ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// The next one's turn.
+    Go,
+    /// The same one again, after this time.
+    Again(Duration),
+    /// The end.
+    Fail(Ending),
+}
+
+impl Shim {
+    /// Runs all init containers, each until it succeeds.
+    pub(super) async fn initialise(&self, guest: &mut Guest, address: IpAddr) -> Initialised {
+        let waiting = |spec: &ContainerSpec| InitState {
+            name: spec.name.clone(),
+            now: InitStage::Waiting,
+            restarts: 0,
+            last: None,
+        };
+        let mut states: Vec<InitState> = self.spec.init.iter().map(waiting).collect();
+        for (index, spec) in self.spec.init.iter().enumerate() {
+            let Some(command) = &spec.command else { continue };
+            loop {
+                let identity = (index == 0).then_some(&self.spec.identity);
+                let task = Task { spec, command, address, identity };
+                let mut started_at = None;
+                let run = self.run_container(guest, task, |at, _| {
+                    started_at = Some(at);
+                    states[index].now = InitStage::Running(at);
+                    self.record(&states);
+                });
+                let ending = match run.await {
+                    Run::Over(ending) => ending,
+                    Run::Overdue | Run::NotBegun => {
+                        return Initialised::Ended(GuestEnd::Over(stopped_early()));
+                    }
+                    Run::Lost => return Initialised::Ended(GuestEnd::Lost),
+                };
+                let outcome = Outcome { ending, started_at, finished_at: Timestamp::now() };
+                let next = next(spec, &outcome.ending, self.spec.init_again, states[index].restarts);
+                if self.stop.latest().is_some() && next != Next::Go {
+                    return Initialised::Ended(GuestEnd::Over(stopped_early()));
+                }
+                match next {
+                    Next::Go => {
+                        states[index].now = InitStage::Over(outcome);
+                        self.record(&states);
+                        break;
+                    }
+                    Next::Fail(ending) => {
+                        states[index].now = InitStage::Over(outcome);
+                        self.record(&states);
+                        return Initialised::Ended(GuestEnd::Over(ending));
+                    }
+                    Next::Again(delay) => {
+                        states[index].now = InitStage::BackOff(delay);
+                        states[index].last = Some(outcome);
+                        self.record(&states);
+                        let mut stop = self.stop.clone();
+                        tokio::select! {
+                            () = sleep(delay) => {}
+                            _ = stop.requested() => {
+                                return Initialised::Ended(GuestEnd::Over(stopped_early()));
+                            }
+                        }
+                        states[index].restarts += 1;
+                    }
+                }
+            }
+        }
+        Initialised::Done
+    }
+
+    fn record(&self, states: &[InitState]) {
+        if let Err(error) = self.attempt.record_init(states) {
+            warn!(error = chain(&error), "what the init containers do cannot be written down");
+        }
+    }
+}
+
+fn next(spec: &ContainerSpec, ending: &Ending, again: bool, restarts: u32) -> Next {
+    match ending.exit_code() {
+        0 => Next::Go,
+        _ if again => Next::Again(back_off(restarts)),
+        code => Next::Fail(Ending::InitFailed { container: spec.name.clone(), code }),
+    }
+}

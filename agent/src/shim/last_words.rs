@@ -1,0 +1,81 @@
+//! A container's termination message: a file in the guest, or the end of its log.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::guest::script;
+use crate::guest::{Exec, Guest};
+use crate::report::chain;
+
+/// The longest message that Kubernetes takes.
+const MAX_MESSAGE: usize = 4096;
+/// What of a log serves as a message.
+const MAX_TAIL: usize = 2048;
+const MAX_TAIL_LINES: usize = 80;
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Where a container leaves its last words.
+pub(super) struct LastWords<'a> {
+    pub(super) path: &'a str,
+    /// Whether the log serves when it failed and left none.
+    pub(super) or_log: bool,
+}
+
+impl LastWords<'_> {
+    /// The message of a container that ended with `code`. The guest reads the file, so no path of it is the host's.
+    pub(super) async fn read(&self, guest: &mut Guest, code: i32, tail: &Tail) -> Option<String> {
+        let exec = Exec { argv: script::last_words(self.path), ..Exec::default() };
+        let message = match guest.run(exec, LIMIT, MAX_MESSAGE).await {
+            Ok(done) if done.code == 0 => text(&done.output),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "the termination message cannot be read");
+                None
+            }
+        };
+        message.or_else(|| (self.or_log && code != 0).then(|| tail.text()).flatten())
+    }
+}
+
+/// The end of a container's output.
+#[derive(Debug, Default)]
+pub(super) struct Tail(VecDeque<u8>);
+
+impl Tail {
+    /// Adds what it has just written.
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        let kept = &bytes[bytes.len().saturating_sub(MAX_TAIL)..];
+        self.0.extend(kept);
+        let surplus = self.0.len().saturating_sub(MAX_TAIL);
+        self.0.drain(..surplus);
+    }
+
+    fn text(&self) -> Option<String> {
+        let bytes: Vec<u8> = self.0.iter().copied().collect();
+        let all = String::from_utf8_lossy(&bytes).into_owned();
+        let lines: Vec<&str> = all.split_inclusive('\n').collect();
+        text(lines[lines.len().saturating_sub(MAX_TAIL_LINES)..].concat().as_bytes())
+    }
+}
+
+fn text(bytes: &[u8]) -> Option<String> {
+    (!bytes.is_empty()).then(|| String::from_utf8_lossy(bytes).replace('\0', "\u{fffd}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_log_is_bounded_in_bytes_and_lines() {
+        let mut tail = Tail::default();
+        assert_eq!(tail.text(), None);
+        for number in 0..1000 {
+            tail.add(format!("{number}\n").as_bytes());
+        }
+        let text = tail.text().unwrap();
+        assert_eq!((text.lines().count(), text.lines().last()), (MAX_TAIL_LINES, Some("999")));
+        tail.add(&[b'x'; 100_000]);
+        assert_eq!(tail.text().unwrap(), "x".repeat(MAX_TAIL));
+    }
+}

@@ -1,0 +1,161 @@
+//! What a shim is told of one container.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Stands for the Pod's address wherever it is not known before the guest has one: in variables, arguments and hooks.
+pub const POD_IP: &str = "\0pod-ip\0";
+
+/// One container: the main one, or one that runs before it in the same guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerSpec {
+    /// Its name in the Pod.
+    pub name: String,
+    /// The program to run in the guest with its arguments; the VM simply boots when absent.
+    pub command: Option<GuestCommand>,
+    /// Where its volumes are to be found.
+    pub mounts: Vec<Mount>,
+    /// Where its last words are looked for.
+    pub termination: Termination,
+    /// What runs right after its start.
+    pub post_start: Option<Hook>,
+    /// What runs right before it is told to end.
+    pub pre_stop: Option<Hook>,
+    /// Where its output goes.
+    pub log: PathBuf,
+}
+
+/// A command line for the guest.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestCommand {
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// Variables for it, in the Pod's order; their values may be secret.
+    pub env: Vec<(String, String)>,
+    /// The directory to start it in.
+    pub working_dir: Option<String>,
+    /// Whom it runs as.
+    pub user: GuestUser,
+    /// Whether its standard input stays open.
+    pub stdin: bool,
+    /// Whether it gets a terminal.
+    pub tty: bool,
+}
+
+/// Whom a command runs as: the user that is logged in to the guest unless this says otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestUser {
+    /// `runAsUser`.
+    pub uid: Option<u32>,
+    /// `runAsGroup`.
+    pub gid: Option<u32>,
+    /// `runAsNonRoot`.
+    pub not_root: bool,
+}
+
+/// A place in the guest where a container expects a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// The share that holds the volume.
+    pub share: String,
+    /// What of the share is meant; empty for all of it.
+    pub sub_path: String,
+    /// The container's `mountPath`.
+    pub path: String,
+}
+
+/// A directory of the host that the guest sees at `/Volumes/My Shared Files/<name>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Its name in the guest.
+    pub name: String,
+    /// The directory on the host.
+    pub path: PathBuf,
+    /// Whether the guest can only read it.
+    pub read_only: bool,
+}
+
+/// `terminationMessagePath` and `terminationMessagePolicy`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Termination {
+    /// The file in the guest.
+    pub path: String,
+    /// Whether the end of the log serves when a container fails without a message.
+    pub or_log: bool,
+}
+
+/// Something to be done at a turn in a container's life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hook {
+    /// A command in the guest.
+    Exec(Vec<String>),
+    /// A request to the guest.
+    HttpGet(HttpGet),
+    /// Nothing, for a while.
+    Sleep(Duration),
+}
+
+/// An HTTP request to the guest, or to a host that the Pod names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HttpGet {
+    /// Whether by TLS.
+    pub tls: bool,
+    /// The host; the guest when absent.
+    pub host: Option<String>,
+    /// Its port.
+    pub port: u16,
+    /// Path and query.
+    pub path: String,
+    /// Further headers.
+    pub headers: Vec<(String, String)>,
+}
+
+/// What makes the guest the Pod's, before any container runs in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestIdentity {
+    /// The name that the guest is to have.
+    pub hostname: String,
+    /// Names that stand for the Pod's own address.
+    pub own_names: Vec<String>,
+    /// Further lines for the guest's list of hosts: addresses and their names.
+    pub aliases: Vec<(String, Vec<String>)>,
+}
+
+impl std::fmt::Debug for GuestCommand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Variables and arguments may be secret.
+        let program = self.argv.first().map_or("", String::as_str);
+        write!(f, "`{program}` with {} arguments, {} variables", self.argv.len() - 1, self.env.len())
+    }
+}
+
+impl GuestCommand {
+    /// The same with the guest's address where it is spoken of.
+    #[must_use]
+    pub fn at(&self, address: &str) -> Self {
+        let fill = |text: &String| text.replace(POD_IP, address);
+        Self {
+            argv: self.argv.iter().map(fill).collect(),
+            env: self.env.iter().map(|(name, value)| (name.clone(), fill(value))).collect(),
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+impl GuestCommand {
+    /// A command for tests.
+    pub(crate) fn example(argv: &[&str]) -> Self {
+        Self {
+            argv: argv.iter().map(|&word| word.to_owned()).collect(),
+            env: Vec::new(),
+            working_dir: None,
+            user: GuestUser::default(),
+            stdin: false,
+            tty: false,
+        }
+    }
+}
