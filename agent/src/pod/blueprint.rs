@@ -1,5 +1,6 @@
 //! From a Pod's containers to what a shim is told of them.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -71,8 +72,10 @@ fn user(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -
     GuestUser {
         uid: id(container.and_then(|c| c.run_as_user), pod.and_then(|p| p.run_as_user)),
         gid: id(container.and_then(|c| c.run_as_group), pod.and_then(|p| p.run_as_group)),
-        not_root: container.and_then(|c| c.run_as_non_root).or(pod.and_then(|p| p.run_as_non_root))
-            == Some(true),
+        not_root: container
+            .and_then(|c| c.run_as_non_root)
+            .or_else(|| pod.and_then(|p| p.run_as_non_root))
+            .unwrap_or(false),
     }
 }
 
@@ -138,7 +141,8 @@ pub fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
 pub fn environment_file(variables: &[(String, String)]) -> String {
     let known = variables.iter().filter(|(_, value)| !value.contains(POD_IP));
     known.fold(String::new(), |mut all, (name, value)| {
-        all.push_str(&format!("{name}='{}'\n", value.replace('\'', "'\\''")));
+        // Writing to a String does not fail.
+        let _ = writeln!(all, "{name}='{}'", value.replace('\'', "'\\''"));
         all
     })
 }

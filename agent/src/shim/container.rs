@@ -199,7 +199,7 @@ impl Shim {
             match guest.run(exec, SIGNAL_LIMIT, SET_UP_WORDS).await {
                 Ok(done) if done.code == 0 => {}
                 Ok(done) => {
-                    info!(said = %String::from_utf8_lossy(&done.output), "the command took no SIGTERM")
+                    info!(said = %String::from_utf8_lossy(&done.output), "the command took no SIGTERM");
                 }
                 Err(error) => warn!(error = chain(&error), "cannot send SIGTERM to the command"),
             }

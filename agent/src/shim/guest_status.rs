@@ -49,16 +49,16 @@ fn parse(text: &str) -> Option<Ending> {
 mod tests {
     use super::*;
 
-    fn exited(code: i32, message: Option<&str>) -> Option<Ending> {
-        Some(Ending::Exited { code, message: message.map(str::to_owned) })
+    fn exited(code: i32, message: Option<&str>) -> Ending {
+        Ending::Exited { code, message: message.map(str::to_owned) }
     }
 
     #[test]
     fn a_code_and_a_message() {
         let table = [
-            ("0", exited(0, None)),
-            ("3\n", exited(3, None)),
-            (" 255 \ntwo\nlines\n", exited(255, Some("two\nlines"))),
+            ("0", Some(exited(0, None))),
+            ("3\n", Some(exited(3, None))),
+            (" 255 \ntwo\nlines\n", Some(exited(255, Some("two\nlines")))),
             ("", None),
             ("256", None),
             ("-1", None),

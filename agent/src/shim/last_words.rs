@@ -75,7 +75,7 @@ mod tests {
         }
         let text = tail.text().unwrap();
         assert_eq!((text.lines().count(), text.lines().last()), (MAX_TAIL_LINES, Some("999")));
-        tail.add(&[b'x'; 100_000]);
+        tail.add(&vec![b'x'; 100_000]);
         assert_eq!(tail.text().unwrap(), "x".repeat(MAX_TAIL));
     }
 }
