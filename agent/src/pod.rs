@@ -3,6 +3,8 @@
 pub mod admission;
 pub mod blueprint;
 pub mod decide;
+pub mod downward;
+pub mod environment;
 pub mod events;
 mod expansion;
 mod fetch;
@@ -13,6 +15,7 @@ pub mod restart;
 pub mod starting;
 pub mod status;
 pub mod worker;
+pub mod world;
 
 use std::fmt;
 use std::str::FromStr;

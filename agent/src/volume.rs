@@ -1,5 +1,9 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
+pub mod content;
+pub mod files;
+pub mod token;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
