@@ -29,7 +29,12 @@ type Field = (&'static str, Handling);
 const FIELDS: &[Field] = &[
     ("spec", Parts),
     ("spec.activeDeadlineSeconds", Honoured("the VM is stopped and the Pod fails with `DeadlineExceeded`")),
-    ("spec.affinity", Elsewhere("scheduler")),
+    (
+        "spec.affinity",
+        Honoured(
+            "a Pod whose required node affinity this Node does not meet fails with `NodeAffinity`; the rest is the scheduler's",
+        ),
+    ),
     ("spec.automountServiceAccountToken", Moot("the token is not brought into the guest yet")),
     ("spec.containers", Parts),
     (
@@ -70,7 +75,13 @@ const FIELDS: &[Field] = &[
         "spec.containers[].resources.limits",
         Honoured("`cpu` and `memory` size the VM, rounded up to cores and MiB"),
     ),
-    ("spec.containers[].resources.requests", Honoured("size the VM where there is no limit")),
+    (
+        "spec.containers[].resources.requests",
+        Honoured(
+            "size the VM where there is no limit; a Pod that does not fit beside the others fails with `OutOfcpu`, `OutOfmemory` or \
+             `OutOfephemeral-storage`",
+        ),
+    ),
     ("spec.containers[].restartPolicy", Refused("is for init containers, which are not supported yet")),
     ("spec.containers[].restartPolicyRules", Refused("not supported yet")),
     ("spec.containers[].securityContext", Refused("security contexts are not supported yet")),
@@ -106,9 +117,9 @@ const FIELDS: &[Field] = &[
     ("spec.imagePullSecrets", Honoured("tried in order, for the image's own registry only")),
     ("spec.initContainers", Refused("not supported yet")),
     ("spec.nodeName", Elsewhere("binds the Pod")),
-    ("spec.nodeSelector", Elsewhere("scheduler")),
+    ("spec.nodeSelector", Honoured("a Pod that another Node was meant for fails with `NodeAffinity`")),
     ("spec.os", Refused("Kubernetes knows only linux and windows, and this Node runs macOS")),
-    ("spec.overhead", Elsewhere("scheduler")),
+    ("spec.overhead", Honoured("counts as a request")),
     ("spec.preemptionPolicy", Elsewhere("scheduler")),
     ("spec.priority", Elsewhere("scheduler")),
     ("spec.priorityClassName", Elsewhere("scheduler")),
@@ -127,7 +138,12 @@ const FIELDS: &[Field] = &[
     ("spec.shareProcessNamespace", Moot("a VM has processes of its own")),
     ("spec.subdomain", Refused("not supported yet")),
     ("spec.terminationGracePeriodSeconds", Honoured("the guest shuts down in that time, or is killed")),
-    ("spec.tolerations", Elsewhere("scheduler")),
+    (
+        "spec.tolerations",
+        Honoured(
+            "a Pod that does not tolerate a `NoExecute` taint fails with `TaintToleration`; the rest is the scheduler's",
+        ),
+    ),
     ("spec.topologySpreadConstraints", Elsewhere("scheduler")),
     ("spec.volumes", Refused("volumes are not supported yet")),
 ];

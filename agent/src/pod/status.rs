@@ -50,7 +50,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
             return PodStatus {
                 phase: Some("Failed".to_owned()),
                 reason: Some(refusal.reason.to_owned()),
-                message: Some(refusal.message.clone()),
+                // The kubelet's words, in front of any reason.
+                message: Some(format!("Pod was rejected: {}", refusal.message)),
                 start_time: old.start_time.clone().or(Some(Time(seen.now))),
                 observed_generation: context.pod.metadata.generation,
                 ..PodStatus::default()

@@ -6,6 +6,7 @@ mod conditions;
 mod crash_points;
 mod crashes;
 mod deletion;
+mod fit;
 mod heartbeat;
 mod identity;
 mod images;
