@@ -123,7 +123,10 @@ const FIELDS: &[Field] = &[
     ("spec.preemptionPolicy", Elsewhere("scheduler")),
     ("spec.priority", Elsewhere("scheduler")),
     ("spec.priorityClassName", Elsewhere("scheduler")),
-    ("spec.readinessGates", Refused("not supported yet")),
+    (
+        "spec.readinessGates",
+        Honoured("the Pod is ready when its container is, and every condition named here is True"),
+    ),
     ("spec.resourceClaims", Refused("a VM cannot be given devices")),
     ("spec.resources", Refused("set the container's resources instead: they are the VM's")),
     ("spec.restartPolicy", Honoured("a restart is a new VM; back-off from 10 s to 5 min")),

@@ -1,5 +1,7 @@
 //! What the API server is told about a Pod: a pure function of what was observed.
 
+mod gates;
+
 use std::net::IpAddr;
 
 use jiff::Timestamp;
@@ -65,18 +67,25 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         _ => None,
     };
     let running = address.is_some();
-    let finished = phase == "Succeeded" || phase == "Failed";
-    let not_ready = if finished { "PodCompleted" } else { "ContainersNotReady" };
+    let not_ready = match phase {
+        "Succeeded" => "PodCompleted",
+        "Failed" => "PodFailed",
+        _ => "ContainersNotReady",
+    };
+    let unmet = gates::unmet(context.pod).filter(|_| running);
+    let gated = if unmet.is_some() { "ReadinessGatesNotReady" } else { not_ready };
     let conditions = [
         ("PodReadyToStartContainers", running, ""),
         ("Initialized", true, if phase == "Succeeded" { "PodCompleted" } else { "" }),
-        ("Ready", running, not_ready),
+        ("Ready", running && unmet.is_none(), gated),
         ("ContainersReady", running, not_ready),
         ("PodScheduled", true, ""),
     ];
     let conditions = conditions.map(|(kind, holds, reason)| {
         let reason = if holds && kind != "Initialized" { "" } else { reason };
-        condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation)
+        let condition = condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation);
+        let message = unmet.clone().filter(|_| kind == "Ready");
+        PodCondition { message, ..condition }
     });
     PodStatus {
         phase: Some(phase.to_owned()),

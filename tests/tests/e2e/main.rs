@@ -7,6 +7,7 @@ mod crash_points;
 mod crashes;
 mod deletion;
 mod fit;
+mod gates;
 mod heartbeat;
 mod identity;
 mod images;
