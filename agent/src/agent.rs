@@ -19,12 +19,14 @@ use crate::node::desired::NodeConfig;
 use crate::node::health::{self, HostWatch, Sources};
 use crate::node::host::{self, Gauges, HostFacts};
 use crate::node::lease::{self, Heart};
+use crate::node::offer::Offers;
 use crate::node::resources::{BadReservation, Machine, Resources, Wishes};
 use crate::node::rival::{self, Rival};
 use crate::node::starts::StartBoard;
 use crate::node::{BadNodeName, NodeName, keeper};
 use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
+use crate::pod::slots::Slots;
 use crate::pod::worker::Host;
 use crate::state::{StateDir, StateError};
 use crate::tart::Tart;
@@ -126,6 +128,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         boot_limit: args.host.vm_boot_timeout,
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
+        slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
     });
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
@@ -135,10 +138,13 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         let (uid, uid_seen) = watch::channel(None);
         let heart = Heart { node: config.name.clone(), instance, uid: uid_seen, metrics };
         let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
-        let manager = Manager::new(host, client.clone(), config.name.clone(), state);
+        let (node, node_seen) = watch::channel(None);
+        let offers = Offers::new(&config, Api::all(client.clone()), node_seen);
+        let manager = Manager::new(host, client.clone(), offers, state);
+        let onlookers = keeper::Onlookers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
-            () = keeper::keep(client.clone(), config, health_seen, uid, events) => {}
+            () = keeper::keep(client.clone(), config, health_seen, onlookers, events) => {}
             Ok(rival) = rival => return Err(AgentError::Rival(rival)),
         }
         Ok(())

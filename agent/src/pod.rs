@@ -1,6 +1,7 @@
 //! Pods of this Node: who they are, what to do with each, and what to tell the API server about it.
 
 pub mod admission;
+pub mod affinity;
 pub mod blueprint;
 pub mod decide;
 pub mod downward;
@@ -9,9 +10,11 @@ pub mod events;
 mod expansion;
 mod fetch;
 pub mod fields;
+pub mod fit;
 pub mod manager;
 pub mod publisher;
 pub mod restart;
+pub mod slots;
 pub mod starting;
 pub mod status;
 pub mod worker;

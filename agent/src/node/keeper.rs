@@ -1,5 +1,6 @@
 //! Keeps the Node registered and its status true.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -26,6 +27,15 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The UID of the registered Node, for those who need to own something in its name.
 pub type NodeUid = Option<String>;
 
+/// Those who want to know what the API server shows of the Node.
+#[derive(Debug)]
+pub struct Onlookers {
+    /// Told when the Node is another one.
+    pub uid: watch::Sender<NodeUid>,
+    /// Told of every change.
+    pub node: watch::Sender<Option<Arc<Node>>>,
+}
+
 /// A write that the API server did not take.
 #[derive(Debug, thiserror::Error)]
 enum KeepError {
@@ -42,7 +52,7 @@ pub async fn keep(
     client: Client,
     config: NodeConfig,
     mut health: watch::Receiver<Option<Health>>,
-    uid: watch::Sender<NodeUid>,
+    shown_to: Onlookers,
     events: Events,
 ) {
     let keeper = Keeper { api: Api::all(client.clone()), config, events };
@@ -71,7 +81,7 @@ pub async fn keep(
                     if decision != NodeDecision::Complete {
                         written_at = Some(now);
                     }
-                    show(&mut shown, Registered::Present(Box::new(node)), &uid);
+                    show(&mut shown, Registered::Present(Box::new(node)), &shown_to);
                     // What was written and is not there somebody takes away again; that is no reason to hurry.
                     if std::mem::replace(&mut last, decision) != decision {
                         continue;
@@ -79,12 +89,12 @@ pub async fn keep(
                 }
                 // The watch has not told us yet that it is gone, or that somebody else made it.
                 Err(KeepError::Api(kube::Error::Api(answer))) if answer.code == 404 => {
-                    show(&mut shown, Registered::Absent, &uid);
+                    show(&mut shown, Registered::Absent, &shown_to);
                     continue;
                 }
                 Err(KeepError::Api(kube::Error::Api(answer))) if answer.code == 409 => {
                     if let Ok(Ok(node)) = timeout(LIMIT, keeper.api.get(&config.name.to_string())).await {
-                        show(&mut shown, Registered::Present(Box::new(node)), &uid);
+                        show(&mut shown, Registered::Present(Box::new(node)), &shown_to);
                         continue;
                     }
                 }
@@ -105,7 +115,7 @@ pub async fn keep(
             Some(event) = nodes.next() => match event {
                 Ok(event) => {
                     watching = true;
-                    take(event, &mut shown, &mut listed, &uid);
+                    take(event, &mut shown, &mut listed, &shown_to);
                 }
                 Err(error) if watching => {
                     watching = false;
@@ -127,29 +137,31 @@ fn take(
     event: watcher::Event<Node>,
     shown: &mut Registered,
     listed: &mut Option<Node>,
-    uid: &watch::Sender<NodeUid>,
+    onlookers: &Onlookers,
 ) {
     match event {
         watcher::Event::Init => *listed = None,
         watcher::Event::InitApply(node) => *listed = Some(node),
         watcher::Event::InitDone => {
             let found = listed.take().map_or(Registered::Absent, |node| Registered::Present(Box::new(node)));
-            show(shown, found, uid);
+            show(shown, found, onlookers);
         }
-        watcher::Event::Apply(node) => show(shown, Registered::Present(Box::new(node)), uid),
+        watcher::Event::Apply(node) => show(shown, Registered::Present(Box::new(node)), onlookers),
         watcher::Event::Delete(_) => {
             warn!("the Node was deleted; registering it again");
-            show(shown, Registered::Absent, uid);
+            show(shown, Registered::Absent, onlookers);
         }
     }
 }
 
-fn show(shown: &mut Registered, now: Registered, uid: &watch::Sender<NodeUid>) {
-    let found = match &now {
-        Registered::Present(node) => node.uid(),
+fn show(shown: &mut Registered, now: Registered, onlookers: &Onlookers) {
+    let node = match &now {
+        Registered::Present(node) => Some(node.as_ref()),
         Registered::Absent | Registered::Unknown => None,
     };
-    uid.send_if_modified(|known| std::mem::replace(known, found.clone()) != found);
+    let uid = node.and_then(ResourceExt::uid);
+    onlookers.uid.send_if_modified(|known| std::mem::replace(known, uid.clone()) != uid);
+    onlookers.node.send_replace(node.cloned().map(Arc::new));
     *shown = now;
 }
 

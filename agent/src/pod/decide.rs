@@ -60,6 +60,16 @@ impl Observation {
         self.deadline.filter(|deadline| deadline.at <= self.now && matches!(self.wanted, Wanted::Run(_)))
     }
 
+    /// Whether macOS may count a VM of the Pod: one that was taken up and is not known to be over.
+    pub fn has_vm(&self) -> bool {
+        let counts = |attempt: &AttemptView| match attempt.holder {
+            Holder::Tart => true,
+            Holder::Shim => attempt.outcome.is_none(),
+            Holder::Nobody => attempt.begun && attempt.outcome.is_none(),
+        };
+        self.attempts.iter().any(counts)
+    }
+
     /// Whether nothing of the Pod runs.
     pub fn is_idle(&self) -> bool {
         self.attempts.iter().all(|attempt| attempt.outcome.is_some() && attempt.holder != Holder::Tart)

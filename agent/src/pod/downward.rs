@@ -9,9 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::node::resources::Amounts;
 use crate::quantity;
-
-/// Stands for the Pod's address until its VM has one. No variable can hold a NUL byte, so nothing else looks like it.
-pub const POD_IP: &str = "\0pod-ip\0";
+use crate::state::POD_IP;
 
 /// Something that a Pod cannot tell.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

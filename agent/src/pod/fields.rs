@@ -29,7 +29,12 @@ type Field = (&'static str, Handling);
 const FIELDS: &[Field] = &[
     ("spec", Parts),
     ("spec.activeDeadlineSeconds", Honoured("the VM is stopped and the Pod fails with `DeadlineExceeded`")),
-    ("spec.affinity", Elsewhere("scheduler")),
+    (
+        "spec.affinity",
+        Honoured(
+            "a Pod whose required node affinity this Node does not meet fails with `NodeAffinity`; the rest is the scheduler's",
+        ),
+    ),
     ("spec.automountServiceAccountToken", Moot("the token is not brought into the guest yet")),
     ("spec.containers", Parts),
     (
@@ -96,7 +101,13 @@ const FIELDS: &[Field] = &[
         "spec.containers[].resources.limits",
         Honoured("`cpu` and `memory` size the VM, rounded up to cores and MiB"),
     ),
-    ("spec.containers[].resources.requests", Honoured("size the VM where there is no limit")),
+    (
+        "spec.containers[].resources.requests",
+        Honoured(
+            "size the VM where there is no limit; a Pod that does not fit beside the others fails with `OutOfcpu`, `OutOfmemory` or \
+             `OutOfephemeral-storage`",
+        ),
+    ),
     ("spec.containers[].restartPolicy", Refused("is for init containers, which are not supported yet")),
     ("spec.containers[].restartPolicyRules", Refused("not supported yet")),
     ("spec.containers[].securityContext", Parts),
@@ -200,13 +211,16 @@ const FIELDS: &[Field] = &[
         ),
     ),
     ("spec.nodeName", Elsewhere("binds the Pod")),
-    ("spec.nodeSelector", Elsewhere("scheduler")),
+    ("spec.nodeSelector", Honoured("a Pod that another Node was meant for fails with `NodeAffinity`")),
     ("spec.os", Refused("Kubernetes knows only linux and windows, and this Node runs macOS")),
-    ("spec.overhead", Elsewhere("scheduler")),
+    ("spec.overhead", Honoured("counts as a request")),
     ("spec.preemptionPolicy", Elsewhere("scheduler")),
     ("spec.priority", Elsewhere("scheduler")),
     ("spec.priorityClassName", Elsewhere("scheduler")),
-    ("spec.readinessGates", Refused("not supported yet")),
+    (
+        "spec.readinessGates",
+        Honoured("the Pod is ready when its container is, and every condition named here is True"),
+    ),
     ("spec.resourceClaims", Refused("a VM cannot be given devices")),
     ("spec.resources", Refused("set the container's resources instead: they are the VM's")),
     ("spec.restartPolicy", Honoured("a restart is a new VM; back-off from 10 s to 5 min")),
@@ -248,7 +262,12 @@ const FIELDS: &[Field] = &[
     ("spec.shareProcessNamespace", Moot("a VM has processes of its own")),
     ("spec.subdomain", Honoured("the full name is in the guest's /etc/hosts; --cluster-domain ends it")),
     ("spec.terminationGracePeriodSeconds", Honoured("the guest shuts down in that time, or is killed")),
-    ("spec.tolerations", Elsewhere("scheduler")),
+    (
+        "spec.tolerations",
+        Honoured(
+            "a Pod that does not tolerate a `NoExecute` taint fails with `TaintToleration`; the rest is the scheduler's",
+        ),
+    ),
     ("spec.topologySpreadConstraints", Elsewhere("scheduler")),
     ("spec.volumes", Refused("volumes are not supported yet")),
 ];

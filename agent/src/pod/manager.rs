@@ -1,6 +1,6 @@
 //! Gives every Pod of this Node its worker, and tells the worker what the API and the state directory say.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,9 +15,12 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use super::admission::{Refusal, VmPlan, admit};
+use super::fit::{Claim, fits, may_be_stale};
+use super::status::is_final;
 use super::worker::{Host, PodFeed, Worker};
 use super::{PodName, PodUid};
-use crate::node::NodeName;
+use crate::node::offer::Offers;
 use crate::report::chain;
 use crate::state::{PodDir, StateDir, StateError};
 
@@ -28,19 +31,31 @@ const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
 pub struct Manager {
     host: Arc<Host>,
     client: Client,
-    node: NodeName,
+    offers: Offers,
     state: StateDir,
     pods: HashMap<PodUid, Handle>,
     workers: JoinSet<PodUid>,
-    /// While the watch lists all Pods: those that it has named so far.
-    listing: Option<HashSet<PodUid>>,
+    /// While the watch lists all Pods: those that it has shown so far.
+    listing: HashMap<PodUid, Pod>,
 }
 
 /// How a worker is reached.
 struct Handle {
+    /// What the Pod takes of the Node; nothing when it was refused.
+    claim: Option<Claim>,
     pod: watch::Sender<Arc<Pod>>,
     gone: watch::Sender<bool>,
     stirred: Arc<Notify>,
+}
+
+impl Handle {
+    /// What the Pod takes of the Node, unless the API says that it is over.
+    ///
+    /// The watch shows a Pod's end before it shows the next Pod that the scheduler has bound because of it.
+    fn counted(&self) -> Option<&Claim> {
+        let is_over = *self.gone.borrow() || is_final(self.pod.borrow().status.as_ref());
+        self.claim.as_ref().filter(|_| !is_over)
+    }
 }
 
 /// A manager that cannot start.
@@ -56,22 +71,28 @@ pub enum ManagerError {
 
 impl std::fmt::Debug for Manager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Manager").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("Manager").field("pods", &self.pods.len()).finish_non_exhaustive()
     }
 }
 
 impl Manager {
     /// A manager without Pods.
-    pub fn new(host: Arc<Host>, client: Client, node: NodeName, state: StateDir) -> Self {
-        Self { host, client, node, state, pods: HashMap::new(), workers: JoinSet::new(), listing: None }
+    pub fn new(host: Arc<Host>, client: Client, offers: Offers, state: StateDir) -> Self {
+        let (pods, listing) = (HashMap::new(), HashMap::new());
+        Self { host, client, offers, state, pods, workers: JoinSet::new(), listing }
     }
 
     /// Manages Pods for as long as it is polled.
     pub async fn run(mut self) -> Result<(), ManagerError> {
         let (stirred, mut stirs) = mpsc::unbounded_channel();
         let _watcher = watch_state(&self.state, stirred)?;
+        // Until its worker has looked, any Pod of an earlier agent may have a VM.
+        for dir in self.state.pods()? {
+            self.host.slots.note(dir.uid(), true);
+        }
         let api: Api<Pod> = Api::all(self.client.clone());
-        let config = watcher::Config::default().fields(&format!("spec.nodeName={}", self.node));
+        let config =
+            watcher::Config::default().fields(&format!("spec.nodeName={}", self.offers.known().name));
         let mut pods = watcher(api, config).default_backoff().boxed();
         let mut complained: Option<tokio::time::Instant> = None;
         loop {
@@ -81,7 +102,7 @@ impl Manager {
                         if complained.take().is_some() {
                             info!("watching Pods again");
                         }
-                        self.take(event)?;
+                        self.take(event).await?;
                     }
                     Err(error) => {
                         let quiet = complained.is_some_and(|at| at.elapsed() < COMPLAIN_EVERY);
@@ -101,48 +122,83 @@ impl Manager {
         }
     }
 
-    fn take(&mut self, event: watcher::Event<Pod>) -> Result<(), StateError> {
+    async fn take(&mut self, event: watcher::Event<Pod>) -> Result<(), StateError> {
         match event {
-            watcher::Event::Apply(pod) => self.apply(pod),
+            watcher::Event::Apply(pod) => self.apply(pod).await,
             watcher::Event::Delete(pod) => {
                 if let Some(handle) = uid_of(&pod).and_then(|uid| self.pods.get(&uid)) {
                     handle.gone.send_replace(true);
                 }
             }
-            watcher::Event::Init => self.listing = Some(HashSet::new()),
+            watcher::Event::Init => self.listing.clear(),
             watcher::Event::InitApply(pod) => {
-                if let (Some(listing), Some(uid)) = (&mut self.listing, uid_of(&pod)) {
-                    listing.insert(uid);
+                if let Some(uid) = uid_of(&pod) {
+                    self.listing.insert(uid, pod);
                 }
-                self.apply(pod);
             }
             watcher::Event::InitDone => {
-                let listed = self.listing.take().unwrap_or_default();
+                let listed = std::mem::take(&mut self.listing);
                 for (uid, handle) in &self.pods {
-                    if !listed.contains(uid) {
+                    if !listed.contains_key(uid) {
                         handle.gone.send_replace(true);
                     }
                 }
                 // What an earlier agent left behind, of Pods that are gone meanwhile.
                 for dir in self.state.pods()? {
-                    if !listed.contains(dir.uid()) && !self.pods.contains_key(dir.uid()) {
+                    if !listed.contains_key(dir.uid()) && !self.pods.contains_key(dir.uid()) {
                         self.finish_off(dir);
                     }
+                }
+                for pod in self.in_order_of_entry(listed) {
+                    self.apply(pod).await;
                 }
             }
         }
         Ok(())
     }
 
-    fn apply(&mut self, pod: Pod) {
+    /// Those that are in already before those that want to come in, the oldest of them first.
+    fn in_order_of_entry(&self, listed: HashMap<PodUid, Pod>) -> Vec<Pod> {
+        let is_in = |uid: &PodUid| self.pods.contains_key(uid) || self.is_accepted(uid);
+        let mut keyed: Vec<_> = listed
+            .into_iter()
+            .map(|(uid, pod)| ((!is_in(&uid), pod.creation_timestamp().map(|time| time.0), uid), pod))
+            .collect();
+        keyed.sort_by(|(one, _), (other, _)| one.cmp(other));
+        keyed.into_iter().map(|(_, pod)| pod).collect()
+    }
+
+    async fn apply(&mut self, pod: Pod) {
         let Some(uid) = uid_of(&pod) else { return };
-        if let Some(handle) = self.pods.get(&uid) {
+        if let Some(handle) = self.pods.get_mut(&uid) {
+            handle.claim = handle.claim.is_some().then(|| Claim::of(&pod));
             handle.pod.send_replace(Arc::new(pod));
             return;
         }
         let name = PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() };
         info!(pod = %name, %uid, "the Pod is bound to this Node");
-        self.start(name, self.state.pod(uid), pod, false);
+        let plan = self.admit(&uid, &pod).await;
+        self.start(name, self.state.pod(uid), pod, plan, false);
+    }
+
+    /// Whether a Pod may run here. This is asked once, for one Pod at a time; who is let in stays in.
+    async fn admit(&self, uid: &PodUid, pod: &Pod) -> Result<VmPlan, Refusal> {
+        let plan = admit(pod)?;
+        let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
+        if !is_over && !self.is_accepted(uid) {
+            let others: Vec<&Claim> = self.pods.values().filter_map(Handle::counted).collect();
+            match fits(pod, &self.offers.known(), &others) {
+                Err(refusal) if may_be_stale(&refusal) => fits(pod, &self.offers.asked().await, &others)?,
+                result => result?,
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Whether this agent, or one before it, has let a Pod in.
+    fn is_accepted(&self, uid: &PodUid) -> bool {
+        // What cannot be read is there.
+        self.state.pod(uid.clone()).record().map_or(true, |record| record.is_some())
     }
 
     fn finish_off(&mut self, dir: PodDir) {
@@ -155,17 +211,20 @@ impl Manager {
             uid: Some(dir.uid().to_string()),
             ..ObjectMeta::default()
         };
-        self.start(name, dir, Pod { metadata, ..Pod::default() }, true);
+        let pod = Pod { metadata, ..Pod::default() };
+        let plan = admit(&pod);
+        self.start(name, dir, pod, plan, true);
     }
 
-    fn start(&mut self, name: PodName, dir: PodDir, pod: Pod, is_gone: bool) {
+    fn start(&mut self, name: PodName, dir: PodDir, pod: Pod, plan: Result<VmPlan, Refusal>, is_gone: bool) {
         let uid = dir.uid().clone();
+        let claim = plan.is_ok().then(|| Claim::of(&pod));
         let (pod, pod_seen) = watch::channel(Arc::new(pod));
         let (gone, gone_seen) = watch::channel(is_gone);
         let stirred = Arc::new(Notify::new());
-        let feed = PodFeed { pod: pod_seen, gone: gone_seen, stirred: stirred.clone() };
+        let feed = PodFeed { plan, pod: pod_seen, gone: gone_seen, stirred: stirred.clone() };
         self.workers.spawn(Worker::new(self.host.clone(), self.client.clone(), name, dir, feed).run());
-        self.pods.insert(uid, Handle { pod, gone, stirred });
+        self.pods.insert(uid, Handle { claim, pod, gone, stirred });
     }
 
     fn ended(&mut self, ended: Result<PodUid, tokio::task::JoinError>) {

@@ -1,5 +1,6 @@
 //! What the API server is told about a Pod: a pure function of what was observed.
 
+mod gates;
 mod init;
 
 use std::net::IpAddr;
@@ -52,7 +53,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
             return PodStatus {
                 phase: Some("Failed".to_owned()),
                 reason: Some(refusal.reason.to_owned()),
-                message: Some(refusal.message.clone()),
+                // The kubelet's words, in front of any reason.
+                message: Some(format!("Pod was rejected: {}", refusal.message)),
                 start_time: old.start_time.clone().or(Some(Time(seen.now))),
                 observed_generation: context.pod.metadata.generation,
                 ..PodStatus::default()
@@ -66,8 +68,13 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let running = matches!(container.state, Shown::Running);
     let incomplete = init::incomplete(context, current);
     let initialised = incomplete.is_empty();
-    let finished = phase == "Succeeded" || phase == "Failed";
-    let not_ready = if finished { "PodCompleted" } else { "ContainersNotReady" };
+    let not_ready = match phase {
+        "Succeeded" => "PodCompleted",
+        "Failed" => "PodFailed",
+        _ => "ContainersNotReady",
+    };
+    let unmet = gates::unmet(context.pod).filter(|_| running);
+    let gated = if unmet.is_some() { "ReadinessGatesNotReady" } else { not_ready };
     let conditions = [
         ("PodReadyToStartContainers", address.is_some(), ""),
         (
@@ -79,18 +86,21 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
                 _ => "ContainersNotInitialized",
             },
         ),
-        ("Ready", running, not_ready),
+        ("Ready", running && unmet.is_none(), gated),
         ("ContainersReady", running, not_ready),
         ("PodScheduled", true, ""),
     ];
     let conditions = conditions.map(|(kind, holds, reason)| {
         let reason = if holds && kind != "Initialized" { "" } else { reason };
-        let message = (kind == "Initialized" && !holds)
-            .then(|| format!("containers with incomplete status: [{}]", incomplete.join(" ")));
-        PodCondition {
-            message,
-            ..condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation)
-        }
+        let condition = condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation);
+        let message = match kind {
+            "Ready" => unmet.clone(),
+            "Initialized" if !holds => {
+                Some(format!("containers with incomplete status: [{}]", incomplete.join(" ")))
+            }
+            _ => None,
+        };
+        PodCondition { message, ..condition }
     });
     let init_statuses = init::statuses(context, current);
     PodStatus {

@@ -1,5 +1,6 @@
 //! One task per Pod: observe, decide, do one thing, and again.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tokio::task::block_in_place;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use super::admission::{Refusal, VmPlan, admit};
+use super::admission::{Refusal, VmPlan};
 use super::blueprint::{self, Brought};
 use super::decide::{Deadline, Decision, Observation, Wanted, decide};
 use super::events::Events;
@@ -21,6 +22,7 @@ use super::expansion::expand_all;
 use super::fetch::Fetcher;
 use super::publisher::Publisher;
 use super::restart::RestartPolicy;
+use super::slots::Slots;
 use super::starting::{start, waits};
 use super::status::{Context, Trouble as Obstacle, is_final, render};
 use super::{PodName, PodUid};
@@ -70,6 +72,8 @@ pub struct Host {
     pub boot_limit: Duration,
     /// Where Pods that wait for a VM are counted.
     pub metrics: Metrics,
+    /// The places for VMs.
+    pub slots: Slots,
 }
 
 /// An effect that failed; the worker tries again.
@@ -123,6 +127,7 @@ struct ImageFailure {
 #[derive(Default)]
 struct Told {
     refused: bool,
+    crowded: bool,
     started: Option<Restart>,
     ended: Option<Restart>,
 }
@@ -130,6 +135,8 @@ struct Told {
 /// What a worker is told of its Pod.
 #[derive(Debug)]
 pub struct PodFeed {
+    /// How it was admitted.
+    pub plan: Result<VmPlan, Refusal>,
     /// The Pod as the API shows it.
     pub pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows it.
@@ -149,9 +156,8 @@ impl Worker {
     pub fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
         let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
         let secrets = Api::namespaced(client, &name.namespace);
-        let plan = admit(&feed.pod.borrow());
         let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
-        let PodFeed { pod, gone, stirred } = feed;
+        let PodFeed { plan, pod, gone, stirred } = feed;
         Self {
             host,
             dir,
@@ -181,6 +187,7 @@ impl Worker {
                     continue;
                 }
             };
+            self.host.slots.note(self.dir.uid(), seen.has_vm());
             self.publish(&seen);
             let decision = decide(&seen);
             debug!(pod = %self.name, ?decision, "decided");
@@ -336,6 +343,19 @@ impl Worker {
         }
     }
 
+    /// Waits until a VM that is no longer wanted has gone: there was no place for this Pod's.
+    async fn wait_for_place(&mut self, changes: &mut watch::Receiver<HashSet<PodUid>>) {
+        if !std::mem::replace(&mut self.told.crowded, true) {
+            let pod = self.pod.borrow().clone();
+            let note = "waiting until the VM of a Pod that has ended is gone; macOS still counts it";
+            self.host.events.normal(&pod, "WaitingForVM", note);
+        }
+        tokio::select! {
+            Ok(()) = changes.changed() => {}
+            () = self.wait_at_most(SAFETY_NET) => {}
+        }
+    }
+
     async fn act(&mut self, decision: Decision) -> Result<(), WorkError> {
         match decision {
             Decision::Accept => {
@@ -344,6 +364,11 @@ impl Worker {
             }
             Decision::Plan { restart, crashes } => self.plan(restart, crashes).await?,
             Decision::Launch(restart) => {
+                let mut changes = self.host.slots.changes();
+                if !self.host.slots.take(self.dir.uid()) {
+                    self.wait_for_place(&mut changes).await;
+                    return Ok(());
+                }
                 block_in_place(|| shim::launch(&self.host.program, &self.dir, &self.dir.attempt(restart)))?;
             }
             Decision::AskToStop(restart, grace) => {

@@ -149,7 +149,8 @@ async fn a_thousand_pods_do_not_delay_it() -> Result<()> {
     let (control_plane, mac, agent, nodes) = impatient().await?;
     let image = "registry.test/macos/slow:1";
     mac.add_image(image, &json!({"pullSeconds": 3600}))?;
-    let agent = agent.start()?;
+    // All of them are taken, and wait for the same pull.
+    let agent = agent.flag("--max-pods", &PODS.to_string()).start()?;
     wait::until(&nodes, "mac", "ready", DEADLINE, |node| condition(node, "Ready") == "True").await?;
     let namespace = control_plane.namespace("crowd").await?;
     let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, &namespace);

@@ -6,6 +6,8 @@ mod conditions;
 mod crash_points;
 mod crashes;
 mod deletion;
+mod fit;
+mod gates;
 mod heartbeat;
 mod identity;
 mod images;

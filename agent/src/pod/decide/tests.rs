@@ -227,3 +227,23 @@ proptest! {
         prop_assert!(!runs);
     }
 }
+
+#[test]
+fn a_vm_counts_from_its_launch_until_it_is_known_to_be_over() {
+    let orphan = AttemptView { holder: Holder::Tart, ..ended(0, 0) };
+    let lost = AttemptView { holder: Holder::Nobody, ..live(0) };
+    let leaving = AttemptView { holder: Holder::Shim, ..ended(0, 0) };
+    let table = [
+        (vec![], false),
+        (vec![planned(0)], false),
+        (vec![live(0)], true),
+        (vec![lost], true),
+        (vec![orphan], true),
+        (vec![leaving], false),
+        (vec![cleaned(0, 1), live(1)], true),
+        (vec![cleaned(0, 1), planned(1)], false),
+    ];
+    for (attempts, expected) in table {
+        assert_eq!(seen(RUN, attempts.clone()).has_vm(), expected, "{attempts:?}");
+    }
+}

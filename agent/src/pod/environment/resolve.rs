@@ -13,7 +13,6 @@ use crate::node::resources::Amounts;
 use crate::objects::ObjectError;
 use crate::pod::downward::{self, DownwardError};
 use crate::pod::expansion::{expand, lookup};
-use crate::state::GuestCommand;
 
 /// Why a container cannot be given its environment. In the kubelet's words, which people search for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,7 +70,7 @@ pub struct Snapshot {
 /// A container's environment.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Resolved {
-    /// Names, each of them once, and values. Some are secret. [`POD_IP`](downward::POD_IP) stands for the Pod's address.
+    /// Names, each of them once, and values. Some are secret. [`POD_IP`](crate::state::POD_IP) stands for the Pod's address.
     pub variables: Vec<(String, String)>,
     /// What to tell in Events `InvalidEnvironmentVariableNames`: the keys that are no names for variables.
     pub skipped: Vec<String>,
@@ -106,16 +105,6 @@ impl Resolved {
             value
         });
         missing.into_inner().map_or(Ok(expanded), |name| Err(MissingVariable(name)))
-    }
-
-    /// The command line of a container with this environment; nothing when it has none and its VM simply boots.
-    ///
-    /// `args` without `command` are the command line, since a VM image has no entry point.
-    pub fn command(&self, container: &Container) -> Option<GuestCommand> {
-        let words = container.command.iter().chain(&container.args).flatten();
-        let argv: Vec<String> = words.map(|word| self.expand(word)).collect();
-        let working_dir = container.working_dir.clone().filter(|dir| !dir.is_empty());
-        (!argv.is_empty()).then(|| GuestCommand { argv, env: self.variables.clone(), working_dir })
     }
 }
 

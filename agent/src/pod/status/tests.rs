@@ -154,7 +154,7 @@ fn a_refused_pod_says_why() {
     assert_eq!(status.phase.as_deref(), Some("Failed"));
     assert_eq!(
         (status.reason.as_deref(), status.message.as_deref()),
-        (Some("UnsupportedPod"), Some("spec.volumes: no"))
+        (Some("UnsupportedPod"), Some("Pod was rejected: spec.volumes: no"))
     );
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::pod::downward::POD_IP;
+use crate::state::POD_IP;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -186,18 +186,10 @@ fn keys_that_are_no_names_are_skipped_and_told() {
 }
 
 #[test]
-fn commands_and_paths_use_the_environment() {
-    let value = json!({
-        "env": [{"name": "DIR", "value": "src"}],
-        "command": ["make", "-C", "$(DIR)"],
-        "args": ["$(WEB_SERVICE_HOST)", "$(NOPE)", "$$(DIR)"],
-        "workingDir": "/tmp",
-    });
+fn paths_use_the_environment() {
+    let value = json!({"env": [{"name": "DIR", "value": "src"}]});
     let resolved = resolved(&value).unwrap();
-    let command = resolved.command(&container(&value)).unwrap();
-    assert_eq!(command.argv, ["make", "-C", "src", "10.0.0.1", "$(NOPE)", "$(DIR)"]);
-    assert_eq!((command.env, command.working_dir), (resolved.variables.clone(), Some("/tmp".to_owned())));
-    assert_eq!(resolved.command(&container(&json!({}))), None);
+    assert_eq!(resolved.expand("$(DIR) $(WEB_SERVICE_HOST) $(NOPE) $$(DIR)"), "src 10.0.0.1 $(NOPE) $(DIR)");
     assert_eq!(resolved.expand_fully("$(DIR)/a").as_deref(), Ok("src/a"));
     let missing = resolved.expand_fully("$(DIR)/$(NOPE)/$(NEITHER)").unwrap_err();
     assert_eq!(missing.to_string(), "missing value for \"NOPE\"");
