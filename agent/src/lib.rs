@@ -14,6 +14,7 @@ pub mod image;
 pub mod metrics;
 pub mod node;
 pub mod pod;
+pub mod probe;
 pub mod program;
 pub mod quantity;
 pub mod report;

@@ -3,10 +3,11 @@
 pub mod admission;
 pub mod decide;
 pub mod events;
-mod expansion;
+pub(crate) mod expansion;
 mod fetch;
 pub mod fields;
 pub mod manager;
+mod probing;
 pub mod publisher;
 pub mod restart;
 pub mod starting;

@@ -115,6 +115,13 @@ fn patch(uid: &PodUid, status: &PodStatus) -> Value {
             fields.entry(name).or_insert(Value::Null);
         }
     }
+    // Conditions are merged one by one, and would keep the reason for what they no longer say.
+    let conditions = fields.get_mut("conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+        for name in ["reason", "message"] {
+            condition.entry(name).or_insert(Value::Null);
+        }
+    }
     // Addresses are merged by default, and a restarted VM would keep its old one.
     let mut addresses = vec![json!({"$patch": "replace"})];
     addresses.extend(status.pod_ips.iter().flatten().map(|address| json!({"ip": address.ip})));
@@ -125,6 +132,7 @@ fn patch(uid: &PodUid, status: &PodStatus) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::api::core::v1::PodCondition;
 
     #[test]
     fn only_a_missing_or_another_pod_ends_the_tries() {
@@ -141,6 +149,12 @@ mod tests {
         assert_eq!(
             body["status"],
             json!({"reason": null, "message": null, "podIP": null, "podIPs": [{"$patch": "replace"}]})
+        );
+        let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
+        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
+        assert_eq!(
+            patch(&"0b1c".parse().unwrap(), &status)["status"]["conditions"],
+            json!([{"type": "Ready", "status": "True", "reason": null, "message": null}])
         );
     }
 }

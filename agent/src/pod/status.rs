@@ -65,17 +65,19 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     };
     let running = address.is_some();
     let finished = phase == "Succeeded" || phase == "Failed";
+    let ready = running && container.status.ready;
     let not_ready = if finished { "PodCompleted" } else { "ContainersNotReady" };
+    let unready = unready_message(&container.status, finished);
     let conditions = [
-        ("PodReadyToStartContainers", running, ""),
-        ("Initialized", true, if phase == "Succeeded" { "PodCompleted" } else { "" }),
-        ("Ready", running, not_ready),
-        ("ContainersReady", running, not_ready),
-        ("PodScheduled", true, ""),
+        ("PodReadyToStartContainers", running, "", ""),
+        ("Initialized", true, if phase == "Succeeded" { "PodCompleted" } else { "" }, ""),
+        ("Ready", ready, not_ready, &unready),
+        ("ContainersReady", ready, not_ready, &unready),
+        ("PodScheduled", true, "", ""),
     ];
-    let conditions = conditions.map(|(kind, holds, reason)| {
+    let conditions = conditions.map(|(kind, holds, reason, message)| {
         let reason = if holds && kind != "Initialized" { "" } else { reason };
-        condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation)
+        condition(&old, kind, holds, reason, message, seen.now, context.pod.metadata.generation)
     });
     PodStatus {
         phase: Some(phase.to_owned()),
@@ -96,6 +98,14 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
 /// Whether a phase is one that a Pod never leaves.
 pub fn is_final(status: Option<&PodStatus>) -> bool {
     matches!(status.and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"))
+}
+
+/// Which container is not ready, in the kubelet's words; nothing when it is, or need not be any more.
+fn unready_message(container: &ContainerStatus, finished: bool) -> String {
+    if container.ready || finished {
+        return String::new();
+    }
+    format!("containers with unready status: [{}]", container.name)
 }
 
 struct ShownContainer {
@@ -136,8 +146,8 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
         image: plan.image.clone(),
         image_id: current.and_then(|a| a.spec.as_ref()).map(|spec| spec.image.clone()).unwrap_or_default(),
         container_id: vm.map(container_id),
-        ready: running,
-        started: Some(running),
+        ready: running && seen.health.is_none_or(|health| health.ready),
+        started: Some(running && seen.health.is_none_or(|health| health.started)),
         restart_count: i32::try_from(restart.0).unwrap_or(i32::MAX),
         state: Some(state),
         last_state: Some(last.or(before).unwrap_or_default()),
@@ -158,7 +168,7 @@ fn over(
         // Whatever the policy says, a Pod that is to go does not start again.
         _ => RestartPolicy::Never,
     };
-    match attempt.spec.as_ref().map(|spec| verdict(policy, spec, outcome)) {
+    match attempt.spec.as_ref().map(|spec| verdict(policy, spec, attempt.stop, outcome)) {
         Some(next @ Verdict::Restart { delay, .. }) => {
             let message = format!("back-off {} s before the container starts again", delay.as_secs());
             (waiting_for("CrashLoopBackOff", Some(message)), Some(end), Shown::Over(next))
@@ -181,8 +191,13 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
 }
 
 fn terminated(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
-    let code = outcome.ending.exit_code();
+    let mut code = outcome.ending.exit_code();
     let (reason, message) = match &outcome.ending {
+        Ending::Stopped { .. } if let Some(cause) = attempt.stop.and_then(|stop| stop.cause) => {
+            // A stop that nobody wanted is no success; 143 is what it looks like elsewhere.
+            code = if code == 0 { 143 } else { code };
+            ("Error".to_owned(), Some(format!("the container {cause} and was stopped")))
+        }
         Ending::Exited { message, .. } => {
             (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone())
         }
@@ -212,7 +227,7 @@ fn terminated(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
     ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
-fn container_id(vm: &VmName) -> String {
+pub(super) fn container_id(vm: &VmName) -> String {
     format!("tart://{vm}")
 }
 
@@ -235,6 +250,7 @@ fn condition(
     kind: &str,
     holds: bool,
     reason: &str,
+    message: &str,
     now: Timestamp,
     generation: Option<i64>,
 ) -> PodCondition {
@@ -244,6 +260,7 @@ fn condition(
         type_: kind.to_owned(),
         status: status.to_owned(),
         reason: (!reason.is_empty()).then(|| reason.to_owned()),
+        message: (!message.is_empty()).then(|| message.to_owned()),
         last_transition_time: before.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
         observed_generation: generation,
         ..PodCondition::default()
