@@ -12,6 +12,7 @@ mod images;
 mod life;
 mod metrics;
 mod node;
+mod probes;
 mod registration;
 mod rivals;
 mod scene;
