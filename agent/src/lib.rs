@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod node;
 pub mod objects;
 pub mod pod;
+pub mod probe;
 pub mod program;
 pub mod quantity;
 pub mod report;

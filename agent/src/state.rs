@@ -31,13 +31,13 @@ mod secret;
 
 pub use attempt::{Attempt, AttemptView, Holder};
 pub use container::{
-    ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, HttpGet, Mount, POD_IP, Share, Termination,
+    ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Share, Termination,
 };
 pub use file::StateError;
 pub use lock::Lock;
 pub use record::{
     Ending, HostFault, InitStage, InitState, Notice, Outcome, PodRecord, Progress, ShimSpec, Stage,
-    StopRequest,
+    StopCause, StopRequest,
 };
 pub use secret::write_secret;
 

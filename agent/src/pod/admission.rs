@@ -201,10 +201,6 @@ mod tests {
                 "spec.volumes",
             ),
             (
-                with_container(&json!({"livenessProbe": {"tcpSocket": {"port": 1}}})),
-                "spec.containers[0].livenessProbe",
-            ),
-            (
                 with_container(&json!({"ports": [{"containerPort": 1, "hostPort": 1}]})),
                 "spec.containers[0].ports[0].hostPort",
             ),

@@ -4,16 +4,13 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{
-    Container, HTTPGetAction, LifecycleHandler, Pod, PodSecurityContext, SecurityContext,
-};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod, PodSecurityContext, SecurityContext};
 use kube::ResourceExt;
 
 use super::expansion::{expand, lookup};
-use crate::state::{
-    ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, HttpGet, Mount, POD_IP, Termination,
-};
+use crate::probe::http::HttpGet;
+use crate::report::chain;
+use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Termination};
 
 /// The longest name that a machine can have.
 const MAX_HOSTNAME: usize = 63;
@@ -86,33 +83,8 @@ fn hook(container: &Container, handler: &LifecycleHandler) -> Option<Hook> {
     if let Some(sleep) = &handler.sleep {
         return Some(Hook::Sleep(Duration::from_secs(sleep.seconds.try_into().unwrap_or(0))));
     }
-    handler.http_get.as_ref().map(|get| Hook::HttpGet(http_get(container, get)))
-}
-
-/// A request as the shim makes it; a port that no container port has the name of is 0, which nobody listens at.
-pub fn http_get(container: &Container, get: &HTTPGetAction) -> HttpGet {
-    let headers = get.http_headers.iter().flatten();
-    HttpGet {
-        tls: get.scheme.as_deref() == Some("HTTPS"),
-        host: get.host.clone().filter(|host| !host.is_empty()),
-        port: port(container, &get.port),
-        path: get.path.clone().unwrap_or_default(),
-        headers: headers.map(|header| (header.name.clone(), header.value.clone())).collect(),
-    }
-}
-
-fn port(container: &Container, port: &IntOrString) -> u16 {
-    let number = match port {
-        IntOrString::Int(number) => Some(*number),
-        IntOrString::String(name) => container
-            .ports
-            .iter()
-            .flatten()
-            .find(|port| port.name.as_ref() == Some(name))
-            .map(|port| port.container_port)
-            .or_else(|| name.parse().ok()),
-    };
-    number.and_then(|number| u16::try_from(number).ok()).unwrap_or(0)
+    let get = HttpGet::read(handler.http_get.as_ref()?, container);
+    Some(get.map_or_else(|error| Hook::Impossible(chain(&error)), Hook::HttpGet))
 }
 
 /// The names that the guest is to have and to know.
@@ -205,7 +177,7 @@ mod tests {
         });
         let spec = spec_of(&extra, &json!({}));
         let Some(Hook::HttpGet(get)) = spec.post_start else { panic!("{:?}", spec.post_start) };
-        assert_eq!((get.tls, get.port, get.path.as_str(), get.host), (true, 8080, "/up", None));
+        assert_eq!((get.https, get.port, get.path.as_str(), get.host), (true, 8080, "/up", None));
         assert_eq!(spec.pre_stop, Some(Hook::Exec(vec!["bye".into()])));
     }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::restart::{RestartPolicy, Verdict, verdict};
-use crate::state::{AttemptView, Holder};
+use crate::probe::verdict::Health;
+use crate::state::{AttemptView, Holder, StopCause, StopRequest};
 use crate::vm::Restart;
 
 /// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
@@ -35,6 +36,8 @@ pub struct Observation {
     pub accepted: bool,
     /// The VMs that were made for it, oldest first.
     pub attempts: Vec<AttemptView>,
+    /// What probes say of the current VM's container; absent when nothing probes it.
+    pub health: Option<Health>,
     /// When the image may be tried again after a failure.
     pub image_retry: Option<Timestamp>,
     /// When the Pod has been active for long enough, whatever it does.
@@ -92,6 +95,8 @@ pub enum Decision {
     Launch(Restart),
     /// Ask a shim to stop its VM within this time.
     AskToStop(Restart, Duration),
+    /// Ask a shim to stop its VM, for the container to start again in another one.
+    StopUnhealthy(Restart, StopCause),
     /// Kill a shim that does not do what it was asked for.
     KillShim(Restart),
     /// Stop a VM that has lost its shim.
@@ -118,6 +123,7 @@ impl Decision {
             Self::Plan { .. } => "plan",
             Self::Launch(_) => "launch",
             Self::AskToStop(..) => "ask-to-stop",
+            Self::StopUnhealthy(..) => "stop-unhealthy",
             Self::KillShim(_) => "kill-shim",
             Self::StopOrphan(_) => "stop-orphan",
             Self::RecordLoss(_) => "record-loss",
@@ -172,23 +178,36 @@ fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
         return Decision::Drop(old.restart);
     }
     match (current.holder, &current.outcome, current.begun, &current.spec) {
-        (Holder::Shim, None, ..) => Decision::Wait(None),
+        (Holder::Shim, None, ..) => attend(seen, current),
         (Holder::Tart, ..) => Decision::StopOrphan(current.restart),
         (Holder::Nobody, None, false, None) => plan(seen, current.restart, crashes_before(previous)),
         (Holder::Nobody, None, false, Some(_)) => Decision::Launch(current.restart),
         (Holder::Nobody, None, true, _) => Decision::RecordLoss(current.restart),
         // Whoever has written an outcome is on its way out.
         (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => Decision::Clean(current.restart),
-        (Holder::Shim | Holder::Nobody, Some(outcome), _, Some(spec)) => match verdict(policy, spec, outcome)
-        {
-            Verdict::Restart { at, crashes, .. } if at <= seen.now => {
-                plan(seen, current.restart.next(), crashes)
+        (Holder::Shim | Holder::Nobody, Some(outcome), _, Some(spec)) => {
+            match verdict(policy, spec, current.stop, outcome) {
+                Verdict::Restart { at, crashes, .. } if at <= seen.now => {
+                    plan(seen, current.restart.next(), crashes)
+                }
+                Verdict::Restart { at, .. } => Decision::Wait(Some(at)),
+                Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
             }
-            Verdict::Restart { at, .. } => Decision::Wait(Some(at)),
-            Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
-        },
+        }
         // An outcome without a plan: the plan was lost with the disk. Start over with the next number.
         (Holder::Shim | Holder::Nobody, Some(_), _, None) => plan(seen, current.restart.next(), 0),
+    }
+}
+
+/// The next step for a VM that runs: none, unless its container has failed a probe.
+fn attend(seen: &Observation, current: &AttemptView) -> Decision {
+    if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
+        return await_shim(current.restart, stop, seen.now);
+    }
+    match seen.health.and_then(|health| health.failed) {
+        // A container that has ended by itself meanwhile is beyond its probes.
+        Some(cause) if current.result.is_none() => Decision::StopUnhealthy(current.restart, cause),
+        _ => Decision::Wait(None),
     }
 }
 
@@ -217,14 +236,19 @@ fn end(attempt: &AttemptView, now: Timestamp, grace: Duration) -> Option<Decisio
             let Some(stop) = attempt.stop.filter(|stop| stop.deadline <= now + grace) else {
                 return Some(Decision::AskToStop(restart, grace));
             };
-            let overdue = stop.deadline + SHIM_PATIENCE;
-            Some(if now < overdue { Decision::Wait(Some(overdue)) } else { Decision::KillShim(restart) })
+            Some(await_shim(restart, stop, now))
         }
         (Holder::Tart, _) => Some(Decision::StopOrphan(restart)),
         (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),
         (Holder::Shim | Holder::Nobody, Some(_)) if !attempt.cleaned => Some(Decision::Clean(restart)),
         (Holder::Shim | Holder::Nobody, Some(_)) => None,
     }
+}
+
+/// The next step for a VM that its shim was asked to stop.
+fn await_shim(restart: Restart, stop: StopRequest, now: Timestamp) -> Decision {
+    let overdue = stop.deadline + SHIM_PATIENCE;
+    if now < overdue { Decision::Wait(Some(overdue)) } else { Decision::KillShim(restart) }
 }
 
 #[cfg(test)]

@@ -17,7 +17,11 @@ const MAX_NOTE: usize = 1000;
 
 /// Writes Events in this Node's name.
 #[derive(Clone)]
-pub struct Events(Recorder);
+pub struct Events {
+    client: Client,
+    reporter: Reporter,
+    recorder: Recorder,
+}
 
 impl std::fmt::Debug for Events {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -29,7 +33,15 @@ impl Events {
     /// A writer for the given Node.
     pub fn new(client: Client, node: &NodeName) -> Self {
         let reporter = Reporter { controller: "tart-kubelet".to_owned(), instance: Some(node.to_string()) };
-        Self(Recorder::new(client, reporter))
+        Self { recorder: Recorder::new(client.clone(), reporter.clone()), client, reporter }
+    }
+
+    /// A writer that takes nothing for a repetition of what this one has written. A writer goes by the reason alone: what has
+    /// the same one only counts, and its words are lost.
+    #[must_use]
+    pub fn afresh(&self) -> Self {
+        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
+        Self { recorder, ..self.clone() }
     }
 
     /// Tells what was done with a Pod.
@@ -63,7 +75,7 @@ impl Events {
             secondary: None,
         };
         // In the background: an Event that cannot be written must not hold up what it is about.
-        let recorder = self.0.clone();
+        let recorder = self.recorder.clone();
         tokio::spawn(async move {
             match timeout(LIMIT, recorder.publish(&event, &reference)).await {
                 Ok(Ok(())) => {}

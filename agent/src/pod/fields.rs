@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use Handling::{Elsewhere, Honoured, Moot, Only, Parts, Refused};
+use Handling::{Elsewhere, Honoured, Like, Moot, Only, Parts, Refused};
 
 /// What becomes of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +17,8 @@ enum Handling {
     Moot(&'static str),
     /// Its parts are listed on their own.
     Parts,
+    /// Its parts are those of another field, and mean the same.
+    Like(&'static str),
     /// Only these values can be had; the text says why.
     Only(&'static [&'static str], &'static str),
     /// A Pod that sets it is refused; the text says why.
@@ -82,7 +84,48 @@ const FIELDS: &[Field] = &[
         Refused("Kubernetes has given it up; use `httpGet` or `exec`"),
     ),
     ("spec.containers[].lifecycle.stopSignal", Refused("a command in a guest is told to end by SIGTERM")),
-    ("spec.containers[].livenessProbe", Refused("probes are not supported yet")),
+    ("spec.containers[].livenessProbe", Parts),
+    ("spec.containers[].livenessProbe.exec", Parts),
+    (
+        "spec.containers[].livenessProbe.exec.command",
+        Honoured("runs in the guest through its guest agent; passes when it exits with 0 in time"),
+    ),
+    (
+        "spec.containers[].livenessProbe.failureThreshold",
+        Honoured("the VM is stopped and the container restarts in a new one, as `restartPolicy` has it"),
+    ),
+    ("spec.containers[].livenessProbe.grpc", Parts),
+    (
+        "spec.containers[].livenessProbe.grpc.port",
+        Honoured("the agent asks `grpc.health.v1.Health` at the Pod's address"),
+    ),
+    ("spec.containers[].livenessProbe.grpc.service", Honoured("the service that is asked for")),
+    ("spec.containers[].livenessProbe.httpGet", Parts),
+    ("spec.containers[].livenessProbe.httpGet.host", Honoured("in place of the Pod's address")),
+    ("spec.containers[].livenessProbe.httpGet.httpHeaders", Honoured("sent; `Host` too")),
+    (
+        "spec.containers[].livenessProbe.httpGet.path",
+        Honoured("200 to 399 passes; redirects are followed on the same host only"),
+    ),
+    ("spec.containers[].livenessProbe.httpGet.port", Honoured("a number or the name of a container port")),
+    (
+        "spec.containers[].livenessProbe.httpGet.scheme",
+        Honoured("`HTTPS` takes any certificate, as the kubelet does"),
+    ),
+    ("spec.containers[].livenessProbe.initialDelaySeconds", Honoured("counts from the container's start")),
+    ("spec.containers[].livenessProbe.periodSeconds", Honoured("from one probe to the next")),
+    ("spec.containers[].livenessProbe.successThreshold", Honoured("so many in a row")),
+    ("spec.containers[].livenessProbe.tcpSocket", Parts),
+    ("spec.containers[].livenessProbe.tcpSocket.host", Honoured("in place of the Pod's address")),
+    (
+        "spec.containers[].livenessProbe.tcpSocket.port",
+        Honoured("passes when it accepts; a number or the name of a container port"),
+    ),
+    (
+        "spec.containers[].livenessProbe.terminationGracePeriodSeconds",
+        Honoured("the guest shuts down in that time when the probe has failed"),
+    ),
+    ("spec.containers[].livenessProbe.timeoutSeconds", Honoured("what takes longer has failed")),
     ("spec.containers[].name", Honoured("one container is one VM")),
     ("spec.containers[].ports", Parts),
     (
@@ -93,7 +136,7 @@ const FIELDS: &[Field] = &[
     ("spec.containers[].ports[].hostPort", Refused("host ports are not supported yet")),
     ("spec.containers[].ports[].name", Elsewhere("Services")),
     ("spec.containers[].ports[].protocol", Moot("as containerPort")),
-    ("spec.containers[].readinessProbe", Refused("probes are not supported yet")),
+    ("spec.containers[].readinessProbe", Like("spec.containers[].livenessProbe")),
     ("spec.containers[].resizePolicy", Moot("a running VM is not resized")),
     ("spec.containers[].resources", Parts),
     ("spec.containers[].resources.claims", Refused("a VM cannot be given devices")),
@@ -155,7 +198,7 @@ const FIELDS: &[Field] = &[
     ),
     ("spec.containers[].securityContext.seLinuxOptions", Refused("macOS has no SELinux")),
     ("spec.containers[].securityContext.windowsOptions", Refused("this Node runs macOS")),
-    ("spec.containers[].startupProbe", Refused("probes are not supported yet")),
+    ("spec.containers[].startupProbe", Like("spec.containers[].livenessProbe")),
     (
         "spec.containers[].stdin",
         Honoured("the command's standard input stays open; without it there is none"),
@@ -291,6 +334,7 @@ fn examine(pattern: &str, path: &str, value: &Value) -> Option<(String, String)>
             if fits { None } else { refused(&format!("can only be {}: {why}", values.join(" or "))) }
         }
         Some(Parts) => parts(pattern, path, value),
+        Some(Like(other)) => examine(other, path, value),
         None => refused("this agent does not know the field"),
     }
 }
@@ -346,6 +390,7 @@ pub fn document() -> String {
             Honoured(how) => ("honoured", (*how).to_owned()),
             Elsewhere(who) => ("not the node's", format!("{who} acts on it")),
             Moot(why) => ("no effect", (*why).to_owned()),
+            Like(other) => ("honoured", format!("as `{other}`, field by field")),
             Only(values, why) => ("limited", format!("`{}`: {why}", values.join("` or `"))),
             Refused(why) => ("**refused**", (*why).to_owned()),
         };
@@ -404,6 +449,12 @@ mod tests {
         assert_eq!(refused(json!({"securityContext": {}, "hostNetwork": false, "volumes": []})), None);
         assert_eq!(refused(json!({"dnsPolicy": "ClusterFirst"})), None);
         assert_eq!(refused(json!({"dnsPolicy": "None"})).as_deref(), Some("spec.dnsPolicy"));
+        let probe = |field: &str| json!({"containers": [{"startupProbe": {field: {"port": 1, "new": 1}}}]});
+        assert_eq!(
+            refused(probe("httpGet")).as_deref(),
+            Some("spec.containers[0].startupProbe.httpGet.new"),
+            "a field that is like another is looked into, and named by its own name"
+        );
         assert_eq!(refused(json!({"fromTheFuture": 1})).as_deref(), Some("spec.fromTheFuture"));
         let env = json!({"containers": [{"env": [{"name": "A"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}]});
         assert_eq!(refused(env).as_deref(), Some("spec.containers[0].env[1].valueFrom"));

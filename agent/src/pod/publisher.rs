@@ -159,5 +159,11 @@ mod tests {
             body["status"],
             json!({"reason": null, "message": null, "podIP": null, "podIPs": [{"$patch": "replace"}]})
         );
+        let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
+        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
+        assert_eq!(
+            patch(&"0b1c".parse().unwrap(), &status)["status"]["conditions"],
+            json!([{"type": "Ready", "status": "True", "reason": null, "message": null}])
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::state::{Outcome, ShimSpec};
+use crate::state::{Outcome, ShimSpec, StopRequest};
 
 const FIRST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_DELAY: Duration = Duration::from_mins(5);
@@ -51,9 +51,14 @@ pub enum Verdict {
     },
 }
 
-/// What follows the end of a container.
-pub fn verdict(policy: RestartPolicy, spec: &ShimSpec, outcome: &Outcome) -> Verdict {
-    let failed = outcome.ending.exit_code() != 0;
+/// What follows the end of a container. One that was stopped for a failed probe has failed, however well it then ended.
+pub fn verdict(
+    policy: RestartPolicy,
+    spec: &ShimSpec,
+    stop: Option<StopRequest>,
+    outcome: &Outcome,
+) -> Verdict {
+    let failed = outcome.ending.exit_code() != 0 || stop.is_some_and(|stop| stop.cause.is_some());
     match policy {
         RestartPolicy::Never if failed => Verdict::Failed,
         RestartPolicy::Never => Verdict::Succeeded,
@@ -80,7 +85,7 @@ pub fn back_off(crashes: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Ending;
+    use crate::state::{Ending, StopCause};
     use crate::vm::{Restart, VmName};
 
     fn spec(crashes: u32) -> ShimSpec {
@@ -97,21 +102,36 @@ mod tests {
 
     #[test]
     fn policies_mean_what_they_mean_in_kubernetes() {
-        let again =
-            |policy, code| matches!(verdict(policy, &spec(0), &outcome(code, 1)), Verdict::Restart { .. });
+        let again = |policy, code| {
+            matches!(verdict(policy, &spec(0), None, &outcome(code, 1)), Verdict::Restart { .. })
+        };
         assert!(again(RestartPolicy::Always, 0) && again(RestartPolicy::Always, 1));
         assert!(!again(RestartPolicy::OnFailure, 0) && again(RestartPolicy::OnFailure, 1));
-        assert_eq!(verdict(RestartPolicy::Never, &spec(0), &outcome(0, 1)), Verdict::Succeeded);
-        assert_eq!(verdict(RestartPolicy::Never, &spec(0), &outcome(3, 1)), Verdict::Failed);
-        assert_eq!(verdict(RestartPolicy::OnFailure, &spec(0), &outcome(0, 1)), Verdict::Succeeded);
+        assert_eq!(verdict(RestartPolicy::Never, &spec(0), None, &outcome(0, 1)), Verdict::Succeeded);
+        assert_eq!(verdict(RestartPolicy::Never, &spec(0), None, &outcome(3, 1)), Verdict::Failed);
+        assert_eq!(verdict(RestartPolicy::OnFailure, &spec(0), None, &outcome(0, 1)), Verdict::Succeeded);
+    }
+
+    #[test]
+    fn a_container_that_failed_a_probe_has_failed_whatever_its_exit_code() {
+        let after = |policy, cause| {
+            let stop = StopRequest { deadline: Timestamp::UNIX_EPOCH, cause };
+            verdict(policy, &spec(0), Some(stop), &outcome(0, 1))
+        };
+        let failed = Some(StopCause::FailedLiveness);
+        assert!(matches!(after(RestartPolicy::Always, failed), Verdict::Restart { .. }));
+        assert!(matches!(after(RestartPolicy::OnFailure, failed), Verdict::Restart { .. }));
+        assert_eq!(after(RestartPolicy::Never, failed), Verdict::Failed);
+        assert_eq!(after(RestartPolicy::OnFailure, None), Verdict::Succeeded);
     }
 
     #[test]
     fn the_back_off_doubles_to_five_minutes_and_is_forgiven() {
-        let delay = |crashes, ran| match verdict(RestartPolicy::Always, &spec(crashes), &outcome(1, ran)) {
-            Verdict::Restart { delay, .. } => delay.as_secs(),
-            other => panic!("{other:?}"),
-        };
+        let delay =
+            |crashes, ran| match verdict(RestartPolicy::Always, &spec(crashes), None, &outcome(1, ran)) {
+                Verdict::Restart { delay, .. } => delay.as_secs(),
+                other => panic!("{other:?}"),
+            };
         let delays: Vec<u64> = (0..7).map(|crashes| delay(crashes, 1)).collect();
         assert_eq!(delays, [10, 20, 40, 80, 160, 300, 300]);
         assert_eq!(delay(u32::MAX, 1), 300);

@@ -107,6 +107,7 @@ mod tests {
             refused: false,
             accepted: true,
             attempts,
+            health: None,
             image_retry: None,
             deadline: None,
             final_status_published: false,

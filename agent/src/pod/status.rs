@@ -1,5 +1,6 @@
 //! What the API server is told about a Pod: a pure function of what was observed.
 
+mod conditions;
 mod gates;
 mod init;
 
@@ -12,10 +13,11 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use self::conditions::Condition;
 use super::admission::{Refusal, VmPlan};
 use super::decide::{Observation, Wanted};
 use super::restart::{RestartPolicy, Verdict, verdict};
-use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage};
+use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};
 use crate::vm::{Restart, VmName};
 
 /// What a status rests on besides the observation.
@@ -65,43 +67,16 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let phase = if overdue { "Failed" } else { phase(seen, &container) };
     let current = seen.attempts.last();
     let address = address(current);
-    let running = matches!(container.state, Shown::Running);
-    let incomplete = init::incomplete(context, current);
-    let initialised = incomplete.is_empty();
-    let not_ready = match phase {
-        "Succeeded" => "PodCompleted",
-        "Failed" => "PodFailed",
-        _ => "ContainersNotReady",
+    let facts = conditions::Facts {
+        phase,
+        has_address: address.is_some(),
+        incomplete: init::incomplete(context, current),
+        ready: matches!(container.state, Shown::Running) && container.status.ready,
+        container: &container.status.name,
+        unmet_gates: gates::unmet(context.pod),
     };
-    let unmet = gates::unmet(context.pod).filter(|_| running);
-    let gated = if unmet.is_some() { "ReadinessGatesNotReady" } else { not_ready };
-    let conditions = [
-        ("PodReadyToStartContainers", address.is_some(), ""),
-        (
-            "Initialized",
-            initialised,
-            match phase {
-                "Succeeded" => "PodCompleted",
-                _ if initialised => "",
-                _ => "ContainersNotInitialized",
-            },
-        ),
-        ("Ready", running && unmet.is_none(), gated),
-        ("ContainersReady", running, not_ready),
-        ("PodScheduled", true, ""),
-    ];
-    let conditions = conditions.map(|(kind, holds, reason)| {
-        let reason = if holds && kind != "Initialized" { "" } else { reason };
-        let condition = condition(&old, kind, holds, reason, seen.now, context.pod.metadata.generation);
-        let message = match kind {
-            "Ready" => unmet.clone(),
-            "Initialized" if !holds => {
-                Some(format!("containers with incomplete status: [{}]", incomplete.join(" ")))
-            }
-            _ => None,
-        };
-        PodCondition { message, ..condition }
-    });
+    let conditions =
+        conditions::all(&facts).map(|one| condition(&old, one, seen.now, context.pod.metadata.generation));
     let init_statuses = init::statuses(context, current);
     PodStatus {
         phase: Some(phase.to_owned()),
@@ -153,8 +128,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
             (None, _) => (waiting(context, plan), None, Shown::Waiting),
         },
     };
-    let before = previous
-        .and_then(|view| view.outcome.as_ref().map(|outcome| terminated(view.spec.as_ref(), outcome)));
+    let before = previous.and_then(|view| view.outcome.as_ref().map(|outcome| end_of(view, outcome)));
     let running = matches!(shown, Shown::Running);
     let vm = current.and_then(|attempt| attempt.spec.as_ref()).map(|spec| &spec.vm);
     let status = ContainerStatus {
@@ -162,8 +136,8 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
         image: plan.image.clone(),
         image_id: current.and_then(|a| a.spec.as_ref()).map(|spec| spec.image.clone()).unwrap_or_default(),
         container_id: vm.map(container_id),
-        ready: running,
-        started: Some(running),
+        ready: running && seen.health.is_none_or(|health| health.ready),
+        started: Some(running && seen.health.is_none_or(|health| health.started)),
         restart_count: i32::try_from(restart.0).unwrap_or(i32::MAX),
         state: Some(state),
         last_state: Some(last.or(before).unwrap_or_default()),
@@ -181,14 +155,14 @@ fn over(
     let end = match &outcome.ending {
         // It never came to the main container.
         Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
-        _ => terminated(attempt.spec.as_ref(), outcome),
+        _ => end_of(attempt, outcome),
     };
     let policy = match seen.wanted {
         Wanted::Run(policy) => policy,
         // Whatever the policy says, a Pod that is to go does not start again.
         _ => RestartPolicy::Never,
     };
-    match attempt.spec.as_ref().map(|spec| verdict(policy, spec, outcome)) {
+    match attempt.spec.as_ref().map(|spec| verdict(policy, spec, attempt.stop, outcome)) {
         Some(next @ Verdict::Restart { delay, .. }) => {
             let message = format!("back-off {} s before the container starts again", delay.as_secs());
             (waiting_for("CrashLoopBackOff", Some(message)), Some(end), Shown::Over(next))
@@ -220,9 +194,18 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
 }
 
-fn terminated(spec: Option<&ShimSpec>, outcome: &Outcome) -> ContainerState {
-    let code = outcome.ending.exit_code();
+fn end_of(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
+    terminated(attempt.spec.as_ref(), attempt.stop.and_then(|stop| stop.cause), outcome)
+}
+
+fn terminated(spec: Option<&ShimSpec>, cause: Option<StopCause>, outcome: &Outcome) -> ContainerState {
+    let mut code = outcome.ending.exit_code();
     let (reason, message) = match &outcome.ending {
+        Ending::Stopped { .. } if let Some(cause) = cause => {
+            // A stop that nobody wanted is no success; 143 is what it looks like elsewhere.
+            code = if code == 0 { 143 } else { code };
+            ("Error".to_owned(), Some(format!("the container {cause} and was stopped")))
+        }
         Ending::Exited { message, .. } => {
             (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone())
         }
@@ -255,7 +238,7 @@ fn terminated(spec: Option<&ShimSpec>, outcome: &Outcome) -> ContainerState {
     ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
-fn container_id(vm: &VmName) -> String {
+pub(super) fn container_id(vm: &VmName) -> String {
     format!("tart://{vm}")
 }
 
@@ -273,20 +256,14 @@ fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {
 }
 
 /// A condition that keeps its transition time for as long as it does not change.
-fn condition(
-    old: &PodStatus,
-    kind: &str,
-    holds: bool,
-    reason: &str,
-    now: Timestamp,
-    generation: Option<i64>,
-) -> PodCondition {
-    let status = if holds { "True" } else { "False" };
-    let before = old.conditions.iter().flatten().find(|c| c.type_ == kind && c.status == status);
+fn condition(old: &PodStatus, new: Condition, now: Timestamp, generation: Option<i64>) -> PodCondition {
+    let status = if new.holds { "True" } else { "False" };
+    let before = old.conditions.iter().flatten().find(|c| c.type_ == new.kind && c.status == status);
     PodCondition {
-        type_: kind.to_owned(),
+        type_: new.kind.to_owned(),
         status: status.to_owned(),
-        reason: (!reason.is_empty()).then(|| reason.to_owned()),
+        reason: new.reason.map(str::to_owned),
+        message: new.message,
         last_transition_time: before.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
         observed_generation: generation,
         ..PodCondition::default()

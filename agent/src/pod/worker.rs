@@ -20,6 +20,7 @@ use super::decide::{Deadline, Decision, Observation, Wanted, decide};
 use super::events::Events;
 use super::expansion::expand_all;
 use super::fetch::Fetcher;
+use super::probing::Probing;
 use super::publisher::Publisher;
 use super::restart::RestartPolicy;
 use super::slots::Slots;
@@ -31,11 +32,12 @@ use crate::image::{ImageError, Images};
 use crate::metrics::Metrics;
 use crate::node::health::Health;
 use crate::node::starts::StartBoard;
+use crate::probe;
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
 use crate::state::{
     Attempt, AttemptView, ContainerSpec, Ending, Outcome, PodDir, PodRecord, ShimSpec, Stage, StateError,
-    StopRequest,
+    StopCause, StopRequest,
 };
 use crate::tart::{Tart, TartError};
 use crate::vm::Restart;
@@ -104,6 +106,7 @@ pub struct Worker {
     stirred: Arc<Notify>,
     publisher: Publisher,
     plan: Result<VmPlan, Refusal>,
+    probing: Probing,
     image_failure: Option<ImageFailure>,
     trouble: Option<Trouble>,
     /// The status that was last asked to be published.
@@ -169,6 +172,7 @@ impl Worker {
             stirred,
             publisher,
             plan,
+            probing: Probing::default(),
             image_failure: None,
             trouble: None,
             shown: None,
@@ -233,12 +237,16 @@ impl Worker {
     fn observe(&mut self) -> Result<Observation, StateError> {
         let gone = *self.gone.borrow_and_update();
         let pod = self.pod.borrow_and_update().clone();
-        let attempts = self.dir.attempts()?.iter().map(Attempt::view).collect::<Result<_, _>>()?;
+        let attempts = self.dir.attempts()?.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
+        let wanted = wanted(&pod, gone);
+        let (tart, events) = (&self.host.tart, &self.host.events);
+        let health = self.probing.follow(&pod, wanted, attempts.last(), tart, events);
         Ok(Observation {
-            wanted: wanted(&pod, gone),
+            wanted,
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
             attempts,
+            health,
             image_retry: self.image_failure.as_ref().map(|failure| failure.retry_at),
             deadline: deadline(&pod),
             final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
@@ -339,6 +347,7 @@ impl Worker {
             Ok(()) = self.pod.changed() => {}
             Ok(()) = self.gone.changed() => {}
             () = self.publisher.changed() => {}
+            () = self.probing.changed() => {}
             () = sleep(longest) => {}
         }
     }
@@ -379,8 +388,9 @@ impl Worker {
                     "Killing",
                     &format!("stopping VM {} within {} s", attempt.vm(), grace.as_secs()),
                 );
-                attempt.request_stop(StopRequest { deadline: Timestamp::now() + grace })?;
+                attempt.request_stop(StopRequest { deadline: Timestamp::now() + grace, cause: None })?;
             }
+            Decision::StopUnhealthy(restart, cause) => self.stop_unhealthy(restart, cause)?,
             Decision::KillShim(restart) => {
                 let attempt = self.dir.attempt(restart);
                 let pod = self.pod.borrow().clone();
@@ -486,6 +496,19 @@ impl Worker {
         self.image_failure = Some(ImageFailure { shown, retry_at: Timestamp::now() + delay, delay });
     }
 
+    /// Asks for a VM to be stopped whose container has failed a probe. Why is part of the request, so that whoever sees the
+    /// VM end knows what to do next.
+    fn stop_unhealthy(&self, restart: Restart, cause: StopCause) -> Result<(), WorkError> {
+        let pod = self.pod.borrow().clone();
+        let container = self.plan.as_ref().map_or("", |plan| &plan.container);
+        let restarts = !matches!(wanted(&pod, false), Wanted::Run(RestartPolicy::Never));
+        let next = if restarts { ", will be restarted" } else { "" };
+        self.host.events.normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
+        let grace = seconds(probe::spec::grace(&pod, cause));
+        let request = StopRequest { deadline: Timestamp::now() + grace, cause: Some(cause) };
+        Ok(self.dir.attempt(restart).request_stop(request)?)
+    }
+
     fn record_loss(&self, restart: Restart) -> Result<(), WorkError> {
         let attempt = self.dir.attempt(restart);
         // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
@@ -580,7 +603,10 @@ fn describe(decision: Decision) -> &'static str {
         Decision::Accept => "cannot write the Pod down",
         Decision::Plan { .. } => "cannot plan a VM",
         Decision::Launch(_) => "cannot start the VM",
-        Decision::AskToStop(..) | Decision::KillShim(_) | Decision::StopOrphan(_) => "cannot stop the VM",
+        Decision::AskToStop(..)
+        | Decision::StopUnhealthy(..)
+        | Decision::KillShim(_)
+        | Decision::StopOrphan(_) => "cannot stop the VM",
         Decision::RecordLoss(_) => "cannot write down how the VM ended",
         Decision::Clean(_) => "cannot delete the VM",
         Decision::Drop(_) | Decision::Forget => "cannot clean up after the Pod",

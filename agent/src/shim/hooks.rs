@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::guest::{Exec, Guest, GuestError};
+use crate::probe::http::{HttpError, Purpose};
 use crate::state::{Hook, POD_IP};
 
 /// A hook that runs for longer than this has been forgotten; the grace period ends it sooner.
@@ -18,6 +19,12 @@ const MAX_OUTPUT: usize = 1 << 10;
 pub(super) enum HookError {
     #[error("command `{program}` exited with {code}: {said}")]
     Command { program: String, code: i32, said: String },
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    #[error("HTTP hook failed with statuscode: {0}")]
+    Status(u16),
+    #[error("{0}")]
+    Impossible(String),
     #[error("command `{0}` could not be run")]
     Guest(String, #[source] GuestError),
 }
@@ -34,7 +41,14 @@ pub(super) async fn run(
             sleep(*time).await;
             Ok(())
         }
-        Hook::HttpGet(_) => Ok(()),
+        Hook::Impossible(why) => Err(HookError::Impossible(why.clone())),
+        Hook::HttpGet(get) => {
+            let answer = get.send(address, Purpose::Lifecycle, LIMIT).await?;
+            if answer.status.is_success() || answer.status.is_redirection() {
+                return Ok(());
+            }
+            Err(HookError::Status(answer.status.as_u16()))
+        }
         Hook::Exec(argv) => {
             let address = address.to_string();
             let argv: Vec<String> = argv.iter().map(|word| word.replace(POD_IP, &address)).collect();

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::probe::http::HttpGet;
+
 /// Stands for the Pod's address wherever it is not known before the guest has one: in variables, arguments and hooks.
 pub const POD_IP: &str = "\0pod-ip\0";
 
@@ -96,21 +98,8 @@ pub enum Hook {
     HttpGet(HttpGet),
     /// Nothing, for a while.
     Sleep(Duration),
-}
-
-/// An HTTP request to the guest, or to a host that the Pod names.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HttpGet {
-    /// Whether by TLS.
-    pub tls: bool,
-    /// The host; the guest when absent.
-    pub host: Option<String>,
-    /// Its port.
-    pub port: u16,
-    /// Path and query.
-    pub path: String,
-    /// Further headers.
-    pub headers: Vec<(String, String)>,
+    /// One that cannot be done, with the reason.
+    Impossible(String),
 }
 
 /// What makes the guest the Pod's, before any container runs in it.

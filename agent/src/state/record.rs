@@ -96,6 +96,28 @@ pub enum Stage {
 pub struct StopRequest {
     /// When the guest must be gone.
     pub deadline: Timestamp,
+    /// Why, when it is not the Pod that has to go but only its container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<StopCause>,
+}
+
+/// Why a container is stopped although its Pod is to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StopCause {
+    /// Its startup probe failed.
+    FailedStartup,
+    /// Its liveness probe failed.
+    FailedLiveness,
+}
+
+impl std::fmt::Display for StopCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::FailedStartup => "failed startup probe",
+            Self::FailedLiveness => "failed liveness probe",
+        })
+    }
 }
 
 impl StopRequest {

@@ -14,6 +14,7 @@ mod images;
 mod life;
 mod metrics;
 mod node;
+mod probes;
 mod registration;
 mod rivals;
 mod scene;

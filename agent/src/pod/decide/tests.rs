@@ -51,6 +51,7 @@ fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
         refused: false,
         accepted: true,
         attempts,
+        health: None,
         image_retry: None,
         deadline: None,
         final_status_published: false,
@@ -94,7 +95,8 @@ fn a_pod_to_run() {
 #[test]
 fn a_pod_to_stop() {
     let stop = Wanted::Stop(GRACE);
-    let asked = |second| AttemptView { stop: Some(StopRequest { deadline: at(second) }), ..live(0) };
+    let asked =
+        |second| AttemptView { stop: Some(StopRequest { deadline: at(second), cause: None }), ..live(0) };
     let table = [
         (seen(stop, vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
         (seen(stop, vec![asked(130)]), Decision::Wait(Some(at(160)))),
@@ -117,6 +119,46 @@ fn a_pod_to_stop() {
         (seen(Wanted::Gone, vec![cleaned(0, 0)]), Decision::Forget),
         (seen(Wanted::Finished(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
         (seen(Wanted::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wait(None)),
+    ];
+    for (observation, decision) in table {
+        assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+#[test]
+fn a_container_that_fails_a_probe() {
+    let again = Wanted::Run(RestartPolicy::OnFailure);
+    let failed = |wanted, attempt| Observation {
+        health: Some(Health { started: true, ready: false, failed: Some(StopCause::FailedLiveness) }),
+        ..seen(wanted, vec![attempt])
+    };
+    let asked = |attempt, second| AttemptView {
+        stop: Some(StopRequest { deadline: at(second), cause: Some(StopCause::FailedLiveness) }),
+        ..attempt
+    };
+    let plan = Decision::Plan { restart: Restart(1), crashes: 1 };
+    let table = [
+        (failed(again, live(0)), Decision::StopUnhealthy(Restart(0), StopCause::FailedLiveness)),
+        (failed(RUN, live(0)), Decision::StopUnhealthy(Restart(0), StopCause::FailedLiveness)),
+        (
+            Observation {
+                health: Some(Health { started: false, ready: false, failed: None }),
+                ..seen(again, vec![live(0)])
+            },
+            Decision::Wait(None),
+        ),
+        // It has ended by itself in the meantime.
+        (failed(again, AttemptView { result: ended(0, 0).outcome, ..live(0) }), Decision::Wait(None)),
+        // Asked once, whatever its probes say now; an agent that comes back knows why.
+        (failed(again, asked(live(0), 130)), Decision::Wait(Some(at(160)))),
+        (seen(again, vec![asked(live(0), 130)]), Decision::Wait(Some(at(160)))),
+        (seen(again, vec![asked(live(0), 70)]), Decision::KillShim(Restart(0))),
+        (Observation { now: at(109), ..seen(again, vec![asked(cleaned(0, 0), 130)]) }, plan),
+        (Observation { now: at(109), ..seen(RUN, vec![asked(cleaned(0, 0), 130)]) }, Decision::Wait(None)),
+        // A Pod that is to go takes no notice of its probes.
+        (failed(Wanted::Stop(GRACE), live(0)), Decision::AskToStop(Restart(0), GRACE)),
+        (failed(Wanted::Stop(GRACE), asked(live(0), 130)), Decision::Wait(Some(at(160)))),
+        (failed(Wanted::Stop(GRACE), asked(live(0), 131)), Decision::AskToStop(Restart(0), GRACE)),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -152,7 +194,7 @@ fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
                 spec: full.spec.filter(|_| spec),
                 begun,
                 progress: full.progress.filter(|_| begun),
-                stop: stop.then_some(StopRequest { deadline: at(120) }),
+                stop: stop.then_some(StopRequest { deadline: at(120), cause: None }),
                 outcome: full.outcome.filter(|_| over),
                 cleaned,
                 ..planned(restart)

@@ -54,7 +54,7 @@ fn pending(context: &Context<'_>) -> ContainerState {
 }
 
 fn shown(spec: Option<&ShimSpec>, state: &InitState) -> (ContainerState, Option<ContainerState>) {
-    let last = state.last.as_ref().map(|outcome| terminated(spec, outcome));
+    let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
     let now = match &state.now {
         InitStage::Waiting => waiting_for("PodInitializing", None),
         InitStage::BackOff(delay) => {
@@ -62,7 +62,7 @@ fn shown(spec: Option<&ShimSpec>, state: &InitState) -> (ContainerState, Option<
             waiting_for("CrashLoopBackOff", Some(message))
         }
         InitStage::Running(since) => running(*since),
-        InitStage::Over(outcome) => terminated(spec, outcome),
+        InitStage::Over(outcome) => terminated(spec, None, outcome),
     };
     (now, last)
 }

@@ -5,7 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::*;
 use crate::pod::admission::PullPolicy;
 use crate::pod::decide::Deadline;
-use crate::state::{Holder, ShimSpec};
+use crate::probe::verdict::Health;
+use crate::state::{Holder, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
 
 fn at(second: i64) -> Timestamp {
@@ -46,6 +47,7 @@ fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
         refused: false,
         accepted: true,
         attempts,
+        health: None,
         image_retry: None,
         deadline: None,
         final_status_published: false,
@@ -110,6 +112,45 @@ fn a_running_pod_has_an_address_and_is_ready() {
     assert!(container.ready && container.started == Some(true));
     assert_eq!(container.container_id.as_deref(), Some("tart://tk-0b1c-0"));
     assert!(status.conditions.unwrap().iter().all(|c| c.status == "True"));
+}
+
+#[test]
+fn probes_say_whether_a_running_pod_is_ready() {
+    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
+    let shown = |started, ready| {
+        let health = Some(Health { started, ready, failed: None });
+        shown(&Observation { health, ..seen(NEVER, vec![running.clone()]) })
+    };
+    for (started, ready) in [(false, false), (true, false), (true, true)] {
+        let status = shown(started, ready);
+        assert_eq!(status.phase.as_deref(), Some("Running"));
+        let container = &status.container_statuses.unwrap()[0];
+        assert_eq!((container.started, container.ready), (Some(started), ready));
+        for condition in status.conditions.unwrap() {
+            let told = (condition.status.as_str(), condition.reason.as_deref(), condition.message.as_deref());
+            let unready =
+                ("False", Some("ContainersNotReady"), Some("containers with unready status: [main]"));
+            let expected = match condition.type_.as_str() {
+                "Ready" | "ContainersReady" if !ready => unready,
+                _ => ("True", None, None),
+            };
+            assert_eq!(told, expected, "{}", condition.type_);
+        }
+    }
+}
+
+#[test]
+fn a_container_that_failed_a_probe_says_so_when_it_is_gone() {
+    let stop = StopRequest { deadline: at(55), cause: Some(StopCause::FailedLiveness) };
+    let gone =
+        |killed| AttemptView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
+    for (killed, code) in [(false, 143), (true, 137)] {
+        let waiting = shown(&seen(ALWAYS, vec![gone(killed)])).container_statuses.unwrap().remove(0);
+        let end = waiting.last_state.unwrap().terminated.unwrap();
+        assert_eq!((end.exit_code, end.reason.as_deref()), (code, Some("Error")));
+        assert_eq!(end.message.as_deref(), Some("the container failed liveness probe and was stopped"));
+    }
+    assert_eq!(shown(&seen(NEVER, vec![gone(false)])).phase.as_deref(), Some("Failed"));
 }
 
 #[test]

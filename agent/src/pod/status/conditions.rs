@@ -1,0 +1,123 @@
+//! A Pod's conditions, in the kubelet's words.
+
+/// What the conditions rest on.
+pub(super) struct Facts<'a> {
+    pub(super) phase: &'a str,
+    pub(super) has_address: bool,
+    /// The init containers that have not succeeded yet.
+    pub(super) incomplete: Vec<String>,
+    pub(super) ready: bool,
+    pub(super) container: &'a str,
+    /// What the readiness gates that are not met are.
+    pub(super) unmet_gates: Option<String>,
+}
+
+/// One condition.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    pub(super) kind: &'static str,
+    pub(super) holds: bool,
+    pub(super) reason: Option<&'static str>,
+    pub(super) message: Option<String>,
+}
+
+/// All conditions of a Pod.
+pub(super) fn all(facts: &Facts<'_>) -> [Condition; 5] {
+    [
+        plain("PodReadyToStartContainers", facts.has_address),
+        initialized(facts),
+        ready(facts),
+        containers_ready("ContainersReady", facts),
+        plain("PodScheduled", true),
+    ]
+}
+
+fn plain(kind: &'static str, holds: bool) -> Condition {
+    Condition { kind, holds, reason: None, message: None }
+}
+
+fn initialized(facts: &Facts<'_>) -> Condition {
+    let kind = "Initialized";
+    match facts.phase {
+        "Succeeded" => Condition { reason: Some("PodCompleted"), ..plain(kind, true) },
+        _ if facts.incomplete.is_empty() => plain(kind, true),
+        _ => Condition {
+            kind,
+            holds: false,
+            reason: Some("ContainersNotInitialized"),
+            message: Some(format!("containers with incomplete status: [{}]", facts.incomplete.join(" "))),
+        },
+    }
+}
+
+fn ready(facts: &Facts<'_>) -> Condition {
+    match &facts.unmet_gates {
+        Some(unmet) if facts.ready => Condition {
+            kind: "Ready",
+            holds: false,
+            reason: Some("ReadinessGatesNotReady"),
+            message: Some(unmet.clone()),
+        },
+        _ => containers_ready("Ready", facts),
+    }
+}
+
+fn containers_ready(kind: &'static str, facts: &Facts<'_>) -> Condition {
+    let not_ready = |reason, message| Condition { kind, holds: false, reason: Some(reason), message };
+    match facts.phase {
+        _ if facts.ready => plain(kind, true),
+        "Succeeded" => not_ready("PodCompleted", None),
+        "Failed" => not_ready("PodFailed", None),
+        _ => {
+            let message = format!("containers with unready status: [{}]", facts.container);
+            not_ready("ContainersNotReady", Some(message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts<'static> {
+        Facts {
+            phase: "Running",
+            has_address: true,
+            incomplete: Vec::new(),
+            ready: true,
+            container: "main",
+            unmet_gates: None,
+        }
+    }
+
+    #[test]
+    fn conditions_say_what_the_kubelet_says() {
+        let said = |facts: &Facts<'_>, kind: &str| {
+            let one = all(facts).into_iter().find(|one| one.kind == kind).unwrap();
+            format!("{} {} {}", one.holds, one.reason.unwrap_or("-"), one.message.as_deref().unwrap_or("-"))
+        };
+        let unready = Facts { ready: false, ..facts() };
+        let waiting = Facts { ready: false, incomplete: vec!["a".into(), "b".into()], ..facts() };
+        let gated = Facts { unmet_gates: Some("no".into()), ..facts() };
+        let gated_too = Facts { unmet_gates: Some("no".into()), ..unready };
+        let done = Facts { phase: "Succeeded", ready: false, ..facts() };
+        let failed = Facts { phase: "Failed", ready: false, ..facts() };
+        let table = [
+            (&facts(), "Ready", "true - -"),
+            (&gated_too, "Ready", "false ContainersNotReady containers with unready status: [main]"),
+            (&gated, "Ready", "false ReadinessGatesNotReady no"),
+            (&gated, "ContainersReady", "true - -"),
+            (
+                &waiting,
+                "Initialized",
+                "false ContainersNotInitialized containers with incomplete status: [a b]",
+            ),
+            (&done, "Initialized", "true PodCompleted -"),
+            (&done, "Ready", "false PodCompleted -"),
+            (&failed, "ContainersReady", "false PodFailed -"),
+        ];
+        for (facts, kind, expected) in table {
+            assert_eq!(said(facts, kind), expected);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Probes: whether a container has started, still works, and should get traffic. The rules and the words are the kubelet's.
+//!
+//! `spec` is what a container asks for, `verdict` what follows from results (without a clock), `finding` makes one probe; here
+//! is what calls it at the right times.
+
+mod budget;
+mod exec;
+mod finding;
+mod grpc;
+pub mod http;
+pub mod spec;
+mod tcp;
+pub mod verdict;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::debug;
+
+use budget::Budget;
+use finding::{Finding, find};
+use spec::{Kind, Probes};
+use verdict::{Due, Health, Judge};
+
+/// What is probed.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// The Pod's address.
+    pub address: IpAddr,
+    /// The way to the guest agent.
+    pub control_socket: PathBuf,
+    /// The words that make a command run as the container's own would; none when the guest's user can run it as it is.
+    pub enter: Vec<String>,
+}
+
+/// Where warnings go: a reason and a note.
+pub type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
+
+/// The probes of one container while it runs; dropping it ends them.
+pub struct Prober {
+    judge: Arc<watch::Sender<Judge>>,
+    seen: watch::Receiver<Judge>,
+    _tasks: JoinSet<()>,
+}
+
+impl std::fmt::Debug for Prober {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prober").field("judge", &*self.judge.borrow()).finish_non_exhaustive()
+    }
+}
+
+impl Prober {
+    /// Starts to probe a container that has run for `ran`; `before` is what the API shows of it when this agent found it
+    /// running.
+    pub fn start(probes: Probes, before: Option<Health>, ran: Duration, target: Target, tell: Tell) -> Self {
+        let (judge, seen) = watch::channel(Judge::new(&probes, before));
+        let judge = Arc::new(judge);
+        let target = Arc::new(target);
+        let budget = Arc::new(std::sync::Mutex::new(Budget::new(Timestamp::now())));
+        let mut tasks = JoinSet::new();
+        for (kind, spec) in probes.into_each() {
+            let share = if before.is_some() { random_share() } else { 0.0 };
+            let first = spec.first_after(ran, share);
+            let (target, tell, budget) = (target.clone(), tell.clone(), budget.clone());
+            let period = spec.period;
+            let ask = async move || {
+                let finding = find(&spec, &target).await;
+                debug!(%kind, ?finding, "probed");
+                if let Some((reason, note)) = finding.event(kind)
+                    && budget.lock().is_ok_and(|mut budget| budget.spend(Timestamp::now()))
+                {
+                    tell(reason, &note);
+                }
+                finding
+            };
+            tasks.spawn(attend(kind, first, period, judge.clone(), ask));
+        }
+        Self { judge, seen, _tasks: tasks }
+    }
+
+    /// What is known of the container now.
+    pub fn health(&mut self) -> Health {
+        self.seen.borrow_and_update().health()
+    }
+
+    /// Ends what only matters to a Pod that stays.
+    pub fn leave(&self) {
+        self.judge.send_if_modified(Judge::leave);
+    }
+
+    /// Waits until something else is known than [`health`](Self::health) last said.
+    pub async fn changed(&mut self) {
+        if self.seen.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Makes one kind of probe, again and again, for as long as it can still say something.
+async fn attend(
+    kind: Kind,
+    first: Duration,
+    period: Duration,
+    judge: Arc<watch::Sender<Judge>>,
+    ask: impl AsyncFn() -> Finding,
+) {
+    sleep(first).await;
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut changes = judge.subscribe();
+    loop {
+        ticks.tick().await;
+        let held = judge.borrow().due(kind) == Due::Held;
+        match changes.wait_for(|judge| judge.due(kind) != Due::Held).await.map(|judge| judge.due(kind)) {
+            Ok(Due::Now) => {}
+            _ => return,
+        }
+        if held {
+            // Asked at once when the container has started, and from there on by the clock.
+            ticks.reset();
+        }
+        if let Some(passed) = ask().await.passed() {
+            judge.send_if_modified(|judge| judge.record(kind, passed));
+        }
+    }
+}
+
+/// A random number from 0 to 1.
+fn random_share() -> f64 {
+    let random = RandomState::new().hash_one(0_u8) >> 32;
+    f64::from(u32::try_from(random).unwrap_or(0)) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,34 @@
+//! `exec`: a command in the guest, through the guest agent.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::Target;
+use super::finding::Finding;
+use crate::guest::{Completed, Exec, Guest, GuestError};
+use crate::report::chain;
+
+/// How much of what the command writes is kept.
+const MAX_OUTPUT: usize = 10 << 10;
+
+/// Runs the command in the container's surroundings; it passes when it exits with 0.
+pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) -> Finding {
+    let argv = target.enter.iter().chain(command).cloned().collect();
+    let run = async {
+        let mut guest = Guest::connect(&target.control_socket).await?;
+        // The guest kills a command that nobody waits for any more.
+        guest.run(Exec { argv, ..Exec::default() }, limit, MAX_OUTPUT).await
+    };
+    match timeout(limit, run).await {
+        Ok(Ok(Completed { code: 0, .. })) => Finding::Passed,
+        Ok(Ok(done)) => Finding::Failed(String::from_utf8_lossy(&done.output).into_owned()),
+        Ok(Err(GuestError::Late(_))) | Err(_) => {
+            let line = command.join(" ");
+            Finding::Failed(format!("command timed out: {line:?} timed out after {limit:?}"))
+        }
+        // Whether the guest, its agent or the container's program is to blame cannot be told from here, and each of them is
+        // reason enough to say that the container is not well.
+        Ok(Err(error)) => Finding::Failed(chain(&error)),
+    }
+}

@@ -1,0 +1,191 @@
+//! `grpc`: the standard health protocol, `grpc.health.v1.Health`, without TLS.
+
+use std::time::Duration;
+
+use http::uri::PathAndQuery;
+use tokio::time::{Instant, timeout_at};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
+
+use super::finding::Finding;
+use super::tcp::address;
+use crate::report::chain;
+
+/// An answer is one number.
+const MAX_MESSAGE: usize = 10 << 10;
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckRequest {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckResponse {
+    #[prost(enumeration = "ServingStatus", tag = "1")]
+    status: i32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+enum ServingStatus {
+    Unknown = 0,
+    Serving = 1,
+    NotServing = 2,
+    ServiceUnknown = 3,
+}
+
+impl ServingStatus {
+    /// Its name in the protocol.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "UNKNOWN",
+            Self::Serving => "SERVING",
+            Self::NotServing => "NOT_SERVING",
+            Self::ServiceUnknown => "SERVICE_UNKNOWN",
+        }
+    }
+}
+
+/// Asks the server at a port how a service is.
+pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration) -> Finding {
+    let deadline = Instant::now() + limit;
+    let place = address(host, port);
+    let connect = async {
+        let endpoint = Endpoint::from_shared(format!("http://{place}"))?.user_agent("kube-probe/1.36")?;
+        endpoint.connect().await
+    };
+    let channel = match timeout_at(deadline, connect).await {
+        Ok(Ok(channel)) => channel,
+        Ok(Err(error)) => {
+            let why = chain(&error);
+            return Finding::Failed(format!("error: failed to connect service at \"{place}\": {why}"));
+        }
+        Err(_) => {
+            return Finding::Failed(format!(
+                "timeout: failed to connect service \"{place}\" within {limit:?}: context deadline exceeded"
+            ));
+        }
+    };
+    match timeout_at(deadline, check(channel, service)).await {
+        Ok(Ok(ServingStatus::Serving)) => Finding::Passed,
+        Ok(Ok(status)) => {
+            Finding::Failed(format!("service unhealthy (responded with \"{}\")", status.name()))
+        }
+        Ok(Err(status)) => Finding::Failed(describe(&status)),
+        Err(_) => Finding::Failed(format!("timeout: health rpc did not complete within {limit:?}")),
+    }
+}
+
+async fn check(channel: Channel, service: &str) -> Result<ServingStatus, Status> {
+    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE);
+    client.ready().await.map_err(|error| Status::unavailable(chain(&error)))?;
+    let codec = ProstCodec::<HealthCheckRequest, HealthCheckResponse>::default();
+    let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
+    let request = Request::new(HealthCheckRequest { service: service.to_owned() });
+    Ok(client.unary(request, path, codec).await?.into_inner().status())
+}
+
+fn describe(status: &Status) -> String {
+    let message: String = status.message().chars().take(300).collect();
+    if status.code() == Code::Unimplemented {
+        return format!(
+            "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {message}"
+        );
+    }
+    format!("error: health rpc probe failed: rpc error: code = {:?} desc = {message}", status.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt as _, StreamBody};
+    use hyper::body::{Bytes, Frame, Incoming};
+    use hyper::service::service_fn;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use tokio::net::TcpListener;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A server that answers with a gRPC code and, when that is 0, with the status of the service that is named after it.
+    async fn server(code: &'static str) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let answer = service_fn(async move |request: http::Request<Incoming>| {
+                    assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
+                    assert_eq!(
+                        request.headers()["user-agent"].to_str().unwrap().split(' ').next(),
+                        Some("kube-probe/1.36")
+                    );
+                    let asked = request.into_body().collect().await.unwrap().to_bytes();
+                    // The service is the text behind the message's length, the tag and the text's length.
+                    let status = match asked.get(7..).unwrap_or_default() {
+                        b"well" => 1,
+                        b"ill" => 2,
+                        b"odd" => 9,
+                        _ => 3,
+                    };
+                    let data = Bytes::copy_from_slice(&[0, 0, 0, 0, 2, 8, status]);
+                    let mut trailers = http::HeaderMap::new();
+                    trailers.insert("grpc-status", http::HeaderValue::from_static(code));
+                    let frames = [Ok::<_, hyper::Error>(Frame::data(data)), Ok(Frame::trailers(trailers))];
+                    let body = StreamBody::new(futures::stream::iter(frames));
+                    Ok::<_, hyper::Error>(
+                        http::Response::builder()
+                            .header("content-type", "application/grpc")
+                            .body(body)
+                            .unwrap(),
+                    )
+                });
+                let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                tokio::spawn(connection.serve_connection(TokioIo::new(stream), answer));
+            }
+        });
+        port
+    }
+
+    #[tokio::test]
+    async fn a_service_is_as_well_as_it_says() {
+        let port = server("0").await;
+        let unhealthy = |said| Finding::Failed(format!("service unhealthy (responded with \"{said}\")"));
+        let table = [
+            ("well", Finding::Passed),
+            ("ill", unhealthy("NOT_SERVING")),
+            ("", unhealthy("SERVICE_UNKNOWN")),
+            ("odd", unhealthy("UNKNOWN")),
+        ];
+        for (service, finding) in table {
+            assert_eq!(probe("127.0.0.1", port, service, LIMIT).await, finding, "{service}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_without_the_protocol_is_told_apart() {
+        let words = |finding| match finding {
+            Finding::Failed(why) => why,
+            other => panic!("{other:?}"),
+        };
+        let why = words(probe("127.0.0.1", server("12").await, "well", LIMIT).await);
+        assert!(why.starts_with("error: this server does not implement the grpc health protocol"), "{why}");
+        let why = words(probe("127.0.0.1", server("13").await, "well", LIMIT).await);
+        assert!(why.starts_with("error: health rpc probe failed: rpc error: code = Internal"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn nobody_and_a_server_that_hangs_are_failures() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let hangs = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
+        assert_eq!(hangs.passed(), Some(false), "{hangs:?}");
+        drop(listener);
+        match probe("127.0.0.1", port, "", LIMIT).await {
+            Finding::Failed(why) => {
+                assert!(why.starts_with("error: failed to connect service at \"127.0.0.1:"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

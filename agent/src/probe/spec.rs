@@ -1,0 +1,283 @@
+//! A container's probes, as its spec asks for them.
+
+use std::fmt;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod, Probe};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::http::HttpGet;
+use crate::pod::expansion::expand;
+use crate::state::StopCause;
+
+/// The three questions that probes answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Has the container started? The other two wait for it.
+    Startup,
+    /// Does it still work? It is restarted when it does not.
+    Liveness,
+    /// Should it get traffic?
+    Readiness,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Startup => "Startup",
+            Self::Liveness => "Liveness",
+            Self::Readiness => "Readiness",
+        })
+    }
+}
+
+/// The probes of one container.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Probes {
+    /// Its startup probe.
+    pub startup: Option<ProbeSpec>,
+    /// Its liveness probe.
+    pub liveness: Option<ProbeSpec>,
+    /// Its readiness probe.
+    pub readiness: Option<ProbeSpec>,
+}
+
+/// One probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbeSpec {
+    /// What is done to find out. A port that has no number is told each time, as the kubelet does: it is no failure.
+    pub action: Result<Action, BadAction>,
+    /// How long after the container's start the first one is due.
+    pub initial_delay: Duration,
+    /// How long it is from one to the next.
+    pub period: Duration,
+    /// How long one may take.
+    pub timeout: Duration,
+    /// How many in a row must pass to change a bad opinion.
+    pub success_threshold: u32,
+    /// How many in a row must fail to change a good one.
+    pub failure_threshold: u32,
+}
+
+/// How a probe finds out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// By a command in the guest that exits with 0.
+    Exec(Vec<String>),
+    /// By an HTTP answer that is no error.
+    HttpGet(HttpGet),
+    /// By a connection that is accepted.
+    TcpSocket {
+        /// Where; the Pod's address when absent.
+        host: Option<String>,
+        /// The port there.
+        port: u16,
+    },
+    /// By the gRPC health protocol.
+    Grpc {
+        /// The port at the Pod's address.
+        port: u16,
+        /// The service to ask for.
+        service: String,
+    },
+}
+
+/// An action that cannot be tried.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadAction {
+    /// The container has no port of that name.
+    #[error("port {0} not found")]
+    UnknownPort(String),
+    /// No TCP port has that number.
+    #[error("invalid port number: {0}")]
+    InvalidPort(i32),
+    /// The probe does not say what to do; the API server lets none such pass.
+    #[error("the probe has neither exec, httpGet, tcpSocket nor grpc")]
+    Missing,
+}
+
+impl Probes {
+    /// Reads a container's probes.
+    pub fn of(container: &Container) -> Self {
+        let read = |probe: Option<&Probe>| probe.map(|probe| ProbeSpec::read(probe, container));
+        Self {
+            startup: read(container.startup_probe.as_ref()),
+            liveness: read(container.liveness_probe.as_ref()),
+            readiness: read(container.readiness_probe.as_ref()),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.startup.is_none() && self.liveness.is_none() && self.readiness.is_none()
+    }
+
+    /// The probes that there are.
+    pub fn into_each(self) -> impl Iterator<Item = (Kind, ProbeSpec)> {
+        let all = [
+            (Kind::Startup, self.startup),
+            (Kind::Liveness, self.liveness),
+            (Kind::Readiness, self.readiness),
+        ];
+        all.into_iter().filter_map(|(kind, spec)| Some((kind, spec?)))
+    }
+}
+
+impl ProbeSpec {
+    fn read(probe: &Probe, container: &Container) -> Self {
+        // The API server fills these in; a zero is for it what an absent field is.
+        let number = |field: Option<i32>, default: u32| {
+            field.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0).unwrap_or(default)
+        };
+        let seconds = |field, default| Duration::from_secs(number(field, default).into());
+        Self {
+            action: Action::read(probe, container),
+            initial_delay: seconds(probe.initial_delay_seconds, 0),
+            period: seconds(probe.period_seconds, 10),
+            timeout: seconds(probe.timeout_seconds, 1),
+            success_threshold: number(probe.success_threshold, 1),
+            failure_threshold: number(probe.failure_threshold, 3),
+        }
+    }
+
+    /// How long to wait before the first probe of a container that has run for `ran`. The probes of containers that an
+    /// agent finds running are spread by `share` of a period, or all would come at once.
+    pub fn first_after(&self, ran: Duration, share: f64) -> Duration {
+        self.initial_delay.saturating_sub(ran) + self.period.mul_f64(share.clamp(0.0, 1.0))
+    }
+}
+
+impl Action {
+    fn read(probe: &Probe, container: &Container) -> Result<Self, BadAction> {
+        if let Some(exec) = &probe.exec {
+            // As the kubelet does it: only what the spec says literally is known here.
+            let value = |name: &str| {
+                let named = container.env.iter().flatten().rev().find(|variable| variable.name == name);
+                named.map(|variable| variable.value.clone().unwrap_or_default())
+            };
+            let words = exec.command.iter().flatten();
+            Ok(Self::Exec(words.map(|word| expand(word, value)).collect()))
+        } else if let Some(get) = &probe.http_get {
+            Ok(Self::HttpGet(HttpGet::read(get, container)?))
+        } else if let Some(socket) = &probe.tcp_socket {
+            let host = socket.host.clone().filter(|host| !host.is_empty());
+            Ok(Self::TcpSocket { host, port: port(&socket.port, container)? })
+        } else if let Some(grpc) = &probe.grpc {
+            let service = grpc.service.clone().unwrap_or_default();
+            Ok(Self::Grpc { port: number(grpc.port)?, service })
+        } else {
+            Err(BadAction::Missing)
+        }
+    }
+}
+
+/// A port by its number, or by the name that the container gives it.
+pub fn port(port: &IntOrString, container: &Container) -> Result<u16, BadAction> {
+    match port {
+        IntOrString::Int(port) => number(*port),
+        IntOrString::String(name) => {
+            let named = container.ports.iter().flatten().find(|port| port.name.as_deref() == Some(name));
+            let written = || name.parse().map_err(|_| BadAction::UnknownPort(name.clone()));
+            number(named.map_or_else(written, |port| Ok(port.container_port))?)
+        }
+    }
+}
+
+fn number(port: i32) -> Result<u16, BadAction> {
+    u16::try_from(port).ok().filter(|&port| port > 0).ok_or(BadAction::InvalidPort(port))
+}
+
+/// How long a container that failed a probe may take to stop: the probe's own grace period comes before the Pod's.
+pub fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
+    let spec = pod.spec.as_ref()?;
+    let container = spec.containers.first();
+    let probe = container.and_then(|container| match cause {
+        StopCause::FailedStartup => container.startup_probe.as_ref(),
+        StopCause::FailedLiveness => container.liveness_probe.as_ref(),
+    });
+    let own = probe.and_then(|probe| probe.termination_grace_period_seconds);
+    own.or(spec.termination_grace_period_seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn container(extra: Value) -> Container {
+        let mut full = json!({
+            "name": "main",
+            "ports": [{"name": "http", "containerPort": 8080}],
+            "env": [{"name": "A", "value": "1"}],
+        });
+        if let (Value::Object(full), Value::Object(extra)) = (&mut full, extra) {
+            full.extend(extra);
+        }
+        serde_json::from_value(full).unwrap()
+    }
+
+    fn readiness(probe: Value) -> ProbeSpec {
+        Probes::of(&container(json!({"readinessProbe": probe}))).readiness.unwrap()
+    }
+
+    #[test]
+    fn what_is_not_said_has_the_kubelets_defaults() {
+        let seconds = Duration::from_secs;
+        let spec = readiness(json!({"tcpSocket": {"port": 1}, "periodSeconds": 0}));
+        assert_eq!((spec.initial_delay, spec.period, spec.timeout), (seconds(0), seconds(10), seconds(1)));
+        assert_eq!((spec.success_threshold, spec.failure_threshold), (1, 3));
+        let spec = readiness(json!({
+            "tcpSocket": {"port": 1}, "initialDelaySeconds": 5, "periodSeconds": 2, "timeoutSeconds": 3,
+            "successThreshold": 4, "failureThreshold": 6,
+        }));
+        assert_eq!((spec.initial_delay, spec.period, spec.timeout), (seconds(5), seconds(2), seconds(3)));
+        assert_eq!((spec.success_threshold, spec.failure_threshold), (4, 6));
+        assert!(Probes::of(&container(json!({}))).is_empty());
+    }
+
+    #[test]
+    fn ports_have_numbers_or_the_containers_names() {
+        let socket = |port: Value| match readiness(json!({"tcpSocket": {"port": port}})).action {
+            Ok(Action::TcpSocket { port, .. }) => Ok(port),
+            Ok(other) => panic!("{other:?}"),
+            Err(bad) => Err(bad.to_string()),
+        };
+        assert_eq!(socket(json!(80)), Ok(80));
+        assert_eq!(socket(json!("http")), Ok(8080));
+        assert_eq!(socket(json!("81")), Ok(81));
+        assert_eq!(socket(json!("https")), Err("port https not found".to_owned()));
+        assert_eq!(socket(json!(0)), Err("invalid port number: 0".to_owned()));
+        assert_eq!(socket(json!(65536)), Err("invalid port number: 65536".to_owned()));
+    }
+
+    #[test]
+    fn variables_that_the_spec_sets_are_expanded_in_commands() {
+        let spec = readiness(json!({"exec": {"command": ["test", "$(A)", "$(B)", "$$(A)"]}}));
+        let words = ["test", "1", "$(B)", "$(A)"].map(str::to_owned).to_vec();
+        assert_eq!(spec.action, Ok(Action::Exec(words)));
+    }
+
+    #[test]
+    fn the_first_probe_waits_for_the_initial_delay_and_a_share_of_a_period() {
+        let seconds = Duration::from_secs;
+        let spec = readiness(json!({"tcpSocket": {"port": 1}, "initialDelaySeconds": 5, "periodSeconds": 8}));
+        assert_eq!(spec.first_after(seconds(0), 0.0), seconds(5));
+        assert_eq!(spec.first_after(seconds(3), 0.0), seconds(2));
+        assert_eq!(spec.first_after(seconds(60), 0.0), seconds(0));
+        assert_eq!(spec.first_after(seconds(60), 0.5), seconds(4));
+    }
+
+    #[test]
+    fn the_grace_period_of_the_probe_that_failed_comes_first() {
+        let pod = |own: Value| -> Pod {
+            let mut probe = json!({"tcpSocket": {"port": 1}});
+            probe["terminationGracePeriodSeconds"] = own;
+            let container = json!({"name": "main", "livenessProbe": probe});
+            let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [container]});
+            serde_json::from_value(json!({"spec": spec})).unwrap()
+        };
+        assert_eq!(grace(&pod(json!(5)), StopCause::FailedLiveness), Some(5));
+        assert_eq!(grace(&pod(json!(5)), StopCause::FailedStartup), Some(30));
+        assert_eq!(grace(&pod(json!(null)), StopCause::FailedLiveness), Some(30));
+    }
+}

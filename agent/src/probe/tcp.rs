@@ -1,0 +1,64 @@
+//! `tcpSocket`: whoever accepts a connection is well. Every other probe over the network begins here, too.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::finding::Finding;
+
+/// Tries to connect.
+pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> Finding {
+    match timeout(limit, connect(host, port)).await {
+        Ok(Ok(_)) => Finding::Passed,
+        Ok(Err(why)) => Finding::Failed(why),
+        Err(_) => Finding::Failed(format!("dial tcp {}: i/o timeout", address(host, port))),
+    }
+}
+
+/// Connects; the error is in the kubelet's words, as far as the system's go.
+pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+    let connected = TcpStream::connect((host, port)).await;
+    connected.map_err(|error| format!("dial tcp {}: {}", address(host, port), describe(&error)))
+}
+
+/// An address as it is written in a URL.
+pub(super) fn address(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+fn describe(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),
+        io::ErrorKind::HostUnreachable => "connect: no route to host".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn a_port_that_accepts_is_well_and_a_closed_one_is_not() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = server.local_addr().unwrap().port();
+        assert_eq!(probe("127.0.0.1", port, LIMIT).await, Finding::Passed);
+        drop(server);
+        let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
+        assert_eq!(probe("127.0.0.1", port, LIMIT).await, Finding::Failed(refused));
+    }
+
+    #[tokio::test]
+    async fn a_host_that_does_not_answer_is_not_waited_for() {
+        let late = probe("127.0.0.1", 1, Duration::ZERO).await;
+        let words =
+            ["dial tcp 127.0.0.1:1: i/o timeout", "dial tcp 127.0.0.1:1: connect: connection refused"];
+        assert!(matches!(&late, Finding::Failed(why) if words.contains(&why.as_str())), "{late:?}");
+        assert_eq!(address("::1", 80), "[::1]:80");
+    }
+}

@@ -1,0 +1,137 @@
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use super::spec::{Action, ProbeSpec};
+use super::*;
+
+fn spec(failure_threshold: u32) -> ProbeSpec {
+    ProbeSpec {
+        action: Ok(Action::TcpSocket { host: None, port: 1 }),
+        initial_delay: Duration::ZERO,
+        period: Duration::from_millis(1),
+        timeout: Duration::from_secs(20),
+        success_threshold: 1,
+        failure_threshold,
+    }
+}
+
+fn board(probes: &Probes) -> Arc<watch::Sender<Judge>> {
+    Arc::new(watch::channel(Judge::new(probes, None)).0)
+}
+
+/// Answers from a script, and then passes; counts how often it was asked.
+struct Script(Mutex<VecDeque<Finding>>, Mutex<u32>);
+
+impl Script {
+    fn new(script: impl IntoIterator<Item = Finding>) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(script.into_iter().collect()), Mutex::new(0)))
+    }
+
+    fn next(&self) -> Finding {
+        *self.1.lock().unwrap() += 1;
+        self.0.lock().unwrap().pop_front().unwrap_or(Finding::Passed)
+    }
+
+    fn asked(&self) -> u32 {
+        *self.1.lock().unwrap()
+    }
+}
+
+fn run(kind: Kind, judge: &Arc<watch::Sender<Judge>>, script: &Arc<Script>) -> tokio::task::JoinHandle<()> {
+    let script = script.clone();
+    let period = Duration::from_millis(1);
+    tokio::spawn(attend(kind, Duration::ZERO, period, judge.clone(), async move || script.next()))
+}
+
+#[tokio::test]
+async fn liveness_ends_with_the_failure_that_counts() {
+    let judge = board(&Probes { liveness: Some(spec(2)), ..Probes::default() });
+    let failed = || Finding::Failed("no".into());
+    let errored = || Finding::Errored("broken".into());
+    let script = Script::new([failed(), Finding::Passed, failed(), errored(), failed(), failed()]);
+    run(Kind::Liveness, &judge, &script).await.unwrap();
+    assert_eq!(judge.borrow().health().failed, Some(crate::state::StopCause::FailedLiveness));
+    assert_eq!(script.asked(), 5, "a broken probe counts for nothing, and nothing is asked after the end");
+}
+
+#[tokio::test]
+async fn the_others_wait_for_startup_and_startup_ends_with_it() {
+    let judge = board(&Probes { startup: Some(spec(1)), readiness: Some(spec(1)), ..Probes::default() });
+    let (startup, readiness) = (Script::new([]), Script::new([]));
+    let waiting = run(Kind::Readiness, &judge, &readiness);
+    let mut seen = judge.subscribe();
+    tokio::task::yield_now().await;
+    assert_eq!(readiness.asked(), 0);
+    run(Kind::Startup, &judge, &startup).await.unwrap();
+    assert_eq!(startup.asked(), 1);
+    seen.wait_for(|judge| judge.health().ready).await.unwrap();
+    waiting.abort();
+}
+
+#[tokio::test]
+async fn a_pod_that_leaves_is_still_asked_for_its_readiness() {
+    let judge = board(&Probes { liveness: Some(spec(1)), readiness: Some(spec(1)), ..Probes::default() });
+    judge.send_if_modified(Judge::leave);
+    let (liveness, readiness) = (Script::new([Finding::Failed("no".into())]), Script::new([]));
+    run(Kind::Liveness, &judge, &liveness).await.unwrap();
+    assert_eq!(liveness.asked(), 0);
+    let mut seen = judge.subscribe();
+    let asking = run(Kind::Readiness, &judge, &readiness);
+    seen.wait_for(|judge| judge.health().ready).await.unwrap();
+    asking.abort();
+}
+
+#[tokio::test]
+async fn a_prober_probes_and_tells() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let at = |port| ProbeSpec { action: Ok(Action::TcpSocket { host: None, port }), ..spec(1) };
+    let bad = ProbeSpec { action: Err(spec::BadAction::UnknownPort("web".into())), ..spec(1) };
+    let target = Target {
+        address: "127.0.0.1".parse().unwrap(),
+        control_socket: "/nowhere".into(),
+        enter: Vec::new(),
+    };
+    let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let tell: Tell = Arc::new(move |reason, note| _ = sender.send(format!("{reason}: {note}")));
+    let probes = Probes { startup: Some(at(port)), liveness: Some(bad), readiness: None };
+    let mut prober = Prober::start(probes, None, Duration::ZERO, target.clone(), tell.clone());
+    while !prober.health().started {
+        prober.changed().await;
+    }
+    assert_eq!(
+        told.recv().await.unwrap(),
+        "Unhealthy: Liveness probe errored and resulted in unknown state: port web not found"
+    );
+    drop(prober);
+    drop(listener);
+
+    let probes = Probes { readiness: Some(at(port)), liveness: Some(at(port)), startup: None };
+    let before = Some(Health { started: true, ready: true, failed: None });
+    let mut prober = Prober::start(probes, before, Duration::ZERO, target, tell);
+    assert!(prober.health().ready, "until a probe says otherwise");
+    while prober.health().ready || prober.health().failed.is_none() {
+        prober.changed().await;
+    }
+}
+
+#[test]
+fn shares_are_shares() {
+    let shares: Vec<f64> = (0..100).map(|_| random_share()).collect();
+    assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "{shares:?}");
+    assert!(shares.iter().any(|share| *share != shares[0]), "{shares:?}");
+}
+
+#[tokio::test]
+async fn a_guest_agent_that_is_not_there_is_a_failure() {
+    let target = Target {
+        address: "127.0.0.1".parse().unwrap(),
+        control_socket: "/nowhere".into(),
+        enter: Vec::new(),
+    };
+    let exec = ProbeSpec { action: Ok(Action::Exec(vec!["true".into()])), ..spec(1) };
+    match find(&exec, &target).await {
+        Finding::Failed(why) => assert!(why.starts_with("the guest agent does not answer"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
