@@ -51,7 +51,7 @@ async fn an_eviction_waits_for_its_budget() -> Result<()> {
     let budgets: Api<PodDisruptionBudget> =
         Api::namespaced(scene.control_plane.client().await?, scene.namespace());
     wait::until(&budgets, "guard", "counted", DEADLINE, |budget| {
-        budget.status.as_ref().is_some_and(|status| status.current_healthy == 1)
+        budget.status.as_ref().is_some_and(|status| status.current_healthy == Some(1))
     })
     .await?;
     let eviction = json!({
