@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod certificate;
+mod connection;
 pub mod decide;
 pub mod kubeconfig;
 pub mod obtain;

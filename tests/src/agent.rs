@@ -18,6 +18,7 @@ use crate::programs;
 pub struct Agent {
     mac: Mac,
     program: PathBuf,
+    starter: Option<PathBuf>,
     directory: PathBuf,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
@@ -37,6 +38,7 @@ impl Agent {
         let agent = Self {
             mac: mac.clone(),
             program: programs::agent()?,
+            starter: None,
             directory,
             arguments: Vec::new(),
             environment: Vec::new(),
@@ -81,6 +83,13 @@ impl Agent {
         self
     }
 
+    /// The same, started by another program, which gets the agent and its arguments as its own.
+    #[must_use]
+    pub fn started_by(mut self, program: &Path) -> Self {
+        self.starter = Some(program.to_owned());
+        self
+    }
+
     /// The Mac that it is for.
     pub fn mac(&self) -> &Mac {
         &self.mac
@@ -93,7 +102,14 @@ impl Agent {
 
     /// Starts the agent; its log goes on where an earlier run's ended.
     pub fn start(&self) -> Result<RunningAgent> {
-        let mut command = self.mac.command(&self.program);
+        let mut command = match &self.starter {
+            Some(starter) => {
+                let mut command = self.mac.command(starter);
+                command.arg(&self.program);
+                command
+            }
+            None => self.mac.command(&self.program),
+        };
         command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
         let process = Process::start("tart-kubelet", &mut command, &self.directory.join("tart-kubelet.log"))?;
         Ok(RunningAgent { agent: self.clone(), process })

@@ -10,10 +10,13 @@ use serde::Serialize;
 
 use crate::process;
 use crate::programs;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, processes};
 
 /// Names a real tart to be used in place of the simulated one.
 pub const REAL_TART: &str = "TART_KUBELET_TEST_TART";
+
+/// The environment variable of the simulated tart, which everything on one Mac inherits.
+const HOST: &str = "TART_SIM_HOST";
 
 const TART_DEADLINE: Duration = Duration::from_mins(1);
 
@@ -71,8 +74,14 @@ impl Mac {
     /// A command in the Mac's environment.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.sandbox.command(program);
-        command.env("TART_HOME", &self.home).env("TART_SIM_HOST", &self.host);
+        command.env("TART_HOME", &self.home).env(HOST, &self.host);
         command
+    }
+
+    /// Takes the power away: whatever runs on the Mac is gone at once, the agent included; its disk stays as it is.
+    pub fn lose_power(&self) -> Result<()> {
+        self.ensure_simulated("a power cut")?;
+        processes::kill_all(HOST, &self.host)
     }
 
     /// Runs `tart` with arguments and returns its stdout; the error has its stderr.

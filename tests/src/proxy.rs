@@ -72,6 +72,11 @@ impl Proxy {
         self.pace.send_replace(Pace::Never);
     }
 
+    /// From now on, everything passes at once again.
+    pub fn open(&self) {
+        self.delay(Duration::ZERO);
+    }
+
     /// How many bytes have passed in both directions.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)

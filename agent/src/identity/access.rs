@@ -13,6 +13,8 @@ use kube::{Client, Config};
 use tokio::sync::watch;
 use tower::{BoxError, Layer, Service};
 
+use super::connection;
+
 /// How the API server is reached; good for any number of clients.
 #[derive(Debug, Clone)]
 pub struct Access(watch::Receiver<Arc<Config>>);
@@ -44,7 +46,7 @@ impl Access {
         let mut current = self.0.clone();
         let config = current.borrow_and_update().clone();
         let namespace = config.default_namespace.clone();
-        let client = Client::try_from(Config::clone(&config))?;
+        let client = connection::client(&config)?;
         Ok(Client::new(layer.layer(Switch { current, client }), namespace))
     }
 }
@@ -78,7 +80,7 @@ impl Service<Request<Body>> for Switch {
         // Made here, and not by whoever brought the change, so that its tasks are on this client's runtime.
         if self.current.has_changed().unwrap_or(false) {
             let config = self.current.borrow_and_update().clone();
-            match Client::try_from(Config::clone(&config)) {
+            match connection::client(&config) {
                 Ok(client) => self.client = client,
                 Err(error) => return Box::pin(async { Err(error.into()) }),
             }

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
 
 use super::health::Health;
 
@@ -43,6 +44,17 @@ pub fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) 
         }
     })
     .to_vec()
+}
+
+/// What says that all conditions still hold: the time, and no more, for the API server knows the rest.
+pub fn confirmation(health: &Health, now: Timestamp) -> Value {
+    let times = conditions(health, None, now);
+    json!(
+        times
+            .iter()
+            .map(|one| json!({"type": one.type_, "lastHeartbeatTime": one.last_heartbeat_time}))
+            .collect::<Vec<_>>()
+    )
 }
 
 /// Whether the server shows other conditions than ours, times apart.
@@ -140,6 +152,13 @@ mod tests {
             .unwrap()
             .push(NodeCondition { type_: "Other".into(), ..Default::default() });
         assert!(!differ(&second, &foreign), "a condition of somebody else is theirs");
+    }
+
+    #[test]
+    fn a_confirmation_says_the_time_of_every_condition_and_nothing_else() {
+        let kinds = ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"];
+        let expected = kinds.map(|kind| json!({"type": kind, "lastHeartbeatTime": "1970-01-01T00:00:09Z"}));
+        assert_eq!(confirmation(&ill(), at(9)), json!(expected));
     }
 
     #[test]

@@ -128,6 +128,8 @@ pub enum NodeDecision {
     Complete,
     /// Write its status.
     WriteStatus,
+    /// Say again that its status holds.
+    Confirm,
     /// Nothing to do.
     Rest,
 }
@@ -155,11 +157,12 @@ pub fn decide(
     if incomplete || (provider_id(node).is_none() && config.provider_id.is_some()) {
         return NodeDecision::Complete;
     }
-    let due = written_at.is_none_or(|at| now >= at + STATUS_INTERVAL);
-    if due || differs(&config.status(health, node.status.as_ref(), now), node.status.as_ref()) {
+    // What another agent of ours has written before is written whole once, whatever it looks like.
+    let Some(written_at) = written_at else { return NodeDecision::WriteStatus };
+    if differs(&config.status(health, node.status.as_ref(), now), node.status.as_ref()) {
         return NodeDecision::WriteStatus;
     }
-    NodeDecision::Rest
+    if now >= written_at + STATUS_INTERVAL { NodeDecision::Confirm } else { NodeDecision::Rest }
 }
 
 /// The providerID that a Node has.
@@ -236,8 +239,9 @@ mod tests {
         assert_eq!(decide(&well(), &Registered::Absent, 1), NodeDecision::Register);
         assert_eq!(decide(&well(), &shown(|_| {}), 1), NodeDecision::Rest);
         assert_eq!(decide(&well(), &shown(|_| {}), 299), NodeDecision::Rest);
-        assert_eq!(decide(&well(), &shown(|_| {}), 300), NodeDecision::WriteStatus);
+        assert_eq!(decide(&well(), &shown(|_| {}), 300), NodeDecision::Confirm);
         assert_eq!(decide(&ill(), &shown(|_| {}), 1), NodeDecision::WriteStatus);
+        assert_eq!(decide(&ill(), &shown(|_| {}), 300), NodeDecision::WriteStatus);
         let unlabelled = shown(|node| node.metadata.labels = None);
         assert_eq!(decide(&well(), &unlabelled, 1), NodeDecision::Complete);
         let nameless = shown(|node| node.spec.as_mut().unwrap().provider_id = None);

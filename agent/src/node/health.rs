@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::address::AddressSource;
@@ -18,6 +18,8 @@ use crate::report::chain;
 use crate::tart::{Tart, TartError, TartVersion};
 
 const TART_INTERVAL: Duration = Duration::from_secs(30);
+/// Whoever has mended it is watching.
+const ILL_TART_INTERVAL: Duration = Duration::from_secs(5);
 /// As often as the kubelet looks.
 const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -160,16 +162,15 @@ fn publish(found: Health, health: &watch::Sender<Option<Health>>) {
 
 /// Asks tart again and again, for as long as it is polled.
 pub async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
-    let mut tick = interval(TART_INTERVAL);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tick.tick().await;
         let found = TartHealth::check(&tart).await;
+        let pause = if found.problem.is_some() { ILL_TART_INTERVAL } else { TART_INTERVAL };
         health.send_if_modified(|known| {
             let changed = known.as_ref() != Some(&found);
             *known = Some(found);
             changed
         });
+        sleep(pause).await;
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::conditions::notes;
+use super::conditions::{confirmation, notes};
 use super::desired::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
 use super::health::Health;
 use super::labels;
@@ -197,6 +197,10 @@ impl Keeper {
             NodeDecision::Complete => {
                 let patch = self.completion(node.map(AsRef::as_ref));
                 Ok(timeout(LIMIT, api.patch(&name, &parameters, &Patch::Merge(patch))).await??)
+            }
+            NodeDecision::Confirm => {
+                let patch = json!({"status": {"conditions": confirmation(health, now)}});
+                Ok(timeout(LIMIT, api.patch_status(&name, &parameters, &Patch::Strategic(patch))).await??)
             }
             NodeDecision::WriteStatus | NodeDecision::Rest => {
                 let patch = Patch::Strategic(json!({"status": config.status(health, before, now)}));

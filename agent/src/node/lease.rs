@@ -10,7 +10,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
@@ -80,7 +80,7 @@ impl Heart {
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut missed = false;
-        let mut version = None;
+        let mut held = None;
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
@@ -89,13 +89,13 @@ impl Heart {
             }
             self.metrics.heart_is_awake();
             let Some(owner) = self.uid.borrow_and_update().clone() else { continue };
-            let renewed = match timeout(LIMIT, self.renew(&api, &owner, version.clone())).await {
+            let renewed = match timeout(LIMIT, self.renew(&api, &owner, held.as_ref())).await {
                 Ok(renewed) => renewed,
                 Err(late) => Err(late.into()),
             };
             match renewed {
-                Ok(lease) => {
-                    version = lease.resource_version();
+                Ok(now_held) => {
+                    held = Some(now_held);
                     self.metrics.lease_renewed();
                     if std::mem::take(&mut missed) {
                         info!("the heartbeat reaches the API server again");
@@ -112,30 +112,20 @@ impl Heart {
     }
 
     /// Renews the Lease as it was when we last renewed it: nobody else is expected to.
-    async fn renew(
-        &self,
-        api: &Api<Lease>,
-        owner: &str,
-        version: Option<String>,
-    ) -> Result<Lease, BeatError> {
+    async fn renew(&self, api: &Api<Lease>, owner: &str, held: Option<&Held>) -> Result<Held, BeatError> {
         let name = self.node.to_string();
         let parameters = PatchParams::default();
-        let mut expected = version;
+        let mut held = held;
         loop {
             let lease = lease(&self.node, owner, &self.instance, Timestamp::now());
-            let mut metadata = json!({
-                "annotations": lease.metadata.annotations,
-                "ownerReferences": lease.metadata.owner_references,
-            });
-            if let Some(version) = &expected {
-                metadata["resourceVersion"] = json!(version);
-            }
-            let patch = json!({"metadata": metadata, "spec": lease.spec});
-            match api.patch(&name, &parameters, &Patch::Merge(patch)).await {
+            let patch = renewal(&lease, owner, held);
+            // All that is of interest in the answer is the version.
+            match api.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(answer)) if answer.code == 404 => {
-                    return Ok(api.create(&PostParams::default(), &lease).await?);
+                    let created = api.create(&PostParams::default(), &lease).await?;
+                    return Ok(Held { version: created.resource_version(), whole_for: None });
                 }
-                Err(kube::Error::Api(answer)) if answer.code == 409 && expected.is_some() => {
+                Err(kube::Error::Api(answer)) if answer.code == 409 && held.is_some() => {
                     let found = api.get_opt(&name).await?;
                     if let Standing::Other { instance, .. } =
                         standing(found.as_ref(), &self.instance, Timestamp::now())
@@ -143,12 +133,46 @@ impl Heart {
                         return Err(BeatError::Rival(Rival { node: name, instance }));
                     }
                     // Somebody annotated it, or the answer to our own renewal was lost.
-                    expected = None;
+                    held = None;
                 }
-                answer => return Ok(answer?),
+                answer => {
+                    let version = answer?.resource_version();
+                    return Ok(Held { version, whole_for: Some(owner.to_owned()) });
+                }
             }
         }
     }
+}
+
+/// The Lease as we have last written it.
+#[derive(Debug)]
+struct Held {
+    version: Option<String>,
+    /// The Node for which all of it was written, so that the time is all that a renewal has to say.
+    whole_for: Option<String>,
+}
+
+/// What to write to a Lease. As long as it is as we left it the time is enough; this is said every ten seconds, for years.
+fn renewal(lease: &Lease, owner: &str, held: Option<&Held>) -> Value {
+    let mut patch = match held {
+        Some(Held { whole_for: Some(node), .. }) if node == owner => {
+            let time = lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
+            json!({"metadata": {}, "spec": {"renewTime": time}})
+        }
+        _ => json!({
+            "metadata": {
+                "annotations": lease.metadata.annotations,
+                "ownerReferences": lease.metadata.owner_references,
+                // Who has set which field is nothing to keep, and would be half of every answer. This empties it for good.
+                "managedFields": [{}],
+            },
+            "spec": lease.spec,
+        }),
+    };
+    if let Some(version) = held.and_then(|held| held.version.as_ref()) {
+        patch["metadata"]["resourceVersion"] = json!(version);
+    }
+    patch
 }
 
 pub(super) fn lease(node: &NodeName, owner: &str, instance: &str, now: Timestamp) -> Lease {
@@ -174,5 +198,32 @@ pub(super) fn lease(node: &NodeName, owner: &str, instance: &str, now: Timestamp
             renew_time: Some(MicroTime(now)),
             ..LeaseSpec::default()
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_lease_that_we_have_written_whole_is_renewed_by_its_time_alone() {
+        let lease = lease(&"mac-1".parse().unwrap(), "uid", "me", Timestamp::UNIX_EPOCH);
+        let held = |whole_for: Option<&str>| Held {
+            version: Some("7".into()),
+            whole_for: whole_for.map(str::to_owned),
+        };
+        let brief = json!({"metadata": {"resourceVersion": "7"}, "spec": {"renewTime": "1970-01-01T00:00:00.000000Z"}});
+        assert_eq!(renewal(&lease, "uid", Some(&held(Some("uid")))), brief);
+        for (held, version) in [
+            (None, Value::Null),
+            (Some(held(None)), json!("7")),
+            (Some(held(Some("the Node before"))), json!("7")),
+        ] {
+            let patch = renewal(&lease, "uid", held.as_ref());
+            assert_eq!(patch["metadata"]["ownerReferences"][0]["uid"], "uid", "{held:?}");
+            assert_eq!(patch["metadata"]["annotations"][INSTANCE], "me", "{held:?}");
+            assert_eq!(patch["spec"]["holderIdentity"], "mac-1", "{held:?}");
+            assert_eq!(patch["metadata"]["resourceVersion"], version, "{held:?}");
+        }
     }
 }

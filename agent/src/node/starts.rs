@@ -99,8 +99,7 @@ fn problem(fault: HostFault, message: &str) -> Option<Problem> {
         HostFault::VmLimit { ours } => (
             "VmSlotsLeaked",
             format!(
-                "{message}; {ours} VMs of this agent run, so others do, or macOS counts some that are gone: \
-                 stop the others, or restart the host"
+                "{message}; {ours} VMs of this agent run, so others do, or macOS counts some that are gone"
             ),
         ),
         HostFault::NoAddress => (

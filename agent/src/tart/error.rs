@@ -108,7 +108,9 @@ impl Fault {
     /// What a person can do about it, to be put behind the words of tart.
     pub fn advice(self) -> &'static str {
         match self {
-            Self::VmLimit => "; macOS runs two VMs at most on one host",
+            Self::VmLimit => {
+                "; macOS runs two VMs at most on one host: stop VMs that are not Pods, or restart the host"
+            }
             Self::HostSession => "; log the host's user in at its screen, so that it has a GUI session",
             Self::NoSpace => "; free some disk space on the host",
             Self::BadSize => "; raise the container's resource limits",
@@ -143,6 +145,7 @@ impl Fault {
             Self::HostSession
         } else if says("there isn’t enough space")
             || says("No space left on device")
+            || says("is out of space")
             || says("VZErrorDomain Code=8")
         {
             Self::NoSpace
@@ -204,6 +207,10 @@ mod tests {
             ("Error Domain=VZErrorDomain Code=-9 \"Failed to create new HostKey\"", Fault::HostSession),
             ("Error Domain=VZErrorDomain Code=10 \"unsupported\"", Fault::Other),
             ("Error: “disk.img” couldn’t be copied to “U” because there isn’t enough space.", Fault::NoSpace),
+            (
+                "You can’t save the file “disk.img” because the volume “Macintosh HD” is out of space.",
+                Fault::NoSpace,
+            ),
             (
                 "Error: LessThanMinimalResourcesError: VM should have 4 CPU cores at minimum (requested 2)",
                 Fault::BadSize,

@@ -1,27 +1,23 @@
 //! The process that cleans up after a sandbox's owner.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getppid, setsid};
 
-use super::processes;
+use super::{MARKER, processes};
 
 const PREFIX: &str = "tk-";
 /// A sandbox whose file of this name is not locked has lost its keeper.
 const LOCK: &str = ".keeper";
 /// Leaves room for the sockets of VMs: the path of a Unix socket has at most 104 bytes on macOS.
 const LONGEST_ROOT: usize = 20;
-const KILLING_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Makes a sandbox, tells its path on stdout, and removes it when the process that started this one is gone.
 pub fn run() -> Result<()> {
@@ -100,40 +96,8 @@ fn wait_for_end_of(owner: Pid) {
 
 /// Kills all that runs in a sandbox, and removes its directory.
 fn clean(sandbox: &Path) -> Result<()> {
-    let deadline = Instant::now() + KILLING_DEADLINE;
-    // A process that is just being forked can escape one look at the process table.
-    let mut looks_without_any = 0;
-    while looks_without_any < 2 {
-        let found = stop(sandbox)?;
-        looks_without_any = if found.is_empty() { looks_without_any + 1 } else { 0 };
-        ensure!(Instant::now() < deadline, "processes {found:?} of sandbox {} do not die", sandbox.display());
-        for pid in found {
-            send(pid, Signal::SIGKILL);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    processes::kill_all(MARKER, sandbox)?;
     remove(sandbox).with_context(|| format!("cannot remove sandbox {}", sandbox.display()))
-}
-
-/// Stops all that runs in a sandbox: the death of one process must not make another go on to something else.
-fn stop(sandbox: &Path) -> Result<BTreeSet<Pid>> {
-    let mut stopped = BTreeSet::new();
-    loop {
-        let before = stopped.len();
-        for pid in processes::of(sandbox)? {
-            if stopped.insert(pid) {
-                send(pid, Signal::SIGSTOP);
-            }
-        }
-        if stopped.len() == before {
-            return Ok(stopped);
-        }
-    }
-}
-
-fn send(pid: Pid, signal: Signal) {
-    // It may have ended meanwhile; if it has not, the next look finds it.
-    let _ = kill(pid, signal);
 }
 
 fn remove(directory: &Path) -> io::Result<()> {

@@ -1,5 +1,7 @@
 //! Faults that befall any command before it does anything: latency, hanging, garbage instead of output.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -21,6 +23,9 @@ pub(crate) enum Effect {
 
 /// Disturbs a command as the fault files say.
 pub(crate) fn disturb(command: &str) -> Effect {
+    if faults::is_on("calls") {
+        record(command);
+    }
     if let Some(latency) = faults::parameter("latency").and_then(|words| latency(&words, command)) {
         thread::sleep(latency);
     }
@@ -35,6 +40,13 @@ pub(crate) fn disturb(command: &str) -> Effect {
         return Effect::Finished;
     }
     Effect::Proceed
+}
+
+/// Adds a line to the record of calls; those of several commands at once do not mix.
+fn record(command: &str) {
+    let file = File::options().create(true).append(true).open(mac::dir().join("calls"));
+    // Whoever reads the record will miss the line.
+    let _ = file.and_then(|mut file| file.write_all(format!("{command}\n").as_bytes()));
 }
 
 /// Does nothing, not even on SIGINT, until the fault is switched off.

@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
+use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, IMAGE, Scene, condition};
@@ -15,27 +16,57 @@ fn reason<'a>(node: &'a Node, kind: &str) -> &'a str {
     found.unwrap_or_default()
 }
 
+/// Waits until the Node is not ready for a reason, and says so in an Event of its own: the control plane's does not know the reason.
 async fn not_ready(scene: &Scene, because: &str) -> Result<()> {
     let what = format!("not ready: {because}");
     wait::until(&scene.nodes, &scene.node, &what, DEADLINE, |node| {
         condition(node, "Ready") == "False" && reason(node, "Ready") == because
     })
     .await?;
-    scene.told("node", &scene.node, "NodeNotReady").await
+    scene.told("node", &scene.node, &format!("{because}: ")).await
+}
+
+async fn ready_again(scene: &Scene, agent: &RunningAgent) -> Result<()> {
+    scene.node_ready(agent).await?;
+    scene.told("node", &scene.node, "TartReady: VMs can start").await
+}
+
+/// A fault of tart itself, which is seen although nobody starts a VM.
+async fn shows_by_itself(fault: &str, parameter: &str, because: &str) -> Result<()> {
+    let (scene, agent) = Scene::with_agent("tart").await?;
+    scene.mac.set_fault(fault, parameter)?;
+    not_ready(&scene, because).await?;
+    scene.mac.clear_fault(fault)?;
+    ready_again(&scene, &agent).await
 }
 
 #[tokio::test]
-async fn a_tart_that_hangs_or_is_too_old_makes_the_node_unready_until_it_is_well() -> Result<()> {
-    let (scene, agent) = Scene::with_agent("tart").await?;
-    scene.mac.set_fault("hang", "--version")?;
-    not_ready(&scene, "TartHanging").await?;
-    scene.mac.clear_fault("hang")?;
-    scene.node_ready(&agent).await?;
-    scene.mac.set_fault("version", "2.26.3")?;
-    not_ready(&scene, "TartUnsupported").await?;
-    scene.mac.clear_fault("version")?;
-    scene.node_ready(&agent).await?;
-    scene.told("node", &scene.node, "NodeReady").await
+async fn a_mac_whose_tart_hangs_is_not_ready() -> Result<()> {
+    shows_by_itself("hang", "--version", "TartHanging").await
+}
+
+#[tokio::test]
+async fn a_mac_whose_tart_is_too_old_is_not_ready() -> Result<()> {
+    shows_by_itself("version", "2.26.3", "TartUnsupported").await
+}
+
+#[tokio::test]
+async fn a_mac_whose_tart_talks_nonsense_is_not_ready() -> Result<()> {
+    shows_by_itself("garbage", "--version", "TartBroken").await
+}
+
+#[tokio::test]
+async fn a_mac_without_tart_is_not_ready_until_it_is_installed() -> Result<()> {
+    let scene = Scene::new("tartless").await?;
+    let program = scene.agent.state_dir().with_file_name("tart");
+    let agent = scene.agent.clone().flag("--tart-binary", &program.display().to_string()).start()?;
+    not_ready(&scene, "TartMissing").await?;
+    scene.told("node", &scene.node, &program.display().to_string()).await?;
+    std::os::unix::fs::symlink(scene.mac.tart_binary(), &program)?;
+    ready_again(&scene, &agent).await?;
+    // Somebody upgrades it, badly.
+    std::fs::remove_file(&program)?;
+    not_ready(&scene, "TartMissing").await
 }
 
 /// A fault that shows when a VM starts; the Pod's own next try is what heals the Node.
@@ -46,7 +77,7 @@ async fn shows_at_start(fault: &str, parameter: &str, because: &str) -> Result<(
     not_ready(&scene, because).await.with_context(|| agent.log().unwrap_or_default())?;
     scene.mac.clear_fault(fault)?;
     scene.phase("start", "Running").await?;
-    scene.node_ready(&agent).await
+    ready_again(&scene, &agent).await
 }
 
 #[tokio::test]
@@ -79,7 +110,7 @@ async fn a_mac_without_addresses_for_its_vms_is_not_ready() -> Result<()> {
     // No scheduler sends a Pod there, but one that is there already proves that the host is well again.
     scene.create(&scene.pod("with", &json!({"image": IMAGE}), &now)).await?;
     scene.phase("with", "Running").await?;
-    scene.node_ready(&agent).await
+    ready_again(&scene, &agent).await
 }
 
 #[tokio::test]

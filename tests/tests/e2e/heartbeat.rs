@@ -11,10 +11,9 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use tart_kubelet_tests::agent::{Agent, RunningAgent};
+use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::mac::Mac;
-use tart_kubelet_tests::proxy::Proxy;
 use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::wait;
 
@@ -55,19 +54,9 @@ async fn a_hanging_tart_does_not_delay_it() -> Result<()> {
     Ok(())
 }
 
-/// An agent whose way to the API server is ours to spoil.
-async fn behind_proxy(scene: &Scene) -> Result<(Proxy, RunningAgent)> {
-    let proxy = Proxy::start(scene.control_plane).await?;
-    let kubeconfig = proxy.kubeconfig(&scene.control_plane.node_kubeconfig(&scene.node)?)?;
-    let agent = scene.agent.clone().flag("--kubeconfig", &kubeconfig.display().to_string()).start()?;
-    scene.node_ready(&agent).await?;
-    Ok((proxy, agent))
-}
-
 #[tokio::test]
 async fn an_api_server_that_answers_slowly_does_not_stop_it() -> Result<()> {
-    let scene = Scene::new("slow").await?;
-    let (proxy, agent) = behind_proxy(&scene).await?;
+    let (scene, proxy, agent) = Scene::behind_proxy("slow").await?;
     proxy.delay(Duration::from_secs(2));
     scene.create(&scene.pod("slow", &json!({}), &json!({}))).await?;
     beats(scene.control_plane, &scene.node, 3).await?;
@@ -78,8 +67,7 @@ async fn an_api_server_that_answers_slowly_does_not_stop_it() -> Result<()> {
 
 #[tokio::test]
 async fn sigterm_ends_an_agent_whose_tart_and_api_server_hang() -> Result<()> {
-    let scene = Scene::new("dead-end").await?;
-    let (proxy, agent) = behind_proxy(&scene).await?;
+    let (scene, proxy, agent) = Scene::behind_proxy("dead-end").await?;
     scene.mac.set_fault("hang", "*")?;
     scene.create(&scene.pod("stuck", &json!({}), &json!({}))).await?;
     wait::eventually("a Pod that waits for tart", DEADLINE, async || {
@@ -110,9 +98,69 @@ async fn a_node_at_rest_writes_its_lease_and_nothing_else() -> Result<()> {
     beats(scene.control_plane, &scene.node, 3).await?;
     let after = scene.nodes.get(&scene.node).await?;
     assert_eq!(spoken(&before), spoken(&after), "the status was written though nothing had changed");
-    assert_eq!(before.resource_version(), after.resource_version());
+    // The control plane may have more to do with it, in its own name.
+    let ours = |node: &Node| {
+        let all = node
+            .managed_fields()
+            .iter()
+            .filter(|one| !one.manager.as_deref().unwrap_or_default().starts_with("kube-controller-manager"));
+        all.cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(ours(&before), ours(&after), "the Node was written");
     ensure!((agent.metric(posts).await? - posted).abs() < f64::EPSILON, "something was created");
     Ok(())
+}
+
+/// A program that starts another one with a file system of its own at `path`, which is small and goes with it.
+#[cfg(target_os = "linux")]
+fn small_volume_at(path: &std::path::Path) -> Result<std::path::PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+
+    std::fs::create_dir_all(path)?;
+    let program = path.with_file_name("with-small-volume");
+    let mount = format!("mount -t tmpfs -o size=4m none '{}' && exec \"$@\"", path.display());
+    let script = format!(
+        "#!/bin/sh\nexec unshare --map-root-user --mount sh -c '{}' sh \"$@\"\n",
+        mount.replace('\'', "'\\''")
+    );
+    std::fs::write(&program, script)?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    Ok(program)
+}
+
+/// Only Linux lets a test give a process a volume of its own.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_full_disk_does_not_delay_it() -> Result<()> {
+    use std::io::{ErrorKind, Write};
+
+    let scene = Scene::new("full").await?;
+    let state = scene.agent.state_dir();
+    let agent = scene.agent.clone().started_by(&small_volume_at(&state)?);
+    let agent = agent.flag("--eviction-hard", "nodefs.available<10%");
+    let agent = agent.flag("--eviction-pressure-transition-period", "1s").start()?;
+    scene.node_ready(&agent).await?;
+
+    // The same directory, as the agent sees it.
+    let state = format!("/proc/{}/root{}", agent.process().pid(), state.display());
+    let ballast = std::path::Path::new(&state).join("ballast");
+    let mut file = std::fs::File::create(&ballast)?;
+    let full = loop {
+        if let Err(error) = file.write_all(&[0; 4096]) {
+            break error;
+        }
+    };
+    ensure!(full.kind() == ErrorKind::StorageFull, "{full}");
+    let under = |status: &'static str| move |node: &Node| condition(node, "DiskPressure") == status;
+    wait::until(&scene.nodes, &scene.node, "short of space", DEADLINE, under("True")).await?;
+    beats(scene.control_plane, &scene.node, 3).await?;
+    ensure!(condition(&scene.nodes.get(&scene.node).await?, "Ready") == "True", "{}", agent.log()?);
+
+    drop(file);
+    std::fs::remove_file(&ballast)?;
+    wait::until(&scene.nodes, &scene.node, "well again", DEADLINE, under("False")).await?;
+    scene.create(&scene.pod("after", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
+    scene.phase("after", "Succeeded").await.map(drop)
 }
 
 /// A control plane of one's own, which loses patience soon, and one Node.

@@ -10,6 +10,7 @@ use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::kubectl::Kubectl;
 use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::proxy::Proxy;
 use tart_kubelet_tests::wait;
 
 /// Generous: machines are shared and noisy. No test passes because of it.
@@ -59,6 +60,22 @@ impl Scene {
         let running = scene.agent.start()?;
         scene.node_ready(&running).await?;
         Ok((scene, running))
+    }
+
+    /// A scene with its agent running and its Node ready, and the agent's way to the API server ours to spoil.
+    pub(crate) async fn behind_proxy(name: &str) -> Result<(Self, Proxy, RunningAgent)> {
+        let mut scene = Self::new(name).await?;
+        let proxy = Proxy::start(scene.control_plane).await?;
+        let kubeconfig = proxy.kubeconfig(&scene.control_plane.node_kubeconfig(&scene.node)?)?;
+        scene.agent = scene.agent.flag("--kubeconfig", &kubeconfig.display().to_string());
+        let running = scene.agent.start()?;
+        scene.node_ready(&running).await?;
+        Ok((scene, proxy, running))
+    }
+
+    /// The namespace of its Pods.
+    pub(crate) fn namespace(&self) -> &str {
+        self.pods.namespace().unwrap_or_default()
     }
 
     /// Waits until the Node is ready.

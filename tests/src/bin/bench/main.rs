@@ -42,7 +42,7 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     let control_plane = ControlPlane::builder().start(&sandbox).await?;
     let mac = Mac::new(&sandbox)?;
     let kubeconfig = control_plane.node_kubeconfig(NODE)?;
-    let agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
+    let mut agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
     report.add(Figure::RSS_AT_REST, async || rest::resident_memory(&agent).await).await?;
     if report.wants(&[Figure::TRAFFIC_AT_REST, Figure::CPU_AT_REST, Figure::RESTART_TO_BEAT]) {
         let idler = rest::Idler::start(&control_plane).await?;
@@ -55,6 +55,17 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     }
     let stage = pods::Stage::set(&control_plane, &mac).await?;
     report.add(Figure::BOUND_TO_RUN, async || Box::pin(stage.bound_to_run()).await).await?;
+    report.add(Figure::TART_BEFORE_RUN, async || Box::pin(stage.tart_before_run()).await).await?;
+    report.add(Figure::ADDRESS_TO_RUNNING, async || Box::pin(stage.address_to_running()).await).await?;
     report.add(Figure::EXIT_TO_TERMINAL, async || Box::pin(stage.exit_to_terminal()).await).await?;
+    if report.wants(&[Figure::PSS_WITH_TWO_VMS, Figure::RESTART_TO_ADOPTED]) {
+        let pods = stage.two().await?;
+        #[cfg(target_os = "linux")]
+        report.add(Figure::PSS_WITH_TWO_VMS, async || rest::proportional_memory(&agent)).await?;
+        #[cfg(not(target_os = "linux"))]
+        report.leave_out(Figure::PSS_WITH_TWO_VMS, "only Linux counts what processes share")?;
+        let adopted = async || Box::pin(stage.restart_to_adopted(&mut agent, &pods)).await;
+        report.add(Figure::RESTART_TO_ADOPTED, adopted).await?;
+    }
     report.finish()
 }

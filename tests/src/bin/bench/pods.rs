@@ -1,15 +1,17 @@
 //! How fast Pods start and end.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
+use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::wait;
@@ -19,6 +21,7 @@ use super::figure::median;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 const ROUNDS: usize = 15;
+const FEW_ROUNDS: usize = 5;
 const IMAGE: &str = "registry.test/macos/sequoia:15";
 /// What a call of the real tart takes, for every command that may come before `run`.
 const LATENCY: &str = "20ms run=0ms";
@@ -63,6 +66,46 @@ impl Stage {
         Ok(median(times))
     }
 
+    /// How many tart processes are started for a Pod before its `tart run`.
+    #[expect(clippy::cast_precision_loss, reason = "there are not 2^52 processes")]
+    pub(crate) async fn tart_before_run(&self) -> Result<f64> {
+        let record = self.mac.host().join("calls");
+        self.mac.set_fault("calls", "")?;
+        let mut counts = Vec::new();
+        for round in 0..FEW_ROUNDS {
+            std::fs::write(&record, "")?;
+            let name = format!("count-{round}");
+            self.bind(&name).await?;
+            self.running(&name).await?;
+            let calls = std::fs::read_to_string(&record)?;
+            // `ip` is started after `run`, and may be faster; `--version` is asked from time to time, for no Pod.
+            let apart = ["ip", "--version"];
+            let before = calls.lines().take_while(|call| *call != "run").filter(|call| !apart.contains(call));
+            counts.push(before.count() as f64);
+            self.delete(&name).await?;
+        }
+        self.mac.clear_fault("calls")?;
+        Ok(median(counts))
+    }
+
+    /// Milliseconds from the moment that a guest has an address to the phase Running, as a watcher sees it.
+    pub(crate) async fn address_to_running(&self) -> Result<f64> {
+        // A guest takes a while to boot, and somebody has to notice its end.
+        self.mac.set_fault("boot-delay", "500ms")?;
+        let mut times = Vec::new();
+        for round in 0..ROUNDS {
+            let name = format!("boot-{round}");
+            self.bind(&name).await?;
+            self.running(&name).await?;
+            let seen = SystemTime::now();
+            let lent = std::fs::metadata(self.mac.host().join("dhcpd_leases"))?.modified()?;
+            times.push(milliseconds(seen, lent));
+            self.delete(&name).await?;
+        }
+        self.mac.clear_fault("boot-delay")?;
+        Ok(median(times))
+    }
+
     /// Milliseconds from the death of a VM to the final phase of its Pod, as a watcher sees it.
     pub(crate) async fn exit_to_terminal(&self) -> Result<f64> {
         let mut times = Vec::new();
@@ -81,6 +124,43 @@ impl Stage {
             let (ended, seen) = tokio::join!(end, async { terminal.await.map(|_| SystemTime::now()) });
             times.push(milliseconds(seen?, ended?));
             self.delete(&name).await?;
+        }
+        Ok(median(times))
+    }
+
+    /// Two Pods that run.
+    pub(crate) async fn two(&self) -> Result<[Pod; 2]> {
+        let names = ["left", "right"];
+        for name in names {
+            self.bind(name).await?;
+        }
+        for name in names {
+            self.running(name).await?;
+        }
+        Ok([self.pods.get(names[0]).await?, self.pods.get(names[1]).await?])
+    }
+
+    /// Milliseconds from the start of an agent that was killed until it tells the truth about its Pods again.
+    pub(crate) async fn restart_to_adopted(&self, agent: &mut RunningAgent, pods: &[Pod; 2]) -> Result<f64> {
+        let mut times = Vec::new();
+        for round in 0..FEW_ROUNDS {
+            agent.kill9()?;
+            // Something that only an agent that knows the Pod's VM can answer to: its status is of this generation.
+            let patch = Patch::Merge(json!({"spec": {"activeDeadlineSeconds": 100_000 - round}}));
+            let mut changed = Vec::new();
+            for pod in pods {
+                changed.push(self.pods.patch(&pod.name_any(), &PatchParams::default(), &patch).await?);
+            }
+            let begun = Instant::now();
+            *agent = agent.agent().start()?;
+            for pod in &changed {
+                wait::until(&self.pods, &pod.name_any(), "known again", DEADLINE, |now| {
+                    let told = now.status.as_ref().and_then(|status| status.observed_generation);
+                    told >= pod.metadata.generation && phase_of(now) == "Running"
+                })
+                .await?;
+            }
+            times.push(begun.elapsed().as_secs_f64() * 1e3);
         }
         Ok(median(times))
     }

@@ -38,6 +38,30 @@ pub(crate) async fn resident_memory(agent: &RunningAgent) -> Result<f64> {
     Ok(memory as f64 / 1e6)
 }
 
+/// What an agent and its shims take of the machine's memory in MB: what they share counts once.
+#[cfg(target_os = "linux")]
+#[expect(clippy::cast_precision_loss, reason = "no machine has 2^52 bytes")]
+pub(crate) fn proportional_memory(agent: &RunningAgent) -> Result<f64> {
+    let state = agent.agent().state_dir();
+    let mut system = System::new().context("cannot look at processes")?;
+    let what = ProcessRefreshKind::nothing().without_tasks().with_cmd(sysinfo::UpdateKind::Always);
+    system.refresh_processes_specifics(ProcessesToUpdate::All, true, what);
+    let is_shim = |process: &Process| {
+        let word = |index: usize| process.cmd().get(index).map(std::path::Path::new);
+        word(1) == Some("shim".as_ref()) && word(2).is_some_and(|dir| dir.starts_with(&state))
+    };
+    let shims = system.processes().values().filter(|process| is_shim(process)).map(|one| one.pid().as_u32());
+    let all: Vec<_> = shims.chain([agent.process().pid().as_raw().unsigned_abs()]).collect();
+    anyhow::ensure!(all.len() == 3, "not an agent and two shims, but {all:?}");
+    let mut kibibytes = 0;
+    for pid in all {
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
+        kibibytes += line.and_then(|number| number.parse::<u64>().ok()).context("no Pss")?;
+    }
+    Ok((kibibytes << 10) as f64 / 1e6)
+}
+
 fn look(agent: &RunningAgent, what: ProcessRefreshKind, read: impl Fn(&Process) -> u64) -> Result<u64> {
     let pid = Pid::from_u32(agent.process().pid().as_raw().unsigned_abs());
     let mut system = System::new().context("cannot look at processes")?;

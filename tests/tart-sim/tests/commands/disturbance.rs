@@ -32,6 +32,18 @@ fn latency() {
 }
 
 #[test]
+fn calls_are_recorded_when_asked_for() {
+    let mac = Mac::new();
+    mac.ok(&["list"]);
+    mac.fault("calls", "");
+    mac.ok(&["fqn", "vm"]);
+    mac.ok(&["--version"]);
+    mac.no_fault("calls");
+    mac.ok(&["list"]);
+    assert_eq!(std::fs::read_to_string(mac.path("host/calls")).unwrap(), "fqn\n--version\n");
+}
+
+#[test]
 fn a_command_hangs_until_the_fault_is_gone() {
     let mac = Mac::new();
     mac.fault("hang", "list get");

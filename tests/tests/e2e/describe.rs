@@ -1,0 +1,71 @@
+//! What `kubectl describe pod` tells somebody whose Pod does not run: what happened, and what to do.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::scene::{IMAGE, Scene};
+
+/// Creates a Pod and waits until its description has all of these words.
+async fn tells(scene: &Scene, name: &str, container: &Value, spec: &Value, words: &[&str]) -> Result<()> {
+    scene.create(&scene.pod(name, container, spec)).await?;
+    for words in words {
+        scene.told("pod", name, words).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_image_that_cannot_be_had() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("no-image").await?;
+    let image = |image: &str| json!({"image": image});
+    let nothing = json!({});
+    let missing = "registry.test/macos/sequioa:15";
+    tells(&scene, "typo", &image(missing), &nothing, &["ErrImagePull", missing, "check the image's name"])
+        .await?;
+    let private = "private.test/macos/secret:1";
+    scene.mac.add_image(private, &json!({}))?;
+    scene.mac.protect_registry("private.test", "robot", "secret")?;
+    let credentials = "check the image's name and the credentials for its registry";
+    tells(&scene, "stranger", &image(private), &nothing, &["ErrImagePull", credentials]).await?;
+    scene.kubectl.run(["delete", "pod", "typo", "stranger"]).await?;
+
+    let secret = json!({"imagePullSecrets": [{"name": "pull"}]});
+    let words = ["cannot use pull secret `pull`", "not found"];
+    tells(&scene, "keyless", &image(private), &secret, &words).await?;
+    let words = ["ErrImagePull", "check that the host reaches the registry"];
+    tells(&scene, "nowhere", &image("nowhere.test/macos:1"), &nothing, &words).await
+}
+
+#[tokio::test]
+async fn a_disk_without_room() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("no-room").await?;
+    let nothing = json!({});
+    let advice = "free some disk space on the host";
+    scene.mac.set_fault("no-space", "pull")?;
+    tells(&scene, "pull", &nothing, &nothing, &["ErrImagePull", advice]).await?;
+    scene.mac.set_fault("no-space", "clone")?;
+    tells(&scene, "clone", &nothing, &nothing, &["CreateContainerError", advice]).await
+}
+
+#[tokio::test]
+async fn a_host_that_runs_no_further_vm() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("no-place").await?;
+    scene.mac.set_fault("vm-limit-stuck", "")?;
+    let words = ["exceeds the system limit", "stop VMs that are not Pods, or restart the host"];
+    tells(&scene, "third", &json!({}), &json!({}), &words).await
+}
+
+#[tokio::test]
+async fn a_command_that_the_guest_does_not_have() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("no-command").await?;
+    let container = json!({"command": ["xcodebiuld", "test"]});
+    let words = ["StartError", "cannot start `xcodebiuld` in the guest"];
+    tells(&scene, "typo", &container, &json!({}), &words).await
+}
+
+#[tokio::test]
+async fn a_request_that_no_mac_can_grant() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("too-large").await?;
+    let container = json!({"image": IMAGE, "resources": {"requests": {"memory": "1Ti"}}});
+    tells(&scene, "large", &container, &json!({}), &["FailedScheduling", "Insufficient memory"]).await
+}

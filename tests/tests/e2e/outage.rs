@@ -1,0 +1,70 @@
+//! The API server is away; VMs and their ends are not.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene};
+
+fn exit_code(pod: &Pod) -> Result<i32> {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    let state = statuses.and_then(|all| all.first()).and_then(|status| status.state.as_ref());
+    Ok(state.and_then(|state| state.terminated.as_ref()).context("not terminated")?.exit_code)
+}
+
+/// A command that ends with `code` as soon as somebody says so.
+fn until_told(code: u8) -> serde_json::Value {
+    let script = format!("while [ ! -e /private/tmp/go ]; do sleep 0.05; done; exit {code}");
+    json!({"command": ["/bin/sh", "-c", script]})
+}
+
+async fn end(scene: &Scene, vm: &str) -> Result<()> {
+    scene.mac.tart(["exec", vm, "touch", "/private/tmp/go"]).await?;
+    wait::eventually("the end of a VM", DEADLINE, async || {
+        let running = scene.running_vms().await?;
+        ensure!(running.iter().all(|running| running != vm), "{running:?} run");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn ends_that_nobody_could_be_told_of_are_told_later() -> Result<()> {
+    let (scene, proxy, agent) = Scene::behind_proxy("outage").await?;
+    for (name, code) in [("early", 7), ("late", 8)] {
+        scene.create(&scene.pod(name, &until_told(code), &json!({}))).await?;
+    }
+    let early = Scene::vm_of(&scene.phase("early", "Running").await?)?;
+    let late = Scene::vm_of(&scene.phase("late", "Running").await?)?;
+    proxy.block();
+    end(&scene, &early).await?;
+    // The agent is rolled meanwhile, as if that were not enough.
+    let agent = agent.restart()?;
+    end(&scene, &late).await?;
+    proxy.open();
+    for (name, code) in [("early", 7), ("late", 8)] {
+        let pod = scene.phase(name, "Failed").await?;
+        assert_eq!(exit_code(&pod)?, code, "{}", agent.log()?);
+    }
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn a_deletion_during_an_outage_is_carried_out_after_it() -> Result<()> {
+    let (scene, proxy, agent) = Scene::behind_proxy("missed").await?;
+    for name in ["graceful", "forced"] {
+        scene.create(&scene.pod(name, &json!({}), &json!({}))).await?;
+    }
+    for name in ["graceful", "forced"] {
+        scene.phase(name, "Running").await?;
+    }
+    proxy.block();
+    scene.kubectl.run(["delete", "pod", "graceful", "--wait=false"]).await?;
+    scene.kubectl.run(["delete", "pod", "forced", "--grace-period=0", "--force"]).await?;
+    assert_eq!(scene.running_vms().await?.len(), 2, "nobody has told the agent");
+    proxy.open();
+    let gone = wait::until_gone(&scene.pods, "graceful", DEADLINE).await;
+    gone.with_context(|| agent.log().unwrap_or_default())?;
+    scene.nothing_left().await
+}
