@@ -167,7 +167,7 @@ impl<V> Shared<V> {
     pub(crate) async fn changed(&mut self) {
         if self.seen.changed().await.is_err() {
             // Nothing more will ever come; whoever waits for several things must not spin on this one.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }
