@@ -160,7 +160,7 @@ fn upper(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn service(namespace: &str, name: &str, address: &str, ports: serde_json::Value) -> Service {
+    fn service(namespace: &str, name: &str, address: &str, ports: &serde_json::Value) -> Service {
         Service::keep(
             serde_json::from_value(serde_json::json!({
                 "metadata": {"namespace": namespace, "name": name},
@@ -181,7 +181,7 @@ mod tests {
             "ns",
             "redis-main",
             "10.0.0.11",
-            serde_json::json!([{"port": 6379, "name": "wire-1"}, {"port": 53, "protocol": "UDP", "name": "dns"}]),
+            &serde_json::json!([{"port": 6379, "name": "wire-1"}, {"port": 53, "protocol": "UDP", "name": "dns"}]),
         );
         let mut variables = told("ns", true, &[redis]);
         variables.sort();
@@ -207,13 +207,13 @@ mod tests {
 
     #[test]
     fn a_container_is_told_of_its_namespace_and_always_of_the_api_server() {
-        let port = || serde_json::json!([{"port": 443}]);
+        let port = serde_json::json!([{"port": 443}]);
         let all = [
-            service("default", "kubernetes", "10.0.0.1", port()),
-            service("default", "other", "10.0.0.2", port()),
-            service("ns", "web", "10.0.0.3", port()),
-            service("ns", "headless", "None", port()),
-            service("ns", "external", "", port()),
+            service("default", "kubernetes", "10.0.0.1", &port),
+            service("default", "other", "10.0.0.2", &port),
+            service("ns", "web", "10.0.0.3", &port),
+            service("ns", "headless", "None", &port),
+            service("ns", "external", "", &port),
         ];
         let hosts = |namespace, links, services: &[Service]| -> Vec<String> {
             told(namespace, links, services).into_iter().filter(|v| v.contains("_SERVICE_HOST=")).collect()
@@ -228,7 +228,7 @@ mod tests {
             ["KUBERNETES_SERVICE_HOST=10.0.0.1", "OTHER_SERVICE_HOST=10.0.0.2"]
         );
         assert_eq!(hosts("default", false, &all), ["KUBERNETES_SERVICE_HOST=10.0.0.1"]);
-        let own = service("ns", "kubernetes", "10.0.0.9", port());
+        let own = service("ns", "kubernetes", "10.0.0.9", &port);
         for order in [[&all[0], &own], [&own, &all[0]]] {
             let services = order.map(Clone::clone);
             assert_eq!(hosts("ns", true, &services), ["KUBERNETES_SERVICE_HOST=10.0.0.9"]);
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn an_ipv6_address_is_bracketed_in_urls_only() {
-        let service = service("ns", "a", "fd00::1", serde_json::json!([{"port": 80}]));
+        let service = service("ns", "a", "fd00::1", &serde_json::json!([{"port": 80}]));
         let variables = told("ns", true, &[service]);
         assert!(variables.contains(&"A_PORT=tcp://[fd00::1]:80".to_owned()), "{variables:?}");
         assert!(variables.contains(&"A_SERVICE_HOST=fd00::1".to_owned()), "{variables:?}");

@@ -35,7 +35,7 @@ enum Source {
     ConfigMap { object: Watched<ConfigMap>, name: String, items: Vec<KeyToPath>, optional: bool },
     Secret { object: Watched<Secret>, name: String, items: Vec<KeyToPath>, optional: bool },
     Downward { items: Vec<DownwardAPIVolumeFile>, shown: Option<Payload> },
-    Token { token: Token, path: String },
+    Token { token: Box<Token>, path: String },
     Unsupported(&'static str),
 }
 
@@ -107,7 +107,7 @@ impl Content {
                 Source::Token { token, .. } => Box::pin(token.due()),
                 Source::Downward { items, shown } => {
                     let pod = self.pod.clone();
-                    Box::pin(downward_changed(items, shown, pod, self.mode, &self.allocatable))
+                    Box::pin(downward_changed(items, shown.as_ref(), pod, self.mode, &self.allocatable))
                 }
                 Source::Unsupported(_) => Box::pin(std::future::pending()),
             }
@@ -159,7 +159,7 @@ fn projected(world: &World, pod: &Pod, source: &VolumeProjection) -> Option<Sour
     } else if let Some(source) = &source.downward_api {
         downward(source.items.clone())
     } else if let Some(source) = &source.service_account_token {
-        Source::Token { token: world.tokens.token(pod, source), path: source.path.clone() }
+        Source::Token { token: Box::new(world.tokens.token(pod, source)), path: source.path.clone() }
     } else if source.cluster_trust_bundle.is_some() {
         Source::Unsupported("clusterTrustBundle")
     } else if source.pod_certificate.is_some() {
@@ -204,14 +204,14 @@ impl Source {
 /// Waits until a Pod has something else to tell. Most changes of a Pod are changes of its status, which no file shows.
 async fn downward_changed(
     items: &[DownwardAPIVolumeFile],
-    shown: &Option<Payload>,
+    shown: Option<&Payload>,
     mut pod: watch::Receiver<Arc<Pod>>,
     mode: FileMode,
     allocatable: &Amounts,
 ) {
     loop {
         let files = downward_files(items, &pod.borrow_and_update().clone(), mode, allocatable);
-        if files.ok() != *shown {
+        if files.ok().as_ref() != shown {
             return;
         }
         if pod.changed().await.is_err() {

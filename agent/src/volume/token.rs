@@ -85,7 +85,6 @@ fn request(pod: &Pod, wanted: &ServiceAccountTokenProjection) -> TokenRequest {
                 name: Some(pod.name_any()),
                 uid: pod.metadata.uid.clone(),
             }),
-            ..TokenRequestSpec::default()
         }),
         ..TokenRequest::default()
     }

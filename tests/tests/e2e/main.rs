@@ -17,6 +17,7 @@ mod images;
 mod life;
 mod metrics;
 mod node;
+mod objects;
 mod outage;
 mod probes;
 mod reboot;

@@ -55,7 +55,7 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
     expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-fn from(source: &str, body: Value) -> Value {
+fn from(source: &str, body: &Value) -> Value {
     json!({"env": [{"name": "V", "valueFrom": {source: body}}]})
 }
 
@@ -98,12 +98,12 @@ fn own_variables_use_what_was_set_before_them() {
 #[test]
 fn single_values_come_from_everywhere() {
     let table = [
-        (from("configMapKeyRef", json!({"name": "map", "key": "A"})), "map-a"),
-        (from("secretKeyRef", json!({"name": "secret", "key": "PASSWORD"})), "hunter2"),
-        (from("configMapKeyRef", json!({"name": "map", "key": "B"})), "$(A)"),
-        (from("fieldRef", json!({"fieldPath": "metadata.namespace"})), "ci"),
-        (from("fieldRef", json!({"fieldPath": "status.hostIP"})), "192.0.2.1"),
-        (from("resourceFieldRef", json!({"resource": "requests.memory"})), "0"),
+        (from("configMapKeyRef", &json!({"name": "map", "key": "A"})), "map-a"),
+        (from("secretKeyRef", &json!({"name": "secret", "key": "PASSWORD"})), "hunter2"),
+        (from("configMapKeyRef", &json!({"name": "map", "key": "B"})), "$(A)"),
+        (from("fieldRef", &json!({"fieldPath": "metadata.namespace"})), "ci"),
+        (from("fieldRef", &json!({"fieldPath": "status.hostIP"})), "192.0.2.1"),
+        (from("resourceFieldRef", &json!({"resource": "requests.memory"})), "0"),
     ];
     for (container, expected) in table {
         assert_eq!(own(&container), pairs(&[("V", expected)]), "{container}");
@@ -116,24 +116,24 @@ fn what_is_missing_is_told_in_the_kubelets_words() {
     let table = [
         (whole("configMapRef", "gone"), "configmap \"gone\" not found"),
         (whole("secretRef", "gone"), "secret \"gone\" not found"),
-        (from("configMapKeyRef", json!({"name": "gone", "key": "k"})), "configmap \"gone\" not found"),
-        (from("secretKeyRef", json!({"name": "gone", "key": "k"})), "secret \"gone\" not found"),
+        (from("configMapKeyRef", &json!({"name": "gone", "key": "k"})), "configmap \"gone\" not found"),
+        (from("secretKeyRef", &json!({"name": "gone", "key": "k"})), "secret \"gone\" not found"),
         (
-            from("configMapKeyRef", json!({"name": "map", "key": "k"})),
+            from("configMapKeyRef", &json!({"name": "map", "key": "k"})),
             "couldn't find key k in ConfigMap ci/map",
         ),
         (
             // Bytes are for files.
-            from("configMapKeyRef", json!({"name": "map", "key": "BIN"})),
+            from("configMapKeyRef", &json!({"name": "map", "key": "BIN"})),
             "couldn't find key BIN in ConfigMap ci/map",
         ),
         (
-            from("secretKeyRef", json!({"name": "secret", "key": "k"})),
+            from("secretKeyRef", &json!({"name": "secret", "key": "k"})),
             "couldn't find key k in Secret ci/secret",
         ),
-        (from("fieldRef", json!({"fieldPath": "status.phase"})), "unsupported fieldPath: status.phase"),
+        (from("fieldRef", &json!({"fieldPath": "status.phase"})), "unsupported fieldPath: status.phase"),
         (
-            from("secretKeyRef", json!({"name": "broken", "key": "NUL"})),
+            from("secretKeyRef", &json!({"name": "broken", "key": "NUL"})),
             "the value of environment variable V has a NUL byte",
         ),
         (whole("secretRef", "broken"), "the value of environment variable NUL has a NUL byte"),
@@ -142,7 +142,7 @@ fn what_is_missing_is_told_in_the_kubelets_words() {
             "the value of environment variable V has a NUL byte",
         ),
         (
-            from("fileKeyRef", json!({"volumeName": "v", "path": "p", "key": "k"})),
+            from("fileKeyRef", &json!({"volumeName": "v", "path": "p", "key": "k"})),
             "environment variable V: fileKeyRef is not supported by this node",
         ),
     ];
