@@ -59,7 +59,7 @@ impl std::fmt::Debug for Prober {
 impl Prober {
     /// Starts to probe a container that has run for `ran`; `before` is what the API shows of it when this agent found it
     /// running.
-    pub fn start(probes: Probes, before: Option<Health>, ran: Duration, target: Target, tell: Tell) -> Self {
+    pub fn start(probes: Probes, before: Option<Health>, ran: Duration, target: Target, tell: &Tell) -> Self {
         let (judge, seen) = watch::channel(Judge::new(&probes, before));
         let judge = Arc::new(judge);
         let target = Arc::new(target);

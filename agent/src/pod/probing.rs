@@ -79,7 +79,7 @@ fn begin(
     }
     let before = attempt.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
     let ran = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
-    Some(Prober::start(probes, before, ran, target, tell(pod, &container.name, events)))
+    Some(Prober::start(probes, before, ran, target, &tell(pod, &container.name, events)))
 }
 
 /// What the API shows of a VM that it shows as running. Of a VM that was started a moment ago it shows nothing yet.

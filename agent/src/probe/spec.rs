@@ -216,17 +216,17 @@ mod tests {
         serde_json::from_value(full).unwrap()
     }
 
-    fn readiness(probe: Value) -> ProbeSpec {
+    fn readiness(probe: &Value) -> ProbeSpec {
         Probes::of(&container(json!({"readinessProbe": probe}))).readiness.unwrap()
     }
 
     #[test]
     fn what_is_not_said_has_the_kubelets_defaults() {
         let seconds = Duration::from_secs;
-        let spec = readiness(json!({"tcpSocket": {"port": 1}, "periodSeconds": 0}));
+        let spec = readiness(&json!({"tcpSocket": {"port": 1}, "periodSeconds": 0}));
         assert_eq!((spec.initial_delay, spec.period, spec.timeout), (seconds(0), seconds(10), seconds(1)));
         assert_eq!((spec.success_threshold, spec.failure_threshold), (1, 3));
-        let spec = readiness(json!({
+        let spec = readiness(&json!({
             "tcpSocket": {"port": 1}, "initialDelaySeconds": 5, "periodSeconds": 2, "timeoutSeconds": 3,
             "successThreshold": 4, "failureThreshold": 6,
         }));
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn ports_have_numbers_or_the_containers_names() {
-        let socket = |port: Value| match readiness(json!({"tcpSocket": {"port": port}})).action {
+        let socket = |port: Value| match readiness(&json!({"tcpSocket": {"port": port}})).action {
             Ok(Action::TcpSocket { port, .. }) => Ok(port),
             Ok(other) => panic!("{other:?}"),
             Err(bad) => Err(bad.to_string()),
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn variables_that_the_spec_sets_are_expanded_in_commands() {
-        let spec = readiness(json!({"exec": {"command": ["test", "$(A)", "$(B)", "$$(A)"]}}));
+        let spec = readiness(&json!({"exec": {"command": ["test", "$(A)", "$(B)", "$$(A)"]}}));
         let words = ["test", "1", "$(B)", "$(A)"].map(str::to_owned).to_vec();
         assert_eq!(spec.action, Ok(Action::Exec(words)));
     }
@@ -260,7 +260,8 @@ mod tests {
     #[test]
     fn the_first_probe_waits_for_the_initial_delay_and_a_share_of_a_period() {
         let seconds = Duration::from_secs;
-        let spec = readiness(json!({"tcpSocket": {"port": 1}, "initialDelaySeconds": 5, "periodSeconds": 8}));
+        let spec =
+            readiness(&json!({"tcpSocket": {"port": 1}, "initialDelaySeconds": 5, "periodSeconds": 8}));
         assert_eq!(spec.first_after(seconds(0), 0.0), seconds(5));
         assert_eq!(spec.first_after(seconds(3), 0.0), seconds(2));
         assert_eq!(spec.first_after(seconds(60), 0.0), seconds(0));

@@ -217,9 +217,20 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         any_attempt(0).prop_map(|a| vec![a]).boxed(),
         (any_attempt(0), any_attempt(1)).prop_map(|(a, b)| vec![a, b]).boxed(),
     ];
-    (wanted, attempts, any::<[bool; 3]>()).prop_map(|(wanted, attempts, [refused, accepted, published])| {
-        Observation { refused, accepted, final_status_published: published, ..seen(wanted, attempts) }
-    })
+    let health = prop_oneof![
+        Just(None),
+        Just(Some(Health { started: false, ready: false, failed: None })),
+        Just(Some(Health { started: true, ready: true, failed: Some(StopCause::FailedLiveness) })),
+    ];
+    (wanted, attempts, health, any::<[bool; 3]>()).prop_map(
+        |(wanted, attempts, health, [refused, accepted, published])| Observation {
+            refused,
+            accepted,
+            health,
+            final_status_published: published,
+            ..seen(wanted, attempts)
+        },
+    )
 }
 
 proptest! {
@@ -232,6 +243,18 @@ proptest! {
                 let untouched = attempt.outcome.is_none() && !attempt.begun;
                 prop_assert!(attempt.cleaned || untouched, "{:?}", attempt);
             }
+        }
+    }
+
+    /// Probes stop nothing but the current VM of a Pod that stays, and only once.
+    #[test]
+    fn probes_stop_only_what_lives(seen in any_observation()) {
+        if let Decision::StopUnhealthy(restart, cause) = decide(&seen) {
+            let current = seen.attempts.last().unwrap();
+            prop_assert!(matches!(seen.wanted, Wanted::Run(_)) && current.restart == restart);
+            prop_assert!(current.holder == Holder::Shim && current.outcome.is_none() && current.result.is_none());
+            prop_assert!(current.stop.is_none_or(|stop| stop.cause.is_none()));
+            prop_assert_eq!(seen.health.and_then(|health| health.failed), Some(cause));
         }
     }
 
