@@ -21,6 +21,8 @@ pub struct Proxy {
     server: String,
     pace: watch::Sender<Pace>,
     bytes: Arc<AtomicU64>,
+    /// Connections that are older than this are dead.
+    age: watch::Sender<u64>,
     _tasks: JoinSet<()>,
 }
 
@@ -44,12 +46,15 @@ impl Proxy {
         let address = listener.local_addr()?.to_string();
         let (pace, paced) = watch::channel(Pace::After(Duration::ZERO));
         let bytes = Arc::new(AtomicU64::new(0));
+        let (age, aged) = watch::channel(0);
         let mut tasks = JoinSet::new();
         let counter = bytes.clone();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 let (target, mut paced, counter) = (target.clone(), paced.clone(), counter.clone());
+                let mut aged = aged.clone();
+                aged.mark_unchanged();
                 connections.spawn(async move {
                     let Ok(server) = TcpStream::connect(target).await else { return };
                     let (mut from_client, mut to_client) = client.into_split();
@@ -58,11 +63,13 @@ impl Proxy {
                         () = pass(&mut from_client, &mut to_server, paced.clone(), &counter) => {}
                         () = pass(&mut from_server, &mut to_client, paced.clone(), &counter) => {}
                         _ = paced.wait_for(|pace| *pace == Pace::Broken) => {}
+                        // Held open, and never looked at again.
+                        Ok(()) = aged.changed() => std::future::pending().await,
                     }
                 });
             }
         });
-        Ok(Self { address, server, pace, bytes, _tasks: tasks })
+        Ok(Self { address, server, pace, bytes, age, _tasks: tasks })
     }
 
     /// From now on, every piece in either direction takes this much longer.
@@ -83,6 +90,12 @@ impl Proxy {
     /// From now on, every connection breaks.
     pub fn sever(&self) {
         self.pace.send_replace(Pace::Broken);
+    }
+
+    /// Nothing more gets through the connections that there are, and none of them breaks: a router has forgotten them. New
+    /// ones are as good as ever.
+    pub fn forget(&self) {
+        self.age.send_modify(|age| *age += 1);
     }
 
     /// How many bytes have passed in both directions.

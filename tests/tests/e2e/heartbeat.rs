@@ -66,6 +66,17 @@ async fn an_api_server_that_answers_slowly_does_not_stop_it() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_connection_that_dies_in_silence_is_replaced() -> Result<()> {
+    let (scene, proxy, agent) = Scene::behind_proxy("silence").await?;
+    proxy.forget();
+    beats(scene.control_plane, &scene.node, 2).await?;
+    // The one that Pods come by, too.
+    scene.create(&scene.pod("after", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
+    scene.phase("after", "Succeeded").await.with_context(|| agent.log().unwrap_or_default())?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn sigterm_ends_an_agent_whose_tart_and_api_server_hang() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("dead-end").await?;
     scene.mac.set_fault("hang", "*")?;

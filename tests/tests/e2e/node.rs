@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::Api;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::DeleteParams;
+use kube::{Api, ResourceExt};
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
@@ -58,6 +59,33 @@ async fn the_lease_is_renewed() -> Result<()> {
     .map(drop)
 }
 
+/// Waits until the Lease belongs to a Node and says which agent renews it.
+async fn lease_of(scene: &Scene, node: &Node) -> Result<Lease> {
+    let leases: Api<Lease> = Api::namespaced(scene.control_plane.client().await?, "kube-node-lease");
+    wait::until(&leases, &scene.node, "the Node's", DEADLINE, |lease| {
+        lease.owner_references().iter().any(|owner| Some(&owner.uid) == node.metadata.uid.as_ref())
+            && lease.annotations().contains_key("tart-kubelet.tuist.dev/instance")
+            && lease.spec.as_ref().is_some_and(|spec| spec.holder_identity.as_ref() == Some(&scene.node))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_meddles_with_is_put_right() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("meddler").await?;
+    let node = scene.nodes.get(&scene.node).await?;
+    let first = lease_of(&scene, &node).await?;
+    let lease = ["lease", &scene.node, "--namespace", "kube-node-lease"];
+    scene
+        .kubectl
+        .run(["annotate"].into_iter().chain(lease).chain(["tart-kubelet.tuist.dev/instance-"]))
+        .await?;
+    assert_eq!(lease_of(&scene, &node).await?.uid(), first.uid());
+    scene.kubectl.run(["delete"].into_iter().chain(lease)).await?;
+    assert_ne!(lease_of(&scene, &node).await?.uid(), first.uid());
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_deleted_node_is_registered_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("again").await?;
@@ -68,6 +96,8 @@ async fn a_deleted_node_is_registered_again() -> Result<()> {
         ensure!(node.metadata.uid != first, "still the old one");
         Ok(node)
     });
-    back.await.with_context(|| agent.log().unwrap_or_default())?;
+    let back = back.await.with_context(|| agent.log().unwrap_or_default())?;
+    // The old Lease goes with the old Node, sooner or later; the new Node has one all the same.
+    lease_of(&scene, &back).await?;
     scene.node_ready(&agent).await
 }

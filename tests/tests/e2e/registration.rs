@@ -141,6 +141,27 @@ async fn flags_say_what_pods_may_have() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_address_that_is_found_is_not_one_of_the_machine_alone() -> Result<()> {
+    let scene = Scene::new("address").await?;
+    let agent = scene.agent.clone().without("--node-ip").start()?;
+    let found = wait::eventually("an address, or a word", DEADLINE, async || {
+        if let Some(status) = agent.process().exit_status()? {
+            // A machine without a network has none to give.
+            ensure!(status.code() == Some(2) && agent.log()?.contains("--node-ip"), "{}", agent.log()?);
+            return Ok(None);
+        }
+        let status = scene.nodes.get(&scene.node).await?.status.context("no status")?;
+        let addresses = status.addresses.unwrap_or_default();
+        let address = addresses.into_iter().find(|one| one.type_ == "InternalIP").context("no address")?;
+        Ok(Some(address.address))
+    })
+    .await?;
+    let lonely = |address: std::net::IpAddr| address.is_loopback() || address.is_unspecified();
+    ensure!(found.is_none_or(|found| found.parse().is_ok_and(|address| !lonely(address))));
+    Ok(())
+}
+
+#[tokio::test]
 async fn tailscale_gives_the_address_or_the_agent_says_why_not() -> Result<()> {
     let scene = Scene::new("tailscale").await?;
     let program = scene.agent.state_dir().with_file_name("tailscale");

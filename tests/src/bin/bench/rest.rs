@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use kube::Api;
 use sysinfo::{Pid, Process, ProcessRefreshKind, ProcessesToUpdate, System};
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
@@ -52,7 +53,7 @@ pub(crate) fn proportional_memory(agent: &RunningAgent) -> Result<f64> {
     };
     let shims = system.processes().values().filter(|process| is_shim(process)).map(|one| one.pid().as_u32());
     let all: Vec<_> = shims.chain([agent.process().pid().as_raw().unsigned_abs()]).collect();
-    anyhow::ensure!(all.len() == 3, "not an agent and two shims, but {all:?}");
+    ensure!(all.len() == 3, "not an agent and two shims, but {all:?}");
     let mut kibibytes = 0;
     for pid in all {
         let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
@@ -74,6 +75,7 @@ pub(crate) struct Idler {
     proxy: Proxy,
     agent: RunningAgent,
     leases: Api<Lease>,
+    nodes: Api<Node>,
 }
 
 impl Idler {
@@ -82,8 +84,9 @@ impl Idler {
         let kubeconfig = proxy.kubeconfig(&control_plane.node_kubeconfig(NODE)?)?;
         let mac = Mac::new(control_plane.sandbox())?;
         let agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
-        let leases = Api::namespaced(control_plane.client().await?, "kube-node-lease");
-        let idler = Self { proxy, agent, leases };
+        let client = control_plane.client().await?;
+        let nodes = Api::all(client.clone());
+        let idler = Self { proxy, agent, leases: Api::namespaced(client, "kube-node-lease"), nodes };
         wait::until(&idler.leases, NODE, "there", REST, |_| true).await?;
         Ok(idler)
     }
@@ -94,19 +97,31 @@ impl Idler {
         sleep(SETTLE).await;
         let what = ProcessRefreshKind::nothing().with_cpu();
         let cpu = || look(&self.agent, what, Process::accumulated_cpu_time);
+        let before = self.ready().await?;
         let (bytes, busy, begun) = (self.proxy.bytes(), cpu()?, Instant::now());
         sleep(REST).await;
         let seconds = begun.elapsed().as_secs_f64();
         let traffic = (self.proxy.bytes() - bytes) as f64 / 1e6 * 3600.0 / seconds;
         let milliseconds = (cpu()? - busy) as f64;
+        let after = self.ready().await?;
+        ensure!(after.last_heartbeat_time > before.last_heartbeat_time, "the status was not confirmed");
+        let word =
+            |ready: &NodeCondition| (ready.status.clone(), ready.reason.clone(), ready.message.clone());
+        ensure!(word(&before) == word(&after), "at rest, {before:?} has become {after:?}");
         Ok((traffic, milliseconds / 10.0 / seconds))
+    }
+
+    async fn ready(&self) -> Result<NodeCondition> {
+        let status = self.nodes.get(NODE).await?.status.unwrap_or_default();
+        let mut conditions = status.conditions.unwrap_or_default().into_iter();
+        conditions.find(|one| one.type_ == "Ready").context("no condition Ready")
     }
 
     /// Milliseconds from the start of an agent that was killed to the next renewal of its Lease.
     pub(crate) async fn restart_to_beat(self) -> Result<f64> {
         let renewed =
             |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|t| t.0);
-        let Self { mut agent, leases, proxy: _proxy } = self;
+        let Self { mut agent, leases, proxy: _proxy, nodes: _ } = self;
         let mut times = Vec::new();
         for _ in 0..RESTARTS {
             agent.kill9()?;
