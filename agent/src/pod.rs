@@ -10,6 +10,7 @@ pub mod fields;
 pub mod fit;
 pub mod manager;
 pub mod publisher;
+pub mod pulling;
 pub mod restart;
 pub mod slots;
 pub mod starting;

@@ -1,6 +1,7 @@
 //! The process that owns one VM: it makes the VM, runs it with the container's command in it, and writes down how
 //! it ended. It lives in its own session and needs no API server, so the agent can die and come back meanwhile.
 
+pub mod host_ports;
 mod launch;
 mod log;
 mod shutdown;
@@ -30,6 +31,7 @@ use crate::state::{
     Attempt, Ending, GuestCommand, HostFault, Outcome, Progress, ShimSpec, Stage, StateError,
 };
 use crate::tart::{Fault, Size, Tart, TartError};
+use host_ports::{HostPortError, HostPorts};
 use log::{Log, Source};
 use shutdown::shut_down;
 use stop::StopSignal;
@@ -94,6 +96,10 @@ impl Shim {
     async fn serve(self) {
         self.persist("that the VM is begun", || self.attempt.begin()).await;
         crash::point("shim.begun");
+        let ports = match HostPorts::bind(&self.spec.host_ports).await {
+            Ok(ports) => ports,
+            Err(error) => return self.finish(port_taken(&error), None).await,
+        };
         let prepared = {
             let mut stop = self.stop.clone();
             tokio::select! {
@@ -103,7 +109,7 @@ impl Shim {
             }
         };
         match prepared {
-            Ok(()) => self.run_vm().await,
+            Ok(()) => self.run_vm(ports).await,
             Err(ending) => self.finish(ending, None).await,
         }
     }
@@ -114,8 +120,7 @@ impl Shim {
         // The disk has time for this while tart clones.
         let attempt = self.attempt.clone();
         let begun = spawn_blocking(move || attempt.sync_begun());
-        let cloned = self.tart.clone_image(&self.spec.image, &self.spec.vm).await;
-        cloned.map_err(|error| not_started("CreateContainerError", &error))?;
+        self.clone_vm().await.map_err(|error| not_started("CreateContainerError", &error))?;
         crash::point("shim.cloned");
         self.enter(Stage::Configuring);
         self.configure().await.map_err(|error| not_started("CreateContainerError", &error))?;
@@ -123,6 +128,19 @@ impl Shim {
             self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
         }
         Ok(())
+    }
+
+    async fn clone_vm(&self) -> Result<(), TartError> {
+        if let Some(base) = &self.spec.base {
+            match self.tart.clone_base(base, &self.spec.vm).await {
+                // Somebody has deleted it a moment ago.
+                Err(error) if error.fault() == Some(Fault::MissingVm) => {
+                    warn!(%base, error = chain(&error), "the base VM is gone; cloning the image itself");
+                }
+                result => return result,
+            }
+        }
+        self.tart.clone_image(&self.spec.image, &self.spec.vm).await
     }
 
     async fn configure(&self) -> Result<(), TartError> {
@@ -136,7 +154,7 @@ impl Shim {
         }
     }
 
-    async fn run_vm(mut self) {
+    async fn run_vm(mut self, ports: HostPorts) {
         crash::point("shim.configured");
         self.enter(Stage::Booting);
         let mut child = match self.tart.run(&self.spec.vm) {
@@ -154,7 +172,7 @@ impl Shim {
         let mut stop = self.stop.clone();
         let end = tokio::select! {
             status = child.wait() => End::Vm(status),
-            end = self.guest(&mut container, command_log) => End::Guest(end),
+            end = self.guest(&mut container, &ports, command_log) => End::Guest(end),
             _ = stop.requested() => End::Asked,
         };
         let ending = match end {
@@ -170,6 +188,8 @@ impl Shim {
             },
             End::Guest(GuestEnd::Over(ending)) => ending,
         };
+        // Free for the next VM when somebody hears of the end of this one.
+        drop(ports);
         let outcome = Outcome { ending, started_at: container.started_at, finished_at: Timestamp::now() };
         if child.id().is_some() {
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
@@ -181,10 +201,11 @@ impl Shim {
     }
 
     /// The guest's side of the container: its address, then its command. Without a command it never ends by itself.
-    async fn guest(&self, container: &mut Container, mut log: Log) -> GuestEnd {
+    async fn guest(&self, container: &mut Container, ports: &HostPorts, mut log: Log) -> GuestEnd {
         let Ok(address) = timeout(BOOT_LIMIT, self.address()).await else {
             return GuestEnd::Over(no_address());
         };
+        let _forwarding = ports.serve(address);
         let Some(command) = &self.spec.command else {
             self.running(container, address);
             return std::future::pending().await;
@@ -275,10 +296,15 @@ impl Shim {
         crash::point("shim.ended");
     }
 
-    /// Writes something down that must not be lost, for as long as it takes: a full disk has room again some day.
+    /// Writes something down that must not be lost, for as long as it takes: a full disk has room again some day. A directory that
+    /// somebody has deleted has not.
     async fn persist(&self, what: &str, write: impl Fn() -> Result<(), StateError>) {
         let mut complained = false;
         while let Err(error) = write() {
+            if matches!(self.attempt.path().try_exists(), Ok(false)) {
+                warn!(vm = %self.spec.vm, "the VM's directory is gone; nobody will read {what}");
+                return;
+            }
             if !std::mem::replace(&mut complained, true) {
                 warn!(vm = %self.spec.vm, error = chain(&error), "cannot write down {what}; trying until it works");
             }
@@ -381,6 +407,10 @@ fn guest_agent_missing() -> Ending {
         ),
         fault: None,
     }
+}
+
+fn port_taken(error: &HostPortError) -> Ending {
+    Ending::NotStarted { reason: "StartError".to_owned(), message: chain(error), fault: None }
 }
 
 fn not_started(reason: &str, error: &TartError) -> Ending {

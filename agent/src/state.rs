@@ -29,7 +29,8 @@ pub use attempt::{Attempt, AttemptView, Holder};
 pub use file::StateError;
 pub use lock::Lock;
 pub use record::{
-    Ending, GuestCommand, HostFault, Mount, Outcome, PodRecord, Progress, Share, ShimSpec, Stage, StopRequest,
+    Ending, GuestCommand, HostFault, HostPort, Mount, Outcome, PodRecord, Progress, Protocol, Share,
+    ShimSpec, Stage, StopRequest,
 };
 pub use secret::write_secret;
 

@@ -1,5 +1,6 @@
 //! End to end: real API server, scheduler and kubectl; the shipped agent; a simulated Mac.
 
+mod bases;
 mod broken_input;
 mod commands;
 mod conditions;
@@ -14,6 +15,7 @@ mod images;
 mod life;
 mod metrics;
 mod node;
+mod ports;
 mod registration;
 mod rivals;
 mod scene;

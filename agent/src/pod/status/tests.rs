@@ -21,6 +21,7 @@ fn plan() -> VmPlan {
         size: Size::default(),
         size_is_minimum: false,
         command: None,
+        host_ports: Vec::new(),
     }
 }
 
