@@ -119,7 +119,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let events = Events::new(client.clone(), &config.name);
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
-        images: Arc::new(Images::new(tart.clone())),
+        images: Arc::new(Images::new(tart.clone(), metrics.clone())),
         health: health_seen.clone(),
         events: events.clone(),
         tart: tart.clone(),

@@ -4,11 +4,14 @@ pub mod credentials;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::watch;
 
+use crate::metrics::Metrics;
 use crate::pod::admission::PullPolicy;
 use crate::tart::{Fault, ImageDigest, Tart, TartError};
+use crate::vm::BaseName;
 use credentials::Credential;
 
 /// An image that cannot be had.
@@ -38,6 +41,15 @@ pub enum ImageError {
         #[source]
         source: Arc<TartError>,
     },
+    /// It is there, but no VM can be made from it.
+    #[error("cannot make a VM from image `{image}`{}", .source.fault().map_or("", Fault::advice))]
+    Base {
+        /// The image as the Pod names it.
+        image: String,
+        /// Why.
+        #[source]
+        source: Arc<TartError>,
+    },
     /// The task that fetched it has died.
     #[error("the pull of image `{0}` was interrupted")]
     Interrupted(String),
@@ -47,7 +59,9 @@ impl ImageError {
     /// The kubelet's word for the failure.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Pull { .. } | Self::Vanished(_) | Self::Interrupted(_) => "ErrImagePull",
+            Self::Pull { .. } | Self::Vanished(_) | Self::Base { .. } | Self::Interrupted(_) => {
+                "ErrImagePull"
+            }
             Self::NeverPull(_) => "ErrImageNeverPull",
             Self::Look { .. } => "ImageInspectError",
         }
@@ -58,20 +72,38 @@ impl ImageError {
 #[derive(Debug)]
 pub struct Images {
     tart: Tart,
+    metrics: Metrics,
     /// Where each reference was last seen to point.
     known: Mutex<HashMap<String, ImageDigest>>,
     flights: Mutex<HashMap<FlightKey, Flight>>,
+    /// Held while a base VM is made; tart makes one VM at a time anyway.
+    making: tokio::sync::Mutex<()>,
 }
 
 /// Pods with the same credentials share a pull.
 type FlightKey = (String, Vec<Credential>);
 /// A pull that is under way; whoever waits for it has a receiver.
-type Flight = Arc<watch::Sender<Option<Result<ImageDigest, ImageError>>>>;
+type Flight = Arc<watch::Sender<Pulling>>;
+
+/// How far a pull has come.
+#[derive(Debug, Clone)]
+enum Pulling {
+    /// So many percent of it have arrived.
+    Arrived(u8),
+    /// It is over.
+    Over(Result<ImageDigest, ImageError>),
+}
 
 impl Images {
     /// The images that `tart` keeps.
-    pub fn new(tart: Tart) -> Self {
-        Self { tart, known: Mutex::default(), flights: Mutex::default() }
+    pub fn new(tart: Tart, metrics: Metrics) -> Self {
+        Self {
+            tart,
+            metrics,
+            known: Mutex::default(),
+            flights: Mutex::default(),
+            making: tokio::sync::Mutex::default(),
+        }
     }
 
     /// The image, if it is on this host and the policy lets it be used without asking its registry.
@@ -90,16 +122,40 @@ impl Images {
     }
 
     /// Fetches an image, once for all who want it at the same time. It goes on for as long as one of them waits.
+    ///
+    /// `arrived` is told how much of it is here, in percent.
     pub async fn pull(
         self: &Arc<Self>,
         image: &str,
         credentials: Vec<Credential>,
+        mut arrived: impl FnMut(u8),
     ) -> Result<ImageDigest, ImageError> {
         let mut flight = self.board((image.to_owned(), credentials));
-        match flight.wait_for(Option::is_some).await {
-            Ok(ended) => ended.clone().unwrap_or_else(|| Err(ImageError::Interrupted(image.to_owned()))),
-            Err(_) => Err(ImageError::Interrupted(image.to_owned())),
+        loop {
+            let seen = flight.borrow_and_update().clone();
+            match seen {
+                Pulling::Over(result) => return result,
+                Pulling::Arrived(percent) => arrived(percent),
+            }
+            flight.changed().await.map_err(|_| ImageError::Interrupted(image.to_owned()))?;
         }
+    }
+
+    /// The base VM of an image, made when it is not there: for the first Pod with the image, and after somebody has deleted it.
+    pub async fn base(&self, image: &str, digest: &ImageDigest) -> Result<BaseName, ImageError> {
+        let base = BaseName::of(digest);
+        if self.tart.has_base(&base) {
+            return Ok(base);
+        }
+        let _making = self.making.lock().await;
+        if !self.tart.has_base(&base) {
+            self.tart.make_base(digest, &base).await.map_err(|source| {
+                // It may no longer be where it was.
+                self.forget(image);
+                ImageError::Base { image: image.to_owned(), source: Arc::new(source) }
+            })?;
+        }
+        Ok(base)
     }
 
     /// Forgets where an image was last seen, after a clone of it has failed.
@@ -108,12 +164,12 @@ impl Images {
     }
 
     /// Joins the pull that is under way, or starts one.
-    fn board(self: &Arc<Self>, key: FlightKey) -> watch::Receiver<Option<Result<ImageDigest, ImageError>>> {
+    fn board(self: &Arc<Self>, key: FlightKey) -> watch::Receiver<Pulling> {
         let mut flights = lock(&self.flights);
         if let Some(flight) = flights.get(&key) {
             return flight.subscribe();
         }
-        let (sender, receiver) = watch::channel(None);
+        let (sender, receiver) = watch::channel(Pulling::Arrived(0));
         let flight = Arc::new(sender);
         flights.insert(key.clone(), flight.clone());
         tokio::spawn(self.clone().fly(key, flight));
@@ -121,13 +177,17 @@ impl Images {
     }
 
     async fn fly(self: Arc<Self>, key: FlightKey, flight: Flight) {
-        let fetch = self.fetch(&key.0, &key.1);
+        let arrived = |percent| drop(flight.send_replace(Pulling::Arrived(percent)));
+        let fetch = self.fetch(&key.0, &key.1, arrived);
         tokio::pin!(fetch);
+        let begun = Instant::now();
         loop {
             tokio::select! {
                 result = &mut fetch => {
+                    let end = result.as_ref().map_or_else(ImageError::reason, |_| "success");
+                    self.metrics.pull_ended(end, begun.elapsed());
                     lock(&self.flights).remove(&key);
-                    flight.send_replace(Some(result));
+                    flight.send_replace(Pulling::Over(result));
                     return;
                 }
                 () = flight.closed() => {
@@ -144,14 +204,19 @@ impl Images {
     }
 
     /// Tries each credential in turn; without any, the registry is asked as nobody.
-    async fn fetch(&self, image: &str, credentials: &[Credential]) -> Result<ImageDigest, ImageError> {
+    async fn fetch(
+        &self,
+        image: &str,
+        credentials: &[Credential],
+        mut arrived: impl FnMut(u8),
+    ) -> Result<ImageDigest, ImageError> {
         let mut tries: Vec<Option<&Credential>> = credentials.iter().map(Some).collect();
         if tries.is_empty() {
             tries.push(None);
         }
         let mut failure = None;
         for credential in tries {
-            match self.tart.pull(image, credential).await {
+            match self.tart.pull(image, credential, &mut arrived).await {
                 Ok(()) => {
                     let found = self.cached(image).await?;
                     return found.ok_or_else(|| ImageError::Vanished(image.to_owned()));

@@ -2,6 +2,8 @@
 
 mod api_calls;
 mod exposition;
+mod histogram;
+mod pods;
 mod server;
 
 pub use server::serve;
@@ -21,6 +23,7 @@ use crate::node::lease;
 use crate::pod::PodUid;
 use api_calls::{ApiCalls, CountCalls};
 use exposition::Page;
+use pods::PodFigures;
 
 /// The heartbeat looks at the clock at least every ten seconds; one that has not for this long is stuck.
 const STUCK: Duration = Duration::from_mins(1);
@@ -36,6 +39,7 @@ struct Figures {
     calls: Arc<Mutex<ApiCalls>>,
     heart: Mutex<HeartFigures>,
     waiting: Mutex<HashMap<PodUid, Timestamp>>,
+    pods: Mutex<PodFigures>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -56,6 +60,7 @@ impl Metrics {
             calls: Arc::default(),
             heart: Mutex::default(),
             waiting: Mutex::default(),
+            pods: Mutex::default(),
         }))
     }
 
@@ -83,6 +88,26 @@ impl Metrics {
             }
             None => drop(waiting.remove(pod)),
         }
+    }
+
+    /// A stage of a VM's start is over.
+    pub fn stage_took(&self, stage: &'static str, took: Duration) {
+        lock(&self.0.pods).stage(stage, took);
+    }
+
+    /// The pull of an image is over.
+    pub fn pull_ended(&self, result: &'static str, took: Duration) {
+        lock(&self.0.pods).pull(result, took);
+    }
+
+    /// A container is started again.
+    pub fn container_restarts(&self) {
+        lock(&self.0.pods).restart();
+    }
+
+    /// A Pod, its container or its image has failed, for a reason that its status shows.
+    pub fn failed(&self, reason: &str) {
+        lock(&self.0.pods).failure(reason);
     }
 
     /// Whether the process is to be left alone: only what a restart could cure counts.
@@ -145,6 +170,7 @@ impl Metrics {
             "How long the first of them has waited.",
         );
         page.sample("tart_kubelet_oldest_waiting_pod_age_seconds", &[], oldest.max(0.0));
+        lock(&figures.pods).write(&mut page);
         lock(&figures.calls).write(&mut page);
         page.text()
     }

@@ -14,6 +14,7 @@ pub mod fit;
 pub mod manager;
 mod probing;
 pub mod publisher;
+pub mod pulling;
 pub mod restart;
 pub mod slots;
 pub mod starting;

@@ -4,6 +4,7 @@
 mod container;
 mod guest_status;
 mod hooks;
+pub mod host_ports;
 mod initialise;
 mod last_words;
 mod launch;
@@ -34,6 +35,7 @@ use crate::report::chain;
 use crate::state::{Attempt, Ending, HostFault, Notice, Outcome, Progress, ShimSpec, Stage, StateError};
 use crate::tart::{Fault, Size, Tart, TartError};
 use container::{Run, Task};
+use host_ports::{HostPortError, HostPorts};
 use initialise::Initialised;
 use log::Log;
 use shutdown::shut_down;
@@ -95,6 +97,10 @@ impl Shim {
     async fn serve(self) {
         self.persist("that the VM is begun", || self.attempt.begin()).await;
         crash::point("shim.begun");
+        let ports = match HostPorts::bind(&self.spec.host_ports).await {
+            Ok(ports) => ports,
+            Err(error) => return self.finish(port_taken(&error), None).await,
+        };
         let prepared = {
             let mut stop = self.stop.clone();
             tokio::select! {
@@ -104,7 +110,7 @@ impl Shim {
             }
         };
         match prepared {
-            Ok(()) => self.run_vm().await,
+            Ok(()) => self.run_vm(ports).await,
             Err(ending) => self.finish(ending, None).await,
         }
     }
@@ -115,8 +121,7 @@ impl Shim {
         // The disk has time for this while tart clones.
         let attempt = self.attempt.clone();
         let begun = spawn_blocking(move || attempt.sync_begun());
-        let cloned = self.tart.clone_image(&self.spec.image, &self.spec.vm).await;
-        cloned.map_err(|error| not_started("CreateContainerError", &error))?;
+        self.clone_vm().await.map_err(|error| not_started("CreateContainerError", &error))?;
         crash::point("shim.cloned");
         self.enter(Stage::Configuring, Vec::new());
         self.configure().await.map_err(|error| not_started("CreateContainerError", &error))?;
@@ -124,6 +129,19 @@ impl Shim {
             self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
         }
         Ok(())
+    }
+
+    async fn clone_vm(&self) -> Result<(), TartError> {
+        if let Some(base) = &self.spec.base {
+            match self.tart.clone_base(base, &self.spec.vm).await {
+                // Somebody has deleted it a moment ago.
+                Err(error) if error.fault() == Some(Fault::MissingVm) => {
+                    warn!(%base, error = chain(&error), "the base VM is gone; cloning the image itself");
+                }
+                result => return result,
+            }
+        }
+        self.tart.clone_image(&self.spec.image, &self.spec.vm).await
     }
 
     async fn configure(&self) -> Result<(), TartError> {
@@ -137,7 +155,7 @@ impl Shim {
         }
     }
 
-    async fn run_vm(mut self) {
+    async fn run_vm(mut self, ports: HostPorts) {
         crash::point("shim.configured");
         self.enter(Stage::Booting, Vec::new());
         let mut child = match self.tart.run(&self.spec.vm, &self.spec.shares) {
@@ -153,7 +171,7 @@ impl Shim {
         let mut container = Container::default();
         let end = tokio::select! {
             status = child.wait() => End::Vm(status),
-            end = self.guest(&mut container) => End::Guest(end),
+            end = self.guest(&mut container, &ports) => End::Guest(end),
         };
         let ending = match end {
             End::Vm(status) => self.vm_ending(output.ending(status).await),
@@ -169,6 +187,8 @@ impl Shim {
             },
             End::Guest(GuestEnd::Over(ending)) => ending,
         };
+        // Free for the next VM when somebody hears of the end of this one.
+        drop(ports);
         let outcome = Outcome { ending, started_at: container.started_at, finished_at: Timestamp::now() };
         if child.id().is_some() {
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
@@ -192,7 +212,7 @@ impl Shim {
     }
 
     /// The guest's side of it: its address, then its containers. Without a command it never ends by itself.
-    async fn guest(&self, container: &mut Container) -> GuestEnd {
+    async fn guest(&self, container: &mut Container, ports: &HostPorts) -> GuestEnd {
         let mut stop = self.stop.clone();
         let limit = self.spec.boot_limit;
         let address = tokio::select! {
@@ -200,6 +220,7 @@ impl Shim {
             _ = stop.requested() => return GuestEnd::Asked,
         };
         let Ok(address) = address else { return GuestEnd::Over(no_address(limit)) };
+        let _forwarding = ports.serve(address);
         let Some(command) = &self.spec.main.command else { return self.boot(container, address).await };
         self.enter(Stage::Up { address }, Vec::new());
         let agent = tokio::select! {
@@ -335,10 +356,15 @@ impl Shim {
         crash::point("shim.ended");
     }
 
-    /// Writes something down that must not be lost, for as long as it takes: a full disk has room again some day.
+    /// Writes something down that must not be lost, for as long as it takes: a full disk has room again some day. A directory that
+    /// somebody has deleted has not.
     async fn persist(&self, what: &str, write: impl Fn() -> Result<(), StateError>) {
         let mut complained = false;
         while let Err(error) = write() {
+            if matches!(self.attempt.path().try_exists(), Ok(false)) {
+                warn!(vm = %self.spec.vm, "the VM's directory is gone; nobody will read {what}");
+                return;
+            }
             if !std::mem::replace(&mut complained, true) {
                 warn!(vm = %self.spec.vm, error = chain(&error), "cannot write down {what}; trying until it works");
             }
@@ -404,6 +430,10 @@ fn guest_agent_missing(limit: Duration) -> Ending {
         ),
         fault: None,
     }
+}
+
+fn port_taken(error: &HostPortError) -> Ending {
+    Ending::NotStarted { reason: "StartError".to_owned(), message: chain(error), fault: None }
 }
 
 fn not_started(reason: &str, error: &TartError) -> Ending {

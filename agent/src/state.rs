@@ -36,8 +36,8 @@ pub use container::{
 pub use file::StateError;
 pub use lock::Lock;
 pub use record::{
-    Ending, HostFault, InitStage, InitState, Notice, Outcome, PodRecord, Progress, ShimSpec, Stage,
-    StopCause, StopRequest,
+    Ending, HostFault, HostPort, InitStage, InitState, Notice, Outcome, PodRecord, Progress, Protocol,
+    ShimSpec, Stage, StopCause, StopRequest,
 };
 pub use secret::write_secret;
 

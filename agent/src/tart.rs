@@ -18,7 +18,7 @@ use tokio::process::{Child, Command};
 
 use crate::image::credentials::Credential;
 use crate::state::Share;
-use crate::vm::VmName;
+use crate::vm::{BaseName, VmName};
 
 const QUICK: Duration = Duration::from_secs(30);
 /// It reads nothing and waits for nobody.
@@ -87,19 +87,46 @@ impl Tart {
     }
 
     /// Fetches an image into the cache, as a user of its registry or as nobody; a tag is looked up anew each time.
-    pub async fn pull(&self, image: &str, credential: Option<&Credential>) -> Result<(), TartError> {
+    ///
+    /// `arrived` is told how much of it is here, in percent.
+    pub async fn pull(
+        &self,
+        image: &str,
+        credential: Option<&Credential>,
+        mut arrived: impl FnMut(u8),
+    ) -> Result<(), TartError> {
         let mut command = self.command(&["pull", image]);
         if let Some(Credential { host, username, password }) = credential {
             // Without the host's name tart would offer the password to any registry.
             command.env("TART_REGISTRY_HOSTNAME", host);
             command.env("TART_REGISTRY_USERNAME", username).env("TART_REGISTRY_PASSWORD", password);
         }
-        call::call(command, PULL).await.map(drop)
+        let hear = |line: &str| {
+            if let Some(percent) = line.trim().strip_suffix('%').and_then(|number| number.parse().ok()) {
+                arrived(percent);
+            }
+        };
+        call::call_heard(command, PULL, hear).await.map(drop)
     }
 
     /// Makes a VM from a cached image. An existing VM of that name is overwritten without a word: the caller owns the name.
     pub async fn clone_image(&self, image: &str, vm: &VmName) -> Result<(), TartError> {
         self.call(&["clone", image, &vm.to_string()], CLONE).await.map(drop)
+    }
+
+    /// Makes the base VM of a cached image. It is whole or not there: tart clones under another name, and then moves.
+    pub async fn make_base(&self, image: &ImageDigest, base: &BaseName) -> Result<(), TartError> {
+        self.call(&["clone", &image.to_string(), &base.to_string()], CLONE).await.map(drop)
+    }
+
+    /// Whether there is a base VM. To look is cheaper than to ask tart, and is done for each VM that is made.
+    pub fn has_base(&self, base: &BaseName) -> bool {
+        self.home.join("vms").join(base.to_string()).join("config.json").is_file()
+    }
+
+    /// Makes a VM from a base VM, as [`clone_image`](Self::clone_image) does from an image.
+    pub async fn clone_base(&self, base: &BaseName, vm: &VmName) -> Result<(), TartError> {
+        self.call(&["clone", &base.to_string(), &vm.to_string()], CLONE).await.map(drop)
     }
 
     /// Gives a VM an identity of its own, and its size.

@@ -4,8 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::pod::PodUid;
+use crate::tart::ImageDigest;
 
 const PREFIX: &str = "tk-";
+const BASE_PREFIX: &str = "tk-base-";
+/// Half of a digest is enough to tell images apart, and too long to be taken for the number of a restart.
+const BASE_DIGITS: usize = 32;
 
 /// How often the Pod's container had been restarted when a VM was made for it; the first VM has 0.
 #[derive(
@@ -60,6 +64,36 @@ impl fmt::Display for VmName {
     }
 }
 
+/// The name of the VM that all VMs of one image are cloned from, and that never runs: `tk-base-<half of the image's digest>`.
+///
+/// No text is both such a name and a [`VmName`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct BaseName(String);
+
+impl BaseName {
+    /// The name for an image; one and the same, whatever repository the image comes from.
+    pub fn of(image: &ImageDigest) -> Self {
+        Self(image.hex().chars().take(BASE_DIGITS).collect())
+    }
+}
+
+impl fmt::Display for BaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{BASE_PREFIX}{}", self.0)
+    }
+}
+
+impl FromStr for BaseName {
+    type Err = ForeignVm;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let digits = name.strip_prefix(BASE_PREFIX).filter(|digits| {
+            digits.len() == BASE_DIGITS && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        });
+        digits.map(|digits| Self(digits.to_owned())).ok_or_else(|| ForeignVm(name.to_owned()))
+    }
+}
+
 /// A VM that is not one of ours.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not the name of a VM of this agent")]
@@ -88,6 +122,18 @@ impl serde::Serialize for VmName {
 }
 
 impl<'de> serde::Deserialize<'de> for VmName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl serde::Serialize for BaseName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for BaseName {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
@@ -123,6 +169,18 @@ mod tests {
         fn every_name_reads_back(uid in "[0-9a-f][0-9a-f-]{0,35}[0-9a-f]", restart: u32) {
             let name = VmName::new(uid.parse().unwrap(), Restart(restart));
             prop_assert_eq!(name.to_string().parse::<VmName>(), Ok(name));
+        }
+
+        #[test]
+        fn a_base_is_a_base_and_nothing_else(digits in "[0-9a-f]{32}|[0-9]{32}|0{31}[0-9]") {
+            let name = format!("tk-base-{digits}");
+            prop_assert_eq!(name.parse::<BaseName>().unwrap().to_string(), name.clone());
+            prop_assert!(name.parse::<VmName>().is_err());
+        }
+
+        #[test]
+        fn no_vm_of_a_pod_is_a_base(uid in "(base|base-)?[0-9a-f][0-9a-f-]{0,35}[0-9a-f]", restart: u32) {
+            prop_assert!(VmName::new(uid.parse().unwrap(), Restart(restart)).to_string().parse::<BaseName>().is_err());
         }
 
         #[test]

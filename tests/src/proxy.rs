@@ -62,7 +62,7 @@ impl Proxy {
                     tokio::select! {
                         () = pass(&mut from_client, &mut to_server, paced.clone(), &counter) => {}
                         () = pass(&mut from_server, &mut to_client, paced.clone(), &counter) => {}
-                        _ = paced.wait_for(|pace| *pace == Pace::Broken) => {}
+                        () = broken(&mut paced) => {}
                         // Held open, and never looked at again.
                         Ok(()) = aged.changed() => std::future::pending().await,
                     }
@@ -112,6 +112,11 @@ impl Proxy {
             .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
+}
+
+/// Waits until connections break.
+async fn broken(pace: &mut watch::Receiver<Pace>) {
+    let _ = pace.wait_for(|pace| *pace == Pace::Broken).await;
 }
 
 async fn pass(

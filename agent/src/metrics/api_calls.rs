@@ -11,23 +11,25 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 
 use super::exposition::{Page, number};
+use super::histogram::Histogram;
 use super::lock;
 
-/// Upper ends of the buckets, in milliseconds.
-const BUCKETS: [u64; 8] = [5, 25, 100, 250, 500, 1000, 4000, 15_000];
+const ENDS: [Duration; 8] = [
+    Duration::from_millis(5),
+    Duration::from_millis(25),
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(4),
+    Duration::from_secs(15),
+];
 
 /// The calls so far.
 #[derive(Debug, Default)]
 pub(super) struct ApiCalls {
     answers: BTreeMap<(String, String), usize>,
-    times: BTreeMap<String, Times>,
-}
-
-#[derive(Debug, Default)]
-struct Times {
-    buckets: [usize; BUCKETS.len()],
-    count: usize,
-    sum: Duration,
+    times: BTreeMap<String, Histogram>,
 }
 
 impl ApiCalls {
@@ -36,14 +38,7 @@ impl ApiCalls {
         // Client libraries of Kubernetes say it in the same way.
         let code = status.map_or_else(|| "<error>".to_owned(), |status| status.to_string());
         *self.answers.entry((method.to_owned(), code)).or_default() += 1;
-        let times = self.times.entry(method.to_owned()).or_default();
-        for (bucket, end) in times.buckets.iter_mut().zip(BUCKETS) {
-            if took <= Duration::from_millis(end) {
-                *bucket += 1;
-            }
-        }
-        times.count += 1;
-        times.sum += took;
+        self.times.entry(method.to_owned()).or_insert_with(|| Histogram::new(&ENDS)).add(took);
     }
 
     pub(super) fn write(&self, page: &mut Page) {
@@ -54,15 +49,8 @@ impl ApiCalls {
         }
         let name = "rest_client_request_duration_seconds";
         page.family(name, "histogram", "Time until the API server began to answer.");
-        let bucket = format!("{name}_bucket");
         for (method, times) in &self.times {
-            for (count, end) in times.buckets.iter().zip(BUCKETS) {
-                let end = Duration::from_millis(end).as_secs_f64().to_string();
-                page.sample(&bucket, &[("verb", method), ("le", &end)], number(*count));
-            }
-            page.sample(&bucket, &[("verb", method), ("le", "+Inf")], number(times.count));
-            page.sample(&format!("{name}_sum"), &[("verb", method)], times.sum.as_secs_f64());
-            page.sample(&format!("{name}_count"), &[("verb", method)], number(times.count));
+            times.write(page, name, &[("verb", method)]);
         }
     }
 }

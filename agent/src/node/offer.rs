@@ -73,7 +73,7 @@ impl Offers {
         match timeout(LIMIT, self.api.get(&self.own.name)).await {
             Ok(Ok(node)) => return self.with(&node),
             Ok(Err(error)) => {
-                warn!(error = chain(&error), "cannot look at the Node; judging by what is known")
+                warn!(error = chain(&error), "cannot look at the Node; judging by what is known");
             }
             Err(_) => warn!("the API server does not show the Node in time; judging by what is known"),
         }

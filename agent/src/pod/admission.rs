@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
 use super::blueprint::has_command;
 use super::fields;
 use crate::quantity;
+use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
 
 /// Why a Pod is refused: shown as the Pod's reason and message, and as an Event.
@@ -35,6 +36,8 @@ pub struct VmPlan {
     pub size_is_minimum: bool,
     /// The names of the containers that run before the main one.
     pub init: Vec<String>,
+    /// Ports of the host that lead into the guest; one without an address is at the Node's.
+    pub host_ports: Vec<HostPort>,
 }
 
 /// A container's `imagePullPolicy`.
@@ -80,6 +83,7 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
             .as_ref()
             .is_none_or(|r| r.limits.as_ref().is_none_or(BTreeMap::is_empty)),
         init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
+        host_ports: host_ports(container)?,
     })
 }
 
@@ -155,6 +159,32 @@ fn largest<'a>(containers: impl Iterator<Item = &'a Container>) -> Result<Size, 
     })
 }
 
+fn host_ports(container: &Container) -> Result<Vec<HostPort>, Refusal> {
+    let mut found = Vec::new();
+    for (index, port) in container.ports.iter().flatten().enumerate() {
+        let field = |name: &str| format!("spec.containers[0].ports[{index}].{name}");
+        let number = |name: &str, number: i32| {
+            u16::try_from(number).map_err(|_| unsupported(&field(name), "is not a port"))
+        };
+        let Some(host_port) = port.host_port.filter(|number| *number != 0) else { continue };
+        let address = port.host_ip.as_deref().filter(|address| !address.is_empty()).map(str::parse);
+        found.push(HostPort {
+            protocol: match port.protocol.as_deref() {
+                None | Some("TCP") => Protocol::Tcp,
+                Some("UDP") => Protocol::Udp,
+                Some(_) => {
+                    let why = "only TCP and UDP ports of the host can lead into a VM";
+                    return Err(unsupported(&field("protocol"), why));
+                }
+            },
+            address: address.transpose().map_err(|_| unsupported(&field("hostIP"), "is not an address"))?,
+            port: number("hostPort", host_port)?,
+            guest_port: number("containerPort", port.container_port)?,
+        });
+    }
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,6 +215,20 @@ mod tests {
     }
 
     #[test]
+    fn ports_of_the_host_are_read() {
+        let ports = json!([
+            {"containerPort": 22},
+            {"containerPort": 80, "hostPort": 8080},
+            {"containerPort": 53, "hostPort": 5353, "protocol": "UDP", "hostIP": "10.0.0.1"},
+        ]);
+        let plan = admit(&with_container(&json!({"ports": ports}))).unwrap();
+        let web = HostPort { protocol: Protocol::Tcp, address: None, port: 8080, guest_port: 80 };
+        let address = Some("10.0.0.1".parse().unwrap());
+        let names = HostPort { protocol: Protocol::Udp, address, port: 5353, guest_port: 53 };
+        assert_eq!(plan.host_ports, [web, names]);
+    }
+
+    #[test]
     fn what_is_refused_names_its_field() {
         let table = vec![
             (pod(&json!({"containers": []})), "spec.containers"),
@@ -201,8 +245,10 @@ mod tests {
                 "spec.volumes",
             ),
             (
-                with_container(&json!({"ports": [{"containerPort": 1, "hostPort": 1}]})),
-                "spec.containers[0].ports[0].hostPort",
+                with_container(
+                    &json!({"ports": [{"containerPort": 1}, {"containerPort": 1, "hostPort": 1, "protocol": "SCTP"}]}),
+                ),
+                "spec.containers[0].ports[1].protocol",
             ),
             (
                 with_container(

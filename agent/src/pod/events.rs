@@ -1,5 +1,7 @@
 //! Events: what a person who asks `kubectl describe` is told.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource};
@@ -27,6 +29,14 @@ impl std::fmt::Debug for Events {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Events")
     }
+}
+
+/// What tells two Events apart besides their reason. The recorder takes those that agree in it for the same one, repeated, and would show
+/// the note of the first for ever.
+fn action(reason: &str, note: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    note.hash(&mut hasher);
+    format!("{reason}-{:016x}", hasher.finish())
 }
 
 impl Events {
@@ -71,7 +81,7 @@ impl Events {
             type_,
             reason: reason.to_owned(),
             note: Some(note.chars().take(MAX_NOTE).collect()),
-            action: reason.to_owned(),
+            action: action(reason, note),
             secondary: None,
         };
         // In the background: an Event that cannot be written must not hold up what it is about.

@@ -13,8 +13,26 @@ use crate::image::credentials::{self, BadSecret, Credential};
 use crate::image::{ImageError, Images};
 use crate::report::chain;
 use crate::tart::ImageDigest;
+use crate::vm::BaseName;
 
 const LIMIT: Duration = Duration::from_secs(15);
+/// Progress is told no more often than this, and no finer than in steps of so many percent.
+const TOLD_EVERY: Duration = Duration::from_secs(30);
+const TOLD_STEP: u8 = 10;
+
+/// What was last told of a pull.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    percent: u8,
+    at: Instant,
+}
+
+impl Progress {
+    fn is_due(self, percent: u8, now: Instant) -> bool {
+        let further = percent.saturating_sub(self.percent) >= TOLD_STEP && percent < 100;
+        further && now.duration_since(self.at) >= TOLD_EVERY
+    }
+}
 
 /// What it takes to fetch the image of one Pod.
 #[derive(Debug)]
@@ -24,6 +42,13 @@ pub(super) struct Fetcher {
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(super) secrets: Api<Secret>,
     pub(super) pod: Arc<Pod>,
+}
+
+/// An image that VMs can be made from.
+#[derive(Debug)]
+pub(super) struct ReadyImage {
+    pub(super) digest: ImageDigest,
+    pub(super) base: BaseName,
 }
 
 /// A pull secret that is of no use.
@@ -39,14 +64,28 @@ enum SecretError {
 
 impl Fetcher {
     /// Has the image ready for cloning.
-    pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ImageDigest, ImageError> {
+    pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
+        let digest = self.digest(plan).await?;
+        let base = self.images.base(&plan.image, &digest).await?;
+        Ok(ReadyImage { digest, base })
+    }
+
+    async fn digest(&self, plan: &VmPlan) -> Result<ImageDigest, ImageError> {
         if let Some(digest) = self.images.present(&plan.image, plan.pull).await? {
             return Ok(digest);
         }
         let credentials = credentials::fitting(&plan.image, self.credentials(plan).await);
         self.events.normal(&self.pod, "Pulling", &format!("pulling image `{}`", plan.image));
         let start = Instant::now();
-        let digest = self.images.pull(&plan.image, credentials).await?;
+        let mut told = Progress { percent: 0, at: start };
+        let arrived = |percent| {
+            if told.is_due(percent, Instant::now()) {
+                told = Progress { percent, at: Instant::now() };
+                let note = format!("pulling image `{}`: {percent} % are here", plan.image);
+                self.events.normal(&self.pod, "Pulling", &note);
+            }
+        };
+        let digest = self.images.pull(&plan.image, credentials, arrived).await?;
         let took = start.elapsed().as_secs_f64();
         self.events.normal(
             &self.pod,
@@ -75,5 +114,30 @@ impl Fetcher {
     async fn read(&self, name: &str) -> Result<Vec<Credential>, SecretError> {
         let secret = timeout(LIMIT, self.secrets.get(name)).await??;
         Ok(credentials::read(&secret)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_told_now_and_then() {
+        let start = Instant::now();
+        let told = Progress { percent: 20, at: start };
+        for (percent, seconds, due) in [
+            (25, 60, false),
+            (30, 29, false),
+            (30, 30, true),
+            (99, 31, true),
+            (100, 60, false),
+            (10, 60, false),
+        ] {
+            assert_eq!(
+                told.is_due(percent, start + Duration::from_secs(seconds)),
+                due,
+                "{percent} {seconds}"
+            );
+        }
     }
 }

@@ -132,10 +132,15 @@ const FIELDS: &[Field] = &[
         "spec.containers[].ports[].containerPort",
         Moot("every port of the guest can be reached at the Pod's address"),
     ),
-    ("spec.containers[].ports[].hostIP", Refused("host ports are not supported yet")),
-    ("spec.containers[].ports[].hostPort", Refused("host ports are not supported yet")),
+    ("spec.containers[].ports[].hostIP", Honoured("the address for `hostPort`; the Node's when absent")),
+    (
+        "spec.containers[].ports[].hostPort",
+        Honoured(
+            "leads into the guest, which sees the host as the other side; a port that is taken fails the start",
+        ),
+    ),
     ("spec.containers[].ports[].name", Elsewhere("Services")),
-    ("spec.containers[].ports[].protocol", Moot("as containerPort")),
+    ("spec.containers[].ports[].protocol", Honoured("TCP and UDP can have a `hostPort`, SCTP cannot")),
     ("spec.containers[].readinessProbe", Like("spec.containers[].livenessProbe")),
     ("spec.containers[].resizePolicy", Moot("a running VM is not resized")),
     ("spec.containers[].resources", Parts),

@@ -199,7 +199,7 @@ mod tests {
             Claim::of(&requesting(&json!({"cpu": "6", "memory": "10Gi", "ephemeral-storage": "60Gi"})));
         let web = Claim::of(&on_port(&json!({"containerPort": 80, "hostPort": 8080})));
         let both = [&other, &web];
-        let table = [
+        let table = vec![
             (
                 pod(&json!({})),
                 &both[..],

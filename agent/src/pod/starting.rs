@@ -39,6 +39,22 @@ pub fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) 
     }
 }
 
+/// How long the stages of a VM's start took that are over.
+pub fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
+    let name = |stage: &Stage| match stage {
+        Stage::Cloning => Some("clone"),
+        Stage::Configuring => Some("configure"),
+        Stage::Booting => Some("boot"),
+        Stage::Up { .. } => Some("command"),
+        Stage::Running { .. } => None,
+    };
+    let took = |step: &Progress, next: &Progress| {
+        let took = Duration::try_from(next.since.duration_since(step.since)).unwrap_or_default();
+        Some((name(&step.stage)?, took))
+    };
+    steps.windows(2).filter_map(|pair| took(&pair[0], &pair[1])).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +114,27 @@ mod tests {
         for (attempt, now, expected) in table {
             assert_eq!(said(&attempt, now), expected, "{attempt:?}");
         }
+    }
+
+    #[test]
+    fn a_stage_lasts_until_the_next_one() {
+        let address = "127.0.0.2".parse().unwrap();
+        let step = |stage, second| Progress { stage, since: at(second) };
+        let steps = [
+            step(Stage::Cloning, 0),
+            step(Stage::Configuring, 1),
+            step(Stage::Booting, 3),
+            step(Stage::Up { address }, 33),
+            step(Stage::Running { address }, 34),
+        ];
+        let seconds: Vec<_> = stages(&steps).into_iter().map(|(name, took)| (name, took.as_secs())).collect();
+        assert_eq!(seconds, [("clone", 1), ("configure", 2), ("boot", 30), ("command", 1)]);
+        // A clock that was set back makes no stage negative.
+        assert_eq!(
+            stages(&[step(Stage::Booting, 9), step(Stage::Running { address }, 5)]),
+            [("boot", Duration::ZERO)]
+        );
+        assert_eq!(stages(&steps[..1]), []);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Secret};
@@ -22,10 +22,11 @@ use super::expansion::expand_all;
 use super::fetch::Fetcher;
 use super::probing::Probing;
 use super::publisher::Publisher;
+use super::pulling::Failure;
 use super::restart::RestartPolicy;
 use super::slots::Slots;
-use super::starting::{start, waits};
-use super::status::{Context, Trouble as Obstacle, is_final, render};
+use super::starting::{stages, start, waits};
+use super::status::{Context, is_final, render};
 use super::{PodName, PodUid};
 use crate::crash;
 use crate::image::{ImageError, Images};
@@ -36,8 +37,8 @@ use crate::probe;
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
 use crate::state::{
-    Attempt, AttemptView, ContainerSpec, Ending, Outcome, PodDir, PodRecord, ShimSpec, Stage, StateError,
-    StopCause, StopRequest,
+    Attempt, AttemptView, ContainerSpec, Ending, HostPort, Outcome, PodDir, PodRecord, ShimSpec, Stage,
+    StateError, StopCause, StopRequest,
 };
 use crate::tart::{Tart, TartError};
 use crate::vm::Restart;
@@ -48,8 +49,6 @@ const SAFETY_NET: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 const API_LIMIT: Duration = Duration::from_secs(15);
-const FIRST_IMAGE_DELAY: Duration = Duration::from_secs(10);
-const LONGEST_IMAGE_DELAY: Duration = Duration::from_mins(5);
 
 /// What all workers share.
 #[derive(Debug, Clone)]
@@ -107,7 +106,7 @@ pub struct Worker {
     publisher: Publisher,
     plan: Result<VmPlan, Refusal>,
     probing: Probing,
-    image_failure: Option<ImageFailure>,
+    image_failure: Option<Failure>,
     trouble: Option<Trouble>,
     /// The status that was last asked to be published.
     shown: Option<PodStatus>,
@@ -120,17 +119,12 @@ struct Trouble {
     delay: Duration,
 }
 
-struct ImageFailure {
-    shown: Obstacle,
-    retry_at: Timestamp,
-    delay: Duration,
-}
-
 /// What has been told in Events already, by this process.
 #[derive(Default)]
 struct Told {
     refused: bool,
     crowded: bool,
+    backed_off: bool,
     started: Option<Restart>,
     ended: Option<Restart>,
 }
@@ -247,7 +241,7 @@ impl Worker {
             accepted: self.dir.record()?.is_some(),
             attempts,
             health,
-            image_retry: self.image_failure.as_ref().map(|failure| failure.retry_at),
+            image_retry: self.image_failure.as_ref().map(Failure::retry_at),
             deadline: deadline(&pod),
             final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
             now: Timestamp::now(),
@@ -268,15 +262,21 @@ impl Worker {
         if waits(seen) {
             self.host.metrics.pod_waits(self.dir.uid(), accepted_at);
         }
+        let image_error = self.image_failure.as_ref().map(|failure| failure.shown(seen.now));
         let context = Context {
             pod: &pod,
             before: self.shown.as_ref().or(pod.status.as_ref()),
             plan: self.plan.as_ref(),
             accepted_at,
-            trouble: self.image_failure.as_ref().map(|failure| &failure.shown),
+            trouble: image_error.as_ref(),
             host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
         };
         let status = render(seen, &context);
+        if let Some(reason) = &status.reason
+            && self.shown.as_ref().and_then(|shown| shown.reason.as_ref()) != Some(reason)
+        {
+            self.host.metrics.failed(reason);
+        }
         self.shown = Some(status.clone());
         self.publisher.want(status);
     }
@@ -288,6 +288,12 @@ impl Worker {
             && !std::mem::replace(&mut self.told.refused, true)
         {
             events.warning(pod, refusal.reason, &refusal.message);
+        }
+        if let Some(words) = self.image_failure.as_ref().and_then(|failure| failure.back_off(seen.now))
+            && matches!(seen.wanted, Wanted::Run(_))
+            && !std::mem::replace(&mut self.told.backed_off, true)
+        {
+            events.normal(pod, "BackOff", &words);
         }
         let Some(attempt) = seen.attempts.last() else { return };
         if let Some(start) = start(attempt, self.host.address_patience, seen.now) {
@@ -305,13 +311,21 @@ impl Worker {
                 "Started",
                 &format!("VM {} runs at {address}", self.dir.attempt(attempt.restart).vm()),
             );
+            // Figures are worth no failure.
+            for (stage, took) in stages(&self.dir.attempt(attempt.restart).steps().unwrap_or_default()) {
+                self.host.metrics.stage_took(stage, took);
+            }
         }
         if let Some(outcome) = &attempt.outcome
             && matches!(seen.wanted, Wanted::Run(_))
             && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
-            && let Ending::NotStarted { reason, message, .. } = &outcome.ending
         {
-            events.warning(pod, reason, message);
+            if let Ending::NotStarted { reason, message, .. } = &outcome.ending {
+                events.warning(pod, reason, message);
+            }
+            if let Some(reason) = outcome.ending.failure() {
+                self.host.metrics.failed(reason);
+            }
         }
         self.tell_notices(pod, attempt);
     }
@@ -334,7 +348,9 @@ impl Worker {
     }
 
     async fn wait(&mut self, until: Option<Timestamp>) {
-        let longest = until.map_or(SAFETY_NET, |at| {
+        let turn =
+            self.image_failure.as_ref().and_then(Failure::turns_at).filter(|at| *at > Timestamp::now());
+        let longest = until.into_iter().chain(turn).min().map_or(SAFETY_NET, |at| {
             Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(SAFETY_NET)
         });
         self.wait_at_most(longest).await;
@@ -425,6 +441,7 @@ impl Worker {
             secrets: self.secrets.clone(),
             pod: pod.clone(),
         };
+        let begun = Instant::now();
         let ready = {
             let ensure = fetcher.ensure(&plan);
             tokio::pin!(ensure);
@@ -448,6 +465,10 @@ impl Worker {
             }
         };
         self.image_failure = None;
+        self.host.metrics.stage_took("pull", begun.elapsed());
+        if restart > Restart(0) {
+            self.host.metrics.container_restarts();
+        }
         let attempt = self.dir.attempt(restart);
         let spec = pod.spec.clone().unwrap_or_default();
         let all = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -459,7 +480,9 @@ impl Worker {
         let policy = RestartPolicy::of(spec.restart_policy.as_deref());
         attempt.plan(&ShimSpec {
             vm: attempt.vm(),
-            image: image.to_string(),
+            image: image.digest.to_string(),
+            base: Some(image.base),
+            host_ports: self.host_ports(&plan),
             tart: self.host.tart.program().to_owned(),
             cpu: plan.size.cpu,
             memory_mib: plan.size.memory_mib,
@@ -484,16 +507,19 @@ impl Worker {
         blueprint::container(pod, container, Brought { variables, mounts: Vec::new(), log })
     }
 
+    /// The Pod's host ports, at the Node's address unless the Pod says otherwise.
+    fn host_ports(&self, plan: &VmPlan) -> Vec<HostPort> {
+        let node = self.host.health.borrow().as_ref().and_then(|health| health.address);
+        plan.host_ports.iter().map(|port| HostPort { address: port.address.or(node), ..*port }).collect()
+    }
+
     fn image_failed(&mut self, pod: &Pod, error: &ImageError) {
-        let message = chain(error);
-        self.host.events.warning(pod, "Failed", &message);
-        let delay = match &self.image_failure {
-            Some(before) => (before.delay * 2).min(LONGEST_IMAGE_DELAY),
-            None => FIRST_IMAGE_DELAY,
-        };
-        let reason = if self.image_failure.is_some() { "ImagePullBackOff" } else { error.reason() };
-        let shown = Obstacle { reason, message };
-        self.image_failure = Some(ImageFailure { shown, retry_at: Timestamp::now() + delay, delay });
+        let image = self.plan.as_ref().map_or("", |plan| plan.image.as_str());
+        let failure = Failure::new(image, error, self.image_failure.as_ref(), Timestamp::now());
+        self.host.events.warning(pod, "Failed", failure.message());
+        self.host.metrics.failed(error.reason());
+        self.told.backed_off = false;
+        self.image_failure = Some(failure);
     }
 
     /// Asks for a VM to be stopped whose container has failed a probe. Why is part of the request, so that whoever sees the

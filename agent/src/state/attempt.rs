@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::file::{self, StateError};
 use super::lock::{self, Lock};
@@ -58,6 +59,15 @@ pub enum Holder {
     Tart,
     /// Neither.
     Nobody,
+}
+
+/// How far a shim has come, with the steps before: each takes its time, and one may be over before anybody looks.
+#[derive(Debug, Serialize, Deserialize)]
+struct ProgressFile {
+    #[serde(flatten)]
+    now: Option<Progress>,
+    #[serde(default)]
+    steps: Vec<Progress>,
 }
 
 impl Attempt {
@@ -178,7 +188,14 @@ impl Attempt {
 
     /// Records how far the shim has come.
     pub fn progress(&self, progress: &Progress) -> Result<(), StateError> {
-        file::write(&self.path.join("progress.json"), progress)
+        let mut steps = self.steps()?;
+        steps.push(progress.clone());
+        file::write(&self.path.join("progress.json"), &ProgressFile { now: Some(progress.clone()), steps })
+    }
+
+    /// How the shim has come there: all its steps, in order.
+    pub fn steps(&self) -> Result<Vec<Progress>, StateError> {
+        Ok(self.read::<ProgressFile>("progress.json")?.map(|file| file.steps).unwrap_or_default())
     }
 
     /// Records what the containers before the main one do.
@@ -297,7 +314,17 @@ mod tests {
         attempt.begin().unwrap();
         let progress = Progress { stage: Stage::Booting, since: Timestamp::UNIX_EPOCH, enter: Vec::new() };
         attempt.progress(&progress).unwrap();
-        assert_eq!((seen().holder, seen().begun, seen().progress), (Holder::Shim, true, Some(progress)));
+        assert_eq!(
+            (seen().holder, seen().begun, seen().progress),
+            (Holder::Shim, true, Some(progress.clone()))
+        );
+        let address = "127.0.0.9".parse().unwrap();
+        let up = Progress { stage: Stage::Up { address }, since: Timestamp::UNIX_EPOCH };
+        attempt.progress(&up).unwrap();
+        assert_eq!(
+            (seen().progress.as_ref(), attempt.steps().unwrap()),
+            (Some(&up), vec![progress, up.clone()])
+        );
 
         drop(shim);
         assert_eq!(seen().holder, Holder::Tart);

@@ -1,5 +1,6 @@
 //! What the state files say.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::container::Termination;
 use super::container::{ContainerSpec, GuestIdentity, Share};
 use crate::pod::PodName;
-use crate::vm::VmName;
+use crate::vm::{BaseName, VmName};
 
 /// A Pod as it was accepted: what the agent needs once the API no longer knows the Pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,8 +28,11 @@ pub struct PodRecord {
 pub struct ShimSpec {
     /// The VM to make and run.
     pub vm: VmName,
-    /// What to clone: `host/namespace/repository@sha256:…`.
+    /// The image: `host/namespace/repository@sha256:…`.
     pub image: String,
+    /// The VM to clone; the image itself when absent, or gone.
+    #[serde(default)]
+    pub base: Option<BaseName>,
     /// The `tart` program.
     pub tart: PathBuf,
     /// Cores for the VM; the image's own number when absent.
@@ -53,8 +57,42 @@ pub struct ShimSpec {
     pub grace: Duration,
     /// How long the guest may take from power-on to an address, and to an answering guest agent.
     pub boot_limit: Duration,
+    /// Ports of the host that lead into the guest.
+    pub host_ports: Vec<HostPort>,
     /// How often in a row the container had failed before this VM; sets the back-off after it.
     pub crashes: u32,
+}
+
+/// A port of the host that leads into the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPort {
+    /// What is forwarded.
+    pub protocol: Protocol,
+    /// The host's address to listen at; all that it has when absent.
+    pub address: Option<IpAddr>,
+    /// The port there.
+    pub port: u16,
+    /// The port in the guest.
+    pub guest_port: u16,
+}
+
+/// What can be forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Protocol {
+    /// Connections.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        })
+    }
 }
 
 /// How far a shim has come.
@@ -227,6 +265,16 @@ pub enum HostFault {
 }
 
 impl Ending {
+    /// The kubelet's word for a failure; `None` when it was none.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            Self::NotStarted { reason, .. } => Some(reason),
+            Self::Lost => Some("ContainerStatusUnknown"),
+            Self::Exited { code: 0, .. } | Self::Stopped { killed: false } => None,
+            Self::Exited { .. } | Self::InitFailed { .. } | Self::Stopped { killed: true } => Some("Error"),
+        }
+    }
+
     /// The exit code that the container's status shows.
     pub fn exit_code(&self) -> i32 {
         match self {
@@ -245,6 +293,7 @@ impl ShimSpec {
         Self {
             vm,
             image: "registry.test/macos@sha256:0".to_owned(),
+            base: None,
             tart: "/tart".into(),
             cpu: None,
             memory_mib: None,
@@ -265,6 +314,7 @@ impl ShimSpec {
             status_dir: None,
             grace: Duration::from_secs(30),
             boot_limit: Duration::from_mins(15),
+            host_ports: Vec::new(),
             crashes: 0,
         }
     }

@@ -16,6 +16,9 @@ use super::error::TartError;
 /// Output beyond this is dropped; no answer of tart comes near it.
 const MAX_OUTPUT: usize = 4 << 20;
 
+/// No line that anybody waits for comes near it.
+const MAX_LINE: usize = 256;
+
 /// How long a pipe may stay open after tart itself has ended: a grandchild can hold it for ever.
 const PIPE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -27,7 +30,16 @@ pub struct TartOutput {
 }
 
 /// Runs `command` to its end, or kills its whole process group when `limit` is over.
-pub(super) async fn call(mut command: Command, limit: Duration) -> Result<TartOutput, TartError> {
+pub(super) async fn call(command: Command, limit: Duration) -> Result<TartOutput, TartError> {
+    call_heard(command, limit, |_| ()).await
+}
+
+/// The same, and tells each line of its standard output as it comes.
+pub(super) async fn call_heard(
+    mut command: Command,
+    limit: Duration,
+    hear: impl FnMut(&str),
+) -> Result<TartOutput, TartError> {
     let line = shown(&command);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.as_std().get_program().to_owned();
@@ -37,7 +49,11 @@ pub(super) async fn call(mut command: Command, limit: Duration) -> Result<TartOu
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
 
     let ended = {
-        let read = async { tokio::join!(drain(&mut out, &mut stdout), drain(&mut err, &mut stderr)) };
+        let mut lines = Lines::new(hear);
+        let read = async {
+            let out = drain(&mut out, &mut stdout, |chunk| lines.take(chunk));
+            tokio::join!(out, drain(&mut err, &mut stderr, |_| ()))
+        };
         tokio::pin!(read);
         let run = async {
             tokio::select! {
@@ -66,7 +82,11 @@ pub(super) async fn call(mut command: Command, limit: Duration) -> Result<TartOu
 }
 
 /// Reads to the end, keeping no more than [`MAX_OUTPUT`]; the rest is read and dropped so that the writer never blocks.
-async fn drain(pipe: &mut Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) -> io::Result<()> {
+async fn drain(
+    pipe: &mut Option<impl AsyncRead + Unpin>,
+    into: &mut Vec<u8>,
+    mut hear: impl FnMut(&[u8]),
+) -> io::Result<()> {
     let Some(pipe) = pipe else { return Ok(()) };
     let mut chunk = vec![0; 16 << 10];
     loop {
@@ -74,8 +94,32 @@ async fn drain(pipe: &mut Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) ->
         if read == 0 {
             return Ok(());
         }
+        hear(&chunk[..read]);
         let room = MAX_OUTPUT.saturating_sub(into.len());
         into.extend_from_slice(&chunk[..read.min(room)]);
+    }
+}
+
+/// Cuts output into lines. What is too long to be a line of tart's is cut short.
+struct Lines<F> {
+    line: Vec<u8>,
+    hear: F,
+}
+
+impl<F: FnMut(&str)> Lines<F> {
+    fn new(hear: F) -> Self {
+        Self { line: Vec::new(), hear }
+    }
+
+    fn take(&mut self, chunk: &[u8]) {
+        for &byte in chunk {
+            if matches!(byte, b'\n' | b'\r') {
+                (self.hear)(&String::from_utf8_lossy(&self.line));
+                self.line.clear();
+            } else if self.line.len() < MAX_LINE {
+                self.line.push(byte);
+            }
+        }
     }
 }
 
@@ -125,6 +169,16 @@ mod tests {
     async fn output_is_bounded_and_never_blocks_the_writer() {
         let output = call(shell("head -c 20000000 /dev/zero"), Duration::from_mins(1)).await.unwrap();
         assert_eq!(output.stdout.len(), MAX_OUTPUT);
+    }
+
+    #[tokio::test]
+    async fn lines_are_told_as_they_come_and_cut_short() {
+        let mut heard = Vec::new();
+        let script = "printf 'a\\nb'; printf 'c\\n\\n'; head -c 1000 /dev/zero; printf '\\nrest'";
+        let output =
+            call_heard(shell(script), Duration::from_mins(1), |line| heard.push(line.to_owned())).await;
+        assert_eq!(output.unwrap().stdout.len(), 3 + 3 + 1000 + 5);
+        assert_eq!(heard, ["a", "bc", "", &"\0".repeat(MAX_LINE)]);
     }
 
     #[tokio::test]

@@ -13,8 +13,13 @@ impl ImageDigest {
         let fits = repository.contains('/')
             && !repository.contains(char::is_whitespace)
             && digest.len() == 64
-            && digest.bytes().all(|b| b.is_ascii_hexdigit());
+            && digest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         fits.then(|| Self(text.to_owned()))
+    }
+
+    /// The digest itself, in hexadecimal digits.
+    pub fn hex(&self) -> &str {
+        self.0.rsplit_once(':').map_or("", |(_, digits)| digits)
     }
 }
 
@@ -32,6 +37,7 @@ mod tests {
     fn only_a_full_digest_is_one() {
         let hex = "0123456789abcdef".repeat(4);
         let name = format!("registry.test/org/macos@sha256:{hex}");
+        assert_eq!(ImageDigest::parse(&name).map(|d| d.hex().to_owned()), Some(hex.clone()));
         assert_eq!(ImageDigest::parse(&name).map(|d| d.to_string()), Some(name));
         for bad in ["", "registry.test/org/macos:latest", "x@sha256:00", &format!("a b/c@sha256:{hex}")] {
             assert_eq!(ImageDigest::parse(bad), None, "{bad}");

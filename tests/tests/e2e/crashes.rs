@@ -105,6 +105,22 @@ async fn a_vm_that_loses_its_shim_is_stopped_and_its_pod_fails() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_shim_whose_directory_was_deleted_does_not_stay_for_ever() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("erased").await?;
+    scene.create(&scene.pod("erased", &json!({}), &json!({}))).await?;
+    let vm = Scene::vm_of(&scene.phase("erased", "Running").await?)?;
+    agent.kill9()?;
+    std::fs::remove_dir_all(scene.agent.state_dir().join("pods"))?;
+    scene.shut_down(&vm).await;
+    wait::eventually("a shim that gives up", DEADLINE, async || {
+        let log = scene.shim_log("erased").await?;
+        ensure!(log.contains("the VM's directory is gone; nobody will read how the VM ended"), "{log}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
 async fn sigterm_ends_the_agent_and_leaves_the_vm_alone() -> Result<()> {
     let (scene, agent) = Scene::with_agent("term").await?;
     scene.create(&scene.pod("term", &json!({}), &json!({}))).await?;

@@ -10,8 +10,8 @@ use crate::scene::{DEADLINE, Scene};
 const GATE: &str = "example.org/warm";
 
 fn condition(pod: &Pod, kind: &str) -> PodCondition {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.cloned().find(|condition| condition.type_ == kind).unwrap_or_default()
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.find(|condition| condition.type_ == kind).cloned().unwrap_or_default()
 }
 
 /// Sets the gate's condition, as a controller would.

@@ -2,17 +2,48 @@
 
 use anyhow::{Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::wait;
 
-use crate::scene::Scene;
+use crate::scene::{DEADLINE, Scene};
+
+/// Waits until a Pod's container shows what it waits for.
+async fn waits_for(scene: &Scene, pod: &str, reason: &str, words: &str) -> Result<()> {
+    let what = format!("waiting: {reason}, {words}");
+    let waiting = wait::until(&scene.pods, pod, &what, DEADLINE, |pod| {
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        let mut waiting = statuses.filter_map(|status| status.state.as_ref()?.waiting.as_ref());
+        waiting.any(|waiting| {
+            waiting.reason.as_deref() == Some(reason)
+                && waiting.message.as_ref().is_some_and(|message| message.contains(words))
+        })
+    });
+    waiting.await.map(drop)
+}
+
+#[tokio::test]
+async fn a_long_pull_tells_how_far_it_has_come() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("progress").await?;
+    let image = "registry.test/macos/large:1";
+    scene.mac.add_image(image, &json!({"pullSeconds": 45}))?;
+    scene.create(&scene.pod("large", &json!({"image": image}), &json!({}))).await?;
+    scene.told("pod", "large", "% are here").await?;
+    scene.phase("large", "Running").await?;
+    scene
+        .told("pod", "large", "image `registry.test/macos/large:1` is registry.test/macos/large@sha256:")
+        .await
+}
 
 #[tokio::test]
 async fn a_missing_image_is_told_and_heals() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("image").await?;
     let image = "registry.test/macos/tahoe:26";
     scene.create(&scene.pod("image", &json!({"image": image}), &json!({}))).await?;
-    scene.told("pod", "image", "check the image's name").await?;
-    let shown = scene.kubectl.run(["get", "pod", "image", "--no-headers"]).await?;
-    ensure!(shown.contains("ErrImagePull") || shown.contains("ImagePullBackOff"), "{shown}");
+    // As elsewhere: the error, the back-off, and the next error.
+    waits_for(&scene, "image", "ErrImagePull", "check the image's name").await?;
+    let words = format!("Back-off pulling image \"{image}\": ErrImagePull: cannot pull image");
+    waits_for(&scene, "image", "ImagePullBackOff", &words).await?;
+    scene.told("pod", "image", "BackOff").await?;
+    waits_for(&scene, "image", "ErrImagePull", "check the image's name").await?;
     scene.mac.add_image(image, &json!({}))?;
     scene.phase("image", "Running").await.map(drop)
 }
@@ -45,8 +76,7 @@ async fn a_private_image_needs_a_pull_secret() -> Result<()> {
 async fn an_image_that_may_not_be_pulled_is_told() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("never").await?;
     scene.create(&scene.pod("never", &json!({"imagePullPolicy": "Never"}), &json!({}))).await?;
-    scene.told("pod", "never", "`imagePullPolicy: Never` forbids to pull it").await?;
-    let shown = scene.kubectl.run(["get", "pod", "never", "--no-headers"]).await?;
-    ensure!(shown.contains("ErrImageNeverPull") || shown.contains("ImagePullBackOff"), "{shown}");
-    Ok(())
+    let words = "`imagePullPolicy: Never` forbids to pull it";
+    scene.told("pod", "never", words).await?;
+    waits_for(&scene, "never", "ErrImageNeverPull", words).await
 }

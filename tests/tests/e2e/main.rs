@@ -1,5 +1,6 @@
 //! End to end: real API server, scheduler and kubectl; the shipped agent; a simulated Mac.
 
+mod bases;
 mod broken_input;
 mod commands;
 mod conditions;
@@ -19,6 +20,7 @@ mod metrics;
 mod node;
 mod objects;
 mod outage;
+mod ports;
 mod probes;
 mod reboot;
 mod registration;

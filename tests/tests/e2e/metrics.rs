@@ -50,6 +50,38 @@ async fn health_and_figures_are_served_on_the_host() -> Result<()> {
 }
 
 #[tokio::test]
+async fn figures_tell_what_became_of_pods() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("figures").await?;
+    let fails = json!({"command": ["/bin/sh", "-c", "exit 3"]});
+    let mut far = scene.pod("far", &json!({}), &json!({"nodeSelector": {"planet": "mars"}}));
+    far["spec"]["nodeName"] = json!(scene.node);
+    scene.create(&far).await?;
+    scene.phase("far", "Failed").await?;
+    scene.create(&scene.pod("fails", &fails, &json!({"restartPolicy": "OnFailure"}))).await?;
+    scene.create(&scene.pod("missing", &json!({"image": "registry.test/macos/none:1"}), &json!({}))).await?;
+    wait::eventually("figures", DEADLINE, async || {
+        let wanted = [
+            "tart_kubelet_image_pulls_total{result=\"success\"}",
+            "tart_kubelet_image_pulls_total{result=\"ErrImagePull\"}",
+            "tart_kubelet_image_pull_duration_seconds_count",
+            "tart_kubelet_container_restarts_total",
+            "tart_kubelet_failures_total{reason=\"Error\"}",
+            "tart_kubelet_failures_total{reason=\"ErrImagePull\"}",
+            "tart_kubelet_failures_total{reason=\"NodeAffinity\"}",
+        ];
+        for name in wanted {
+            ensure!(agent.metric(name).await? >= 1.0, "{name}");
+        }
+        for stage in ["pull", "clone", "configure", "boot", "command"] {
+            let count = format!("tart_kubelet_start_stage_duration_seconds_count{{stage=\"{stage}\"}}");
+            ensure!(agent.metric(&count).await? >= 1.0, "{stage}");
+        }
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
 async fn readiness_names_the_check_that_fails() -> Result<()> {
     let scene = Scene::new("readyz").await?;
     let agent = scene.agent.clone().flag("--tart-binary", "/nowhere/tart").start()?;

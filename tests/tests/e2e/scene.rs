@@ -18,6 +18,9 @@ pub(crate) const DEADLINE: Duration = Duration::from_mins(2);
 /// An image that boots, and does nothing else.
 pub(crate) const IMAGE: &str = "registry.test/macos/sequoia:15";
 
+/// How the names of VMs begin that others are cloned from.
+const BASE: &str = "tk-base-";
+
 /// One Mac as a Node, and a namespace for Pods on it.
 pub(crate) struct Scene {
     pub(crate) control_plane: &'static ControlPlane,
@@ -140,8 +143,19 @@ impl Scene {
         .await
     }
 
-    /// The names of the Mac's VMs.
+    /// The names of the Mac's VMs, those apart that others are cloned from.
     pub(crate) async fn vms(&self) -> Result<Vec<String>> {
+        let all = self.all_vms().await?;
+        Ok(all.into_iter().filter(|name| !name.starts_with(BASE)).collect())
+    }
+
+    /// The names of the VMs that others are cloned from.
+    pub(crate) async fn bases(&self) -> Result<Vec<String>> {
+        let all = self.all_vms().await?;
+        Ok(all.into_iter().filter(|name| name.starts_with(BASE)).collect())
+    }
+
+    async fn all_vms(&self) -> Result<Vec<String>> {
         let list = self.mac.tart(["list", "--source", "local", "--format", "json"]).await?;
         let list: Vec<Value> = serde_json::from_str(&list)?;
         Ok(list.iter().filter_map(|vm| vm["Name"].as_str().map(str::to_owned)).collect())

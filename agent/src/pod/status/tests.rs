@@ -22,6 +22,7 @@ fn plan() -> VmPlan {
         size: Size::default(),
         size_is_minimum: false,
         init: Vec::new(),
+        host_ports: Vec::new(),
     }
 }
 

@@ -199,8 +199,11 @@ impl Stage {
         self.pods.delete(name, &DeleteParams::default()).await?;
         wait::until_gone(&self.pods, name, DEADLINE).await?;
         wait::eventually("an idle Mac", DEADLINE, async || {
-            let left = std::fs::read_dir(self.mac.tart_home().join("vms"))?.count();
-            ensure!(left == 0, "{left} VMs are left");
+            for entry in std::fs::read_dir(self.mac.tart_home().join("vms"))? {
+                let name = entry?.file_name().to_string_lossy().into_owned();
+                // The image's base VM stays.
+                ensure!(name.starts_with("tk-base-"), "{name} is left");
+            }
             Ok(())
         })
         .await

@@ -1,0 +1,143 @@
+//! Base VMs: one per image, made once, and what every VM of a Pod is cloned from.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use crate::scene::{DEADLINE, IMAGE, Scene};
+
+/// A tart that writes down what it is asked for, then does it.
+struct Witness {
+    program: PathBuf,
+    notes: PathBuf,
+}
+
+impl Witness {
+    fn new(scene: &Scene) -> Result<Self> {
+        let (program, notes) = (scene.mac.host().join("witness"), scene.mac.host().join("witness.log"));
+        let script = format!(
+            "#!/bin/sh\necho \"$*\" >>'{}'\nexec '{}' \"$@\"\n",
+            notes.display(),
+            scene.mac.tart_binary().display()
+        );
+        std::fs::write(&program, script)?;
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+        std::fs::write(&notes, "")?;
+        Ok(Self { program, notes })
+    }
+
+    /// What it was asked for since the last time, but for looks at its version.
+    fn calls(&self) -> Result<Vec<String>> {
+        let calls = std::fs::read_to_string(&self.notes)?;
+        std::fs::write(&self.notes, "")?;
+        Ok(calls.lines().filter(|call| *call != "--version").map(str::to_owned).collect())
+    }
+}
+
+async fn run_to_its_end(scene: &Scene, name: &str) -> Result<()> {
+    scene.create(&scene.pod(name, &json!({"command": ["true"]}), &json!({}))).await?;
+    scene.phase(name, "Succeeded").await?;
+    scene.kubectl.run(["delete", "pod", name]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn an_image_becomes_one_base_that_its_vms_are_cloned_from() -> Result<()> {
+    let scene = Scene::new("base").await?;
+    let witness = Witness::new(&scene)?;
+    let agent = scene.agent.clone().flag("--tart-binary", &witness.program.display().to_string());
+    let running = agent.start()?;
+    scene.node_ready(&running).await?;
+
+    // Two at once, of an image that nobody has seen yet.
+    for name in ["one", "two"] {
+        scene.create(&scene.pod(name, &json!({}), &json!({}))).await?;
+    }
+    let mut images = Vec::new();
+    for name in ["one", "two"] {
+        let pod = scene.phase(name, "Running").await?;
+        let statuses =
+            pod.status.and_then(|status| status.container_statuses).context("no container status")?;
+        images.push(statuses[0].image_id.clone());
+    }
+    let repository = IMAGE.rsplit_once(':').context("no tag")?.0;
+    ensure!(images[0].starts_with(&format!("{repository}@sha256:")), "{images:?}");
+    assert_eq!(images[0], images[1]);
+    let bases = scene.bases().await?;
+    let [base] = bases.as_slice() else { anyhow::bail!("not one base: {bases:?}") };
+    let calls = witness.calls()?;
+    let count = |start: &str| calls.iter().filter(|call| call.starts_with(start)).count();
+    let from_image = format!("clone {} {base}", images[0]);
+    assert_eq!(
+        (count("pull"), count(&from_image), count(&format!("clone {base} tk-"))),
+        (1, 1, 2),
+        "{calls:#?}"
+    );
+    for name in ["one", "two"] {
+        scene.kubectl.run(["delete", "pod", name]).await?;
+    }
+    scene.nothing_left().await?;
+
+    // With the image warm, two calls come before `tart run`.
+    witness.calls()?;
+    run_to_its_end(&scene, "warm").await?;
+    let calls = witness.calls()?;
+    let before: Vec<&str> =
+        calls.iter().take_while(|call| !call.starts_with("run ")).map(String::as_str).collect();
+    ensure!(
+        matches!(before.as_slice(), [clone, set] if clone.starts_with(&format!("clone {base} ")) && set.starts_with("set ")),
+        "{calls:#?}"
+    );
+
+    // A restarted agent does not make it again; one that was deleted is made again.
+    let _running = running.restart()?;
+    run_to_its_end(&scene, "restarted").await?;
+    ensure!(!witness.calls()?.contains(&from_image), "the base was made twice");
+    scene.mac.tart(["delete", base]).await?;
+    run_to_its_end(&scene, "again").await?;
+    ensure!(witness.calls()?.contains(&from_image), "the base was not made again");
+    assert_eq!(scene.bases().await?, bases);
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_image_is_another_base() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("bases").await?;
+    run_to_its_end(&scene, "first").await?;
+    // The tag moves.
+    scene.mac.add_image(IMAGE, &json!({"cpu": 5}))?;
+    let always = json!({"command": ["true"], "imagePullPolicy": "Always"});
+    scene.create(&scene.pod("second", &always, &json!({}))).await?;
+    scene.phase("second", "Succeeded").await?;
+    assert_eq!(scene.bases().await?.len(), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_disk_without_room_is_told_and_heals() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("room").await?;
+    scene.mac.set_fault("no-space", "clone")?;
+    scene.create(&scene.pod("room", &json!({}), &json!({}))).await?;
+    scene.told("pod", "room", "free some disk space on the host").await?;
+    scene.mac.clear_fault("no-space")?;
+    scene.phase("room", "Running").await.map(drop)
+}
+
+#[tokio::test]
+async fn a_base_that_goes_at_the_last_moment_costs_no_pod() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("last-moment").await?;
+    run_to_its_end(&scene, "first").await?;
+    agent.kill9()?;
+    let dying = scene.agent.clone().env("TART_KUBELET_CRASH", "agent.plan.after").start()?;
+    scene.create(&scene.pod("planned", &json!({"command": ["true"]}), &json!({}))).await?;
+    dying.wait_for_exit(DEADLINE).await?;
+    for base in scene.bases().await? {
+        scene.mac.tart(["delete", &base]).await?;
+    }
+    let _agent = scene.agent.start()?;
+    scene.phase("planned", "Succeeded").await?;
+    ensure!(scene.shim_log("planned").await?.contains("the base VM is gone"));
+    Ok(())
+}
