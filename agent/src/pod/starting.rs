@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_stage_lasts_until_the_next_one() {
         let address = "127.0.0.2".parse().unwrap();
-        let step = |stage, second| Progress { stage, since: at(second) };
+        let step = |stage, second| Progress { stage, since: at(second), enter: Vec::new() };
         let steps = [
             step(Stage::Cloning, 0),
             step(Stage::Configuring, 1),

@@ -319,7 +319,7 @@ mod tests {
             (Holder::Shim, true, Some(progress.clone()))
         );
         let address = "127.0.0.9".parse().unwrap();
-        let up = Progress { stage: Stage::Up { address }, since: Timestamp::UNIX_EPOCH };
+        let up = Progress { stage: Stage::Up { address }, since: Timestamp::UNIX_EPOCH, enter: Vec::new() };
         attempt.progress(&up).unwrap();
         assert_eq!(
             (seen().progress.as_ref(), attempt.steps().unwrap()),
