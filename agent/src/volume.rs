@@ -1,5 +1,14 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
+mod dir;
+#[cfg(test)]
+mod hostile;
+mod measure;
+mod remove;
+mod tree;
+
+pub use tree::TreeError;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
