@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod decide;
+pub mod downward;
 pub mod events;
 mod expansion;
 mod fetch;
@@ -12,6 +13,7 @@ pub mod restart;
 pub mod starting;
 pub mod status;
 pub mod worker;
+pub mod world;
 
 use std::fmt;
 use std::str::FromStr;

@@ -4,6 +4,16 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// A quantity in thousandths of its unit, rounded up; `None` when it is not one or does not fit.
 pub fn milli(quantity: &Quantity) -> Option<u64> {
+    scaled(quantity, 1000)
+}
+
+/// A quantity in whole units, rounded up.
+pub fn whole(quantity: &Quantity) -> Option<u64> {
+    scaled(quantity, 1)
+}
+
+/// A quantity in parts of its unit, rounded up.
+fn scaled(quantity: &Quantity, parts: u128) -> Option<u64> {
     let text = quantity.0.trim();
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);
@@ -36,12 +46,7 @@ pub fn milli(quantity: &Quantity) -> Option<u64> {
     let down = base
         .checked_pow(power.min(0).unsigned_abs())?
         .checked_mul(10u128.pow(u32::try_from(fraction.len()).ok()?))?;
-    mantissa.checked_mul(up)?.checked_mul(1000)?.div_ceil(down).try_into().ok()
-}
-
-/// A quantity in whole units, rounded up.
-pub fn whole(quantity: &Quantity) -> Option<u64> {
-    milli(quantity).map(|milli| milli.div_ceil(1000))
+    mantissa.checked_mul(up)?.checked_mul(parts)?.div_ceil(down).try_into().ok()
 }
 
 #[cfg(test)]
@@ -72,6 +77,7 @@ mod tests {
             assert_eq!(milli(&Quantity(text.to_owned())), expected, "{text}");
         }
         assert_eq!(whole(&Quantity("500m".into())), Some(1));
+        assert_eq!(whole(&Quantity("1Ei".into())), Some(1 << 60), "more than fits in thousandths");
     }
 
     proptest! {

@@ -1,10 +1,13 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
+pub mod content;
 mod dir;
+pub mod files;
 #[cfg(test)]
 mod hostile;
 mod measure;
 mod remove;
+pub mod token;
 mod tree;
 
 pub use tree::TreeError;

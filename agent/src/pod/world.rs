@@ -1,0 +1,46 @@
+//! What Pods are made of that is not in the Pod: other objects, tokens, and facts of this Node.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kube::Client;
+use tokio::sync::watch;
+
+use crate::node::health::Health;
+use crate::node::resources::Amounts;
+use crate::objects::Objects;
+use crate::services::Services;
+use crate::volume::token::Tokens;
+
+/// Where what a Pod brings along comes from. All Pods share it.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// `ConfigMaps` and Secrets.
+    pub objects: Objects,
+    /// Services.
+    pub services: Services,
+    /// Tokens of service accounts.
+    pub tokens: Tokens,
+    /// What Pods of this Node may have: the limit of a container that has none.
+    pub allocatable: Arc<Amounts>,
+    /// The host's health, which has the Node's address.
+    pub health: watch::Receiver<Option<Health>>,
+}
+
+impl World {
+    /// The world as this client sees it.
+    pub fn new(client: &Client, allocatable: Arc<Amounts>, health: watch::Receiver<Option<Health>>) -> Self {
+        Self {
+            objects: Objects::new(client.clone()),
+            services: Services::new(client.clone()),
+            tokens: Tokens::new(client.clone()),
+            allocatable,
+            health,
+        }
+    }
+
+    /// The Node's address, when it has one.
+    pub fn host_ip(&self) -> Option<IpAddr> {
+        self.health.borrow().as_ref().and_then(|health| health.address)
+    }
+}
