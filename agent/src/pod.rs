@@ -4,7 +4,7 @@ pub mod admission;
 pub mod decide;
 pub mod downward;
 pub mod events;
-mod expansion;
+pub(crate) mod expansion;
 mod fetch;
 pub mod fields;
 pub mod manager;

@@ -17,6 +17,7 @@
 //!     shim.pid                  which process that is, for the one that has to be killed
 //!     tart.lock                 held while any `tart` that the shim started lives
 //! logs/<uid>/<restart>.log      the container's output; apart, so that a chatty guest does not wake the agent
+//! volumes/<uid>/<volume>/       the files of a volume, see `volume::tree`, or those that the guest writes; apart for the same reason
 //! ```
 
 mod attempt;
@@ -33,6 +34,7 @@ pub use record::{
 };
 pub use secret::write_secret;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -50,6 +52,7 @@ impl StateDir {
         let root = std::path::absolute(root).map_err(|source| StateError::new("open", root, source))?;
         file::create_dir(&root.join("pods"))?;
         file::create_dir(&root.join("logs"))?;
+        file::create_dir(&root.join("volumes"))?;
         Ok(Self(root))
     }
 
@@ -92,15 +95,19 @@ impl StateDir {
 
     /// Every Pod that has left anything here.
     pub fn pods(&self) -> Result<Vec<PodDir>, StateError> {
-        let names = file::entries(&self.pods_path())?;
-        Ok(names.iter().filter_map(|name| name.parse().ok()).map(|uid| self.pod(uid)).collect())
+        let mut names = file::entries(&self.pods_path())?;
+        // Volumes go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
+        names.extend(file::entries(&self.0.join("volumes"))?);
+        let uids: BTreeSet<PodUid> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        Ok(uids.into_iter().map(|uid| self.pod(uid)).collect())
     }
 
     /// The place of one Pod, whether or not there is anything in it.
     pub fn pod(&self, uid: PodUid) -> PodDir {
         let path = self.pods_path().join(uid.to_string());
         let logs = self.0.join("logs").join(uid.to_string());
-        PodDir { uid, path, logs }
+        let volumes = self.0.join("volumes");
+        PodDir { uid, path, logs, volumes }
     }
 
     /// The Pod that a changed path belongs to.
@@ -116,6 +123,8 @@ pub struct PodDir {
     uid: PodUid,
     path: PathBuf,
     logs: PathBuf,
+    /// The volumes of all Pods.
+    volumes: PathBuf,
 }
 
 impl PodDir {
@@ -158,8 +167,20 @@ impl PodDir {
         file::create_dir(&self.logs)
     }
 
-    /// Forgets the Pod: logs first, the record last, so that a crash in between is found and finished.
+    /// The directory with the Pod's volumes.
+    pub fn volumes_path(&self) -> PathBuf {
+        self.volumes.join(self.uid.to_string())
+    }
+
+    /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
+    pub fn wipe_volumes(&self) -> Result<(), StateError> {
+        crate::volume::remove(&self.volumes, &self.uid.to_string())
+            .map_err(|source| StateError::new("remove", &self.volumes_path(), source))
+    }
+
+    /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
     pub fn remove(&self) -> Result<(), StateError> {
+        self.wipe_volumes()?;
         file::remove_dir(&self.logs)?;
         file::remove_dir(&self.path)
     }

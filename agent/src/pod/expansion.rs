@@ -1,7 +1,7 @@
 //! `$(NAME)` in environment variables, commands and arguments.
 
 /// Replaces each `$(NAME)` whose variable is known; `$$` stands for `$`, and what is not known stays as it is.
-pub(super) fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> String {
+pub(crate) fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
