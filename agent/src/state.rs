@@ -216,6 +216,31 @@ mod tests {
     }
 
     #[test]
+    fn volumes_go_first_and_are_found_without_their_pod() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let pod = state.pod("0b1c".parse().unwrap());
+        let record = PodRecord {
+            pod: crate::pod::PodName { namespace: "n".into(), name: "p".into() },
+            accepted_at: jiff::Timestamp::UNIX_EPOCH,
+        };
+        pod.accept(&record).unwrap();
+        std::fs::create_dir_all(pod.volumes_path().join("secret")).unwrap();
+        std::fs::write(pod.volumes_path().join("secret/key"), "secret").unwrap();
+        let known = || state.pods().unwrap().iter().map(|pod| pod.uid().to_string()).collect::<Vec<_>>();
+        assert_eq!(known(), ["0b1c"]);
+        // As after a crash in the middle of a removal, and as after somebody has tidied up.
+        pod.wipe_volumes().unwrap();
+        assert!(pod.record().unwrap().is_some() && !pod.volumes_path().exists());
+        std::fs::remove_dir_all(state.pods_path().join("0b1c")).unwrap();
+        std::fs::create_dir_all(pod.volumes_path()).unwrap();
+        assert_eq!(known(), ["0b1c"]);
+        pod.remove().unwrap();
+        assert!(known().is_empty());
+    }
+
+    #[test]
     fn one_agent_owns_the_directory() {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
