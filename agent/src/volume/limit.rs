@@ -67,7 +67,11 @@ pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
             let usage = measure(volumes.clone(), limit.clone()).await;
             debug!(volume = limit.volume, ?usage, "measured");
             *strikes = if matches!(usage, Some(Usage::Unmeasurable)) { *strikes + 1 } else { 0 };
-            if let Some(used) = verdict(usage, limit.bytes, *strikes) {
+            if let Some(usage) = usage.filter(|usage| is_too_large(*usage, limit.bytes, *strikes)) {
+                let used = match usage {
+                    Usage::Bytes(used) => Some(used),
+                    Usage::Unmeasurable => None,
+                };
                 let Limit { volume, text, .. } = limit.clone();
                 return Exceeded { volume, limit: text, used };
             }
@@ -76,12 +80,10 @@ pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
     }
 }
 
-/// Whether a volume is too large, and by what.
-fn verdict(usage: Option<Usage>, limit: u64, strikes: u32) -> Option<Option<u64>> {
-    match usage? {
-        Usage::Bytes(used) if used > limit => Some(Some(used)),
-        Usage::Unmeasurable if strikes >= STRIKES => Some(None),
-        Usage::Bytes(_) | Usage::Unmeasurable => None,
+fn is_too_large(usage: Usage, limit: u64, strikes: u32) -> bool {
+    match usage {
+        Usage::Bytes(used) => used > limit,
+        Usage::Unmeasurable => strikes >= STRIKES,
     }
 }
 
@@ -129,14 +131,13 @@ mod tests {
     #[test]
     fn a_moment_of_being_unmeasurable_is_forgiven() {
         let table = [
-            (Some(Usage::Bytes(11)), 0, Some(Some(11))),
-            (Some(Usage::Bytes(10)), 0, None),
-            (None, 9, None),
-            (Some(Usage::Unmeasurable), STRIKES - 1, None),
-            (Some(Usage::Unmeasurable), STRIKES, Some(None)),
+            (Usage::Bytes(11), 0, true),
+            (Usage::Bytes(10), 0, false),
+            (Usage::Unmeasurable, STRIKES - 1, false),
+            (Usage::Unmeasurable, STRIKES, true),
         ];
         for (usage, strikes, expected) in table {
-            assert_eq!(verdict(usage, 10, strikes), expected, "{usage:?} {strikes}");
+            assert_eq!(is_too_large(usage, 10, strikes), expected, "{usage:?} {strikes}");
         }
     }
 

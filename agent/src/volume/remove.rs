@@ -170,7 +170,7 @@ mod tests {
         for dir in ["v", "v/a", "v/a/b"] {
             hostile::plant(&temp.path().join(dir), outside.path());
         }
-        fs::set_permissions(temp.path().join("v/a/b"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(temp.path().join("v/a/b"), fs::Permissions::from_mode(0o000)).unwrap();
         fs::set_permissions(temp.path().join("v"), fs::Permissions::from_mode(0o111)).unwrap();
         remove_below(temp.path(), "v").unwrap();
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);

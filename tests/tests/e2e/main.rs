@@ -15,3 +15,4 @@ mod node;
 mod registration;
 mod rivals;
 mod scene;
+mod volumes;
