@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod decide;
 pub mod downward;
+pub mod environment;
 pub mod events;
 pub(crate) mod expansion;
 mod fetch;

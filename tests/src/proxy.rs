@@ -31,6 +31,8 @@ enum Pace {
     After(Duration),
     /// Not at all.
     Never,
+    /// Not at all, and every connection breaks.
+    Broken,
 }
 
 impl Proxy {
@@ -47,14 +49,15 @@ impl Proxy {
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                let (target, paced, counter) = (target.clone(), paced.clone(), counter.clone());
+                let (target, mut paced, counter) = (target.clone(), paced.clone(), counter.clone());
                 connections.spawn(async move {
                     let Ok(server) = TcpStream::connect(target).await else { return };
                     let (mut from_client, mut to_client) = client.into_split();
                     let (mut from_server, mut to_server) = server.into_split();
                     tokio::select! {
                         () = pass(&mut from_client, &mut to_server, paced.clone(), &counter) => {}
-                        () = pass(&mut from_server, &mut to_client, paced, &counter) => {}
+                        () = pass(&mut from_server, &mut to_client, paced.clone(), &counter) => {}
+                        _ = paced.wait_for(|pace| *pace == Pace::Broken) => {}
                     }
                 });
             }
@@ -70,6 +73,11 @@ impl Proxy {
     /// From now on, nothing gets through, and no connection breaks.
     pub fn block(&self) {
         self.pace.send_replace(Pace::Never);
+    }
+
+    /// From now on, every connection breaks.
+    pub fn sever(&self) {
+        self.pace.send_replace(Pace::Broken);
     }
 
     /// How many bytes have passed in both directions.

@@ -173,3 +173,131 @@ fn clean(path: &Path) -> Result<PathBuf, BadFiles> {
     }
     if cleaned.as_os_str().is_empty() { Err(bad("it must not be empty")) } else { Ok(cleaned) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const MODE: FileMode = FileMode(0o644);
+
+    fn config_map() -> ConfigMap {
+        serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "/w=="}})).unwrap()
+    }
+
+    fn secret() -> Secret {
+        serde_json::from_value(json!({"data": {"a": "MQ==", "key": "/w=="}})).unwrap()
+    }
+
+    fn items(value: Value) -> Vec<KeyToPath> {
+        serde_json::from_value(value).unwrap()
+    }
+
+    /// Each file in one line: path, content, mode.
+    fn shown(payload: &Payload) -> Vec<String> {
+        let line = |(path, file): (&PathBuf, &PayloadFile)| {
+            format!("{} {:?} {:o}", path.display(), String::from_utf8_lossy(&file.bytes), file.mode)
+        };
+        payload.0.iter().map(line).collect()
+    }
+
+    fn files(paths: &[&str]) -> Payload {
+        let file = |path: &&str| (PathBuf::from(path), PayloadFile { bytes: Vec::new(), mode: 0o644 });
+        Payload(paths.iter().map(file).collect())
+    }
+
+    #[test]
+    fn all_keys_or_those_that_are_named() {
+        let all = config_map_files(&config_map(), &[], MODE, false).unwrap();
+        assert_eq!(shown(&all), ["a \"1\" 644", "b \"2\" 644", "c \"\u{fffd}\" 644"]);
+        let named = items(json!([{"key": "b", "path": "x/y", "mode": 0o400}, {"key": "c", "path": "z"}]));
+        let named = config_map_files(&config_map(), &named, MODE, false).unwrap();
+        assert_eq!(shown(&named), ["x/y \"2\" 400", "z \"\u{fffd}\" 644"]);
+        assert_eq!(named.0[Path::new("z")].bytes, [0xff], "bytes stay as they are");
+        let all = secret_files(&secret(), &[], FileMode::of(0o10_600), false).unwrap();
+        assert_eq!(shown(&all), ["a \"1\" 600", "key \"\u{fffd}\" 600"]);
+    }
+
+    #[test]
+    fn a_key_that_is_not_there_is_an_error_unless_it_is_optional() {
+        let missing = items(json!([{"key": "nope", "path": "x"}, {"key": "a", "path": "y"}]));
+        let error = config_map_files(&config_map(), &missing, MODE, false).unwrap_err();
+        assert_eq!(error.to_string(), "configmap references non-existent config key: nope");
+        let error = secret_files(&secret(), &missing, MODE, false).unwrap_err();
+        assert_eq!(error.to_string(), "references non-existent secret key: nope");
+        assert_eq!(shown(&config_map_files(&config_map(), &missing, MODE, true).unwrap()), ["y \"1\" 644"]);
+        assert_eq!(shown(&secret_files(&secret(), &missing, MODE, true).unwrap()), ["y \"1\" 644"]);
+    }
+
+    #[test]
+    fn a_pod_tells_of_itself_in_files() {
+        let pod = json!({
+            "metadata": {"name": "p", "labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "main", "resources": {"limits": {"memory": "2Mi"}}}]},
+        });
+        let pod = serde_json::from_value(pod).unwrap();
+        let told = |items: Value| {
+            downward_files(&serde_json::from_value::<Vec<_>>(items).unwrap(), &pod, MODE, &Amounts::new())
+        };
+        let memory = json!({"containerName": "main", "resource": "limits.memory", "divisor": "1Mi"});
+        let payload = told(json!([
+            {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}, "mode": 0o440},
+            {"path": "d/memory", "resourceFieldRef": memory},
+        ]));
+        assert_eq!(shown(&payload.unwrap()), ["d/memory \"2\" 644", "labels \"a=\\\"b\\\"\" 440"]);
+        let error = told(json!([{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}])).unwrap_err();
+        assert_eq!(error.to_string(), "unsupported fieldPath: status.podIP");
+    }
+
+    #[test]
+    fn later_sources_count() {
+        let one = |content: &str| {
+            let file = PayloadFile { bytes: content.as_bytes().to_vec(), mode: 0o644 };
+            Payload([(PathBuf::from("a"), file)].into())
+        };
+        let merged = merge([one("first"), files(&["./b//c"]), one("second")]).unwrap();
+        assert_eq!(shown(&merged), ["a \"second\" 644", "b/c \"\" 644"]);
+    }
+
+    #[test]
+    fn a_path_is_a_file_or_a_directory() {
+        for (file, below) in [("a", "a/b"), ("a", "a/b/c"), ("x/y", "x/./y/z")] {
+            for parts in [[file, below], [below, file]] {
+                let error = merge(parts.map(|path| files(&[path, "a-b", "x.y"]))).unwrap_err();
+                assert!(matches!(error, BadFiles::Conflict(..)), "{error}");
+            }
+        }
+        assert!(merge([files(&["a/b", "a/c", "a-b", "ab", "a.b/c"])]).is_ok());
+    }
+
+    #[test]
+    fn paths_stay_inside_the_volume() {
+        let long = "x".repeat(256);
+        let deep = "x/".repeat(2100);
+        let table = ["", ".", "/a", "..", "a/..", "../a", "a/../b", "..data", "..a/b", "a\0b", &long, &deep];
+        for path in table {
+            let error = merge([files(&[path])]).unwrap_err();
+            assert!(matches!(error, BadFiles::Path { .. }), "{path}: {error}");
+        }
+        for path in ["a..b", ".hidden", "a/..b"] {
+            assert!(merge([files(&[path])]).is_ok(), "{path}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_merged_can_be_written(paths in proptest::collection::vec("[a./-]{0,6}", 0..6)) {
+            let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+            if let Ok(merged) = merge(paths.iter().map(|path| files(&[path]))) {
+                let root = tempfile::tempdir().unwrap();
+                for path in merged.0.keys() {
+                    prop_assert!(path.components().all(|part| matches!(part, Component::Normal(_))));
+                    let path = root.path().join(path);
+                    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                    std::fs::write(path, "").unwrap();
+                }
+            }
+        }
+    }
+}

@@ -210,3 +210,139 @@ impl Term {
 fn retry_after(failures: u32) -> Duration {
     FIRST_RETRY.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(LONGEST_RETRY)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
+
+    use kube::client::Body;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn a_token_is_renewed_at_four_fifths_of_its_life_or_after_a_day() {
+        let table = [(600, 480), (3600, 2880), (100_000, 80_000), (1_000_000, 86_400), (0, 0)];
+        for (life, expected) in table {
+            let term = Term { starts: at(5), ends: at(5 + life) };
+            assert_eq!(term.renew_at(Duration::ZERO), at(5 + expected), "{life}");
+        }
+    }
+
+    #[test]
+    fn failures_are_retried_ever_more_slowly() {
+        let delays = [1, 2, 3, 7, 8, u32::MAX].map(|failures| retry_after(failures).as_secs());
+        assert_eq!(delays, [1, 2, 4, 60, 60, 60]);
+    }
+
+    #[test]
+    fn a_token_is_bound_to_its_pod() {
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}}))
+                .unwrap();
+        let wanted = ServiceAccountTokenProjection {
+            audience: Some("vault".to_owned()),
+            expiration_seconds: Some(600),
+            path: "token".to_owned(),
+        };
+        assert_eq!(
+            json!(request(&pod, &wanted).spec),
+            json!({
+                "audiences": ["vault"], "expirationSeconds": 600,
+                "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"},
+            })
+        );
+        let usual = ServiceAccountTokenProjection { audience: Some(String::new()), ..wanted };
+        assert_eq!(request(&pod, &usual).spec.unwrap().audiences, Some(Vec::new()), "the API server's own");
+    }
+
+    #[test]
+    fn the_life_that_was_granted_counts() {
+        let answer = |spec| -> TokenRequest {
+            serde_json::from_value(json!({"spec": spec, "status": {"token": "t"}})).unwrap()
+        };
+        let ends = |answer| read(answer, at(0)).unwrap().term.ends;
+        assert_eq!(ends(answer(json!({"expirationSeconds": 7200}))), at(7200));
+        assert_eq!(ends(answer(json!({}))), at(3600));
+        let empty: TokenRequest =
+            serde_json::from_value(json!({"spec": {}, "status": {"token": ""}})).unwrap();
+        assert!(read(empty, at(0)).is_none());
+    }
+
+    /// Tokens of an API server that answers thus, in turn.
+    fn answering(answers: impl IntoIterator<Item = (u16, Value)>) -> Tokens {
+        let answers = Arc::new(Mutex::new(answers.into_iter().collect::<VecDeque<_>>()));
+        let answer = move |_: http::Request<Body>| {
+            let (code, answer) = answers.lock().unwrap().pop_front().expect("one request too many");
+            let body = Body::from(answer.to_string().into_bytes());
+            std::future::ready(Ok::<_, Infallible>(
+                http::Response::builder().status(code).body(body).unwrap(),
+            ))
+        };
+        Tokens::new(Client::new(tower::service_fn(answer), "default"))
+    }
+
+    fn granted(token: &str) -> (u16, Value) {
+        let spec = json!({"audiences": [], "expirationSeconds": 3600});
+        (201, json!({"spec": spec, "status": {"token": token, "expirationTimestamp": null}}))
+    }
+
+    fn refused(code: u16) -> (u16, Value) {
+        (code, json!({"status": "Failure", "message": "no", "reason": "x", "code": code}))
+    }
+
+    fn token(answers: impl IntoIterator<Item = (u16, Value)>) -> Token {
+        let pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"}})).unwrap();
+        answering(answers).token(&pod, &ServiceAccountTokenProjection::default())
+    }
+
+    #[tokio::test]
+    async fn a_token_is_kept_until_it_is_due() {
+        let mut token = token([granted("first"), granted("second")]);
+        token.due().await;
+        assert_eq!(
+            (token.get().await.unwrap(), token.get().await.unwrap()),
+            ("first".into(), "first".into())
+        );
+        assert!(token.due > Timestamp::now());
+        token.due = Timestamp::MIN;
+        assert_eq!(
+            (token.get().await.unwrap(), token.get().await.unwrap()),
+            ("second".into(), "second".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn an_old_token_is_used_while_there_is_no_new_one_and_it_is_good() {
+        let mut token = token([granted("old"), refused(403), refused(403), granted("new")]);
+        token.get().await.unwrap();
+        token.due = Timestamp::MIN;
+        assert_eq!(token.get().await.unwrap(), "old");
+        assert!(token.due > Timestamp::now(), "not asked for again at once");
+        token.held.as_mut().unwrap().term.ends = Timestamp::MIN;
+        assert_eq!(token.get().await.unwrap_err().to_string(), "failed to fetch token: no");
+        assert_eq!(token.get().await.unwrap(), "new");
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_the_api_server_is_about_to_learn_of_gets_its_token() {
+        let mut token = token([refused(403), refused(403), granted("t")]);
+        assert_eq!(token.get().await.unwrap(), "t");
+        assert!(!format!("{token:?}").contains("\"t\""));
+    }
+
+    proptest! {
+        #[test]
+        fn a_token_is_renewed_while_it_is_good(life in 1i64..10_000_000, jitter in 0u64..10) {
+            let term = Term { starts: at(0), ends: at(life) };
+            let renewed = term.renew_at(Duration::from_secs(jitter));
+            prop_assert!(term.starts < renewed && renewed < term.ends);
+        }
+    }
+}

@@ -12,6 +12,7 @@ mod images;
 mod life;
 mod metrics;
 mod node;
+mod objects;
 mod registration;
 mod rivals;
 mod scene;

@@ -1,0 +1,131 @@
+//! A container's environment: Services, `ConfigMaps`, Secrets, and what the Pod tells of itself.
+
+mod resolve;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret};
+use kube::ResourceExt;
+
+pub use resolve::{ConfigError, MissingVariable, Resolved, Snapshot, resolve};
+
+use super::downward::DownwardError;
+use super::world::World;
+use crate::objects::{ObjectError, Watched, first_of};
+use crate::services::{LinkedServices, service_environment};
+
+/// The environment of a container that is about to start. What it is made of is watched for as long as this lives.
+#[derive(Debug)]
+pub struct Environment {
+    pod: Arc<Pod>,
+    container: Container,
+    world: World,
+    config_maps: BTreeMap<String, Watched<ConfigMap>>,
+    secrets: BTreeMap<String, Watched<Secret>>,
+    services: LinkedServices,
+    /// Whether the last attempt failed because the Node had no address.
+    lacks_address: bool,
+}
+
+impl Environment {
+    /// The environment of one of a Pod's containers. Must be called inside a runtime.
+    pub fn of(pod: Arc<Pod>, container: &Container, world: &World) -> Self {
+        let namespace = pod.namespace().unwrap_or_default();
+        let names = Names::of(container);
+        let config_map = |name: &String| (name.clone(), world.objects.config_map(&namespace, name));
+        let secret = |name: &String| (name.clone(), world.objects.secret(&namespace, name));
+        Self {
+            config_maps: names.config_maps.iter().map(config_map).collect(),
+            secrets: names.secrets.iter().map(secret).collect(),
+            services: world.services.of(&namespace, wants_links(&pod)),
+            pod,
+            container: container.clone(),
+            world: world.clone(),
+            lacks_address: false,
+        }
+    }
+
+    /// All variables as they are to be now, or what is in the way. Waits some seconds for objects at most.
+    pub async fn resolve(&mut self) -> Result<Resolved, ConfigError> {
+        // All objects are looked at, even if one cannot be read: `changed` counts from here.
+        let snapshot = self.gather().await;
+        let resolved = snapshot.and_then(|snapshot| resolve(&self.pod, &self.container, &snapshot));
+        self.lacks_address = matches!(resolved, Err(ConfigError::Downward(DownwardError::NoAddress(_))));
+        resolved
+    }
+
+    /// Waits until `resolve` may say something else than it last did. Safe to cancel.
+    pub async fn changed(&mut self) {
+        let config_maps =
+            self.config_maps.values_mut().map(|object| -> BoxFuture<'_, ()> { Box::pin(object.changed()) });
+        let secrets =
+            self.secrets.values_mut().map(|object| -> BoxFuture<'_, ()> { Box::pin(object.changed()) });
+        let mut waits: Vec<BoxFuture<'_, ()>> = config_maps.chain(secrets).collect();
+        waits.push(Box::pin(self.services.changed()));
+        if self.lacks_address {
+            let mut health = self.world.health.clone();
+            waits.push(Box::pin(async move {
+                let has_address =
+                    health.wait_for(|health| health.as_ref().is_some_and(|h| h.address.is_some()));
+                if has_address.await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }));
+        }
+        first_of(waits).await;
+    }
+
+    async fn gather(&mut self) -> Result<Snapshot, ConfigError> {
+        let config_maps = all(&mut self.config_maps).await;
+        let secrets = all(&mut self.secrets).await;
+        let services = self.services.get().await.map_err(ConfigError::Services);
+        let namespace = self.pod.namespace().unwrap_or_default();
+        let services = services?;
+        let services = services.iter().map(AsRef::as_ref);
+        Ok(Snapshot {
+            config_maps: config_maps?,
+            secrets: secrets?,
+            services: service_environment(&namespace, wants_links(&self.pod), services),
+            host_ip: self.world.host_ip(),
+            allocatable: self.world.allocatable.clone(),
+        })
+    }
+}
+
+async fn all<T>(
+    watched: &mut BTreeMap<String, Watched<T>>,
+) -> Result<BTreeMap<String, Option<Arc<T>>>, ObjectError> {
+    let mut objects = BTreeMap::new();
+    for (name, object) in watched {
+        objects.insert(name.clone(), object.get().await);
+    }
+    objects.into_iter().map(|(name, object)| Ok((name, object?))).collect()
+}
+
+fn wants_links(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or(true)
+}
+
+/// The objects that a container's environment names.
+#[derive(Default)]
+struct Names {
+    config_maps: Vec<String>,
+    secrets: Vec<String>,
+}
+
+impl Names {
+    fn of(container: &Container) -> Self {
+        let mut names = Self::default();
+        for from in container.env_from.iter().flatten() {
+            names.config_maps.extend(from.config_map_ref.iter().map(|source| source.name.clone()));
+            names.secrets.extend(from.secret_ref.iter().map(|source| source.name.clone()));
+        }
+        for from in container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()) {
+            names.config_maps.extend(from.config_map_key_ref.iter().map(|source| source.name.clone()));
+            names.secrets.extend(from.secret_key_ref.iter().map(|source| source.name.clone()));
+        }
+        names
+    }
+}
