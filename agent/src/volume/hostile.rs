@@ -1,10 +1,12 @@
 //! What a guest may do to a share, for tests.
 
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -37,6 +39,83 @@ pub(super) fn dig(root: &Path, levels: usize) {
         dir.write(OsStr::new("file"), b"x", 0o600).unwrap();
         dir = dir.create(OsStr::new(&name), 0o755).unwrap();
     }
+}
+
+thread_local! {
+    static ATTACK: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+}
+
+/// The agent is about to use a name: the moment for a guest to put something else there.
+pub(super) fn moment() {
+    if let Some(mut attack) = ATTACK.take() {
+        attack();
+        ATTACK.set(Some(attack));
+    }
+}
+
+/// Tries an attack at every moment of what a victim does: before its first step, before its second one, and so on. `prepare`
+/// sets the scene, `check` looks at it afterwards.
+pub(super) fn at_every_moment(
+    prepare: impl Fn(),
+    attack: impl Fn() + Clone + 'static,
+    victim: impl Fn(),
+    check: impl Fn(),
+) {
+    for chosen in 0.. {
+        prepare();
+        let struck = Rc::new(Cell::new(false));
+        let strike = {
+            let (attack, struck, mut passed) = (attack.clone(), struck.clone(), 0);
+            move || {
+                if passed == chosen {
+                    attack();
+                    struck.set(true);
+                }
+                passed += 1;
+            }
+        };
+        ATTACK.set(Some(Box::new(strike)));
+        victim();
+        ATTACK.take();
+        check();
+        if !struck.get() {
+            assert!(chosen > 3, "the victim did nothing that could be attacked");
+            return;
+        }
+    }
+}
+
+/// Puts a link in the place of every directory in `root`, and of every directory in those.
+pub(super) fn bend(root: &Path, outside: &Path) {
+    for level in [1, 0] {
+        for dir in directories(root, level) {
+            let mut aside = dir.clone().into_os_string();
+            aside.push(".aside");
+            let _ = fs::rename(&dir, aside).and_then(|()| symlink(outside, &dir));
+        }
+    }
+}
+
+/// The directories so many levels below those in `root`.
+fn directories(root: &Path, level: u32) -> Vec<PathBuf> {
+    let inside = fs::read_dir(root).into_iter().flatten().flatten();
+    let here =
+        inside.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path());
+    if level == 0 { here.collect() } else { here.flat_map(|dir| directories(&dir, level - 1)).collect() }
+}
+
+/// Everything below a directory, with what is in the files.
+pub(super) fn snapshot(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(snapshot(&path));
+        }
+        found.push((path.clone(), fs::read(&path).unwrap_or_default()));
+    }
+    found.sort();
+    found
 }
 
 /// Turns a directory into a link and back, as fast as it can.

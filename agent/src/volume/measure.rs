@@ -167,15 +167,26 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_turns_into_a_link_leads_nowhere() {
+    fn links_that_appear_at_any_moment_lead_nowhere() {
         let (temp, outside) = (place(), place());
-        fs::write(outside.path().join("huge"), vec![1; 10_000_000]).unwrap();
-        let root = temp.path().join("v");
-        fs::create_dir_all(root.join("dir")).unwrap();
-        let swapper = hostile::Swapper::start(&root, "dir", outside.path());
-        for _ in 0..200 {
-            assert!(bytes(&root) < 1_000_000);
+        fs::create_dir(outside.path().join("inner")).unwrap();
+        for huge in ["huge", "inner/huge"] {
+            fs::write(outside.path().join(huge), vec![1; 10_000_000]).unwrap();
         }
-        swapper.stop();
+        let root = temp.path().join("v");
+        let attack = {
+            let (root, outside) = (root.clone(), outside.path().to_owned());
+            move || hostile::bend(&root, &outside)
+        };
+        hostile::at_every_moment(
+            || {
+                let _ = fs::remove_dir_all(&root);
+                fs::create_dir_all(root.join("dir/inner/deep")).unwrap();
+                fs::write(root.join("dir/inner/file"), "").unwrap();
+            },
+            attack,
+            || assert!(bytes(&root) < 1_000_000),
+            || {},
+        );
     }
 }

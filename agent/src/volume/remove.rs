@@ -230,4 +230,33 @@ mod tests {
         assert_eq!(fs::read_to_string(outside.path().join("kept")).unwrap(), "kept");
         assert_eq!(fs::read_to_string(outside.path().join("dir/kept")).unwrap(), "kept");
     }
+
+    #[test]
+    fn links_that_appear_at_any_moment_lead_nowhere() {
+        let (temp, outside) = (place(), place());
+        for name in ["kept", "dir/kept", "dir/inner/kept"] {
+            let path = outside.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "kept").unwrap();
+        }
+        let before = hostile::snapshot(outside.path());
+        let root = temp.path().join("v");
+        let attack = {
+            let (root, outside) = (root.clone(), outside.path().to_owned());
+            move || hostile::bend(&root, &outside)
+        };
+        hostile::at_every_moment(
+            || {
+                fs::create_dir_all(root.join("dir/inner/deep")).unwrap();
+                fs::write(root.join("dir/inner/file"), "").unwrap();
+                fs::write(root.join("dir/kept"), "").unwrap();
+            },
+            attack,
+            || remove_below(temp.path(), "v").unwrap(),
+            || {
+                assert!(!root.exists());
+                assert_eq!(hostile::snapshot(outside.path()), before);
+            },
+        );
+    }
 }

@@ -242,15 +242,24 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_turns_into_a_link_leads_nowhere() {
-        let (temp, root) = place();
+    fn links_that_appear_at_any_moment_lead_nowhere() {
+        let (temp, _) = place();
         let (outside, _) = place();
-        fs::create_dir(temp.path().join("dir")).unwrap();
-        let swapper = hostile::Swapper::start(temp.path(), "dir", outside.path());
-        for n in 0..300 {
-            let _ = locate(&root, &format!("dir/{n}"), true);
-        }
-        swapper.stop();
-        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+        fs::create_dir(outside.path().join("inner")).unwrap();
+        let before = hostile::snapshot(outside.path());
+        let root = temp.path().join("v");
+        let attack = {
+            let (root, outside) = (root.clone(), outside.path().to_owned());
+            move || hostile::bend(&root, &outside)
+        };
+        hostile::at_every_moment(
+            || {
+                let _ = fs::remove_dir_all(&root);
+                fs::create_dir_all(root.join("dir/inner")).unwrap();
+            },
+            attack,
+            || drop(locate(&Dir::trusted(&root).unwrap(), "dir/inner/new/newer", true)),
+            || assert_eq!(hostile::snapshot(outside.path()), before),
+        );
     }
 }

@@ -187,6 +187,35 @@ fn what_somebody_else_put_there_does_not_lead_astray() {
 }
 
 #[test]
+fn links_that_appear_at_any_moment_lead_nowhere() {
+    let (temp, root) = place();
+    let (outside, _) = place();
+    let path = temp.path().join("volume");
+    fs::create_dir_all(outside.path().join("dir/deep")).unwrap();
+    fs::write(outside.path().join("dir/kept"), "kept").unwrap();
+    let before = hostile::snapshot(outside.path());
+    let (old, new) = (
+        payload(&[("dir/deep/a", "old"), ("dir/b", "old")]),
+        payload(&[("dir/deep/a", "new"), ("dir/b", "old"), ("other/c", "new")]),
+    );
+    let attack = {
+        let (path, outside) = (path.clone(), outside.path().to_owned());
+        move || hostile::bend(&path, &outside)
+    };
+    hostile::at_every_moment(
+        || assert!(write(&root, &old).is_ok()),
+        attack,
+        // Somebody interferes, so it may fail; it may not do harm.
+        || drop(write(&root, &new)),
+        || {
+            assert_eq!(hostile::snapshot(outside.path()), before);
+            write(&root, &new).unwrap();
+            assert_eq!(seen(&path), expected(&new));
+        },
+    );
+}
+
+#[test]
 fn a_race_while_the_agent_writes_stays_inside() {
     let (temp, root) = place();
     let (outside, _) = place();
