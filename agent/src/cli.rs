@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::node::NodeName;
 use crate::node::labels::{self, Labels};
+use crate::volume::AllowedHostPath;
 
 /// Runs the Pods of this Node as Tart VMs.
 #[derive(Debug, Parser)]
@@ -75,6 +76,11 @@ pub struct AgentArgs {
     #[arg(long, default_value = "/var/lib/tart-kubelet")]
     pub state_dir: PathBuf,
 
+    /// A directory of this machine that Pods may have as hostPath, with all that is in it; with `:ro` at its end they can only
+    /// read it. Can be given several times; none is allowed otherwise
+    #[arg(long, value_name = "PATH[:ro]")]
+    pub allowed_host_path: Vec<AllowedHostPath>,
+
     /// The machine and what it offers.
     #[command(flatten)]
     pub host: HostArgs,
@@ -88,5 +94,13 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn several_host_paths_can_be_allowed() {
+        let arguments = ["tart-kubelet", "--allowed-host-path=/a", "--allowed-host-path", "/b:ro"];
+        let allowed = Cli::parse_from(arguments).agent.allowed_host_path;
+        assert_eq!(allowed, ["/a", "/b:ro"].map(|path| path.parse().unwrap()));
+        assert!(Cli::try_parse_from(["tart-kubelet", "--allowed-host-path=a"]).is_err());
     }
 }

@@ -20,6 +20,7 @@
 //!     tart.lock                 held while any `tart` that the shim started lives
 //! logs/<uid>/<container>/<restart>.log  its output; apart, so that a chatty guest does not wake the agent
 //! logs/<uid>/<restart>.shim.log         what the shim says it does
+//! volumes/<uid>/<volume>/       the files of a volume, see `volume::tree`, or those that the guest writes; apart for the same reason
 //! ```
 
 mod attempt;
@@ -41,6 +42,7 @@ pub use record::{
 };
 pub use secret::write_secret;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -58,6 +60,7 @@ impl StateDir {
         let root = std::path::absolute(root).map_err(|source| StateError::new("open", root, source))?;
         file::create_dir(&root.join("pods"))?;
         file::create_dir(&root.join("logs"))?;
+        file::create_dir(&root.join("volumes"))?;
         Ok(Self(root))
     }
 
@@ -100,15 +103,19 @@ impl StateDir {
 
     /// Every Pod that has left anything here.
     pub fn pods(&self) -> Result<Vec<PodDir>, StateError> {
-        let names = file::entries(&self.pods_path())?;
-        Ok(names.iter().filter_map(|name| name.parse().ok()).map(|uid| self.pod(uid)).collect())
+        let mut names = file::entries(&self.pods_path())?;
+        // Volumes go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
+        names.extend(file::entries(&self.0.join("volumes"))?);
+        let uids: BTreeSet<PodUid> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        Ok(uids.into_iter().map(|uid| self.pod(uid)).collect())
     }
 
     /// The place of one Pod, whether or not there is anything in it.
     pub fn pod(&self, uid: PodUid) -> PodDir {
         let path = self.pods_path().join(uid.to_string());
         let logs = self.0.join("logs").join(uid.to_string());
-        PodDir { uid, path, logs }
+        let volumes = self.0.join("volumes");
+        PodDir { uid, path, logs, volumes }
     }
 
     /// The Pod that a changed path belongs to.
@@ -124,6 +131,8 @@ pub struct PodDir {
     uid: PodUid,
     path: PathBuf,
     logs: PathBuf,
+    /// The volumes of all Pods.
+    volumes: PathBuf,
 }
 
 impl PodDir {
@@ -172,8 +181,20 @@ impl PodDir {
         containers.into_iter().try_for_each(|container| file::create_dir(&self.logs.join(container)))
     }
 
-    /// Forgets the Pod: logs first, the record last, so that a crash in between is found and finished.
+    /// The directory with the Pod's volumes.
+    pub fn volumes_path(&self) -> PathBuf {
+        self.volumes.join(self.uid.to_string())
+    }
+
+    /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
+    pub fn wipe_volumes(&self) -> Result<(), StateError> {
+        crate::volume::remove(&self.volumes, &self.uid.to_string())
+            .map_err(|source| StateError::new("remove", &self.volumes_path(), source))
+    }
+
+    /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
     pub fn remove(&self) -> Result<(), StateError> {
+        self.wipe_volumes()?;
         file::remove_dir(&self.logs)?;
         file::remove_dir(&self.path)
     }
@@ -206,6 +227,31 @@ mod tests {
         assert_eq!(instance(&first), instance(&first));
         assert_ne!(instance(&first), instance(&second));
         assert_eq!(instance(&first).len(), 32);
+    }
+
+    #[test]
+    fn volumes_go_first_and_are_found_without_their_pod() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let pod = state.pod("0b1c".parse().unwrap());
+        let record = PodRecord {
+            pod: crate::pod::PodName { namespace: "n".into(), name: "p".into() },
+            accepted_at: jiff::Timestamp::UNIX_EPOCH,
+        };
+        pod.accept(&record).unwrap();
+        std::fs::create_dir_all(pod.volumes_path().join("secret")).unwrap();
+        std::fs::write(pod.volumes_path().join("secret/key"), "secret").unwrap();
+        let known = || state.pods().unwrap().iter().map(|pod| pod.uid().to_string()).collect::<Vec<_>>();
+        assert_eq!(known(), ["0b1c"]);
+        // As after a crash in the middle of a removal, and as after somebody has tidied up.
+        pod.wipe_volumes().unwrap();
+        assert!(pod.record().unwrap().is_some() && !pod.volumes_path().exists());
+        std::fs::remove_dir_all(state.pods_path().join("0b1c")).unwrap();
+        std::fs::create_dir_all(pod.volumes_path()).unwrap();
+        assert_eq!(known(), ["0b1c"]);
+        pod.remove().unwrap();
+        assert!(known().is_empty());
     }
 
     #[test]

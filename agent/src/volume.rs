@@ -1,11 +1,33 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
+pub mod admission;
 pub mod content;
+mod dir;
 pub mod files;
+mod fill;
+mod host_path;
+#[cfg(test)]
+mod hostile;
+mod limit;
+mod measure;
+mod prepare;
+mod remove;
+mod share;
+mod sub_path;
 pub mod token;
+mod tree;
+
+pub use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
+pub use limit::Exceeded;
+pub use prepare::{MountFailure, PodVolumes, PrepareError, Prepared};
+pub use sub_path::SubPathError;
+pub use tree::TreeError;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use dir::Dir;
 
 /// The files that a volume is to hold, by their path below its root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,5 +46,14 @@ impl std::fmt::Debug for PayloadFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The bytes may be secret.
         write!(f, "{} bytes, {:o}", self.bytes.len(), self.mode)
+    }
+}
+
+/// Removes a directory that guests could write to, with all that is in it; an absent one is fine. `parent` is one that they
+/// could not reach.
+pub(crate) fn remove(parent: &Path, name: &str) -> io::Result<()> {
+    match Dir::trusted(parent) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        parent => remove::remove(&parent?, name.as_ref()),
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use super::blueprint::has_command;
 use super::fields;
 use crate::quantity;
 use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
+use crate::volume;
 
 /// Why a Pod is refused: shown as the Pod's reason and message, and as an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +54,7 @@ pub enum PullPolicy {
 
 /// Reads a Pod as a VM, or says why it cannot be one.
 pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
-    let mut spec = pod.spec.clone().ok_or_else(|| unsupported("spec", "is missing"))?;
-    forget_default_token(&mut spec);
+    let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
     let [container] = spec.containers.as_slice() else {
         return Err(unsupported(
             "spec.containers",
@@ -66,7 +66,8 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
         let reason = if field.starts_with("spec.os") { "PodOSNotSupported" } else { "UnsupportedPod" };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
     }
-    initial(&spec, container)?;
+    volume::admission::check(spec)?;
+    initial(spec, container)?;
     let image = container.image.clone().filter(|image| !image.is_empty());
     Ok(VmPlan {
         container: container.name.clone(),
@@ -119,18 +120,6 @@ fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
 
 fn unsupported(field: &str, why: &str) -> Refusal {
     Refusal { reason: "UnsupportedPod", message: format!("{field}: {why}") }
-}
-
-/// Drops the token volume that every Pod gets without asking for it: it is no reason to refuse one.
-fn forget_default_token(spec: &mut PodSpec) {
-    let is_token =
-        |volume: &Volume| volume.projected.is_some() && volume.name.starts_with("kube-api-access-");
-    let tokens: Vec<String> =
-        spec.volumes.iter().flatten().filter(|v| is_token(v)).map(|v| v.name.clone()).collect();
-    spec.volumes.iter_mut().for_each(|volumes| volumes.retain(|volume| !tokens.contains(&volume.name)));
-    for mounts in spec.containers.iter_mut().filter_map(|container| container.volume_mounts.as_mut()) {
-        mounts.retain(|mount| !tokens.contains(&mount.name));
-    }
 }
 
 /// Limits, else requests, size the VM.
@@ -240,9 +229,13 @@ mod tests {
             (pod(&json!({"containers": [{"name": "a", "image": "i"}], "os": {"name": "linux"}})), "spec.os"),
             (
                 pod(
-                    &json!({"containers": [{"name": "a", "image": "i"}], "volumes": [{"name": "v", "emptyDir": {}}]}),
+                    &json!({"containers": [{"name": "a", "image": "i"}], "volumes": [{"name": "v", "nfs": {"path": "/"}}]}),
                 ),
-                "spec.volumes",
+                "spec.volumes[0].nfs",
+            ),
+            (
+                with_container(&json!({"volumeMounts": [{"name": "v", "mountPath": "/"}]})),
+                "spec.containers[0].volumeMounts[0].mountPath",
             ),
             (
                 with_container(
@@ -268,9 +261,18 @@ mod tests {
     }
 
     #[test]
-    fn the_token_that_every_pod_gets_is_no_reason_to_refuse_it() {
-        let token = json!({"name": "kube-api-access-x", "projected": {"sources": []}});
-        let pod = pod(&json!({"containers": [{"name": "a", "image": "i"}], "volumes": [token]}));
-        assert!(admit(&pod).is_ok());
+    fn the_token_that_every_pod_gets_is_a_volume_like_any_other() {
+        let sources = json!([
+            {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+        ]);
+        let token =
+            json!({"name": "kube-api-access-x", "projected": {"defaultMode": 420, "sources": sources}});
+        let mount = json!({"name": "kube-api-access-x", "readOnly": true,
+            "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"});
+        let container = json!({"name": "a", "image": "i", "volumeMounts": [mount]});
+        let pod = pod(&json!({"containers": [container], "volumes": [token]}));
+        assert_eq!(admit(&pod).err(), None);
     }
 }

@@ -28,6 +28,8 @@ enum Handling {
 /// A field, by its path below the Pod; `[]` stands for every item of a list.
 type Field = (&'static str, Handling);
 
+const NO_STORAGE: &str = "the cluster's storage cannot be attached to a Mac";
+
 const FIELDS: &[Field] = &[
     ("spec", Parts),
     ("spec.activeDeadlineSeconds", Honoured("the VM is stopped and the Pod fails with `DeadlineExceeded`")),
@@ -37,7 +39,7 @@ const FIELDS: &[Field] = &[
             "a Pod whose required node affinity this Node does not meet fails with `NodeAffinity`; the rest is the scheduler's",
         ),
     ),
-    ("spec.automountServiceAccountToken", Moot("the token is not brought into the guest yet")),
+    ("spec.automountServiceAccountToken", Elsewhere("API server, by a volume with the token,")),
     ("spec.containers", Parts),
     (
         "spec.containers[].args",
@@ -227,7 +229,34 @@ const FIELDS: &[Field] = &[
         Honoured("the command gets a terminal in the guest; all its output is standard output then"),
     ),
     ("spec.containers[].volumeDevices", Refused("a VM cannot be given block devices")),
-    ("spec.containers[].volumeMounts", Refused("volumes are not supported yet")),
+    ("spec.containers[].volumeMounts", Parts),
+    (
+        "spec.containers[].volumeMounts[].mountPath",
+        Honoured(
+            "a link in the guest to the volume's share; one inside another, or the guest's root, is refused",
+        ),
+    ),
+    (
+        "spec.containers[].volumeMounts[].mountPropagation",
+        Only(&["None"], "what is mounted later, in the guest or on the host, is not seen on the other side"),
+    ),
+    ("spec.containers[].volumeMounts[].name", Honoured("the volume")),
+    ("spec.containers[].volumeMounts[].readOnly", Honoured("a share that cannot be written to")),
+    (
+        "spec.containers[].volumeMounts[].recursiveReadOnly",
+        Only(
+            &["Disabled", "IfPossible"],
+            "a share is read-only, but what the host has mounted in it may not be",
+        ),
+    ),
+    (
+        "spec.containers[].volumeMounts[].subPath",
+        Honoured("made when missing; of a volume with files, it follows changes"),
+    ),
+    (
+        "spec.containers[].volumeMounts[].subPathExpr",
+        Honoured("as `subPath`, `$(NAME)` expanded from the container's environment"),
+    ),
     ("spec.containers[].workingDir", Honoured("the command's directory in the guest")),
     ("spec.dnsConfig", Refused("the guest asks the host's DNS servers")),
     (
@@ -305,7 +334,7 @@ const FIELDS: &[Field] = &[
     ("spec.securityContext.sysctls", Refused("set them with `sudo sysctl` in the command")),
     ("spec.securityContext.windowsOptions", Refused("this Node runs macOS")),
     ("spec.serviceAccount", Elsewhere("old name of serviceAccountName")),
-    ("spec.serviceAccountName", Moot("the token is not brought into the guest yet")),
+    ("spec.serviceAccountName", Honoured("whose tokens a `serviceAccountToken` volume holds")),
     ("spec.setHostnameAsFQDN", Honoured("the guest's name is the full one then")),
     ("spec.shareProcessNamespace", Moot("a VM has processes of its own")),
     ("spec.subdomain", Honoured("the full name is in the guest's /etc/hosts; --cluster-domain ends it")),
@@ -317,7 +346,84 @@ const FIELDS: &[Field] = &[
         ),
     ),
     ("spec.topologySpreadConstraints", Elsewhere("scheduler")),
-    ("spec.volumes", Refused("volumes are not supported yet")),
+    ("spec.volumes", Parts),
+    ("spec.volumes[].awsElasticBlockStore", Refused(NO_STORAGE)),
+    ("spec.volumes[].azureDisk", Refused(NO_STORAGE)),
+    ("spec.volumes[].azureFile", Refused(NO_STORAGE)),
+    ("spec.volumes[].cephfs", Refused(NO_STORAGE)),
+    ("spec.volumes[].cinder", Refused(NO_STORAGE)),
+    ("spec.volumes[].configMap", Parts),
+    (
+        "spec.volumes[].configMap.defaultMode",
+        Honoured("the files' permissions, on the host and in the guest"),
+    ),
+    ("spec.volumes[].configMap.items", Honoured("with `mode` for each")),
+    (
+        "spec.volumes[].configMap.name",
+        Honoured("files for its keys, which follow changes all at once; the guest can only read them"),
+    ),
+    ("spec.volumes[].configMap.optional", Honoured("without it, the Pod waits until the ConfigMap is there")),
+    ("spec.volumes[].csi", Refused(NO_STORAGE)),
+    ("spec.volumes[].downwardAPI", Parts),
+    ("spec.volumes[].downwardAPI.defaultMode", Honoured("as for configMap")),
+    ("spec.volumes[].downwardAPI.items", Honoured("follow changes, as for configMap")),
+    ("spec.volumes[].emptyDir", Parts),
+    (
+        "spec.volumes[].emptyDir.medium",
+        Refused("a share is on the host's disk: neither memory nor huge pages can be had"),
+    ),
+    ("spec.volumes[].emptyDir.sizeLimit", Honoured("measured every 10 s; a Pod that exceeds it is evicted")),
+    ("spec.volumes[].ephemeral", Refused(NO_STORAGE)),
+    ("spec.volumes[].fc", Refused(NO_STORAGE)),
+    ("spec.volumes[].flexVolume", Refused(NO_STORAGE)),
+    ("spec.volumes[].flocker", Refused(NO_STORAGE)),
+    ("spec.volumes[].gcePersistentDisk", Refused(NO_STORAGE)),
+    ("spec.volumes[].gitRepo", Refused("Kubernetes no longer has it; clone in the command")),
+    ("spec.volumes[].glusterfs", Refused(NO_STORAGE)),
+    ("spec.volumes[].hostPath", Parts),
+    ("spec.volumes[].hostPath.path", Honoured("a directory that `--allowed-host-path` allows")),
+    (
+        "spec.volumes[].hostPath.type",
+        Only(&["Directory", "DirectoryOrCreate"], "a VM can only be given directories"),
+    ),
+    (
+        "spec.volumes[].image",
+        Refused("a Mac has no container images to mount; put the files into the VM image"),
+    ),
+    ("spec.volumes[].iscsi", Refused(NO_STORAGE)),
+    (
+        "spec.volumes[].name",
+        Honoured("the name of the share: `/Volumes/My Shared Files/<name>` in the guest"),
+    ),
+    ("spec.volumes[].nfs", Refused(NO_STORAGE)),
+    ("spec.volumes[].persistentVolumeClaim", Refused(NO_STORAGE)),
+    ("spec.volumes[].photonPersistentDisk", Refused(NO_STORAGE)),
+    ("spec.volumes[].portworxVolume", Refused(NO_STORAGE)),
+    ("spec.volumes[].projected", Parts),
+    ("spec.volumes[].projected.defaultMode", Honoured("as for configMap")),
+    ("spec.volumes[].projected.sources", Parts),
+    ("spec.volumes[].projected.sources[].clusterTrustBundle", Refused("not supported yet")),
+    ("spec.volumes[].projected.sources[].configMap", Honoured("as configMap")),
+    ("spec.volumes[].projected.sources[].downwardAPI", Honoured("as downwardAPI")),
+    ("spec.volumes[].projected.sources[].podCertificate", Refused("not supported yet")),
+    ("spec.volumes[].projected.sources[].secret", Honoured("as secret")),
+    (
+        "spec.volumes[].projected.sources[].serviceAccountToken",
+        Honoured("with its audience and expiry; renewed in time"),
+    ),
+    ("spec.volumes[].quobyte", Refused(NO_STORAGE)),
+    ("spec.volumes[].rbd", Refused(NO_STORAGE)),
+    ("spec.volumes[].scaleIO", Refused(NO_STORAGE)),
+    ("spec.volumes[].secret", Parts),
+    ("spec.volumes[].secret.defaultMode", Honoured("as for configMap")),
+    ("spec.volumes[].secret.items", Honoured("as for configMap")),
+    ("spec.volumes[].secret.optional", Honoured("as for configMap")),
+    (
+        "spec.volumes[].secret.secretName",
+        Honoured("as a configMap; removed from the disk as soon as the Pod is over"),
+    ),
+    ("spec.volumes[].storageos", Refused(NO_STORAGE)),
+    ("spec.volumes[].vsphereVolume", Refused(NO_STORAGE)),
 ];
 
 /// The first field that is in the way, with the reason.
@@ -427,12 +533,41 @@ mod tests {
              resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce terminationMessagePath \
              terminationMessagePolicy tty volumeDevices volumeMounts workingDir",
         );
+        let volume = names(
+            "awsElasticBlockStore azureDisk azureFile cephfs cinder configMap csi downwardAPI emptyDir ephemeral fc flexVolume \
+             flocker gcePersistentDisk gitRepo glusterfs hostPath image iscsi name nfs persistentVolumeClaim \
+             photonPersistentDisk portworxVolume projected quobyte rbd scaleIO secret storageos vsphereVolume",
+        );
+        let parts = [
+            (
+                "containers[].volumeMounts[]",
+                "mountPath mountPropagation name readOnly recursiveReadOnly subPath subPathExpr",
+            ),
+            ("volumes[].configMap", "defaultMode items name optional"),
+            ("volumes[].downwardAPI", "defaultMode items"),
+            ("volumes[].emptyDir", "medium sizeLimit"),
+            ("volumes[].hostPath", "path type"),
+            ("volumes[].projected", "defaultMode sources"),
+            (
+                "volumes[].projected.sources[]",
+                "clusterTrustBundle configMap downwardAPI podCertificate secret serviceAccountToken",
+            ),
+            ("volumes[].secret", "defaultMode items optional secretName"),
+        ];
         let listed = |path: &str| FIELDS.iter().any(|(field, _)| *field == path);
         for name in spec {
             assert!(listed(&format!("spec.{name}")), "spec.{name}");
         }
         for name in container {
             assert!(listed(&format!("spec.containers[].{name}")), "{name}");
+        }
+        for name in volume {
+            assert!(listed(&format!("spec.volumes[].{name}")), "{name}");
+        }
+        for (path, fields) in parts {
+            for name in names(fields) {
+                assert!(listed(&format!("spec.{path}.{name}")), "{path} {name}");
+            }
         }
     }
 
@@ -461,6 +596,23 @@ mod tests {
             "a field that is like another is looked into, and named by its own name"
         );
         assert_eq!(refused(json!({"fromTheFuture": 1})).as_deref(), Some("spec.fromTheFuture"));
+        let volume = |source: Value| refused(json!({"volumes": [source]}));
+        assert_eq!(volume(json!({"name": "v", "emptyDir": {}})), None);
+        assert_eq!(volume(json!({"name": "v", "hostPath": {"path": "/x", "type": ""}})), None);
+        for (source, field) in [
+            (json!({"emptyDir": {"medium": "Memory"}}), "emptyDir.medium"),
+            (json!({"emptyDir": {"medium": "HugePages-2Mi"}}), "emptyDir.medium"),
+            (json!({"hostPath": {"path": "/x", "type": "Socket"}}), "hostPath.type"),
+            (json!({"hostPath": {"path": "/x", "type": "File"}}), "hostPath.type"),
+            (json!({"persistentVolumeClaim": {"claimName": "x"}}), "persistentVolumeClaim"),
+            (
+                json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "x"}}]}}),
+                "projected.sources[0].clusterTrustBundle",
+            ),
+            (json!({"fromTheFuture": {"x": 1}}), "fromTheFuture"),
+        ] {
+            assert_eq!(volume(source), Some(format!("spec.volumes[0].{field}")));
+        }
         let env = json!({"containers": [{"env": [{"name": "A"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}]});
         assert_eq!(refused(env).as_deref(), Some("spec.containers[0].env[1].valueFrom"));
     }

@@ -26,4 +26,5 @@ mod reboot;
 mod registration;
 mod rivals;
 mod scene;
+mod volumes;
 mod workloads;

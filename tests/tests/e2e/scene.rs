@@ -130,11 +130,11 @@ impl Scene {
         .await
     }
 
-    /// Waits until nothing is left of any Pod: no VM, no state, no log.
+    /// Waits until nothing is left of any Pod: no VM, no state, no log, no volume.
     pub(crate) async fn nothing_left(&self) -> Result<()> {
         self.no_vms().await?;
         wait::eventually("an empty state directory", DEADLINE, async || {
-            for part in ["pods", "logs"] {
+            for part in ["pods", "logs", "volumes"] {
                 let left = std::fs::read_dir(self.agent.state_dir().join(part))?.count();
                 ensure!(left == 0, "{left} in {part}");
             }

@@ -1,0 +1,309 @@
+//! Directories of the host: which of them Pods may have, and how.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use k8s_openapi::api::core::v1::HostPathVolumeSource;
+
+use super::dir::Dir;
+use super::share::tart_can_say;
+
+/// The mode of directories that are made because a Pod asks for them.
+const DIR_MODE: u32 = 0o755;
+
+/// A directory of the host that Pods may have, with all that is in it: `--allowed-host-path`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllowedHostPath {
+    path: PathBuf,
+    read_only: bool,
+}
+
+/// A flag that allows nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not an absolute path, with or without `:ro` at its end")]
+pub struct BadHostPath(String);
+
+impl FromStr for AllowedHostPath {
+    type Err = BadHostPath;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (path, read_only) = text.strip_suffix(":ro").map_or((text, false), |path| (path, true));
+        let path = PathBuf::from(path);
+        if is_plain(&path) && !text_has_colon(&path) {
+            Ok(Self { path, read_only })
+        } else {
+            Err(BadHostPath(text.to_owned()))
+        }
+    }
+}
+
+/// What this Node lets Pods have of the host.
+#[derive(Debug, Clone, Default)]
+pub struct HostPaths {
+    allowed: Vec<AllowedHostPath>,
+    /// The agent's own directory, which no Pod may reach.
+    state: PathBuf,
+}
+
+/// A directory of the host that a Pod cannot have.
+#[derive(Debug, thiserror::Error)]
+pub enum HostPathError {
+    /// The path is not one.
+    #[error("hostPath `{0}` is not an absolute path without `..`")]
+    NotPlain(String),
+    /// The flags do not allow it.
+    #[error("hostPath {0} is not allowed on this Node; see --allowed-host-path of its tart-kubelet")]
+    NotAllowed(String),
+    /// The agent's state is in it, or it is in the agent's state.
+    #[error("hostPath {0} would give the Pod the state of this Node's agent")]
+    State(String),
+    /// It has to be there, and is not, or is something else.
+    #[error("hostPath type check failed: {0} is not a directory")]
+    NotDirectory(String),
+    /// It is something that cannot be shared.
+    #[error("hostPath {0} is not a directory, and a VM can only be given directories")]
+    OnlyDirectories(String),
+    /// The type asks for something that cannot be shared.
+    #[error("hostPath type {0} cannot be had: a VM can only be given directories")]
+    Type(String),
+    /// Tart has no way to say it.
+    #[error("hostPath {0} cannot be shared: tart reads `:` and some words after `,` in it as something else")]
+    Unspeakable(String),
+    /// The disk.
+    #[error("cannot use hostPath {0}")]
+    Io(String, #[source] io::Error),
+}
+
+/// A directory of the host that a Pod has.
+#[derive(Debug)]
+pub(super) struct HostDir {
+    /// The directory.
+    pub(super) dir: Dir,
+    /// Where it is, without links.
+    pub(super) path: PathBuf,
+    /// Whether the Pod may write to it.
+    pub(super) writable: bool,
+}
+
+impl HostPaths {
+    /// What the flags allow; `state` is the agent's own directory.
+    pub fn new(allowed: Vec<AllowedHostPath>, state: &Path) -> Self {
+        Self { allowed, state: state.to_owned() }
+    }
+
+    /// Has a directory ready for a Pod.
+    pub(super) fn prepare(&self, source: &HostPathVolumeSource) -> Result<HostDir, HostPathError> {
+        let shown = || source.path.clone();
+        let kind = source.type_.as_deref().unwrap_or_default();
+        let may_create = match kind {
+            "" | "DirectoryOrCreate" => true,
+            "Directory" => false,
+            other => return Err(HostPathError::Type(other.to_owned())),
+        };
+        let path = Path::new(&source.path);
+        if !is_plain(path) {
+            return Err(HostPathError::NotPlain(shown()));
+        }
+        let failed = |error| HostPathError::Io(shown(), error);
+        let path = resolve(path).map_err(failed)?;
+        let allowed = self.allowed_root(&path).ok_or_else(|| HostPathError::NotAllowed(shown()))?;
+        let state = resolve(&self.state).map_err(failed)?;
+        if path.starts_with(&state) || state.starts_with(&path) {
+            return Err(HostPathError::State(shown()));
+        }
+        if !tart_can_say(&path) {
+            return Err(HostPathError::Unspeakable(shown()));
+        }
+        match open_below(&allowed.path, &path, may_create && !allowed.read_only) {
+            Ok(dir) => Ok(HostDir { dir, path, writable: !allowed.read_only }),
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory && kind.is_empty() => {
+                Err(HostPathError::OnlyDirectories(shown()))
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::NotFound) => {
+                Err(HostPathError::NotDirectory(shown()))
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// The innermost directory that is allowed and has `path` in it.
+    fn allowed_root(&self, path: &Path) -> Option<AllowedHostPath> {
+        let roots = self.allowed.iter().filter_map(|allowed| {
+            let root = resolve(&allowed.path).ok()?;
+            path.starts_with(&root).then_some(AllowedHostPath { path: root, ..allowed.clone() })
+        });
+        // Of two flags for the same directory, the stricter one counts.
+        roots.max_by_key(|root| (root.path.components().count(), root.read_only))
+    }
+}
+
+/// Opens a directory somewhere below `root`, step by step: a link that somebody put there after the path was resolved is not
+/// followed.
+fn open_below(root: &Path, path: &Path, may_create: bool) -> io::Result<Dir> {
+    if may_create {
+        std::fs::create_dir_all(root)?;
+    }
+    let mut dir = Dir::trusted(root)?;
+    let inside = path.strip_prefix(root).map_err(io::Error::other)?;
+    for name in inside {
+        dir = if may_create { dir.open_or_create(name, DIR_MODE)? } else { dir.open(name)? };
+    }
+    Ok(dir)
+}
+
+/// A path without links, as far as it exists.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    let mut missing: Vec<&OsStr> = Vec::new();
+    let mut existing = path;
+    loop {
+        match existing.canonicalize() {
+            Ok(mut resolved) => {
+                resolved.extend(missing.iter().rev());
+                return Ok(resolved);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // A link that leads nowhere now could lead anywhere once its target is made.
+                if existing.is_symlink() {
+                    return Err(error);
+                }
+                match (existing.parent(), existing.file_name()) {
+                    (Some(parent), Some(name)) => {
+                        missing.push(name);
+                        existing = parent;
+                    }
+                    _ => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
+}
+
+fn text_has_colon(path: &Path) -> bool {
+    path.as_os_str().as_bytes().contains(&b':')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    struct Mac {
+        temp: tempfile::TempDir,
+    }
+
+    impl Mac {
+        fn new() -> Self {
+            let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
+            let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+            for dir in ["data/sub", "data2", "ro/sub", "state/pods", "elsewhere"] {
+                fs::create_dir_all(temp.path().join(dir)).unwrap();
+            }
+            fs::write(temp.path().join("data/file"), "").unwrap();
+            Self { temp }
+        }
+
+        fn path(&self, inside: &str) -> String {
+            self.temp.path().join(inside).display().to_string()
+        }
+
+        fn ask(&self, inside: &str, kind: &str) -> Result<HostDir, String> {
+            let allow = |text: &str| self.path(text).parse().unwrap();
+            let allowed = vec![allow("data"), allow("ro:ro"), allow("new")];
+            let paths = HostPaths::new(allowed, &self.temp.path().join("state"));
+            let source = HostPathVolumeSource { path: self.path(inside), type_: Some(kind.to_owned()) };
+            paths.prepare(&source).map_err(|error| error.to_string())
+        }
+
+        fn refusal(&self, inside: &str, kind: &str) -> String {
+            self.ask(inside, kind).unwrap_err().replace(&self.path(""), "/")
+        }
+    }
+
+    #[test]
+    fn a_flag_is_a_path_and_perhaps_read_only() {
+        let allowed: AllowedHostPath = "/data:ro".parse().unwrap();
+        assert_eq!(allowed, AllowedHostPath { path: "/data".into(), read_only: true });
+        for bad in ["", "data", "/data:rw", "/a/../b", ":ro", "/a:/b"] {
+            assert!(bad.parse::<AllowedHostPath>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_allowed_is_had() {
+        let mac = Mac::new();
+        let had = |inside: &str, kind: &str| mac.ask(inside, kind).map(|dir| dir.writable);
+        assert_eq!(had("data", ""), Ok(true));
+        assert_eq!(had("data/sub", "Directory"), Ok(true));
+        assert_eq!(had("ro/sub", "Directory"), Ok(false));
+        assert_eq!(had("data/made/deep", "DirectoryOrCreate"), Ok(true));
+        assert_eq!(had("new/deep", ""), Ok(true));
+        assert!(mac.temp.path().join("data/made/deep").is_dir());
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_refused_in_words() {
+        let mac = Mac::new();
+        let not_allowed = |path: &str| {
+            format!(
+                "hostPath /{path} is not allowed on this Node; see --allowed-host-path of its tart-kubelet"
+            )
+        };
+        for path in ["data2", "elsewhere", "", "dat", "state"] {
+            assert_eq!(mac.refusal(path, ""), not_allowed(path));
+        }
+        assert_eq!(
+            mac.refusal("data/none", "Directory"),
+            "hostPath type check failed: /data/none is not a directory"
+        );
+        assert_eq!(
+            mac.refusal("data/file", "Directory"),
+            "hostPath type check failed: /data/file is not a directory"
+        );
+        assert_eq!(
+            mac.refusal("ro/none", "DirectoryOrCreate"),
+            "hostPath type check failed: /ro/none is not a directory"
+        );
+        assert!(mac.refusal("data/file", "").contains("can only be given directories"));
+        for kind in ["File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"] {
+            assert!(mac.refusal("data/file", kind).contains("can only be given directories"), "{kind}");
+        }
+        assert!(mac.refusal("data/a:b", "").contains("cannot be shared"));
+        assert!(mac.refusal("data/../elsewhere", "").contains("without `..`"));
+    }
+
+    #[test]
+    fn links_do_not_lead_out_of_what_is_allowed() {
+        let mac = Mac::new();
+        let at = |inside: &str| mac.temp.path().join(inside);
+        symlink(at("elsewhere"), at("data/out")).unwrap();
+        symlink(at("data/sub"), at("elsewhere/in")).unwrap();
+        symlink(at("elsewhere/none"), at("data/nowhere")).unwrap();
+        assert!(mac.refusal("data/out", "").contains("is not allowed"));
+        assert!(mac.refusal("data/out/new", "DirectoryOrCreate").contains("is not allowed"));
+        assert!(mac.ask("data/nowhere", "DirectoryOrCreate").is_err());
+        assert!(!at("elsewhere/none").exists() && !at("elsewhere/new").exists());
+        // Into what is allowed they may lead.
+        assert_eq!(mac.ask("elsewhere/in", "").unwrap().path, at("data/sub").canonicalize().unwrap());
+    }
+
+    #[test]
+    fn nobody_gets_the_agents_state() {
+        let mac = Mac::new();
+        let paths = HostPaths::new(vec!["/".parse().unwrap()], &mac.temp.path().join("state"));
+        let ask = |path: String| paths.prepare(&HostPathVolumeSource { path, type_: None });
+        for inside in ["state", "state/pods", ""] {
+            assert!(matches!(ask(mac.path(inside)), Err(HostPathError::State(_))), "{inside}");
+        }
+        assert!(matches!(ask("/".to_owned()), Err(HostPathError::State(_))));
+        assert!(ask(mac.path("data")).is_ok());
+    }
+}

@@ -1,0 +1,157 @@
+//! `emptyDir.sizeLimit`: who uses more than that is evicted.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, warn};
+
+use super::dir::Dir;
+use super::measure::{Measurement, Usage};
+use crate::quantity;
+
+/// How often volumes are measured, as the kubelet does.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// Of the time that it takes: measuring costs a tenth of a core at most.
+const REST: u32 = 9;
+/// How many entries are looked at in one go.
+const STEP: u64 = 5000;
+/// How often in a row a volume must be unmeasurable to count as too large: some programs lock a directory for a moment.
+const STRIKES: u32 = 3;
+
+/// An emptyDir that may not grow beyond a size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Limit {
+    volume: String,
+    bytes: u64,
+    /// As the Pod has it.
+    text: String,
+}
+
+impl Limit {
+    /// The limit of a volume, if it has one.
+    pub(super) fn of(volume: &str, source: &EmptyDirVolumeSource) -> Option<Self> {
+        let limit = source.size_limit.as_ref()?;
+        // As for the kubelet, zero is no limit.
+        let bytes = quantity::whole(limit).filter(|bytes| *bytes > 0)?;
+        Some(Self { volume: volume.to_owned(), bytes, text: limit.0.clone() })
+    }
+}
+
+/// A volume that is larger than it may be; its Pod is to be evicted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exceeded {
+    /// The volume.
+    pub volume: String,
+    /// The limit, as the Pod has it.
+    pub limit: String,
+    /// How many bytes it takes at least; unknown when it is too deep, too full or too locked up to be measured.
+    pub used: Option<u64>,
+}
+
+impl std::fmt::Display for Exceeded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The kubelet's words, with the space at their end.
+        write!(f, "Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", self.volume, self.limit)
+    }
+}
+
+/// Measures volumes below `volumes` again and again, until one is too large.
+pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
+    let mut strikes = vec![0; limits.len()];
+    loop {
+        let began = Instant::now();
+        for (limit, strikes) in limits.iter().zip(&mut strikes) {
+            let usage = measure(volumes.clone(), limit.clone()).await;
+            debug!(volume = limit.volume, ?usage, "measured");
+            *strikes = if matches!(usage, Some(Usage::Unmeasurable)) { *strikes + 1 } else { 0 };
+            if let Some(usage) = usage.filter(|usage| is_too_large(*usage, limit.bytes, *strikes)) {
+                let used = match usage {
+                    Usage::Bytes(used) => Some(used),
+                    Usage::Unmeasurable => None,
+                };
+                let Limit { volume, text, .. } = limit.clone();
+                return Exceeded { volume, limit: text, used };
+            }
+        }
+        sleep(INTERVAL.max(began.elapsed() * REST)).await;
+    }
+}
+
+fn is_too_large(usage: Usage, limit: u64, strikes: u32) -> bool {
+    match usage {
+        Usage::Bytes(used) => used > limit,
+        Usage::Unmeasurable => strikes >= STRIKES,
+    }
+}
+
+/// What a volume takes; nothing when it is not there, or changed too much to be measured.
+async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
+    let Limit { volume, bytes, .. } = limit;
+    let begin = move || Measurement::begin(&Dir::trusted(&volumes)?, volume.as_ref());
+    let mut measurement = spawn_blocking(begin).await.ok()?.ok()?;
+    loop {
+        let step = spawn_blocking(move || measurement.advance(STEP, bytes).map(|usage| (measurement, usage)));
+        match step.await.ok()? {
+            Ok((_, Some(usage))) => return Some(usage),
+            Ok((rest, None)) => measurement = rest,
+            Err(error) => {
+                warn!(%error, "cannot measure an emptyDir volume; trying again later");
+                return None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+    use std::fs;
+
+    fn source(limit: &str) -> EmptyDirVolumeSource {
+        EmptyDirVolumeSource { medium: None, size_limit: Some(Quantity(limit.to_owned())) }
+    }
+
+    #[test]
+    fn the_words_are_the_kubelets() {
+        let exceeded = Exceeded { volume: "cache".into(), limit: "1Mi".into(), used: Some(2 << 20) };
+        assert_eq!(exceeded.to_string(), "Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". ");
+    }
+
+    #[test]
+    fn zero_is_no_limit() {
+        assert_eq!(Limit::of("v", &source("0")), None);
+        assert_eq!(Limit::of("v", &EmptyDirVolumeSource::default()), None);
+        assert_eq!(Limit::of("v", &source("1Ki")).unwrap().bytes, 1024);
+    }
+
+    #[test]
+    fn a_moment_of_being_unmeasurable_is_forgiven() {
+        let table = [
+            (Usage::Bytes(11), 0, true),
+            (Usage::Bytes(10), 0, false),
+            (Usage::Unmeasurable, STRIKES - 1, false),
+            (Usage::Unmeasurable, STRIKES, true),
+        ];
+        for (usage, strikes, expected) in table {
+            assert_eq!(is_too_large(usage, 10, strikes), expected, "{usage:?} {strikes}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_volume_that_is_too_large_is_named() {
+        let temp =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        for name in ["small", "large"] {
+            fs::create_dir(temp.path().join(name)).unwrap();
+        }
+        fs::write(temp.path().join("large/file"), vec![1; 2 << 20]).unwrap();
+        let limits = ["absent", "small", "large"].map(|name| Limit::of(name, &source("1Mi")).unwrap());
+        let exceeded = watch(temp.path().to_owned(), limits.to_vec()).await;
+        assert_eq!(exceeded.volume, "large");
+        assert!(exceeded.used.unwrap() > 1 << 20);
+    }
+}

@@ -1,0 +1,387 @@
+//! A Pod's volumes on the host: where they are, and how its VM gets them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec, Volume, VolumeMount};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet, spawn_blocking};
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::admission::guest_path;
+use super::content::Content;
+use super::dir::Dir;
+use super::fill::{Filling, fill};
+use super::host_path::{HostDir, HostPaths};
+use super::limit::{self, Exceeded, Limit};
+use super::share::{self, Access, is_read_only, tart_can_say};
+use super::sub_path::{self, SubPathError, Unusable, locate};
+use crate::pod::world::World;
+use crate::report::chain;
+use crate::state::{Mount, PodDir, Share};
+
+/// How long the first filling of all volumes, and the host's disk, may take before the Pod is told to wait.
+const PATIENCE: Duration = Duration::from_secs(30);
+const EMPTY_DIR_MODE: u32 = 0o777;
+const CONTENT_MODE: u32 = 0o755;
+
+/// The volumes of one Pod. What it has started ends when it is dropped.
+#[derive(Debug)]
+pub struct PodVolumes {
+    /// The directory with all of them.
+    dir: PathBuf,
+    /// Those that a container mounts.
+    volumes: Vec<Volume>,
+    mounts: Vec<ContainerMounts>,
+    pod: watch::Receiver<Arc<Pod>>,
+    world: World,
+    host_paths: Arc<HostPaths>,
+    report: watch::Sender<Report>,
+    seen: watch::Receiver<Report>,
+    tasks: JoinSet<()>,
+    fillers: HashMap<String, AbortHandle>,
+    measurer: Option<AbortHandle>,
+}
+
+/// What a VM gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// The directories that it is given.
+    pub shares: Vec<Share>,
+    /// Where each container expects them, by the container's name.
+    pub mounts: BTreeMap<String, Vec<Mount>>,
+}
+
+/// Volumes that a VM cannot have, or not yet. It is worth another try when [`PodVolumes::changed`] says so, or after a while.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PrepareError {
+    /// Volumes that cannot be set up.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Mount(Vec<MountFailure>),
+    /// A part of a volume that a container cannot have.
+    #[error(transparent)]
+    SubPath(#[from] SubPathError),
+    /// A container mounts what is not there.
+    #[error("cannot find volume \"{volume}\" to mount into container \"{container}\"")]
+    Unknown {
+        /// The volume.
+        volume: String,
+        /// The container.
+        container: String,
+    },
+}
+
+impl PrepareError {
+    /// The kubelet's word for it: the reason of an Event, or of a waiting container.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Mount(_) => "FailedMount",
+            Self::SubPath(_) | Self::Unknown { .. } => "CreateContainerConfigError",
+        }
+    }
+}
+
+/// A volume that cannot be set up, in the kubelet's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("MountVolume.SetUp failed for volume \"{volume}\" : {problem}")]
+pub struct MountFailure {
+    /// The volume.
+    pub volume: String,
+    /// What is in the way.
+    pub problem: String,
+}
+
+impl MountFailure {
+    fn new(volume: &str, problem: &dyn std::error::Error) -> Self {
+        Self { volume: volume.to_owned(), problem: chain(problem) }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct ContainerMounts {
+    container: String,
+    mounts: Vec<VolumeMount>,
+}
+
+/// What the tasks of a Pod's volumes have to say.
+#[derive(Debug, Clone, Default)]
+struct Report {
+    fillings: BTreeMap<String, Filling>,
+    exceeded: Option<Exceeded>,
+}
+
+/// Where a volume is.
+#[derive(Debug)]
+struct Ground {
+    path: PathBuf,
+    writable: bool,
+    /// The directory, unless its files are the agent's own.
+    dir: Option<Dir>,
+}
+
+impl PodVolumes {
+    /// The volumes of a Pod. Nothing is done for them yet.
+    pub fn new(
+        dir: &PodDir,
+        pod: watch::Receiver<Arc<Pod>>,
+        world: World,
+        host_paths: Arc<HostPaths>,
+    ) -> Self {
+        let spec = pod.borrow().spec.clone().unwrap_or_default();
+        let mounts = mounts_of(&spec);
+        let is_mounted =
+            |volume: &Volume| mounts.iter().flat_map(|of| &of.mounts).any(|mount| mount.name == volume.name);
+        let volumes = spec.volumes.into_iter().flatten().filter(is_mounted).collect();
+        let (report, seen) = watch::channel(Report::default());
+        Self {
+            dir: dir.volumes_path(),
+            volumes,
+            mounts,
+            pod,
+            world,
+            host_paths,
+            report,
+            seen,
+            tasks: JoinSet::new(),
+            fillers: HashMap::new(),
+            measurer: None,
+        }
+    }
+
+    /// Has all volumes ready, and keeps them so from then on. `variable` knows the environment of a container, by its name and
+    /// the variable's.
+    pub async fn prepare(
+        &mut self,
+        variable: impl Fn(&str, &str) -> Option<String>,
+    ) -> Result<Prepared, PrepareError> {
+        let grounds = self.lay_grounds().await?;
+        self.follow();
+        self.filled().await?;
+        let mut wanted = Vec::new();
+        for ContainerMounts { container, mounts } in &self.mounts {
+            for mount in mounts {
+                let sub_path = sub_path::of(mount, |name| variable(container, name))?;
+                wanted.push((container.clone(), mount.clone(), sub_path));
+            }
+        }
+        let mut prepared = Prepared { shares: self.shares(&grounds), ..Prepared::default() };
+        for ContainerMounts { container, .. } in &self.mounts {
+            prepared.mounts.insert(container.clone(), Vec::new());
+        }
+        let accesses: HashMap<String, Access> =
+            grounds.iter().map(|(volume, ground)| (volume.clone(), self.access(volume, ground))).collect();
+        let place = move || -> Result<Prepared, PrepareError> {
+            for (container, mount, sub_path) in wanted {
+                let Some((ground, access)) = grounds.get(&mount.name).zip(accesses.get(&mount.name)) else {
+                    return Err(PrepareError::Unknown { volume: mount.name, container });
+                };
+                let mount = Mount {
+                    share: share::name(&mount.name, *access, is_read_only(&mount, ground.writable)),
+                    sub_path: placed(ground, &sub_path, &mount.name, &container)?,
+                    path: guest_path(&mount.mount_path).display().to_string(),
+                };
+                prepared.mounts.entry(container).or_default().push(mount);
+            }
+            Ok(prepared)
+        };
+        match timeout(PATIENCE, spawn_blocking(place)).await {
+            Ok(Ok(placed)) => placed,
+            _ => Err(self.all_failed("the host's disk does not answer")),
+        }
+    }
+
+    /// Keeps what is there as it is to be: for a Pod whose VM an earlier agent has started. Volumes that are not there are left
+    /// alone.
+    pub fn follow(&mut self) {
+        while self.tasks.try_join_next().is_some() {}
+        for volume in &self.volumes {
+            let name = volume.name.clone();
+            if self.fillers.get(&name).is_some_and(|filler| !filler.is_finished()) {
+                continue;
+            }
+            let Some(content) = Content::of(volume, self.pod.clone(), &self.world) else { continue };
+            self.report.send_modify(|report| drop(report.fillings.remove(&name)));
+            let report = self.report.clone();
+            let tell = {
+                let name = name.clone();
+                move |filling: Filling| {
+                    report.send_if_modified(|report| {
+                        let before = report.fillings.insert(name.clone(), filling.clone());
+                        before != Some(filling)
+                    });
+                }
+            };
+            let filler = self.tasks.spawn(fill(self.dir.clone(), name.clone(), content, tell));
+            self.fillers.insert(name, filler);
+        }
+        self.measure();
+    }
+
+    /// Waits until there may be something new to be told: a volume that heals, or one that is too large. Safe to cancel.
+    pub async fn changed(&mut self) {
+        // It cannot fail: this has the other end, too.
+        let _ = self.seen.changed().await;
+    }
+
+    /// The emptyDir that is too large, if one is: the Pod is to be evicted with these words.
+    pub fn exceeded(&self) -> Option<Exceeded> {
+        self.report.borrow().exceeded.clone()
+    }
+
+    /// The volumes that are not as they are to be; those of a running VM have their old files.
+    pub fn problems(&self) -> Vec<MountFailure> {
+        let report = self.report.borrow();
+        let failed = report.fillings.iter().filter_map(|(volume, filling)| {
+            let problem = filling.problem.clone()?;
+            Some(MountFailure { volume: volume.clone(), problem })
+        });
+        failed.collect()
+    }
+
+    fn measure(&mut self) {
+        let limits: Vec<Limit> = self
+            .volumes
+            .iter()
+            .filter_map(|volume| Limit::of(&volume.name, volume.empty_dir.as_ref()?))
+            .collect();
+        if limits.is_empty() || self.measurer.is_some() {
+            return;
+        }
+        let (dir, report) = (self.dir.clone(), self.report.clone());
+        self.measurer = Some(self.tasks.spawn(async move {
+            let exceeded = limit::watch(dir, limits).await;
+            report.send_modify(|report| report.exceeded = Some(exceeded));
+        }));
+    }
+
+    /// Makes the directories of all volumes.
+    async fn lay_grounds(&self) -> Result<BTreeMap<String, Ground>, PrepareError> {
+        let (dir, volumes, host_paths) = (self.dir.clone(), self.volumes.clone(), self.host_paths.clone());
+        let lay = move || {
+            let (mut grounds, mut failures) = (BTreeMap::new(), Vec::new());
+            for volume in &volumes {
+                match Ground::lay(&dir, volume, &host_paths) {
+                    Ok(ground) => drop(grounds.insert(volume.name.clone(), ground)),
+                    Err(failure) => failures.push(failure),
+                }
+            }
+            if failures.is_empty() { Ok(grounds) } else { Err(PrepareError::Mount(failures)) }
+        };
+        match timeout(PATIENCE, spawn_blocking(lay)).await {
+            Ok(Ok(laid)) => laid,
+            _ => Err(self.all_failed("the host's disk does not answer")),
+        }
+    }
+
+    /// Waits until all volumes with files have them, or cannot have them.
+    async fn filled(&mut self) -> Result<(), PrepareError> {
+        let names: Vec<String> = self.fillers.keys().cloned().collect();
+        let settled = |filling: &Filling| filling.written || filling.problem.is_some();
+        let all = |report: &Report| names.iter().all(|name| report.fillings.get(name).is_some_and(settled));
+        let mut seen = self.report.subscribe();
+        let _ = timeout(PATIENCE, seen.wait_for(all)).await;
+        let report = self.seen.borrow_and_update();
+        let failure = |name: &String| match report.fillings.get(name) {
+            Some(Filling { written: true, .. }) => None,
+            Some(Filling { problem: Some(problem), .. }) => {
+                Some(MountFailure { volume: name.clone(), problem: problem.clone() })
+            }
+            _ => Some(MountFailure { volume: name.clone(), problem: "timed out".to_owned() }),
+        };
+        let mut failures: Vec<MountFailure> = names.iter().filter_map(failure).collect();
+        failures.sort_by(|a, b| a.volume.cmp(&b.volume));
+        if failures.is_empty() { Ok(()) } else { Err(PrepareError::Mount(failures)) }
+    }
+
+    fn shares(&self, grounds: &BTreeMap<String, Ground>) -> Vec<Share> {
+        let shares = grounds.iter().flat_map(|(volume, ground)| {
+            let access = self.access(volume, ground);
+            let kinds = [(access.writable, false), (access.read_only, true)];
+            kinds.into_iter().filter(|(is_wanted, _)| *is_wanted).map(move |(_, read_only)| Share {
+                name: share::name(volume, access, read_only),
+                path: ground.path.clone(),
+                read_only,
+            })
+        });
+        shares.collect()
+    }
+
+    fn access(&self, volume: &str, ground: &Ground) -> Access {
+        let mounts = self.mounts.iter().flat_map(|of| &of.mounts).filter(|mount| mount.name == volume);
+        Access::of(mounts, ground.writable)
+    }
+
+    fn all_failed(&self, problem: &str) -> PrepareError {
+        let failure = |volume: &Volume| MountFailure { volume: volume.name.clone(), problem: problem.into() };
+        PrepareError::Mount(self.volumes.iter().map(failure).collect())
+    }
+}
+
+impl Ground {
+    /// Makes the directory of a volume. Directories are made here and nowhere else: what is removed stays so.
+    fn lay(pod_dir: &Path, volume: &Volume, host_paths: &HostPaths) -> Result<Self, MountFailure> {
+        if let Some(source) = &volume.host_path {
+            let prepared = host_paths.prepare(source);
+            let HostDir { dir, path, writable } =
+                prepared.map_err(|error| MountFailure::new(&volume.name, &error))?;
+            return Ok(Self { path, writable, dir: Some(dir) });
+        }
+        let is_empty_dir = volume.empty_dir.is_some();
+        let mode = if is_empty_dir { EMPTY_DIR_MODE } else { CONTENT_MODE };
+        let path = pod_dir.join(&volume.name);
+        let made = make(pod_dir, &volume.name, mode).and_then(|dir| {
+            let problem =
+                "tart cannot share what is in this agent's --state-dir: it has a `:` or a `,` in its path";
+            if tart_can_say(&path) { Ok(dir) } else { Err(io::Error::other(problem)) }
+        });
+        let dir = made.map_err(|error| MountFailure::new(&volume.name, &error))?;
+        Ok(Self { path, writable: is_empty_dir, dir: is_empty_dir.then_some(dir) })
+    }
+}
+
+/// Opens or makes a volume below a directory that only this user can enter.
+fn make(pod_dir: &Path, volume: &str, mode: u32) -> io::Result<Dir> {
+    let (Some(parent), Some(name)) = (pod_dir.parent(), pod_dir.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    Dir::trusted(parent)?.open_or_create(name, 0o700)?.open_or_create(volume.as_ref(), mode)
+}
+
+/// Which part of a share a mount is.
+fn placed(ground: &Ground, sub_path: &str, volume: &str, container: &str) -> Result<String, SubPathError> {
+    let Some(dir) = ground.dir.as_ref().filter(|_| !sub_path.is_empty()) else {
+        // Files of the agent's own may come later, and be found then.
+        return Ok(sub_path.to_owned());
+    };
+    let (volume, container) = (volume.to_owned(), container.to_owned());
+    match locate(dir, sub_path, ground.writable) {
+        Ok(path) => match path.into_os_string().into_string() {
+            Ok(path) => Ok(path),
+            Err(_) => Err(SubPathError::Prepare { volume, container }),
+        },
+        Err(Unusable::Uncreatable(error)) => {
+            warn!(volume, container, sub_path, %error, "cannot make the subPath");
+            Err(SubPathError::Create { volume, container })
+        }
+        Err(Unusable::Elsewhere(error)) => {
+            warn!(volume, container, sub_path, %error, "cannot use the subPath");
+            Err(SubPathError::Prepare { volume, container })
+        }
+    }
+}
+
+fn mounts_of(spec: &PodSpec) -> Vec<ContainerMounts> {
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let mounts = containers.map(|container| ContainerMounts {
+        container: container.name.clone(),
+        mounts: container.volume_mounts.clone().unwrap_or_default(),
+    });
+    mounts.collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+use super::*;
+use crate::state::StateDir;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+/// One Pod on a Node without an API server: what its volumes hold comes from the Pod itself.
+struct Scene {
+    temp: tempfile::TempDir,
+    dir: PodDir,
+    pod: watch::Sender<Arc<Pod>>,
+    world: World,
+}
+
+impl Scene {
+    fn new(spec: &Value) -> Self {
+        let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
+        let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+        let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "0b1c"}, "spec": spec});
+        let (pod, _) = watch::channel(Arc::new(serde_json::from_value(pod).unwrap()));
+        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = kube::Client::try_from(nobody).unwrap();
+        let (_, health) = watch::channel(None);
+        Self { temp, dir, pod, world: World::new(&client, Arc::default(), health) }
+    }
+
+    fn volumes(&self) -> PodVolumes {
+        let allowed = vec![self.temp.path().join("host").display().to_string().parse().unwrap()];
+        let host_paths = HostPaths::new(allowed, &self.temp.path().join("state"));
+        PodVolumes::new(&self.dir, self.pod.subscribe(), self.world.clone(), Arc::new(host_paths))
+    }
+
+    async fn prepare(&self) -> Result<Prepared, PrepareError> {
+        self.volumes().prepare(|_, name| (name == "NAME").then(|| "value".to_owned())).await
+    }
+
+    fn label(&self, value: &str) {
+        self.pod.send_modify(|pod| {
+            let mut changed = Pod::clone(pod);
+            changed.metadata.labels = Some([("l".to_owned(), value.to_owned())].into());
+            *pod = Arc::new(changed);
+        });
+    }
+
+    fn path(&self, inside: &str) -> PathBuf {
+        self.dir.volumes_path().join(inside)
+    }
+
+    async fn reads(&self, inside: &str, text: &str) {
+        let path = self.path(inside);
+        while fs::read_to_string(&path).ok().as_deref() != Some(text) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn with_volumes(volumes: &Value, mounts: &Value) -> Value {
+    json!({"volumes": volumes, "containers": [{"name": "main", "volumeMounts": mounts}]})
+}
+
+fn labels() -> Value {
+    let items = json!([{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]);
+    json!({"name": "info", "downwardAPI": {"defaultMode": 256, "items": items}})
+}
+
+fn mount(share: &str, sub_path: &str, path: &str) -> Mount {
+    Mount { share: share.into(), sub_path: sub_path.into(), path: path.into() }
+}
+
+#[tokio::test]
+async fn a_pod_gets_its_volumes_as_shares() {
+    let volumes = json!([labels(), {"name": "cache", "emptyDir": {}}, {"name": "unused", "emptyDir": {}}]);
+    let mounts = json!([
+        {"name": "info", "mountPath": "/etc/podinfo"},
+        {"name": "info", "mountPath": "labels", "subPath": "labels"},
+        {"name": "cache", "mountPath": "/cache/"},
+        {"name": "cache", "mountPath": "/old", "readOnly": true, "subPathExpr": "$(NAME)/deep"},
+    ]);
+    let scene = Scene::new(&with_volumes(&volumes, &mounts));
+    let prepared = scene.prepare().await.unwrap();
+    let share = |name: &str, volume: &str, read_only| Share {
+        name: name.into(),
+        path: scene.path(volume),
+        read_only,
+    };
+    assert_eq!(
+        prepared.shares,
+        [share("cache", "cache", false), share("cache.ro", "cache", true), share("info", "info", true)]
+    );
+    assert_eq!(
+        prepared.mounts["main"],
+        [
+            mount("info", "", "/etc/podinfo"),
+            mount("info", "labels", "/labels"),
+            mount("cache", "", "/cache"),
+            mount("cache.ro", "value/deep", "/old"),
+        ]
+    );
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(scene.path("")), 0o700);
+    assert_eq!(mode(scene.path("cache")), 0o777);
+    assert_eq!(mode(scene.path("info/labels")), 0o400);
+    assert!(scene.path("cache/value/deep").is_dir());
+    assert!(!scene.path("unused").exists());
+}
+
+#[tokio::test]
+async fn files_follow_their_source_and_a_later_agent_takes_them_up() {
+    let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
+    let scene = Scene::new(&spec);
+    let mut volumes = scene.volumes();
+    scene.label("one");
+    volumes.prepare(|_, _| None).await.unwrap();
+    assert_eq!(fs::read_to_string(scene.path("info/labels")).unwrap(), "l=\"one\"");
+    scene.label("two");
+    scene.reads("info/labels", "l=\"two\"").await;
+    drop(volumes);
+    // Nobody looks while this changes.
+    scene.label("three");
+    let mut volumes = scene.volumes();
+    volumes.follow();
+    scene.reads("info/labels", "l=\"three\"").await;
+    scene.label("four");
+    scene.reads("info/labels", "l=\"four\"").await;
+    assert_eq!(volumes.problems(), []);
+}
+
+#[tokio::test]
+async fn what_was_wiped_does_not_come_back() {
+    let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
+    let scene = Scene::new(&spec);
+    let mut volumes = scene.volumes();
+    volumes.prepare(|_, _| None).await.unwrap();
+    for number in 0..50 {
+        scene.label(&number.to_string());
+        tokio::task::yield_now().await;
+    }
+    scene.dir.wipe_volumes().unwrap();
+    scene.label("new");
+    // The one who would write it has seen that there is nothing to write to.
+    while volumes.fillers.values().any(|filler| !filler.is_finished()) {
+        tokio::task::yield_now().await;
+    }
+    assert!(!scene.path("").exists());
+    volumes.follow();
+    while volumes.fillers.values().any(|filler| !filler.is_finished()) {
+        tokio::task::yield_now().await;
+    }
+    assert!(!scene.path("").exists());
+}
+
+#[tokio::test]
+async fn an_empty_dir_is_kept_from_one_vm_to_the_next() {
+    let spec = with_volumes(
+        &json!([{"name": "cache", "emptyDir": {}}]),
+        &json!([{"name": "cache", "mountPath": "/c", "subPath": "a"}]),
+    );
+    let scene = Scene::new(&spec);
+    scene.prepare().await.unwrap();
+    fs::write(scene.path("cache/a/file"), "kept").unwrap();
+    fs::set_permissions(scene.path("cache"), fs::Permissions::from_mode(0o700)).unwrap();
+    scene.prepare().await.unwrap();
+    assert_eq!(fs::read_to_string(scene.path("cache/a/file")).unwrap(), "kept");
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_is_said_in_the_kubelets_words() {
+    let host = |path: &str| json!({"name": "host", "hostPath": {"path": path}});
+    let info = json!({"name": "info", "downwardAPI": {"items": [
+        {"path": "x", "fieldRef": {"fieldPath": "metadata.nonsense"}}]}});
+    let mounts = json!([{"name": "host", "mountPath": "/host"}, {"name": "info", "mountPath": "/info"}]);
+    let scene = Scene::new(&with_volumes(&json!([host("/etc"), info]), &mounts));
+    let error = scene.prepare().await.unwrap_err();
+    assert_eq!(error.reason(), "FailedMount");
+    assert!(
+        error.to_string().starts_with(
+            "MountVolume.SetUp failed for volume \"host\" : hostPath /etc is not allowed on this Node"
+        ),
+        "{error}"
+    );
+    let scene = Scene::new(&with_volumes(&json!([info]), &json!([{"name": "info", "mountPath": "/info"}])));
+    let error = scene.prepare().await.unwrap_err().to_string();
+    assert!(error.starts_with("MountVolume.SetUp failed for volume \"info\" : "), "{error}");
+}
+
+#[tokio::test]
+async fn a_sub_path_that_a_guest_has_bent_is_not_used() {
+    let volumes = json!([{"name": "cache", "emptyDir": {}}]);
+    let mounts = json!([{"name": "cache", "mountPath": "/c", "subPath": "bent/inner"}]);
+    let scene = Scene::new(&with_volumes(&volumes, &mounts));
+    scene.prepare().await.unwrap();
+    let outside = scene.temp.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::remove_dir_all(scene.path("cache/bent")).unwrap();
+    symlink(&outside, scene.path("cache/bent")).unwrap();
+    let error = scene.prepare().await.unwrap_err();
+    assert_eq!(
+        (error.reason(), error.to_string().as_str()),
+        (
+            "CreateContainerConfigError",
+            "failed to prepare subPath for volumeMount \"cache\" of container \"main\""
+        )
+    );
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn host_directories_are_shared_where_they_are() {
+    let scene = |path: &Path| {
+        let volumes = json!([{"name": "host", "hostPath": {"path": path}}]);
+        Scene::new(&with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h", "subPath": "new"}])))
+    };
+    // The path is known only when the scene is there.
+    let mut here = scene(Path::new("/"));
+    let host = here.temp.path().join("host/data");
+    here.pod = scene(&host).pod;
+    let prepared = here.prepare().await.unwrap();
+    let path = host.canonicalize().unwrap();
+    assert_eq!(prepared.shares, [Share { name: "host".into(), path, read_only: false }]);
+    assert_eq!(prepared.mounts["main"], [mount("host", "new", "/h")]);
+    assert!(host.join("new").is_dir());
+}
+
+#[tokio::test]
+async fn a_volume_that_is_too_large_is_told() {
+    let volumes = json!([{"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}]);
+    let scene = Scene::new(&with_volumes(&volumes, &json!([{"name": "cache", "mountPath": "/c"}])));
+    let mut volumes = scene.volumes();
+    let made = volumes.lay_grounds().await;
+    made.unwrap();
+    fs::write(scene.path("cache/file"), vec![1; 2 << 20]).unwrap();
+    volumes.prepare(|_, _| None).await.unwrap();
+    while volumes.exceeded().is_none() {
+        volumes.changed().await;
+    }
+    let exceeded = volumes.exceeded().unwrap().to_string();
+    assert_eq!(exceeded, "Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". ");
+}

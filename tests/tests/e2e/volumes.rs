@@ -1,0 +1,382 @@
+//! Volumes: what the Pod brings in files, as its command in the guest sees it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene};
+
+/// A value that is nowhere else, so that it can be looked for.
+const SECRET: &str = "hunter2-correct-horse-battery-staple";
+
+/// A Pod whose shell script has `volumes`, each mounted at `/private/tmp/<name>` with what `mount` adds.
+fn pod(scene: &Scene, name: &str, script: &str, volumes: &[(Value, Value)]) -> Value {
+    let mounts: Vec<Value> = volumes
+        .iter()
+        .map(|(volume, mount)| {
+            let name = volume["name"].as_str().unwrap_or_default();
+            let mut full = json!({"name": name, "mountPath": format!("/private/tmp/{name}")});
+            if let (Some(full), Some(mount)) = (full.as_object_mut(), mount.as_object()) {
+                full.extend(mount.clone());
+            }
+            full
+        })
+        .collect();
+    let container = json!({"command": ["/bin/sh", "-ec", script], "volumeMounts": mounts});
+    let mut sources: Vec<&Value> = volumes.iter().map(|(volume, _)| volume).collect();
+    sources.dedup();
+    scene.pod(name, &container, &json!({"volumes": sources}))
+}
+
+fn config_map(name: &str, key: &str, value: &str) -> String {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {key: value}})
+        .to_string()
+}
+
+fn secret(name: &str) -> String {
+    let data = json!({"password": SECRET});
+    json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}).to_string()
+}
+
+/// What a Pod's container has written, in its VM after so many restarts.
+fn output(scene: &Scene, pod: &Pod, restart: u32) -> Result<Vec<String>> {
+    let uid = pod.metadata.uid.as_deref().context("no UID")?;
+    let path = scene.agent.state_dir().join("logs").join(uid).join(format!("{restart}.log"));
+    let log = std::fs::read_to_string(path)?;
+    Ok(log.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned()).collect())
+}
+
+/// Runs a script in a Pod to its good end, and returns what it wrote.
+async fn run(scene: &Scene, name: &str, script: &str, volumes: &[(Value, Value)]) -> Result<Vec<String>> {
+    scene.create(&pod(scene, name, script, volumes)).await?;
+    let ended = scene.phase(name, "Succeeded").await?;
+    output(scene, &ended, 0)
+}
+
+/// The files below a directory that have `words` in them.
+fn files_with(dir: &Path, words: &str) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        // What goes away meanwhile has nothing in it.
+        let Ok(entry) = entry else { continue };
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_dir() {
+            found.extend(files_with(&path, words).unwrap_or_default());
+        } else if kind.is_file() {
+            let bytes = std::fs::read(&path).unwrap_or_default();
+            if bytes.windows(words.len()).any(|window| window == words.as_bytes()) {
+                found.push(path.display().to_string());
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[tokio::test]
+async fn files_of_all_sources_are_where_the_pod_wants_them() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("files").await?;
+    scene.kubectl.apply(&config_map("settings", "mode", "fast")).await?;
+    scene.kubectl.apply(&secret("login")).await?;
+    let items = json!([{"path": "where", "fieldRef": {"fieldPath": "metadata.name"}}]);
+    let volumes = [
+        (json!({"name": "settings", "configMap": {"name": "settings"}}), json!({})),
+        (
+            json!({"name": "login", "secret": {"secretName": "login", "defaultMode": 256,
+                "items": [{"key": "password", "path": "deep/er/word"}]}}),
+            json!({}),
+        ),
+        (json!({"name": "info", "downwardAPI": {"items": items}}), json!({})),
+        (
+            json!({"name": "all", "projected": {"sources": [
+                {"configMap": {"name": "settings"}},
+                {"secret": {"name": "login"}},
+                {"downwardAPI": {"items": items}},
+                {"configMap": {"name": "none", "optional": true}},
+            ]}}),
+            json!({}),
+        ),
+    ];
+    let script = "cd /private/tmp; cat settings/mode; echo; cat login/deep/er/word; echo; cat info/where; echo; \
+                  ls all; ls -lL login/deep/er/word | cut -c1-10";
+    let written = run(&scene, "files", script, &volumes).await?;
+    assert_eq!(written, ["fast", SECRET, "files", "mode", "password", "where", "-r--------"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_changed_config_map_is_seen_by_a_running_guest() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("live").await?;
+    scene.kubectl.apply(&config_map("settings", "mode", "old")).await?;
+    let volume = json!({"name": "settings", "configMap": {"name": "settings"}});
+    let script =
+        "cd /private/tmp/settings; cat mode; echo; until grep -q new mode; do sleep 0.05; done; cat mode";
+    scene.create(&pod(&scene, "live", script, &[(volume, json!({}))])).await?;
+    scene.phase("live", "Running").await?;
+    scene.kubectl.apply(&config_map("settings", "mode", "new")).await?;
+    let ended = scene.phase("live", "Succeeded").await?;
+    assert_eq!(output(&scene, &ended, 0)?, ["old", "new"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_change_while_there_is_no_agent_is_not_lost() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("unseen").await?;
+    scene.kubectl.apply(&config_map("settings", "mode", "old")).await?;
+    let volume = json!({"name": "settings", "configMap": {"name": "settings"}});
+    let script = "cd /private/tmp/settings; until grep -q new mode; do sleep 0.05; done; cat mode";
+    scene.create(&pod(&scene, "unseen", script, &[(volume, json!({}))])).await?;
+    scene.phase("unseen", "Running").await?;
+    agent.kill9()?;
+    scene.kubectl.apply(&config_map("settings", "mode", "new")).await?;
+    let _agent = scene.agent.start()?;
+    let ended = scene.phase("unseen", "Succeeded").await?;
+    assert_eq!(output(&scene, &ended, 0)?, ["new"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_missing_config_map_is_told_and_waited_for() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("missing").await?;
+    let volume = json!({"name": "settings", "configMap": {"name": "settings"}});
+    scene.create(&pod(&scene, "missing", "cat /private/tmp/settings/mode", &[(volume, json!({}))])).await?;
+    let words = "MountVolume.SetUp failed for volume \"settings\" : configmap \"settings\" not found";
+    scene.told("pod", "missing", words).await?;
+    assert!(scene.vms().await?.is_empty(), "no VM is made before its volumes are there");
+    scene.kubectl.apply(&config_map("settings", "mode", "late")).await?;
+    let ended = scene.phase("missing", "Succeeded").await?;
+    assert_eq!(output(&scene, &ended, 0)?, ["late"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_secret_remains_of_a_pod_that_is_over() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("traces").await?;
+    scene.kubectl.apply(&secret("login")).await?;
+    let volume = json!({"name": "login", "secret": {"secretName": "login"}});
+    let script = "until [ -e /private/tmp/enough ]; do sleep 0.05; done";
+    let login = [(volume.clone(), json!({}))];
+    scene.create(&pod(&scene, "deleted", script, &login)).await?;
+    scene.phase("deleted", "Running").await?;
+    let state = scene.agent.state_dir();
+    ensure!(!files_with(&state, SECRET)?.is_empty(), "the search does not find what is there");
+    scene.kubectl.run(["delete", "pod", "deleted", "--wait=false"]).await?;
+    wait::until_gone(&scene.pods, "deleted", DEADLINE).await?;
+    scene.nothing_left().await?;
+    assert_eq!(files_with(&state, SECRET)?, [""; 0]);
+
+    // One that is over, but not deleted.
+    run(&scene, "over", "true", &login).await?;
+    scene.no_vms().await?;
+    wait::eventually("volumes that are gone", DEADLINE, async || {
+        let left = files_with(&state, SECRET)?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })
+    .await?;
+    ensure!(!agent.log()?.contains(SECRET), "the agent has logged a secret");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_empty_dir_outlives_its_container() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("kept").await?;
+    let volume = json!({"name": "cache", "emptyDir": {}});
+    let script = "cd /private/tmp/cache; if [ -e file ]; then cat file; else echo kept > file; exit 1; fi";
+    let mut pod = pod(&scene, "kept", script, &[(volume, json!({}))]);
+    pod["spec"]["restartPolicy"] = json!("OnFailure");
+    scene.create(&pod).await?;
+    let ended = scene.phase("kept", "Succeeded").await?;
+    assert_eq!(output(&scene, &ended, 1)?, ["kept"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_fills_an_empty_dir_beyond_its_limit_is_evicted() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("limit").await?;
+    let volume = json!({"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}});
+    let script = "dd if=/dev/zero of=/private/tmp/cache/file bs=1024 count=4096; sleep 1000";
+    scene.create(&pod(&scene, "limit", script, &[(volume, json!({}))])).await?;
+    let failed = scene.phase("limit", "Failed").await?;
+    let status = failed.status.context("no status")?;
+    assert_eq!(status.reason.as_deref(), Some("Evicted"));
+    assert_eq!(
+        status.message.as_deref(),
+        Some("Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". ")
+    );
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn parts_of_a_volume_are_mounted_and_made() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("parts").await?;
+    scene.kubectl.apply(&config_map("settings", "mode", "fast")).await?;
+    let settings = json!({"name": "settings", "configMap": {"name": "settings"}});
+    let cache = json!({"name": "cache", "emptyDir": {}});
+    let volumes = [
+        (settings, json!({"mountPath": "/private/tmp/mode", "subPath": "mode"})),
+        (cache.clone(), json!({"subPathExpr": "logs/$(JOB)"})),
+        (cache, json!({"mountPath": "/private/tmp/whole"})),
+    ];
+    let script = "cd /private/tmp; cat mode; echo; echo made > cache/file; cat whole/logs/seven/file";
+    let mut pod = pod(&scene, "parts", script, &volumes);
+    pod["spec"]["containers"][0]["env"] = json!([{"name": "JOB", "value": "seven"}]);
+    scene.create(&pod).await?;
+    let ended = scene.phase("parts", "Succeeded").await?;
+    assert_eq!(output(&scene, &ended, 0)?, ["fast", "made"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_read_only_mount_cannot_be_written_to() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("readonly").await?;
+    scene.kubectl.apply(&config_map("settings", "mode", "fast")).await?;
+    let cache = json!({"name": "cache", "emptyDir": {}});
+    let volumes = [
+        (cache.clone(), json!({})),
+        (cache, json!({"mountPath": "/private/tmp/locked", "readOnly": true})),
+        (json!({"name": "settings", "configMap": {"name": "settings"}}), json!({})),
+    ];
+    let script = "cd /private/tmp; echo one > cache/file; cat locked/file; \
+                  echo two > locked/file || echo refused; echo three > settings/new || echo refused; cat cache/file";
+    let mut written = run(&scene, "readonly", script, &volumes).await?;
+    written.retain(|line| !line.contains("file system") && !line.contains("ermission"));
+    assert_eq!(written, ["one", "refused", "refused", "one"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn only_allowed_directories_of_the_host_are_shared() -> Result<()> {
+    let mut scene = Scene::new("host").await?;
+    let host = scene.mac.sandbox().directory("host")?;
+    for dir in ["open", "read"] {
+        std::fs::create_dir(host.join(dir))?;
+        std::fs::write(host.join(dir).join("file"), dir)?;
+    }
+    let at = |inside: &str| host.join(inside).display().to_string();
+    scene.agent = scene
+        .agent
+        .flag("--allowed-host-path", &at("open"))
+        .flag("--allowed-host-path", &format!("{}:ro", at("read")));
+    let agent = scene.agent.start()?;
+    scene.node_ready(&agent).await?;
+    let volume = |name: &str, path: &str, kind: &str| {
+        (json!({"name": name, "hostPath": {"path": at(path), "type": kind}}), json!({}))
+    };
+    let script = "cd /private/tmp; cat open/file; echo; cat read/file; echo; echo guest > open/new; \
+                  echo guest > made/new; echo guest > read/new || echo refused";
+    let volumes = [
+        volume("open", "open", "Directory"),
+        volume("made", "open/made", "DirectoryOrCreate"),
+        volume("read", "read", ""),
+    ];
+    let mut written = run(&scene, "host", script, &volumes).await?;
+    written.retain(|line| !line.contains("file system") && !line.contains("ermission"));
+    assert_eq!(written, ["open", "read", "refused"]);
+    assert_eq!(std::fs::read_to_string(host.join("open/new"))?, "guest\n");
+    assert_eq!(std::fs::read_to_string(host.join("open/made/new"))?, "guest\n");
+
+    std::os::unix::fs::symlink(&host, host.join("open/out"))?;
+    for (name, path, words) in [
+        ("outside", "", "is not allowed on this Node"),
+        ("around", "open/out", "is not allowed on this Node"),
+        ("absent", "open/none", "hostPath type check failed"),
+    ] {
+        scene.create(&pod(&scene, name, "true", &[volume("host", path, "Directory")])).await?;
+        scene.told("pod", name, words).await?;
+        scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
+        wait::until_gone(&scene.pods, name, DEADLINE).await?;
+    }
+    Ok(())
+}
+
+/// What a token says of itself.
+fn claims(token: &str) -> Result<Value> {
+    let claims = token.trim().split('.').nth(1).with_context(|| format!("`{token}` is no token"))?;
+    Ok(serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims)?)?)
+}
+
+#[tokio::test]
+async fn tokens_are_the_pods_own() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("token").await?;
+    let token =
+        json!({"serviceAccountToken": {"path": "mine", "audience": "vault", "expirationSeconds": 7200}});
+    let volume = json!({"name": "token", "projected": {"sources": [token]}});
+    let script = "cat /private/tmp/token/mine; echo; cd /var/run/secrets/kubernetes.io/serviceaccount; \
+                  cat token; echo; cat namespace; echo; head -1 ca.crt";
+    let written = run(&scene, "token", script, &[(volume, json!({}))]).await?;
+    let [asked, usual, namespace, authority] = written.as_slice() else {
+        return Err(anyhow::anyhow!("{} lines", written.len()));
+    };
+    let asked = claims(asked)?;
+    assert_eq!(asked["aud"], json!(["vault"]));
+    assert_eq!(asked["kubernetes.io"]["pod"]["name"], "token");
+    let life = asked["exp"].as_i64().zip(asked["iat"].as_i64()).map(|(end, start)| end - start);
+    assert_eq!(life, Some(7200));
+    assert_eq!(claims(usual)?["kubernetes.io"]["namespace"], json!(namespace));
+    assert_eq!(authority, "-----BEGIN CERTIFICATE-----");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_that_wants_no_token_gets_none() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("tokenless").await?;
+    let mut pod = pod(&scene, "tokenless", "test ! -e /var/run/secrets/kubernetes.io && echo none", &[]);
+    pod["spec"]["automountServiceAccountToken"] = json!(false);
+    scene.create(&pod).await?;
+    let ended = scene.phase("tokenless", "Succeeded").await?;
+    assert_eq!(output(&scene, &ended, 0)?, ["none"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_vm_cannot_have_is_refused_in_words() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("refused").await?;
+    for (name, source, words) in [
+        ("memory", json!({"emptyDir": {"medium": "Memory"}}), "spec.volumes[0].emptyDir.medium: "),
+        ("nfs", json!({"nfs": {"server": "nas", "path": "/"}}), "spec.volumes[0].nfs: "),
+        ("socket", json!({"hostPath": {"path": "/x", "type": "Socket"}}), "spec.volumes[0].hostPath.type: "),
+    ] {
+        let mut volume = source;
+        volume["name"] = json!("v");
+        scene.create(&pod(&scene, name, "true", &[(volume, json!({}))])).await?;
+        scene.phase(name, "Failed").await?;
+        scene.told("pod", name, words).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_guest_that_attacks_its_share_reaches_nothing_else() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("attack").await?;
+    let outside = scene.mac.sandbox().directory("outside")?;
+    std::fs::write(outside.join("kept"), "kept")?;
+    let target = outside.display();
+    let cache = json!({"name": "cache", "emptyDir": {}});
+    let volumes = [
+        (cache.clone(), json!({})),
+        (cache, json!({"mountPath": "/private/tmp/part", "subPath": "part/inner"})),
+    ];
+    // The next VM finds its subPath bent; whoever removes the volume finds links, pipes and a tree without end.
+    let script = format!(
+        "cd /private/tmp/cache; rm -r part; ln -s {target} part; ln -s {target} link; ln -s ../../../../.. up; \
+         mkfifo pipe; i=0; while [ $i -lt 100 ]; do mkdir deeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeep; \
+         cd deeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeep; i=$((i+1)); done; exit 1"
+    );
+    let mut pod = pod(&scene, "attack", &script, &volumes);
+    pod["spec"]["restartPolicy"] = json!("OnFailure");
+    scene.create(&pod).await?;
+    let words = "failed to prepare subPath for volumeMount \"cache\" of container \"main\"";
+    scene.told("pod", "attack", words).await?;
+    scene.kubectl.run(["delete", "pod", "attack", "--wait=false"]).await?;
+    wait::until_gone(&scene.pods, "attack", DEADLINE).await?;
+    scene.nothing_left().await?;
+    let left: Vec<_> = std::fs::read_dir(&outside)?.map(|entry| entry.map(|e| e.file_name())).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(std::fs::read_to_string(outside.join("kept"))?, "kept");
+    Ok(())
+}
