@@ -28,8 +28,10 @@ use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::slots::Slots;
 use crate::pod::worker::Host;
+use crate::pod::world::World;
 use crate::state::{StateDir, StateError};
 use crate::tart::Tart;
+use crate::volume::HostPaths;
 
 /// Why the agent could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +128,8 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         starts,
         address_patience: args.host.vm_address_timeout,
         boot_limit: args.host.vm_boot_timeout,
+        world: World::new(&client, Arc::new(config.resources.allocatable.clone()), health_seen.clone()),
+        host_paths: Arc::new(HostPaths::new(args.allowed_host_path.clone(), state.path())),
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
         slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),

@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod affinity;
+mod belongings;
 pub mod blueprint;
 pub mod decide;
 pub mod downward;
@@ -12,6 +13,7 @@ mod fetch;
 pub mod fields;
 pub mod fit;
 pub mod manager;
+mod planning;
 mod probing;
 pub mod publisher;
 pub mod pulling;

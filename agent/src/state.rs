@@ -5,6 +5,7 @@
 //! pki/                          the agent's own keys and certificates, see `identity::store`
 //! instance.json                 which agent that is, for others that use the same Node name
 //! pods/<uid>/pod.json           the Pod as it was accepted
+//! pods/<uid>/evicted.json       why it is evicted
 //! pods/<uid>/<restart>/         one VM:
 //!     spec.json                 what the shim is to run
 //!     begun                     a shim has taken it up: it is never run again
@@ -179,6 +180,21 @@ impl PodDir {
     pub fn create_logs<'a>(&self, containers: impl IntoIterator<Item = &'a str>) -> Result<(), StateError> {
         file::create_dir(&self.logs)?;
         containers.into_iter().try_for_each(|container| file::create_dir(&self.logs.join(container)))
+    }
+
+    /// Why the Pod is evicted, when it is.
+    pub fn evicted(&self) -> Result<Option<String>, StateError> {
+        file::read(&self.path.join("evicted.json"))
+    }
+
+    /// Records that the Pod is evicted, and why.
+    pub fn evict(&self, why: &str) -> Result<(), StateError> {
+        file::write(&self.path.join("evicted.json"), &why)
+    }
+
+    /// Whether there is anything of the Pod's volumes.
+    pub fn has_volumes(&self) -> bool {
+        self.volumes_path().symlink_metadata().is_ok()
     }
 
     /// The directory with the Pod's volumes.

@@ -1,6 +1,7 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
 pub mod admission;
+pub mod boot;
 pub mod content;
 mod dir;
 pub mod files;

@@ -244,10 +244,8 @@ mod tests {
                 "spec.containers[0].ports[1].protocol",
             ),
             (
-                with_container(
-                    &json!({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}),
-                ),
-                "spec.containers[0].env[0].valueFrom",
+                with_container(&json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"key": "k"}}}]})),
+                "spec.containers[0].env[0].valueFrom.fileKeyRef",
             ),
             (
                 with_container(&json!({"resources": {"limits": {"cpu": "9E"}}})),

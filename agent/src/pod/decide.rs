@@ -11,6 +11,8 @@ use crate::vm::Restart;
 
 /// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the guest of a Pod that is evicted may take to shut down, as for the kubelet.
+const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
 /// What the API wants of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +40,14 @@ pub struct Observation {
     pub attempts: Vec<AttemptView>,
     /// What probes say of the current VM's container; absent when nothing probes it.
     pub health: Option<Health>,
-    /// When the image may be tried again after a failure.
-    pub image_retry: Option<Timestamp>,
+    /// When the plan may be tried again, after its image or something that the Pod brings along was missing.
+    pub retry_at: Option<Timestamp>,
+    /// Whether a volume of the Pod is larger than it may be.
+    pub too_large: bool,
+    /// Why the Pod is evicted, when it is.
+    pub evicted: Option<String>,
+    /// Whether there is anything of its volumes on the disk.
+    pub has_volumes: bool,
     /// When the Pod has been active for long enough, whatever it does.
     pub deadline: Option<Deadline>,
     /// Whether the API server has taken a final phase for this Pod.
@@ -105,6 +113,10 @@ pub enum Decision {
     RecordLoss(Restart),
     /// Delete a VM.
     Clean(Restart),
+    /// Write down that the Pod is evicted.
+    Evict,
+    /// Remove the Pod's volumes, with the secrets in them.
+    Wipe,
     /// Forget a VM that is older than the one before the current one.
     Drop(Restart),
     /// Delete the Pod from the API.
@@ -128,6 +140,8 @@ impl Decision {
             Self::StopOrphan(_) => "stop-orphan",
             Self::RecordLoss(_) => "record-loss",
             Self::Clean(_) => "clean",
+            Self::Evict => "evict",
+            Self::Wipe => "wipe",
             Self::Drop(_) => "drop",
             Self::DeletePod => "delete-pod",
             Self::Forget => "forget",
@@ -151,16 +165,24 @@ fn step(seen: &Observation) -> Decision {
     if let Some(Deadline { grace, .. }) = seen.missed_deadline() {
         return tear_down(seen, grace).unwrap_or(Decision::Wait(None));
     }
+    if let Wanted::Run(_) = seen.wanted {
+        if seen.evicted.is_some() {
+            return tear_down(seen, EVICTION_GRACE).unwrap_or(Decision::Wait(None));
+        }
+        if seen.too_large {
+            return Decision::Evict;
+        }
+    }
     match seen.wanted {
         Wanted::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
         Wanted::Run(_) if !seen.accepted => Decision::Accept,
         Wanted::Run(policy) => run(seen, policy),
-        Wanted::Stop(grace) => tear_down(seen, grace).unwrap_or(if seen.final_status_published {
-            Decision::DeletePod
-        } else {
-            Decision::Wait(None)
-        }),
-        Wanted::Finished(grace) => tear_down(seen, grace).unwrap_or(Decision::Wait(None)),
+        Wanted::Stop(grace) => tear_down(seen, grace)
+            .or_else(|| wipe(seen))
+            .unwrap_or(if seen.final_status_published { Decision::DeletePod } else { Decision::Wait(None) }),
+        Wanted::Finished(grace) => {
+            tear_down(seen, grace).or_else(|| wipe(seen)).unwrap_or(Decision::Wait(None))
+        }
         Wanted::Gone => tear_down(seen, Duration::ZERO).unwrap_or(Decision::Forget),
     }
 }
@@ -212,10 +234,15 @@ fn attend(seen: &Observation, current: &AttemptView) -> Decision {
 }
 
 fn plan(seen: &Observation, restart: Restart, crashes: u32) -> Decision {
-    match seen.image_retry {
+    match seen.retry_at {
         Some(at) if at > seen.now => Decision::Wait(Some(at)),
         _ => Decision::Plan { restart, crashes },
     }
+}
+
+/// Nothing that may be secret stays longer than the Pod's last VM.
+fn wipe(seen: &Observation) -> Option<Decision> {
+    seen.has_volumes.then_some(Decision::Wipe)
 }
 
 fn crashes_before(previous: Option<&AttemptView>) -> u32 {

@@ -24,16 +24,6 @@ pub(crate) fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> Str
     expanded
 }
 
-/// Variables in the Pod's order, each able to use the ones before it.
-pub(super) fn expand_all(variables: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
-    let mut known: Vec<(String, String)> = Vec::new();
-    for (name, value) in variables {
-        let value = expand(&value, |name| lookup(&known, name));
-        known.push((name, value));
-    }
-    known
-}
-
 /// The value of a variable; the last one of a name counts.
 pub(super) fn lookup(variables: &[(String, String)], name: &str) -> Option<String> {
     variables.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone())
@@ -61,15 +51,6 @@ mod tests {
         for (text, expected) in table {
             assert_eq!(expand(text, known), expected, "{text}");
         }
-    }
-
-    #[test]
-    fn a_variable_can_use_the_ones_before_it() {
-        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let expanded =
-            expand_all([pair("A", "1"), pair("B", "$(A)$(C)"), pair("C", "3"), pair("A", "$(A)2")]);
-        assert_eq!(expanded, [pair("A", "1"), pair("B", "1$(C)"), pair("C", "3"), pair("A", "12")]);
-        assert_eq!(lookup(&expanded, "A").as_deref(), Some("12"));
     }
 
     proptest! {

@@ -50,13 +50,42 @@ const FIELDS: &[Field] = &[
         Honoured("runs in the guest through its guest agent, `$(NAME)` expanded; its end is the container's"),
     ),
     ("spec.containers[].env", Parts),
-    ("spec.containers[].env[].name", Honoured("set for the command")),
+    (
+        "spec.containers[].env[].name",
+        Honoured(
+            "set for the command; a VM that only boots finds it in `/Volumes/My Shared Files/pod_environment/environment`",
+        ),
+    ),
     (
         "spec.containers[].env[].value",
         Honoured("set for the command; `$(NAME)` stands for a variable before it"),
     ),
-    ("spec.containers[].env[].valueFrom", Refused("values from elsewhere are not supported yet")),
-    ("spec.containers[].envFrom", Refused("not supported yet")),
+    ("spec.containers[].env[].valueFrom", Parts),
+    (
+        "spec.containers[].env[].valueFrom.configMapKeyRef",
+        Honoured("without it, unless `optional`, the container waits with `CreateContainerConfigError`"),
+    ),
+    (
+        "spec.containers[].env[].valueFrom.fieldRef",
+        Honoured(
+            "metadata.name, .namespace, .uid, .labels['x'] and .annotations['x'], spec.nodeName and .serviceAccountName, status.hostIP(s) and .podIP(s)",
+        ),
+    ),
+    ("spec.containers[].env[].valueFrom.fileKeyRef", Refused("a value cannot come from a file in a volume")),
+    (
+        "spec.containers[].env[].valueFrom.resourceFieldRef",
+        Honoured("with its divisor; a limit that is absent is what the Node has for Pods"),
+    ),
+    (
+        "spec.containers[].env[].valueFrom.secretKeyRef",
+        Honoured("as configMapKeyRef; never in a list of arguments, a log or an Event"),
+    ),
+    (
+        "spec.containers[].envFrom",
+        Honoured(
+            "ConfigMaps and Secrets, with prefix and optional; keys that are no names are told in an Event",
+        ),
+    ),
     ("spec.containers[].image", Honoured("a Tart image in an OCI registry, cloned for each VM")),
     ("spec.containers[].imagePullPolicy", Honoured("`Always` asks the registry before each start")),
     ("spec.containers[].lifecycle", Parts),
@@ -158,8 +187,11 @@ const FIELDS: &[Field] = &[
              `OutOfephemeral-storage`",
         ),
     ),
-    ("spec.containers[].restartPolicy", Refused("is for init containers, which are not supported yet")),
-    ("spec.containers[].restartPolicyRules", Refused("not supported yet")),
+    ("spec.containers[].restartPolicy", Refused("a VM is restarted as a whole; set the Pod's restartPolicy")),
+    (
+        "spec.containers[].restartPolicyRules",
+        Refused("a VM is restarted as a whole; set the Pod's restartPolicy"),
+    ),
     ("spec.containers[].securityContext", Parts),
     (
         "spec.containers[].securityContext.allowPrivilegeEscalation",
@@ -263,7 +295,7 @@ const FIELDS: &[Field] = &[
         "spec.dnsPolicy",
         Only(&["ClusterFirst", "Default"], "the guest asks the host's DNS servers, whatever the policy"),
     ),
-    ("spec.enableServiceLinks", Moot("Services are not put into the environment yet")),
+    ("spec.enableServiceLinks", Honoured("the Services of the Pod's namespace are in the environment")),
     ("spec.ephemeralContainers", Refused("a VM cannot be joined by a container")),
     ("spec.hostAliases", Honoured("added to the guest's /etc/hosts before the command starts")),
     ("spec.hostIPC", Refused("a VM cannot share the host's memory")),
@@ -271,7 +303,7 @@ const FIELDS: &[Field] = &[
         "spec.hostname",
         Honoured("the guest's name, the Pod's name when absent; a VM that only boots keeps its own"),
     ),
-    ("spec.hostnameOverride", Refused("not supported yet")),
+    ("spec.hostnameOverride", Refused("use `hostname`")),
     ("spec.hostNetwork", Refused("a VM cannot share the host's network")),
     ("spec.hostPID", Refused("a VM cannot share the host's processes")),
     ("spec.hostUsers", Moot("a VM has users of its own")),
@@ -402,10 +434,13 @@ const FIELDS: &[Field] = &[
     ("spec.volumes[].projected", Parts),
     ("spec.volumes[].projected.defaultMode", Honoured("as for configMap")),
     ("spec.volumes[].projected.sources", Parts),
-    ("spec.volumes[].projected.sources[].clusterTrustBundle", Refused("not supported yet")),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle",
+        Refused("use a configMap with the certificates"),
+    ),
     ("spec.volumes[].projected.sources[].configMap", Honoured("as configMap")),
     ("spec.volumes[].projected.sources[].downwardAPI", Honoured("as downwardAPI")),
-    ("spec.volumes[].projected.sources[].podCertificate", Refused("not supported yet")),
+    ("spec.volumes[].projected.sources[].podCertificate", Refused("use a secret with the certificate")),
     ("spec.volumes[].projected.sources[].secret", Honoured("as secret")),
     (
         "spec.volumes[].projected.sources[].serviceAccountToken",
@@ -613,8 +648,8 @@ mod tests {
         ] {
             assert_eq!(volume(source), Some(format!("spec.volumes[0].{field}")));
         }
-        let env = json!({"containers": [{"env": [{"name": "A"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}]});
-        assert_eq!(refused(env).as_deref(), Some("spec.containers[0].env[1].valueFrom"));
+        let env = json!({"containers": [{"env": [{"name": "A"}, {"name": "B", "valueFrom": {"fileKeyRef": {"key": "x"}}}]}]});
+        assert_eq!(refused(env).as_deref(), Some("spec.containers[0].env[1].valueFrom.fileKeyRef"));
     }
 
     #[test]

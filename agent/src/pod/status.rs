@@ -63,8 +63,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
             };
         }
     };
-    let overdue = seen.missed_deadline().is_some() && seen.is_idle();
-    let phase = if overdue { "Failed" } else { phase(seen, &container) };
+    let failure = failure(seen);
+    let phase = if failure.is_some() { "Failed" } else { phase(seen, &container) };
     let current = seen.attempts.last();
     let address = address(current);
     let facts = conditions::Facts {
@@ -80,8 +80,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let init_statuses = init::statuses(context, current);
     PodStatus {
         phase: Some(phase.to_owned()),
-        reason: overdue.then(|| "DeadlineExceeded".to_owned()),
-        message: overdue.then(|| "the Pod was active for longer than spec.activeDeadlineSeconds".to_owned()),
+        reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
+        message: failure.map(|(_, message)| message),
         conditions: Some(conditions.to_vec()),
         container_statuses: Some(vec![container.status]),
         init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
@@ -93,6 +93,18 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         observed_generation: context.pod.metadata.generation,
         ..PodStatus::default()
     }
+}
+
+/// Why the Pod as a whole has failed, once nothing of it runs any more.
+fn failure(seen: &Observation) -> Option<(&'static str, String)> {
+    if !seen.is_idle() {
+        return None;
+    }
+    if let Some(why) = &seen.evicted {
+        return Some(("Evicted", why.clone()));
+    }
+    seen.missed_deadline()?;
+    Some(("DeadlineExceeded", "the Pod was active for longer than spec.activeDeadlineSeconds".to_owned()))
 }
 
 /// Whether a phase is one that a Pod never leaves.

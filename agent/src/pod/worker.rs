@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Secret};
+use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
 use kube::Client;
 use kube::api::{Api, DeleteParams, Preconditions};
 use tokio::sync::{Notify, watch};
@@ -15,11 +15,9 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
-use super::blueprint::{self, Brought};
+use super::belongings::Belongings;
 use super::decide::{Deadline, Decision, Observation, Wanted, decide};
 use super::events::Events;
-use super::expansion::expand_all;
-use super::fetch::Fetcher;
 use super::probing::Probing;
 use super::publisher::Publisher;
 use super::pulling::Failure;
@@ -27,9 +25,10 @@ use super::restart::RestartPolicy;
 use super::slots::Slots;
 use super::starting::{stages, start, waits};
 use super::status::{Context, is_final, render};
+use super::world::World;
 use super::{PodName, PodUid};
 use crate::crash;
-use crate::image::{ImageError, Images};
+use crate::image::Images;
 use crate::metrics::Metrics;
 use crate::node::health::Health;
 use crate::node::starts::StartBoard;
@@ -37,11 +36,11 @@ use crate::probe;
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
 use crate::state::{
-    Attempt, AttemptView, ContainerSpec, Ending, HostPort, Outcome, PodDir, PodRecord, ShimSpec, Stage,
-    StateError, StopCause, StopRequest,
+    Attempt, AttemptView, Ending, Outcome, PodDir, PodRecord, Stage, StateError, StopCause, StopRequest,
 };
 use crate::tart::{Tart, TartError};
 use crate::vm::Restart;
+use crate::volume::{HostPaths, MountFailure};
 
 /// How often a Pod is looked at even though nothing was seen to change.
 const SAFETY_NET: Duration = Duration::from_secs(10);
@@ -71,6 +70,10 @@ pub struct Host {
     pub cluster_domain: String,
     /// How long a guest may take to boot.
     pub boot_limit: Duration,
+    /// Where what Pods bring along comes from.
+    pub world: World,
+    /// Which directories of the host Pods may have.
+    pub host_paths: Arc<HostPaths>,
     /// Where Pods that wait for a VM are counted.
     pub metrics: Metrics,
     /// The places for VMs.
@@ -79,38 +82,41 @@ pub struct Host {
 
 /// An effect that failed; the worker tries again.
 #[derive(Debug, thiserror::Error)]
-enum WorkError {
+pub(super) enum WorkError {
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
     Tart(#[from] TartError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    #[error("cannot make the directories of a guest that only boots")]
+    Boot(#[source] std::io::Error),
     #[error("cannot delete the Pod from the API")]
     Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// The task of one Pod.
 pub struct Worker {
-    host: Arc<Host>,
-    dir: PodDir,
+    pub(super) host: Arc<Host>,
+    pub(super) dir: PodDir,
     api: Api<Pod>,
-    secrets: Api<Secret>,
+    pub(super) secrets: Api<Secret>,
     name: PodName,
     /// The Pod as the API last showed it.
-    pod: watch::Receiver<Arc<Pod>>,
+    pub(super) pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows the Pod.
-    gone: watch::Receiver<bool>,
+    pub(super) gone: watch::Receiver<bool>,
     /// Rung when something changed in the Pod's directory.
     stirred: Arc<Notify>,
     publisher: Publisher,
-    plan: Result<VmPlan, Refusal>,
+    pub(super) plan: Result<VmPlan, Refusal>,
     probing: Probing,
-    image_failure: Option<Failure>,
+    pub(super) belongings: Belongings,
+    pub(super) image_failure: Option<Failure>,
     trouble: Option<Trouble>,
     /// The status that was last asked to be published.
     shown: Option<PodStatus>,
-    told: Told,
+    pub(super) told: Told,
 }
 
 /// An effect that keeps failing.
@@ -121,10 +127,12 @@ struct Trouble {
 
 /// What has been told in Events already, by this process.
 #[derive(Default)]
-struct Told {
+pub(super) struct Told {
     refused: bool,
     crowded: bool,
-    backed_off: bool,
+    pub(super) backed_off: bool,
+    pub(super) shortage: Option<String>,
+    stale: Vec<MountFailure>,
     started: Option<Restart>,
     ended: Option<Restart>,
 }
@@ -155,6 +163,7 @@ impl Worker {
         let secrets = Api::namespaced(client, &name.namespace);
         let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
         let PodFeed { plan, pod, gone, stirred } = feed;
+        let belongings = Belongings::new(&dir, pod.clone(), host.world.clone(), host.host_paths.clone());
         Self {
             host,
             dir,
@@ -167,6 +176,7 @@ impl Worker {
             publisher,
             plan,
             probing: Probing::default(),
+            belongings,
             image_failure: None,
             trouble: None,
             shown: None,
@@ -235,13 +245,21 @@ impl Worker {
         let wanted = wanted(&pod, gone);
         let (tart, events) = (&self.host.tart, &self.host.events);
         let health = self.probing.follow(&pod, wanted, attempts.last(), tart, events);
+        if matches!(wanted, Wanted::Run(_) | Wanted::Stop(_))
+            && attempts.iter().any(|one| one.outcome.is_none())
+        {
+            self.belongings.follow();
+        }
         Ok(Observation {
             wanted,
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
             attempts,
             health,
-            image_retry: self.image_failure.as_ref().map(Failure::retry_at),
+            retry_at: self.image_failure.as_ref().map(Failure::retry_at).max(self.belongings.retry_at()),
+            too_large: self.belongings.exceeded().is_some(),
+            evicted: self.dir.evicted()?,
+            has_volumes: self.dir.has_volumes(),
             deadline: deadline(&pod),
             final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
             now: Timestamp::now(),
@@ -263,12 +281,13 @@ impl Worker {
             self.host.metrics.pod_waits(self.dir.uid(), accepted_at);
         }
         let image_error = self.image_failure.as_ref().map(|failure| failure.shown(seen.now));
+        let trouble = image_error.or_else(|| self.belongings.trouble());
         let context = Context {
             pod: &pod,
             before: self.shown.as_ref().or(pod.status.as_ref()),
             plan: self.plan.as_ref(),
             accepted_at,
-            trouble: image_error.as_ref(),
+            trouble: trouble.as_ref(),
             host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
         };
         let status = render(seen, &context);
@@ -328,6 +347,13 @@ impl Worker {
             }
         }
         self.tell_notices(pod, attempt);
+        let stale = self.belongings.problems();
+        if self.told.stale != stale {
+            for problem in &stale {
+                self.host.events.afresh().warning(pod, "FailedMount", &problem.to_string());
+            }
+            self.told.stale = stale;
+        }
     }
 
     /// Tells what the shim has left to be told, each once.
@@ -364,6 +390,7 @@ impl Worker {
             Ok(()) = self.gone.changed() => {}
             () = self.publisher.changed() => {}
             () = self.probing.changed() => {}
+            () = self.belongings.changed() => {}
             () = sleep(longest) => {}
         }
     }
@@ -423,103 +450,29 @@ impl Worker {
             }
             Decision::RecordLoss(restart) => self.record_loss(restart)?,
             Decision::Clean(restart) => self.clean(restart).await?,
+            Decision::Evict => self.evict()?,
+            Decision::Wipe => {
+                self.belongings.end();
+                let dir = self.dir.clone();
+                block_in_place(|| dir.wipe_volumes())?;
+            }
             Decision::Drop(restart) => self.dir.attempt(restart).remove()?,
             Decision::DeletePod => self.delete_pod().await?,
-            Decision::Forget => self.dir.remove()?,
+            Decision::Forget => {
+                self.belongings.end();
+                block_in_place(|| self.dir.remove())?;
+            }
             Decision::Wait(_) => {}
         }
         Ok(())
     }
 
-    /// Has the image ready, then writes the plan. A Pod that is to go while its image is fetched does not wait for it.
-    async fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), WorkError> {
-        let Ok(plan) = self.plan.clone() else { return Ok(()) };
+    /// Writes down that the Pod is evicted, before anything is done about it.
+    fn evict(&self) -> Result<(), WorkError> {
+        let Some(exceeded) = self.belongings.exceeded() else { return Ok(()) };
         let pod = self.pod.borrow().clone();
-        let fetcher = Fetcher {
-            images: self.host.images.clone(),
-            events: self.host.events.clone(),
-            secrets: self.secrets.clone(),
-            pod: pod.clone(),
-        };
-        let begun = Instant::now();
-        let ready = {
-            let ensure = fetcher.ensure(&plan);
-            tokio::pin!(ensure);
-            loop {
-                tokio::select! {
-                    ready = &mut ensure => break ready,
-                    Ok(()) = self.pod.changed() => {}
-                    Ok(()) = self.gone.changed() => {}
-                }
-                let gone = *self.gone.borrow();
-                if !matches!(wanted(&self.pod.borrow(), gone), Wanted::Run(_)) {
-                    return Ok(());
-                }
-            }
-        };
-        let image = match ready {
-            Ok(image) => image,
-            Err(error) => {
-                self.image_failed(&pod, &error);
-                return Ok(());
-            }
-        };
-        self.image_failure = None;
-        self.host.metrics.stage_took("pull", begun.elapsed());
-        if restart > Restart(0) {
-            self.host.metrics.container_restarts();
-        }
-        let attempt = self.dir.attempt(restart);
-        let spec = pod.spec.clone().unwrap_or_default();
-        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
-        self.dir.create_logs(all.map(|container| container.name.as_str()))?;
-        let containers = |all: &[Container]| -> Vec<ContainerSpec> {
-            all.iter().map(|one| self.container_spec(&pod, one, restart)).collect()
-        };
-        let Some(main) = containers(&spec.containers).pop() else { return Ok(()) };
-        let policy = RestartPolicy::of(spec.restart_policy.as_deref());
-        attempt.plan(&ShimSpec {
-            vm: attempt.vm(),
-            image: image.digest.to_string(),
-            base: Some(image.base),
-            host_ports: self.host_ports(&plan),
-            tart: self.host.tart.program().to_owned(),
-            cpu: plan.size.cpu,
-            memory_mib: plan.size.memory_mib,
-            size_is_minimum: plan.size_is_minimum,
-            shares: Vec::new(),
-            identity: blueprint::identity(&pod, &self.host.cluster_domain),
-            init: containers(spec.init_containers.as_deref().unwrap_or_default()),
-            init_again: policy != RestartPolicy::Never,
-            main,
-            status_dir: None,
-            grace: seconds(spec.termination_grace_period_seconds),
-            boot_limit: self.host.boot_limit,
-            crashes,
-        })?;
-        Ok(())
-    }
-
-    fn container_spec(&self, pod: &Pod, container: &Container, restart: Restart) -> ContainerSpec {
-        let variables = container.env.iter().flatten();
-        let variables = expand_all(variables.map(|v| (v.name.clone(), v.value.clone().unwrap_or_default())));
-        let log = self.dir.log_path(&container.name, restart);
-        blueprint::container(pod, container, Brought { variables, mounts: Vec::new(), log })
-    }
-
-    /// The Pod's host ports, at the Node's address unless the Pod says otherwise.
-    fn host_ports(&self, plan: &VmPlan) -> Vec<HostPort> {
-        let node = self.host.health.borrow().as_ref().and_then(|health| health.address);
-        plan.host_ports.iter().map(|port| HostPort { address: port.address.or(node), ..*port }).collect()
-    }
-
-    fn image_failed(&mut self, pod: &Pod, error: &ImageError) {
-        let image = self.plan.as_ref().map_or("", |plan| plan.image.as_str());
-        let failure = Failure::new(image, error, self.image_failure.as_ref(), Timestamp::now());
-        self.host.events.warning(pod, "Failed", failure.message());
-        self.host.metrics.failed(error.reason());
-        self.told.backed_off = false;
-        self.image_failure = Some(failure);
+        self.host.events.warning(&pod, "Evicted", &exceeded.to_string());
+        Ok(self.dir.evict(&exceeded.to_string())?)
     }
 
     /// Asks for a VM to be stopped whose container has failed a probe. Why is part of the request, so that whoever sees the
@@ -557,6 +510,7 @@ impl Worker {
         let view = attempt.view()?;
         self.host.tart.delete(&attempt.vm()).await?;
         crash::point("agent.clean.deleted");
+        attempt.scrub()?;
         attempt.mark_cleaned()?;
         // A clone that failed may mean that the image is no longer where it was.
         if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =
@@ -596,7 +550,7 @@ fn shows_running(pod: &Pod, restart: Restart) -> bool {
 }
 
 /// A grace period; the API server fills it in, so an absent one means its default.
-fn seconds(field: Option<i64>) -> Duration {
+pub(super) fn seconds(field: Option<i64>) -> Duration {
     Duration::from_secs(field.unwrap_or(30).try_into().unwrap_or(0))
 }
 
@@ -610,7 +564,7 @@ fn deadline(pod: &Pod) -> Option<Deadline> {
 }
 
 /// What the API wants of a Pod.
-fn wanted(pod: &Pod, gone: bool) -> Wanted {
+pub(super) fn wanted(pod: &Pod, gone: bool) -> Wanted {
     let spec = pod.spec.as_ref();
     if gone {
         Wanted::Gone
@@ -635,6 +589,8 @@ fn describe(decision: Decision) -> &'static str {
         | Decision::StopOrphan(_) => "cannot stop the VM",
         Decision::RecordLoss(_) => "cannot write down how the VM ended",
         Decision::Clean(_) => "cannot delete the VM",
+        Decision::Evict => "cannot evict the Pod",
+        Decision::Wipe => "cannot remove the Pod's volumes",
         Decision::Drop(_) | Decision::Forget => "cannot clean up after the Pod",
         Decision::DeletePod => "cannot finish the Pod's deletion",
         Decision::Wait(_) => "cannot wait",

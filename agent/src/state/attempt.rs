@@ -240,6 +240,13 @@ impl Attempt {
         file::write_durably(&self.path.join("outcome.json"), outcome)
     }
 
+    /// Forgets what may be secret in the plan of a VM that is over.
+    pub fn scrub(&self) -> Result<(), StateError> {
+        let Some(mut spec) = self.read::<ShimSpec>("spec.json")? else { return Ok(()) };
+        spec.forget_secrets();
+        file::write(&self.path.join("spec.json"), &spec)
+    }
+
     /// Records that the VM is deleted.
     pub fn mark_cleaned(&self) -> Result<(), StateError> {
         self.touch("cleaned")

@@ -264,6 +264,20 @@ pub enum HostFault {
     NoAddress,
 }
 
+impl ShimSpec {
+    /// Drops variables and arguments, which may be secret, and are of no use once the VM is over.
+    pub(super) fn forget_secrets(&mut self) {
+        for container in self.init.iter_mut().chain([&mut self.main]) {
+            if let Some(command) = &mut container.command {
+                command.env.clear();
+                command.argv.truncate(1);
+            }
+            container.post_start = None;
+            container.pre_stop = None;
+        }
+    }
+}
+
 impl Ending {
     /// The kubelet's word for a failure; `None` when it was none.
     pub fn failure(&self) -> Option<&str> {

@@ -1,0 +1,190 @@
+//! What a Pod brings along: the environments of its containers, and its volumes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
+
+use super::environment::{ConfigError, Environment, Resolved};
+use super::expansion::lookup;
+use super::status::Trouble;
+use super::world::World;
+use crate::objects::first_of;
+use crate::report::chain;
+use crate::state::PodDir;
+use crate::volume::{Exceeded, HostPaths, MountFailure, PodVolumes, PrepareError, Prepared};
+
+/// How often something that is missing is looked for again, when nothing says that it has come.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What one Pod brings along. Whatever it is made of is watched for as long as it matters.
+#[derive(Debug)]
+pub(super) struct Belongings {
+    world: World,
+    pod: watch::Receiver<Arc<Pod>>,
+    /// Absent once the Pod is over.
+    volumes: Option<PodVolumes>,
+    /// The environments of containers whose VM is not planned yet, by the containers' names.
+    environments: Vec<(String, Environment)>,
+    shortage: Option<Shortage>,
+}
+
+/// All that a Pod brings along.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    /// By the containers' names.
+    pub(super) environments: BTreeMap<String, Resolved>,
+    /// Its volumes.
+    pub(super) volumes: Prepared,
+}
+
+/// Something that is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shortage {
+    /// The reason of the Event that tells of it.
+    pub(super) event: &'static str,
+    /// What is told.
+    pub(super) message: String,
+    /// The container's reason to wait, when it is not just being created.
+    waiting: Option<&'static str>,
+    retry_at: Timestamp,
+}
+
+impl Belongings {
+    /// What a Pod brings along; nothing is done about it yet.
+    pub(super) fn new(
+        dir: &PodDir,
+        pod: watch::Receiver<Arc<Pod>>,
+        world: World,
+        host_paths: Arc<HostPaths>,
+    ) -> Self {
+        let volumes = Some(PodVolumes::new(dir, pod.clone(), world.clone(), host_paths));
+        Self { world, pod, volumes, environments: Vec::new(), shortage: None }
+    }
+
+    /// Has everything ready for a VM, or says what is missing.
+    pub(super) async fn gather(&mut self) -> Result<Gathered, Shortage> {
+        let gathered = self.try_gather().await;
+        match &gathered {
+            Ok(_) => {
+                // What runs has its environment; what changes in it now comes too late.
+                self.environments.clear();
+                self.shortage = None;
+            }
+            Err(shortage) => self.shortage = Some(shortage.clone()),
+        }
+        gathered
+    }
+
+    async fn try_gather(&mut self) -> Result<Gathered, Shortage> {
+        let pod = self.pod.borrow().clone();
+        let spec = pod.spec.clone().unwrap_or_default();
+        if self.environments.is_empty() {
+            let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+            let environment = |c| Environment::of(pod.clone(), c, &self.world);
+            self.environments = all.map(|one| (one.name.clone(), environment(one))).collect();
+        }
+        let Some(volumes) = &mut self.volumes else {
+            return Err(Shortage::new("FailedMount", None, "the Pod is over".to_owned()));
+        };
+        let environments = resolve(&mut self.environments);
+        // A path that is made of variables has to wait for them; everything else is fetched at the same time.
+        let has_expressions = spec
+            .init_containers
+            .iter()
+            .flatten()
+            .chain(&spec.containers)
+            .flat_map(|container| container.volume_mounts.iter().flatten())
+            .any(|mount| mount.sub_path_expr.is_some());
+        let (environments, volumes) = if has_expressions {
+            let environments = environments.await?;
+            let variable = |container: &str, name: &str| {
+                environments.get(container).and_then(|known: &Resolved| lookup(&known.variables, name))
+            };
+            let prepared = volumes.prepare(variable).await;
+            (environments, prepared)
+        } else {
+            let (environments, prepared) = tokio::join!(environments, volumes.prepare(|_, _| None));
+            (environments?, prepared)
+        };
+        Ok(Gathered { environments, volumes: volumes.map_err(|error| Shortage::from(&error))? })
+    }
+
+    /// Keeps the volumes of a VM that an earlier agent has started as they are to be.
+    pub(super) fn follow(&mut self) {
+        if let Some(volumes) = &mut self.volumes {
+            volumes.follow();
+        }
+    }
+
+    /// Lets go of everything: the Pod is over.
+    pub(super) fn end(&mut self) {
+        self.volumes = None;
+        self.environments.clear();
+    }
+
+    /// When what is missing is looked for again.
+    pub(super) fn retry_at(&self) -> Option<Timestamp> {
+        self.shortage.as_ref().map(|shortage| shortage.retry_at)
+    }
+
+    /// What the containers wait for.
+    pub(super) fn trouble(&self) -> Option<Trouble> {
+        let shortage = self.shortage.as_ref()?;
+        Some(Trouble { reason: shortage.waiting?, message: shortage.message.clone() })
+    }
+
+    /// The emptyDir that is too large, if one is.
+    pub(super) fn exceeded(&self) -> Option<Exceeded> {
+        self.volumes.as_ref().and_then(PodVolumes::exceeded)
+    }
+
+    /// The volumes that a running VM has in an older version than it should.
+    pub(super) fn problems(&self) -> Vec<MountFailure> {
+        self.volumes.as_ref().map(PodVolumes::problems).unwrap_or_default()
+    }
+
+    /// Waits until something is there that was not, or is too large. Safe to cancel.
+    pub(super) async fn changed(&mut self) {
+        let environments =
+            self.environments.iter_mut().map(|(_, one)| -> BoxFuture<'_, ()> { Box::pin(one.changed()) });
+        let volumes = self.volumes.iter_mut().map(|all| -> BoxFuture<'_, ()> { Box::pin(all.changed()) });
+        first_of(environments.chain(volumes).collect()).await;
+        if let Some(shortage) = &mut self.shortage {
+            shortage.retry_at = Timestamp::now();
+        }
+    }
+}
+
+/// All environments, or the first thing that is missing for one. Each is asked, so that each is watched from here on.
+async fn resolve(environments: &mut [(String, Environment)]) -> Result<BTreeMap<String, Resolved>, Shortage> {
+    let all = environments.iter_mut().map(async |(name, one)| (name.clone(), one.resolve().await));
+    let resolved = futures::future::join_all(all).await;
+    resolved.into_iter().map(|(name, one)| Ok((name, one.map_err(|error| Shortage::from(&error))?))).collect()
+}
+
+impl Shortage {
+    fn new(event: &'static str, waiting: Option<&'static str>, message: String) -> Self {
+        Self { event, message, waiting, retry_at: Timestamp::now() + RETRY }
+    }
+}
+
+impl From<&ConfigError> for Shortage {
+    fn from(error: &ConfigError) -> Self {
+        // The kubelet's own word for the Event.
+        Self::new("Failed", Some("CreateContainerConfigError"), chain(error))
+    }
+}
+
+impl From<&PrepareError> for Shortage {
+    fn from(error: &PrepareError) -> Self {
+        match error {
+            PrepareError::Mount(_) => Self::new("FailedMount", None, chain(error)),
+            _ => Self::new("Failed", Some("CreateContainerConfigError"), chain(error)),
+        }
+    }
+}

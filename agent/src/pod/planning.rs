@@ -1,0 +1,173 @@
+//! The plan of a VM: its image, all that its Pod brings along, and what the shim is told of it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::admission::VmPlan;
+use super::belongings::{Gathered, Shortage};
+use super::blueprint::{self, Brought};
+use super::decide::Wanted;
+use super::fetch::{Fetcher, ReadyImage};
+use super::pulling::Failure;
+use super::restart::RestartPolicy;
+use super::worker::{WorkError, Worker, seconds, wanted};
+use crate::image::ImageError;
+use crate::state::{ContainerSpec, HostPort, Share, ShimSpec};
+use crate::vm::Restart;
+use crate::volume::boot::{self, BootShares};
+
+impl Worker {
+    /// Has everything ready, then writes the plan. A Pod that is to go meanwhile does not wait for it.
+    pub(super) async fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), WorkError> {
+        let Ok(plan) = self.plan.clone() else { return Ok(()) };
+        let pod = self.pod.borrow().clone();
+        let fetcher = Fetcher {
+            images: self.host.images.clone(),
+            events: self.host.events.clone(),
+            secrets: self.secrets.clone(),
+            pod: pod.clone(),
+        };
+        let begun = Instant::now();
+        let (mut seen, mut gone) = (self.pod.clone(), self.gone.clone());
+        let ready = {
+            let gather = self.belongings.gather();
+            let both = async { tokio::join!(fetcher.ensure(&plan), gather) };
+            tokio::pin!(both);
+            loop {
+                tokio::select! {
+                    ready = &mut both => break ready,
+                    Ok(()) = seen.changed() => {}
+                    Ok(()) = gone.changed() => {}
+                }
+                if !matches!(wanted(&seen.borrow(), *gone.borrow()), Wanted::Run(_)) {
+                    return Ok(());
+                }
+            }
+        };
+        let (image, gathered) = ready;
+        let image = match image {
+            Ok(image) => image,
+            Err(error) => {
+                self.image_failed(&pod, &error);
+                return Ok(());
+            }
+        };
+        self.image_failure = None;
+        let gathered = match gathered {
+            Ok(gathered) => gathered,
+            Err(shortage) => {
+                self.lacks(&pod, shortage);
+                return Ok(());
+            }
+        };
+        self.told.shortage = None;
+        self.host.metrics.stage_took("pull", begun.elapsed());
+        if restart > Restart(0) {
+            self.host.metrics.container_restarts();
+        }
+        for words in gathered.environments.values().flat_map(|resolved| &resolved.skipped) {
+            self.host.events.warning(&pod, "InvalidEnvironmentVariableNames", words);
+        }
+        self.write_plan(&pod, &plan, image, gathered, restart, crashes)
+    }
+
+    fn write_plan(
+        &self,
+        pod: &Arc<Pod>,
+        plan: &VmPlan,
+        image: ReadyImage,
+        gathered: Gathered,
+        restart: Restart,
+        crashes: u32,
+    ) -> Result<(), WorkError> {
+        let spec = pod.spec.clone().unwrap_or_default();
+        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+        self.dir.create_logs(all.map(|container| container.name.as_str()))?;
+        let containers = |all: &[Container]| -> Vec<ContainerSpec> {
+            let of = |one: &Container| {
+                let variables = gathered.environments.get(&one.name).map(|known| known.variables.clone());
+                let mounts = gathered.volumes.mounts.get(&one.name).cloned();
+                let log = self.dir.log_path(&one.name, restart);
+                let brought = Brought {
+                    variables: variables.unwrap_or_default(),
+                    mounts: mounts.unwrap_or_default(),
+                    log,
+                };
+                blueprint::container(pod, one, brought)
+            };
+            all.iter().map(of).collect()
+        };
+        let Some(main) = containers(&spec.containers).pop() else { return Ok(()) };
+        let boot = self.boot_shares(&spec.containers, &gathered, restart)?;
+        let mut shares: Vec<Share> = gathered.volumes.shares.clone();
+        let status_dir = boot.as_ref().map(|boot| boot.status_dir.clone());
+        shares.extend(boot.into_iter().flat_map(|boot| boot.shares));
+        let attempt = self.dir.attempt(restart);
+        attempt.plan(&ShimSpec {
+            vm: attempt.vm(),
+            image: image.digest.to_string(),
+            base: Some(image.base),
+            host_ports: self.host_ports(plan),
+            tart: self.host.tart.program().to_owned(),
+            cpu: plan.size.cpu,
+            memory_mib: plan.size.memory_mib,
+            size_is_minimum: plan.size_is_minimum,
+            shares,
+            identity: blueprint::identity(pod, &self.host.cluster_domain),
+            init: containers(spec.init_containers.as_deref().unwrap_or_default()),
+            init_again: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
+            main,
+            status_dir,
+            grace: seconds(spec.termination_grace_period_seconds),
+            boot_limit: self.host.boot_limit,
+            crashes,
+        })?;
+        Ok(())
+    }
+
+    /// What a guest that only boots is given in place of a command's environment, and to say how it ended.
+    fn boot_shares(
+        &self,
+        containers: &[Container],
+        gathered: &Gathered,
+        restart: Restart,
+    ) -> Result<Option<BootShares>, WorkError> {
+        let Some(main) = containers.last().filter(|main| !blueprint::has_command(main)) else {
+            return Ok(None);
+        };
+        let variables = gathered.environments.get(&main.name).map(|known| known.variables.as_slice());
+        let file = blueprint::environment_file(variables.unwrap_or_default());
+        Ok(Some(boot::lay(&self.dir, restart, &file).map_err(WorkError::Boot)?))
+    }
+
+    /// The Pod's host ports, at the Node's address unless the Pod says otherwise.
+    fn host_ports(&self, plan: &VmPlan) -> Vec<HostPort> {
+        let node = self.host.health.borrow().as_ref().and_then(|health| health.address);
+        plan.host_ports.iter().map(|port| HostPort { address: port.address.or(node), ..*port }).collect()
+    }
+
+    fn image_failed(&mut self, pod: &Pod, error: &ImageError) {
+        let image = self.plan.as_ref().map_or("", |plan| plan.image.as_str());
+        let failure = Failure::new(image, error, self.image_failure.as_ref(), Timestamp::now());
+        self.host.events.warning(pod, "Failed", failure.message());
+        self.host.metrics.failed(error.reason());
+        self.told.backed_off = false;
+        self.image_failure = Some(failure);
+    }
+
+    /// Tells of something that is missing, once.
+    fn lacks(&mut self, pod: &Pod, shortage: Shortage) {
+        if self.told.shortage.as_ref() == Some(&shortage.message) {
+            return;
+        }
+        let note = match shortage.event {
+            "Failed" => format!("Error: {}", shortage.message),
+            _ => shortage.message.clone(),
+        };
+        self.host.events.afresh().warning(pod, shortage.event, &note);
+        self.told.shortage = Some(shortage.message);
+    }
+}

@@ -1,0 +1,47 @@
+//! What a guest that only boots shares with the host besides its volumes: its environment, and how it ended.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::state::{PodDir, Share};
+use crate::vm::Restart;
+
+/// Names that no volume can have.
+const ENVIRONMENT: &str = "pod_environment";
+const STATUS: &str = "pod_status";
+
+/// The shares of a guest that only boots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BootShares {
+    /// What the guest sees.
+    pub shares: Vec<Share>,
+    /// Where the guest can leave how it ended.
+    pub status_dir: PathBuf,
+}
+
+/// Makes the directories, with the file `environment` in the one that the guest can only read. They go with the Pod's volumes.
+pub fn lay(pod: &PodDir, restart: Restart, environment: &str) -> io::Result<BootShares> {
+    // No volume has a name like this, and no guest sees this directory itself.
+    let root = pod.volumes_path().join(format!(".boot-{restart}"));
+    let (environment_dir, status_dir) = (root.join(ENVIRONMENT), root.join(STATUS));
+    for dir in [&environment_dir, &status_dir] {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    write(&environment_dir.join("environment"), environment)?;
+    let share = |name: &str, path: &Path, read_only| Share {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        read_only,
+    };
+    let shares = vec![share(ENVIRONMENT, &environment_dir, true), share(STATUS, &status_dir, false)];
+    Ok(BootShares { shares, status_dir })
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let temp = path.with_extension("tmp");
+    let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&temp)?;
+    file.write_all(text.as_bytes())?;
+    fs::rename(temp, path)
+}
