@@ -187,6 +187,38 @@ impl Scene {
         Ok(std::fs::read_to_string(self.agent.state_dir().join("logs").join(uid).join("0.shim.log"))?)
     }
 
+    /// What a container has written in one of the Pod's VMs, line by line.
+    pub(crate) fn log(&self, pod: &Pod, container: &str, restart: u32) -> Result<Vec<String>> {
+        let uid = pod.metadata.uid.as_deref().context("no UID")?;
+        let dir = self.agent.state_dir().join("logs").join(uid).join(container);
+        let log = std::fs::read_to_string(dir.join(format!("{restart}.log")))?;
+        Ok(log.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned()).collect())
+    }
+
+    /// Waits until no file of the agent's has these words in it.
+    pub(crate) async fn nowhere_on_disk(&self, words: &str) -> Result<()> {
+        fn holds(path: &std::path::Path, words: &str) -> Result<bool> {
+            if path.is_symlink() {
+                return Ok(false);
+            }
+            if path.is_dir() {
+                for entry in std::fs::read_dir(path)? {
+                    if holds(&entry?.path(), words)? {
+                        return Ok(true);
+                    }
+                }
+                return Ok(false);
+            }
+            let is_log = path.ancestors().any(|part| part.ends_with("logs"));
+            Ok(!is_log && path.is_file() && String::from_utf8_lossy(&std::fs::read(path)?).contains(words))
+        }
+        wait::eventually("a disk without the secret", DEADLINE, async || {
+            ensure!(!holds(&self.agent.state_dir(), words)?, "it is there");
+            Ok(())
+        })
+        .await
+    }
+
     /// Kills the shims of this scene's agent, and nothing else.
     pub(crate) fn kill_shims(&self) -> Result<()> {
         let state = self.agent.state_dir();
@@ -223,6 +255,11 @@ fn merge(base: &mut Value, more: &Value) {
     if let (Some(base), Some(more)) = (base.as_object_mut(), more.as_object()) {
         base.extend(more.clone());
     }
+}
+
+/// The state of a Pod's container.
+pub(crate) fn state_of(pod: &Pod) -> Option<k8s_openapi::api::core::v1::ContainerState> {
+    pod.status.as_ref()?.container_statuses.as_ref()?.first()?.state.clone()
 }
 
 /// A Pod's phase.

@@ -43,19 +43,11 @@ fn secret(name: &str) -> String {
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}).to_string()
 }
 
-/// What a Pod's container has written, in its VM after so many restarts.
-fn output(scene: &Scene, pod: &Pod, restart: u32) -> Result<Vec<String>> {
-    let uid = pod.metadata.uid.as_deref().context("no UID")?;
-    let path = scene.agent.state_dir().join("logs").join(uid).join(format!("{restart}.log"));
-    let log = std::fs::read_to_string(path)?;
-    Ok(log.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned()).collect())
-}
-
 /// Runs a script in a Pod to its good end, and returns what it wrote.
 async fn run(scene: &Scene, name: &str, script: &str, volumes: &[(Value, Value)]) -> Result<Vec<String>> {
     scene.create(&pod(scene, name, script, volumes)).await?;
     let ended = scene.phase(name, "Succeeded").await?;
-    output(scene, &ended, 0)
+    scene.log(&ended, "main", 0)
 }
 
 /// The files below a directory that have `words` in them.
@@ -119,7 +111,7 @@ async fn a_changed_config_map_is_seen_by_a_running_guest() -> Result<()> {
     scene.phase("live", "Running").await?;
     scene.kubectl.apply(&config_map("settings", "mode", "new")).await?;
     let ended = scene.phase("live", "Succeeded").await?;
-    assert_eq!(output(&scene, &ended, 0)?, ["old", "new"]);
+    assert_eq!(scene.log(&ended, "main", 0)?, ["old", "new"]);
     Ok(())
 }
 
@@ -135,7 +127,7 @@ async fn a_change_while_there_is_no_agent_is_not_lost() -> Result<()> {
     scene.kubectl.apply(&config_map("settings", "mode", "new")).await?;
     let _agent = scene.agent.start()?;
     let ended = scene.phase("unseen", "Succeeded").await?;
-    assert_eq!(output(&scene, &ended, 0)?, ["new"]);
+    assert_eq!(scene.log(&ended, "main", 0)?, ["new"]);
     Ok(())
 }
 
@@ -149,7 +141,7 @@ async fn a_missing_config_map_is_told_and_waited_for() -> Result<()> {
     assert!(scene.vms().await?.is_empty(), "no VM is made before its volumes are there");
     scene.kubectl.apply(&config_map("settings", "mode", "late")).await?;
     let ended = scene.phase("missing", "Succeeded").await?;
-    assert_eq!(output(&scene, &ended, 0)?, ["late"]);
+    assert_eq!(scene.log(&ended, "main", 0)?, ["late"]);
     Ok(())
 }
 
@@ -191,7 +183,7 @@ async fn an_empty_dir_outlives_its_container() -> Result<()> {
     pod["spec"]["restartPolicy"] = json!("OnFailure");
     scene.create(&pod).await?;
     let ended = scene.phase("kept", "Succeeded").await?;
-    assert_eq!(output(&scene, &ended, 1)?, ["kept"]);
+    assert_eq!(scene.log(&ended, "main", 1)?, ["kept"]);
     Ok(())
 }
 
@@ -227,7 +219,7 @@ async fn parts_of_a_volume_are_mounted_and_made() -> Result<()> {
     pod["spec"]["containers"][0]["env"] = json!([{"name": "JOB", "value": "seven"}]);
     scene.create(&pod).await?;
     let ended = scene.phase("parts", "Succeeded").await?;
-    assert_eq!(output(&scene, &ended, 0)?, ["fast", "made"]);
+    assert_eq!(scene.log(&ended, "main", 0)?, ["fast", "made"]);
     Ok(())
 }
 
@@ -329,7 +321,7 @@ async fn a_pod_that_wants_no_token_gets_none() -> Result<()> {
     pod["spec"]["automountServiceAccountToken"] = json!(false);
     scene.create(&pod).await?;
     let ended = scene.phase("tokenless", "Succeeded").await?;
-    assert_eq!(output(&scene, &ended, 0)?, ["none"]);
+    assert_eq!(scene.log(&ended, "main", 0)?, ["none"]);
     Ok(())
 }
 

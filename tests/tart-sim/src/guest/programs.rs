@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Gid, Group, Pid, Uid, User, setgid, setuid};
 
 use super::commands::INIT_PID;
 
@@ -55,20 +55,27 @@ pub(super) fn install(own_program: &Path, place: impl Fn(&str) -> std::path::Pat
     Ok(())
 }
 
-/// Runs the rest as is: the guest's user may do everything anyway.
+/// Runs the rest as another user: root, who the guest's own user is anyway, unless told otherwise.
 fn sudo(words: &[OsString]) -> ExitCode {
     let mut words = words.iter().peekable();
     let mut shell = false;
+    let (mut user, mut group) = (None, None);
     while let Some(option) = words.next_if(|word| word.as_encoded_bytes().starts_with(b"-")) {
         match option.to_str() {
             Some("--") => break,
-            Some("-u" | "--user" | "-g" | "--group" | "-p" | "--prompt" | "-C" | "-h" | "--host") => {
+            Some("-u" | "--user") => user = words.next(),
+            Some("-g" | "--group") => group = words.next(),
+            Some("-p" | "--prompt" | "-C" | "-h" | "--host") => {
                 words.next();
             }
             Some("-i" | "--login" | "-s" | "--shell") => shell = true,
             // -n, -E, -H, -S, -k, -v and their like change nothing here.
             _ => {}
         }
+    }
+    if let Err(message) = become_other(user, group) {
+        eprintln!("sudo: {message}");
+        return ExitCode::FAILURE;
     }
     let mut variables = Vec::new();
     while let Some(assignment) = words.next_if(|word| word.to_str().is_some_and(is_assignment)) {
@@ -89,6 +96,34 @@ fn sudo(words: &[OsString]) -> ExitCode {
     let _ = command.exec();
     eprintln!("sudo: {}: command not found", program.display());
     ExitCode::FAILURE
+}
+
+/// Becomes the user and the group that `-u` and `-g` name, by name or as `#` and a number; they must be the guest's.
+fn become_other(user: Option<&OsString>, group: Option<&OsString>) -> Result<(), String> {
+    let text = |word: &OsString| word.to_string_lossy().into_owned();
+    let found = user.map(|user| {
+        let name = text(user);
+        let known = match name.strip_prefix('#') {
+            Some(number) => number.parse().ok().and_then(|id| User::from_uid(Uid::from_raw(id)).ok().flatten()),
+            None => User::from_name(&name).ok().flatten(),
+        };
+        known.ok_or_else(|| format!("unknown user {name}"))
+    });
+    let user = found.transpose()?;
+    let found = group.map(|group| {
+        let name = text(group);
+        let known = match name.strip_prefix('#') {
+            Some(number) => number.parse().ok().and_then(|id| Group::from_gid(Gid::from_raw(id)).ok().flatten()),
+            None => Group::from_name(&name).ok().flatten(),
+        };
+        known.ok_or_else(|| format!("unknown group {name}"))
+    });
+    let group = found.transpose()?;
+    let refused = |error: nix::Error| format!("unable to change to runas uid: {}", error.desc());
+    if let Some(gid) = group.map(|group| group.gid).or_else(|| user.as_ref().map(|user| user.gid)) {
+        setgid(gid).map_err(refused)?;
+    }
+    user.map_or(Ok(()), |user| setuid(user.uid).map_err(refused))
 }
 
 fn is_assignment(word: &str) -> bool {

@@ -1,0 +1,176 @@
+//! A container's environment, as the command in the guest sees it.
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene, state_of};
+
+/// A value that is nowhere else, so that it can be looked for.
+const SECRET: &str = "sesame-opens-nothing-but-this";
+
+fn object(kind: &str, name: &str, data: &Value) -> String {
+    let field = if kind == "Secret" { "stringData" } else { "data" };
+    json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, field: data}).to_string()
+}
+
+#[tokio::test]
+async fn variables_come_from_everywhere() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("variables").await?;
+    scene.kubectl.apply(&object("ConfigMap", "settings", &json!({"COLOUR": "red", "SHAPE": "round"}))).await?;
+    scene.kubectl.apply(&object("Secret", "keys", &json!({"token": SECRET}))).await?;
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+        "spec": {"ports": [{"port": 80}], "selector": {"app": "web"}},
+    });
+    scene.kubectl.apply(&service.to_string()).await?;
+    let from = |source: Value| json!({"valueFrom": source});
+    let variable = |name: &str, mut source: Value| {
+        source["name"] = json!(name);
+        source
+    };
+    let field = |path: &str| from(json!({"fieldRef": {"fieldPath": path}}));
+    let script = "echo \"$P_COLOUR $P_SHAPE $TOKEN $ME $NODE $APP $CORES $GREETING\"; echo \"$IP\"; \
+                  [ -n \"$WEB_SERVICE_HOST\" ] && [ -n \"$KUBERNETES_SERVICE_HOST\" ] && echo linked";
+    let container = json!({
+        "command": ["/bin/sh", "-c", script],
+        "envFrom": [{"prefix": "P_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "none", "optional": true}}],
+        "env": [
+            variable("TOKEN", from(json!({"secretKeyRef": {"name": "keys", "key": "token"}}))),
+            variable("ME", field("metadata.name")),
+            variable("NODE", field("spec.nodeName")),
+            variable("APP", field("metadata.labels['app']")),
+            variable("IP", field("status.podIP")),
+            variable("CORES", from(json!({"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}))),
+            variable("GREETING", json!({"value": "hello $(ME) $(NOBODY)"})),
+        ],
+        "resources": {"requests": {"cpu": "250m"}},
+    });
+    let mut pod = scene.pod("all", &container, &json!({}));
+    pod["metadata"]["labels"] = json!({"app": "demo"});
+    scene.create(&pod).await?;
+    let running = wait::until(&scene.pods, "all", "an address", DEADLINE, |pod| {
+        pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
+    });
+    let address = running.await?.status.and_then(|status| status.pod_ip).unwrap_or_default();
+    let pod = scene.phase("all", "Succeeded").await?;
+    let log = scene.log(&pod, "main", 0)?;
+    assert_eq!(log, [
+        format!("red round {SECRET} all {} demo 250 hello all $(NOBODY)", scene.node),
+        address,
+        "linked".to_owned(),
+    ]);
+    // A Pod that is over has no use for its secrets, nor has the disk.
+    scene.no_vms().await?;
+    scene.nowhere_on_disk(SECRET).await
+}
+
+#[tokio::test]
+async fn what_is_missing_is_told_and_heals() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("missing").await?;
+    let env = json!([
+        {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "late", "key": "a"}}},
+        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "later", "key": "b"}}},
+    ]);
+    let container = json!({"command": ["/bin/sh", "-c", "echo $A$B"], "env": env});
+    scene.create(&scene.pod("heal", &container, &json!({}))).await?;
+    let waits = async |words: &str| {
+        let waits = wait::until(&scene.pods, "heal", words, DEADLINE, |pod| {
+            let state = state_of(pod).and_then(|state| state.waiting);
+            state.is_some_and(|waiting| {
+                waiting.reason.as_deref() == Some("CreateContainerConfigError")
+                    && waiting.message.is_some_and(|message| message.contains(words))
+            })
+        });
+        waits.await.map(drop)
+    };
+    waits("configmap \"late\" not found").await?;
+    scene.told("pod", "heal", "Error: configmap \"late\" not found").await?;
+    scene.kubectl.apply(&object("ConfigMap", "late", &json!({"z": "1"}))).await?;
+    waits("couldn't find key a in ConfigMap").await?;
+    scene.kubectl.apply(&object("ConfigMap", "late", &json!({"a": "1"}))).await?;
+    waits("secret \"later\" not found").await?;
+    scene.kubectl.apply(&object("Secret", "later", &json!({"b": "2"}))).await?;
+    let pod = scene.phase("heal", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["12"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_secret_is_in_no_list_of_arguments_and_no_log() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("discreet").await?;
+    scene.kubectl.apply(&object("Secret", "keys", &json!({"token": SECRET}))).await?;
+    // The shell reads each list itself: a program that looks for the word would have it in its own.
+    let script = "for f in /proc/[0-9]*/cmdline; do a=$(tr '\\0' ' ' <\"$f\" 2>/dev/null); \
+                  case $a in *\"$TOKEN\"*) echo \"$f\";; esac; done; echo looked for ${#TOKEN}";
+    let container = json!({
+        "command": ["/bin/sh", "-c", script],
+        "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}}],
+    });
+    scene.create(&scene.pod("discreet", &container, &json!({}))).await?;
+    let pod = scene.phase("discreet", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, [format!("looked for {}", SECRET.len())]);
+    ensure!(!agent.log()?.contains(SECRET), "the agent's log has it");
+    ensure!(!scene.shim_log("discreet").await?.contains(SECRET), "the shim's log has it");
+    let told = scene.kubectl.run(["get", "events", "--output", "json"]).await?;
+    ensure!(!told.contains(SECRET), "an Event has it");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_guest_agent_that_ignores_variables_is_no_obstacle() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("old-agent").await?;
+    let image = "registry.test/macos/old:1";
+    scene.mac.add_image(image, &json!({"agentVersion": "0.9.0"}))?;
+    let container = json!({
+        "image": image, "workingDir": "/private/tmp",
+        "command": ["/bin/sh", "-c", "echo $WHO in $PWD"],
+        "env": [{"name": "WHO", "value": "it's me"}],
+    });
+    scene.create(&scene.pod("old", &container, &json!({}))).await?;
+    let pod = scene.phase("old", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["it's me in /private/tmp"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("boot").await?;
+    let image = "registry.test/macos/appliance:1";
+    let shares = "/Volumes/My Shared Files";
+    let script = format!(
+        ". '{shares}/pod_environment/environment'; printf '7\\n%s' \"$GREETING\" >'{shares}/pod_status/status'; \
+         (echo x >'{shares}/pod_environment/y') 2>/dev/null && echo writable >>'{shares}/pod_status/status'; \
+         sudo shutdown -h now"
+    );
+    scene.mac.add_image(image, &json!({"boot": ["/bin/sh", "-c", script]}))?;
+    let container = json!({"image": image, "env": [{"name": "GREETING", "value": "it's over"}]});
+    scene.create(&scene.pod("boot", &container, &json!({}))).await?;
+    let pod = scene.phase("boot", "Failed").await?;
+    let end = state_of(&pod).and_then(|state| state.terminated);
+    let end = end.map(|end| (end.exit_code, end.message.unwrap_or_default()));
+    assert_eq!(end, Some((7, "it's over".to_owned())));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hostile_status_file_is_not_followed() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("status").await?;
+    let status = "/Volumes/My Shared Files/pod_status/status";
+    for (name, trick) in [
+        ("link", "ln -s /etc/passwd"),
+        ("pipe", "mkfifo"),
+        ("huge", "dd if=/dev/zero bs=1048576 count=64 2>/dev/null of="),
+    ] {
+        let image = format!("registry.test/macos/{name}:1");
+        let separator = if trick.ends_with('=') { "" } else { " " };
+        let script = format!("{trick}{separator}'{status}'; sudo shutdown -h now");
+        scene.mac.add_image(&image, &json!({"boot": ["/bin/sh", "-c", script]}))?;
+        scene.create(&scene.pod(name, &json!({"image": image}), &json!({}))).await?;
+        let pod = scene.phase(name, "Succeeded").await?;
+        let end = state_of(&pod).and_then(|state| state.terminated);
+        assert_eq!(end.and_then(|end| end.message), None, "{name}");
+        scene.kubectl.run(["delete", "pod", name]).await?;
+    }
+    scene.nothing_left().await
+}

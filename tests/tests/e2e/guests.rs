@@ -1,0 +1,144 @@
+//! What a guest is made before the command starts: its name, its users, its paths; and what is read of it after.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use serde_json::{Value, json};
+
+use crate::scene::{Scene, state_of};
+
+fn shell(script: &str, extra: &Value) -> Value {
+    let mut container = json!({"command": ["/bin/sh", "-c", script]});
+    if let (Some(container), Some(extra)) = (container.as_object_mut(), extra.as_object()) {
+        container.extend(extra.clone());
+    }
+    container
+}
+
+fn end_of(pod: &Pod) -> Result<ContainerStateTerminated> {
+    state_of(pod).and_then(|state| state.terminated).context("it has not ended")
+}
+
+#[tokio::test]
+async fn the_guest_has_the_pods_names() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("names").await?;
+    let script = "hostname; grep -E 'foo.test|db-0' /etc/hosts | tr '\\t' ' ' | sed \"s/$TART_SIM_ADDRESS/ME/\"";
+    let spec = json!({
+        "hostname": "db-0", "subdomain": "db",
+        "hostAliases": [{"ip": "10.1.2.3", "hostnames": ["foo.test", "bar.test"]}],
+    });
+    scene.create(&scene.pod("names", &shell(script, &json!({})), &spec)).await?;
+    let pod = scene.phase("names", "Succeeded").await?;
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let own = format!("ME db-0.db.{namespace}.svc.cluster.local db-0");
+    assert_eq!(scene.log(&pod, "main", 0)?, ["db-0".to_owned(), own, "10.1.2.3 foo.test bar.test".to_owned()]);
+    let spec = json!({"subdomain": "db", "setHostnameAsFQDN": true});
+    scene.create(&scene.pod("full", &shell("hostname", &json!({})), &spec)).await?;
+    let pod = scene.phase("full", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, [format!("full.db.{namespace}.svc.cluster.local")]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_command_runs_as_the_user_that_the_pod_names() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("users").await?;
+    let user = |uid: i64| json!({"securityContext": {"runAsUser": uid, "runAsNonRoot": true}});
+    let mut daemon = shell("id -u; echo $WHO", &user(1));
+    daemon["env"] = json!([{"name": "WHO", "value": "daemon"}]);
+    scene.create(&scene.pod("daemon", &daemon, &json!({}))).await?;
+    let pod = scene.phase("daemon", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["1", "daemon"]);
+    scene.create(&scene.pod("nobody", &shell("true", &user(4_000_000)), &json!({}))).await?;
+    let end = end_of(&scene.phase("nobody", "Failed").await?)?;
+    assert_eq!(end.reason.as_deref(), Some("CreateContainerConfigError"));
+    scene.told("pod", "nobody", "cannot run a command as user 4000000").await?;
+    scene.create(&scene.pod("root", &shell("true", &json!({"securityContext": {"runAsUser": 0, "runAsNonRoot": true}})), &json!({}))).await?;
+    scene.told("pod", "root", "container has runAsNonRoot and image will run as root").await
+}
+
+#[tokio::test]
+async fn last_words_come_from_a_file_or_from_the_log() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("words").await?;
+    let path = json!({"terminationMessagePath": "/private/tmp/words"});
+    let message = async |name: &str, script: &str, extra: &Value, phase: &str| {
+        scene.create(&scene.pod(name, &shell(script, extra), &json!({}))).await?;
+        anyhow::Ok(end_of(&scene.phase(name, phase).await?)?.message)
+    };
+    let said = message("file", "printf DONE >/private/tmp/words", &path, "Succeeded").await?;
+    assert_eq!(said.as_deref(), Some("DONE"));
+    let long = message("long", "yes | head -c 100000 >/private/tmp/words", &path, "Succeeded").await?;
+    assert_eq!(long.map(|message| message.len()), Some(4096));
+    let fallback = json!({"terminationMessagePolicy": "FallbackToLogsOnError"});
+    let said = message("log", "echo all is lost; exit 1", &fallback, "Failed").await?;
+    assert_eq!(said.as_deref(), Some("all is lost\n"));
+    assert_eq!(message("fine", "echo all is well", &fallback, "Succeeded").await?, None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn signals_are_told_by_their_number() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("signals").await?;
+    for (name, code) in [("term", 143), ("kill", 137), ("segv", 139)] {
+        let script = format!("kill -{} $$", name.to_uppercase());
+        scene.create(&scene.pod(name, &shell(&script, &json!({})), &json!({}))).await?;
+        assert_eq!(end_of(&scene.phase(name, "Failed").await?)?.exit_code, code, "{name}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn standard_input_and_a_terminal_are_as_the_pod_wants_them() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("terminal").await?;
+    let script = "[ -t 0 ] && echo in; [ -t 1 ] && echo out; read -t 1 line; echo $?";
+    let log = async |name: &str, extra: Value| {
+        let container = json!({"command": ["/bin/bash", "-c", script]});
+        let mut container = container;
+        container["stdin"] = extra["stdin"].clone();
+        container["tty"] = extra["tty"].clone();
+        scene.create(&scene.pod(name, &container, &json!({}))).await?;
+        let pod = scene.phase(name, "Succeeded").await?;
+        let lines = scene.log(&pod, "main", 0)?;
+        anyhow::Ok(lines.iter().map(|line| line.trim().to_owned()).collect::<Vec<_>>().join(" "))
+    };
+    // Without standard input a read ends at once; with it, nothing comes, and the read times out (128 and more).
+    assert_eq!(log("none", json!({"stdin": false, "tty": false})).await?, "1");
+    let open = log("open", json!({"stdin": true, "tty": false})).await?;
+    ensure!(open.parse::<i32>().is_ok_and(|code| code > 128), "{open}");
+    let terminal = log("tty", json!({"stdin": true, "tty": true})).await?;
+    ensure!(terminal.starts_with("in out "), "{terminal}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_path_on_the_sealed_root_is_refused_in_words() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("sealed").await?;
+    let spec = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
+    let container = |path: &str| shell("ls -d \"$1\"", &json!({"volumeMounts": [{"name": "data", "mountPath": path}]}));
+    scene.create(&scene.pod("sealed", &container("/data"), &spec)).await?;
+    let end = end_of(&scene.phase("sealed", "Failed").await?)?;
+    assert_eq!(end.reason.as_deref(), Some("CreateContainerError"));
+    scene.told("pod", "sealed", "volume mount /data cannot be had in the guest: macOS seals its root").await?;
+    let open = "registry.test/macos/open:1";
+    scene.mac.add_image(open, &json!({"sealed": false}))?;
+    let mut unsealed = container("/data");
+    unsealed["image"] = json!(open);
+    unsealed["command"] = json!(["/bin/ls", "-d", "/data"]);
+    scene.create(&scene.pod("open", &unsealed, &spec)).await?;
+    let pod = scene.phase("open", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["/data"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_guest_without_an_agent_is_told() -> Result<()> {
+    let mut scene = Scene::new("agentless").await?;
+    let image = "registry.test/macos/vanilla:1";
+    scene.mac.add_image(image, &json!({"agent": false}))?;
+    scene.agent = scene.agent.flag("--vm-boot-timeout", "3s");
+    let agent = scene.agent.start()?;
+    scene.node_ready(&agent).await?;
+    let container = json!({"image": image, "command": ["/bin/echo"]});
+    scene.create(&scene.pod("agentless", &container, &json!({}))).await?;
+    let end = end_of(&scene.phase("agentless", "Failed").await?)?;
+    assert_eq!(end.reason.as_deref(), Some("GuestAgentMissing"));
+    scene.told("pod", "agentless", "use an image with tart-guest-agent in it").await
+}

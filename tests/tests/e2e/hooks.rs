@@ -1,0 +1,128 @@
+//! Lifecycle hooks and the way a command is told to end.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use serde_json::{Value, json};
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene, state_of};
+
+/// Where the command and its hooks leave a trace that is read when they are over.
+const TRACE: &str = "/private/tmp/trace";
+
+fn container(script: &str, lifecycle: &Value) -> Value {
+    json!({"command": ["/bin/sh", "-c", script], "lifecycle": lifecycle, "terminationMessagePath": TRACE})
+}
+
+fn exec(script: &str) -> Value {
+    json!({"exec": {"command": ["/bin/sh", "-c", script]}})
+}
+
+/// A Pod that stays in the API after its deletion, for somebody to read how it ended.
+fn lingering(scene: &Scene, name: &str, container: &Value, spec: &Value) -> Value {
+    let mut pod = scene.pod(name, container, spec);
+    pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
+    pod
+}
+
+fn end_of(pod: &Pod) -> Option<ContainerStateTerminated> {
+    state_of(pod).and_then(|state| state.terminated)
+}
+
+/// Deletes a lingering Pod, waits for its end, and lets go of it.
+async fn delete(scene: &Scene, name: &str) -> Result<ContainerStateTerminated> {
+    scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
+    let ended = wait::until(&scene.pods, name, "an end", DEADLINE, |pod| end_of(pod).is_some()).await?;
+    let free = r#"{"metadata":{"finalizers":null}}"#;
+    scene.kubectl.run(["patch", "pod", name, "--type=merge", "--patch", free]).await?;
+    end_of(&ended).context("no end")
+}
+
+#[tokio::test]
+async fn a_pod_starts_and_ends_through_its_hooks() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("hooks").await?;
+    let script = format!("trap 'echo term >>{TRACE}; exit 3' TERM; while :; do sleep 0.1; done");
+    let lifecycle = json!({
+        "postStart": exec(&format!("echo $WHO started >>{TRACE}")),
+        "preStop": exec(&format!("echo stopping >>{TRACE}")),
+    });
+    let mut container = container(&script, &lifecycle);
+    container["env"] = json!([{"name": "WHO", "value": "hook"}]);
+    scene.create(&lingering(&scene, "hooks", &container, &json!({}))).await?;
+    scene.phase("hooks", "Running").await?;
+    let end = delete(&scene, "hooks").await?;
+    assert_eq!((end.exit_code, end.message.as_deref()), (3, Some("hook started\nstopping\nterm\n")));
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn a_command_that_ignores_sigterm_is_killed_when_its_time_is_over() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("stubborn").await?;
+    let container = container("trap '' TERM; while :; do sleep 0.1; done", &json!({}));
+    let spec = json!({"terminationGracePeriodSeconds": 1});
+    scene.create(&lingering(&scene, "stubborn", &container, &spec)).await?;
+    scene.phase("stubborn", "Running").await?;
+    assert_eq!(delete(&scene, "stubborn").await?.exit_code, 137);
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn a_post_start_hook_that_fails_ends_the_container() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("bad-hook").await?;
+    let lifecycle = json!({"postStart": exec("echo no luck; exit 5")});
+    scene.create(&scene.pod("bad", &container("sleep 1000", &lifecycle), &json!({}))).await?;
+    let pod = scene.phase("bad", "Failed").await?;
+    let end = end_of(&pod).context("no end")?;
+    ensure!(end.exit_code == 143, "{end:?}");
+    scene.told("pod", "bad", "FailedPostStartHook").await?;
+    scene.told("pod", "bad", "no luck").await?;
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn a_pre_stop_hook_that_fails_or_takes_too_long_is_told() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("slow-hook").await?;
+    for (name, hook) in [("fails", exec("exit 9")), ("hangs", exec("sleep 1000")), ("sleeps", json!({"sleep": {"seconds": 1}}))] {
+        let script = format!("trap 'echo term >>{TRACE}; exit 0' TERM; while :; do sleep 0.1; done");
+        let spec = json!({"terminationGracePeriodSeconds": 3});
+        let container = container(&script, &json!({"preStop": hook}));
+        scene.create(&lingering(&scene, name, &container, &spec)).await?;
+        scene.phase(name, "Running").await?;
+        let end = delete(&scene, name).await?;
+        // However long the hook took, the command got its SIGTERM and the time to heed it.
+        assert_eq!((name, end.exit_code, end.message.as_deref()), (name, 0, Some("term\n")));
+    }
+    wait::eventually("Events about the hooks", DEADLINE, async || {
+        let told = scene.kubectl.run(["get", "events", "--output", "jsonpath={.items[*].message}"]).await?;
+        ensure!(told.contains("exited with 9") && told.contains("did not end within the grace period"), "{told}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn hooks_by_http_reach_the_guest() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("http-hook").await?;
+    // The test itself answers at an address that the guest's would be in a real VM.
+    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let port = server.local_addr()?.port();
+    let asked = tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let mut asked = Vec::new();
+        while asked.len() < 2 {
+            let (mut connection, _) = server.accept().await?;
+            let mut request = vec![0; 4096];
+            let length = connection.read(&mut request).await?;
+            asked.push(String::from_utf8_lossy(&request[..length]).lines().next().unwrap_or_default().to_owned());
+            connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+        }
+        anyhow::Ok(asked)
+    });
+    let get = |path: &str| json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": path}});
+    let lifecycle = json!({"postStart": get("/up"), "preStop": get("/down")});
+    scene.create(&scene.pod("http", &container("sleep 1000", &lifecycle), &json!({}))).await?;
+    scene.phase("http", "Running").await?;
+    scene.kubectl.run(["delete", "pod", "http"]).await?;
+    assert_eq!(asked.await??, ["GET /up HTTP/1.1", "GET /down HTTP/1.1"]);
+    Ok(())
+}

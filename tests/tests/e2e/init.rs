@@ -1,0 +1,108 @@
+//! Init containers: one after the other, in the VM of the main one.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use serde_json::{Value, json};
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, IMAGE, Scene, state_of};
+
+fn shell(name: &str, script: &str) -> Value {
+    let mounts = json!([{"name": "scratch", "mountPath": "/private/tmp/scratch"}]);
+    json!({"name": name, "image": IMAGE, "command": ["/bin/sh", "-c", script], "volumeMounts": mounts})
+}
+
+fn pod(scene: &Scene, name: &str, init: &[Value], policy: &str) -> Value {
+    let main = shell("main", "cat /private/tmp/scratch/trace; hostname");
+    let spec = json!({
+        "initContainers": init, "restartPolicy": policy, "volumes": [{"name": "scratch", "emptyDir": {}}],
+    });
+    scene.pod(name, &main, &spec)
+}
+
+fn init_statuses(pod: &Pod) -> &[ContainerStatus] {
+    pod.status.as_ref().and_then(|status| status.init_container_statuses.as_deref()).unwrap_or_default()
+}
+
+fn initialized(pod: &Pod) -> String {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let found = conditions.filter(|one| one.type_ == "Initialized").map(|one| {
+        format!("{} {}", one.status, one.message.as_deref().unwrap_or_default())
+    });
+    found.last().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn they_run_in_turn_before_the_main_container() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init").await?;
+    let trace = |word: &str| format!("echo {word} >>/private/tmp/scratch/trace; echo {word} said");
+    let init = [shell("one", &trace("first")), shell("two", &trace("second"))];
+    scene.create(&pod(&scene, "turns", &init, "Never")).await?;
+    let pod = scene.phase("turns", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["first", "second", "turns"]);
+    assert_eq!(scene.log(&pod, "one", 0)?, ["first said"]);
+    assert_eq!(scene.log(&pod, "two", 0)?, ["second said"]);
+    let states: Vec<(String, bool, Option<i32>)> = init_statuses(&pod)
+        .iter()
+        .map(|one| {
+            let end = one.state.as_ref().and_then(|state| state.terminated.as_ref());
+            (one.name.clone(), one.ready, end.map(|end| end.exit_code))
+        })
+        .collect();
+    assert_eq!(states, [("one".into(), true, Some(0)), ("two".into(), true, Some(0))]);
+    assert_eq!(initialized(&pod), "True ");
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_that_fails_fails_its_pod() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init-fails").await?;
+    let init = [shell("one", "exit 3"), shell("two", "true")];
+    scene.create(&pod(&scene, "fails", &init, "Never")).await?;
+    let pod = scene.phase("fails", "Failed").await?;
+    let [one, two] = init_statuses(&pod) else { anyhow::bail!("{:?}", init_statuses(&pod)) };
+    let end = one.state.as_ref().and_then(|state| state.terminated.as_ref()).context("it has not ended")?;
+    assert_eq!(end.exit_code, 3);
+    ensure!(two.state.as_ref().is_some_and(|state| state.waiting.is_some()), "{two:?}");
+    let main = state_of(&pod).and_then(|state| state.waiting).and_then(|waiting| waiting.reason);
+    assert_eq!(main.as_deref(), Some("PodInitializing"));
+    assert_eq!(initialized(&pod), "False containers with incomplete status: [one two]");
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn one_that_fails_is_tried_again_in_the_same_vm() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init-again").await?;
+    let once = "echo tried >>/private/tmp/scratch/trace; [ $(grep -c tried /private/tmp/scratch/trace) -ge 2 ]";
+    let later = "while [ ! -e /private/tmp/scratch/go ]; do sleep 0.1; done";
+    let init = [shell("one", once), shell("two", later)];
+    scene.create(&pod(&scene, "again", &init, "OnFailure")).await?;
+    let second = wait::until(&scene.pods, "again", "the second's turn", DEADLINE, |pod| {
+        let states = init_statuses(pod);
+        states.len() == 2 && states[1].state.as_ref().is_some_and(|state| state.running.is_some())
+    });
+    let pod = second.await?;
+    let one = &init_statuses(&pod)[0];
+    assert_eq!((one.restart_count, one.ready), (1, true));
+    let last = one.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    assert_eq!(last.map(|end| end.exit_code), Some(1));
+    assert_eq!(initialized(&pod), "False containers with incomplete status: [two]");
+    let main = state_of(&pod).and_then(|state| state.waiting).and_then(|waiting| waiting.reason);
+    assert_eq!(main.as_deref(), Some("PodInitializing"));
+    assert_eq!(scene.vms().await?.len(), 1);
+    let uid = pod.metadata.uid.context("no UID")?;
+    std::fs::write(scene.agent.state_dir().join("volumes").join(uid).join("scratch/go"), "")?;
+    let pod = scene.phase("again", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["tried", "tried", "again"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_with_another_image_is_refused() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init-image").await?;
+    let mut other = shell("one", "true");
+    other["image"] = json!("registry.test/linux/busybox:1");
+    scene.create(&pod(&scene, "other", &[other], "Never")).await?;
+    scene.phase("other", "Failed").await?;
+    scene.told("pod", "other", "spec.initContainers[0].image: an init container runs in the Pod's VM").await
+}
