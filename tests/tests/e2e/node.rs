@@ -76,11 +76,13 @@ async fn a_lease_that_somebody_meddles_with_is_put_right() -> Result<()> {
     let node = scene.nodes.get(&scene.node).await?;
     let first = lease_of(&scene, &node).await?;
     let lease = ["lease", &scene.node, "--namespace", "kube-node-lease"];
-    scene
-        .kubectl
-        .run(["annotate"].into_iter().chain(lease).chain(["tart-kubelet.tuist.dev/instance-"]))
-        .await?;
-    assert_eq!(lease_of(&scene, &node).await?.uid(), first.uid());
+    let renewed = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
+    scene.kubectl.run(["annotate"].into_iter().chain(lease).chain(["note=hello"])).await?;
+    let leases: Api<Lease> = Api::namespaced(scene.control_plane.client().await?, "kube-node-lease");
+    wait::until(&leases, &scene.node, "renewed", DEADLINE, |lease| {
+        lease.annotations().contains_key("note") && renewed(lease) > renewed(&first)
+    })
+    .await?;
     scene.kubectl.run(["delete"].into_iter().chain(lease)).await?;
     assert_ne!(lease_of(&scene, &node).await?.uid(), first.uid());
     Ok(())
