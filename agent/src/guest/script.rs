@@ -65,6 +65,7 @@ pub fn set_up(
     let enter = format!("d=${{0%/*}}\n. \"$d/env\"\n{}exec \"$@\"\n", change_to(directory));
     let _ = writeln!(script, "put enter {}", quote(&enter));
     let _ = writeln!(script, "put run {}", quote(&RUN.replace("@CD@", &change_to(directory))));
+    script.push_str("pipe over\n");
     let program = command.argv.first().map_or("", String::as_str);
     let _ = writeln!(script, "find_program {}", quote(program));
     script.push_str("printf 'ready %s %s\\n' \"$as\" \"$dir\"\n");
@@ -104,6 +105,12 @@ impl Ready {
         self.line("run", argv)
     }
 
+    /// The line that waits for the end of the container's command, and prints its exit code.
+    pub fn wait(&self) -> Vec<String> {
+        let words = ["/bin/cat".to_owned(), format!("{}/over", self.dir)];
+        self.become_user.iter().cloned().chain(words).collect()
+    }
+
     /// What goes before a command that is to run beside the container's, in its environment.
     pub fn enter(&self) -> Vec<String> {
         self.line("enter", &[])
@@ -111,7 +118,8 @@ impl Ready {
 
     /// The line that asks the container's command to end.
     pub fn terminate(&self) -> Vec<String> {
-        let script = "kill -TERM \"$(cat \"$0/pid\")\"";
+        // It may only just be starting.
+        let script = "until [ -s \"$0/pid\" ]; do sleep 0.1; done; kill -TERM \"$(cat \"$0/pid\")\"";
         let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
         self.become_user.iter().cloned().chain(words).collect()
     }
@@ -208,8 +216,11 @@ mod tests {
     }
 
     fn run(ready: &Ready, argv: &[String]) -> (Option<i32>, String, String) {
-        let line = ready.run(argv);
+        let (line, wait) = (ready.run(argv), ready.wait());
+        let waiter = Command::new(&wait[0]).args(&wait[1..]).stdout(Stdio::piped()).spawn().unwrap();
         let output = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
+        let told = String::from_utf8(waiter.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(told.trim().parse().ok(), output.status.code());
         std::fs::remove_dir_all(&ready.dir).unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))

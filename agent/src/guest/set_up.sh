@@ -9,6 +9,7 @@ umask 077
 dir=$(mktemp -d /var/tmp/tart-kubelet.XXXXXX) || fail CreateContainerError 'the guest cannot write to /var/tmp'
 as=self owner=
 
+pipe() { mkfifo "$dir/$1" && own "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
 put() { printf '%s' "$2" >"$dir/$1" && own "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
 own() { [ -z "$owner" ] || root chown "$owner" "$1"; }
 
@@ -77,5 +78,5 @@ find_program() {
 		*) command -v "$p" >/dev/null && echo yes ;;
 		esac
 	)
-	[ "$found" = yes ] || fail StartError "cannot start \`$1\` in the guest: there is no such program"
+	[ "$found" = yes ] || fail StartError "cannot start \`$1\` in the guest: it has no such program; check \`command\` and the image"
 }

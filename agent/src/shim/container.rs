@@ -23,6 +23,8 @@ const SET_UP_LIMIT: Duration = Duration::from_mins(2);
 const SET_UP_WORDS: usize = 16 << 10;
 /// How long the guest may take to pass a signal on.
 const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
+/// How long the output of a command that has ended may take to arrive.
+const DRAIN: Duration = Duration::from_secs(1);
 /// What is left to a container after its `preStop` hook, whatever that has used up.
 const LEAST_AFTER_HOOK: Duration = Duration::from_secs(2);
 
@@ -75,14 +77,27 @@ impl Shim {
         let exec = Exec { argv, env: command.env.clone(), stdin, tty: command.tty };
         let mut tail = Tail::default();
         let begun = Timestamp::now();
-        let mut runner = guest.clone();
+        let (mut runner, mut waiter) = (guest.clone(), guest.clone());
         let end = {
             let follow = async {
                 let mut log = Log::open(&task.spec.log);
                 // A silent command says nothing at all until it ends, not even that it has started.
-                let end = match runner.exec(exec).await {
-                    Ok(events) => follow(events, &mut log, &mut tail).await,
-                    Err(error) => disconnected(&error),
+                let end = {
+                    let follow = async {
+                        match runner.exec(exec).await {
+                            Ok(events) => follow(events, &mut log, &mut tail).await,
+                            Err(error) => disconnected(&error),
+                        }
+                    };
+                    tokio::pin!(follow);
+                    tokio::select! {
+                        end = &mut follow => end,
+                        code = exit_of(&mut waiter, &ready) => {
+                            // What it has left running may hold its output open; what it wrote itself is on its way.
+                            let _ = timeout(DRAIN, follow).await;
+                            Followed::Exit(code)
+                        }
+                    }
                 };
                 log.close();
                 end
@@ -276,6 +291,16 @@ impl Limit {
 
 fn left_now(request: StopRequest) -> Duration {
     request.time_left(Timestamp::now())
+}
+
+/// Waits for the exit code that the command's own shell tells. A guest agent that does not answer tells nothing.
+async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
+    let exec = Exec { argv: ready.wait(), ..Exec::default() };
+    let told = guest.run(exec, Duration::MAX, SET_UP_WORDS).await;
+    match told.ok().and_then(|done| String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok()) {
+        Some(code) => code.into(),
+        None => std::future::pending().await,
+    }
 }
 
 /// Copies a command's output to the log until it ends.

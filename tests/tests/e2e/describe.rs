@@ -44,7 +44,7 @@ async fn a_disk_without_room() -> Result<()> {
     scene.mac.set_fault("no-space", "pull")?;
     tells(&scene, "pull", &nothing, &nothing, &["ErrImagePull", advice]).await?;
     scene.mac.set_fault("no-space", "clone")?;
-    tells(&scene, "clone", &nothing, &nothing, &["CreateContainerError", advice]).await
+    tells(&scene, "clone", &nothing, &nothing, &["cannot make a VM from image", advice]).await
 }
 
 #[tokio::test]

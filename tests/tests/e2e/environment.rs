@@ -17,7 +17,10 @@ fn object(kind: &str, name: &str, data: &Value) -> String {
 #[tokio::test]
 async fn variables_come_from_everywhere() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("variables").await?;
-    scene.kubectl.apply(&object("ConfigMap", "settings", &json!({"COLOUR": "red", "SHAPE": "round"}))).await?;
+    scene
+        .kubectl
+        .apply(&object("ConfigMap", "settings", &json!({"COLOUR": "red", "SHAPE": "round"})))
+        .await?;
     scene.kubectl.apply(&object("Secret", "keys", &json!({"token": SECRET}))).await?;
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
@@ -55,11 +58,14 @@ async fn variables_come_from_everywhere() -> Result<()> {
     let address = running.await?.status.and_then(|status| status.pod_ip).unwrap_or_default();
     let pod = scene.phase("all", "Succeeded").await?;
     let log = scene.log(&pod, "main", 0)?;
-    assert_eq!(log, [
-        format!("red round {SECRET} all {} demo 250 hello all $(NOBODY)", scene.node),
-        address,
-        "linked".to_owned(),
-    ]);
+    assert_eq!(
+        log,
+        [
+            format!("red round {SECRET} all {} demo 250 hello all $(NOBODY)", scene.node),
+            address,
+            "linked".to_owned(),
+        ]
+    );
     // A Pod that is over has no use for its secrets, nor has the disk.
     scene.no_vms().await?;
     scene.nowhere_on_disk(SECRET).await

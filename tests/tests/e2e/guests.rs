@@ -21,7 +21,8 @@ fn end_of(pod: &Pod) -> Result<ContainerStateTerminated> {
 #[tokio::test]
 async fn the_guest_has_the_pods_names() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("names").await?;
-    let script = "hostname; grep -E 'foo.test|db-0' /etc/hosts | tr '\\t' ' ' | sed \"s/$TART_SIM_ADDRESS/ME/\"";
+    let script =
+        "hostname; grep -E 'foo.test|db-0' /etc/hosts | tr '\\t' ' ' | sed \"s/$TART_SIM_ADDRESS/ME/\"";
     let spec = json!({
         "hostname": "db-0", "subdomain": "db",
         "hostAliases": [{"ip": "10.1.2.3", "hostnames": ["foo.test", "bar.test"]}],
@@ -30,7 +31,10 @@ async fn the_guest_has_the_pods_names() -> Result<()> {
     let pod = scene.phase("names", "Succeeded").await?;
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     let own = format!("ME db-0.db.{namespace}.svc.cluster.local db-0");
-    assert_eq!(scene.log(&pod, "main", 0)?, ["db-0".to_owned(), own, "10.1.2.3 foo.test bar.test".to_owned()]);
+    assert_eq!(
+        scene.log(&pod, "main", 0)?,
+        ["db-0".to_owned(), own, "10.1.2.3 foo.test bar.test".to_owned()]
+    );
     let spec = json!({"subdomain": "db", "setHostnameAsFQDN": true});
     scene.create(&scene.pod("full", &shell("hostname", &json!({})), &spec)).await?;
     let pod = scene.phase("full", "Succeeded").await?;
@@ -51,7 +55,13 @@ async fn a_command_runs_as_the_user_that_the_pod_names() -> Result<()> {
     let end = end_of(&scene.phase("nobody", "Failed").await?)?;
     assert_eq!(end.reason.as_deref(), Some("CreateContainerConfigError"));
     scene.told("pod", "nobody", "cannot run a command as user 4000000").await?;
-    scene.create(&scene.pod("root", &shell("true", &json!({"securityContext": {"runAsUser": 0, "runAsNonRoot": true}})), &json!({}))).await?;
+    scene
+        .create(&scene.pod(
+            "root",
+            &shell("true", &json!({"securityContext": {"runAsUser": 0, "runAsNonRoot": true}})),
+            &json!({}),
+        ))
+        .await?;
     scene.told("pod", "root", "container has runAsNonRoot and image will run as root").await
 }
 
@@ -78,11 +88,24 @@ async fn last_words_come_from_a_file_or_from_the_log() -> Result<()> {
 async fn signals_are_told_by_their_number() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("signals").await?;
     for (name, code) in [("term", 143), ("kill", 137), ("segv", 139)] {
-        let script = format!("kill -{} $$", name.to_uppercase());
+        // Kubernetes takes `$$` for a `$`.
+        let script = format!("kill -{} $$$$", name.to_uppercase());
         scene.create(&scene.pod(name, &shell(&script, &json!({})), &json!({}))).await?;
         assert_eq!(end_of(&scene.phase(name, "Failed").await?)?.exit_code, code, "{name}");
     }
     Ok(())
+}
+
+#[tokio::test]
+async fn what_a_command_leaves_running_does_not_hold_its_pod() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("daemon").await?;
+    scene
+        .create(&scene.pod("daemon", &shell("sleep 1000 & echo left it; exit 4", &json!({})), &json!({})))
+        .await?;
+    let pod = scene.phase("daemon", "Failed").await?;
+    assert_eq!(end_of(&pod)?.exit_code, 4);
+    assert_eq!(scene.log(&pod, "main", 0)?, ["left it"]);
+    scene.no_vms().await
 }
 
 #[tokio::test]
@@ -112,11 +135,14 @@ async fn standard_input_and_a_terminal_are_as_the_pod_wants_them() -> Result<()>
 async fn a_path_on_the_sealed_root_is_refused_in_words() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("sealed").await?;
     let spec = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
-    let container = |path: &str| shell("ls -d \"$1\"", &json!({"volumeMounts": [{"name": "data", "mountPath": path}]}));
+    let container =
+        |path: &str| shell("ls -d \"$1\"", &json!({"volumeMounts": [{"name": "data", "mountPath": path}]}));
     scene.create(&scene.pod("sealed", &container("/data"), &spec)).await?;
     let end = end_of(&scene.phase("sealed", "Failed").await?)?;
     assert_eq!(end.reason.as_deref(), Some("CreateContainerError"));
-    scene.told("pod", "sealed", "volume mount /data cannot be had in the guest: macOS seals its root").await?;
+    scene
+        .told("pod", "sealed", "volume mount /data cannot be had in the guest: macOS seals its root")
+        .await?;
     let open = "registry.test/macos/open:1";
     scene.mac.add_image(open, &json!({"sealed": false}))?;
     let mut unsealed = container("/data");

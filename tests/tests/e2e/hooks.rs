@@ -82,7 +82,11 @@ async fn a_post_start_hook_that_fails_ends_the_container() -> Result<()> {
 #[tokio::test]
 async fn a_pre_stop_hook_that_fails_or_takes_too_long_is_told() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("slow-hook").await?;
-    for (name, hook) in [("fails", exec("exit 9")), ("hangs", exec("sleep 1000")), ("sleeps", json!({"sleep": {"seconds": 1}}))] {
+    for (name, hook) in [
+        ("fails", exec("exit 9")),
+        ("hangs", exec("sleep 1000")),
+        ("sleeps", json!({"sleep": {"seconds": 1}})),
+    ] {
         let script = format!("trap 'echo term >>{TRACE}; exit 0' TERM; while :; do sleep 0.1; done");
         let spec = json!({"terminationGracePeriodSeconds": 3});
         let container = container(&script, &json!({"preStop": hook}));
@@ -94,7 +98,10 @@ async fn a_pre_stop_hook_that_fails_or_takes_too_long_is_told() -> Result<()> {
     }
     wait::eventually("Events about the hooks", DEADLINE, async || {
         let told = scene.kubectl.run(["get", "events", "--output", "jsonpath={.items[*].message}"]).await?;
-        ensure!(told.contains("exited with 9") && told.contains("did not end within the grace period"), "{told}");
+        ensure!(
+            told.contains("exited with 9") && told.contains("did not end within the grace period"),
+            "{told}"
+        );
         Ok(())
     })
     .await
@@ -113,7 +120,9 @@ async fn hooks_by_http_reach_the_guest() -> Result<()> {
             let (mut connection, _) = server.accept().await?;
             let mut request = vec![0; 4096];
             let length = connection.read(&mut request).await?;
-            asked.push(String::from_utf8_lossy(&request[..length]).lines().next().unwrap_or_default().to_owned());
+            asked.push(
+                String::from_utf8_lossy(&request[..length]).lines().next().unwrap_or_default().to_owned(),
+            );
             connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
         }
         anyhow::Ok(asked)

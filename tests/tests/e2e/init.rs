@@ -26,9 +26,9 @@ fn init_statuses(pod: &Pod) -> &[ContainerStatus] {
 
 fn initialized(pod: &Pod) -> String {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let found = conditions.filter(|one| one.type_ == "Initialized").map(|one| {
-        format!("{} {}", one.status, one.message.as_deref().unwrap_or_default())
-    });
+    let found = conditions
+        .filter(|one| one.type_ == "Initialized")
+        .map(|one| format!("{} {}", one.status, one.message.as_deref().unwrap_or_default()));
     found.last().unwrap_or_default()
 }
 
@@ -73,7 +73,8 @@ async fn one_that_fails_fails_its_pod() -> Result<()> {
 #[tokio::test]
 async fn one_that_fails_is_tried_again_in_the_same_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-again").await?;
-    let once = "echo tried >>/private/tmp/scratch/trace; [ $(grep -c tried /private/tmp/scratch/trace) -ge 2 ]";
+    let once =
+        "echo tried >>/private/tmp/scratch/trace; [ $(grep -c tried /private/tmp/scratch/trace) -ge 2 ]";
     let later = "while [ ! -e /private/tmp/scratch/go ]; do sleep 0.1; done";
     let init = [shell("one", once), shell("two", later)];
     scene.create(&pod(&scene, "again", &init, "OnFailure")).await?;

@@ -104,7 +104,9 @@ fn become_other(user: Option<&OsString>, group: Option<&OsString>) -> Result<(),
     let found = user.map(|user| {
         let name = text(user);
         let known = match name.strip_prefix('#') {
-            Some(number) => number.parse().ok().and_then(|id| User::from_uid(Uid::from_raw(id)).ok().flatten()),
+            Some(number) => {
+                number.parse().ok().and_then(|id| User::from_uid(Uid::from_raw(id)).ok().flatten())
+            }
             None => User::from_name(&name).ok().flatten(),
         };
         known.ok_or_else(|| format!("unknown user {name}"))
@@ -113,7 +115,9 @@ fn become_other(user: Option<&OsString>, group: Option<&OsString>) -> Result<(),
     let found = group.map(|group| {
         let name = text(group);
         let known = match name.strip_prefix('#') {
-            Some(number) => number.parse().ok().and_then(|id| Group::from_gid(Gid::from_raw(id)).ok().flatten()),
+            Some(number) => {
+                number.parse().ok().and_then(|id| Group::from_gid(Gid::from_raw(id)).ok().flatten())
+            }
             None => Group::from_name(&name).ok().flatten(),
         };
         known.ok_or_else(|| format!("unknown group {name}"))
