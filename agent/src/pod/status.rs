@@ -219,7 +219,8 @@ fn terminated(spec: Option<&ShimSpec>, cause: Option<StopCause>, outcome: &Outco
             ("Error".to_owned(), Some(format!("the container {cause} and was stopped")))
         }
         Ending::Exited { message, .. } => {
-            (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone())
+            let stopped = || cause.map(|cause| format!("the container {cause} and was stopped"));
+            (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone().or_else(stopped))
         }
         Ending::InitFailed { container, .. } => {
             ("Error".to_owned(), Some(format!("init container {container} failed")))

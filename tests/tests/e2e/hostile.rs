@@ -25,7 +25,7 @@ fn memory(scene: &Scene, agent: &RunningAgent) -> Result<u64> {
 
 /// The sizes of the files of a Pod's log, the newest first.
 fn log_files(scene: &Scene, uid: &str) -> Result<Vec<(String, u64)>> {
-    let entries = std::fs::read_dir(scene.agent.state_dir().join("logs").join(uid))?;
+    let entries = std::fs::read_dir(scene.agent.state_dir().join("logs").join(uid).join("main"))?;
     let mut files = entries
         .filter_map(|entry| {
             let entry = entry.ok()?;
@@ -49,7 +49,7 @@ async fn endless_output_fills_neither_memory_nor_disk() -> Result<()> {
     let endless = json!({"command": ["/bin/sh", "-c", "tr '\\0' x < /dev/zero"]});
     scene.create(&scene.pod("endless", &endless, &json!({"terminationGracePeriodSeconds": 1}))).await?;
     let uid = scene.phase("endless", "Running").await?.metadata.uid.context("no UID")?;
-    let directory = scene.agent.state_dir().join("logs").join(&uid);
+    let directory = scene.agent.state_dir().join("logs").join(&uid).join("main");
     let mut oldest = None;
     wait::eventually("a log that has forgotten its beginning", DEADLINE, async || {
         // The oldest file is the one that goes when there is a new one.

@@ -32,9 +32,23 @@ fn container(files: &[&str], more: &Value) -> Value {
     let mut container = json!({
         "image": SERVER, "command": command, "ports": [{"name": "web", "containerPort": 8080}],
     });
+    if files.contains(&"up") {
+        // A probe that fails once is enough for these tests, so none may come before the server listens.
+        let listens = "until (: <\"/dev/tcp/$TART_SIM_ADDRESS/8080\") 2>/dev/null; do sleep 0.05; done";
+        container["lifecycle"] = json!({"postStart": {"exec": {"command": ["/bin/bash", "-c", listens]}}});
+    }
     if let (Some(container), Some(more)) = (container.as_object_mut(), more.as_object()) {
         container.extend(more.clone());
     }
+    container
+}
+
+/// The same, but one that takes no notice of SIGTERM.
+fn stubborn(files: &[&str], more: &Value) -> Value {
+    let mut container = container(files, more);
+    let script = "trap '' TERM; exec /usr/local/bin/guest-server \"$@\"";
+    let command = [&["/bin/sh", "-c", script, "sh"], files].concat();
+    container["command"] = json!(command);
     container
 }
 
@@ -274,13 +288,12 @@ async fn controllers_count_a_pod_only_while_its_readiness_probe_passes() -> Resu
 
 #[tokio::test]
 async fn the_grace_period_of_a_probe_comes_before_the_pods() -> Result<()> {
-    // The guest takes longer to shut down than this test would wait.
-    let (scene, _agent) = scene("grace", &json!({"shutdownDelay": 3600})).await?;
+    let (scene, _agent) = scene("grace", &json!({})).await?;
     let mut liveness = http("/health");
     liveness["terminationGracePeriodSeconds"] = json!(1);
     let spec = json!({"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 3600});
     let probes = json!({"livenessProbe": liveness});
-    scene.create(&scene.pod("grace", &container(&["up"], &probes), &spec)).await?;
+    scene.create(&scene.pod("grace", &stubborn(&["up"], &probes), &spec)).await?;
     scene.until("grace", "ready", is_ready).await?;
     scene.sh("grace", "echo 500 >health").await?;
     let pod = restarted(&scene, "grace").await?;
@@ -357,13 +370,14 @@ async fn the_agent_dies_while_it_stops_an_unhealthy_container() -> Result<()> {
 
 #[tokio::test]
 async fn a_pod_that_is_deleted_is_asked_for_its_readiness_only() -> Result<()> {
-    // The guest goes on until its grace period is over.
-    let (scene, _agent) = scene("leaves", &json!({"shutdownDelay": 3600})).await?;
+    let (scene, _agent) = scene("leaves", &json!({})).await?;
     let probes = json!({"livenessProbe": http("/alive"), "readinessProbe": http("/ready")});
     let spec = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 3600});
-    scene.create(&scene.pod("leaves", &container(&["up"], &probes), &spec)).await?;
+    scene.create(&scene.pod("leaves", &stubborn(&["up"], &probes), &spec)).await?;
     scene.until("leaves", "ready", is_ready).await?;
     scene.kubectl.run(["delete", "pod", "leaves", "--wait=false"]).await?;
+    // It goes on until its grace period is over.
+    scene.sh("leaves", "echo 500 >alive; echo 503 >ready").await?;
     scene.until("leaves", "unready while it goes", |pod| !is_ready(pod)).await?;
     let told = scene.kubectl.run(["describe", "pod", "leaves"]).await?;
     ensure!(!told.contains("Liveness probe failed"), "{told}");
