@@ -29,6 +29,7 @@ pub enum Wanted {
 
 /// All that a decision rests on.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact that is seen on its own")]
 pub struct Observation {
     /// What the API wants.
     pub wanted: Wanted,

@@ -71,7 +71,7 @@ impl Worker {
         for words in gathered.environments.values().flat_map(|resolved| &resolved.skipped) {
             self.host.events.warning(&pod, "InvalidEnvironmentVariableNames", words);
         }
-        self.write_plan(&pod, &plan, image, gathered, restart, crashes)
+        self.write_plan(&pod, &plan, image, &gathered, restart, crashes)
     }
 
     fn write_plan(
@@ -79,7 +79,7 @@ impl Worker {
         pod: &Arc<Pod>,
         plan: &VmPlan,
         image: ReadyImage,
-        gathered: Gathered,
+        gathered: &Gathered,
         restart: Restart,
         crashes: u32,
     ) -> Result<(), WorkError> {
@@ -101,7 +101,7 @@ impl Worker {
             all.iter().map(of).collect()
         };
         let Some(main) = containers(&spec.containers).pop() else { return Ok(()) };
-        let boot = self.boot_shares(&spec.containers, &gathered, restart)?;
+        let boot = self.boot_shares(&spec.containers, gathered, restart)?;
         let mut shares: Vec<Share> = gathered.volumes.shares.clone();
         let status_dir = boot.as_ref().map(|boot| boot.status_dir.clone());
         shares.extend(boot.into_iter().flat_map(|boot| boot.shares));
