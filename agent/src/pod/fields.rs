@@ -332,7 +332,10 @@ const FIELDS: &[Field] = &[
     ),
     ("spec.resourceClaims", Refused("a VM cannot be given devices")),
     ("spec.resources", Refused("set the container's resources instead: they are the VM's")),
-    ("spec.restartPolicy", Honoured("a restart is a new VM; back-off from 10 s to 5 min")),
+    (
+        "spec.restartPolicy",
+        Honoured("a restart is a new VM, at once the first time, then with a back-off from 10 s to 5 min"),
+    ),
     ("spec.runtimeClassName", Refused("this Node has one runtime, tart")),
     ("spec.schedulerName", Elsewhere("scheduler")),
     ("spec.schedulingGates", Elsewhere("scheduler")),

@@ -76,10 +76,10 @@ fn ran_for(outcome: &Outcome) -> Duration {
     ran.and_then(|ran| Duration::try_from(ran).ok()).unwrap_or_default()
 }
 
-/// How long to wait after this many failures in a row before.
+/// How long to wait after this many failures in a row before: as for the kubelet, not at all the first time.
 pub fn back_off(crashes: u32) -> Duration {
-    let doubled = 2u32.saturating_pow(crashes);
-    FIRST_DELAY.saturating_mul(doubled).min(LONGEST_DELAY)
+    let Some(doublings) = crashes.checked_sub(1) else { return Duration::ZERO };
+    FIRST_DELAY.saturating_mul(2u32.saturating_pow(doublings)).min(LONGEST_DELAY)
 }
 
 #[cfg(test)]
@@ -133,8 +133,8 @@ mod tests {
                 other => panic!("{other:?}"),
             };
         let delays: Vec<u64> = (0..7).map(|crashes| delay(crashes, 1)).collect();
-        assert_eq!(delays, [10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(delays, [0, 10, 20, 40, 80, 160, 300]);
         assert_eq!(delay(u32::MAX, 1), 300);
-        assert_eq!(delay(6, 600), 10);
+        assert_eq!(delay(6, 600), 0);
     }
 }

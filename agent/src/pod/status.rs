@@ -5,6 +5,7 @@ mod gates;
 mod init;
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -175,6 +176,8 @@ fn over(
         _ => RestartPolicy::Never,
     };
     match attempt.spec.as_ref().map(|spec| verdict(policy, spec, attempt.stop, outcome)) {
+        // It starts again at once.
+        Some(next @ Verdict::Restart { delay: Duration::ZERO, .. }) => (end, None, Shown::Over(next)),
         Some(next @ Verdict::Restart { delay, .. }) => {
             let message = format!("back-off {} s before the container starts again", delay.as_secs());
             (waiting_for("CrashLoopBackOff", Some(message)), Some(end), Shown::Over(next))

@@ -78,7 +78,11 @@ impl Shim {
                         return Initialised::Ended(GuestEnd::Over(ending));
                     }
                     Next::Again(delay) => {
-                        states[index].now = InitStage::BackOff(delay);
+                        states[index].now = if delay.is_zero() {
+                            InitStage::Over(outcome.clone())
+                        } else {
+                            InitStage::BackOff(delay)
+                        };
                         states[index].last = Some(outcome);
                         self.record(&states);
                         let mut stop = self.stop.clone();

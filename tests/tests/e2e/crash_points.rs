@@ -12,7 +12,7 @@ use crate::scene::{DEADLINE, Scene};
 const EXIT_CODE: i32 = 7;
 
 /// Points that a Pod which runs a command to its end passes.
-const AGENT_RUNS: [&str; 9] = [
+const AGENT_RUNS: [&str; 11] = [
     "agent.accept.before",
     "agent.accept.after",
     "agent.plan.before",
@@ -22,14 +22,18 @@ const AGENT_RUNS: [&str; 9] = [
     "agent.clean.before",
     "agent.clean.deleted",
     "agent.clean.after",
+    "agent.wipe.before",
+    "agent.wipe.after",
 ];
 /// Points that a Pod which is deleted while its VM runs passes.
-const AGENT_STOPS: [&str; 9] = [
+const AGENT_STOPS: [&str; 11] = [
     "agent.ask-to-stop.before",
     "agent.ask-to-stop.after",
     "agent.clean.before",
     "agent.clean.deleted",
     "agent.clean.after",
+    "agent.wipe.before",
+    "agent.wipe.after",
     "agent.delete-pod.before",
     "agent.delete-pod.after",
     "agent.forget.before",

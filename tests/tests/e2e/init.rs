@@ -26,10 +26,10 @@ fn init_statuses(pod: &Pod) -> &[ContainerStatus] {
 
 fn initialized(pod: &Pod) -> String {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let found = conditions
+    let mut found = conditions
         .filter(|one| one.type_ == "Initialized")
         .map(|one| format!("{} {}", one.status, one.message.as_deref().unwrap_or_default()));
-    found.last().unwrap_or_default()
+    found.next().unwrap_or_default()
 }
 
 #[tokio::test]

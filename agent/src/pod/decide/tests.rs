@@ -45,6 +45,11 @@ fn cleaned(restart: u32, code: i32) -> AttemptView {
     AttemptView { cleaned: true, ..ended(restart, code) }
 }
 
+/// A VM whose container had failed once before.
+fn crashed(view: AttemptView) -> AttemptView {
+    AttemptView { spec: view.spec.map(|spec| ShimSpec { crashes: 1, ..spec }), ..view }
+}
+
 fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
     Observation {
         wanted,
@@ -84,8 +89,9 @@ fn a_pod_to_run() {
         (seen(RUN, vec![AttemptView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
-        (seen(again, vec![cleaned(0, 0)]), Decision::Wait(Some(at(109)))),
-        (Observation { now: at(109), ..seen(again, vec![cleaned(0, 0)]) }, plan(1, 1)),
+        (seen(again, vec![cleaned(0, 0)]), plan(1, 1)),
+        (seen(again, vec![crashed(cleaned(1, 0))]), Decision::Wait(Some(at(109)))),
+        (Observation { now: at(109), ..seen(again, vec![crashed(cleaned(1, 0))]) }, plan(2, 2)),
         (seen(again, vec![cleaned(0, 0), live(1)]), Decision::Wait(None)),
         (seen(again, vec![cleaned(0, 0), cleaned(1, 0), live(2)]), Decision::Drop(Restart(0))),
         (seen(again, vec![ended(0, 0), live(1)]), Decision::Clean(Restart(0))),
@@ -162,6 +168,55 @@ fn a_container_that_fails_a_probe() {
         (failed(Wanted::Stop(GRACE), live(0)), Decision::AskToStop(Restart(0), GRACE)),
         (failed(Wanted::Stop(GRACE), asked(live(0), 130)), Decision::Wait(Some(at(160)))),
         (failed(Wanted::Stop(GRACE), asked(live(0), 131)), Decision::AskToStop(Restart(0), GRACE)),
+    ];
+    for (observation, decision) in table {
+        assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_evicted() {
+    let large = |attempts| Observation { too_large: true, ..seen(RUN, attempts) };
+    let evicted = |attempts| Observation { evicted: Some("too large".into()), ..large(attempts) };
+    let going = |view| AttemptView { stop: Some(StopRequest { deadline: at(101), cause: None }), ..view };
+    let table = [
+        (large(vec![live(0)]), Decision::Evict),
+        (evicted(vec![live(0)]), Decision::AskToStop(Restart(0), Duration::from_secs(1))),
+        (evicted(vec![going(live(0))]), Decision::Wait(Some(at(131)))),
+        (evicted(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        // Whatever its restart policy says.
+        (
+            Observation { wanted: Wanted::Run(RestartPolicy::Always), ..evicted(vec![cleaned(0, 0)]) },
+            Decision::Wait(None),
+        ),
+        // One that is to go anyway goes in its own time.
+        (
+            Observation { wanted: Wanted::Stop(GRACE), ..large(vec![live(0)]) },
+            Decision::AskToStop(Restart(0), GRACE),
+        ),
+    ];
+    for (observation, decision) in table {
+        assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+#[test]
+fn nothing_secret_outlives_the_last_vm() {
+    let with = |wanted, attempts| Observation {
+        has_volumes: true,
+        final_status_published: true,
+        ..seen(wanted, attempts)
+    };
+    let table = [
+        (with(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
+        (with(Wanted::Finished(GRACE), vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (with(Wanted::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
+        (with(Wanted::Stop(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
+        (
+            Observation { has_volumes: false, ..with(Wanted::Stop(GRACE), vec![cleaned(0, 0)]) },
+            Decision::DeletePod,
+        ),
+        (with(Wanted::Gone, vec![cleaned(0, 0)]), Decision::Forget),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");

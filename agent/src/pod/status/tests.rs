@@ -149,8 +149,8 @@ fn a_container_that_failed_a_probe_says_so_when_it_is_gone() {
     let gone =
         |killed| AttemptView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
     for (killed, code) in [(false, 143), (true, 137)] {
-        let waiting = shown(&seen(ALWAYS, vec![gone(killed)])).container_statuses.unwrap().remove(0);
-        let end = waiting.last_state.unwrap().terminated.unwrap();
+        let over = shown(&seen(ALWAYS, vec![gone(killed)])).container_statuses.unwrap().remove(0);
+        let end = over.state.unwrap().terminated.unwrap();
         assert_eq!((end.exit_code, end.reason.as_deref()), (code, Some("Error")));
         assert_eq!(end.message.as_deref(), Some("the container failed liveness probe and was stopped"));
     }
@@ -160,6 +160,10 @@ fn a_container_that_failed_a_probe_says_so_when_it_is_gone() {
 #[test]
 fn a_restarted_container_shows_how_it_ended_before() {
     let failed = attempt(0, None, Some(exited(3)));
+    let over = shown(&seen(ALWAYS, vec![failed.clone()]));
+    assert_eq!(over.phase.as_deref(), Some("Running"), "it starts again at once");
+    let mut failed = failed;
+    failed.spec.as_mut().unwrap().crashes = 1;
     let waiting = shown(&seen(ALWAYS, vec![failed.clone()])).container_statuses.unwrap().remove(0);
     assert_eq!(waiting.state.unwrap().waiting.unwrap().reason.as_deref(), Some("CrashLoopBackOff"));
     assert_eq!(waiting.last_state.unwrap().terminated.unwrap().exit_code, 3);
@@ -167,6 +171,16 @@ fn a_restarted_container_shows_how_it_ended_before() {
         shown(&seen(ALWAYS, vec![failed, attempt(1, None, None)])).container_statuses.unwrap().remove(0);
     assert_eq!(again.restart_count, 1);
     assert_eq!(again.last_state.unwrap().terminated.unwrap().exit_code, 3);
+}
+
+#[test]
+fn an_evicted_pod_fails_once_nothing_of_it_runs() {
+    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
+    let with = |view| shown(&Observation { evicted: Some("too large".into()), ..seen(ALWAYS, vec![view]) });
+    assert_eq!(with(running).phase.as_deref(), Some("Running"));
+    let status = with(attempt(0, None, Some(Ending::Stopped { killed: false })));
+    let told = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
+    assert_eq!(told, (Some("Failed"), Some("Evicted"), Some("too large")));
 }
 
 #[test]
