@@ -134,9 +134,9 @@ impl Shim {
     async fn clone_vm(&self) -> Result<(), TartError> {
         if let Some(base) = &self.spec.base {
             match self.tart.clone_base(base, &self.spec.vm).await {
-                // Somebody has deleted it a moment ago.
-                Err(error) if error.fault() == Some(Fault::MissingVm) => {
-                    warn!(%base, error = chain(&error), "the base VM is gone; cloning the image itself");
+                // Somebody has deleted it a moment ago, or a part of it. A disk without room has none for the image either.
+                Err(error) if error.fault().is_some_and(|fault| fault != Fault::NoSpace) => {
+                    warn!(%base, error = chain(&error), "cannot clone the base VM; cloning the image itself");
                 }
                 result => return result,
             }

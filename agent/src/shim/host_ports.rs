@@ -74,8 +74,12 @@ impl HostPorts {
 
     /// Leads the ports to a guest.
     pub fn serve(&self, guest: IpAddr) -> Forwarding {
+        self.lead_to(guest, MOST)
+    }
+
+    fn lead_to(&self, guest: IpAddr, most: usize) -> Forwarding {
         let mut tasks = JoinSet::new();
-        let places = Arc::new(Semaphore::new(MOST));
+        let places = Arc::new(Semaphore::new(most));
         for (listener, port) in &self.tcp {
             tasks.spawn(accept(listener.clone(), SocketAddr::new(guest, *port), places.clone()));
         }
@@ -103,9 +107,9 @@ async fn patiently<T, F: Future<Output = io::Result<T>>>(bind: impl Fn() -> F) -
 async fn accept(listener: Arc<TcpListener>, guest: SocketAddr, places: Arc<Semaphore>) {
     let mut connections = JoinSet::new();
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((client, _)) => {
+                let Ok(place) = places.clone().acquire_owned().await else { return };
                 connections.spawn(async move {
                     if let Err(error) = connect(client, guest).await {
                         debug!(%guest, %error, "a connection to a host port broke off");
@@ -174,6 +178,23 @@ mod tests {
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert_eq!(answer, "HELLO");
+    }
+
+    #[tokio::test]
+    async fn who_finds_no_place_waits_for_one() {
+        let server = TcpListener::bind((GUEST, 0)).await.unwrap();
+        let guest_port = server.local_addr().unwrap().port();
+        let port = HostPort { protocol: Protocol::Tcp, address: Some(HOST), port: 0, guest_port };
+        let ports = HostPorts::bind(&[port]).await.unwrap();
+        let _forwarding = ports.lead_to(GUEST, 1);
+        let address = ports.tcp[0].0.local_addr().unwrap();
+        let first = TcpStream::connect(address).await.unwrap();
+        let (in_guest, _) = server.accept().await.unwrap();
+        let mut second = TcpStream::connect(address).await.unwrap();
+        second.write_all(b"me too").await.unwrap();
+        assert!(timeout(Duration::from_millis(100), server.accept()).await.is_err(), "two at once");
+        drop((first, in_guest));
+        server.accept().await.unwrap();
     }
 
     #[tokio::test]

@@ -15,6 +15,9 @@ use super::record::{InitState, Notice, Outcome, Progress, ShimSpec, StopRequest}
 use crate::pod::PodUid;
 use crate::vm::{Restart, VmName};
 
+/// More than the start of any VM has.
+const MOST_STEPS: usize = 16;
+
 /// The directory of one VM.
 #[derive(Debug, Clone)]
 pub struct Attempt {
@@ -189,7 +192,9 @@ impl Attempt {
     /// Records how far the shim has come.
     pub fn progress(&self, progress: &Progress) -> Result<(), StateError> {
         let mut steps = self.steps()?;
-        steps.push(progress.clone());
+        if steps.len() < MOST_STEPS {
+            steps.push(progress.clone());
+        }
         file::write(&self.path.join("progress.json"), &ProgressFile { now: Some(progress.clone()), steps })
     }
 

@@ -138,6 +138,19 @@ async fn a_base_that_goes_at_the_last_moment_costs_no_pod() -> Result<()> {
     }
     let _agent = scene.agent.start()?;
     scene.phase("planned", "Succeeded").await?;
-    ensure!(scene.shim_log("planned").await?.contains("the base VM is gone"));
+    ensure!(scene.shim_log("planned").await?.contains("cannot clone the base VM"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_base_that_was_damaged_costs_no_pod() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("damaged").await?;
+    run_to_its_end(&scene, "first").await?;
+    for base in scene.bases().await? {
+        std::fs::remove_file(scene.mac.tart_home().join("vms").join(base).join("disk.img"))?;
+    }
+    scene.create(&scene.pod("second", &json!({"command": ["true"]}), &json!({}))).await?;
+    scene.phase("second", "Succeeded").await?;
+    ensure!(scene.shim_log("second").await?.contains("cannot clone the base VM"));
     Ok(())
 }
