@@ -1,6 +1,7 @@
 //! The process that owns one VM: it makes the VM, runs it with the container's command in it, and writes down how
 //! it ended. It lives in its own session and needs no API server, so the agent can die and come back meanwhile.
 
+mod boot;
 mod container;
 mod guest_status;
 mod hooks;
@@ -8,6 +9,7 @@ pub mod host_ports;
 mod initialise;
 mod last_words;
 mod launch;
+mod limit;
 mod log;
 mod shutdown;
 mod stop;
@@ -17,7 +19,7 @@ pub use launch::{LaunchError, launch};
 
 use std::fs::File;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -201,6 +203,9 @@ impl Shim {
 
     /// The end of a VM that ended by itself: the guest may have said more about it than tart can.
     fn vm_ending(&self, ending: Ending) -> Ending {
+        if self.spec.main.command.is_some() {
+            return lost_with(ending);
+        }
         match ending {
             Ending::Exited { code: 0, .. } => self.told_by_guest().unwrap_or(ending),
             other => other,
@@ -233,45 +238,17 @@ impl Shim {
             Initialised::Ended(end) => return end,
         }
         let first = self.spec.init.is_empty();
-        let task =
-            Task { spec: &self.spec.main, command, address, identity: first.then_some(&self.spec.identity) };
+        let task = Task {
+            spec: &self.spec.main,
+            command,
+            address,
+            identity: first.then_some(&self.spec.identity),
+            is_main: true,
+        };
         let run =
             self.run_container(&mut guest, task, |_, ready| self.running(container, address, Some(ready)));
         let end = run.await;
         self.container_ended(&mut guest, end).await
-    }
-
-    /// A container that only boots: the guest is up, and it is what runs.
-    async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
-        if let Some(hook) = &self.spec.main.post_start
-            && let Err(error) = self.hook(hook, address).await
-        {
-            let message = format!("PostStartHookError: {error}");
-            self.notice("FailedPostStartHook", message.clone());
-            return GuestEnd::Over(Ending::Exited { code: 137, message: Some(message) });
-        }
-        self.running(container, address, None);
-        let mut stop = self.stop.clone();
-        stop.requested().await;
-        if let Some(hook) = &self.spec.main.pre_stop {
-            let limit = stop.latest().map_or(Duration::ZERO, |request| request.time_left(Timestamp::now()));
-            let problem = match timeout(limit, self.hook(hook, address)).await {
-                Ok(Ok(())) => None,
-                Ok(Err(problem)) => Some(problem),
-                Err(_) => Some("it did not end within the grace period".to_owned()),
-            };
-            if let Some(problem) = problem {
-                self.notice("FailedPreStopHook", format!("PreStopHook failed: {problem}"));
-            }
-        }
-        GuestEnd::Asked
-    }
-
-    async fn hook(&self, hook: &crate::state::Hook, address: IpAddr) -> Result<(), String> {
-        let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
-            return Err("the guest agent does not answer".to_owned());
-        };
-        hooks::run(hook, &mut guest, &[], address).await.map_err(|error| chain(&error))
     }
 
     /// What the end of the main container means for the VM.
@@ -290,7 +267,10 @@ impl Shim {
 
     /// The guest's address, from the guest agent or from its DHCP lease, whichever is there first.
     async fn address(&self) -> IpAddr {
-        let asked = async { self.guest_agent().await.1 };
+        let asked = async {
+            let claimed = self.guest_agent().await.1;
+            if self.is_credible(claimed).await { claimed } else { std::future::pending().await }
+        };
         let leased = async {
             loop {
                 // The MAC address is this VM's alone, so a lease for it is never a stale one.
@@ -304,6 +284,21 @@ impl Shim {
             }
         };
         tokio::select! { address = asked => address, address = leased => address }
+    }
+
+    /// Whether a guest can be believed that it has an address. Host ports and probes go there, so one that is the host's own
+    /// takes a lease to be believed.
+    async fn is_credible(&self, claimed: IpAddr) -> bool {
+        let is_hosts = claimed.is_loopback() || UdpSocket::bind((claimed, 0)).is_ok();
+        if !(is_hosts || claimed.is_unspecified() || claimed.is_multicast()) {
+            return true;
+        }
+        let leased = self.tart.wait_for_address(&self.spec.vm, Duration::ZERO).await;
+        let proven = matches!(leased, Ok(leased) if leased == claimed);
+        if !proven {
+            warn!(vm = %self.spec.vm, %claimed, "the guest claims an address of the host's; waiting for its lease");
+        }
+        proven
     }
 
     /// The guest agent, once it answers, and the address that it says the guest has.
@@ -402,13 +397,13 @@ fn lost(why: &str) -> Ending {
 /// The end of a command that was lost together with its VM, by the VM's account.
 fn lost_with(vm: Ending) -> Ending {
     match vm {
-        Ending::Exited { code: 0, .. } => lost("the guest shut down while the command ran"),
+        Ending::Exited { code: 0, .. } => lost("the guest shut down before its command had ended"),
         account => account,
     }
 }
 
 fn stopped_early() -> Ending {
-    let message = "stopped before its VM had started".to_owned();
+    let message = "stopped before the container had started".to_owned();
     Ending::NotStarted { reason: "Stopped".to_owned(), message, fault: None }
 }
 

@@ -68,7 +68,7 @@ pub fn set_up(
     script.push_str("pipe over\n");
     let program = command.argv.first().map_or("", String::as_str);
     let _ = writeln!(script, "find_program {}", quote(program));
-    script.push_str("printf 'ready %s %s\\n' \"$as\" \"$dir\"\n");
+    script.push_str("ready\n");
     script
 }
 
@@ -107,7 +107,8 @@ impl Ready {
 
     /// The line that waits for the end of the container's command, and prints its exit code.
     pub fn wait(&self) -> Vec<String> {
-        let words = ["/bin/cat".to_owned(), format!("{}/over", self.dir)];
+        let script = "[ -e \"$0/code\" ] || read -r _ <\"$0/over\"; cat \"$0/code\"";
+        let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
         self.become_user.iter().cloned().chain(words).collect()
     }
 
@@ -203,7 +204,10 @@ mod tests {
 
     /// Has this machine's shell prepare itself for a command.
     fn prepare(container: &ContainerSpec, command: &GuestCommand) -> Result<Ready, NotReady> {
-        let script = set_up(container, command, None);
+        // A test that is killed leaves its directories where somebody cleans up.
+        let place = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
+        let script =
+            set_up(container, command, None).replace("/var/tmp", &place.path().display().to_string());
         let mut shell = Command::new("/bin/sh")
             .arg("-s")
             .stdin(Stdio::piped())
@@ -298,8 +302,14 @@ mod tests {
             quote(&script.display().to_string()),
             quote(&path.display().to_string())
         );
-        let link =
-            Command::new("/bin/sh").arg("-c").arg(format!("{PRELUDE}{call}rm -r \"$dir\"")).output().unwrap();
+        let link = Command::new("/bin/sh")
+            .arg("-c")
+            .arg(
+                format!("{PRELUDE}{call}rm -r \"$dir\"")
+                    .replace("/var/tmp", &dir.path().display().to_string()),
+            )
+            .output()
+            .unwrap();
         assert!(link.status.success(), "{}", String::from_utf8_lossy(&link.stdout));
         assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
         assert!(dir.path().join("a/data.hidden-by-volume/old").exists());

@@ -1,17 +1,22 @@
 # What makes a guest a container's place: functions, called by what `script.rs` writes after them. Everything is said on
 # standard output, a line each: `notice WORDS`, `failed REASON WORDS`, or at last `ready HOW DIRECTORY`.
 
-fail() { printf 'failed %s %s\n' "$1" "$2"; exit 1; }
+fail() {
+	printf 'failed %s %s\n' "$1" "$2"
+	[ -z "$dir" ] || rm -rf "$dir"
+	exit 1
+}
 notice() { printf 'notice %s\n' "$1"; }
 root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi </dev/null 2>/dev/null; }
 try() { "$@" 2>/dev/null || root "$@"; }
 umask 077
+dir=
 dir=$(mktemp -d /var/tmp/tart-kubelet.XXXXXX) || fail CreateContainerError 'the guest cannot write to /var/tmp'
 as=self owner=
 
-pipe() { mkfifo "$dir/$1" && own "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
-put() { printf '%s' "$2" >"$dir/$1" && own "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
-own() { [ -z "$owner" ] || root chown "$owner" "$1"; }
+pipe() { mkfifo "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
+put() { printf '%s' "$2" >"$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
+own() { [ -z "$owner" ] || root chown -R "$owner" "$1"; }
 
 host_name() {
 	root scutil --set HostName "$1" >/dev/null || root hostname "$1" || notice "the guest keeps its own host name"
@@ -29,7 +34,6 @@ be() {
 	as=other owner=${1:-$(id -u)}
 	sudo -n ${1:+-u "#$1"} ${2:+-g "#$2"} -- true </dev/null >/dev/null 2>&1 ||
 		fail CreateContainerConfigError "the guest cannot run a command as user ${1:-$(id -u)}${2:+, group $2}: it has none with that number, or its user may not use sudo without a password"
-	own "$dir"
 }
 
 mount_at() {
@@ -79,4 +83,10 @@ find_program() {
 		esac
 	)
 	[ "$found" = yes ] || fail StartError "cannot start \`$1\` in the guest: it has no such program; check \`command\` and the image"
+}
+
+# From here on only the container's user can look into the directory.
+ready() {
+	own "$dir" || fail CreateContainerConfigError "the guest's user cannot give files to user $owner"
+	printf 'ready %s %s\n' "$as" "$dir"
 }

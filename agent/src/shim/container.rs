@@ -1,30 +1,37 @@
 //! One container in the guest, from its set-up to its end.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use jiff::Timestamp;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::Shim;
 use super::hooks;
 use super::last_words::{LastWords, Tail};
+use super::limit::Limit;
 use super::log::{Log, Source};
+use crate::crash;
 use crate::guest::script::{self, Ready};
-use crate::guest::{Exec, ExecEvent, Guest, GuestError, Stdin};
+use crate::guest::{Completed, Exec, ExecEvent, Guest, GuestError, Stdin};
 use crate::report::chain;
-use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, StopRequest};
+use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, Outcome};
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);
 const SET_UP_WORDS: usize = 16 << 10;
 /// How long the guest may take to pass a signal on.
 const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
-/// How long the output of a command that has ended may take to arrive.
+/// How long the output of a command that has ended may pause before it is all there is, and how long it may take in all.
 const DRAIN: Duration = Duration::from_secs(1);
+const LONGEST_DRAIN: Duration = Duration::from_secs(30);
+/// How long somebody waits for the end of a command before another one is sent, and how soon after one that failed.
+const WAIT_LIMIT: Duration = Duration::from_mins(10);
+const WAIT_AGAIN: Duration = Duration::from_secs(1);
 /// What is left to a container after its `preStop` hook, whatever that has used up.
 const LEAST_AFTER_HOOK: Duration = Duration::from_secs(2);
 
@@ -38,6 +45,8 @@ pub(super) struct Task<'a> {
     pub(super) address: IpAddr,
     /// What makes the guest the Pod's, for the first container.
     pub(super) identity: Option<&'a GuestIdentity>,
+    /// Whether its end is that of the VM.
+    pub(super) is_main: bool,
 }
 
 /// How a container's run came to its end.
@@ -56,6 +65,8 @@ pub(super) enum Run {
 /// The command's end, as the guest agent tells it.
 enum Followed {
     Exit(i32),
+    /// It never ran.
+    Refused(String),
     Lost,
 }
 
@@ -82,10 +93,11 @@ impl Shim {
             let follow = async {
                 let mut log = Log::open(&task.spec.log);
                 // A silent command says nothing at all until it ends, not even that it has started.
+                let written = Cell::new(0);
                 let end = {
                     let follow = async {
                         match runner.exec(exec).await {
-                            Ok(events) => follow(events, &mut log, &mut tail).await,
+                            Ok(events) => follow(events, &mut log, &mut tail, &written).await,
                             Err(error) => disconnected(&error),
                         }
                     };
@@ -93,8 +105,7 @@ impl Shim {
                     tokio::select! {
                         end = &mut follow => end,
                         code = exit_of(&mut waiter, &ready) => {
-                            // What it has left running may hold its output open; what it wrote itself is on its way.
-                            let _ = timeout(DRAIN, follow).await;
+                            drain(follow, &written).await;
                             Followed::Exit(code)
                         }
                     }
@@ -107,6 +118,15 @@ impl Shim {
         };
         let code = match end {
             Attended::Exit(code) => code,
+            Attended::Refused(why) => {
+                let program = command.argv.first().map_or("", String::as_str);
+                let message = format!("cannot start `{program}` in the guest: {why}");
+                return Run::Over(Ending::NotStarted {
+                    reason: "StartError".to_owned(),
+                    message,
+                    fault: None,
+                });
+            }
             Attended::Lost => return Run::Lost,
             Attended::Overdue => return Run::Overdue,
             Attended::HookFailed(code, message) => {
@@ -115,6 +135,13 @@ impl Shim {
         };
         let words = LastWords { path: &task.spec.termination.path, or_log: task.spec.termination.or_log };
         let code = exit_code(code);
+        if task.is_main {
+            // Reading its last words takes time in which we could die.
+            let ending = Ending::Exited { code, message: None };
+            let outcome = Outcome { ending, started_at: Some(begun), finished_at: Timestamp::now() };
+            self.persist("how the container ended", || self.attempt.result(&outcome)).await;
+            crash::point("shim.exited");
+        }
         Run::Over(Ending::Exited { code, message: words.read(guest, code, &tail).await })
     }
 
@@ -172,8 +199,8 @@ impl Shim {
             if let Some(error) = failure {
                 let message = format!("PostStartHookError: {}", chain(&error));
                 self.notice("FailedPostStartHook", message.clone());
-                let deadline = Instant::now() + self.spec.grace;
-                let end = self.end_container(guest, task, ready, follow, Limit::Fixed(deadline)).await;
+                let limit = Limit { own: Some(Instant::now() + self.spec.grace), ..Limit::asked(stop) };
+                let end = self.end_container(guest, task, ready, follow, limit).await;
                 return Attended::HookFailed(end.code(), message);
             }
         }
@@ -182,7 +209,7 @@ impl Shim {
             end = follow.as_mut() => return end.into(),
             _ = stop.requested() => {}
         }
-        self.end_container(guest, task, ready, follow, Limit::Asked(stop)).await
+        self.end_container(guest, task, ready, follow, Limit::asked(stop)).await
     }
 
     /// Ends a container as the kubelet does: its hook, then SIGTERM, then nothing but time.
@@ -194,7 +221,7 @@ impl Shim {
         mut follow: Pin<&mut impl Future<Output = Followed>>,
         mut limit: Limit,
     ) -> Attended {
-        if let Some(hook) = &task.spec.pre_stop {
+        if let Some(hook) = task.spec.pre_stop.as_ref().filter(|_| !limit.is_over()) {
             let enter = ready.enter();
             let mut hook_guest = guest.clone();
             let run = hooks::run(hook, &mut hook_guest, &enter, task.address);
@@ -207,7 +234,7 @@ impl Shim {
                     self.notice("FailedPreStopHook", "PreStopHook did not end within the grace period".to_owned());
                 }
             }
-            limit.leave(LEAST_AFTER_HOOK);
+            limit.grant(LEAST_AFTER_HOOK);
         }
         let terminate = async {
             let exec = Exec { argv: ready.terminate(), ..Exec::default() };
@@ -231,6 +258,7 @@ impl Shim {
 /// How a container's life went on after its start.
 enum Attended {
     Exit(i32),
+    Refused(String),
     Lost,
     Overdue,
     HookFailed(i32, String),
@@ -240,7 +268,7 @@ impl Attended {
     fn code(&self) -> i32 {
         match self {
             Self::Exit(code) | Self::HookFailed(code, _) => exit_code(*code),
-            Self::Lost | Self::Overdue => 137,
+            Self::Refused(_) | Self::Lost | Self::Overdue => 137,
         }
     }
 }
@@ -249,57 +277,35 @@ impl From<Followed> for Attended {
     fn from(end: Followed) -> Self {
         match end {
             Followed::Exit(code) => Self::Exit(code),
+            Followed::Refused(why) => Self::Refused(why),
             Followed::Lost => Self::Lost,
         }
     }
 }
 
-/// Until when a container may take to end.
-enum Limit {
-    /// Until the agent says; it may shorten it.
-    Asked(super::stop::StopSignal),
-    /// Until then.
-    Fixed(Instant),
-}
-
-impl Limit {
-    async fn over(&mut self) {
-        match self {
-            Self::Fixed(deadline) => sleep_until(*deadline).await,
-            Self::Asked(stop) => loop {
-                let left = stop.requested().await.time_left(Timestamp::now());
-                if left.is_zero() {
-                    return;
-                }
-                // A shorter grace period counts from the moment that it is asked for.
-                tokio::select! { () = sleep(left) => {}, () = stop.changed() => {} }
-            },
-        }
-    }
-
-    /// Leaves at least this much from now on.
-    fn leave(&mut self, least: Duration) {
-        let left = match self {
-            Self::Asked(stop) => stop.latest().map_or(Duration::MAX, left_now),
-            Self::Fixed(deadline) => deadline.saturating_duration_since(Instant::now()),
-        };
-        if left < least {
-            *self = Self::Fixed(Instant::now() + least);
+/// Lets what a command has written arrive, though what it has left running may hold its output open, or even write to it.
+async fn drain(mut follow: Pin<&mut impl Future<Output = Followed>>, written: &Cell<u64>) {
+    let end = Instant::now() + LONGEST_DRAIN;
+    loop {
+        let before = written.get();
+        let ended = timeout(DRAIN, follow.as_mut()).await.is_ok();
+        if ended || written.get() == before || Instant::now() >= end {
+            return;
         }
     }
 }
 
-fn left_now(request: StopRequest) -> Duration {
-    request.time_left(Timestamp::now())
-}
-
-/// Waits for the exit code that the command's own shell tells. A guest agent that does not answer tells nothing.
+/// Waits for the exit code that the command's own shell tells, for as long as it takes.
 async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
     let exec = Exec { argv: ready.wait(), ..Exec::default() };
-    let told = guest.run(exec, Duration::MAX, SET_UP_WORDS).await;
-    match told.ok().and_then(|done| String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok()) {
-        Some(code) => code.into(),
-        None => std::future::pending().await,
+    loop {
+        let told = guest.run(exec.clone(), WAIT_LIMIT, SET_UP_WORDS).await;
+        let code = |done: &Completed| String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok();
+        if let Some(code) = told.ok().as_ref().and_then(code) {
+            return code.into();
+        }
+        // Somebody in the guest may have killed the one who waited for us.
+        sleep(WAIT_AGAIN).await;
     }
 }
 
@@ -308,8 +314,10 @@ async fn follow(
     mut events: impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
     log: &mut Log,
     tail: &mut Tail,
+    written: &Cell<u64>,
 ) -> Followed {
     while let Some(event) = events.next().await {
+        written.set(written.get() + 1);
         match event {
             Ok(ExecEvent::Stdout(bytes)) => {
                 tail.add(&bytes);
@@ -327,6 +335,9 @@ async fn follow(
 }
 
 fn disconnected(error: &GuestError) -> Followed {
+    if let GuestError::Refused(why) = error {
+        return Followed::Refused(why.clone());
+    }
     warn!(error = chain(error), "lost the connection to the guest agent");
     Followed::Lost
 }
@@ -340,7 +351,7 @@ fn exit_code(code: i32) -> i32 {
 pub(super) async fn flush(guest: &mut Guest) {
     const LIMIT: Duration = Duration::from_secs(5);
     let exec = Exec { argv: vec!["/bin/sync".to_owned()], ..Exec::default() };
-    if !matches!(timeout(LIMIT, guest.run(exec, LIMIT, 0)).await, Ok(Ok(_))) {
+    if guest.run(exec, LIMIT, 0).await.is_err() {
         warn!("the guest did not write back what it has in memory");
     }
 }

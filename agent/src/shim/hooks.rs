@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use crate::guest::{Exec, Guest, GuestError};
 use crate::probe::http::{HttpError, Purpose};
-use crate::state::{Hook, POD_IP};
+use crate::state::Hook;
 
 /// A hook that runs for longer than this has been forgotten; the grace period ends it sooner.
 const LIMIT: Duration = Duration::from_hours(24);
@@ -50,10 +50,8 @@ pub(super) async fn run(
             Err(HookError::Status(answer.status.as_u16()))
         }
         Hook::Exec(argv) => {
-            let address = address.to_string();
-            let argv: Vec<String> = argv.iter().map(|word| word.replace(POD_IP, &address)).collect();
             let program = argv.first().cloned().unwrap_or_default();
-            let exec = Exec { argv: enter.iter().cloned().chain(argv).collect(), ..Exec::default() };
+            let exec = Exec { argv: enter.iter().chain(argv).cloned().collect(), ..Exec::default() };
             let done = guest.run(exec, LIMIT, MAX_OUTPUT).await;
             let done = done.map_err(|error| HookError::Guest(program.clone(), error))?;
             if done.code == 0 {

@@ -47,24 +47,31 @@ impl Shim {
             let Some(command) = &spec.command else { continue };
             loop {
                 let identity = (index == 0).then_some(&self.spec.identity);
-                let task = Task { spec, command, address, identity };
+                let task = Task { spec, command, address, identity, is_main: false };
                 let mut started_at = None;
                 let run = self.run_container(guest, task, |at, _| {
                     started_at = Some(at);
                     states[index].now = InitStage::Running(at);
                     self.record(&states);
                 });
-                let ending = match run.await {
+                let run = run.await;
+                let lost = run == Run::Lost;
+                let ending = match run {
                     Run::Over(ending) => ending,
-                    Run::Overdue | Run::NotBegun => {
-                        return Initialised::Ended(GuestEnd::Over(stopped_early()));
-                    }
-                    Run::Lost => return Initialised::Ended(GuestEnd::Lost),
+                    Run::NotBegun => return Initialised::Ended(GuestEnd::Over(stopped_early())),
+                    Run::Overdue => Ending::Stopped { killed: true },
+                    Run::Lost => Ending::Lost,
                 };
                 let outcome = Outcome { ending, started_at, finished_at: Timestamp::now() };
                 let next = next(spec, &outcome.ending, self.spec.init_again, states[index].restarts);
-                if self.stop.latest().is_some() && next != Next::Go {
-                    return Initialised::Ended(GuestEnd::Over(stopped_early()));
+                if lost || (self.stop.latest().is_some() && next != Next::Go) {
+                    states[index].now = InitStage::Over(outcome);
+                    self.record(&states);
+                    return Initialised::Ended(if lost {
+                        GuestEnd::Lost
+                    } else {
+                        GuestEnd::Over(stopped_early())
+                    });
                 }
                 match next {
                     Next::Go => {

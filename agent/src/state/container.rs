@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::probe::http::HttpGet;
 
-/// Stands for the Pod's address wherever it is not known before the guest has one: in variables, arguments and hooks.
+/// Stands for the Pod's address wherever it is not known before the guest has one: in variables and arguments.
 pub const POD_IP: &str = "\0pod-ip\0";
 
 /// One container: the main one, or one that runs before it in the same guest.

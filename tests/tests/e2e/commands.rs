@@ -73,6 +73,22 @@ async fn a_guest_that_crashes_under_a_command_is_told_in_its_own_words() -> Resu
 }
 
 #[tokio::test]
+async fn a_guest_that_shuts_down_under_its_command_is_no_success() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("off").await?;
+    let script = "sudo shutdown -h now; while :; do sleep 0.1; done";
+    let pod = run(&scene, "under", &json!({"command": ["/bin/sh", "-c", script]}), "Failed").await?;
+    assert_eq!(end_of(&pod)?, (255, "Error".to_owned()));
+    let image = "registry.test/macos/weary:1";
+    scene
+        .mac
+        .add_image(image, &json!({"agentDelay": 3600, "boot": ["/bin/sh", "-c", "sudo shutdown -h now"]}))?;
+    let container = json!({"image": image, "command": ["/usr/bin/true"]});
+    let pod = run(&scene, "before", &container, "Failed").await?;
+    assert_eq!(end_of(&pod)?, (255, "Error".to_owned()));
+    scene.told("pod", "before", "the guest shut down before its command had ended").await
+}
+
+#[tokio::test]
 async fn a_request_is_no_reason_to_refuse_an_image_that_needs_more() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("small").await?;
     let small =

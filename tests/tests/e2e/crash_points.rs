@@ -42,7 +42,7 @@ const AGENT_STOPS: [&str; 11] = [
 /// Points at which a shim's death costs the exit code, since there is none yet.
 const SHIM_LOSES: [&str; 5] = ["shim.begun", "shim.cloned", "shim.configured", "shim.run", "shim.running"];
 /// Points at which it costs nothing.
-const SHIM_KEEPS: [&str; 4] = ["shim.started", "shim.result", "shim.stopped", "shim.ended"];
+const SHIM_KEEPS: [&str; 5] = ["shim.started", "shim.exited", "shim.result", "shim.stopped", "shim.ended"];
 
 fn container(pod: &Pod) -> Result<ContainerStatus> {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());

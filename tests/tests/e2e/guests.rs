@@ -109,6 +109,16 @@ async fn what_a_command_leaves_running_does_not_hold_its_pod() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_command_that_kills_all_it_can_still_tells_its_exit_code() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("rampage").await?;
+    // What runs beside it in the guest, and holds its output open: the exit code needs neither.
+    let script = "sleep 1000 & for p in $(pgrep -x cat); do kill -9 $p; done; exit 6";
+    scene.create(&scene.pod("rampage", &shell(script, &json!({})), &json!({}))).await?;
+    assert_eq!(end_of(&scene.phase("rampage", "Failed").await?)?.exit_code, 6);
+    scene.no_vms().await
+}
+
+#[tokio::test]
 async fn standard_input_and_a_terminal_are_as_the_pod_wants_them() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("terminal").await?;
     let script = "[ -t 0 ] && echo in; [ -t 1 ] && echo out; read -t 1 line; echo $?";

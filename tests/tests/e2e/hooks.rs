@@ -108,6 +108,53 @@ async fn a_pre_stop_hook_that_fails_or_takes_too_long_is_told() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_vm_that_only_boots_has_hooks_too() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("boot-hook").await?;
+    let status = "/Volumes/My Shared Files/pod_status/status";
+    let lifecycle = json!({
+        "postStart": exec(&format!("printf '0\\nup' >'{status}'")),
+        "preStop": exec(&format!("printf ' and down' >>'{status}'")),
+    });
+    scene.create(&lingering(&scene, "boot", &json!({"lifecycle": lifecycle}), &json!({}))).await?;
+    scene.phase("boot", "Running").await?;
+    let end = delete(&scene, "boot").await?;
+    assert_eq!((end.exit_code, end.message.as_deref()), (0, Some("up and down")));
+    // One that hangs hears of the deletion.
+    let hangs = json!({"lifecycle": {"postStart": exec("sleep 1000")}});
+    scene.create(&scene.pod("hangs", &hangs, &json!({}))).await?;
+    wait::until(&scene.pods, "hangs", "an address", DEADLINE, |pod| {
+        pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
+    })
+    .await?;
+    scene.kubectl.run(["delete", "pod", "hangs", "--grace-period=5"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn a_restarted_agent_runs_no_hook_again() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("once").await?;
+    let script =
+        format!("trap 'exit 0' TERM; until [ -e {TRACE} ]; do sleep 0.1; done; while :; do sleep 0.1; done");
+    let lifecycle = json!({
+        "postStart": exec(&format!("echo started >>{TRACE}; sleep 2; echo done >>{TRACE}")),
+        "preStop": exec(&format!("echo stopping >>{TRACE}")),
+    });
+    scene.create(&lingering(&scene, "once", &container(&script, &lifecycle), &json!({}))).await?;
+    wait::until(&scene.pods, "once", "an address", DEADLINE, |pod| {
+        pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
+    })
+    .await?;
+    agent.kill9()?;
+    let agent = scene.agent.start()?;
+    scene.phase("once", "Running").await?;
+    agent.kill9()?;
+    let _agent = scene.agent.start()?;
+    let end = delete(&scene, "once").await?;
+    assert_eq!(end.message.as_deref(), Some("started\ndone\nstopping\n"));
+    Ok(())
+}
+
+#[tokio::test]
 async fn hooks_by_http_reach_the_guest() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("http-hook").await?;
     // The test itself answers at an address that the guest's would be in a real VM.

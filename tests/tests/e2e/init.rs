@@ -107,3 +107,32 @@ async fn one_with_another_image_is_refused() -> Result<()> {
     scene.phase("other", "Failed").await?;
     scene.told("pod", "other", "spec.initContainers[0].image: an init container runs in the Pod's VM").await
 }
+
+#[tokio::test]
+async fn a_pod_that_is_deleted_meanwhile_goes_at_once_and_one_without_its_agent_goes_on() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("init-deleted").await?;
+    let begun = async |name: &str| {
+        wait::until(&scene.pods, name, "its init container to run", DEADLINE, |pod| {
+            init_statuses(pod)
+                .first()
+                .and_then(|one| one.state.as_ref())
+                .is_some_and(|state| state.running.is_some())
+        })
+        .await
+    };
+    scene.create(&pod(&scene, "deleted", &[shell("one", "sleep 1000")], "Always")).await?;
+    begun("deleted").await?;
+    scene.kubectl.run(["delete", "pod", "deleted"]).await?;
+    scene.nothing_left().await?;
+    let waits =
+        "echo once >>/private/tmp/scratch/trace; until [ -e /private/tmp/scratch/go ]; do sleep 0.1; done";
+    scene.create(&pod(&scene, "goes-on", &[shell("one", waits)], "Never")).await?;
+    let found = begun("goes-on").await?;
+    agent.kill9()?;
+    let uid = found.metadata.uid.context("no UID")?;
+    std::fs::write(scene.agent.state_dir().join("volumes").join(uid).join("scratch/go"), "")?;
+    let _agent = scene.agent.start()?;
+    let pod = scene.phase("goes-on", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["once", "goes-on"]);
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! A container that only boots: the guest is up, and it is what runs.
+
+use std::net::IpAddr;
+
+use tokio::time::timeout;
+
+use super::limit::Limit;
+use super::{Container, GuestEnd, Shim, hooks};
+use crate::report::chain;
+use crate::state::{Ending, Hook, Stage};
+
+impl Shim {
+    /// Sees a guest without a command through its hooks, until it is to be shut down.
+    pub(super) async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
+        self.enter(Stage::Up { address }, Vec::new());
+        let mut stop = self.stop.clone();
+        if let Some(hook) = &self.spec.main.post_start {
+            let failure = tokio::select! {
+                result = self.hook(hook, address) => result.err(),
+                _ = stop.requested() => return GuestEnd::Asked,
+            };
+            if let Some(why) = failure {
+                let message = format!("PostStartHookError: {why}");
+                self.notice("FailedPostStartHook", message.clone());
+                return GuestEnd::Over(Ending::Exited { code: 137, message: Some(message) });
+            }
+        }
+        self.running(container, address, None);
+        stop.requested().await;
+        let mut limit = Limit::asked(stop);
+        if let Some(hook) = self.spec.main.pre_stop.as_ref().filter(|_| !limit.is_over()) {
+            let failure = tokio::select! {
+                result = self.hook(hook, address) => result.err(),
+                () = limit.over() => Some("it did not end within the grace period".to_owned()),
+            };
+            if let Some(why) = failure {
+                self.notice("FailedPreStopHook", format!("PreStopHook failed: {why}"));
+            }
+        }
+        GuestEnd::Asked
+    }
+
+    async fn hook(&self, hook: &Hook, address: IpAddr) -> Result<(), String> {
+        let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
+            return Err("the guest agent does not answer".to_owned());
+        };
+        hooks::run(hook, &mut guest, &[], address).await.map_err(|error| chain(&error))
+    }
+}
