@@ -81,6 +81,11 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH[:ro]")]
     pub allowed_host_path: Vec<AllowedHostPath>,
 
+    /// Delete nothing that was not made for a Pod that is being torn down: neither VMs nor images are collected, not even
+    /// when the disk is full. For hosts where people or programs use tart themselves
+    #[arg(long)]
+    pub disable_vm_gc: bool,
+
     /// The machine and what it offers.
     #[command(flatten)]
     pub host: HostArgs,
