@@ -11,6 +11,8 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
+use crate::gc::observe::Observer;
+use crate::gc::vms::Collector;
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
 use crate::metrics::{self, Metrics};
@@ -24,6 +26,7 @@ use crate::node::resources::{BadReservation, Machine, Resources, Wishes};
 use crate::node::rival::{self, Rival};
 use crate::node::starts::StartBoard;
 use crate::node::{BadNodeName, NodeName, keeper};
+use crate::pod::at_work::AtWork;
 use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::slots::Slots;
@@ -100,9 +103,6 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let access = identity.access();
     let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
-    if args.disable_vm_gc {
-        info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
-    }
 
     let host_seen = HostWatch {
         gauges: Gauges {
@@ -122,6 +122,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let sources = Sources { tart: tart_seen, starts: starts_seen, host: host_seen };
 
     let events = Events::new(client.clone(), &config.name);
+    let at_work = AtWork::default();
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: Arc::new(Images::new(tart.clone(), metrics.clone())),
@@ -136,7 +137,22 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
         slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
+        at_work: at_work.clone(),
     });
+    let collector = if args.disable_vm_gc {
+        info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
+        None
+    } else {
+        let pods = Api::all(client.clone());
+        let observer = Observer {
+            tart: tart.clone(),
+            state: state.clone(),
+            pods,
+            node: config.name.clone(),
+            min_age: args.vm_gc_min_age,
+        };
+        Some(Collector::new(observer, at_work, metrics.clone(), args.vm_gc_interval))
+    };
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
         // Before anything is done in the Node's name.
@@ -152,6 +168,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         tokio::select! {
             result = manager.run() => result?,
             () = keeper::keep(client.clone(), config, health_seen, onlookers, events) => {}
+            () = collect(collector) => {}
             Ok(rival) = rival => return Err(AgentError::Rival(rival)),
         }
         Ok(())
@@ -167,6 +184,14 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
     Ok(())
+}
+
+/// Collects VMs for as long as it is polled, where they are collected.
+async fn collect(collector: Option<Collector>) {
+    match collector {
+        Some(collector) => collector.run().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Serves health and metrics, for as long as the returned future is polled.
@@ -191,12 +216,17 @@ async fn listen(
     })
 }
 
+/// The name of the Node: the one that was given, or the machine's own.
+pub fn node_name(args: &AgentArgs, facts: &HostFacts) -> Result<NodeName, BadNodeName> {
+    match &args.node_name {
+        Some(name) => Ok(name.clone()),
+        None => facts.hostname.to_ascii_lowercase().parse(),
+    }
+}
+
 async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {
     let facts = HostFacts::discover().await;
-    let name = match &args.node_name {
-        Some(name) => name.clone(),
-        None => facts.hostname.to_ascii_lowercase().parse::<NodeName>()?,
-    };
+    let name = node_name(args, &facts)?;
     if args.max_pods > 2 {
         warn!("--max-pods {}: macOS runs two VMs at most, further Pods will fail to start", args.max_pods);
     }
