@@ -109,11 +109,13 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
             state_dir: state.path().to_owned(),
             tart_home: tart.home().to_owned(),
             max_pids: config.facts.max_pids,
+            leases: args.host.dhcp_leases.clone(),
         },
         thresholds: args.host.eviction_hard.clone(),
         period: args.host.eviction_pressure_transition_period,
         source,
         address,
+        metrics: metrics.clone(),
     }
     .spawn()
     .map_err(AgentError::Start)?;
@@ -189,7 +191,13 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
 /// Collects VMs for as long as it is polled, where they are collected.
 async fn collect(collector: Option<Collector>) {
     match collector {
-        Some(collector) => collector.run().await,
+        // On a task of its own: what takes long to delete holds up nobody.
+        Some(collector) => {
+            if let Err(error) = tokio::spawn(collector.run()).await {
+                warn!(%error, "the collector of VMs has died; nothing more is collected");
+            }
+            std::future::pending().await
+        }
         None => std::future::pending().await,
     }
 }

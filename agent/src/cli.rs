@@ -103,7 +103,7 @@ pub struct AgentArgs {
     pub disable_vm_gc: bool,
 
     /// How often VMs of Pods that are gone are looked for
-    #[arg(long, default_value = "5m", value_parser = duration::parse)]
+    #[arg(long, default_value = "5m", value_parser = interval)]
     pub vm_gc_interval: Duration,
 
     /// How long nobody must have touched a VM before it is collected
@@ -113,6 +113,14 @@ pub struct AgentArgs {
     /// The machine and what it offers.
     #[command(flatten)]
     pub host: HostArgs,
+}
+
+/// A duration that something can be done at.
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration::parse(text) {
+        Ok(Duration::ZERO) => Err("something that is done at every moment is never done".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
 }
 
 #[cfg(test)]

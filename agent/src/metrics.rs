@@ -21,6 +21,7 @@ use crate::identity::Access;
 use crate::node::conditions::conditions;
 use crate::node::health::Health;
 use crate::node::lease;
+use crate::node::thresholds::Figure;
 use crate::pod::PodUid;
 use api_calls::{ApiCalls, CountCalls};
 use exposition::Page;
@@ -42,6 +43,8 @@ struct Figures {
     heart: Mutex<HeartFigures>,
     waiting: Mutex<HashMap<PodUid, Timestamp>>,
     pods: Mutex<PodFigures>,
+    /// Addresses for VMs, where it is known how many there are.
+    addresses: Mutex<Option<Figure>>,
     /// Absent on a host where VMs are not collected.
     vm_collection: Mutex<Option<VmCollection>>,
 }
@@ -65,6 +68,7 @@ impl Metrics {
             heart: Mutex::default(),
             waiting: Mutex::default(),
             pods: Mutex::default(),
+            addresses: Mutex::default(),
             vm_collection: Mutex::default(),
         }))
     }
@@ -113,6 +117,11 @@ impl Metrics {
     /// A Pod, its container or its image has failed, for a reason that its status shows.
     pub fn failed(&self, reason: &str) {
         lock(&self.0.pods).failure(reason);
+    }
+
+    /// So many addresses for VMs are left.
+    pub fn addresses(&self, left: Option<Figure>) {
+        *lock(&self.0.addresses) = left;
     }
 
     /// VMs are collected on this host.
@@ -191,6 +200,17 @@ impl Metrics {
         );
         page.sample("tart_kubelet_oldest_waiting_pod_age_seconds", &[], oldest.max(0.0));
         lock(&figures.pods).write(&mut page);
+        if let Some(addresses) = *lock(&figures.addresses) {
+            let name = "tart_kubelet_dhcp_addresses";
+            page.family(name, "gauge", "Addresses that macOS has for VMs: those that can be lent, and all.");
+            for (state, count) in [("available", addresses.available), ("total", addresses.total)] {
+                page.sample(
+                    name,
+                    &[("state", state)],
+                    exposition::number(count.try_into().unwrap_or(usize::MAX)),
+                );
+            }
+        }
         if let Some(figures) = lock(&figures.vm_collection).as_ref() {
             figures.write(&mut page);
         }
