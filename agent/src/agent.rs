@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kube::Api;
+use kube::{Api, Client};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
 use crate::gc::observe::Observer;
-use crate::gc::vms::Collector;
+use crate::gc::vms;
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
 use crate::metrics::{self, Metrics};
@@ -124,7 +124,6 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let sources = Sources { tart: tart_seen, starts: starts_seen, host: host_seen };
 
     let events = Events::new(client.clone(), &config.name);
-    let at_work = AtWork::default();
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: Arc::new(Images::new(tart.clone(), metrics.clone())),
@@ -139,22 +138,9 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
         slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
-        at_work: at_work.clone(),
+        at_work: AtWork::default(),
     });
-    let collector = if args.disable_vm_gc {
-        info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
-        None
-    } else {
-        let pods = Api::all(client.clone());
-        let observer = Observer {
-            tart: tart.clone(),
-            state: state.clone(),
-            pods,
-            node: config.name.clone(),
-            min_age: args.vm_gc_min_age,
-        };
-        Some(Collector::new(observer, at_work, metrics.clone(), args.vm_gc_interval))
-    };
+    let collector = vm_collector(&args, &host, &state, &config.name, &client);
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
         // Before anything is done in the Node's name.
@@ -188,18 +174,38 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Collects VMs for as long as it is polled, where they are collected.
-async fn collect(collector: Option<Collector>) {
-    match collector {
-        // On a task of its own: what takes long to delete holds up nobody.
-        Some(collector) => {
-            if let Err(error) = tokio::spawn(collector.run()).await {
-                warn!(%error, "the collector of VMs has died; nothing more is collected");
-            }
-            std::future::pending().await
-        }
-        None => std::future::pending().await,
+/// What collects the VMs of Pods that are gone, where that is not forbidden.
+fn vm_collector(
+    args: &AgentArgs,
+    host: &Host,
+    state: &StateDir,
+    node: &NodeName,
+    client: &Client,
+) -> Option<vms::Collector> {
+    if args.disable_vm_gc {
+        info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
+        return None;
     }
+    let observer = Observer {
+        tart: host.tart.clone(),
+        state: state.clone(),
+        pods: Api::all(client.clone()),
+        node: node.clone(),
+        min_age: args.vm_gc_min_age,
+    };
+    let (at_work, metrics) = (host.at_work.clone(), host.metrics.clone());
+    Some(vms::Collector::new(observer, at_work, metrics, args.vm_gc_interval))
+}
+
+/// Collects VMs for as long as it is polled.
+async fn collect(collector: Option<vms::Collector>) {
+    if let Some(collector) = collector {
+        // On a task of its own: what takes long to delete holds up nobody.
+        if let Err(error) = tokio::spawn(collector.run()).await {
+            warn!(%error, "the collector of VMs has died; nothing more is collected");
+        }
+    }
+    std::future::pending::<()>().await;
 }
 
 /// Serves health and metrics, for as long as the returned future is polled.

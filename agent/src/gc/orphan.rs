@@ -268,11 +268,10 @@ fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
     let lock = vm.lock.clone().map_err(Guard::LockUnknown)?;
     match (vm.holder.clone().map_err(Guard::HolderUnknown)?, lock) {
         (Holder::Shim, _) => return Err(Guard::Shim),
-        // The tart of a shim that has died still runs the VM: this is what has to be stopped.
-        (Holder::Tart, VmLock::Runs) => {}
-        (Holder::Tart, _) => return Err(Guard::Tart),
+        (Holder::Tart, VmLock::Free | VmLock::Busy) => return Err(Guard::Tart),
         (Holder::Nobody, VmLock::Busy) => return Err(Guard::Busy),
-        (Holder::Nobody, VmLock::Free | VmLock::Runs) => {}
+        // Also one that the tart of a dead shim still runs: this is what has to be stopped.
+        (Holder::Nobody | Holder::Tart, VmLock::Runs) | (Holder::Nobody, VmLock::Free) => {}
     }
     let age = old_enough(&vm.age, world.min_age)?;
     Ok(Judgement::Delete { runs: lock == VmLock::Runs, age })

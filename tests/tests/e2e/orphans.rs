@@ -84,9 +84,10 @@ fn content(root: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
         for entry in std::fs::read_dir(&dir)? {
             let path = entry?.path();
             if path.is_dir() {
-                dirs.push(path)
+                dirs.push(path);
             } else {
-                drop(files.insert(path.clone(), std::fs::read(&path)?))
+                let bytes = std::fs::read(&path)?;
+                files.insert(path, bytes);
             }
         }
     }
