@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use super::ages::Ages;
 use super::observe::Observer;
-use super::orphan::{Guard, Judgement, Subject, Verdict, judge, judge_one};
+use super::orphan::{Guard, Judgement, Subject, Verdict, World, judge, judge_one};
 use crate::crash;
 use crate::metrics::Metrics;
 use crate::node::host;
@@ -22,6 +22,8 @@ use crate::vm::VmName;
 
 /// How long a VM may take to stop before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the process of a VM that has stopped may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Collects VMs, and what else Pods have left behind.
 #[derive(Debug)]
@@ -69,6 +71,9 @@ impl Collector {
         let verdicts = judge(&world);
         self.tell(&verdicts);
         let mut failures = world.unknown();
+        if failures.is_empty() {
+            self.ages.retain(|name| self.told.contains_key(name));
+        }
         for Verdict { subject, judgement } in &verdicts {
             let Judgement::Delete { .. } = judgement else { continue };
             crash::point("agent.gc.before");
@@ -98,7 +103,6 @@ impl Collector {
             }
             told.insert(name, label);
         }
-        self.ages.retain(|name| told.contains_key(name));
         self.told = told;
     }
 
@@ -119,14 +123,18 @@ impl Collector {
     }
 
     async fn delete_vm(&mut self, vm: &VmName) -> Result<Option<Judgement>, CollectError> {
-        let mut second = self.look_again(vm).await;
+        let mut second = self.look_again(vm, self.observer.min_age).await;
         if let Judgement::Delete { runs: true, .. } = second {
             warn!(%vm, "the VM runs, and no Pod has it; stopping it");
             self.observer.tart.stop(vm, STOP_PATIENCE).await?;
             // Whoever stops a VM touches it.
-            let min_age = std::mem::take(&mut self.observer.min_age);
-            second = self.look_again(vm).await;
-            self.observer.min_age = min_age;
+            second = self.look_again(vm, Duration::ZERO).await;
+            let given_up = Instant::now() + END_PATIENCE;
+            // What ran it needs a moment to end after it has let go of the VM.
+            while second == Judgement::Keep(Guard::Tart) && Instant::now() < given_up {
+                sleep(END_PATIENCE / 10).await;
+                second = self.look_again(vm, Duration::ZERO).await;
+            }
         }
         let Judgement::Delete { runs: false, .. } = second else { return Ok(Some(second)) };
         let attempt = self.observer.state.pod(vm.uid().clone()).attempt(vm.restart());
@@ -159,10 +167,10 @@ impl Collector {
         Ok(None)
     }
 
-    async fn look_again(&mut self, vm: &VmName) -> Judgement {
+    async fn look_again(&mut self, vm: &VmName, min_age: Duration) -> Judgement {
         let at_work = self.at_work.now().await;
-        let world = self.observer.look_at_vm(vm, &mut self.ages, at_work).await;
-        judge_one(&world, &Subject::Vm(vm.clone()))
+        let seen = self.observer.look_at_vm(vm, &mut self.ages, at_work).await;
+        judge_one(&World { min_age, ..seen }, &Subject::Vm(vm.clone()))
     }
 }
 
