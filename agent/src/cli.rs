@@ -6,9 +6,11 @@ pub use host::{HostArgs, ListenAddress, NodeIpSource};
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::duration;
 use crate::node::NodeName;
 use crate::node::labels::{self, Labels};
 use crate::volume::AllowedHostPath;
@@ -34,6 +36,20 @@ pub enum Command {
         /// The VM's directory in the state directory
         dir: PathBuf,
     },
+    /// Shows which VMs and images the agent would delete, and why each other one is kept
+    #[command(args_override_self = true)]
+    Gc(Box<GcArgs>),
+}
+
+/// What to show of the collectors. The agent's own flags mean what they mean to the agent.
+#[derive(Debug, Args)]
+pub struct GcArgs {
+    /// Only show it; nothing is deleted, and the agent may be running
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The flags that the agent is started with.
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// The agent's flags.
@@ -81,9 +97,30 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH[:ro]")]
     pub allowed_host_path: Vec<AllowedHostPath>,
 
+    /// Delete nothing that was not made for a Pod that is being torn down: neither VMs nor images are collected, not even
+    /// when the disk is full. For hosts where people or programs use tart themselves
+    #[arg(long)]
+    pub disable_vm_gc: bool,
+
+    /// How often VMs of Pods that are gone are looked for
+    #[arg(long, default_value = "5m", value_parser = interval)]
+    pub vm_gc_interval: Duration,
+
+    /// How long nobody must have touched a VM before it is collected
+    #[arg(long, default_value = "10m", value_parser = duration::parse)]
+    pub vm_gc_min_age: Duration,
+
     /// The machine and what it offers.
     #[command(flatten)]
     pub host: HostArgs,
+}
+
+/// A duration that something can be done at.
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration::parse(text) {
+        Ok(Duration::ZERO) => Err("something that is done at every moment is never done".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
 }
 
 #[cfg(test)]

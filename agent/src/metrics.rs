@@ -5,6 +5,7 @@ mod exposition;
 mod histogram;
 mod pods;
 mod server;
+mod vm_collection;
 
 pub use server::serve;
 
@@ -20,10 +21,12 @@ use crate::identity::Access;
 use crate::node::conditions::conditions;
 use crate::node::health::Health;
 use crate::node::lease;
+use crate::node::thresholds::Figure;
 use crate::pod::PodUid;
 use api_calls::{ApiCalls, CountCalls};
 use exposition::Page;
 use pods::PodFigures;
+use vm_collection::VmCollection;
 
 /// The heartbeat looks at the clock at least every ten seconds; one that has not for this long is stuck.
 const STUCK: Duration = Duration::from_mins(1);
@@ -40,6 +43,10 @@ struct Figures {
     heart: Mutex<HeartFigures>,
     waiting: Mutex<HashMap<PodUid, Timestamp>>,
     pods: Mutex<PodFigures>,
+    /// Addresses for VMs, where it is known how many there are.
+    addresses: Mutex<Option<Figure>>,
+    /// Absent on a host where VMs are not collected.
+    vm_collection: Mutex<Option<VmCollection>>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -61,6 +68,8 @@ impl Metrics {
             heart: Mutex::default(),
             waiting: Mutex::default(),
             pods: Mutex::default(),
+            addresses: Mutex::default(),
+            vm_collection: Mutex::default(),
         }))
     }
 
@@ -108,6 +117,26 @@ impl Metrics {
     /// A Pod, its container or its image has failed, for a reason that its status shows.
     pub fn failed(&self, reason: &str) {
         lock(&self.0.pods).failure(reason);
+    }
+
+    /// So many addresses for VMs are left.
+    pub fn addresses(&self, left: Option<Figure>) {
+        *lock(&self.0.addresses) = left;
+    }
+
+    /// VMs are collected on this host.
+    pub fn collects_vms(&self) {
+        lock(&self.0.vm_collection).get_or_insert_default();
+    }
+
+    /// A look for VMs to collect is over; `kept` has a word for each that was kept.
+    pub fn vms_judged(&self, success: bool, took: Duration, kept: impl Iterator<Item = &'static str>) {
+        lock(&self.0.vm_collection).get_or_insert_default().pass(success, took, kept, Timestamp::now());
+    }
+
+    /// A VM, or what a Pod had left, was collected, and so many more bytes are free.
+    pub fn collected(&self, kind: &'static str, freed: u64) {
+        lock(&self.0.vm_collection).get_or_insert_default().deleted(kind, freed);
     }
 
     /// Whether the process is to be left alone: only what a restart could cure counts.
@@ -171,6 +200,20 @@ impl Metrics {
         );
         page.sample("tart_kubelet_oldest_waiting_pod_age_seconds", &[], oldest.max(0.0));
         lock(&figures.pods).write(&mut page);
+        if let Some(addresses) = *lock(&figures.addresses) {
+            let name = "tart_kubelet_dhcp_addresses";
+            page.family(name, "gauge", "Addresses that macOS has for VMs: those that can be lent, and all.");
+            for (state, count) in [("available", addresses.available), ("total", addresses.total)] {
+                page.sample(
+                    name,
+                    &[("state", state)],
+                    exposition::number(count.try_into().unwrap_or(usize::MAX)),
+                );
+            }
+        }
+        if let Some(figures) = lock(&figures.vm_collection).as_ref() {
+            figures.write(&mut page);
+        }
         lock(&figures.calls).write(&mut page);
         page.text()
     }

@@ -6,9 +6,11 @@ mod system;
 
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
 use nix::sys::statvfs::statvfs;
 use sysinfo::{MemoryRefreshKind, Product, RefreshKind, System};
 
+use super::leases;
 use super::pressure::Reading;
 use super::thresholds::Figure;
 
@@ -80,6 +82,8 @@ pub struct Gauges {
     pub tart_home: PathBuf,
     /// How many processes there can be.
     pub max_pids: Option<u64>,
+    /// Where macOS writes down which addresses VMs have.
+    pub leases: PathBuf,
 }
 
 impl Gauges {
@@ -91,6 +95,7 @@ impl Gauges {
             nodefs: volume(&self.state_dir),
             imagefs: volume(&self.tart_home),
             pids: pids.map(|(total, used)| Figure { available: total.saturating_sub(used), total }),
+            addresses: leases::read(&self.leases, Timestamp::now()),
         }
     }
 }
@@ -119,8 +124,12 @@ mod tests {
     async fn the_machine_is_something_and_has_something() {
         let facts = HostFacts::discover().await;
         assert!(facts.cores > 0 && facts.memory > 0 && !facts.boot_id.is_empty(), "{facts:?}");
-        let gauges =
-            Gauges { state_dir: "/nowhere/at/all".into(), tart_home: "/".into(), max_pids: facts.max_pids };
+        let gauges = Gauges {
+            state_dir: "/nowhere/at/all".into(),
+            tart_home: "/".into(),
+            max_pids: facts.max_pids,
+            leases: "/nowhere/dhcpd_leases".into(),
+        };
         let reading = gauges.read();
         for figure in [reading.memory, reading.nodefs, reading.imagefs, reading.pids] {
             let figure = figure.expect("it can be read everywhere");

@@ -15,6 +15,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
+use super::at_work::AtWork;
 use super::belongings::Belongings;
 use super::decide::{Deadline, Decision, Observation, Wanted, decide};
 use super::events::Events;
@@ -78,6 +79,8 @@ pub struct Host {
     pub metrics: Metrics,
     /// The places for VMs.
     pub slots: Slots,
+    /// Which Pods have a worker.
+    pub at_work: AtWork,
 }
 
 /// An effect that failed; the worker tries again.

@@ -111,13 +111,7 @@ impl Attempt {
     pub fn view(&self) -> Result<AttemptView, StateError> {
         // The order matters: a shim writes its outcome before it lets go of its lock, so a lock that is
         // free makes the outcome, or its absence, final.
-        let holder = if self.is_held("shim.lock")? {
-            Holder::Shim
-        } else if self.is_held("tart.lock")? {
-            Holder::Tart
-        } else {
-            Holder::Nobody
-        };
+        let holder = self.holder()?;
         Ok(AttemptView {
             restart: self.restart,
             holder,
@@ -130,6 +124,17 @@ impl Attempt {
             result: self.read_durable("result.json")?,
             outcome: self.read_durable("outcome.json")?,
             cleaned: self.path.join("cleaned").exists(),
+        })
+    }
+
+    /// Who is at work on the VM.
+    pub fn holder(&self) -> Result<Holder, StateError> {
+        Ok(if self.is_held("shim.lock")? {
+            Holder::Shim
+        } else if self.is_held("tart.lock")? {
+            Holder::Tart
+        } else {
+            Holder::Nobody
         })
     }
 
