@@ -116,12 +116,20 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     .map_err(AgentError::Start)?;
     let (starts, starts_seen) = StartBoard::new();
     let (tart_health, tart_seen) = watch::channel(None);
-    let sources = Sources { tart: tart_seen, starts: starts_seen, host: host_seen };
+    let images = Images::open(
+        tart.clone(),
+        state.clone(),
+        args.images.max_parallel_image_pulls.into(),
+        metrics.clone(),
+    )?;
+    let images = Arc::new(images);
+    let sources =
+        Sources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
 
     let events = Events::new(client.clone(), &config.name);
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
-        images: Arc::new(Images::new(tart.clone(), metrics.clone())),
+        images: images.clone(),
         health: health_seen.clone(),
         events: events.clone(),
         tart: tart.clone(),
@@ -159,6 +167,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
         () = health::watch_tart(tart, tart_health) => {}
         () = health::follow(sources, health) => {}
+        () = images.watch() => {}
         () = server => {}
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),

@@ -1,8 +1,10 @@
 //! The command line.
 
 mod host;
+mod images;
 
 pub use host::{HostArgs, ListenAddress, NodeIpSource};
+pub use images::ImageArgs;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -80,6 +82,10 @@ pub struct AgentArgs {
     /// read it. Can be given several times; none is allowed otherwise
     #[arg(long, value_name = "PATH[:ro]")]
     pub allowed_host_path: Vec<AllowedHostPath>,
+
+    /// The images and the room that they take.
+    #[command(flatten)]
+    pub images: ImageArgs,
 
     /// The machine and what it offers.
     #[command(flatten)]

@@ -3,6 +3,7 @@
 //! ```text
 //! agent.lock                    held by the one agent that owns this directory
 //! pki/                          the agent's own keys and certificates, see `identity::store`
+//! images.json                   which images the agent has pulled, see `image::record`
 //! instance.json                 which agent that is, for others that use the same Node name
 //! pods/<uid>/pod.json           the Pod as it was accepted
 //! pods/<uid>/evicted.json       why it is evicted
@@ -31,7 +32,7 @@ mod lock;
 mod record;
 mod secret;
 
-pub use attempt::{Attempt, AttemptView, Holder};
+pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
 pub use container::{
     ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Share, Termination,
 };
@@ -43,12 +44,14 @@ pub use record::{
 };
 pub use secret::write_secret;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::image::record::ImageRecord;
 use crate::pod::PodUid;
+use crate::tart::ImageDigest;
 use crate::vm::Restart;
 
 /// The agent's state directory.
@@ -90,6 +93,31 @@ impl StateDir {
         let name = format!("{:032x}", u128::from_be_bytes(bytes));
         file::write(&path, &name)?;
         Ok(name)
+    }
+
+    /// What is known of this host's images.
+    pub fn images(&self) -> Result<ImageRecord, StateError> {
+        Ok(file::read(&self.0.join("images.json"))?.unwrap_or_default())
+    }
+
+    /// Writes down what is known of this host's images, so that not even a power cut can undo it.
+    pub fn write_images(&self, record: &ImageRecord) -> Result<(), StateError> {
+        file::write_durably(&self.0.join("images.json"), record)
+    }
+
+    /// The images of all VMs that are planned and not deleted yet; `None` when that cannot be known of one.
+    pub fn images_in_use(&self) -> Result<Option<HashSet<ImageDigest>>, StateError> {
+        let mut found = HashSet::new();
+        for pod in self.pods()? {
+            for attempt in pod.attempts()? {
+                match attempt.image()? {
+                    UsedImage::None => {}
+                    UsedImage::Unknown => return Ok(None),
+                    UsedImage::This(digest) => drop(found.insert(digest)),
+                }
+            }
+        }
+        Ok(Some(found))
     }
 
     /// The directory itself.
@@ -268,6 +296,28 @@ mod tests {
         assert_eq!(known(), ["0b1c"]);
         pod.remove().unwrap();
         assert!(known().is_empty());
+    }
+
+    #[test]
+    fn an_image_is_in_use_from_its_plan_to_the_end_of_its_vm() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let pod = state.pod("0b1c".parse().unwrap());
+        let attempt = pod.attempt(Restart(0));
+        let image = format!("registry.test/macos@sha256:{}", "a".repeat(64));
+        let digest = ImageDigest::parse(&image).unwrap();
+        let in_use = || state.images_in_use().unwrap();
+        assert_eq!(in_use(), Some(HashSet::new()));
+        attempt.plan(&ShimSpec { image, ..ShimSpec::example(attempt.vm()) }).unwrap();
+        assert_eq!(in_use(), Some(HashSet::from([digest.clone()])));
+        attempt.begin().unwrap();
+        assert_eq!(in_use(), Some(HashSet::from([digest])));
+        // A power cut has spoilt the plan of a VM that may be there.
+        std::fs::write(attempt.path().join("spec.json"), "{").unwrap();
+        assert_eq!(in_use(), None);
+        attempt.mark_cleaned().unwrap();
+        assert_eq!(in_use(), Some(HashSet::new()));
     }
 
     #[test]

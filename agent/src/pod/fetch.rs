@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use super::admission::VmPlan;
 use super::events::Events;
 use crate::image::credentials::{self, BadSecret, Credential};
+use crate::image::pins::Pin;
 use crate::image::{ImageError, Images};
 use crate::report::chain;
 use crate::tart::ImageDigest;
@@ -49,6 +50,8 @@ pub(super) struct Fetcher {
 pub(super) struct ReadyImage {
     pub(super) digest: ImageDigest,
     pub(super) base: BaseName,
+    /// Until the plan that names it is written, nothing else keeps the image here.
+    pub(super) _pin: Pin,
 }
 
 /// A pull secret that is of no use.
@@ -65,9 +68,15 @@ enum SecretError {
 impl Fetcher {
     /// Has the image ready for cloning.
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
-        let digest = self.digest(plan).await?;
+        let mut pin = self.images.pin(&plan.image).await;
+        let digest = loop {
+            let digest = self.digest(plan).await?;
+            if pin.hold(&digest.to_string()).await {
+                break digest;
+            }
+        };
         let base = self.images.base(&plan.image, &digest).await?;
-        Ok(ReadyImage { digest, base })
+        Ok(ReadyImage { digest, base, _pin: pin })
     }
 
     async fn digest(&self, plan: &VmPlan) -> Result<ImageDigest, ImageError> {

@@ -13,6 +13,7 @@ use super::file::{self, StateError};
 use super::lock::{self, Lock};
 use super::record::{InitState, Notice, Outcome, Progress, ShimSpec, StopRequest};
 use crate::pod::PodUid;
+use crate::tart::ImageDigest;
 use crate::vm::{Restart, VmName};
 
 /// The directory of one VM.
@@ -59,6 +60,17 @@ pub enum Holder {
     Tart,
     /// Neither.
     Nobody,
+}
+
+/// The image that a VM needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UsedImage {
+    /// None: there is no VM, and nobody is about to make one.
+    None,
+    /// This one.
+    This(ImageDigest),
+    /// One that is not known any more.
+    Unknown,
 }
 
 /// How far a shim has come, with the steps before: each takes its time, and one may be over before anybody looks.
@@ -127,6 +139,21 @@ impl Attempt {
             result: self.read_durable("result.json")?,
             outcome: self.read_durable("outcome.json")?,
             cleaned: self.path.join("cleaned").exists(),
+        })
+    }
+
+    /// The image that the VM was made from, or will be, until the VM is deleted.
+    pub fn image(&self) -> Result<UsedImage, StateError> {
+        // The plan first: a VM that is found to be deleted after that needs nothing, whatever was planned.
+        let spec: Option<ShimSpec> = self.read("spec.json")?;
+        if self.path.join("cleaned").exists() {
+            return Ok(UsedImage::None);
+        }
+        Ok(match spec {
+            Some(spec) => ImageDigest::parse(&spec.image).map_or(UsedImage::Unknown, UsedImage::This),
+            // The agent died before it had planned anything.
+            None if !self.has_begun()? => UsedImage::None,
+            None => UsedImage::Unknown,
         })
     }
 
