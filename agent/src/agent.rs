@@ -100,6 +100,9 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let access = identity.access();
     let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
+    if args.disable_vm_gc {
+        info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
+    }
 
     let host_seen = HostWatch {
         gauges: Gauges {
