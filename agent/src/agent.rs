@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
+use crate::gc::images::{BadWatermarks, Collector};
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
 use crate::metrics::{self, Metrics};
@@ -26,9 +27,11 @@ use crate::node::starts::StartBoard;
 use crate::node::{BadNodeName, NodeName, keeper};
 use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
+use crate::pod::roster::Roster;
 use crate::pod::slots::Slots;
 use crate::pod::worker::Host;
 use crate::pod::world::World;
+use crate::room::Room;
 use crate::state::{StateDir, StateError};
 use crate::tart::Tart;
 use crate::volume::HostPaths;
@@ -51,6 +54,9 @@ pub enum AgentError {
     /// Nothing of the machine is left for Pods.
     #[error(transparent)]
     Reservation(#[from] BadReservation),
+    /// Images could not be collected by these rules.
+    #[error(transparent)]
+    Watermarks(#[from] BadWatermarks),
     /// The port for metrics cannot be had.
     #[error("cannot listen at {0}; choose another address with --metrics-bind-address")]
     Listen(SocketAddr, #[source] io::Error),
@@ -80,6 +86,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
+    let rules = args.images.rules()?;
     let tart = Tart::new(&args.tart_binary);
     let config = node_config(&args, &tart).await?;
     let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
@@ -104,12 +111,13 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
     }
 
+    let gauges = Gauges {
+        state_dir: state.path().to_owned(),
+        tart_home: tart.home().to_owned(),
+        max_pids: config.facts.max_pids,
+    };
     let host_seen = HostWatch {
-        gauges: Gauges {
-            state_dir: state.path().to_owned(),
-            tart_home: tart.home().to_owned(),
-            max_pids: config.facts.max_pids,
-        },
+        gauges: gauges.clone(),
         thresholds: args.host.eviction_hard.clone(),
         period: args.host.eviction_pressure_transition_period,
         source,
@@ -130,6 +138,19 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         Sources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
 
     let events = Events::new(client.clone(), &config.name);
+    let collector = (!args.disable_vm_gc).then(|| {
+        Arc::new(Collector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone()))
+    });
+    let room = Room {
+        collector: collector.clone(),
+        gauges,
+        thresholds: args.host.eviction_hard.clone(),
+        state: state.clone(),
+        tart: tart.clone(),
+        roster: Roster::default(),
+        health: health_seen.clone(),
+        events: events.clone(),
+    };
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: images.clone(),
@@ -144,6 +165,8 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
         slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
+        roster: room.roster.clone(),
+        collector,
     });
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
@@ -159,6 +182,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         let onlookers = keeper::Onlookers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
+            () = room.keep() => {}
             () = keeper::keep(client.clone(), config, health_seen, onlookers, events) => {}
             Ok(rival) = rival => return Err(AgentError::Rival(rival)),
         }

@@ -86,6 +86,7 @@ pub struct AgentArgs {
     /// The images and the room that they take.
     #[command(flatten)]
     pub images: ImageArgs,
+
     /// Delete nothing that was not made for a Pod that is being torn down: neither VMs nor images are collected, not even
     /// when the disk is full. For hosts where people or programs use tart themselves
     #[arg(long)]

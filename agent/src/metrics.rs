@@ -3,6 +3,7 @@
 mod api_calls;
 mod exposition;
 mod histogram;
+mod images;
 mod pods;
 mod server;
 
@@ -16,13 +17,16 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
 
+use crate::gc::images::Verdict;
 use crate::identity::Access;
 use crate::node::conditions::conditions;
 use crate::node::health::Health;
 use crate::node::lease;
 use crate::pod::PodUid;
+use crate::tart::ImageDigest;
 use api_calls::{ApiCalls, CountCalls};
 use exposition::Page;
+use images::ImageFigures;
 use pods::PodFigures;
 
 /// The heartbeat looks at the clock at least every ten seconds; one that has not for this long is stuck.
@@ -40,6 +44,7 @@ struct Figures {
     heart: Mutex<HeartFigures>,
     waiting: Mutex<HashMap<PodUid, Timestamp>>,
     pods: Mutex<PodFigures>,
+    images: Mutex<ImageFigures>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -61,6 +66,7 @@ impl Metrics {
             heart: Mutex::default(),
             waiting: Mutex::default(),
             pods: Mutex::default(),
+            images: Mutex::default(),
         }))
     }
 
@@ -108,6 +114,21 @@ impl Metrics {
     /// A Pod, its container or its image has failed, for a reason that its status shows.
     pub fn failed(&self, reason: &str) {
         lock(&self.0.pods).failure(reason);
+    }
+
+    /// The images were looked at, and those that had to go are gone, or not.
+    pub fn images_collected(&self, took: Duration, succeeded: bool) {
+        lock(&self.0.images).pass(took, succeeded, Timestamp::now());
+    }
+
+    /// An image was deleted, and so many bytes more are free.
+    pub fn image_deleted(&self, freed: u64) {
+        lock(&self.0.images).deleted(freed);
+    }
+
+    /// What becomes of each image.
+    pub fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)]) {
+        lock(&self.0.images).judged(verdicts);
     }
 
     /// Whether the process is to be left alone: only what a restart could cure counts.
@@ -171,6 +192,7 @@ impl Metrics {
         );
         page.sample("tart_kubelet_oldest_waiting_pod_age_seconds", &[], oldest.max(0.0));
         lock(&figures.pods).write(&mut page);
+        lock(&figures.images).write(&mut page);
         lock(&figures.calls).write(&mut page);
         page.text()
     }

@@ -230,6 +230,11 @@ impl PodDir {
         self.volumes.join(self.uid.to_string())
     }
 
+    /// The directory with the logs of its containers and shims.
+    pub fn logs_path(&self) -> &Path {
+        &self.logs
+    }
+
     /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
     pub fn wipe_volumes(&self) -> Result<(), StateError> {
         crate::volume::remove(&self.volumes, &self.uid.to_string())

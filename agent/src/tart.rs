@@ -123,7 +123,12 @@ impl Tart {
 
     /// Whether there is a base VM. To look is cheaper than to ask tart, and is done for each VM that is made.
     pub fn has_base(&self, base: &BaseName) -> bool {
-        self.home.join("vms").join(base.to_string()).join("config.json").is_file()
+        self.base_dir(base).join("config.json").is_file()
+    }
+
+    /// The directory of a base VM, whether or not it exists.
+    pub fn base_dir(&self, base: &BaseName) -> PathBuf {
+        self.home.join("vms").join(base.to_string())
     }
 
     /// Makes a VM from a base VM, as [`clone_image`](Self::clone_image) does from an image.
@@ -215,7 +220,7 @@ impl Tart {
 
     /// What the files of a base VM take, blocks that they share with its image and its clones included.
     pub fn base_size(&self, base: &BaseName) -> u64 {
-        cache::size(&self.home.join("vms").join(base.to_string()))
+        cache::size(&self.base_dir(base))
     }
 
     fn cache(&self) -> PathBuf {

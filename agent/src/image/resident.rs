@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     fn digest(number: usize) -> ImageDigest {
-        ImageDigest::parse(&format!("r.test/team/macos@sha256:{number:064x}")).unwrap()
+        ImageDigest::parse(&format!("r.test/team/macos@sha256:{number:032x}{:032x}", 0)).unwrap()
     }
 
     fn cached(number: usize, tags: &[&str], bytes: u64) -> CachedImage {

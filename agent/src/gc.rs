@@ -1,0 +1,3 @@
+//! Collecting what nobody needs any more.
+
+pub mod images;
