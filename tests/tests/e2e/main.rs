@@ -14,6 +14,7 @@ mod gates;
 mod heartbeat;
 mod hostile;
 mod identity;
+mod image_gc;
 mod images;
 mod life;
 mod metrics;
