@@ -14,6 +14,7 @@ use crate::cli::{AgentArgs, HostArgs, ListenAddress};
 use crate::gc::images::{BadWatermarks, Collector};
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
+use crate::image::prepull::PrePull;
 use crate::metrics::{self, Metrics};
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::desired::NodeConfig;
@@ -177,12 +178,19 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         let heart = Heart { node: config.name.clone(), instance, uid: uid_seen, metrics };
         let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
+        let prepull = PrePull {
+            images: host.images.clone(),
+            collector: host.collector.clone(),
+            node: node_seen.clone(),
+            events: events.clone(),
+        };
         let offers = Offers::new(&config, Api::all(client.clone()), node_seen);
         let manager = Manager::new(host, client.clone(), offers, state);
         let onlookers = keeper::Onlookers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
             () = room.keep() => {}
+            () = prepull.follow() => {}
             () = keeper::keep(client.clone(), config, health_seen, onlookers, events) => {}
             Ok(rival) = rival => return Err(AgentError::Rival(rival)),
         }

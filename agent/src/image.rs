@@ -2,6 +2,7 @@
 
 pub mod credentials;
 pub mod pins;
+pub mod prepull;
 pub mod record;
 pub mod resident;
 

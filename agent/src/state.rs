@@ -13,6 +13,7 @@
 //!     progress.json             how far the shim has come
 //!     init.json                 what the containers before the main one do
 //!     notices.json, told.json   what the agent is to tell for the shim, and how much of it has been told
+//!     wants-room, room-made     the shim has no space to clone, and the agent has done what it can about it
 //!     stop.json                 the agent asks the shim to stop the VM
 //!     result.json               how its command ended, written while the VM still has to be stopped
 //!     outcome.json              how it ended, written once: nothing of it runs any more
@@ -51,8 +52,7 @@ use std::path::{Path, PathBuf};
 
 use crate::image::record::ImageRecord;
 use crate::pod::PodUid;
-use crate::tart::ImageDigest;
-use crate::vm::Restart;
+use crate::vm::{BaseName, Restart};
 
 /// The agent's state directory.
 #[derive(Debug, Clone)]
@@ -105,15 +105,16 @@ impl StateDir {
         file::write_durably(&self.0.join("images.json"), record)
     }
 
-    /// The images of all VMs that are planned and not deleted yet; `None` when that cannot be known of one.
-    pub fn images_in_use(&self) -> Result<Option<HashSet<ImageDigest>>, StateError> {
+    /// The base VMs of all VMs that are planned and not deleted yet, whether or not they were cloned from them; `None` when that
+    /// cannot be known of one.
+    pub fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, StateError> {
         let mut found = HashSet::new();
         for pod in self.pods()? {
             for attempt in pod.attempts()? {
                 match attempt.image()? {
                     UsedImage::None => {}
                     UsedImage::Unknown => return Ok(None),
-                    UsedImage::This(digest) => drop(found.insert(digest)),
+                    UsedImage::This(digest) => drop(found.insert(BaseName::of(&digest))),
                 }
             }
         }
@@ -311,13 +312,13 @@ mod tests {
         let pod = state.pod("0b1c".parse().unwrap());
         let attempt = pod.attempt(Restart(0));
         let image = format!("registry.test/macos@sha256:{}", "a".repeat(64));
-        let digest = ImageDigest::parse(&image).unwrap();
-        let in_use = || state.images_in_use().unwrap();
+        let base = BaseName::of(&crate::tart::ImageDigest::parse(&image).unwrap());
+        let in_use = || state.bases_in_use().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
         attempt.plan(&ShimSpec { image, ..ShimSpec::example(attempt.vm()) }).unwrap();
-        assert_eq!(in_use(), Some(HashSet::from([digest.clone()])));
+        assert_eq!(in_use(), Some(HashSet::from([base.clone()])));
         attempt.begin().unwrap();
-        assert_eq!(in_use(), Some(HashSet::from([digest])));
+        assert_eq!(in_use(), Some(HashSet::from([base])));
         // A power cut has spoilt the plan of a VM that may be there.
         std::fs::write(attempt.path().join("spec.json"), "{").unwrap();
         assert_eq!(in_use(), None);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// All pins; clones share them. An image goes by each of its names.
+/// All pins; clones share them. An image goes by each of its names, and by that of its base VM: images of several repositories may share one.
 #[derive(Debug, Clone, Default)]
 pub struct Pins(Arc<Shared>);
 

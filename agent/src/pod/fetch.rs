@@ -85,7 +85,7 @@ impl Fetcher {
         let digest = loop {
             let digest = self.digest(plan).await?;
             // Unless it was about to go, and what was found is no longer true.
-            if pin.hold(&digest.to_string()).await {
+            if pin.hold(&BaseName::of(&digest).to_string()).await {
                 break digest;
             }
         };

@@ -447,6 +447,12 @@ impl Worker {
                 }
                 block_in_place(|| shim::launch(&self.host.program, &self.dir, &self.dir.attempt(restart)))?;
             }
+            Decision::MakeRoom(restart) => {
+                if let Some(collector) = &self.host.collector {
+                    collector.make_room().await;
+                }
+                self.dir.attempt(restart).tell_room_is_made()?;
+            }
             Decision::AskToStop(restart, grace) => {
                 let pod = self.pod.borrow().clone();
                 let attempt = self.dir.attempt(restart);
@@ -607,6 +613,7 @@ fn describe(decision: Decision) -> &'static str {
         Decision::Accept => "cannot write the Pod down",
         Decision::Plan { .. } => "cannot plan a VM",
         Decision::Launch(_) => "cannot start the VM",
+        Decision::MakeRoom(_) => "cannot tell the VM's shim that there is room",
         Decision::AskToStop(..)
         | Decision::StopUnhealthy(..)
         | Decision::KillShim(_)

@@ -41,6 +41,8 @@ pub struct AttemptView {
     pub init: Vec<InitState>,
     /// What a person should be told of.
     pub notices: Vec<Notice>,
+    /// Whether the shim waits for room on the disk.
+    pub wants_room: bool,
     /// What the shim was asked for.
     pub stop: Option<StopRequest>,
     /// How its command ended, when that is known before the VM is gone.
@@ -135,6 +137,7 @@ impl Attempt {
             progress: self.read("progress.json")?,
             init: self.read("init.json")?.unwrap_or_default(),
             notices: self.read("notices.json")?.unwrap_or_default(),
+            wants_room: self.path.join("wants-room").exists() && !self.is_room_made(),
             stop: self.read("stop.json")?,
             result: self.read_durable("result.json")?,
             outcome: self.read_durable("outcome.json")?,
@@ -235,6 +238,21 @@ impl Attempt {
         let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
         all.push(notice);
         file::write(&self.path.join("notices.json"), &all)
+    }
+
+    /// Asks the agent to make room on the disk.
+    pub fn ask_for_room(&self) -> Result<(), StateError> {
+        self.touch("wants-room")
+    }
+
+    /// Tells the shim that there is as much room as there can be.
+    pub fn tell_room_is_made(&self) -> Result<(), StateError> {
+        self.touch("room-made")
+    }
+
+    /// Whether the agent has done what it can about room.
+    pub fn is_room_made(&self) -> bool {
+        self.path.join("room-made").exists()
     }
 
     /// How many notices have been told.

@@ -261,3 +261,65 @@ async fn a_disk_that_fills_up_costs_images_first_and_then_one_pod() -> Result<()
     scene.phase("modest", "Running").await?;
     left(&scene, &["busy"], 1).await
 }
+
+#[tokio::test]
+async fn a_clone_without_room_has_the_agent_make_some() -> Result<()> {
+    let scene = Scene::new("clone").await?;
+    let running = agent(&scene, 100, 99).start()?;
+    for (name, size) in [("a", MIB), ("b", 2 * MIB)] {
+        add_image(&scene, name, size)?;
+    }
+    scene.node_ready(&running).await?;
+    use_once(&scene, "a").await?;
+    use_once(&scene, "b").await?;
+    left(&scene, &["a", "b"], 2).await?;
+    scene.mac.set_fault("no-space", "clone")?;
+    scene.create(&pod(&scene, "full", "b", &json!({"command": ["true"]}))).await?;
+    scene.phase("full", "Failed").await?;
+    scene.told("pod", "full", "free some disk space on the host").await?;
+    left(&scene, &["b"], 1).await?;
+    let log = scene.shim_log("full").await?;
+    assert_eq!(log.matches("asking the agent for some").count(), 1, "{log}");
+    scene.mac.clear_fault("no-space")?;
+    use_once(&scene, "b").await
+}
+
+#[tokio::test]
+async fn images_come_before_pods_when_the_node_says_so() -> Result<()> {
+    let (scene, _running) = Scene::with_agent("prepull").await?;
+    add_image(&scene, "early", MIB)?;
+    let names = format!("{}, registry.test/macos/missing:1", reference("early"));
+    let annotation = format!("tart-kubelet.tuist.dev/prepull={names}");
+    scene.kubectl.run(["annotate", "node", &scene.node, &annotation]).await?;
+    scene.told("node", &scene.node, "ready for Pods").await?;
+    shown(&scene, &["early"]).await?;
+    left(&scene, &["early"], 1).await?;
+    scene.told("node", &scene.node, "FailedPrePull").await?;
+    scene.told("node", &scene.node, "check the image's name").await?;
+    // The one that failed comes once it is there.
+    add_image(&scene, "missing", 2 * MIB)?;
+    left(&scene, &["early", "missing"], 2).await?;
+    let never = json!({"command": ["true"], "imagePullPolicy": "Never"});
+    scene.create(&pod(&scene, "warm", "early", &never)).await?;
+    scene.phase("warm", "Succeeded").await.map(drop)
+}
+
+#[tokio::test]
+async fn a_base_that_two_images_share_stays_while_one_is_in_use() -> Result<()> {
+    let scene = Scene::new("twins").await?;
+    let running = agent(&scene, 100, 99).start()?;
+    scene.node_ready(&running).await?;
+    // The same content in two repositories.
+    for name in ["idle", "busy"] {
+        scene.mac.add_image(&reference(name), &json!({"cpu": 5}))?;
+    }
+    add_image(&scene, "other", MIB)?;
+    use_once(&scene, "idle").await?;
+    scene.create(&pod(&scene, "busy", "busy", &json!({}))).await?;
+    scene.phase("busy", "Running").await?;
+    left(&scene, &["idle", "busy"], 1).await?;
+    scene.mac.set_fault("no-space", "pull")?;
+    scene.create(&pod(&scene, "other", "other", &json!({}))).await?;
+    scene.told("pod", "other", "FreeDiskSpaceFailed").await?;
+    left(&scene, &["idle", "busy"], 1).await
+}

@@ -101,12 +101,12 @@ fn observe(
     // Who starts is asked first: a Pod is in the state directory before its start is over.
     let starting: HashSet<&ImageDigest> =
         known.iter().filter(|image| is_starting(image)).map(|image| &image.digest).collect();
-    let in_use = state.images_in_use()?;
+    let in_use = state.bases_in_use()?;
     let image = |image: &KnownImage| {
         let has_base = tart.has_base(&image.base());
         let need = match &in_use {
             None => Need::Unknown,
-            Some(in_use) if in_use.contains(&image.digest) => Need::Vm,
+            Some(in_use) if in_use.contains(&image.base()) => Need::Vm,
             Some(_) if starting.contains(&image.digest) => Need::Start,
             Some(_) => Need::None,
         };
@@ -189,7 +189,7 @@ impl Collector {
             let known = images.known();
             let pulling: HashSet<String> = images.pulling().into_iter().collect();
             let is_starting = |image: &KnownImage| {
-                images.pins().is_pinned(&image.digest.to_string())
+                images.pins().is_pinned(&image.base().to_string())
                     || image.names.iter().any(|name| pulling.contains(name) || images.pins().is_pinned(name))
             };
             let found = observe(&known, &tart, &state, is_starting)?;
@@ -222,7 +222,7 @@ impl Collector {
         };
         let Some(_doom) = self.images.pins().doom(names(&known)) else { return Ok(None) };
         // Nobody can begin with it now, so this look is the last word.
-        if self.state.images_in_use()?.is_none_or(|in_use| in_use.contains(digest)) {
+        if self.state.bases_in_use()?.is_none_or(|in_use| in_use.contains(&known.base())) {
             return Ok(None);
         }
         let before = measure(self.tart.home()).await;
@@ -289,9 +289,9 @@ enum DeleteError {
     Late,
 }
 
-/// All names that an image goes by.
+/// All names that an image is pinned by.
 fn names(image: &KnownImage) -> impl Iterator<Item = String> {
-    std::iter::once(image.digest.to_string()).chain(image.names.iter().cloned())
+    std::iter::once(image.base().to_string()).chain(image.names.iter().cloned())
 }
 
 async fn measure(path: &Path) -> Option<Figure> {
