@@ -112,11 +112,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
     }
 
-    let gauges = Gauges {
-        state_dir: state.path().to_owned(),
-        tart_home: tart.home().to_owned(),
-        max_pids: config.facts.max_pids,
-    };
+    let gauges = Gauges::of(&state, &tart, &config.facts);
     let host_seen = HostWatch {
         gauges: gauges.clone(),
         thresholds: args.host.eviction_hard.clone(),
@@ -128,13 +124,8 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     .map_err(AgentError::Start)?;
     let (starts, starts_seen) = StartBoard::new();
     let (tart_health, tart_seen) = watch::channel(None);
-    let images = Images::open(
-        tart.clone(),
-        state.clone(),
-        args.images.max_parallel_image_pulls.into(),
-        metrics.clone(),
-    )?;
-    let images = Arc::new(images);
+    let pulls = args.images.max_parallel_image_pulls.into();
+    let images = Arc::new(Images::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
     let sources =
         Sources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
 
@@ -142,16 +133,6 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let collector = (!args.disable_vm_gc).then(|| {
         Arc::new(Collector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone()))
     });
-    let room = Room {
-        collector: collector.clone(),
-        gauges,
-        thresholds: args.host.eviction_hard.clone(),
-        state: state.clone(),
-        tart: tart.clone(),
-        roster: Roster::default(),
-        health: health_seen.clone(),
-        events: events.clone(),
-    };
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: images.clone(),
@@ -166,9 +147,11 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
         slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
-        roster: room.roster.clone(),
+        roster: Roster::default(),
         collector,
     });
+    let thresholds = args.host.eviction_hard.clone();
+    let room = Room { host: host.clone(), gauges, thresholds, state: state.clone() };
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
         // Before anything is done in the Node's name.
@@ -178,12 +161,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         let heart = Heart { node: config.name.clone(), instance, uid: uid_seen, metrics };
         let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
-        let prepull = PrePull {
-            images: host.images.clone(),
-            collector: host.collector.clone(),
-            node: node_seen.clone(),
-            events: events.clone(),
-        };
+        let prepull = PrePull { host: host.clone(), node: node_seen.clone() };
         let offers = Offers::new(&config, Api::all(client.clone()), node_seen);
         let manager = Manager::new(host, client.clone(), offers, state);
         let onlookers = keeper::Onlookers { uid, node };

@@ -7,19 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::gc::images::{Collector, Stage};
-use crate::node::health::Health;
+use crate::gc::images::Stage;
 use crate::node::host::{Gauges, volume};
 use crate::node::thresholds::{Figure, Signal, Thresholds};
 use crate::pod::PodUid;
-use crate::pod::events::Events;
-use crate::pod::roster::Roster;
 use crate::pod::status::is_final;
+use crate::pod::worker::Host;
 use crate::report::chain;
 use crate::state::{PodDir, StateDir, StateError};
 use crate::tart::Tart;
@@ -37,22 +34,15 @@ const MEASURE_LIMIT: Duration = Duration::from_mins(2);
 /// What it takes to keep room on the disk.
 #[derive(Debug)]
 pub struct Room {
-    /// Who deletes images; nobody with `--disable-vm-gc`.
-    pub collector: Option<Arc<Collector>>,
+    /// Its Pods and their VMs, and who deletes images: nobody with `--disable-vm-gc`. Nobody is evicted before its health says that it is
+    /// short of space.
+    pub host: Arc<Host>,
     /// Where to look.
     pub gauges: Gauges,
     /// When there is too little.
     pub thresholds: Thresholds,
     /// What is kept of Pods.
     pub state: StateDir,
-    /// Where their VMs are.
-    pub tart: Tart,
-    /// The Pods.
-    pub roster: Roster,
-    /// The host's health: nobody is evicted before the Node says that it is short of space.
-    pub health: watch::Receiver<Option<Health>>,
-    /// Where Events go.
-    pub events: Events,
 }
 
 /// Too little space.
@@ -82,12 +72,12 @@ impl Room {
 
     /// Whether the Node says that it is short of space, so that no new Pod comes for what is freed.
     fn is_told(&self) -> bool {
-        self.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
+        self.host.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
     }
 
     /// Whether any image is gone.
     async fn collect(&self, short: Option<&Shortage>) -> bool {
-        let Some(collector) = &self.collector else { return false };
+        let Some(collector) = &self.host.collector else { return false };
         let stage = if short.is_some_and(|short| short.by_images) { Stage::Wanted } else { Stage::Routine };
         match collector.pass(stage).await {
             Ok(pass) => pass.deleted > 0,
@@ -112,8 +102,8 @@ impl Room {
 
     /// Evicts one Pod, unless one that was evicted is still on its way out.
     async fn relieve(&self, short: &Shortage) {
-        let pods = self.roster.pods();
-        let (state, tart) = (self.state.clone(), self.tart.clone());
+        let pods = self.host.roster.pods();
+        let (state, tart) = (self.state.clone(), self.host.tart.clone());
         let measure = spawn_blocking(move || survey(&state, &tart, &pods));
         let claimants = match timeout(MEASURE_LIMIT, measure).await {
             Ok(Ok(Ok(Some(claimants)))) => claimants,
@@ -123,9 +113,9 @@ impl Room {
         };
         let Some(claimant) = first(&claimants) else { return };
         let why = format!("{}{}", short.words, claimant.words());
-        let Some(pod) = self.roster.pod(&claimant.uid) else { return };
+        let Some(pod) = self.host.roster.pod(&claimant.uid) else { return };
         info!(uid = %claimant.uid, "{why}");
-        self.events.warning(&pod, "Evicted", &why);
+        self.host.events.warning(&pod, "Evicted", &why);
         // Its worker sees the file, and does the rest.
         if let Err(error) = self.state.pod(claimant.uid.clone()).evict(&why) {
             warn!(uid = %claimant.uid, error = chain(&error), "cannot evict a Pod; trying again");
@@ -186,7 +176,7 @@ fn has_vm(dir: &PodDir) -> Result<bool, StateError> {
 ///
 /// What a guest has written over what was in its image is not seen: the files say how many blocks they have, not how many they share.
 fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
-    let mut total = taken(&dir.volumes_path()).zip(taken(&dir.logs_path())).map(|(one, other)| one + other);
+    let mut total = taken(&dir.volumes_path()).zip(taken(dir.logs_path())).map(|(one, other)| one + other);
     for attempt in dir.attempts()? {
         let base = attempt.view()?.spec.and_then(|spec| spec.base);
         let vm = beyond(tart, &attempt.vm(), base.as_ref());

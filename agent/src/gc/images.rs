@@ -176,7 +176,8 @@ pub fn choose(world: &World) -> Vec<(ImageDigest, Verdict)> {
     if !verdicts.iter().any(stays) {
         // The most recent one of those with a base, or else of all.
         let last = verdicts.iter().rposition(|(image, _)| image.has_base);
-        if let Some((_, verdict)) = last.or(verdicts.len().checked_sub(1)).and_then(|at| verdicts.get_mut(at))
+        if let Some((_, verdict)) =
+            last.or_else(|| verdicts.len().checked_sub(1)).and_then(|at| verdicts.get_mut(at))
         {
             *verdict = match *verdict {
                 Verdict::Delete => Verdict::Keep(Reason::Last),

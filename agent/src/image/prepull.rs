@@ -13,9 +13,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
-use super::{ImageError, Images};
-use crate::gc::images::Collector;
-use crate::pod::events::Events;
+use super::ImageError;
+use crate::pod::worker::Host;
 use crate::report::chain;
 use crate::tart::ImageDigest;
 use crate::vm::BaseName;
@@ -39,14 +38,10 @@ pub fn wanted(node: &Node) -> BTreeSet<String> {
 /// Who pulls them.
 #[derive(Debug)]
 pub struct PrePull {
-    /// The images on this host.
-    pub images: Arc<Images>,
-    /// Who makes room, if anybody may.
-    pub collector: Option<Arc<Collector>>,
+    /// Its images, and who makes room for them, if anybody may.
+    pub host: Arc<Host>,
     /// The Node as the API server shows it.
     pub node: watch::Receiver<Option<Arc<Node>>>,
-    /// Where Events go.
-    pub events: Events,
 }
 
 /// When a pull that has failed is tried again.
@@ -86,14 +81,14 @@ impl PrePull {
                 Ok(digest) => {
                     info!(image = name, %digest, "pulled ahead of any Pod");
                     let note = format!("image `{name}` is {digest}, ready for Pods");
-                    self.events.about(shown.object_ref(&()), false, "PrePulled", &note);
+                    self.host.events.about(shown.object_ref(&()), false, "PrePulled", &note);
                     failed.remove(name);
                     done.insert(name.clone());
                 }
                 Err(error) => {
                     let before = failed.get(name).map(|failed| failed.delay);
                     let delay = before.map_or(FIRST_DELAY, |before| (before * 2).min(LONGEST_DELAY));
-                    self.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
+                    self.host.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
                     failed.insert(name.clone(), Failed { delay, retry_at: Instant::now() + delay });
                 }
             }
@@ -123,7 +118,7 @@ impl PrePull {
 
     async fn fetch(&self, name: &str) -> Result<ImageDigest, ImageError> {
         match self.try_fetch(name).await {
-            Err(error) if error.is_for_want_of_space() => match &self.collector {
+            Err(error) if error.is_for_want_of_space() => match &self.host.collector {
                 Some(collector) if collector.make_room().await => self.try_fetch(name).await,
                 _ => Err(error),
             },
@@ -133,10 +128,10 @@ impl PrePull {
 
     /// Has the image and its base VM ready. The Node may read no Secret that no Pod of its names, so it asks as nobody.
     async fn try_fetch(&self, name: &str) -> Result<ImageDigest, ImageError> {
-        let mut pin = self.images.pin(name).await;
-        let digest = self.images.pull(name, Vec::new(), |_| ()).await?;
+        let mut pin = self.host.images.pin(name).await;
+        let digest = self.host.images.pull(name, Vec::new(), |_| ()).await?;
         pin.hold(&BaseName::of(&digest).to_string()).await;
-        self.images.base(name, &digest).await?;
+        self.host.images.base(name, &digest).await?;
         Ok(digest)
     }
 }

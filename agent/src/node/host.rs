@@ -11,6 +11,8 @@ use sysinfo::{MemoryRefreshKind, Product, RefreshKind, System};
 
 use super::pressure::Reading;
 use super::thresholds::Figure;
+use crate::state::StateDir;
+use crate::tart::Tart;
 
 /// What the machine is and has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -83,6 +85,12 @@ pub struct Gauges {
 }
 
 impl Gauges {
+    /// The gauges of a machine.
+    pub fn of(state: &StateDir, tart: &Tart, facts: &HostFacts) -> Self {
+        let (state_dir, tart_home) = (state.path().to_owned(), tart.home().to_owned());
+        Self { state_dir, tart_home, max_pids: facts.max_pids }
+    }
+
     /// Looks at what is left now. It may block for as long as a broken volume does.
     pub fn read(&self) -> Reading {
         let pids = self.max_pids.zip(system::processes());
