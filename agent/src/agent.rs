@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kube::Api;
+use kube::{Api, Client};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
 use crate::gc::images::{BadWatermarks, Collector};
+use crate::gc::observe::Observer;
+use crate::gc::vms;
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
 use crate::image::prepull::PrePull;
@@ -26,6 +28,7 @@ use crate::node::resources::{BadReservation, Machine, Resources, Wishes};
 use crate::node::rival::{self, Rival};
 use crate::node::starts::StartBoard;
 use crate::node::{BadNodeName, NodeName, keeper};
+use crate::pod::at_work::AtWork;
 use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::roster::Roster;
@@ -108,17 +111,15 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let access = identity.access();
     let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
-    if args.disable_vm_gc {
-        info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
-    }
 
-    let gauges = Gauges::of(&state, &tart, &config.facts);
+    let gauges = Gauges::of(&state, &tart, &config.facts, &args.host.dhcp_leases);
     let host_seen = HostWatch {
         gauges: gauges.clone(),
         thresholds: args.host.eviction_hard.clone(),
         period: args.host.eviction_pressure_transition_period,
         source,
         address,
+        metrics: metrics.clone(),
     }
     .spawn()
     .map_err(AgentError::Start)?;
@@ -149,9 +150,11 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
         roster: Roster::default(),
         collector,
+        at_work: AtWork::default(),
     });
     let thresholds = args.host.eviction_hard.clone();
     let room = Room { host: host.clone(), gauges, thresholds, state: state.clone() };
+    let collector = vm_collector(&args, &host, &state, &config.name, &client);
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
         // Before anything is done in the Node's name.
@@ -170,6 +173,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
             () = room.keep() => {}
             () = prepull.follow() => {}
             () = keeper::keep(client.clone(), config, health_seen, onlookers, events) => {}
+            () = collect(collector) => {}
             Ok(rival) = rival => return Err(AgentError::Rival(rival)),
         }
         Ok(())
@@ -186,6 +190,40 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
     Ok(())
+}
+
+/// What collects the VMs of Pods that are gone, where that is not forbidden.
+fn vm_collector(
+    args: &AgentArgs,
+    host: &Host,
+    state: &StateDir,
+    node: &NodeName,
+    client: &Client,
+) -> Option<vms::Collector> {
+    if args.disable_vm_gc {
+        info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
+        return None;
+    }
+    let observer = Observer {
+        tart: host.tart.clone(),
+        state: state.clone(),
+        pods: Api::all(client.clone()),
+        node: node.clone(),
+        min_age: args.vm_gc_min_age,
+    };
+    let (at_work, metrics) = (host.at_work.clone(), host.metrics.clone());
+    Some(vms::Collector::new(observer, at_work, metrics, args.vm_gc_interval))
+}
+
+/// Collects VMs for as long as it is polled.
+async fn collect(collector: Option<vms::Collector>) {
+    if let Some(collector) = collector {
+        // On a task of its own: what takes long to delete holds up nobody.
+        if let Err(error) = tokio::spawn(collector.run()).await {
+            warn!(%error, "the collector of VMs has died; nothing more is collected");
+        }
+    }
+    std::future::pending::<()>().await;
 }
 
 /// Serves health and metrics, for as long as the returned future is polled.
@@ -210,12 +248,17 @@ async fn listen(
     })
 }
 
+/// The name of the Node: the one that was given, or the machine's own.
+pub fn node_name(args: &AgentArgs, facts: &HostFacts) -> Result<NodeName, BadNodeName> {
+    match &args.node_name {
+        Some(name) => Ok(name.clone()),
+        None => facts.hostname.to_ascii_lowercase().parse(),
+    }
+}
+
 async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {
     let facts = HostFacts::discover().await;
-    let name = match &args.node_name {
-        Some(name) => name.clone(),
-        None => facts.hostname.to_ascii_lowercase().parse::<NodeName>()?,
-    };
+    let name = node_name(args, &facts)?;
     if args.max_pods > 2 {
         warn!("--max-pods {}: macOS runs two VMs at most, further Pods will fail to start", args.max_pods);
     }

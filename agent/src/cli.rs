@@ -8,9 +8,11 @@ pub use images::ImageArgs;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::duration;
 use crate::node::NodeName;
 use crate::node::labels::{self, Labels};
 use crate::volume::AllowedHostPath;
@@ -36,6 +38,20 @@ pub enum Command {
         /// The VM's directory in the state directory
         dir: PathBuf,
     },
+    /// Shows which VMs and images the agent would delete, and why each other one is kept
+    #[command(args_override_self = true)]
+    Gc(Box<GcArgs>),
+}
+
+/// What to show of the collectors. The agent's own flags mean what they mean to the agent.
+#[derive(Debug, Args)]
+pub struct GcArgs {
+    /// Only show it; nothing is deleted, and the agent may be running
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The flags that the agent is started with.
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// The agent's flags.
@@ -92,9 +108,25 @@ pub struct AgentArgs {
     #[arg(long)]
     pub disable_vm_gc: bool,
 
+    /// How often VMs of Pods that are gone are looked for
+    #[arg(long, default_value = "5m", value_parser = interval)]
+    pub vm_gc_interval: Duration,
+
+    /// How long nobody must have touched a VM before it is collected
+    #[arg(long, default_value = "10m", value_parser = duration::parse)]
+    pub vm_gc_min_age: Duration,
+
     /// The machine and what it offers.
     #[command(flatten)]
     pub host: HostArgs,
+}
+
+/// A duration that something can be done at.
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration::parse(text) {
+        Ok(Duration::ZERO) => Err("something that is done at every moment is never done".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
 }
 
 #[cfg(test)]

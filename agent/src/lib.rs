@@ -1,7 +1,7 @@
 //! A Kubernetes node agent for Macs: every Pod of its Node is a Tart VM.
 //!
 //! Every loop in here has three steps: observe (API objects, files, locks), decide (a pure function), act (one
-//! effect, safe to repeat). `pod::decide`, `node::desired` and `identity::decide` are the decisions; `state` is what survives the agent;
+//! effect, safe to repeat). `pod::decide`, `node::desired`, `identity::decide` and `gc::orphan` are the decisions; `state` is what survives the agent;
 //! `shim` is the process that owns a VM while agents come and go.
 
 pub mod agent;

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tart_kubelet::cli::{AgentArgs, Cli, Command};
+use tart_kubelet::cli::{AgentArgs, Cli, Command, GcArgs};
+use tart_kubelet::gc::dry_run;
 use tart_kubelet::report::chain;
 use tart_kubelet::{agent, shim};
 use tokio::runtime::{Builder, Runtime};
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     }
     let ended = match cli.command {
         Some(Command::Shim { dir }) => run_shim(&dir),
+        Some(Command::Gc(args)) => run_gc(&args),
         None => run_agent(cli.agent),
     };
     match ended {
@@ -47,6 +49,18 @@ fn run_shim(dir: &Path) -> Result<(), String> {
     let stdin =
         io::stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no standard input: {error}"))?;
     runtime.block_on(shim::run(dir, File::from(stdin))).map_err(|error| chain(&error))
+}
+
+#[expect(clippy::print_stdout, reason = "the table that was asked for")]
+fn run_gc(args: &GcArgs) -> Result<(), String> {
+    if !args.dry_run {
+        let only = "`tart-kubelet gc` deletes nothing by hand: the agent collects by itself";
+        return Err(format!("{only}; `tart-kubelet gc --dry-run` shows what it would delete, and why"));
+    }
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let table = runtime.block_on(dry_run::table(&args.agent)).map_err(|error| chain(&error))?;
+    print!("{table}");
+    Ok(())
 }
 
 fn start(builder: &mut Builder) -> Result<Runtime, String> {

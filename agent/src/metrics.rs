@@ -6,6 +6,7 @@ mod histogram;
 mod images;
 mod pods;
 mod server;
+mod vm_collection;
 
 pub use server::serve;
 
@@ -22,12 +23,14 @@ use crate::identity::Access;
 use crate::node::conditions::conditions;
 use crate::node::health::Health;
 use crate::node::lease;
+use crate::node::thresholds::Figure;
 use crate::pod::PodUid;
 use crate::tart::ImageDigest;
 use api_calls::{ApiCalls, CountCalls};
 use exposition::Page;
 use images::ImageFigures;
 use pods::PodFigures;
+use vm_collection::VmCollection;
 
 /// The heartbeat looks at the clock at least every ten seconds; one that has not for this long is stuck.
 const STUCK: Duration = Duration::from_mins(1);
@@ -45,6 +48,10 @@ struct Figures {
     waiting: Mutex<HashMap<PodUid, Timestamp>>,
     pods: Mutex<PodFigures>,
     images: Mutex<ImageFigures>,
+    /// Addresses for VMs, where it is known how many there are.
+    addresses: Mutex<Option<Figure>>,
+    /// Absent on a host where VMs are not collected.
+    vm_collection: Mutex<Option<VmCollection>>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -67,6 +74,8 @@ impl Metrics {
             waiting: Mutex::default(),
             pods: Mutex::default(),
             images: Mutex::default(),
+            addresses: Mutex::default(),
+            vm_collection: Mutex::default(),
         }))
     }
 
@@ -131,6 +140,26 @@ impl Metrics {
         lock(&self.0.images).judged(verdicts);
     }
 
+    /// So many addresses for VMs are left.
+    pub fn addresses(&self, left: Option<Figure>) {
+        *lock(&self.0.addresses) = left;
+    }
+
+    /// VMs are collected on this host.
+    pub fn collects_vms(&self) {
+        lock(&self.0.vm_collection).get_or_insert_default();
+    }
+
+    /// A look for VMs to collect is over; `kept` has a word for each that was kept.
+    pub fn vms_judged(&self, success: bool, took: Duration, kept: impl Iterator<Item = &'static str>) {
+        lock(&self.0.vm_collection).get_or_insert_default().pass(success, took, kept, Timestamp::now());
+    }
+
+    /// A VM, or what a Pod had left, was collected, and so many more bytes are free.
+    pub fn collected(&self, kind: &'static str, freed: u64) {
+        lock(&self.0.vm_collection).get_or_insert_default().deleted(kind, freed);
+    }
+
     /// Whether the process is to be left alone: only what a restart could cure counts.
     fn alive(&self) -> Vec<Check> {
         let heart = *lock(&self.0.heart);
@@ -193,6 +222,20 @@ impl Metrics {
         page.sample("tart_kubelet_oldest_waiting_pod_age_seconds", &[], oldest.max(0.0));
         lock(&figures.pods).write(&mut page);
         lock(&figures.images).write(&mut page);
+        if let Some(addresses) = *lock(&figures.addresses) {
+            let name = "tart_kubelet_dhcp_addresses";
+            page.family(name, "gauge", "Addresses that macOS has for VMs: those that can be lent, and all.");
+            for (state, count) in [("available", addresses.available), ("total", addresses.total)] {
+                page.sample(
+                    name,
+                    &[("state", state)],
+                    exposition::number(count.try_into().unwrap_or(usize::MAX)),
+                );
+            }
+        }
+        if let Some(figures) = lock(&figures.vm_collection).as_ref() {
+            figures.write(&mut page);
+        }
         lock(&figures.calls).write(&mut page);
         page.text()
     }

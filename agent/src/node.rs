@@ -8,6 +8,7 @@ pub mod host;
 pub mod keeper;
 pub mod labels;
 pub mod lease;
+pub mod leases;
 pub mod offer;
 pub mod pressure;
 pub mod resources;

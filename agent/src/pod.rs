@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod affinity;
+pub mod at_work;
 mod belongings;
 pub mod blueprint;
 pub mod decide;

@@ -59,6 +59,17 @@ use crate::vm::{BaseName, Restart};
 pub struct StateDir(PathBuf);
 
 impl StateDir {
+    /// The directory as it is, for those who only look.
+    pub fn at(root: &Path) -> Self {
+        Self(root.to_owned())
+    }
+
+    /// Whether an agent owns the directory now.
+    pub fn is_owned(&self) -> Result<bool, StateError> {
+        let path = self.0.join("agent.lock");
+        lock::is_held(&path).map_err(|source| StateError::new("probe", &path, source))
+    }
+
     /// Opens the directory, creating it when it is new.
     pub fn open(root: &Path) -> Result<Self, StateError> {
         let root = std::path::absolute(root).map_err(|source| StateError::new("open", root, source))?;
@@ -134,8 +145,9 @@ impl StateDir {
     /// Every Pod that has left anything here.
     pub fn pods(&self) -> Result<Vec<PodDir>, StateError> {
         let mut names = file::entries(&self.pods_path())?;
-        // Volumes go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
+        // Volumes and logs go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
         names.extend(file::entries(&self.0.join("volumes"))?);
+        names.extend(file::entries(&self.0.join("logs"))?);
         let uids: BTreeSet<PodUid> = names.iter().filter_map(|name| name.parse().ok()).collect();
         Ok(uids.into_iter().map(|uid| self.pod(uid)).collect())
     }
@@ -169,6 +181,18 @@ impl PodDir {
     /// The Pod's UID.
     pub fn uid(&self) -> &PodUid {
         &self.uid
+    }
+
+    /// All that there can be of the Pod.
+    pub fn paths(&self) -> [PathBuf; 3] {
+        [self.path.clone(), self.logs.clone(), self.volumes_path()]
+    }
+
+    /// Who is at work on any of the Pod's VMs.
+    pub fn holder(&self) -> Result<Holder, StateError> {
+        let holders = self.attempts()?.iter().map(Attempt::holder).collect::<Result<Vec<_>, _>>()?;
+        let one_is = |holder| holders.contains(&holder).then_some(holder);
+        Ok(one_is(Holder::Shim).or_else(|| one_is(Holder::Tart)).unwrap_or(Holder::Nobody))
     }
 
     /// Records that the Pod was accepted; from here on it is ours to clean up after.

@@ -4,14 +4,19 @@ mod cache;
 mod call;
 mod error;
 mod image_name;
+mod list;
+mod lock;
 mod version;
 
 pub use cache::CachedImage;
 pub use call::TartOutput;
 pub use error::{Fault, TartError, running_vms};
 pub use image_name::{ImageDigest, full_name};
+pub use list::Source;
+pub use lock::VmLock;
 pub use version::TartVersion;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -68,6 +73,36 @@ impl Tart {
     /// The directory with its VMs and images.
     pub fn home(&self) -> &Path {
         &self.home
+    }
+
+    /// The names of all VMs, or of all images. One of them that cannot be read fails it all.
+    pub async fn list(&self, source: Source) -> Result<Vec<String>, TartError> {
+        let output = self.call(&["list", "--source", source.flag(), "--format", "json"], QUICK).await?;
+        list::names(&output.stdout, source).ok_or_else(|| TartError::garbage("list", &output.stdout))
+    }
+
+    /// The names of the VMs of which there is anything on the disk. tart itself is silent about those that lack a file, as after
+    /// a deletion that was cut short.
+    pub fn vm_dirs(&self) -> io::Result<Vec<VmName>> {
+        let entries = match std::fs::read_dir(self.home.join("vms")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            names.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()));
+        }
+        Ok(names)
+    }
+
+    /// What tart's own locks say of a VM.
+    pub fn lock_of(&self, vm: &VmName) -> io::Result<VmLock> {
+        lock::look(&self.vm_dir(vm))
+    }
+
+    /// Removes what is left of a VM that tart no longer takes for one.
+    pub fn remove_rest(&self, vm: &VmName) -> io::Result<()> {
+        crate::volume::remove(&self.home.join("vms"), &vm.to_string())
     }
 
     /// The version that the program says it has.

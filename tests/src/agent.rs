@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::mac::Mac;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::programs;
 
 /// An agent that is not running: its Mac, its flags and its state.
@@ -98,6 +98,13 @@ impl Agent {
     /// The directory with its state.
     pub fn state_dir(&self) -> PathBuf {
         self.directory.join("state")
+    }
+
+    /// Runs a sub-command of its program with the agent's flags, and returns its stdout; the error has its stderr.
+    pub async fn run(&self, words: &[&str]) -> Result<String> {
+        let mut command = self.mac.command(&self.program);
+        command.args(words).args(&self.arguments);
+        process::run(command, "", Duration::from_mins(1)).await
     }
 
     /// Starts the agent; its log goes on where an earlier run's ended.

@@ -58,6 +58,10 @@ pub struct HostArgs {
     #[arg(long, default_value = "5m", value_parser = duration::parse)]
     pub eviction_pressure_transition_period: Duration,
 
+    /// The file in which macOS writes down the addresses that VMs have; the Node says when few are left
+    #[arg(long, default_value = "/var/db/dhcpd_leases")]
+    pub dhcp_leases: PathBuf,
+
     /// How long a VM may be without an address before the Node is not ready: the host has none left to lend
     #[arg(long, default_value = "5m", value_parser = duration::parse)]
     pub vm_address_timeout: Duration,

@@ -11,7 +11,10 @@ use super::health::Health;
 pub fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> Vec<NodeCondition> {
     let short = &health.short_of;
     let pressure = |kind: &'static str, words: &Option<String>, short: &'static str, enough: &'static str| {
-        let message = words.clone().unwrap_or_else(|| format!("the host has no {kind}"));
+        let message = words.clone().unwrap_or_else(|| match kind {
+            "DHCPLeasesLow" => "the host has addresses for VMs".to_owned(),
+            _ => format!("the host has no {kind}"),
+        });
         let reason = if words.is_some() { short } else { enough };
         (kind, words.is_some(), reason, message)
     };
@@ -29,6 +32,8 @@ pub fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) 
         ),
         pressure("DiskPressure", &short.disk, "KubeletHasDiskPressure", "KubeletHasNoDiskPressure"),
         pressure("PIDPressure", &short.pid, "KubeletHasInsufficientPID", "KubeletHasSufficientPID"),
+        // No kubelet has a word for this one.
+        pressure("DHCPLeasesLow", &short.addresses, "FewAddressesLeft", "EnoughAddressesLeft"),
         ("Ready", ready, reason, message),
     ];
     all.map(|(kind, holds, reason, message)| {
@@ -94,6 +99,8 @@ pub fn notes(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<Note> {
             ("Ready", false) => "NodeReady".to_owned(),
             ("DiskPressure", true) => "NodeHasDiskPressure".to_owned(),
             ("DiskPressure", false) => "NodeHasNoDiskPressure".to_owned(),
+            ("DHCPLeasesLow", true) => "DHCPLeasesLow".to_owned(),
+            ("DHCPLeasesLow", false) => "DHCPLeasesEnough".to_owned(),
             (other, warns) => {
                 let amount = if warns { "Insufficient" } else { "Sufficient" };
                 format!("NodeHas{amount}{}", other.trim_end_matches("Pressure"))
@@ -156,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_confirmation_says_the_time_of_every_condition_and_nothing_else() {
-        let kinds = ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"];
+        let kinds = ["MemoryPressure", "DiskPressure", "PIDPressure", "DHCPLeasesLow", "Ready"];
         let expected = kinds.map(|kind| json!({"type": kind, "lastHeartbeatTime": "1970-01-01T00:00:09Z"}));
         assert_eq!(confirmation(&ill(), at(9)), json!(expected));
     }
@@ -178,19 +185,25 @@ mod tests {
         let better = [("NodeHasNoDiskPressure".to_owned(), false), ("NodeReady".to_owned(), false)];
         assert_eq!(reasons(Some(&bad), &well), better);
         let short = Health {
-            short_of: Shortages { pid: Some("few".into()), memory: Some("little".into()), disk: None },
+            short_of: Shortages {
+                pid: Some("few".into()),
+                memory: Some("little".into()),
+                addresses: Some("few".into()),
+                disk: None,
+            },
             ..Health::default()
         };
         let short = status(&short, None, 3);
         let few = reasons(Some(&well), &short);
         assert_eq!(
             few,
-            [("NodeHasInsufficientMemory".to_owned(), true), ("NodeHasInsufficientPID".to_owned(), true)]
+            ["NodeHasInsufficientMemory", "NodeHasInsufficientPID", "DHCPLeasesLow"]
+                .map(|reason| (reason.to_owned(), true))
         );
         let mut unknown = well.clone();
         for condition in unknown.conditions.iter_mut().flatten() {
             condition.status = "Unknown".into();
         }
-        assert_eq!(reasons(Some(&unknown), &well).len(), 4, "back from the dead");
+        assert_eq!(reasons(Some(&unknown), &well).len(), 5, "back from the dead");
     }
 }

@@ -16,6 +16,7 @@ use super::pressure::Pressures;
 use super::starts::Starts;
 use super::thresholds::Thresholds;
 use crate::image::resident::Resident;
+use crate::metrics::Metrics;
 use crate::report::chain;
 use crate::tart::{Tart, TartError, TartVersion};
 
@@ -49,6 +50,8 @@ pub struct Shortages {
     pub memory: Option<String>,
     /// Process ids.
     pub pid: Option<String>,
+    /// Addresses for VMs.
+    pub addresses: Option<String>,
 }
 
 /// Why no VM can start.
@@ -202,6 +205,8 @@ pub struct HostWatch {
     pub source: AddressSource,
     /// The address to begin with.
     pub address: Option<IpAddr>,
+    /// Where figures go.
+    pub metrics: Metrics,
 }
 
 impl HostWatch {
@@ -212,8 +217,9 @@ impl HostWatch {
             watch::channel(HostHealth { short_of: Shortages::default(), address: self.address });
         thread::Builder::new().name("host".to_owned()).spawn(move || {
             while !sender.is_closed() {
-                pressures =
-                    pressures.after(&self.gauges.read(), &self.thresholds, self.period, Timestamp::now());
+                let seen = self.gauges.read();
+                self.metrics.addresses(seen.addresses);
+                pressures = pressures.after(&seen, &self.thresholds, self.period, Timestamp::now());
                 let address = self.source.next(sender.borrow().address);
                 let found = HostHealth { short_of: Shortages::of(&pressures), address };
                 sender.send_if_modified(|known| std::mem::replace(known, found.clone()) != found);
@@ -231,6 +237,7 @@ impl Shortages {
             disk: words(pressures.disk.message()),
             memory: words(pressures.memory.message()),
             pid: words(pressures.pid.message()),
+            addresses: words(pressures.addresses.message()),
         }
     }
 }

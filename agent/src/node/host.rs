@@ -6,9 +6,11 @@ mod system;
 
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
 use nix::sys::statvfs::statvfs;
 use sysinfo::{MemoryRefreshKind, Product, RefreshKind, System};
 
+use super::leases;
 use super::pressure::Reading;
 use super::thresholds::Figure;
 use crate::state::StateDir;
@@ -82,13 +84,15 @@ pub struct Gauges {
     pub tart_home: PathBuf,
     /// How many processes there can be.
     pub max_pids: Option<u64>,
+    /// Where macOS writes down which addresses VMs have.
+    pub leases: PathBuf,
 }
 
 impl Gauges {
     /// The gauges of a machine.
-    pub fn of(state: &StateDir, tart: &Tart, facts: &HostFacts) -> Self {
+    pub fn of(state: &StateDir, tart: &Tart, facts: &HostFacts, leases: &Path) -> Self {
         let (state_dir, tart_home) = (state.path().to_owned(), tart.home().to_owned());
-        Self { state_dir, tart_home, max_pids: facts.max_pids }
+        Self { state_dir, tart_home, max_pids: facts.max_pids, leases: leases.to_owned() }
     }
 
     /// Looks at what is left now. It may block for as long as a broken volume does.
@@ -99,6 +103,7 @@ impl Gauges {
             nodefs: volume(&self.state_dir),
             imagefs: volume(&self.tart_home),
             pids: pids.map(|(total, used)| Figure { available: total.saturating_sub(used), total }),
+            addresses: leases::read(&self.leases, Timestamp::now()),
         }
     }
 }
@@ -127,8 +132,12 @@ mod tests {
     async fn the_machine_is_something_and_has_something() {
         let facts = HostFacts::discover().await;
         assert!(facts.cores > 0 && facts.memory > 0 && !facts.boot_id.is_empty(), "{facts:?}");
-        let gauges =
-            Gauges { state_dir: "/nowhere/at/all".into(), tart_home: "/".into(), max_pids: facts.max_pids };
+        let gauges = Gauges {
+            state_dir: "/nowhere/at/all".into(),
+            tart_home: "/".into(),
+            max_pids: facts.max_pids,
+            leases: "/nowhere/dhcpd_leases".into(),
+        };
         let reading = gauges.read();
         for figure in [reading.memory, reading.nodefs, reading.imagefs, reading.pids] {
             let figure = figure.expect("it can be read everywhere");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::leases;
 use super::thresholds::{Figure, Signal, Thresholds};
 
 /// One kind of pressure on the host.
@@ -54,6 +55,8 @@ pub struct Reading {
     pub imagefs: Option<Figure>,
     /// Processes.
     pub pids: Option<Figure>,
+    /// Addresses for VMs.
+    pub addresses: Option<Figure>,
 }
 
 /// All kinds of pressure.
@@ -65,6 +68,8 @@ pub struct Pressures {
     pub memory: Pressure,
     /// Too few process ids.
     pub pid: Pressure,
+    /// Too few addresses for VMs.
+    pub addresses: Pressure,
 }
 
 impl Pressures {
@@ -83,6 +88,8 @@ impl Pressures {
             disk: look(self.disk, &[(Signal::NodeFs, seen.nodefs), (Signal::ImageFs, seen.imagefs)]),
             memory: look(self.memory, &[(Signal::Memory, seen.memory)]),
             pid: look(self.pid, &[(Signal::Pid, seen.pids)]),
+            // Without a file of leases none is lent.
+            addresses: self.addresses.after(seen.addresses.and_then(leases::shortage), period, now),
         }
     }
 }

@@ -152,6 +152,7 @@ impl Manager {
                 for pod in self.in_order_of_entry(listed) {
                     self.apply(pod).await;
                 }
+                self.host.at_work.complete();
             }
         }
         Ok(())
@@ -224,7 +225,12 @@ impl Manager {
         let stirred = Arc::new(Notify::new());
         self.host.roster.enter(uid.clone(), pod_seen.clone());
         let feed = PodFeed { plan, pod: pod_seen, gone: gone_seen, stirred: stirred.clone() };
-        self.workers.spawn(Worker::new(self.host.clone(), self.client.clone(), name, dir, feed).run());
+        let ticket = self.host.at_work.begin(uid.clone());
+        let worker = Worker::new(self.host.clone(), self.client.clone(), name, dir, feed);
+        self.workers.spawn(async move {
+            let _ticket = ticket;
+            worker.run().await
+        });
         self.pods.insert(uid, Handle { claim, pod, gone, stirred });
     }
 

@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
+use super::at_work::AtWork;
 use super::belongings::Belongings;
 use super::decide::{Deadline, Decision, Observation, Wanted, decide};
 use super::events::Events;
@@ -85,6 +86,8 @@ pub struct Host {
     pub roster: Roster,
     /// Who makes room on the disk; nobody with `--disable-vm-gc`.
     pub collector: Option<Arc<Collector>>,
+    /// Which Pods have a worker.
+    pub at_work: AtWork,
 }
 
 /// An effect that failed; the worker tries again.

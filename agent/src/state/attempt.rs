@@ -122,13 +122,7 @@ impl Attempt {
     pub fn view(&self) -> Result<AttemptView, StateError> {
         // The order matters: a shim writes its outcome before it lets go of its lock, so a lock that is
         // free makes the outcome, or its absence, final.
-        let holder = if self.is_held("shim.lock")? {
-            Holder::Shim
-        } else if self.is_held("tart.lock")? {
-            Holder::Tart
-        } else {
-            Holder::Nobody
-        };
+        let holder = self.holder()?;
         Ok(AttemptView {
             restart: self.restart,
             holder,
@@ -157,6 +151,17 @@ impl Attempt {
             // The agent died before it had planned anything.
             None if !self.has_begun()? => UsedImage::None,
             None => UsedImage::Unknown,
+        })
+    }
+
+    /// Who is at work on the VM.
+    pub fn holder(&self) -> Result<Holder, StateError> {
+        Ok(if self.is_held("shim.lock")? {
+            Holder::Shim
+        } else if self.is_held("tart.lock")? {
+            Holder::Tart
+        } else {
+            Holder::Nobody
         })
     }
 

@@ -20,6 +20,7 @@ mod life;
 mod metrics;
 mod node;
 mod objects;
+mod orphans;
 mod outage;
 mod ports;
 mod probes;

@@ -1,0 +1,79 @@
+//! What the collectors would do, shown to a person. It may be asked for while the agent runs: nothing is locked, nothing is written.
+
+use std::collections::HashSet;
+
+use kube::Api;
+
+use super::ages::Ages;
+use super::observe::Observer;
+use super::orphan::judge;
+use super::table::{Row, render};
+use crate::agent::node_name;
+use crate::cli::AgentArgs;
+use crate::identity::{Identity, IdentityError, Sources};
+use crate::node::BadNodeName;
+use crate::node::host::HostFacts;
+use crate::pod::PodUid;
+use crate::state::{StateDir, StateError};
+use crate::tart::Tart;
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum DryRunError {
+    /// This machine's name is not one for a Node.
+    #[error("this machine's name cannot be a Node's; give one with --node-name")]
+    NodeName(#[from] BadNodeName),
+    /// The API server cannot be asked.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The credentials in the kubeconfig cannot be used.
+    #[error("cannot use the credentials in the kubeconfig")]
+    Client(#[source] Box<kube::Error>),
+    /// The state directory cannot be read.
+    #[error("cannot use the state directory; name another one with --state-dir")]
+    State(#[from] StateError),
+    /// There is no list of VMs.
+    #[error("cannot list VMs: {0}")]
+    Vms(String),
+}
+
+/// A table of all that there is: keep or delete, and why.
+pub async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
+    let node = node_name(args, &HostFacts::discover().await)?;
+    let state = StateDir::at(&args.state_dir);
+    // Without a bootstrap this only reads.
+    let sources = Sources { kubeconfig: args.kubeconfig.clone(), bootstrap: None, pki: state.pki_path() };
+    let access = Identity::establish(sources, node.clone()).await?.access();
+    let client = access
+        .client(&tower::layer::util::Identity::new())
+        .map_err(|error| DryRunError::Client(Box::new(error)))?;
+    let at_work = at_work(&state)?;
+    let observer = Observer {
+        tart: Tart::new(&args.tart_binary),
+        state,
+        pods: Api::all(client),
+        node,
+        min_age: args.vm_gc_min_age,
+    };
+    let world = observer.look(&mut Ages::default(), at_work).await;
+    if let Err(why) = world.vms {
+        return Err(DryRunError::Vms(why));
+    }
+    let rows = judge(&world).into_iter().map(Row::from);
+    let rows: Vec<Row> = if args.disable_vm_gc { rows.map(Row::disabled).collect() } else { rows.collect() };
+    Ok(render(&rows))
+}
+
+/// The Pods that a running agent is busy with, as far as others can tell: all that it has written down.
+fn at_work(state: &StateDir) -> Result<HashSet<PodUid>, StateError> {
+    if !state.is_owned()? {
+        return Ok(HashSet::new());
+    }
+    let mut uids = HashSet::new();
+    for dir in state.pods()? {
+        if dir.record()?.is_some() {
+            uids.insert(dir.uid().clone());
+        }
+    }
+    Ok(uids)
+}

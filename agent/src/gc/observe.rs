@@ -1,0 +1,139 @@
+//! Looks at all that the collector judges by: VMs first, then the Pods that they may belong to.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::{Api, ListParams};
+use tokio::time::timeout;
+
+use super::ages::{Ages, Now};
+use super::orphan::{Remains, Unknown, Vm, World};
+use crate::node::NodeName;
+use crate::pod::{PodName, PodUid};
+use crate::report::chain;
+use crate::state::{PodDir, StateDir, StateError};
+use crate::tart::{Source, Tart};
+use crate::vm::VmName;
+
+const API_LIMIT: Duration = Duration::from_secs(15);
+
+/// Where to look.
+#[derive(Debug, Clone)]
+pub struct Observer {
+    /// The VMs.
+    pub tart: Tart,
+    /// What Pods leave behind.
+    pub state: StateDir,
+    /// All Pods of the cluster; only those of this Node are asked for.
+    pub pods: Api<Pod>,
+    /// This Node.
+    pub node: NodeName,
+    /// What is younger is left alone.
+    pub min_age: Duration,
+}
+
+impl Observer {
+    /// Looks at everything.
+    pub async fn look(&self, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+        // The order matters: whatever VM is seen here was made for a Pod that the list after it has, unless that is gone.
+        let names = self.names().await;
+        let now = Now::ask();
+        let vms = names.map(|names| names.into_iter().map(|name| self.vm(name, ages, now)).collect());
+        let remains = self.state.pods().map_err(unknown);
+        let remains = remains.map(|dirs| dirs.iter().map(|dir| remains_of(dir, ages, now)).collect());
+        World { vms, remains, pods: self.bound().await, at_work, min_age: self.min_age }
+    }
+
+    /// Looks again at one VM.
+    pub async fn look_at_vm(&self, vm: &VmName, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+        let is_there = self.tart.vm_dir(vm).exists();
+        let vms = Ok(is_there.then(|| self.vm(vm.to_string(), ages, Now::ask())).into_iter().collect());
+        World { vms, remains: Ok(Vec::new()), pods: self.bound().await, at_work, min_age: self.min_age }
+    }
+
+    /// Looks again at what one Pod has left in the state directory.
+    pub async fn look_at_remains(&self, dir: &PodDir, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+        let now = Now::ask();
+        let vms = self.tart.vm_dirs().map_err(|error| chain(&error));
+        let vms = vms.map(|names| names.iter().map(|vm| self.vm(vm.to_string(), ages, now)).collect());
+        let remains = Ok(vec![remains_of(dir, ages, now)]);
+        World { vms, remains, pods: self.bound().await, at_work, min_age: self.min_age }
+    }
+
+    /// The names of all VMs, and of those of ours of which only a part is there.
+    async fn names(&self) -> Result<Vec<String>, Unknown> {
+        let mut names = self.tart.list(Source::Local).await.map_err(|error| chain(&error))?;
+        let on_disk = self.tart.vm_dirs().map_err(|error| chain(&error))?;
+        names.extend(on_disk.iter().map(ToString::to_string));
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn vm(&self, name: String, ages: &mut Ages, now: Now) -> Vm {
+        let Ok(vm) = name.parse::<VmName>() else { return Vm::foreign(name) };
+        Vm {
+            holder: self.state.pod(vm.uid().clone()).attempt(vm.restart()).holder().map_err(unknown),
+            lock: self.tart.lock_of(&vm).map_err(|error| chain(&error)),
+            age: touched(&self.tart.vm_dir(&vm))
+                .map(|touched| ages.of(&name, touched, now))
+                .map_err(|error| chain(&error)),
+            name,
+        }
+    }
+
+    /// The Pods of this Node, from the API server itself and not from any cache of ours.
+    async fn bound(&self) -> Result<HashMap<PodUid, PodName>, Unknown> {
+        // Without a version the list is the latest; without a limit it is whole.
+        let ours = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        let pods = match timeout(API_LIMIT, self.pods.list(&ours)).await {
+            Ok(Ok(pods)) => pods,
+            Ok(Err(error)) => return Err(chain(&error)),
+            Err(_) => {
+                return Err(format!("the API server did not answer within {} s", API_LIMIT.as_secs()));
+            }
+        };
+        if pods.metadata.continue_.is_some_and(|more| !more.is_empty()) {
+            return Err("the API server has listed only some of them".to_owned());
+        }
+        let named = |pod: Pod| {
+            // A UID that is not one of ours has no VM of ours.
+            let uid = pod.uid()?.parse().ok()?;
+            Some((uid, PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() }))
+        };
+        Ok(pods.items.into_iter().filter_map(named).collect())
+    }
+}
+
+fn remains_of(dir: &PodDir, ages: &mut Ages, now: Now) -> Remains {
+    let times = dir.paths().into_iter().filter_map(|path| match touched(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        time => Some(time),
+    });
+    let newest = times.collect::<io::Result<Vec<_>>>().map(|times| times.into_iter().max());
+    let age = match newest {
+        Ok(Some(touched)) => Ok(ages.of(&dir.uid().to_string(), touched, now)),
+        Ok(None) => Err("it is gone".to_owned()),
+        Err(error) => Err(chain(&error)),
+    };
+    Remains { uid: dir.uid().clone(), holder: dir.holder().map_err(unknown), age }
+}
+
+/// When a directory was last touched. Every tart that opens a VM touches its directory; a clone is new, however old its source is:
+/// only the time of the last change of any kind tells.
+fn touched(path: &Path) -> io::Result<SystemTime> {
+    let metadata = path.symlink_metadata()?;
+    let changed = Duration::from_secs(metadata.ctime().try_into().unwrap_or(0))
+        + Duration::from_nanos(metadata.ctime_nsec().try_into().unwrap_or(0));
+    Ok(metadata.modified()?.max(SystemTime::UNIX_EPOCH + changed))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is what errors are mapped with")]
+fn unknown(error: StateError) -> Unknown {
+    chain(&error)
+}

@@ -1,0 +1,311 @@
+//! Which VMs and state directories nobody needs any more, and why every other one is kept.
+//!
+//! Deleted is only what all of this holds for: its name is in the agent's own grammar, no Pod with its UID is bound to this Node, no
+//! worker of the agent, no shim and no tart is at work on it, and nobody has touched it for a while. Whatever is not known keeps it.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::time::Duration;
+
+use crate::pod::{PodName, PodUid};
+use crate::state::Holder;
+use crate::tart::VmLock;
+use crate::vm::{BaseName, VmName};
+
+/// Something that could not be found out, and why.
+pub type Unknown = String;
+
+/// All that a judgement rests on, as it was seen in one go.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// What tart has.
+    pub vms: Result<Vec<Vm>, Unknown>,
+    /// What Pods have left in the state directory.
+    pub remains: Result<Vec<Remains>, Unknown>,
+    /// The Pods that are bound to this Node, whatever their phase. They are listed after the VMs: a VM is made for a Pod that
+    /// is bound already.
+    pub pods: Result<HashMap<PodUid, PodName>, Unknown>,
+    /// The Pods that a worker of the agent is busy with.
+    pub at_work: HashSet<PodUid>,
+    /// What is younger is left alone.
+    pub min_age: Duration,
+}
+
+/// A VM that tart has, or a part of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// Who is at work on it, by the state directory.
+    pub holder: Result<Holder, Unknown>,
+    /// What tart's own locks say.
+    pub lock: Result<VmLock, Unknown>,
+    /// How long nobody has touched it.
+    pub age: Result<Duration, Unknown>,
+}
+
+/// What a Pod has left in the state directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remains {
+    /// Whose it is.
+    pub uid: PodUid,
+    /// Who is at work on any of the Pod's VMs.
+    pub holder: Result<Holder, Unknown>,
+    /// How long nobody has touched it.
+    pub age: Result<Duration, Unknown>,
+}
+
+/// What was judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// A VM of ours, by its name.
+    Vm(VmName),
+    /// A VM that is none of the collector's business, by its name.
+    Other(String),
+    /// What a Pod has left in the state directory.
+    Remains(PodUid),
+}
+
+/// What is to become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// What was judged.
+    pub subject: Subject,
+    /// What the judgement is.
+    pub judgement: Judgement,
+}
+
+/// Keep or delete, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Judgement {
+    /// It stays.
+    Keep(Guard),
+    /// It goes.
+    Delete {
+        /// Whether it runs, and has to be stopped first.
+        runs: bool,
+        /// How long nobody has touched it.
+        age: Duration,
+    },
+}
+
+/// What protects something from being deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Guard {
+    /// The agent did not make it.
+    Foreign,
+    /// VMs of Pods are cloned from it.
+    Base,
+    /// Nobody knows which Pods there are.
+    PodsUnknown(Unknown),
+    /// Nobody knows which VMs there are.
+    VmsUnknown(Unknown),
+    /// Its Pod is bound to this Node.
+    Bound(PodName),
+    /// A worker of the agent is busy with it.
+    AtWork,
+    /// Nobody knows whether a shim lives.
+    HolderUnknown(Unknown),
+    /// Its shim lives.
+    Shim,
+    /// A tart that its shim had started is at work on it, and it does not run.
+    Tart,
+    /// Nobody knows whether tart's own locks are held.
+    LockUnknown(Unknown),
+    /// Some tart is at work on it.
+    Busy,
+    /// Its Pod's VM is still there.
+    HasVm,
+    /// Nobody knows when it was last touched.
+    AgeUnknown(Unknown),
+    /// Somebody has touched it a short while ago.
+    Young(Duration),
+    /// It is no longer there.
+    Gone,
+}
+
+impl World {
+    /// What could not be found out at all. As long as anything could not, nothing that rests on it is deleted.
+    pub fn unknown(&self) -> Vec<String> {
+        let vms = self.vms.as_ref().err().map(|why| format!("cannot list VMs: {why}"));
+        let remains =
+            self.remains.as_ref().err().map(|why| format!("cannot read the state directory: {why}"));
+        let pods = self.pods.as_ref().err().map(|why| format!("cannot list Pods: {why}"));
+        [vms, remains, pods].into_iter().flatten().collect()
+    }
+}
+
+impl Vm {
+    /// A VM of somebody else, at which nobody looks any closer.
+    pub fn foreign(name: String) -> Self {
+        let why = || "it is not ours".to_owned();
+        Self { name, holder: Err(why()), lock: Err(why()), age: Err(why()) }
+    }
+}
+
+impl Judgement {
+    /// The word for what stays, in logs and tables,
+    pub const KEEP: &str = "keep";
+    /// and for what goes.
+    pub const DELETE: &str = "delete";
+
+    /// One word, for logs and tables.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Keep(_) => Self::KEEP,
+            Self::Delete { .. } => Self::DELETE,
+        }
+    }
+}
+
+impl Guard {
+    /// One word, for figures.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Foreign => "foreign",
+            Self::Base => "base",
+            Self::PodsUnknown(_)
+            | Self::VmsUnknown(_)
+            | Self::HolderUnknown(_)
+            | Self::LockUnknown(_)
+            | Self::AgeUnknown(_) => "unknown",
+            Self::Bound(_) => "pod",
+            Self::AtWork => "worker",
+            Self::Shim => "shim",
+            Self::Tart | Self::Busy => "tart",
+            Self::HasVm => "vm",
+            Self::Young(_) => "age",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl fmt::Display for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => f.write_str("not made by this agent"),
+            Self::Base => f.write_str("VMs of Pods are cloned from it"),
+            Self::PodsUnknown(why) => write!(f, "the Pods of this Node are not known: {why}"),
+            Self::VmsUnknown(why) => write!(f, "the VMs of this host are not known: {why}"),
+            Self::Bound(pod) => write!(f, "Pod {pod} is on this Node"),
+            Self::AtWork => f.write_str("the agent is cleaning up after its Pod"),
+            Self::HolderUnknown(why) => write!(f, "it is not known whether its shim lives: {why}"),
+            Self::Shim => f.write_str("its shim lives"),
+            Self::Tart => f.write_str("a tart that its shim had started is at work on it"),
+            Self::LockUnknown(why) => write!(f, "it is not known whether tart has locked it: {why}"),
+            Self::Busy => f.write_str("tart has locked it"),
+            Self::HasVm => f.write_str("its VM is still there"),
+            Self::AgeUnknown(why) => write!(f, "it is not known when it was last touched: {why}"),
+            Self::Young(age) => write!(f, "touched {} ago", Rough(*age)),
+            Self::Gone => f.write_str("it is gone"),
+        }
+    }
+}
+
+impl fmt::Display for Judgement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keep(guard) => guard.fmt(f),
+            Self::Delete { runs, age } => {
+                write!(f, "no Pod of this Node has its UID, untouched for {}", Rough(*age))?;
+                f.write_str(if *runs { "; it runs, and is stopped first" } else { "" })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vm(vm) => vm.fmt(f),
+            Self::Other(name) => f.write_str(name),
+            Self::Remains(uid) => uid.fmt(f),
+        }
+    }
+}
+
+/// A duration as people say it.
+struct Rough(Duration);
+
+impl fmt::Display for Rough {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_secs() {
+            seconds @ ..120 => write!(f, "{seconds} s"),
+            seconds @ 120..7200 => write!(f, "{} min", seconds / 60),
+            seconds @ 7200..172_800 => write!(f, "{} h", seconds / 3600),
+            seconds => write!(f, "{} days", seconds / 86_400),
+        }
+    }
+}
+
+/// Judges everything, in the order in which it was seen.
+pub fn judge(world: &World) -> Vec<Verdict> {
+    let vms = world.vms.iter().flatten().map(|vm| judge_vm(world, vm));
+    let remains = world.remains.iter().flatten().map(|remains| Verdict {
+        subject: Subject::Remains(remains.uid.clone()),
+        judgement: judge_remains(world, remains).unwrap_or_else(Judgement::Keep),
+    });
+    vms.chain(remains).collect()
+}
+
+/// Judges one thing.
+pub fn judge_one(world: &World, subject: &Subject) -> Judgement {
+    let found = judge(world).into_iter().find(|verdict| verdict.subject == *subject);
+    found.map_or(Judgement::Keep(Guard::Gone), |verdict| verdict.judgement)
+}
+
+fn judge_vm(world: &World, vm: &Vm) -> Verdict {
+    let Ok(name) = vm.name.parse::<VmName>() else {
+        let guard = if vm.name.parse::<BaseName>().is_ok() { Guard::Base } else { Guard::Foreign };
+        return Verdict { subject: Subject::Other(vm.name.clone()), judgement: Judgement::Keep(guard) };
+    };
+    let judgement = judge_own(world, vm, name.uid()).unwrap_or_else(Judgement::Keep);
+    Verdict { subject: Subject::Vm(name), judgement }
+}
+
+fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
+    nobody_wants(world, uid)?;
+    let lock = vm.lock.clone().map_err(Guard::LockUnknown)?;
+    match (vm.holder.clone().map_err(Guard::HolderUnknown)?, lock) {
+        (Holder::Shim, _) => return Err(Guard::Shim),
+        (Holder::Tart, VmLock::Free | VmLock::Busy) => return Err(Guard::Tart),
+        (Holder::Nobody, VmLock::Busy) => return Err(Guard::Busy),
+        // Also one that the tart of a dead shim still runs: this is what has to be stopped.
+        (Holder::Nobody | Holder::Tart, VmLock::Runs) | (Holder::Nobody, VmLock::Free) => {}
+    }
+    let age = old_enough(&vm.age, world.min_age)?;
+    Ok(Judgement::Delete { runs: lock == VmLock::Runs, age })
+}
+
+fn judge_remains(world: &World, remains: &Remains) -> Result<Judgement, Guard> {
+    nobody_wants(world, &remains.uid)?;
+    let vms = world.vms.as_ref().map_err(|why| Guard::VmsUnknown(why.clone()))?;
+    match remains.holder.clone().map_err(Guard::HolderUnknown)? {
+        Holder::Shim => return Err(Guard::Shim),
+        Holder::Tart => return Err(Guard::Tart),
+        Holder::Nobody => {}
+    }
+    // What tells who is at work on a VM goes after the VM.
+    let is_of_pod = |vm: &Vm| vm.name.parse::<VmName>().is_ok_and(|name| *name.uid() == remains.uid);
+    if vms.iter().any(is_of_pod) {
+        return Err(Guard::HasVm);
+    }
+    Ok(Judgement::Delete { runs: false, age: old_enough(&remains.age, world.min_age)? })
+}
+
+/// Neither the API nor the agent has any use for what a Pod has left.
+fn nobody_wants(world: &World, uid: &PodUid) -> Result<(), Guard> {
+    let pods = world.pods.as_ref().map_err(|why| Guard::PodsUnknown(why.clone()))?;
+    if let Some(pod) = pods.get(uid) {
+        return Err(Guard::Bound(pod.clone()));
+    }
+    if world.at_work.contains(uid) { Err(Guard::AtWork) } else { Ok(()) }
+}
+
+fn old_enough(age: &Result<Duration, Unknown>, min_age: Duration) -> Result<Duration, Guard> {
+    let age = age.clone().map_err(Guard::AgeUnknown)?;
+    if age < min_age { Err(Guard::Young(age)) } else { Ok(age) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! Worlds by hand and by chance.
+
+use super::*;
+use crate::vm::Restart;
+use proptest::prelude::*;
+
+const MIN_AGE: Duration = Duration::from_mins(10);
+const OLD: Duration = Duration::from_hours(1);
+
+fn uid(text: &str) -> PodUid {
+    text.parse().unwrap()
+}
+
+fn orphan(name: &str) -> Vm {
+    Vm { name: name.into(), holder: Ok(Holder::Nobody), lock: Ok(VmLock::Free), age: Ok(OLD) }
+}
+
+fn leftover(text: &str) -> Remains {
+    Remains { uid: uid(text), holder: Ok(Holder::Nobody), age: Ok(OLD) }
+}
+
+fn world(vms: Vec<Vm>) -> World {
+    World {
+        vms: Ok(vms),
+        remains: Ok(Vec::new()),
+        pods: Ok(HashMap::new()),
+        at_work: HashSet::new(),
+        min_age: MIN_AGE,
+    }
+}
+
+fn bind(world: &mut World, text: &str) {
+    let name = PodName { namespace: "default".into(), name: "same".into() };
+    world.pods.as_mut().unwrap().insert(uid(text), name);
+}
+
+/// The names of what is to be deleted.
+fn doomed(world: &World) -> Vec<String> {
+    let verdicts = judge(world).into_iter();
+    let deleted = verdicts.filter(|verdict| matches!(verdict.judgement, Judgement::Delete { .. }));
+    deleted.map(|verdict| verdict.subject.to_string()).collect()
+}
+
+/// What keeps the first VM of a world, in one word.
+fn kept(world: &World) -> &'static str {
+    match &judge(world)[0].judgement {
+        Judgement::Keep(guard) => guard.label(),
+        Judgement::Delete { .. } => "",
+    }
+}
+
+#[test]
+fn every_guard_protects() {
+    assert_eq!(kept(&world(vec![orphan("tk-a-0")])), "", "an orphan");
+    let with = |change: fn(&mut Vm)| {
+        let mut vm = orphan("tk-a-0");
+        change(&mut vm);
+        kept(&world(vec![vm]))
+    };
+    assert_eq!(with(|vm| vm.name = "builder".into()), "foreign");
+    assert_eq!(with(|vm| vm.name = "tk-builder".into()), "foreign");
+    assert_eq!(with(|vm| vm.name = "tk-a-00".into()), "foreign");
+    assert_eq!(with(|vm| vm.name = format!("tk-base-{}", "0".repeat(32))), "base");
+    assert_eq!(with(|vm| vm.holder = Ok(Holder::Shim)), "shim");
+    assert_eq!(with(|vm| vm.holder = Ok(Holder::Tart)), "tart");
+    assert_eq!(with(|vm| vm.holder = Err("no".into())), "unknown");
+    assert_eq!(with(|vm| vm.lock = Ok(VmLock::Busy)), "tart");
+    assert_eq!(with(|vm| vm.lock = Err("no".into())), "unknown");
+    assert_eq!(with(|vm| vm.age = Ok(MIN_AGE.saturating_sub(Duration::from_nanos(1)))), "age");
+    assert_eq!(with(|vm| vm.age = Err("no".into())), "unknown");
+
+    let mut one = world(vec![orphan("tk-a-0")]);
+    one.at_work.insert(uid("a"));
+    assert_eq!(kept(&one), "worker");
+    bind(&mut one, "a");
+    assert_eq!(kept(&one), "pod");
+    one.pods = Err("the API server is away".into());
+    assert_eq!(kept(&one), "unknown");
+}
+
+#[test]
+fn a_running_orphan_is_stopped_first_whoever_started_it() {
+    for holder in [Holder::Nobody, Holder::Tart] {
+        let vm = Vm { lock: Ok(VmLock::Runs), holder: Ok(holder), ..orphan("tk-a-0") };
+        let judgement = judge(&world(vec![vm]))[0].judgement.clone();
+        assert_eq!(judgement, Judgement::Delete { runs: true, age: OLD });
+    }
+}
+
+#[test]
+fn names_that_begin_alike_are_told_apart() {
+    let mut seen = world(["tk-a-0", "tk-a-1", "tk-a-10", "tk-ab-0", "tk-a-0-0"].map(orphan).to_vec());
+    bind(&mut seen, "a");
+    assert_eq!(doomed(&seen), ["tk-ab-0", "tk-a-0-0"], "UIDs `ab` and `a-0` are not `a`");
+}
+
+#[test]
+fn a_pod_that_was_made_again_under_its_name_does_not_keep_the_old_vm() {
+    let mut seen = world(vec![orphan("tk-old-0"), orphan("tk-new-0")]);
+    bind(&mut seen, "new");
+    assert_eq!(doomed(&seen), ["tk-old-0"]);
+}
+
+#[test]
+fn state_goes_after_the_vm() {
+    let mut seen = world(vec![orphan("tk-a-3")]);
+    seen.remains = Ok(vec![leftover("a"), leftover("b")]);
+    assert_eq!(doomed(&seen), ["tk-a-3", "b"]);
+    seen.vms = Ok(Vec::new());
+    assert_eq!(doomed(&seen), ["a", "b"]);
+    seen.vms = Err("tart is broken".into());
+    assert_eq!(doomed(&seen), Vec::<String>::new());
+}
+
+#[test]
+fn reasons_are_sentences() {
+    let mut seen = world(vec![orphan("tk-a-0")]);
+    bind(&mut seen, "a");
+    assert_eq!(judge(&seen)[0].judgement.to_string(), "Pod default/same is on this Node");
+    let young = Judgement::Keep(Guard::Young(Duration::from_mins(3)));
+    assert_eq!(young.to_string(), "touched 3 min ago");
+}
+
+/// UIDs that are prefixes of each other, and of what others may have.
+fn uids() -> impl Strategy<Value = String> {
+    prop::sample::select(vec!["a", "ab", "a-0", "a-0-1", "base", "0b1c2d3e-0000-4000-8000-0123456789ab"])
+        .prop_map(str::to_owned)
+}
+
+fn names() -> impl Strategy<Value = String> {
+    let foreign = ["builder", "tk-", "tk-a", "tk-a-01", "tk-A b-0", "xtk-a-0", "sequoia", "tk-a-0.old"];
+    prop_oneof![
+        6 => (uids(), 0_u32..3).prop_map(|(uid, n)| VmName::new(uid.parse().unwrap(), Restart(n)).to_string()),
+        2 => prop::sample::select(foreign.to_vec()).prop_map(str::to_owned),
+        1 => "tk-base-[0-9a-f]{32}",
+    ]
+}
+
+fn perhaps<T: std::fmt::Debug + Clone>(
+    value: impl Strategy<Value = T>,
+) -> impl Strategy<Value = Result<T, Unknown>> {
+    prop_oneof![8 => value.prop_map(Ok), 1 => Just(Err("unknown".to_owned()))]
+}
+
+fn holders() -> impl Strategy<Value = Result<Holder, Unknown>> {
+    perhaps(prop_oneof![4 => Just(Holder::Nobody), 1 => Just(Holder::Shim), 1 => Just(Holder::Tart)])
+}
+
+fn ages() -> impl Strategy<Value = Result<Duration, Unknown>> {
+    perhaps((0_u64..2400).prop_map(Duration::from_secs))
+}
+
+prop_compose! {
+    fn vms()(name in names(), holder in holders(), age in ages(), lock in perhaps(
+        prop_oneof![4 => Just(VmLock::Free), 1 => Just(VmLock::Runs), 1 => Just(VmLock::Busy)]
+    )) -> Vm {
+        Vm { name, holder, lock, age }
+    }
+}
+
+prop_compose! {
+    fn remains()(text in uids(), holder in holders(), age in ages()) -> Remains {
+        Remains { uid: text.parse().unwrap(), holder, age }
+    }
+}
+
+prop_compose! {
+    fn worlds()(
+        vms in perhaps(prop::collection::vec(vms(), 0..8)),
+        remains in perhaps(prop::collection::vec(remains(), 0..5)),
+        bound in perhaps(prop::collection::vec(uids(), 0..4)),
+        at_work in prop::collection::vec(uids(), 0..2),
+    ) -> World {
+        let name = |text: &String| PodName { namespace: "n".into(), name: text.clone() };
+        let pods = bound.map(|all| all.iter().map(|text| (uid(text), name(text))).collect());
+        World { vms, remains, pods, at_work: at_work.iter().map(|text| uid(text)).collect(), min_age: MIN_AGE }
+    }
+}
+
+/// Whether anything speaks for a VM, each guard looked at by itself.
+fn is_protected(world: &World, vm: &Vm) -> bool {
+    let Ok(name) = vm.name.parse::<VmName>() else { return true };
+    let guards = [
+        vm.name.parse::<BaseName>().is_ok(),
+        world.pods.as_ref().map_or(true, |pods| pods.contains_key(name.uid())),
+        world.at_work.contains(name.uid()),
+        !matches!(vm.holder, Ok(Holder::Nobody | Holder::Tart)),
+        vm.holder == Ok(Holder::Tart) && vm.lock != Ok(VmLock::Runs),
+        !matches!(vm.lock, Ok(VmLock::Free | VmLock::Runs)),
+        vm.age.as_ref().map_or(true, |age| *age < world.min_age),
+    ];
+    guards.contains(&true)
+}
+
+/// The same for what a Pod has left.
+fn is_needed(world: &World, remains: &Remains) -> bool {
+    let is_of_pod = |vm: &Vm| vm.name.parse::<VmName>().is_ok_and(|name| *name.uid() == remains.uid);
+    let guards = [
+        world.pods.as_ref().map_or(true, |pods| pods.contains_key(&remains.uid)),
+        world.at_work.contains(&remains.uid),
+        remains.holder != Ok(Holder::Nobody),
+        world.vms.as_ref().map_or(true, |vms| vms.iter().any(is_of_pod)),
+        remains.age.as_ref().map_or(true, |age| *age < world.min_age),
+    ];
+    guards.contains(&true)
+}
+
+/// Does what was decided.
+fn collect(world: &mut World) {
+    let doomed = judge(world).into_iter().filter(|one| matches!(one.judgement, Judgement::Delete { .. }));
+    for verdict in doomed.collect::<Vec<_>>() {
+        match verdict.subject {
+            Subject::Vm(name) => world.vms.as_mut().unwrap().retain(|vm| vm.name != name.to_string()),
+            Subject::Remains(uid) => world.remains.as_mut().unwrap().retain(|one| one.uid != uid),
+            Subject::Other(name) => panic!("{name} is not ours"),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn nothing_goes_that_any_guard_protects_and_every_orphan_does(world in worlds()) {
+        let verdicts = judge(&world);
+        let vms: Vec<&Vm> = world.vms.iter().flatten().collect();
+        let remains: Vec<&Remains> = world.remains.iter().flatten().collect();
+        prop_assert_eq!(verdicts.len(), vms.len() + remains.len(), "everything is judged");
+        for (vm, verdict) in vms.iter().zip(&verdicts) {
+            prop_assert_eq!(verdict.subject.to_string(), vm.name.clone());
+            let goes = matches!(verdict.judgement, Judgement::Delete { .. });
+            prop_assert_eq!(goes, !is_protected(&world, vm), "{:?} of {:?}", verdict, vm);
+        }
+        for (one, verdict) in remains.iter().zip(&verdicts[vms.len()..]) {
+            let goes = matches!(verdict.judgement, Judgement::Delete { .. });
+            prop_assert_eq!(goes, !is_needed(&world, one), "{:?} of {:?}", verdict, one);
+        }
+    }
+
+    #[test]
+    fn a_list_that_fails_deletes_nothing(mut world in worlds(), which in 0..2) {
+        if which == 0 { world.pods = Err("no".into()) } else { world.vms = Err("no".into()) }
+        prop_assert_eq!(doomed(&world), Vec::<String>::new());
+        prop_assert!(!world.unknown().is_empty());
+    }
+
+    /// One pass after the lists that had failed are back, the VMs are gone; after one more, so is their state.
+    #[test]
+    fn after_two_passes_no_orphan_is_left(world in worlds()) {
+        let mut after = world.clone();
+        collect(&mut after);
+        collect(&mut after);
+        for vm in after.vms.iter().flatten() {
+            prop_assert!(is_protected(&after, vm), "{:?}", vm);
+        }
+        for one in after.remains.iter().flatten() {
+            prop_assert!(is_needed(&after, one), "{:?}", one);
+        }
+        // And nothing else is gone.
+        for vm in world.vms.iter().flatten().filter(|vm| is_protected(&world, vm)) {
+            let same_name = |other: &&Vm| other.name == vm.name && !is_protected(&world, other);
+            let has_twin = world.vms.iter().flatten().any(|other| same_name(&other));
+            prop_assert!(has_twin || after.vms.iter().flatten().any(|other| other == vm), "{:?}", vm);
+        }
+    }
+
+    #[test]
+    fn what_is_found_out_later_never_dooms_what_was_protected_by_more(world in worlds()) {
+        // Whatever more is known to be bound or at work, no more is deleted.
+        let before: HashSet<String> = doomed(&world).into_iter().collect();
+        let mut more = world;
+        if let Ok(pods) = &mut more.pods {
+            pods.insert(uid("a"), PodName { namespace: "n".into(), name: "a".into() });
+        }
+        more.at_work.insert(uid("ab"));
+        prop_assert!(doomed(&more).iter().all(|name| before.contains(name)));
+    }
+}

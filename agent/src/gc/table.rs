@@ -1,0 +1,94 @@
+//! What is to be kept and deleted, as a table for people.
+
+use super::orphan::{Judgement, Subject, Verdict};
+
+const HEAD: [&str; 4] = ["KIND", "NAME", "DECISION", "WHY"];
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// What it is, in one word.
+    pub kind: &'static str,
+    /// Its name.
+    pub name: String,
+    /// `keep` or `delete`.
+    pub decision: &'static str,
+    /// Why.
+    pub why: String,
+}
+
+impl From<Verdict> for Row {
+    fn from(Verdict { subject, judgement }: Verdict) -> Self {
+        let kind = match subject {
+            Subject::Vm(_) | Subject::Other(_) => "VM",
+            Subject::Remains(_) => "state",
+        };
+        Self { kind, name: subject.to_string(), decision: judgement.word(), why: judgement.to_string() }
+    }
+}
+
+impl Row {
+    /// The same on a host where nothing is collected.
+    #[must_use]
+    pub fn disabled(self) -> Self {
+        let why = if self.decision == Judgement::DELETE {
+            format!("--disable-vm-gc ({})", self.why)
+        } else {
+            self.why
+        };
+        Self { decision: Judgement::KEEP, why, ..self }
+    }
+}
+
+/// The table, with columns as wide as they need to be.
+pub fn render(rows: &[Row]) -> String {
+    let lines: Vec<[&str; 4]> = std::iter::once(HEAD)
+        .chain(rows.iter().map(|row| [row.kind, row.name.as_str(), row.decision, row.why.as_str()]))
+        .collect();
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths = [width(0), width(1), width(2)];
+    let mut text = String::new();
+    for [kind, name, decision, why] in lines {
+        for (cell, width) in [kind, name, decision].into_iter().zip(widths) {
+            text.push_str(cell);
+            text.extend(std::iter::repeat_n(' ', width - cell.chars().count() + 3));
+        }
+        text.push_str(why);
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::orphan::Guard;
+    use super::*;
+    use std::time::Duration;
+
+    fn rows() -> Vec<Row> {
+        let verdict = |subject, judgement| Row::from(Verdict { subject, judgement });
+        vec![
+            verdict(Subject::Other("builder".into()), Judgement::Keep(Guard::Foreign)),
+            verdict(
+                Subject::Vm("tk-a-0".parse().unwrap()),
+                Judgement::Delete { runs: true, age: Duration::from_hours(3) },
+            ),
+        ]
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let expected = "KIND   NAME      DECISION   WHY\n\
+             VM     builder   keep       not made by this agent\n\
+             VM     tk-a-0    delete     no Pod of this Node has its UID, untouched for 3 h; it runs, and is stopped first\n";
+        assert_eq!(render(&rows()), expected);
+    }
+
+    #[test]
+    fn nothing_goes_where_nothing_is_collected() {
+        let kept: Vec<Row> = rows().into_iter().map(Row::disabled).collect();
+        assert!(kept.iter().all(|row| row.decision == "keep"));
+        assert!(kept[1].why.starts_with("--disable-vm-gc (no Pod"), "{kept:?}");
+        assert_eq!(kept[0].why, "not made by this agent");
+    }
+}

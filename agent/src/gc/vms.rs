@@ -1,0 +1,175 @@
+//! The collector of VMs and state directories: looks, judges, looks again at what is to go, and deletes it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::task::block_in_place;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use super::ages::Ages;
+use super::observe::Observer;
+use super::orphan::{Guard, Judgement, Subject, Verdict, judge, judge_one};
+use crate::crash;
+use crate::metrics::Metrics;
+use crate::node::host;
+use crate::pod::PodUid;
+use crate::pod::at_work::AtWork;
+use crate::report::chain;
+use crate::state::StateError;
+use crate::tart::TartError;
+use crate::vm::VmName;
+
+/// How long a VM may take to stop before it is killed.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Collects VMs, and what else Pods have left behind.
+#[derive(Debug)]
+pub struct Collector {
+    observer: Observer,
+    at_work: AtWork,
+    metrics: Metrics,
+    interval: Duration,
+    ages: Ages,
+    /// What was last said of everything.
+    told: HashMap<String, &'static str>,
+}
+
+/// Something that could not be deleted.
+#[derive(Debug, thiserror::Error)]
+enum CollectError {
+    #[error(transparent)]
+    Tart(#[from] TartError),
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error("cannot remove what is left of it")]
+    Rest(#[source] std::io::Error),
+}
+
+impl Collector {
+    /// A collector that has not looked yet.
+    pub fn new(observer: Observer, at_work: AtWork, metrics: Metrics, interval: Duration) -> Self {
+        metrics.collects_vms();
+        Self { observer, at_work, metrics, interval, ages: Ages::default(), told: HashMap::new() }
+    }
+
+    /// Collects for as long as it is polled: at once, when it is known what the agent works on, and then again and again.
+    pub async fn run(mut self) {
+        loop {
+            self.pass().await;
+            // Not all Macs of a fleet at the same time.
+            sleep(self.interval.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
+        }
+    }
+
+    async fn pass(&mut self) {
+        let at_work = self.at_work.now().await;
+        let begun = Instant::now();
+        let world = self.observer.look(&mut self.ages, at_work).await;
+        let verdicts = judge(&world);
+        self.tell(&verdicts);
+        let mut failures = world.unknown();
+        for Verdict { subject, judgement } in &verdicts {
+            let Judgement::Delete { .. } = judgement else { continue };
+            crash::point("agent.gc.before");
+            match self.delete(subject).await {
+                Ok(None) => info!(%subject, "collected"),
+                Ok(Some(why)) => info!(%subject, %why, "kept after a second look"),
+                Err(error) => failures.push(format!("cannot delete {subject}: {}", chain(&error))),
+            }
+        }
+        for failure in &failures {
+            warn!("collecting VMs: {failure}");
+        }
+        let kept = verdicts.iter().filter_map(|verdict| match &verdict.judgement {
+            Judgement::Keep(guard) => Some(guard.label()),
+            Judgement::Delete { .. } => None,
+        });
+        self.metrics.vms_judged(failures.is_empty(), begun.elapsed(), kept);
+    }
+
+    /// Says what is to become of everything, each time it is something else.
+    fn tell(&mut self, verdicts: &[Verdict]) {
+        let mut told = HashMap::new();
+        for Verdict { subject, judgement } in verdicts {
+            let (name, label) = (subject.to_string(), label(judgement));
+            if self.told.get(&name) != Some(&label) {
+                info!(subject = name, decision = judgement.word(), why = %judgement, "judged");
+            }
+            told.insert(name, label);
+        }
+        self.ages.retain(|name| told.contains_key(name));
+        self.told = told;
+    }
+
+    /// Deletes something, unless a second look says otherwise; why is returned then.
+    async fn delete(&mut self, subject: &Subject) -> Result<Option<Judgement>, CollectError> {
+        let home = self.observer.tart.home().to_owned();
+        let free = || host::volume(&home).map_or(0, |volume| volume.available);
+        let before = free();
+        let (kind, kept) = match subject {
+            Subject::Vm(vm) => ("vm", self.delete_vm(vm).await?),
+            Subject::Remains(uid) => ("state", self.delete_remains(uid).await?),
+            Subject::Other(_) => return Ok(Some(Judgement::Keep(Guard::Foreign))),
+        };
+        if kept.is_none() {
+            self.metrics.collected(kind, free().saturating_sub(before));
+        }
+        Ok(kept)
+    }
+
+    async fn delete_vm(&mut self, vm: &VmName) -> Result<Option<Judgement>, CollectError> {
+        let mut second = self.look_again(vm).await;
+        if let Judgement::Delete { runs: true, .. } = second {
+            warn!(%vm, "the VM runs, and no Pod has it; stopping it");
+            self.observer.tart.stop(vm, STOP_PATIENCE).await?;
+            // Whoever stops a VM touches it.
+            let min_age = std::mem::take(&mut self.observer.min_age);
+            second = self.look_again(vm).await;
+            self.observer.min_age = min_age;
+        }
+        let Judgement::Delete { runs: false, .. } = second else { return Ok(Some(second)) };
+        let attempt = self.observer.state.pod(vm.uid().clone()).attempt(vm.restart());
+        // From here on no shim takes it up.
+        let _lock = if attempt.path().exists() {
+            let Some(lock) = block_in_place(|| attempt.seal())? else {
+                return Ok(Some(Judgement::Keep(Guard::Shim)));
+            };
+            Some(lock)
+        } else {
+            None
+        };
+        let tart = &self.observer.tart;
+        tart.delete(vm).await?;
+        // To tart, a VM without its configuration is none.
+        if !tart.vm_dir(vm).join("config.json").exists() {
+            block_in_place(|| tart.remove_rest(vm)).map_err(CollectError::Rest)?;
+        }
+        Ok(None)
+    }
+
+    async fn delete_remains(&mut self, uid: &PodUid) -> Result<Option<Judgement>, CollectError> {
+        let dir = self.observer.state.pod(uid.clone());
+        let at_work = self.at_work.now().await;
+        let world = self.observer.look_at_remains(&dir, &mut self.ages, at_work).await;
+        match judge_one(&world, &Subject::Remains(uid.clone())) {
+            Judgement::Delete { .. } => block_in_place(|| dir.remove())?,
+            kept @ Judgement::Keep(_) => return Ok(Some(kept)),
+        }
+        Ok(None)
+    }
+
+    async fn look_again(&mut self, vm: &VmName) -> Judgement {
+        let at_work = self.at_work.now().await;
+        let world = self.observer.look_at_vm(vm, &mut self.ages, at_work).await;
+        judge_one(&world, &Subject::Vm(vm.clone()))
+    }
+}
+
+/// What tells whether a judgement is another one; ages always are.
+fn label(judgement: &Judgement) -> &'static str {
+    match judgement {
+        Judgement::Keep(guard) => guard.label(),
+        Judgement::Delete { .. } => "delete",
+    }
+}

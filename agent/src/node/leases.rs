@@ -1,0 +1,103 @@
+//! The addresses that macOS lends to VMs. It has 253, lends each for a day, and when a busy host has lent them all, the next VM gets none.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use jiff::Timestamp;
+
+use super::thresholds::Figure;
+
+/// A network of 256 addresses, less its own, the host's and the one for all.
+const POOL: u64 = 253;
+/// It is told when less than a tenth is left: a busy host takes hours for that.
+const LEAST: u64 = POOL / 10;
+/// No host has so many leases; a larger file is something else.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// How many addresses are left; `None` when the host keeps no file of leases there.
+pub fn read(path: &Path, now: Timestamp) -> Option<Figure> {
+    let metadata = fs::metadata(path).ok().filter(|metadata| metadata.len() <= MAX_BYTES)?;
+    let text = metadata.is_file().then(|| fs::read_to_string(path).ok())??;
+    Some(left(&text, now))
+}
+
+/// What a person is told when too few are left.
+pub fn shortage(left: Figure) -> Option<String> {
+    let lent = left.total.saturating_sub(left.available);
+    (left.available < LEAST).then(|| {
+        format!(
+            "{lent} of the {} addresses for VMs are lent, and VMs that find none will not start: have macOS lend them for a shorter time, \
+             `sudo defaults write /Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist bootpd -dict \
+             DHCPLeaseTimeSecs -int 600`",
+            left.total
+        )
+    })
+}
+
+/// Reads the leases that macOS writes down. There may be several networks; the fullest counts.
+fn left(text: &str, now: Timestamp) -> Figure {
+    let mut networks: HashMap<[u8; 3], HashSet<u8>> = HashMap::new();
+    for entry in text.split('}') {
+        let field =
+            |name: &str| entry.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
+        let address = field("ip_address").and_then(|address| address.parse::<Ipv4Addr>().ok());
+        let until = field("lease").and_then(|hex| i64::from_str_radix(hex.strip_prefix("0x")?, 16).ok());
+        // An expired lease is lent again before anybody goes without.
+        if let (Some(address), Some(until)) = (address, until)
+            && until > now.as_second()
+        {
+            let [a, b, c, host] = address.octets();
+            networks.entry([a, b, c]).or_default().insert(host);
+        }
+    }
+    let lent = networks.values().map(HashSet::len).max().unwrap_or(0);
+    Figure { available: POOL.saturating_sub(lent.try_into().unwrap_or(u64::MAX)), total: POOL }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn entry(address: &str, until: i64) -> String {
+        format!(
+            "{{\n\tname=admins-Virtual-Machine\n\tip_address={address}\n\thw_address=1,e:0:2:ab:c:d\n\tlease={until:#x}\n}}\n"
+        )
+    }
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1000).unwrap()
+    }
+
+    #[test]
+    fn leases_that_have_not_expired_count_once() {
+        let mut text: String = (2..=10).map(|host| entry(&format!("192.168.64.{host}"), 2000)).collect();
+        text += &entry("192.168.64.10", 3000);
+        text += &entry("192.168.64.11", 1000);
+        text += &entry("10.0.0.2", 2000);
+        text += "{\n\tip_address=192.168.64.12\n\tlease=soon\n}\n";
+        assert_eq!(left(&text, now()), Figure { available: POOL - 9, total: POOL });
+        assert_eq!(left("", now()).available, POOL);
+        assert_eq!(read(Path::new("/nowhere/dhcpd_leases"), now()), None);
+    }
+
+    #[test]
+    fn it_is_told_before_the_last_one_is_lent() {
+        let short = |available| shortage(Figure { available, total: POOL });
+        assert_eq!(short(LEAST), None);
+        let words = short(LEAST - 1).unwrap();
+        assert!(
+            words.starts_with("229 of the 253 addresses") && words.contains("DHCPLeaseTimeSecs"),
+            "{words}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read(text in "(\\{\n|\\}\n|\tip_address=[0-9.]{0,9}\n|\tlease=(0x)?[0-9a-z]{0,20}\n|.){0,20}") {
+            prop_assert!(left(&text, now()).available <= POOL);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What `tart list` says.
+
+use serde::Deserialize;
+
+/// Where something that tart has comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum Source {
+    /// It is a VM.
+    #[serde(rename = "local")]
+    Local,
+    /// It is an image of a registry, by its tag or by its digest.
+    #[serde(rename = "OCI")]
+    Oci,
+}
+
+impl Source {
+    /// The flag's word for it is not that of the list.
+    pub(super) fn flag(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Oci => "oci",
+        }
+    }
+}
+
+/// Fields come and go with the versions of tart; these two do not.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Row {
+    name: String,
+    source: Source,
+}
+
+/// The names in the list; `None` when it is not one.
+pub(super) fn names(text: &str, source: Source) -> Option<Vec<String>> {
+    let rows: Vec<Row> = serde_json::from_str(text).ok()?;
+    Some(rows.into_iter().filter(|row| row.source == source).map(|row| row.name).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_read_whole_or_not_at_all() {
+        let text = r#"[
+  { "Disk" : 50, "Running" : false, "Name" : "sequoia", "State" : "stopped", "Size" : 31, "Source" : "local" },
+  { "Source" : "OCI", "Name" : "ghcr.io\/a\/b:latest", "Size" : "33.1", "SizeOnDisk" : 4, "State" : "?" }
+]"#;
+        assert_eq!(names(text, Source::Local).unwrap(), ["sequoia"]);
+        assert_eq!(names(text, Source::Oci).unwrap(), ["ghcr.io/a/b:latest"]);
+        assert_eq!(names("[\n\n]", Source::Oci), Some(Vec::new()));
+        for garbage in ["", "[", "{}", "[{}]", r#"[{"Name": "a"}]"#, r#"[{"Name": "a", "Source": "moon"}]"#] {
+            assert_eq!(names(garbage, Source::Local), None, "{garbage}");
+        }
+    }
+}
