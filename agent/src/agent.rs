@@ -90,7 +90,6 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
-    let rules = args.images.rules()?;
     let tart = Tart::new(&args.tart_binary);
     let config = node_config(&args, &tart).await?;
     let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
@@ -131,9 +130,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         Sources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
 
     let events = Events::new(client.clone(), &config.name);
-    let collector = (!args.disable_vm_gc).then(|| {
-        Arc::new(Collector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone()))
-    });
+    let collector = image_collector(&args, &images, &state, &metrics)?;
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: images.clone(),
@@ -254,6 +251,18 @@ pub fn node_name(args: &AgentArgs, facts: &HostFacts) -> Result<NodeName, BadNod
         Some(name) => Ok(name.clone()),
         None => facts.hostname.to_ascii_lowercase().parse(),
     }
+}
+
+/// Collects images, unless nothing may be collected.
+fn image_collector(
+    args: &AgentArgs,
+    images: &Arc<Images>,
+    state: &StateDir,
+    metrics: &Metrics,
+) -> Result<Option<Arc<Collector>>, BadWatermarks> {
+    let (rules, tart) = (args.images.rules()?, Tart::new(&args.tart_binary));
+    let collector = || Collector::new(images.clone(), tart, state.clone(), rules, metrics.clone());
+    Ok((!args.disable_vm_gc).then(|| Arc::new(collector())))
 }
 
 async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {
