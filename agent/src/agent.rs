@@ -11,10 +11,12 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
+use crate::gc::images::{BadWatermarks, Collector};
 use crate::gc::observe::Observer;
 use crate::gc::vms;
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
+use crate::image::prepull::PrePull;
 use crate::metrics::{self, Metrics};
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::desired::NodeConfig;
@@ -29,9 +31,11 @@ use crate::node::{BadNodeName, NodeName, keeper};
 use crate::pod::at_work::AtWork;
 use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
+use crate::pod::roster::Roster;
 use crate::pod::slots::Slots;
 use crate::pod::worker::Host;
 use crate::pod::world::World;
+use crate::room::Room;
 use crate::state::{StateDir, StateError};
 use crate::tart::Tart;
 use crate::volume::HostPaths;
@@ -54,6 +58,9 @@ pub enum AgentError {
     /// Nothing of the machine is left for Pods.
     #[error(transparent)]
     Reservation(#[from] BadReservation),
+    /// Images could not be collected by these rules.
+    #[error(transparent)]
+    Watermarks(#[from] BadWatermarks),
     /// The port for metrics cannot be had.
     #[error("cannot listen at {0}; choose another address with --metrics-bind-address")]
     Listen(SocketAddr, #[source] io::Error),
@@ -104,13 +111,9 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
+    let gauges = Gauges::of(&state, &tart, &config.facts, &args.host.dhcp_leases);
     let host_seen = HostWatch {
-        gauges: Gauges {
-            state_dir: state.path().to_owned(),
-            tart_home: tart.home().to_owned(),
-            max_pids: config.facts.max_pids,
-            leases: args.host.dhcp_leases.clone(),
-        },
+        gauges: gauges.clone(),
         thresholds: args.host.eviction_hard.clone(),
         period: args.host.eviction_pressure_transition_period,
         source,
@@ -121,12 +124,16 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     .map_err(AgentError::Start)?;
     let (starts, starts_seen) = StartBoard::new();
     let (tart_health, tart_seen) = watch::channel(None);
-    let sources = Sources { tart: tart_seen, starts: starts_seen, host: host_seen };
+    let pulls = args.images.max_parallel_image_pulls.into();
+    let images = Arc::new(Images::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
+    let sources =
+        Sources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
 
     let events = Events::new(client.clone(), &config.name);
+    let collector = image_collector(&args, &images, &state, &metrics)?;
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
-        images: Arc::new(Images::new(tart.clone(), metrics.clone())),
+        images: images.clone(),
         health: health_seen.clone(),
         events: events.clone(),
         tart: tart.clone(),
@@ -138,8 +145,12 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
         slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
+        roster: Roster::default(),
+        collector,
         at_work: AtWork::default(),
     });
+    let thresholds = args.host.eviction_hard.clone();
+    let room = Room { host: host.clone(), gauges, thresholds, state: state.clone() };
     let collector = vm_collector(&args, &host, &state, &config.name, &client);
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
@@ -150,11 +161,14 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         let heart = Heart { node: config.name.clone(), instance, uid: uid_seen, metrics };
         let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
+        let prepull = PrePull { host: host.clone(), node: node_seen.clone() };
         let offers = Offers::new(&config, Api::all(client.clone()), node_seen);
         let manager = Manager::new(host, client.clone(), offers, state);
         let onlookers = keeper::Onlookers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
+            () = room.keep() => {}
+            () = prepull.follow() => {}
             () = keeper::keep(client.clone(), config, health_seen, onlookers, events) => {}
             () = collect(collector) => {}
             Ok(rival) = rival => return Err(AgentError::Rival(rival)),
@@ -167,6 +181,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
         () = health::watch_tart(tart, tart_health) => {}
         () = health::follow(sources, health) => {}
+        () = images.watch() => {}
         () = server => {}
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
@@ -236,6 +251,18 @@ pub fn node_name(args: &AgentArgs, facts: &HostFacts) -> Result<NodeName, BadNod
         Some(name) => Ok(name.clone()),
         None => facts.hostname.to_ascii_lowercase().parse(),
     }
+}
+
+/// Collects images, unless nothing may be collected.
+fn image_collector(
+    args: &AgentArgs,
+    images: &Arc<Images>,
+    state: &StateDir,
+    metrics: &Metrics,
+) -> Result<Option<Arc<Collector>>, BadWatermarks> {
+    let (rules, tart) = (args.images.rules()?, Tart::new(&args.tart_binary));
+    let collector = || Collector::new(images.clone(), tart, state.clone(), rules, metrics.clone());
+    Ok((!args.disable_vm_gc).then(|| Arc::new(collector())))
 }
 
 async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {

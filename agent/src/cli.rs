@@ -1,8 +1,10 @@
 //! The command line.
 
 mod host;
+mod images;
 
 pub use host::{HostArgs, ListenAddress, NodeIpSource};
+pub use images::ImageArgs;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -96,6 +98,10 @@ pub struct AgentArgs {
     /// read it. Can be given several times; none is allowed otherwise
     #[arg(long, value_name = "PATH[:ro]")]
     pub allowed_host_path: Vec<AllowedHostPath>,
+
+    /// The images and the room that they take.
+    #[command(flatten)]
+    pub images: ImageArgs,
 
     /// Delete nothing that was not made for a Pod that is being torn down: neither VMs nor images are collected, not even
     /// when the disk is full. For hosts where people or programs use tart themselves

@@ -1,10 +1,11 @@
 //! Collecting what nobody needs any more.
 //!
 //! `orphan` decides which VMs and state directories go, and why every other one stays; `observe` looks at the host and the API for it,
-//! `vms` does what was decided, again and again; `dry_run` only shows it.
+//! `vms` does what was decided, again and again; `dry_run` only shows it. `images` does all of it for images.
 
 pub mod ages;
 pub mod dry_run;
+pub mod images;
 pub mod observe;
 pub mod orphan;
 pub mod table;

@@ -20,6 +20,7 @@ pub mod probe;
 pub mod program;
 pub mod quantity;
 pub mod report;
+pub mod room;
 pub mod services;
 pub mod shim;
 pub mod state;

@@ -3,6 +3,7 @@
 mod api_calls;
 mod exposition;
 mod histogram;
+mod images;
 mod pods;
 mod server;
 mod vm_collection;
@@ -17,14 +18,17 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
 
+use crate::gc::images::Verdict;
 use crate::identity::Access;
 use crate::node::conditions::conditions;
 use crate::node::health::Health;
 use crate::node::lease;
 use crate::node::thresholds::Figure;
 use crate::pod::PodUid;
+use crate::tart::ImageDigest;
 use api_calls::{ApiCalls, CountCalls};
 use exposition::Page;
+use images::ImageFigures;
 use pods::PodFigures;
 use vm_collection::VmCollection;
 
@@ -43,6 +47,7 @@ struct Figures {
     heart: Mutex<HeartFigures>,
     waiting: Mutex<HashMap<PodUid, Timestamp>>,
     pods: Mutex<PodFigures>,
+    images: Mutex<ImageFigures>,
     /// Addresses for VMs, where it is known how many there are.
     addresses: Mutex<Option<Figure>>,
     /// Absent on a host where VMs are not collected.
@@ -68,6 +73,7 @@ impl Metrics {
             heart: Mutex::default(),
             waiting: Mutex::default(),
             pods: Mutex::default(),
+            images: Mutex::default(),
             addresses: Mutex::default(),
             vm_collection: Mutex::default(),
         }))
@@ -117,6 +123,21 @@ impl Metrics {
     /// A Pod, its container or its image has failed, for a reason that its status shows.
     pub fn failed(&self, reason: &str) {
         lock(&self.0.pods).failure(reason);
+    }
+
+    /// The images were looked at, and those that had to go are gone, or not.
+    pub fn images_collected(&self, took: Duration, succeeded: bool) {
+        lock(&self.0.images).pass(took, succeeded, Timestamp::now());
+    }
+
+    /// An image was deleted, and so many bytes more are free.
+    pub fn image_deleted(&self, freed: u64) {
+        lock(&self.0.images).deleted(freed);
+    }
+
+    /// What becomes of each image.
+    pub fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)]) {
+        lock(&self.0.images).judged(verdicts);
     }
 
     /// So many addresses for VMs are left.
@@ -200,6 +221,7 @@ impl Metrics {
         );
         page.sample("tart_kubelet_oldest_waiting_pod_age_seconds", &[], oldest.max(0.0));
         lock(&figures.pods).write(&mut page);
+        lock(&figures.images).write(&mut page);
         if let Some(addresses) = *lock(&figures.addresses) {
             let name = "tart_kubelet_dhcp_addresses";
             page.family(name, "gauge", "Addresses that macOS has for VMs: those that can be lent, and all.");

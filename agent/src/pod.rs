@@ -19,6 +19,7 @@ mod probing;
 pub mod publisher;
 pub mod pulling;
 pub mod restart;
+pub mod roster;
 pub mod slots;
 pub mod starting;
 pub mod status;

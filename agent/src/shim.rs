@@ -50,6 +50,9 @@ const ADDRESS_INTERVAL: Duration = Duration::from_millis(100);
 const ADDRESS_LIMIT: Duration = Duration::from_secs(2);
 /// How often something that could not be written down is tried again.
 const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the agent may take to make room; it may just be restarted.
+const ROOM_PATIENCE: Duration = Duration::from_mins(5);
+const ROOM_INTERVAL: Duration = Duration::from_millis(200);
 /// How long tart may take to say why a VM is gone whose guest agent has gone.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
@@ -123,7 +126,7 @@ impl Shim {
         // The disk has time for this while tart clones.
         let attempt = self.attempt.clone();
         let begun = spawn_blocking(move || attempt.sync_begun());
-        self.clone_vm().await.map_err(|error| not_started("CreateContainerError", &error))?;
+        self.clone_with_room().await.map_err(|error| not_started("CreateContainerError", &error))?;
         crash::point("shim.cloned");
         self.enter(Stage::Configuring, Vec::new());
         self.configure().await.map_err(|error| not_started("CreateContainerError", &error))?;
@@ -131,6 +134,32 @@ impl Shim {
             self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
         }
         Ok(())
+    }
+
+    /// Clones the VM. When there is no space, the agent makes some, and it is tried once more.
+    async fn clone_with_room(&self) -> Result<(), TartError> {
+        match self.clone_vm().await {
+            Err(error) if error.fault() == Some(Fault::NoSpace) => {
+                warn!(error = chain(&error), "no space for the VM; asking the agent for some");
+                self.wait_for_room().await;
+                self.clone_vm().await
+            }
+            result => result,
+        }
+    }
+
+    async fn wait_for_room(&self) {
+        if let Err(error) = self.attempt.ask_for_room() {
+            return warn!(error = chain(&error), "the agent cannot be asked for room");
+        }
+        let made = async {
+            while !self.attempt.is_room_made() {
+                sleep(ROOM_INTERVAL).await;
+            }
+        };
+        if timeout(ROOM_PATIENCE, made).await.is_err() {
+            warn!("the agent has not made room");
+        }
     }
 
     async fn clone_vm(&self) -> Result<(), TartError> {

@@ -3,6 +3,7 @@
 //! ```text
 //! agent.lock                    held by the one agent that owns this directory
 //! pki/                          the agent's own keys and certificates, see `identity::store`
+//! images.json                   which images the agent has pulled, see `image::record`
 //! instance.json                 which agent that is, for others that use the same Node name
 //! pods/<uid>/pod.json           the Pod as it was accepted
 //! pods/<uid>/evicted.json       why it is evicted
@@ -12,6 +13,7 @@
 //!     progress.json             how far the shim has come
 //!     init.json                 what the containers before the main one do
 //!     notices.json, told.json   what the agent is to tell for the shim, and how much of it has been told
+//!     wants-room, room-made     the shim has no space to clone, and the agent has done what it can about it
 //!     stop.json                 the agent asks the shim to stop the VM
 //!     result.json               how its command ended, written while the VM still has to be stopped
 //!     outcome.json              how it ended, written once: nothing of it runs any more
@@ -31,7 +33,7 @@ mod lock;
 mod record;
 mod secret;
 
-pub use attempt::{Attempt, AttemptView, Holder};
+pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
 pub use container::{
     ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Share, Termination,
 };
@@ -43,13 +45,14 @@ pub use record::{
 };
 pub use secret::write_secret;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::image::record::ImageRecord;
 use crate::pod::PodUid;
-use crate::vm::Restart;
+use crate::vm::{BaseName, Restart};
 
 /// The agent's state directory.
 #[derive(Debug, Clone)]
@@ -101,6 +104,32 @@ impl StateDir {
         let name = format!("{:032x}", u128::from_be_bytes(bytes));
         file::write(&path, &name)?;
         Ok(name)
+    }
+
+    /// What is known of this host's images.
+    pub fn images(&self) -> Result<ImageRecord, StateError> {
+        Ok(file::read(&self.0.join("images.json"))?.unwrap_or_default())
+    }
+
+    /// Writes down what is known of this host's images, so that not even a power cut can undo it.
+    pub fn write_images(&self, record: &ImageRecord) -> Result<(), StateError> {
+        file::write_durably(&self.0.join("images.json"), record)
+    }
+
+    /// The base VMs of all VMs that are planned and not deleted yet, whether or not they were cloned from them; `None` when that
+    /// cannot be known of one.
+    pub fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, StateError> {
+        let mut found = HashSet::new();
+        for pod in self.pods()? {
+            for attempt in pod.attempts()? {
+                match attempt.image()? {
+                    UsedImage::None => {}
+                    UsedImage::Unknown => return Ok(None),
+                    UsedImage::This(digest) => drop(found.insert(BaseName::of(&digest))),
+                }
+            }
+        }
+        Ok(Some(found))
     }
 
     /// The directory itself.
@@ -226,6 +255,11 @@ impl PodDir {
         self.volumes.join(self.uid.to_string())
     }
 
+    /// The directory with the logs of its containers and shims.
+    pub fn logs_path(&self) -> &Path {
+        &self.logs
+    }
+
     /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
     pub fn wipe_volumes(&self) -> Result<(), StateError> {
         crate::volume::remove(&self.volumes, &self.uid.to_string())
@@ -292,6 +326,28 @@ mod tests {
         assert_eq!(known(), ["0b1c"]);
         pod.remove().unwrap();
         assert!(known().is_empty());
+    }
+
+    #[test]
+    fn an_image_is_in_use_from_its_plan_to_the_end_of_its_vm() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let pod = state.pod("0b1c".parse().unwrap());
+        let attempt = pod.attempt(Restart(0));
+        let image = format!("registry.test/macos@sha256:{}", "a".repeat(64));
+        let base = BaseName::of(&crate::tart::ImageDigest::parse(&image).unwrap());
+        let in_use = || state.bases_in_use().unwrap();
+        assert_eq!(in_use(), Some(HashSet::new()));
+        attempt.plan(&ShimSpec { image, ..ShimSpec::example(attempt.vm()) }).unwrap();
+        assert_eq!(in_use(), Some(HashSet::from([base.clone()])));
+        attempt.begin().unwrap();
+        assert_eq!(in_use(), Some(HashSet::from([base])));
+        // A power cut has spoilt the plan of a VM that may be there.
+        std::fs::write(attempt.path().join("spec.json"), "{").unwrap();
+        assert_eq!(in_use(), None);
+        attempt.mark_cleaned().unwrap();
+        assert_eq!(in_use(), Some(HashSet::new()));
     }
 
     #[test]

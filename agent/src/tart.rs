@@ -1,5 +1,6 @@
 //! The `tart` program: its argument lists, time limits, output and failures. Nothing else in the tree knows them.
 
+mod cache;
 mod call;
 mod error;
 mod image_name;
@@ -7,9 +8,10 @@ mod list;
 mod lock;
 mod version;
 
+pub use cache::CachedImage;
 pub use call::TartOutput;
 pub use error::{Fault, TartError, running_vms};
-pub use image_name::ImageDigest;
+pub use image_name::{ImageDigest, full_name};
 pub use list::Source;
 pub use lock::VmLock;
 pub use version::TartVersion;
@@ -156,7 +158,12 @@ impl Tart {
 
     /// Whether there is a base VM. To look is cheaper than to ask tart, and is done for each VM that is made.
     pub fn has_base(&self, base: &BaseName) -> bool {
-        self.home.join("vms").join(base.to_string()).join("config.json").is_file()
+        self.base_dir(base).join("config.json").is_file()
+    }
+
+    /// The directory of a base VM, whether or not it exists.
+    pub fn base_dir(&self, base: &BaseName) -> PathBuf {
+        self.home.join("vms").join(base.to_string())
     }
 
     /// Makes a VM from a base VM, as [`clone_image`](Self::clone_image) does from an image.
@@ -212,6 +219,47 @@ impl Tart {
     /// Deletes a VM; one that does not exist is fine.
     pub async fn delete(&self, vm: &VmName) -> Result<(), TartError> {
         accept(self.call(&["delete", &vm.to_string()], DELETE).await, &[Fault::MissingVm])
+    }
+
+    /// Deletes a base VM; one that does not exist is fine.
+    pub async fn delete_base(&self, base: &BaseName) -> Result<(), TartError> {
+        accept(self.call(&["delete", &base.to_string()], DELETE).await, &[Fault::MissingVm])
+    }
+
+    /// Takes a name out of the cache, and the image with it when no other name leads there; one that does not exist is fine.
+    ///
+    /// The name of a digest takes the image in any case, and every tag that leads there.
+    pub async fn delete_image(&self, name: &str) -> Result<(), TartError> {
+        accept(self.call(&["delete", name], DELETE).await, &[Fault::MissingVm])
+    }
+
+    /// The images in the cache, whoever has put them there.
+    pub fn cached_images(&self) -> std::io::Result<Vec<CachedImage>> {
+        cache::images(&self.cache())
+    }
+
+    /// Whether an image is in the cache.
+    pub fn has_image(&self, image: &ImageDigest) -> bool {
+        cache::has(&self.cache(), image)
+    }
+
+    /// The directory of an image in the cache, by a number that changes when it is deleted and pulled again.
+    pub fn image_inode(&self, image: &ImageDigest) -> Option<u64> {
+        cache::inode(&self.cache(), image)
+    }
+
+    /// The digests in the cache that come from the repository of an image.
+    pub fn cached_siblings(&self, image: &str) -> std::io::Result<Vec<String>> {
+        cache::siblings(&self.cache(), image)
+    }
+
+    /// What the files of a base VM take, blocks that they share with its image and its clones included.
+    pub fn base_size(&self, base: &BaseName) -> u64 {
+        cache::size(&self.base_dir(base))
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.home.join("cache/OCIs")
     }
 
     async fn call<A: AsRef<std::ffi::OsStr>>(

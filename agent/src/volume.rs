@@ -20,6 +20,7 @@ mod tree;
 
 pub use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
 pub use limit::Exceeded;
+pub use measure::taken;
 pub use prepare::{MountFailure, PodVolumes, PrepareError, Prepared};
 pub use sub_path::SubPathError;
 pub use tree::TreeError;

@@ -50,7 +50,7 @@ pub struct HostArgs {
 
     /// When the Node is short of something: `memory.available`, `nodefs.available` (the state directory's volume),
     /// `imagefs.available` (that of tart's VMs and images) and `pid.available`, each with `<` and an amount or a percentage. Pods are
-    /// kept away then, but none is evicted
+    /// kept away then; for want of space, and only when no image can go, Pods are evicted one after the other
     #[arg(long, default_value = thresholds::DEFAULT, value_parser = Thresholds::parse)]
     pub eviction_hard: Thresholds,
 

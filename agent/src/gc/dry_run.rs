@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use kube::Api;
 
 use super::ages::Ages;
+use super::images::{BadWatermarks, Rules, survey};
 use super::observe::Observer;
 use super::orphan::judge;
 use super::table::{Row, render};
@@ -32,6 +33,12 @@ pub enum DryRunError {
     /// The state directory cannot be read.
     #[error("cannot use the state directory; name another one with --state-dir")]
     State(#[from] StateError),
+    /// Images could not be collected by these rules.
+    #[error(transparent)]
+    Watermarks(#[from] BadWatermarks),
+    /// There is no list of images.
+    #[error("cannot look into tart's cache of images")]
+    Images(#[source] std::io::Error),
     /// There is no list of VMs.
     #[error("cannot list VMs: {0}")]
     Vms(String),
@@ -48,20 +55,26 @@ pub async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
         .client(&tower::layer::util::Identity::new())
         .map_err(|error| DryRunError::Client(Box::new(error)))?;
     let at_work = at_work(&state)?;
-    let observer = Observer {
-        tart: Tart::new(&args.tart_binary),
-        state,
-        pods: Api::all(client),
-        node,
-        min_age: args.vm_gc_min_age,
-    };
+    let tart = Tart::new(&args.tart_binary);
+    let images = image_rows(&tart, &state, args.images.rules()?)?;
+    let observer = Observer { tart, state, pods: Api::all(client), node, min_age: args.vm_gc_min_age };
     let world = observer.look(&mut Ages::default(), at_work).await;
     if let Err(why) = world.vms {
         return Err(DryRunError::Vms(why));
     }
-    let rows = judge(&world).into_iter().map(Row::from);
+    let rows = judge(&world).into_iter().map(Row::from).chain(images);
     let rows: Vec<Row> = if args.disable_vm_gc { rows.map(Row::disabled).collect() } else { rows.collect() };
     Ok(render(&rows))
+}
+
+/// What becomes of the images: of those that the agent knows, and of all others in tart's cache.
+fn image_rows(tart: &Tart, state: &StateDir, rules: Rules) -> Result<Vec<Row>, DryRunError> {
+    let judged = survey(tart, state, rules)?;
+    let cached = tart.cached_images().map_err(DryRunError::Images)?;
+    let others = cached.iter().filter(|image| !judged.iter().any(|(digest, _)| *digest == image.digest));
+    let others: Vec<Row> = others.map(|image| Row::other_image(&image.digest)).collect();
+    let known = judged.iter().map(|(digest, verdict)| Row::image(digest, *verdict));
+    Ok(known.chain(others).collect())
 }
 
 /// The Pods that a running agent is busy with, as far as others can tell: all that it has written down.

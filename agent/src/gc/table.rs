@@ -1,6 +1,8 @@
 //! What is to be kept and deleted, as a table for people.
 
+use super::images;
 use super::orphan::{Judgement, Subject, Verdict};
+use crate::tart::ImageDigest;
 
 const HEAD: [&str; 4] = ["KIND", "NAME", "DECISION", "WHY"];
 
@@ -28,6 +30,23 @@ impl From<Verdict> for Row {
 }
 
 impl Row {
+    /// An image that the agent knows, with its base VM.
+    pub fn image(digest: &ImageDigest, verdict: images::Verdict) -> Self {
+        let (decision, why) = match verdict {
+            images::Verdict::Delete => {
+                (Judgement::DELETE, "the disk is full, and it was not used for longest")
+            }
+            images::Verdict::Keep(reason) => (Judgement::KEEP, reason.words()),
+        };
+        Self { kind: "image", name: digest.to_string(), decision, why: why.to_owned() }
+    }
+
+    /// An image that somebody else has pulled.
+    pub fn other_image(digest: &ImageDigest) -> Self {
+        let why = "not pulled by this agent".to_owned();
+        Self { kind: "image", name: digest.to_string(), decision: Judgement::KEEP, why }
+    }
+
     /// The same on a host where nothing is collected.
     #[must_use]
     pub fn disabled(self) -> Self {

@@ -35,6 +35,12 @@ pub(super) fn number(count: usize) -> f64 {
     count as f64
 }
 
+/// An amount as Prometheus has all its figures.
+#[expect(clippy::cast_precision_loss, reason = "no volume has 2^52 bytes")]
+pub(super) fn bytes(amount: u64) -> f64 {
+    amount as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

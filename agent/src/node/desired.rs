@@ -14,6 +14,7 @@ use super::host::HostFacts;
 use super::labels::{self, Labels};
 use super::resources::{Resources, same};
 use super::taints::Taints;
+use crate::image::resident;
 
 /// The status is written at least this often, changed or not.
 pub const STATUS_INTERVAL: Duration = Duration::from_mins(5);
@@ -38,7 +39,7 @@ pub struct NodeConfig {
 impl NodeConfig {
     /// The Node to register.
     pub fn node(&self, health: &Health, now: Timestamp) -> Node {
-        let wanted = self.labels();
+        let wanted = self.labels(health);
         Node {
             metadata: ObjectMeta {
                 name: Some(self.name.to_string()),
@@ -55,8 +56,15 @@ impl NodeConfig {
         }
     }
 
-    /// The labels that the Node must have. What the operator says of the machine counts more than what is found.
-    pub fn labels(&self) -> Labels {
+    /// The labels that the Node must have: those that stay, and one for each image that is here.
+    pub fn labels(&self, health: &Health) -> Labels {
+        let mut all = resident::labels(&health.images);
+        all.extend(self.lasting_labels());
+        all
+    }
+
+    /// The labels that stay. What the operator says of the machine counts more than what is found.
+    pub fn lasting_labels(&self) -> Labels {
         let found = [
             (labels::INSTANCE_TYPE, labels::value_of(&self.facts.model)),
             (labels::MACOS_VERSION, labels::value_of(&self.facts.os_version)),
@@ -87,6 +95,7 @@ impl NodeConfig {
             addresses: Some(ip.into_iter().chain([address("Hostname", self.name.to_string())]).collect()),
             conditions: Some(conditions(health, before, now)),
             node_info: Some(self.node_info(health)),
+            images: Some(resident::status(&health.images)),
             ..NodeStatus::default()
         }
     }
@@ -147,7 +156,7 @@ pub fn decide(
         Registered::Absent => return NodeDecision::Register,
         Registered::Present(node) => node,
     };
-    let wanted = config.labels();
+    let wanted = config.labels(health);
     let (labels, annotations) = (&node.metadata.labels, &node.metadata.annotations);
     let label = |key: &str| labels.as_ref().and_then(|labels| labels.get(key));
     let owned = annotations.as_ref().and_then(|annotations| annotations.get(labels::OWNED));
@@ -177,6 +186,8 @@ fn differs(ours: &NodeStatus, theirs: Option<&NodeStatus>) -> bool {
         || !same(ours.capacity.as_ref(), theirs.capacity.as_ref())
         || !same(ours.allocatable.as_ref(), theirs.allocatable.as_ref())
         || ours.addresses != theirs.addresses
+        // The API server leaves out a list that is empty.
+        || ours.images.as_deref().unwrap_or_default() != theirs.images.as_deref().unwrap_or_default()
         || ours.node_info.as_ref().map(info_key) != theirs.node_info.as_ref().map(info_key)
 }
 
@@ -261,6 +272,29 @@ mod tests {
     }
 
     #[test]
+    fn images_that_come_and_go_are_shown() {
+        let digest =
+            crate::tart::ImageDigest::parse(&format!("r.test/macos@sha256:{}", "a".repeat(64))).unwrap();
+        let tags = vec!["r.test/macos:15".to_owned()];
+        let image = resident::Resident { digest, tags, bytes: 7 };
+        let warm = Health { images: std::sync::Arc::new(vec![image]), ..well() };
+        let decide = |health: &Health, node: &Node| {
+            decide(&config(), health, &Registered::Present(Box::new(node.clone())), Some(at(0)), at(1))
+        };
+        let mut node = config().node(&well(), at(0));
+        assert_eq!(decide(&warm, &node), NodeDecision::Complete, "a label is missing");
+        node.metadata = config().node(&warm, at(0)).metadata;
+        assert_eq!(decide(&warm, &node), NodeDecision::WriteStatus);
+        node.status = config().node(&warm, at(0)).status;
+        assert_eq!(decide(&warm, &node), NodeDecision::Rest);
+        assert_eq!(decide(&well(), &node), NodeDecision::Complete, "a label says what is no longer true");
+        node.metadata = config().node(&well(), at(0)).metadata;
+        assert_eq!(decide(&well(), &node), NodeDecision::WriteStatus);
+        node.status.as_mut().unwrap().images = None;
+        assert_eq!(decide(&well(), &node), NodeDecision::Rest);
+    }
+
+    #[test]
     fn unknown_is_lifted() {
         let unknown = shown(|node| {
             for condition in node.status.as_mut().unwrap().conditions.iter_mut().flatten() {
@@ -273,13 +307,13 @@ mod tests {
     #[test]
     fn labels_say_what_the_machine_is_unless_the_operator_knows_better() {
         let mut config = config();
-        assert_eq!(config.labels()[labels::INSTANCE_TYPE], "Mac16-10");
-        assert_eq!(config.labels()[labels::MACOS_VERSION], "26.1");
+        assert_eq!(config.lasting_labels()[labels::INSTANCE_TYPE], "Mac16-10");
+        assert_eq!(config.lasting_labels()[labels::MACOS_VERSION], "26.1");
         config.labels.insert(labels::INSTANCE_TYPE.into(), "M4-S".into());
         config.labels.insert(labels::OS.into(), "linux".into());
-        assert_eq!(config.labels()[labels::INSTANCE_TYPE], "M4-S");
+        assert_eq!(config.lasting_labels()[labels::INSTANCE_TYPE], "M4-S");
         assert_eq!(
-            (config.labels()[labels::OS].as_str(), config.labels()["team"].as_str()),
+            (config.lasting_labels()[labels::OS].as_str(), config.lasting_labels()["team"].as_str()),
             ("darwin", "ios")
         );
     }

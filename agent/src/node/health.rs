@@ -1,6 +1,7 @@
 //! Whether a VM could start here, put together from what is looked at apart: tart, the latest starts, and what the host has left.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::host::Gauges;
 use super::pressure::Pressures;
 use super::starts::Starts;
 use super::thresholds::Thresholds;
+use crate::image::resident::Resident;
 use crate::metrics::Metrics;
 use crate::report::chain;
 use crate::tart::{Tart, TartError, TartVersion};
@@ -35,6 +37,8 @@ pub struct Health {
     pub short_of: Shortages,
     /// The Node's address, when it has one.
     pub address: Option<IpAddr>,
+    /// The images on this host.
+    pub images: Arc<Vec<Resident>>,
 }
 
 /// What the host is short of, in words.
@@ -108,16 +112,25 @@ pub struct Sources {
     pub starts: watch::Receiver<Starts>,
     /// The host.
     pub host: watch::Receiver<HostHealth>,
+    /// The images on it.
+    pub images: watch::Receiver<Arc<Vec<Resident>>>,
 }
 
 /// Health from its parts. A tart that does not work explains everything else.
-pub fn compose(tart: &TartHealth, starts: &Starts, host: &HostHealth, now: Timestamp) -> Health {
+pub fn compose(
+    tart: &TartHealth,
+    starts: &Starts,
+    host: &HostHealth,
+    images: &Arc<Vec<Resident>>,
+    now: Timestamp,
+) -> Health {
     let problem = tart.problem.clone().or_else(|| starts.problem(now).map(|(problem, _)| problem.clone()));
     Health {
         tart_version: tart.version.clone(),
         problem,
         short_of: host.short_of.clone(),
         address: host.address,
+        images: images.clone(),
     }
 }
 
@@ -128,8 +141,9 @@ pub async fn follow(mut sources: Sources, health: watch::Sender<Option<Health>>)
         let tart = sources.tart.borrow_and_update().clone();
         let starts = sources.starts.borrow_and_update().clone();
         let host = sources.host.borrow_and_update().clone();
+        let images = sources.images.borrow_and_update().clone();
         if let Some(tart) = tart {
-            publish(compose(&tart, &starts, &host, now), &health);
+            publish(compose(&tart, &starts, &host, &images, now), &health);
         }
         let forgiven = starts.problem(now).map(|(_, until)| {
             Duration::try_from(until.duration_since(now)).unwrap_or_default() + Duration::from_millis(1)
@@ -138,6 +152,7 @@ pub async fn follow(mut sources: Sources, health: watch::Sender<Option<Health>>)
             Ok(()) = sources.tart.changed() => {}
             Ok(()) = sources.starts.changed() => {}
             Ok(()) = sources.host.changed() => {}
+            Ok(()) = sources.images.changed() => {}
             () = sleep(forgiven.unwrap_or_default()), if forgiven.is_some() => {}
             // Whoever told us has ended, and so does the agent.
             else => return,
@@ -243,7 +258,7 @@ mod tests {
         let missing = Problem { reason: "TartMissing", message: "no tart".into() };
         let broken = TartHealth { version: None, problem: Some(missing.clone()) };
         let reason = |tart: &TartHealth, starts: &Starts| {
-            compose(tart, starts, &host, now).problem.map_or("", |problem| problem.reason)
+            compose(tart, starts, &host, &Arc::default(), now).problem.map_or("", |problem| problem.reason)
         };
         assert_eq!(reason(&well, &Starts::default()), "");
         assert_eq!(reason(&well, &starts), "NoGuiSession");

@@ -13,6 +13,8 @@ use sysinfo::{MemoryRefreshKind, Product, RefreshKind, System};
 use super::leases;
 use super::pressure::Reading;
 use super::thresholds::Figure;
+use crate::state::StateDir;
+use crate::tart::Tart;
 
 /// What the machine is and has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -87,6 +89,12 @@ pub struct Gauges {
 }
 
 impl Gauges {
+    /// The gauges of a machine.
+    pub fn of(state: &StateDir, tart: &Tart, facts: &HostFacts, leases: &Path) -> Self {
+        let (state_dir, tart_home) = (state.path().to_owned(), tart.home().to_owned());
+        Self { state_dir, tart_home, max_pids: facts.max_pids, leases: leases.to_owned() }
+    }
+
     /// Looks at what is left now. It may block for as long as a broken volume does.
     pub fn read(&self) -> Reading {
         let pids = self.max_pids.zip(system::processes());

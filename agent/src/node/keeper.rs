@@ -195,7 +195,7 @@ impl Keeper {
                 Ok(node)
             }
             NodeDecision::Complete => {
-                let patch = self.completion(node.map(AsRef::as_ref));
+                let patch = self.completion(health, node.map(AsRef::as_ref));
                 Ok(timeout(LIMIT, api.patch(&name, &parameters, &Patch::Merge(patch))).await??)
             }
             NodeDecision::Confirm => {
@@ -212,8 +212,8 @@ impl Keeper {
     }
 
     /// What is missing from a Node: labels, which of them are ours, and the providerID when it has none.
-    fn completion(&self, node: Option<&Node>) -> Value {
-        let wanted = self.config.labels();
+    fn completion(&self, health: &Health, node: Option<&Node>) -> Value {
+        let wanted = self.config.labels(health);
         let mut all = json!(wanted);
         for key in node.map(|node| labels::stale(node, &wanted)).unwrap_or_default() {
             all[key] = Value::Null;

@@ -102,6 +102,8 @@ pub enum Decision {
     },
     /// Start the shim of a planned VM.
     Launch(Restart),
+    /// Make room on the disk for a shim that cannot clone.
+    MakeRoom(Restart),
     /// Ask a shim to stop its VM within this time.
     AskToStop(Restart, Duration),
     /// Ask a shim to stop its VM, for the container to start again in another one.
@@ -135,6 +137,7 @@ impl Decision {
             Self::Accept => "accept",
             Self::Plan { .. } => "plan",
             Self::Launch(_) => "launch",
+            Self::MakeRoom(_) => "make-room",
             Self::AskToStop(..) => "ask-to-stop",
             Self::StopUnhealthy(..) => "stop-unhealthy",
             Self::KillShim(_) => "kill-shim",
@@ -222,10 +225,13 @@ fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
     }
 }
 
-/// The next step for a VM that runs: none, unless its container has failed a probe.
+/// The next step for a VM whose shim is at work: none, unless it needs room, or its container has failed a probe.
 fn attend(seen: &Observation, current: &AttemptView) -> Decision {
     if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
         return await_shim(current.restart, stop, seen.now);
+    }
+    if current.wants_room {
+        return Decision::MakeRoom(current.restart);
     }
     match seen.health.and_then(|health| health.failed) {
         // A container that has ended by itself meanwhile is beyond its probes.

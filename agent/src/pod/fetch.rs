@@ -9,7 +9,9 @@ use tokio::time::timeout;
 
 use super::admission::VmPlan;
 use super::events::Events;
+use crate::gc::images::Collector;
 use crate::image::credentials::{self, BadSecret, Credential};
+use crate::image::pins::Pin;
 use crate::image::{ImageError, Images};
 use crate::report::chain;
 use crate::tart::ImageDigest;
@@ -38,6 +40,8 @@ impl Progress {
 #[derive(Debug)]
 pub(super) struct Fetcher {
     pub(super) images: Arc<Images>,
+    /// Who makes room when there is none, if anybody may.
+    pub(super) collector: Option<Arc<Collector>>,
     pub(super) events: Events,
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(super) secrets: Api<Secret>,
@@ -49,6 +53,8 @@ pub(super) struct Fetcher {
 pub(super) struct ReadyImage {
     pub(super) digest: ImageDigest,
     pub(super) base: BaseName,
+    /// Until the plan that names it is written, nothing else keeps the image here.
+    pub(super) _pin: Pin,
 }
 
 /// A pull secret that is of no use.
@@ -63,11 +69,42 @@ enum SecretError {
 }
 
 impl Fetcher {
-    /// Has the image ready for cloning.
+    /// Has the image ready for cloning. When there is no space for it, other images go, and it is tried once more.
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
-        let digest = self.digest(plan).await?;
+        let mut pin = self.images.pin(&plan.image).await;
+        let ready = match self.ready(plan, &mut pin).await {
+            Err(error) if error.is_for_want_of_space() && self.make_room(plan).await => {
+                self.ready(plan, &mut pin).await
+            }
+            result => result,
+        };
+        ready.map(|(digest, base)| ReadyImage { digest, base, _pin: pin })
+    }
+
+    async fn ready(&self, plan: &VmPlan, pin: &mut Pin) -> Result<(ImageDigest, BaseName), ImageError> {
+        let digest = loop {
+            let digest = self.digest(plan).await?;
+            // Unless it was about to go, and what was found is no longer true.
+            if pin.hold(&BaseName::of(&digest).to_string()).await {
+                break digest;
+            }
+        };
         let base = self.images.base(&plan.image, &digest).await?;
-        Ok(ReadyImage { digest, base })
+        Ok((digest, base))
+    }
+
+    async fn make_room(&self, plan: &VmPlan) -> bool {
+        let Some(collector) = &self.collector else { return false };
+        let made = collector.make_room().await;
+        if !made {
+            let note = format!(
+                "there is no space for image `{}`, and no image on this host may be deleted for it: each one is in use, new, \
+                 the last one, or not the agent's own; free some disk space on the host",
+                plan.image
+            );
+            self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
+        }
+        made
     }
 
     async fn digest(&self, plan: &VmPlan) -> Result<ImageDigest, ImageError> {

@@ -223,6 +223,7 @@ impl Manager {
         let (pod, pod_seen) = watch::channel(Arc::new(pod));
         let (gone, gone_seen) = watch::channel(is_gone);
         let stirred = Arc::new(Notify::new());
+        self.host.roster.enter(uid.clone(), pod_seen.clone());
         let feed = PodFeed { plan, pod: pod_seen, gone: gone_seen, stirred: stirred.clone() };
         let ticket = self.host.at_work.begin(uid.clone());
         let worker = Worker::new(self.host.clone(), self.client.clone(), name, dir, feed);
@@ -235,7 +236,10 @@ impl Manager {
 
     fn ended(&mut self, ended: Result<PodUid, tokio::task::JoinError>) {
         match ended {
-            Ok(uid) => drop(self.pods.remove(&uid)),
+            Ok(uid) => {
+                self.host.roster.leave(&uid);
+                self.pods.remove(&uid);
+            }
             Err(error) => warn!(%error, "the worker of a Pod has died"),
         }
     }

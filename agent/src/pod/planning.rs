@@ -26,6 +26,7 @@ impl Worker {
         let pod = self.pod.borrow().clone();
         let fetcher = Fetcher {
             images: self.host.images.clone(),
+            collector: self.host.collector.clone(),
             events: self.host.events.clone(),
             secrets: self.secrets.clone(),
             pod: pod.clone(),

@@ -76,6 +76,7 @@ mod tests {
             progress: stage.map(|stage| Progress { stage, since: at(1000), enter: Vec::new() }),
             init: Vec::new(),
             notices: Vec::new(),
+            wants_room: false,
             stop: None,
             result: None,
             outcome: ending.map(|ending| Outcome { ending, started_at: None, finished_at: at(2000) }),

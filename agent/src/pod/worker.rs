@@ -1,6 +1,7 @@
 //! One task per Pod: observe, decide, do one thing, and again.
 
 use std::collections::HashSet;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,12 +24,14 @@ use super::probing::Probing;
 use super::publisher::Publisher;
 use super::pulling::Failure;
 use super::restart::RestartPolicy;
+use super::roster::Roster;
 use super::slots::Slots;
 use super::starting::{stages, start, waits};
 use super::status::{Context, is_final, render};
 use super::world::World;
 use super::{PodName, PodUid};
 use crate::crash;
+use crate::gc::images::Collector;
 use crate::image::Images;
 use crate::metrics::Metrics;
 use crate::node::health::Health;
@@ -39,7 +42,7 @@ use crate::shim::{self, LaunchError};
 use crate::state::{
     Attempt, AttemptView, Ending, Outcome, PodDir, PodRecord, Stage, StateError, StopCause, StopRequest,
 };
-use crate::tart::{Tart, TartError};
+use crate::tart::{Fault, Tart, TartError};
 use crate::vm::Restart;
 use crate::volume::{HostPaths, MountFailure};
 
@@ -79,6 +82,10 @@ pub struct Host {
     pub metrics: Metrics,
     /// The places for VMs.
     pub slots: Slots,
+    /// The Pods.
+    pub roster: Roster,
+    /// Who makes room on the disk; nobody with `--disable-vm-gc`.
+    pub collector: Option<Arc<Collector>>,
     /// Which Pods have a worker.
     pub at_work: AtWork,
 }
@@ -93,9 +100,23 @@ pub(super) enum WorkError {
     #[error(transparent)]
     Launch(#[from] LaunchError),
     #[error("cannot make the directories of a guest that only boots")]
-    Boot(#[source] std::io::Error),
+    Boot(#[source] io::Error),
     #[error("cannot delete the Pod from the API")]
     Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl WorkError {
+    /// Whether the disk was full.
+    fn is_for_want_of_space(&self) -> bool {
+        match self {
+            Self::State(error) => error.is_for_want_of_space(),
+            Self::Tart(error) => error.fault() == Some(Fault::NoSpace),
+            Self::Boot(error) => {
+                matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            Self::Launch(_) | Self::Delete(_) => false,
+        }
+    }
 }
 
 /// The task of one Pod.
@@ -233,6 +254,9 @@ impl Worker {
             }
         };
         self.trouble = Some(Trouble { problem, delay });
+        if let (true, Some(collector)) = (error.is_for_want_of_space(), &self.host.collector) {
+            collector.make_room().await;
+        }
         // What the failed effect itself has stirred in the directory is no reason to hurry.
         tokio::select! {
             Ok(()) = self.pod.changed() => {}
@@ -426,6 +450,12 @@ impl Worker {
                 }
                 block_in_place(|| shim::launch(&self.host.program, &self.dir, &self.dir.attempt(restart)))?;
             }
+            Decision::MakeRoom(restart) => {
+                if let Some(collector) = &self.host.collector {
+                    collector.make_room().await;
+                }
+                self.dir.attempt(restart).tell_room_is_made()?;
+            }
             Decision::AskToStop(restart, grace) => {
                 let pod = self.pod.borrow().clone();
                 let attempt = self.dir.attempt(restart);
@@ -586,6 +616,7 @@ fn describe(decision: Decision) -> &'static str {
         Decision::Accept => "cannot write the Pod down",
         Decision::Plan { .. } => "cannot plan a VM",
         Decision::Launch(_) => "cannot start the VM",
+        Decision::MakeRoom(_) => "cannot tell the VM's shim that there is room",
         Decision::AskToStop(..)
         | Decision::StopUnhealthy(..)
         | Decision::KillShim(_)

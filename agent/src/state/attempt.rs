@@ -13,6 +13,7 @@ use super::file::{self, StateError};
 use super::lock::{self, Lock};
 use super::record::{InitState, Notice, Outcome, Progress, ShimSpec, StopRequest};
 use crate::pod::PodUid;
+use crate::tart::ImageDigest;
 use crate::vm::{Restart, VmName};
 
 /// More than the start of any VM has.
@@ -43,6 +44,8 @@ pub struct AttemptView {
     pub init: Vec<InitState>,
     /// What a person should be told of.
     pub notices: Vec<Notice>,
+    /// Whether the shim waits for room on the disk.
+    pub wants_room: bool,
     /// What the shim was asked for.
     pub stop: Option<StopRequest>,
     /// How its command ended, when that is known before the VM is gone.
@@ -62,6 +65,17 @@ pub enum Holder {
     Tart,
     /// Neither.
     Nobody,
+}
+
+/// The image that a VM needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UsedImage {
+    /// None: there is no VM, and nobody is about to make one.
+    None,
+    /// This one.
+    This(ImageDigest),
+    /// One that is not known any more.
+    Unknown,
 }
 
 /// How far a shim has come, with the steps before: each takes its time, and one may be over before anybody looks.
@@ -120,10 +134,26 @@ impl Attempt {
             progress: self.read("progress.json")?,
             init: self.read("init.json")?.unwrap_or_default(),
             notices: self.read("notices.json")?.unwrap_or_default(),
+            wants_room: self.path.join("wants-room").exists() && !self.is_room_made(),
             stop: self.read("stop.json")?,
             result: self.read_durable("result.json")?,
             outcome: self.read_durable("outcome.json")?,
             cleaned: self.path.join("cleaned").exists(),
+        })
+    }
+
+    /// The image that the VM was made from, or will be, until the VM is deleted.
+    pub fn image(&self) -> Result<UsedImage, StateError> {
+        // The plan first: a VM that is found to be deleted after that needs nothing, whatever was planned.
+        let spec: Option<ShimSpec> = self.read("spec.json")?;
+        if self.path.join("cleaned").exists() {
+            return Ok(UsedImage::None);
+        }
+        Ok(match spec {
+            Some(spec) => ImageDigest::parse(&spec.image).map_or(UsedImage::Unknown, UsedImage::This),
+            // The agent died before it had planned anything.
+            None if !self.has_begun()? => UsedImage::None,
+            None => UsedImage::Unknown,
         })
     }
 
@@ -218,6 +248,21 @@ impl Attempt {
         let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
         all.push(notice);
         file::write(&self.path.join("notices.json"), &all)
+    }
+
+    /// Asks the agent to make room on the disk.
+    pub fn ask_for_room(&self) -> Result<(), StateError> {
+        self.touch("wants-room")
+    }
+
+    /// Tells the shim that there is as much room as there can be.
+    pub fn tell_room_is_made(&self) -> Result<(), StateError> {
+        self.touch("room-made")
+    }
+
+    /// Whether the agent has done what it can about room.
+    pub fn is_room_made(&self) -> bool {
+        self.path.join("room-made").exists()
     }
 
     /// How many notices have been told.

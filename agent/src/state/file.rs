@@ -22,8 +22,13 @@ pub struct StateError {
 }
 
 impl StateError {
-    pub(super) fn new(verb: &'static str, path: &Path, source: io::Error) -> Self {
+    pub(crate) fn new(verb: &'static str, path: &Path, source: io::Error) -> Self {
         Self { verb, path: path.to_owned(), source }
+    }
+
+    /// Whether the disk was full.
+    pub fn is_for_want_of_space(&self) -> bool {
+        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
     }
 }
 

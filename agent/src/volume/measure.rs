@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::path::Path;
 
 use super::dir::{Dir, Entry, Kind, Names};
 
@@ -17,6 +18,20 @@ pub(crate) enum Usage {
     Bytes(u64),
     /// There is too much in it, too deep inside each other, or where this user cannot look.
     Unmeasurable,
+}
+
+/// How many entries are looked at in a directory that is measured in one go.
+const MAX_ENTRIES_AT_ONCE: u64 = 2_000_000;
+
+/// What a directory takes, in bytes: nothing when it is not there, `None` when there is too much in it to be measured.
+pub fn taken(path: &Path) -> Option<u64> {
+    let (parent, name) = path.parent().zip(path.file_name())?;
+    let begun = Dir::trusted(parent).and_then(|parent| Measurement::begin(&parent, name));
+    match begun.and_then(|mut measurement| measurement.advance(MAX_ENTRIES_AT_ONCE, u64::MAX)) {
+        Ok(Some(Usage::Bytes(bytes))) => Some(bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(0),
+        Ok(Some(Usage::Unmeasurable) | None) | Err(_) => None,
+    }
 }
 
 /// A measurement under way. It holds a bounded amount of memory whatever the directory is like, and can be given up

@@ -12,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{Pid, getppid, setsid};
 
 use super::{MARKER, processes};
+use crate::disk;
 
 const PREFIX: &str = "tk-";
 /// A sandbox whose file of this name is not locked has lost its keeper.
@@ -94,9 +95,10 @@ fn wait_for_end_of(owner: Pid) {
     }
 }
 
-/// Kills all that runs in a sandbox, and removes its directory.
+/// Kills all that runs in a sandbox, unmounts all that is mounted there, and removes its directory.
 fn clean(sandbox: &Path) -> Result<()> {
     processes::kill_all(MARKER, sandbox)?;
+    disk::unmount_below(sandbox);
     remove(sandbox).with_context(|| format!("cannot remove sandbox {}", sandbox.display()))
 }
 

@@ -1,6 +1,8 @@
 //! Images: where they come from, and what is told when they do not come.
 
-use anyhow::{Result, ensure};
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
@@ -69,6 +71,72 @@ async fn a_private_image_needs_a_pull_secret() -> Result<()> {
     ensure!(!scene.agent_log().contains("s3cr3t"), "a password is in the log");
     let events = scene.kubectl.run(["get", "events", "--output", "json"]).await?;
     ensure!(!events.contains("s3cr3t"), "a password is in an Event");
+    Ok(())
+}
+
+#[tokio::test]
+async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
+    let scene = Scene::new("witness").await?;
+    let image = "private.test/macos/secret:1";
+    scene.mac.add_image(image, &json!({}))?;
+    scene.mac.protect_registry("private.test", "robot", "s3cr3t")?;
+    // A tart that writes down with what it is called, one line per variable.
+    let (program, notes) = (scene.mac.host().join("witness"), scene.mac.host().join("witness.log"));
+    let script = format!(
+        "#!/bin/sh\nenv | grep ^TART_ | while read -r line; do echo \"$$ $* | $line\"; done >>'{}'\nexec '{}' \"$@\"\n",
+        notes.display(),
+        scene.mac.tart_binary().display()
+    );
+    std::fs::write(&program, script)?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    // What the agent itself was started with is nobody's business.
+    let agent = scene
+        .agent
+        .clone()
+        .flag("--tart-binary", &program.display().to_string())
+        .env("TART_REGISTRY_USERNAME", "operator")
+        .env("TART_REGISTRY_PASSWORD", "0p3r4t0r")
+        .start()?;
+    scene.node_ready(&agent).await?;
+    let create = ["create", "secret", "docker-registry", "pull", "--docker-server=private.test"];
+    let login = ["--docker-username=robot", "--docker-password=s3cr3t"];
+    scene.kubectl.run(create.into_iter().chain(login)).await?;
+    let create = ["create", "secret", "docker-registry", "other", "--docker-server=other.test"];
+    let login = ["--docker-username=else", "--docker-password=3ls3wh3r3"];
+    scene.kubectl.run(create.into_iter().chain(login)).await?;
+    let secrets = json!({"imagePullSecrets": [{"name": "other"}, {"name": "pull"}]});
+    let container = json!({"image": image, "command": ["true"]});
+    scene.create(&scene.pod("private", &container, &secrets)).await?;
+    scene.create(&scene.pod("public", &json!({"command": ["true"]}), &secrets)).await?;
+    scene.phase("private", "Succeeded").await?;
+    scene.phase("public", "Succeeded").await?;
+
+    let notes = std::fs::read_to_string(&notes)?;
+    for secret in ["0p3r4t0r", "operator", "3ls3wh3r3"] {
+        ensure!(!notes.contains(secret), "{notes}");
+    }
+    let private = format!("pull {image}");
+    for line in notes.lines() {
+        let (call, variable) = line.split_once(" | ").context("a strange note")?;
+        let (process, command) = call.split_once(' ').context("a strange note")?;
+        if variable.starts_with("TART_REGISTRY_") {
+            assert_eq!(command, private, "{line}");
+            ensure!(!command.contains("s3cr3t"), "{line}");
+        }
+        let kept = format!("{process} {command} | TART_NO_AUTO_PRUNE=");
+        ensure!(notes.lines().any(|line| line.starts_with(&kept)), "{call} may prune");
+    }
+    for variable in ["HOSTNAME=private.test", "USERNAME=robot", "PASSWORD=s3cr3t"] {
+        ensure!(
+            notes.contains(&format!("{private} | TART_REGISTRY_{variable}\n")),
+            "no {variable} in {notes}"
+        );
+    }
+    for command in ["clone ", "set ", "run ", "delete "] {
+        ensure!(
+            notes.lines().any(|line| line.split_once(' ').is_some_and(|(_, call)| call.starts_with(command)))
+        );
+    }
     Ok(())
 }
 

@@ -17,6 +17,7 @@ mod heartbeat;
 mod hooks;
 mod hostile;
 mod identity;
+mod image_gc;
 mod images;
 mod init;
 mod life;

@@ -23,6 +23,7 @@ fn planned(restart: u32) -> AttemptView {
         progress: None,
         init: Vec::new(),
         notices: Vec::new(),
+        wants_room: false,
         stop: None,
         result: None,
         outcome: None,
@@ -81,6 +82,7 @@ fn a_pod_to_run() {
         (seen(RUN, vec![AttemptView { spec: None, ..planned(0) }]), plan(0, 0)),
         (seen(RUN, vec![planned(0)]), Decision::Launch(Restart(0))),
         (seen(RUN, vec![live(0)]), Decision::Wait(None)),
+        (seen(RUN, vec![AttemptView { wants_room: true, ..live(0) }]), Decision::MakeRoom(Restart(0))),
         (seen(RUN, vec![AttemptView { holder: Holder::Tart, ..live(0) }]), Decision::StopOrphan(Restart(0))),
         (
             seen(RUN, vec![AttemptView { holder: Holder::Nobody, ..live(0) }]),

@@ -35,6 +35,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
         progress: stage.map(|stage| Progress { stage, since: at(50), enter: Vec::new() }),
         init: Vec::new(),
         notices: Vec::new(),
+        wants_room: false,
         stop: None,
         result: None,
         outcome: ending.map(|ending| Outcome { ending, started_at: Some(at(50)), finished_at: at(60) }),

@@ -1,0 +1,213 @@
+//! Which images may go when the disk fills up, as the kubelet has it: from the high watermark on, the least recently used first, until
+//! the low watermark is reached.
+//!
+//! Free space is what the volume says after each deletion. Nothing else tells: an image, its base VM and the VMs of Pods share blocks.
+
+mod collector;
+
+pub use collector::{CollectError, Collector, Pass, Rules, survey};
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::node::thresholds::Figure;
+use crate::tart::ImageDigest;
+
+/// When images are collected, in percent of the volume that is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watermarks {
+    high: u8,
+    low: u8,
+}
+
+/// Watermarks that make no sense.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "--image-gc-low-threshold {low} must be below --image-gc-high-threshold {high}, and neither can be more than 100"
+)]
+pub struct BadWatermarks {
+    high: u8,
+    low: u8,
+}
+
+impl Watermarks {
+    /// Collection begins at `high` and ends at `low`.
+    pub fn new(high: u8, low: u8) -> Result<Self, BadWatermarks> {
+        if low < high && high <= 100 { Ok(Self { high, low }) } else { Err(BadWatermarks { high, low }) }
+    }
+
+    /// Whether so much is full that collection begins.
+    pub fn is_reached(self, space: Figure) -> bool {
+        // As for the kubelet, all of a volume is 100 %, and such a threshold means never.
+        self.high < 100 && space.available <= Self::left(space.total, self.high)
+    }
+
+    /// Whether enough is free for it to end.
+    fn is_left(self, space: Figure) -> bool {
+        space.available >= Self::left(space.total, self.low)
+    }
+
+    fn left(total: u64, full: u8) -> u64 {
+        let left = u128::from(total) * u128::from(100u8.saturating_sub(full)) / 100;
+        u64::try_from(left).unwrap_or(u64::MAX)
+    }
+}
+
+/// Why, or how far into it, images are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Nobody has asked: something goes when the high watermark is reached.
+    Routine,
+    /// Somebody has run out of space: one image goes, whatever the watermarks say.
+    Wanted,
+    /// Something has gone: more does until the low watermark is reached.
+    Going,
+}
+
+/// All that a decision rests on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct World {
+    /// The images that the agent has brought here. Those of others are not in it, so nothing can become of them.
+    pub images: Vec<Image>,
+    /// How full the volume is; unknown when it cannot be measured.
+    pub space: Option<Figure>,
+    /// When to begin and when to end.
+    pub watermarks: Watermarks,
+    /// How long an image stays at least.
+    pub min_age: Duration,
+    /// Why this is asked.
+    pub stage: Stage,
+    /// The time of the observation.
+    pub now: Timestamp,
+}
+
+/// An image with its base VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// Which one it is.
+    pub digest: ImageDigest,
+    /// When it came.
+    pub pulled_at: Timestamp,
+    /// When a Pod last needed it.
+    pub last_used_at: Timestamp,
+    /// Whether there is a base VM of it.
+    pub has_base: bool,
+    /// Who needs it.
+    pub need: Need,
+}
+
+/// Who needs an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Nobody.
+    None,
+    /// A VM that was made from it, or is planned, is not deleted yet.
+    Vm,
+    /// A Pod is about to start, or it is being pulled.
+    Start,
+    /// Nobody knows: there is a VM of which it is not known what it was made from.
+    Unknown,
+}
+
+/// What becomes of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It may go.
+    Delete,
+    /// It stays.
+    Keep(Reason),
+}
+
+/// Why an image stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// There is room enough.
+    Room,
+    /// A VM was made from it.
+    InUse,
+    /// A Pod is about to start, or it is being pulled.
+    Starting,
+    /// It may be that a VM was made from it.
+    Unknown,
+    /// It came a moment ago.
+    Young,
+    /// It is the only one that is left to clone from.
+    Last,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Room, Self::InUse, Self::Starting, Self::Unknown, Self::Young, Self::Last];
+
+    /// One word, for figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Room => "room",
+            Self::InUse => "in-use",
+            Self::Starting => "starting",
+            Self::Unknown => "unknown",
+            Self::Young => "young",
+            Self::Last => "last",
+        }
+    }
+
+    /// The reason in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Room => "the disk has room",
+            Self::InUse => "a VM that was made from it is still there",
+            Self::Starting => "a Pod is about to start from it, or it is being pulled",
+            Self::Unknown => "there is a VM of which it is not known what it was made from",
+            Self::Young => "it was pulled a moment ago",
+            Self::Last => "it is the only image that is left",
+        }
+    }
+}
+
+/// What becomes of each image, in the order in which they go. One deletion changes the world: it is asked again after each.
+pub fn choose(world: &World) -> Vec<(ImageDigest, Verdict)> {
+    let mut images: Vec<&Image> = world.images.iter().collect();
+    images.sort_by_key(|image| (image.last_used_at, image.pulled_at, &image.digest));
+    let mut verdicts: Vec<(&Image, Verdict)> =
+        images.iter().map(|image| (*image, verdict(world, image))).collect();
+    let stays = |(image, verdict): &(&Image, Verdict)| image.has_base && *verdict != Verdict::Delete;
+    if !verdicts.iter().any(stays) {
+        // The most recent one of those with a base, or else of all.
+        let last = verdicts.iter().rposition(|(image, _)| image.has_base);
+        if let Some((_, verdict)) =
+            last.or_else(|| verdicts.len().checked_sub(1)).and_then(|at| verdicts.get_mut(at))
+        {
+            *verdict = match *verdict {
+                Verdict::Delete => Verdict::Keep(Reason::Last),
+                kept @ Verdict::Keep(_) => kept,
+            };
+        }
+    }
+    verdicts.into_iter().map(|(image, verdict)| (image.digest.clone(), verdict)).collect()
+}
+
+fn verdict(world: &World, image: &Image) -> Verdict {
+    let keep = match image.need {
+        Need::Vm => Some(Reason::InUse),
+        Need::Start => Some(Reason::Starting),
+        Need::Unknown => Some(Reason::Unknown),
+        Need::None if world.now < image.pulled_at + world.min_age => Some(Reason::Young),
+        Need::None if !wants_room(world) => Some(Reason::Room),
+        Need::None => None,
+    };
+    keep.map_or(Verdict::Delete, Verdict::Keep)
+}
+
+fn wants_room(world: &World) -> bool {
+    match (world.stage, world.space) {
+        (Stage::Wanted, _) => true,
+        (Stage::Routine, Some(space)) => world.watermarks.is_reached(space),
+        (Stage::Going, Some(space)) => !world.watermarks.is_left(space),
+        (Stage::Routine | Stage::Going, None) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

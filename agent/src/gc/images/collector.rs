@@ -1,0 +1,301 @@
+//! Looks at the images of this host and deletes those that may go, one after the other, with a look at the volume after each.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::{Image, Need, Stage, Verdict, Watermarks, World, choose};
+use crate::crash;
+use crate::image::Images;
+use crate::image::record::KnownImage;
+use crate::metrics::Metrics;
+use crate::node::host::volume;
+use crate::node::thresholds::Figure;
+use crate::report::chain;
+use crate::state::{StateDir, StateError};
+use crate::tart::{ImageDigest, Tart, TartError};
+
+/// A volume that does not answer must not hold up those who wait for room.
+const LOOK_LIMIT: Duration = Duration::from_secs(30);
+/// APFS gives blocks back a moment after their file is gone.
+const SPACE_PATIENCE: Duration = Duration::from_secs(3);
+const SPACE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// When images are collected.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    /// When to begin and when to end.
+    pub watermarks: Watermarks,
+    /// How long an image stays at least.
+    pub min_age: Duration,
+}
+
+/// Why images could not be collected.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectError {
+    /// What is in use cannot be known, so nothing is deleted.
+    #[error("cannot tell which images are in use")]
+    State(#[from] StateError),
+    /// The disk does not answer.
+    #[error("the disk has not answered within {} s", LOOK_LIMIT.as_secs())]
+    Late,
+}
+
+/// What a pass has done.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pass {
+    /// How many images are gone.
+    pub deleted: usize,
+    /// How many bytes more are free.
+    pub freed: u64,
+    /// How many images could not be deleted.
+    pub failed: usize,
+}
+
+/// Collects images. With `--disable-vm-gc` there is none.
+#[derive(Debug)]
+pub struct Collector {
+    images: Arc<Images>,
+    tart: Tart,
+    state: StateDir,
+    rules: Rules,
+    metrics: Metrics,
+    /// One pass at a time.
+    at_work: Mutex<()>,
+}
+
+/// What would become of the images on this host, without doing it.
+pub fn survey(
+    tart: &Tart,
+    state: &StateDir,
+    rules: Rules,
+) -> Result<Vec<(ImageDigest, Verdict)>, StateError> {
+    let record = state.images()?;
+    let pulling: HashSet<&str> = record.pulls().collect();
+    let is_starting = |image: &KnownImage| image.names.iter().any(|name| pulling.contains(name.as_str()));
+    let world = World {
+        images: observe(record.images(), tart, state, is_starting)?,
+        space: volume(tart.home()),
+        watermarks: rules.watermarks,
+        min_age: rules.min_age,
+        stage: Stage::Routine,
+        now: Timestamp::now(),
+    };
+    Ok(choose(&world))
+}
+
+/// The images of a record as they are now; those that are gone are left out.
+fn observe(
+    known: &[KnownImage],
+    tart: &Tart,
+    state: &StateDir,
+    is_starting: impl Fn(&KnownImage) -> bool,
+) -> Result<Vec<Image>, StateError> {
+    // Who starts is asked first: a Pod is in the state directory before its start is over.
+    let starting: HashSet<&ImageDigest> =
+        known.iter().filter(|image| is_starting(image)).map(|image| &image.digest).collect();
+    let in_use = state.bases_in_use()?;
+    let image = |image: &KnownImage| {
+        let has_base = tart.has_base(&image.base());
+        let need = match &in_use {
+            None => Need::Unknown,
+            Some(in_use) if in_use.contains(&image.base()) => Need::Vm,
+            Some(_) if starting.contains(&image.digest) => Need::Start,
+            Some(_) => Need::None,
+        };
+        (has_base || tart.has_image(&image.digest) || need != Need::None).then(|| Image {
+            digest: image.digest.clone(),
+            pulled_at: image.pulled_at,
+            last_used_at: image.last_used_at,
+            has_base,
+            need,
+        })
+    };
+    Ok(known.iter().filter_map(image).collect())
+}
+
+impl Collector {
+    /// A collector of the images that the agent itself has brought here.
+    pub fn new(images: Arc<Images>, tart: Tart, state: StateDir, rules: Rules, metrics: Metrics) -> Self {
+        Self { images, tart, state, rules, metrics, at_work: Mutex::default() }
+    }
+
+    /// Makes room for somebody who has run out of it; whether there is more than before.
+    pub async fn make_room(&self) -> bool {
+        match self.pass(Stage::Wanted).await {
+            Ok(pass) => pass.deleted > 0,
+            Err(error) => {
+                warn!(error = chain(&error), "cannot make room");
+                false
+            }
+        }
+    }
+
+    /// Looks at all images, and deletes as many as have to go.
+    pub async fn pass(&self, stage: Stage) -> Result<Pass, CollectError> {
+        let _at_work = self.at_work.lock().await;
+        let begun = Instant::now();
+        let result = self.collect(stage).await;
+        let failed = result.as_ref().map_or(true, |pass| pass.failed > 0);
+        self.metrics.images_collected(begun.elapsed(), !failed);
+        result
+    }
+
+    async fn collect(&self, mut stage: Stage) -> Result<Pass, CollectError> {
+        self.images.recover().await;
+        let mut done = Pass::default();
+        let mut hopeless = HashSet::new();
+        loop {
+            let world = self.look(stage).await?;
+            let verdicts = choose(&world);
+            self.metrics.images_judged(&verdicts);
+            debug!(?stage, ?verdicts, space = ?world.space, "looked at the images");
+            let mut candidates = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Delete);
+            let Some((digest, _)) = candidates.find(|(digest, _)| !hopeless.contains(digest)) else {
+                return Ok(done);
+            };
+            match self.delete(digest).await {
+                Ok(Some(freed)) => {
+                    info!(image = %digest, freed, "image deleted to make room");
+                    self.metrics.image_deleted(freed);
+                    done.deleted += 1;
+                    done.freed += freed;
+                    stage = Stage::Going;
+                }
+                // Somebody needs it after all.
+                Ok(None) => {
+                    debug!(image = %digest, "an image is needed at the last moment");
+                    hopeless.insert(digest.clone());
+                }
+                Err(error) => {
+                    warn!(image = %digest, error = chain(&error), "cannot delete an image");
+                    done.failed += 1;
+                    hopeless.insert(digest.clone());
+                }
+            }
+        }
+    }
+
+    async fn look(&self, stage: Stage) -> Result<World, CollectError> {
+        let (images, tart, state) = (self.images.clone(), self.tart.clone(), self.state.clone());
+        let look = spawn_blocking(move || {
+            let known = images.known();
+            let pulling: HashSet<String> = images.pulling().into_iter().collect();
+            let is_starting = |image: &KnownImage| {
+                images.pins().is_pinned(&image.base().to_string())
+                    || image.names.iter().any(|name| pulling.contains(name) || images.pins().is_pinned(name))
+            };
+            let found = observe(&known, &tart, &state, is_starting)?;
+            let now = Timestamp::now();
+            for image in &found {
+                if matches!(image.need, Need::Vm | Need::Start) {
+                    images.used(&image.digest, now);
+                }
+            }
+            // What somebody else has deleted need not be remembered.
+            for gone in known.iter().filter(|known| !found.iter().any(|image| image.digest == known.digest)) {
+                if let Some(_doom) = images.pins().doom(names(gone)) {
+                    images.collected(&gone.digest);
+                }
+            }
+            Ok::<_, StateError>((found, volume(tart.home()), now))
+        });
+        let Ok(Ok(looked)) = timeout(LOOK_LIMIT, look).await else { return Err(CollectError::Late) };
+        let (images, space, now) = looked?;
+        let Rules { watermarks, min_age } = self.rules;
+        Ok(World { images, space, watermarks, min_age, stage, now })
+    }
+
+    /// Deletes an image: its base VM and what the agent has pulled, for together they hold the blocks. `None` when it is needed.
+    ///
+    /// It is forgotten last, so that an agent that dies in between is followed by one that finishes it.
+    async fn delete(&self, digest: &ImageDigest) -> Result<Option<u64>, DeleteError> {
+        let Some(known) = self.images.known().into_iter().find(|known| known.digest == *digest) else {
+            return Ok(None);
+        };
+        let Some(_doom) = self.images.pins().doom(names(&known)) else { return Ok(None) };
+        // Nobody can begin with it now, so this look is the last word.
+        if self.state.bases_in_use()?.is_none_or(|in_use| in_use.contains(&known.base())) {
+            return Ok(None);
+        }
+        let before = measure(self.tart.home()).await;
+        self.tart.delete_base(&known.base()).await?;
+        crash::point("agent.collect.base");
+        self.delete_cached(&known).await?;
+        crash::point("agent.collect.image");
+        self.images.collected(digest);
+        self.images.look().await;
+        Ok(Some(self.freed(before).await))
+    }
+
+    /// Takes the names that the agent has pulled an image by out of tart's cache. If others have names for it, it stays for them.
+    async fn delete_cached(&self, known: &KnownImage) -> Result<(), DeleteError> {
+        if !known.is_ours(self.tart.image_inode(&known.digest)) {
+            return Ok(());
+        }
+        let (tart, digest) = (self.tart.clone(), known.digest.clone());
+        let look = spawn_blocking(move || tart.cached_images());
+        let Ok(Ok(cached)) = timeout(LOOK_LIMIT, look).await else { return Err(DeleteError::Late) };
+        let Some(cached) =
+            cached.map_err(DeleteError::Look)?.into_iter().find(|image| image.digest == digest)
+        else {
+            return Ok(());
+        };
+        let (ours, theirs): (Vec<_>, Vec<_>) =
+            cached.tags.into_iter().partition(|tag| known.names.contains(tag));
+        for tag in &ours {
+            self.tart.delete_image(tag).await?;
+        }
+        // Tart keeps an image that was pulled by its digest even when no tag leads to it.
+        let by_digest = known.digest.to_string();
+        if theirs.is_empty() && known.names.contains(&by_digest) {
+            self.tart.delete_image(&by_digest).await?;
+        }
+        Ok(())
+    }
+
+    /// How much more is free than before, once it shows.
+    async fn freed(&self, before: Option<Figure>) -> u64 {
+        let Some(before) = before else { return 0 };
+        let give_up = Instant::now() + SPACE_PATIENCE;
+        loop {
+            let now = measure(self.tart.home()).await;
+            let freed = now.map_or(0, |now| now.available.saturating_sub(before.available));
+            if freed > 0 || Instant::now() >= give_up {
+                return freed;
+            }
+            sleep(SPACE_INTERVAL).await;
+        }
+    }
+}
+
+/// Why an image could not be deleted.
+#[derive(Debug, thiserror::Error)]
+enum DeleteError {
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Tart(#[from] TartError),
+    #[error("cannot look into tart's cache")]
+    Look(#[source] std::io::Error),
+    #[error("the disk has not answered within {} s", LOOK_LIMIT.as_secs())]
+    Late,
+}
+
+/// All names that an image is pinned by.
+fn names(image: &KnownImage) -> impl Iterator<Item = String> {
+    std::iter::once(image.base().to_string()).chain(image.names.iter().cloned())
+}
+
+async fn measure(path: &Path) -> Option<Figure> {
+    let path = path.to_owned();
+    let look = spawn_blocking(move || volume(&path));
+    timeout(LOOK_LIMIT, look).await.ok()?.ok()?
+}

@@ -1,0 +1,157 @@
+//! Images that are to be here before a Pod needs them: named in an annotation of the Node, with commas between them.
+//!
+//! Each is pulled once for as long as the annotation names it. If it has to make room for another one later, it is not fetched again: two
+//! images that do not fit at the same time would chase each other for ever.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::{Resource, ResourceExt};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tracing::info;
+
+use super::ImageError;
+use crate::pod::worker::Host;
+use crate::report::chain;
+use crate::tart::ImageDigest;
+use crate::vm::BaseName;
+
+/// The annotation.
+pub const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
+/// More than anybody has room for.
+const MOST: usize = 20;
+const FIRST_DELAY: Duration = Duration::from_secs(10);
+const LONGEST_DELAY: Duration = Duration::from_mins(5);
+
+/// The images that a Node is to have.
+pub fn wanted(node: &Node) -> BTreeSet<String> {
+    let names = node.annotations().get(ANNOTATION).map_or("", String::as_str).split(',').map(str::trim);
+    // What is no name of an image at a registry could be one of tart's flags.
+    let is_name =
+        |name: &&str| name.contains('/') && !name.starts_with('-') && !name.contains(char::is_whitespace);
+    names.filter(is_name).take(MOST).map(str::to_owned).collect()
+}
+
+/// Who pulls them.
+#[derive(Debug)]
+pub struct PrePull {
+    /// Its images, and who makes room for them, if anybody may.
+    pub host: Arc<Host>,
+    /// The Node as the API server shows it.
+    pub node: watch::Receiver<Option<Arc<Node>>>,
+}
+
+/// When a pull that has failed is tried again.
+#[derive(Debug, Clone, Copy)]
+struct Failed {
+    delay: Duration,
+    retry_at: Instant,
+}
+
+impl PrePull {
+    /// Pulls what is wanted, for as long as it is polled.
+    pub async fn follow(self) {
+        let mut node = self.node.clone();
+        let mut done = HashSet::new();
+        let mut failed: HashMap<String, Failed> = HashMap::new();
+        loop {
+            let shown = node.borrow_and_update().clone();
+            let names = shown.as_deref().map(wanted).unwrap_or_default();
+            // A Node that is not shown is none that wants nothing.
+            if shown.is_some() {
+                done.retain(|name| names.contains(name));
+                failed.retain(|name, _| names.contains(name));
+            }
+            let is_due =
+                |name: &&String| failed.get(*name).is_none_or(|failed| failed.retry_at <= Instant::now());
+            let next = names.iter().find(|name| !done.contains(*name) && is_due(name));
+            let (Some(name), Some(shown)) = (next, &shown) else {
+                let retry_at = failed.values().map(|failed| failed.retry_at).min();
+                tokio::select! {
+                    changed = node.changed() => if changed.is_err() { std::future::pending::<()>().await },
+                    () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+                }
+                continue;
+            };
+            let Some(result) = self.fetch_while_wanted(name, &mut node).await else { continue };
+            match result {
+                Ok(digest) => {
+                    info!(image = name, %digest, "pulled ahead of any Pod");
+                    let note = format!("image `{name}` is {digest}, ready for Pods");
+                    self.host.events.about(shown.object_ref(&()), false, "PrePulled", &note);
+                    failed.remove(name);
+                    done.insert(name.clone());
+                }
+                Err(error) => {
+                    let before = failed.get(name).map(|failed| failed.delay);
+                    let delay = before.map_or(FIRST_DELAY, |before| (before * 2).min(LONGEST_DELAY));
+                    self.host.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
+                    failed.insert(name.clone(), Failed { delay, retry_at: Instant::now() + delay });
+                }
+            }
+        }
+    }
+
+    /// Fetches an image; `None` when it is no longer wanted.
+    async fn fetch_while_wanted(
+        &self,
+        name: &str,
+        node: &mut watch::Receiver<Option<Arc<Node>>>,
+    ) -> Option<Result<ImageDigest, ImageError>> {
+        let fetch = self.fetch(name);
+        tokio::pin!(fetch);
+        loop {
+            tokio::select! {
+                result = &mut fetch => return Some(result),
+                Ok(()) = node.changed() => {
+                    let shown = node.borrow_and_update().clone();
+                    if shown.is_some_and(|node| !wanted(&node).contains(name)) {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn fetch(&self, name: &str) -> Result<ImageDigest, ImageError> {
+        match self.try_fetch(name).await {
+            Err(error) if error.is_for_want_of_space() => match &self.host.collector {
+                Some(collector) if collector.make_room().await => self.try_fetch(name).await,
+                _ => Err(error),
+            },
+            result => result,
+        }
+    }
+
+    /// Has the image and its base VM ready. The Node may read no Secret that no Pod of its names, so it asks as nobody.
+    async fn try_fetch(&self, name: &str) -> Result<ImageDigest, ImageError> {
+        let mut pin = self.host.images.pin(name).await;
+        let digest = self.host.images.pull(name, Vec::new(), |_| ()).await?;
+        pin.hold(&BaseName::of(&digest).to_string()).await;
+        self.host.images.base(name, &digest).await?;
+        Ok(digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    #[test]
+    fn only_names_of_images_are_wanted() {
+        let wanted = |text: &str| {
+            let annotations = Some([(ANNOTATION.to_owned(), text.to_owned())].into());
+            let metadata = ObjectMeta { annotations, ..ObjectMeta::default() };
+            super::wanted(&Node { metadata, ..Node::default() }).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(wanted(""), Vec::<String>::new());
+        assert_eq!(wanted("r.test/b:1, r.test/a ,,x,--a/b,r.test/a b"), ["r.test/a", "r.test/b:1"]);
+        let many: Vec<String> = (0..100).map(|number| format!("r.test/{number}")).collect();
+        assert_eq!(wanted(&many.join(",")).len(), MOST);
+        assert_eq!(super::wanted(&Node::default()), BTreeSet::new());
+    }
+}

@@ -1,0 +1,276 @@
+//! Which images the agent itself has brought to this host, and when each was last of use. Nothing else is ever collected.
+//!
+//! A pull is written down before it begins, with what was there before it: so its result is known to be ours even when the agent
+//! that began it is gone by then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::tart::{ImageDigest, full_name};
+use crate::vm::BaseName;
+
+/// All that is known of this host's images.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// Pulls that are under way or were cut short, by the image's name.
+    pulls: BTreeMap<String, PullRecord>,
+    images: Vec<KnownImage>,
+}
+
+/// A pull as it was begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct PullRecord {
+    /// The digests of its repository that were in the cache before: others have put them there, or the record says more.
+    before: BTreeSet<String>,
+}
+
+/// An image that the agent has made a base VM of, or that it has pulled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownImage {
+    /// Which one it is.
+    pub digest: ImageDigest,
+    /// The names that the agent has pulled it by. Without any it is somebody else's, and only its base VM is ours.
+    pub names: BTreeSet<String>,
+    /// The directory that it came into: another one is not what we have pulled, whatever its name.
+    pub inode: Option<u64>,
+    /// When it came.
+    pub pulled_at: Timestamp,
+    /// When a Pod last needed it.
+    pub last_used_at: Timestamp,
+}
+
+/// An image that is in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Present {
+    /// Which one it is.
+    pub digest: ImageDigest,
+    /// The directory that it is in.
+    pub inode: u64,
+}
+
+impl KnownImage {
+    /// Whether what is in the cache, in this directory, is what the agent has pulled.
+    pub fn is_ours(&self, inode: Option<u64>) -> bool {
+        !self.names.is_empty() && self.inode.is_some() && self.inode == inode
+    }
+
+    /// Its base VM, whether or not it was made.
+    pub fn base(&self) -> BaseName {
+        BaseName::of(&self.digest)
+    }
+}
+
+impl ImageRecord {
+    /// The images, in no order.
+    pub fn images(&self) -> &[KnownImage] {
+        &self.images
+    }
+
+    /// The names whose pulls have no end yet.
+    pub fn pulls(&self) -> impl Iterator<Item = &str> {
+        self.pulls.keys().map(String::as_str)
+    }
+
+    /// A pull is about to begin. One that was cut short counts from its own beginning.
+    pub fn begin(&mut self, image: &str, before: impl IntoIterator<Item = String>) {
+        let before = || PullRecord { before: before.into_iter().collect() };
+        self.pulls.entry(full_name(image)).or_insert_with(before);
+    }
+
+    /// What became of a pull: the image that its name stands for now, if any.
+    ///
+    /// `is_over` is false while another pull of the same name goes on.
+    pub fn settle(&mut self, image: &str, found: Option<&Present>, is_over: bool, now: Timestamp) {
+        let name = full_name(image);
+        let Some(pull) = self.pulls.get(&name) else { return };
+        if let Some(found) = found {
+            let is_new = !pull.before.contains(found.digest.hex());
+            self.note(&name, found, is_new, now);
+        }
+        if is_over {
+            self.pulls.remove(&name);
+        }
+    }
+
+    fn note(&mut self, name: &str, found: &Present, is_new: bool, now: Timestamp) {
+        // A name that has moved on is no longer the other image's.
+        for image in self.images.iter_mut().filter(|image| image.digest != found.digest) {
+            image.names.remove(name);
+        }
+        let inode = Some(found.inode);
+        match self.images.iter_mut().find(|image| image.digest == found.digest) {
+            Some(known) if is_new || known.is_ours(inode) => {
+                known.names.insert(name.to_owned());
+                known.inode = inode;
+            }
+            // Somebody has deleted ours, and then pulled it.
+            Some(known) => known.names.clear(),
+            None if is_new => self.images.push(KnownImage {
+                digest: found.digest.clone(),
+                names: BTreeSet::from([name.to_owned()]),
+                inode,
+                pulled_at: now,
+                last_used_at: now,
+            }),
+            None => {}
+        }
+    }
+
+    /// A Pod needs an image now.
+    pub fn used(&mut self, digest: &ImageDigest, now: Timestamp) {
+        match self.images.iter_mut().find(|image| image.digest == *digest) {
+            Some(known) => known.last_used_at = known.last_used_at.max(now),
+            None => self.images.push(KnownImage {
+                digest: digest.clone(),
+                names: BTreeSet::new(),
+                inode: None,
+                pulled_at: now,
+                last_used_at: now,
+            }),
+        }
+    }
+
+    /// An image is gone, and its base VM with it.
+    pub fn forget(&mut self, digest: &ImageDigest) {
+        self.images.retain(|image| image.digest != *digest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn digest(digit: char) -> ImageDigest {
+        ImageDigest::parse(&format!("r.test/macos@sha256:{}", digit.to_string().repeat(64))).unwrap()
+    }
+
+    fn hex(digit: char) -> String {
+        digest(digit).hex().to_owned()
+    }
+
+    fn present(digit: char) -> Present {
+        Present { digest: digest(digit), inode: u64::from(digit) }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn ours(record: &ImageRecord) -> Vec<(char, Vec<&str>)> {
+        let names = |image: &KnownImage| -> Vec<char> { image.digest.hex().chars().take(1).collect() };
+        record.images.iter().map(|i| (names(i)[0], i.names.iter().map(String::as_str).collect())).collect()
+    }
+
+    #[test]
+    fn what_a_pull_has_brought_is_ours() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos", [hex('f')]);
+        assert_eq!(record.pulls().collect::<Vec<_>>(), ["r.test/macos:latest"]);
+        record.settle("r.test/macos", Some(&present('a')), true, at(1));
+        assert_eq!(ours(&record), [('a', vec!["r.test/macos:latest"])]);
+        assert_eq!(record.pulls().count(), 0);
+    }
+
+    #[test]
+    fn what_was_there_before_is_not() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos:1", [hex('a')]);
+        record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
+        assert_eq!(ours(&record), []);
+        // Its base VM is.
+        record.used(&digest('a'), at(2));
+        assert_eq!(ours(&record), [('a', vec![])]);
+        record.begin("r.test/macos:1", [hex('a')]);
+        record.settle("r.test/macos:1", Some(&present('a')), true, at(3));
+        assert_eq!(ours(&record), [('a', vec![])]);
+        // They have deleted it, and we have brought it back.
+        record.begin("r.test/macos:1", []);
+        record.settle("r.test/macos:1", Some(&present('a')), true, at(4));
+        assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
+    }
+
+    #[test]
+    fn a_pull_that_was_cut_short_counts_from_its_beginning() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos:1", []);
+        // The agent dies, tart goes on, and the next agent pulls again.
+        record.begin("r.test/macos:1", [hex('a')]);
+        record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
+        assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
+    }
+
+    #[test]
+    fn a_pull_that_failed_leaves_nothing() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos:1", []);
+        record.settle("r.test/macos:1", None, true, at(1));
+        assert_eq!(record, ImageRecord::default());
+    }
+
+    #[test]
+    fn a_name_stands_for_one_image() {
+        let mut record = ImageRecord::default();
+        for (digit, before) in [('a', vec![]), ('b', vec![hex('a')])] {
+            record.begin("r.test/macos:1", before);
+            record.settle("r.test/macos:1", Some(&present(digit)), true, at(1));
+        }
+        assert_eq!(ours(&record), [('a', vec![]), ('b', vec!["r.test/macos:1"])]);
+    }
+
+    #[test]
+    fn what_somebody_has_pulled_in_our_place_is_theirs() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos:1", []);
+        record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
+        assert!(record.images[0].is_ours(Some(u64::from('a'))) && !record.images[0].is_ours(Some(1)));
+        assert!(!record.images[0].is_ours(None));
+        record.begin("r.test/macos:2", [hex('a')]);
+        record.settle("r.test/macos:2", Some(&Present { inode: 1, ..present('a') }), true, at(1));
+        assert_eq!(ours(&record), [('a', vec![])]);
+    }
+
+    #[test]
+    fn of_two_pulls_the_last_one_ends_it() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos:1", []);
+        record.begin("r.test/macos:1", []);
+        record.settle("r.test/macos:1", None, false, at(1));
+        record.settle("r.test/macos:1", Some(&present('a')), true, at(2));
+        assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
+    }
+
+    #[test]
+    fn it_is_read_as_it_was_written() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos:1", [hex('b')]);
+        record.settle("r.test/macos:1", Some(&present('a')), false, at(1));
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<ImageRecord>(&text).unwrap(), record);
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order, an image that was always there when a pull began never gets a name.
+        #[test]
+        fn an_image_of_others_stays_theirs(
+            steps in proptest::collection::vec((0u8..4, 0u8..3, prop::char::range('a', 'd'), any::<bool>()), 0..40)
+        ) {
+            let mut record = ImageRecord::default();
+            for (step, name, digit, flag) in steps {
+                let name = format!("r.test/macos:{name}");
+                match step {
+                    0 => record.begin(&name, [hex('a')]),
+                    1 => record.settle(&name, flag.then(|| present(digit)).as_ref(), flag, at(1)),
+                    2 => record.used(&digest(digit), at(2)),
+                    _ => record.forget(&digest(digit)),
+                }
+                let theirs = record.images.iter().find(|image| image.digest == digest('a'));
+                prop_assert!(theirs.is_none_or(|image| image.names.is_empty()), "{:?}", record);
+                let mut seen = BTreeSet::new();
+                prop_assert!(record.images.iter().flat_map(|image| &image.names).all(|name| seen.insert(name)));
+            }
+        }
+    }
+}

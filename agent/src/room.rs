@@ -1,0 +1,191 @@
+//! Room on the disk. Images go first; only when none of them may go, and the Node is short of space all the same, a Pod does.
+
+pub mod rank;
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use crate::gc::images::Stage;
+use crate::node::host::{Gauges, volume};
+use crate::node::thresholds::{Figure, Signal, Thresholds};
+use crate::pod::PodUid;
+use crate::pod::status::is_final;
+use crate::pod::worker::Host;
+use crate::report::chain;
+use crate::state::{PodDir, StateDir, StateError};
+use crate::tart::Tart;
+use crate::vm::{BaseName, VmName};
+use crate::volume::taken;
+use rank::{Claimant, first};
+
+/// As often as the kubelet looks.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// A volume that does not answer is looked at again later.
+const LOOK_LIMIT: Duration = Duration::from_secs(30);
+/// How long it may take to measure what Pods use.
+const MEASURE_LIMIT: Duration = Duration::from_mins(2);
+
+/// What it takes to keep room on the disk.
+#[derive(Debug)]
+pub struct Room {
+    /// Its Pods and their VMs, and who deletes images: nobody with `--disable-vm-gc`. Nobody is evicted before its health says that it is
+    /// short of space.
+    pub host: Arc<Host>,
+    /// Where to look.
+    pub gauges: Gauges,
+    /// When there is too little.
+    pub thresholds: Thresholds,
+    /// What is kept of Pods.
+    pub state: StateDir,
+}
+
+/// Too little space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Shortage {
+    /// The kubelet's words for it.
+    words: String,
+    /// Whether images are on the volume that is short.
+    by_images: bool,
+}
+
+impl Room {
+    /// Looks again and again, for as long as it is polled.
+    pub async fn keep(self) {
+        loop {
+            let short = self.shortage().await;
+            let deleted = self.collect(short.as_ref()).await;
+            match short {
+                // What is gone may have been enough.
+                Some(_) if deleted => continue,
+                Some(short) if self.is_told() => self.relieve(&short).await,
+                Some(_) | None => {}
+            }
+            sleep(INTERVAL).await;
+        }
+    }
+
+    /// Whether the Node says that it is short of space, so that no new Pod comes for what is freed.
+    fn is_told(&self) -> bool {
+        self.host.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
+    }
+
+    /// Whether any image is gone.
+    async fn collect(&self, short: Option<&Shortage>) -> bool {
+        let Some(collector) = &self.host.collector else { return false };
+        let stage = if short.is_some_and(|short| short.by_images) { Stage::Wanted } else { Stage::Routine };
+        match collector.pass(stage).await {
+            Ok(pass) => pass.deleted > 0,
+            Err(error) => {
+                warn!(error = chain(&error), "cannot collect images");
+                false
+            }
+        }
+    }
+
+    async fn shortage(&self) -> Option<Shortage> {
+        let (gauges, thresholds) = (self.gauges.clone(), self.thresholds.clone());
+        let look = spawn_blocking(move || look(&gauges, &thresholds));
+        match timeout(LOOK_LIMIT, look).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(_)) | Err(_) => {
+                warn!("the disk does not say how full it is");
+                None
+            }
+        }
+    }
+
+    /// Evicts one Pod, unless one that was evicted is still on its way out.
+    async fn relieve(&self, short: &Shortage) {
+        let pods = self.host.roster.pods();
+        let (state, tart) = (self.state.clone(), self.host.tart.clone());
+        let measure = spawn_blocking(move || survey(&state, &tart, &pods));
+        let claimants = match timeout(MEASURE_LIMIT, measure).await {
+            Ok(Ok(Ok(Some(claimants)))) => claimants,
+            Ok(Ok(Ok(None))) => return,
+            Ok(Ok(Err(error))) => return warn!(error = chain(&error), "cannot tell what Pods use"),
+            Ok(Err(_)) | Err(_) => return warn!("what Pods use cannot be measured in time"),
+        };
+        let Some(claimant) = first(&claimants) else { return };
+        let why = format!("{}{}", short.words, claimant.words());
+        let Some(pod) = self.host.roster.pod(&claimant.uid) else { return };
+        info!(uid = %claimant.uid, "{why}");
+        self.host.events.warning(&pod, "Evicted", &why);
+        // Its worker sees the file, and does the rest.
+        if let Err(error) = self.state.pod(claimant.uid.clone()).evict(&why) {
+            warn!(uid = %claimant.uid, error = chain(&error), "cannot evict a Pod; trying again");
+        }
+    }
+}
+
+fn look(gauges: &Gauges, thresholds: &Thresholds) -> Option<Shortage> {
+    let device = |path| std::fs::metadata(path).map(|metadata| metadata.dev()).ok();
+    let is_one = device(&gauges.state_dir) == device(&gauges.tart_home);
+    let found = [
+        (Signal::ImageFs, volume(&gauges.tart_home), true),
+        (Signal::NodeFs, volume(&gauges.state_dir), is_one),
+    ];
+    found.into_iter().find_map(|(signal, figure, by_images)| {
+        let Figure { available, total } = figure?;
+        thresholds.shortage(signal, figure?)?;
+        let least = thresholds.least(signal)?.of(total);
+        let words = format!(
+            "The node was low on resource: ephemeral-storage. Threshold quantity: {least}, available: {available}. "
+        );
+        Some(Shortage { words, by_images })
+    })
+}
+
+/// The Pods that could be evicted; `None` while one that was is not gone yet.
+fn survey(
+    state: &StateDir,
+    tart: &Tart,
+    pods: &[(PodUid, Arc<Pod>)],
+) -> Result<Option<Vec<Claimant>>, StateError> {
+    let mut claimants = Vec::new();
+    for dir in state.pods()? {
+        if dir.evicted()?.is_some() && has_vm(&dir)? {
+            return Ok(None);
+        }
+    }
+    for (uid, pod) in pods {
+        let dir = state.pod(uid.clone());
+        let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
+        if !is_over && dir.record()?.is_some() && dir.evicted()?.is_none() {
+            claimants.push(Claimant::of(uid.clone(), pod, used(&dir, tart)?));
+        }
+    }
+    Ok(Some(claimants))
+}
+
+fn has_vm(dir: &PodDir) -> Result<bool, StateError> {
+    for attempt in dir.attempts()? {
+        if !attempt.view()?.cleaned {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// What a Pod takes beyond the image that it shares: its VM, its volumes and its logs. `None` when there is too much to measure.
+///
+/// What a guest has written over what was in its image is not seen: the files say how many blocks they have, not how many they share.
+fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
+    let mut total = taken(&dir.volumes_path()).zip(taken(dir.logs_path())).map(|(one, other)| one + other);
+    for attempt in dir.attempts()? {
+        let base = attempt.view()?.spec.and_then(|spec| spec.base);
+        let vm = beyond(tart, &attempt.vm(), base.as_ref());
+        total = total.zip(vm).map(|(total, vm)| total.saturating_add(vm));
+    }
+    Ok(total)
+}
+
+fn beyond(tart: &Tart, vm: &VmName, base: Option<&BaseName>) -> Option<u64> {
+    let shared = base.map_or(Some(0), |base| taken(&tart.base_dir(base)))?;
+    Some(taken(&tart.vm_dir(vm))?.saturating_sub(shared))
+}

@@ -1,0 +1,116 @@
+//! Which Pod goes first when there is no room, by the kubelet's rules: one that uses more than it asked for, then the less important one,
+//! then the one that is furthest beyond what it asked for.
+
+use std::cmp::Reverse;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::pod::PodUid;
+use crate::quantity;
+
+const RESOURCE: &str = "ephemeral-storage";
+/// From this priority on a Pod is critical for the cluster, and stays.
+const CRITICAL: i32 = 2_000_000_000;
+
+/// A Pod that takes room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimant {
+    /// Which one it is.
+    pub uid: PodUid,
+    /// How important it is.
+    pub priority: i32,
+    /// What it asked for, in bytes.
+    pub requested: u64,
+    /// What it takes, in bytes; `None` when that is too much to be measured.
+    pub used: Option<u64>,
+}
+
+impl Claimant {
+    /// A Pod that takes so much.
+    pub fn of(uid: PodUid, pod: &Pod, used: Option<u64>) -> Self {
+        let spec = pod.spec.as_ref();
+        let containers = spec.into_iter().flat_map(|spec| &spec.containers);
+        let requests =
+            containers.filter_map(|container| container.resources.as_ref()?.requests.as_ref()?.get(RESOURCE));
+        Self {
+            uid,
+            priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+            requested: requests.filter_map(quantity::whole).fold(0, u64::saturating_add),
+            used,
+        }
+    }
+
+    /// What the Pod's status says about it.
+    pub fn words(&self) -> String {
+        let used = self.used.map_or_else(|| "more than can be measured".to_owned(), |used| used.to_string());
+        format!("The Pod was using {used} of {RESOURCE}, request is {}. ", self.requested)
+    }
+
+    fn used_or_all(&self) -> u64 {
+        self.used.unwrap_or(u64::MAX)
+    }
+}
+
+/// The Pod that goes first; critical ones never do.
+pub fn first(claimants: &[Claimant]) -> Option<&Claimant> {
+    let key = |one: &&Claimant| {
+        let exceeds = one.used_or_all() > one.requested;
+        let beyond = i128::from(one.used_or_all()) - i128::from(one.requested);
+        (Reverse(exceeds), one.priority, Reverse(beyond), one.uid.clone())
+    };
+    claimants.iter().filter(|one| one.priority < CRITICAL).min_by_key(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn claimant(uid: &str, priority: i32, requested: u64, used: u64) -> Claimant {
+        Claimant { uid: uid.parse().unwrap(), priority, requested, used: Some(used) }
+    }
+
+    #[test]
+    fn the_rules_are_the_kubelets() {
+        let table = [
+            (claimant("a", 9, 10, 11), claimant("b", 0, 100, 50), "a"),
+            (claimant("a", 9, 10, 11), claimant("b", 0, 10, 11), "b"),
+            (claimant("a", 0, 10, 30), claimant("b", 0, 30, 40), "a"),
+            (claimant("a", 0, 100, 30), claimant("b", 0, 100, 40), "b"),
+            (claimant("a", CRITICAL, 0, 30), claimant("b", 5, 100, 1), "b"),
+        ];
+        for (one, other, expected) in table {
+            for pair in [[one.clone(), other.clone()], [other, one]] {
+                assert_eq!(first(&pair).unwrap().uid.to_string(), expected, "{pair:?}");
+            }
+        }
+        let vast = Claimant { used: None, ..claimant("b", 0, 0, 0) };
+        assert_eq!(first(&[claimant("a", 0, 0, 1 << 40), vast.clone()]), Some(&vast));
+        assert_eq!(first(&[claimant("a", CRITICAL, 0, 1)]), None);
+    }
+
+    #[test]
+    fn requests_of_all_containers_count() {
+        let pod = serde_json::json!({"metadata": {}, "spec": {"priority": 7, "containers": [
+            {"name": "a", "resources": {"requests": {"ephemeral-storage": "1Ki", "cpu": "4"}}},
+            {"name": "b", "resources": {"requests": {"ephemeral-storage": "2Ki"}}},
+            {"name": "c"},
+        ]}});
+        let found = Claimant::of("a".parse().unwrap(), &serde_json::from_value(pod).unwrap(), Some(1));
+        assert_eq!(found, claimant("a", 7, 3 << 10, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn who_stays_within_its_request_goes_after_those_who_do_not(
+            all in proptest::collection::vec((0i32..4, 0u64..50, 0u64..50), 1..8)
+        ) {
+            let all: Vec<Claimant> = all.into_iter().enumerate()
+                .map(|(uid, (priority, requested, used))| claimant(&format!("u{uid}"), priority, requested, used)).collect();
+            let exceeds = |one: &Claimant| one.used_or_all() > one.requested;
+            let chosen = first(&all).unwrap();
+            prop_assert!(exceeds(chosen) || !all.iter().any(exceeds));
+            prop_assert!(all.iter().filter(|one| exceeds(one) == exceeds(chosen)).all(|one| one.priority >= chosen.priority));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Tart's cache of images, as it lies on the disk: one directory per digest, one link per tag.
+//!
+//! To look is cheaper than to ask tart, which reads every VM for it and fails when one of them is being deleted.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::image_name::{ImageDigest, repository};
+
+/// A host, and a repository of as many parts as anybody has.
+const MAX_LEVELS: usize = 16;
+
+/// An image in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CachedImage {
+    /// Its exact name.
+    pub digest: ImageDigest,
+    /// The names with a tag that lead to it.
+    pub tags: Vec<String>,
+    /// What its files take, blocks that they share with VMs included.
+    pub bytes: u64,
+}
+
+/// All images that are whole, in the order of their names.
+pub(super) fn images(cache: &Path) -> io::Result<Vec<CachedImage>> {
+    let mut found = Found::default();
+    walk(cache, "", MAX_LEVELS, &mut found)?;
+    for (tag, digest) in found.tags {
+        if let Some(image) = found.images.iter_mut().find(|image| image.digest == digest) {
+            image.tags.push(tag);
+        }
+    }
+    for image in &mut found.images {
+        image.tags.sort();
+    }
+    found.images.sort_by_key(|image| image.digest.to_string());
+    Ok(found.images)
+}
+
+/// Whether an image is there and whole.
+pub(super) fn has(cache: &Path, image: &ImageDigest) -> bool {
+    let (repository, digest) = image.parts();
+    cache.join(directory(repository)).join(digest).join("config.json").is_file()
+}
+
+/// The directory of an image, by a number that no other one has; `None` when it is not there.
+pub(super) fn inode(cache: &Path, image: &ImageDigest) -> Option<u64> {
+    let (repository, digest) = image.parts();
+    fs::symlink_metadata(cache.join(directory(repository)).join(digest)).ok().map(|metadata| metadata.ino())
+}
+
+/// The digests that there are of the repository of an image.
+pub(super) fn siblings(cache: &Path, image: &str) -> io::Result<Vec<String>> {
+    let names = match fs::read_dir(cache.join(directory(repository(image)))) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let names = names.map(|entry| Ok(entry?.file_name().into_string().ok()));
+    let digests = names.filter_map(io::Result::transpose);
+    Ok(digests
+        .collect::<io::Result<Vec<_>>>()?
+        .into_iter()
+        .filter_map(|name| name.strip_prefix("sha256:").map(str::to_owned))
+        .collect())
+}
+
+/// A repository as a path: a colon would be a tag's.
+fn directory(repository: &str) -> String {
+    repository.replace(':', "%3A")
+}
+
+#[derive(Default)]
+struct Found {
+    images: Vec<CachedImage>,
+    tags: Vec<(String, ImageDigest)>,
+}
+
+fn walk(path: &Path, repository: &str, levels: usize, found: &mut Found) -> io::Result<()> {
+    let entries = match fs::read_dir(path) {
+        // Somebody has deleted it meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let Ok(kind) = entry.file_type() else { continue };
+        let digest_of = |digest: &str| ImageDigest::parse(&format!("{repository}@{digest}"));
+        if kind.is_symlink() {
+            let target = fs::read_link(entry.path()).ok();
+            let digest = target.as_ref().and_then(|target| target.file_name()?.to_str());
+            if let Some(digest) = digest.and_then(digest_of) {
+                found.tags.push((format!("{repository}:{name}"), digest));
+            }
+        } else if let (true, Some(digest)) = (kind.is_dir(), digest_of(&name)) {
+            if entry.path().join("config.json").is_file() {
+                found.images.push(CachedImage { digest, tags: Vec::new(), bytes: size(&entry.path()) });
+            }
+        } else if kind.is_dir() && levels > 0 && !name.starts_with('.') {
+            let name = name.replace("%3A", ":");
+            let inner = if repository.is_empty() { name } else { format!("{repository}/{name}") };
+            walk(&entry.path(), &inner, levels - 1, found)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the files of a VM or of an image take.
+pub(super) fn size(path: &Path) -> u64 {
+    let files = fs::read_dir(path).into_iter().flatten().flatten();
+    let sizes = files.filter_map(|file| file.metadata().ok()).filter(fs::Metadata::is_file);
+    sizes.map(|metadata| metadata.blocks() * 512).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn hex(digit: char) -> String {
+        digit.to_string().repeat(64)
+    }
+
+    #[test]
+    fn images_are_found_with_their_tags() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let cache = dir.path();
+        assert_eq!(images(&cache.join("absent")).unwrap(), []);
+        let repository = cache.join("registry.test%3A5000/team/macos");
+        for (digit, whole) in [('a', true), ('b', true), ('c', false)] {
+            let image = repository.join(format!("sha256:{}", hex(digit)));
+            fs::create_dir_all(&image).unwrap();
+            if whole {
+                fs::write(image.join("config.json"), vec![1; 10_000]).unwrap();
+            }
+        }
+        for (tag, digit) in [("2", 'b'), ("1", 'b'), ("gone", 'd')] {
+            symlink(repository.join(format!("sha256:{}", hex(digit))), repository.join(tag)).unwrap();
+        }
+        let found = images(cache).unwrap();
+        let names: Vec<_> =
+            found.iter().map(|image| (image.digest.to_string(), image.tags.clone())).collect();
+        let name = "registry.test:5000/team/macos";
+        let expected = [
+            (format!("{name}@sha256:{}", hex('a')), vec![]),
+            (format!("{name}@sha256:{}", hex('b')), vec![format!("{name}:1"), format!("{name}:2")]),
+        ];
+        assert_eq!(names, expected);
+        assert!(found[0].bytes >= 10_000, "{found:?}");
+        assert!(has(cache, &found[0].digest));
+        let partial = ImageDigest::parse(&format!("{name}@sha256:{}", hex('c'))).unwrap();
+        assert!(!has(cache, &partial));
+        let mut known = siblings(cache, &format!("{name}:1")).unwrap();
+        known.sort();
+        assert_eq!(known, [hex('a'), hex('b'), hex('c')]);
+        assert_eq!(siblings(cache, "registry.test/other:1").unwrap(), Vec::<String>::new());
+    }
+}

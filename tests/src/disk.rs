@@ -1,0 +1,66 @@
+//! A small disk of its own for a directory, to be filled.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+/// A volume mounted over a directory; gone when it is dropped, or with the sandbox that it is in.
+#[derive(Debug)]
+pub struct SmallDisk {
+    path: PathBuf,
+}
+
+impl SmallDisk {
+    /// Mounts a volume of so many bytes; `None`, with a word about it, where this user or system cannot.
+    pub fn mount(path: &Path, bytes: u64) -> Result<Option<Self>> {
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(path);
+        let mounted =
+            mount.stdin(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|end| end.success());
+        if mounted {
+            // A mount that only seems to work would have the test fill the machine's own disk.
+            let stat = nix::sys::statvfs::statvfs(path)?;
+            #[allow(clippy::useless_conversion)]
+            let total = u64::from(stat.blocks()) * u64::from(stat.fragment_size());
+            anyhow::ensure!(total <= bytes + (1 << 20), "{} is a volume of {total} bytes", path.display());
+            return Ok(Some(Self { path: path.to_owned() }));
+        }
+        eprintln!("skipped: no volume can be mounted here");
+        Ok(None)
+    }
+
+    /// Takes so many bytes of it, and gives back what was taken before.
+    pub fn fill(&self, bytes: u64) -> Result<()> {
+        let path = self.path.join("ballast");
+        let mut file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let block = vec![1; 1 << 20];
+        for _ in 0..bytes >> 20 {
+            file.write_all(&block).context("there is no room for ballast")?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        unmount(&self.path);
+    }
+}
+
+/// Unmounts all that is mounted below a directory.
+pub(crate) fn unmount_below(directory: &Path) {
+    // Only Linux has such a list, and only there is anything mounted.
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let paths = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
+    for path in paths.filter(|path| path.starts_with(directory)) {
+        unmount(path);
+    }
+}
+
+fn unmount(path: &Path) {
+    // Whoever still has a file open there keeps it; nobody else sees it any more.
+    let _ = Command::new("umount").arg("-l").arg(path).stdin(Stdio::null()).stderr(Stdio::null()).status();
+}
