@@ -53,6 +53,8 @@ const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the agent may take to make room; it may just be restarted.
 const ROOM_PATIENCE: Duration = Duration::from_mins(5);
 const ROOM_INTERVAL: Duration = Duration::from_millis(200);
+/// How long a VM may take to follow a command that a signal has ended.
+const DYING: Duration = Duration::from_millis(500);
 /// How long tart may take to say why a VM is gone whose guest agent has gone.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
@@ -228,6 +230,11 @@ impl Shim {
             crash::point("shim.stopped");
         }
         self.end(&outcome).await;
+    }
+
+    /// Whether a signal that nobody has asked for ended the command: a guest that dies takes it along.
+    fn may_be_the_vms(&self, ending: &Ending) -> bool {
+        matches!(ending, Ending::Exited { code: 129.., .. }) && self.stop.latest().is_none()
     }
 
     /// The end of a VM that ended by itself: the guest may have said more about it than tart can.
@@ -421,6 +428,16 @@ struct Container {
 
 fn lost(why: &str) -> Ending {
     Ending::Exited { code: 255, message: Some(why.to_owned()) }
+}
+
+/// The end of a command whose VM ended with it: what tart says of the VM explains it, when it says anything.
+fn told_by_vm(vm: Ending, command: Ending) -> Ending {
+    match (vm, command) {
+        (Ending::Exited { message: Some(why), .. }, Ending::Exited { code, .. }) => {
+            Ending::Exited { code, message: Some(why) }
+        }
+        (_, command) => command,
+    }
 }
 
 /// The end of a command that was lost together with its VM, by the VM's account.

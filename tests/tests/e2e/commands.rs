@@ -77,7 +77,8 @@ async fn a_guest_that_shuts_down_under_its_command_is_no_success() -> Result<()>
     let (scene, _agent) = Scene::with_agent("off").await?;
     let script = "sudo shutdown -h now; while :; do sleep 0.1; done";
     let pod = run(&scene, "under", &json!({"command": ["/bin/sh", "-c", script]}), "Failed").await?;
-    assert_eq!(end_of(&pod)?, (255, "Error".to_owned()));
+    // The shutdown's own SIGTERM, if there was time to tell of it.
+    ensure!(matches!(end_of(&pod)?.0, 143 | 255), "{:?}", end_of(&pod)?);
     let image = "registry.test/macos/weary:1";
     scene
         .mac
