@@ -21,6 +21,7 @@ pub mod restart;
 pub mod slots;
 pub mod starting;
 pub mod status;
+mod time;
 pub mod worker;
 pub mod world;
 

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::admission::{Refusal, VmPlan, admit};
+use super::admission::{Refusal, VmPlan, admit, read};
 use super::fit::{Claim, fits, may_be_stale};
 use super::status::is_final;
 use super::worker::{Host, PodFeed, Worker};
@@ -183,9 +183,12 @@ impl Manager {
 
     /// Whether a Pod may run here. This is asked once, for one Pod at a time; who is let in stays in.
     async fn admit(&self, uid: &PodUid, pod: &Pod) -> Result<VmPlan, Refusal> {
+        if self.is_accepted(uid) {
+            return read(pod);
+        }
         let plan = admit(pod)?;
         let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
-        if !is_over && !self.is_accepted(uid) {
+        if !is_over {
             let others: Vec<&Claim> = self.pods.values().filter_map(Handle::counted).collect();
             match fits(pod, &self.offers.known(), &others) {
                 Err(refusal) if may_be_stale(&refusal) => fits(pod, &self.offers.asked().await, &others)?,

@@ -21,10 +21,11 @@ use super::events::Events;
 use super::probing::Probing;
 use super::publisher::Publisher;
 use super::pulling::Failure;
-use super::restart::RestartPolicy;
+use super::restart::{RestartPolicy, Verdict, verdict};
 use super::slots::Slots;
 use super::starting::{stages, start, waits};
 use super::status::{Context, is_final, render};
+use super::time::{later, seconds};
 use super::world::World;
 use super::{PodName, PodUid};
 use crate::crash;
@@ -135,6 +136,7 @@ pub(super) struct Told {
     stale: Vec<MountFailure>,
     started: Option<Restart>,
     ended: Option<Restart>,
+    looping: Option<Restart>,
 }
 
 /// What a worker is told of its Pod.
@@ -238,7 +240,7 @@ impl Worker {
         }
     }
 
-    fn observe(&mut self) -> Result<Observation, StateError> {
+    pub(super) fn observe(&mut self) -> Result<Observation, StateError> {
         let gone = *self.gone.borrow_and_update();
         let pod = self.pod.borrow_and_update().clone();
         let attempts = self.dir.attempts()?.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
@@ -266,7 +268,7 @@ impl Worker {
         })
     }
 
-    fn publish(&mut self, seen: &Observation) {
+    pub(super) fn publish(&mut self, seen: &Observation) {
         let pod = self.pod.borrow().clone();
         self.tell(&pod, seen);
         if !waits(seen) {
@@ -346,6 +348,7 @@ impl Worker {
                 self.host.metrics.failed(reason);
             }
         }
+        self.tell_back_off(pod, seen, attempt);
         self.tell_notices(pod, attempt);
         let stale = self.belongings.problems();
         if self.told.stale != stale {
@@ -354,6 +357,25 @@ impl Worker {
             }
             self.told.stale = stale;
         }
+    }
+
+    /// Tells that a container which keeps failing has to wait, once before each start.
+    fn tell_back_off(&mut self, pod: &Pod, seen: &Observation, attempt: &AttemptView) {
+        let (Wanted::Run(policy), Some(outcome)) = (seen.wanted, &attempt.outcome) else { return };
+        match verdict(policy, attempt.crashes(), attempt.stop, outcome) {
+            Verdict::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
+            _ => return,
+        }
+        if self.told.looping.replace(attempt.restart) == Some(attempt.restart) {
+            return;
+        }
+        let container = self.plan.as_ref().map_or("", |plan| &plan.container);
+        let PodName { namespace, name } = &self.name;
+        let uid = self.dir.uid();
+        // The kubelet's words.
+        let note =
+            format!("Back-off restarting failed container {container} in pod {name}_{namespace}({uid})");
+        self.host.events.warning(pod, "BackOff", &note);
     }
 
     /// Tells what the shim has left to be told, each once.
@@ -431,7 +453,8 @@ impl Worker {
                     "Killing",
                     &format!("stopping VM {} within {} s", attempt.vm(), grace.as_secs()),
                 );
-                attempt.request_stop(StopRequest { deadline: Timestamp::now() + grace, cause: None })?;
+                attempt
+                    .request_stop(StopRequest { deadline: later(Timestamp::now(), grace), cause: None })?;
             }
             Decision::StopUnhealthy(restart, cause) => self.stop_unhealthy(restart, cause)?,
             Decision::KillShim(restart) => {
@@ -456,7 +479,7 @@ impl Worker {
                 let dir = self.dir.clone();
                 block_in_place(|| dir.wipe_volumes())?;
             }
-            Decision::Drop(restart) => self.dir.attempt(restart).remove()?,
+            Decision::Drop(restart) => block_in_place(|| self.dir.forget_attempt(restart))?,
             Decision::DeletePod => self.delete_pod().await?,
             Decision::Forget => {
                 self.belongings.end();
@@ -484,7 +507,7 @@ impl Worker {
         let next = if restarts { ", will be restarted" } else { "" };
         self.host.events.normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
         let grace = seconds(probe::spec::grace(&pod, cause));
-        let request = StopRequest { deadline: Timestamp::now() + grace, cause: Some(cause) };
+        let request = StopRequest { deadline: later(Timestamp::now(), grace), cause: Some(cause) };
         Ok(self.dir.attempt(restart).request_stop(request)?)
     }
 
@@ -549,13 +572,8 @@ fn shows_running(pod: &Pod, restart: Restart) -> bool {
     })
 }
 
-/// A grace period; the API server fills it in, so an absent one means its default.
-pub(super) fn seconds(field: Option<i64>) -> Duration {
-    Duration::from_secs(field.unwrap_or(30).try_into().unwrap_or(0))
-}
-
 /// When a Pod has been active for long enough. It counts from the start time that the API shows.
-fn deadline(pod: &Pod) -> Option<Deadline> {
+pub(super) fn deadline(pod: &Pod) -> Option<Deadline> {
     let spec = pod.spec.as_ref()?;
     let start = pod.status.as_ref()?.start_time.as_ref()?.0;
     let active = Duration::from_secs(spec.active_deadline_seconds?.try_into().unwrap_or(0));

@@ -21,10 +21,14 @@ pub struct BootShares {
     pub status_dir: PathBuf,
 }
 
+/// The directory of one VM's shares among the Pod's volumes: no volume has a name like this, and no guest sees it.
+pub(crate) fn dir_name(restart: Restart) -> String {
+    format!(".boot-{restart}")
+}
+
 /// Makes the directories, with the file `environment` in the one that the guest can only read. They go with the Pod's volumes.
 pub fn lay(pod: &PodDir, restart: Restart, environment: &str) -> io::Result<BootShares> {
-    // No volume has a name like this, and no guest sees this directory itself.
-    let root = pod.volumes_path().join(format!(".boot-{restart}"));
+    let root = pod.volumes_path().join(dir_name(restart));
     let (environment_dir, status_dir) = (root.join(ENVIRONMENT), root.join(STATUS));
     for dir in [&environment_dir, &status_dir] {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
