@@ -131,18 +131,44 @@ fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
     if has_command(main) {
         return Ok(());
     }
-    let needs_command = [
-        ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
-        ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
-    ];
-    match needs_command.iter().find(|(_, set)| *set) {
-        Some((field, _)) => {
-            let why =
-                "needs a container with a command: the guest agent sets it up before the command starts";
+    match needs_command(spec, main) {
+        Some(field) => {
+            let why = "needs a container with a command: a VM that only boots is as its image has it";
             Err(unsupported(&format!("spec.{field}"), why))
         }
         None => Ok(()),
     }
+}
+
+/// The first field that promises what only the guest agent can keep, when it runs a command.
+fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
+    let pods = spec.security_context.as_ref();
+    let own = main.security_context.as_ref();
+    let says = |field: Option<&String>, usual: &str| field.is_some_and(|it| !it.is_empty() && it != usual);
+    let fields = [
+        ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
+        ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
+        ("setHostnameAsFQDN", spec.set_hostname_as_fqdn == Some(true)),
+        ("securityContext.runAsUser", pods.is_some_and(|it| it.run_as_user.is_some())),
+        ("securityContext.runAsGroup", pods.is_some_and(|it| it.run_as_group.is_some())),
+        ("securityContext.runAsNonRoot", pods.is_some_and(|it| it.run_as_non_root == Some(true))),
+        ("containers[0].securityContext.runAsUser", own.is_some_and(|it| it.run_as_user.is_some())),
+        ("containers[0].securityContext.runAsGroup", own.is_some_and(|it| it.run_as_group.is_some())),
+        (
+            "containers[0].securityContext.runAsNonRoot",
+            own.is_some_and(|it| it.run_as_non_root == Some(true)),
+        ),
+        ("containers[0].workingDir", says(main.working_dir.as_ref(), "")),
+        ("containers[0].stdin", main.stdin == Some(true)),
+        ("containers[0].tty", main.tty == Some(true)),
+        // The API server fills these in.
+        (
+            "containers[0].terminationMessagePath",
+            says(main.termination_message_path.as_ref(), "/dev/termination-log"),
+        ),
+        ("containers[0].terminationMessagePolicy", says(main.termination_message_policy.as_ref(), "File")),
+    ];
+    fields.into_iter().find(|(_, is_set)| *is_set).map(|(field, _)| field)
 }
 
 fn unsupported(field: &str, why: &str) -> Refusal {
@@ -238,6 +264,44 @@ mod tests {
         let of = |cpu, memory_mib| Size { cpu, memory_mib };
         assert_eq!(size(json!({"requests": {"cpu": "2", "memory": "4Gi"}})), of(Some(2), Some(4096)));
         assert_eq!(size(json!({"requests": {"cpu": "2"}, "limits": {"cpu": "3500m"}})), of(Some(4), None));
+    }
+
+    #[test]
+    fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
+        let own = [
+            json!({"securityContext": {"runAsUser": 501}}),
+            json!({"securityContext": {"runAsGroup": 20}}),
+            json!({"securityContext": {"runAsNonRoot": true}}),
+            json!({"workingDir": "/tmp"}),
+            json!({"stdin": true}),
+            json!({"tty": true}),
+            json!({"terminationMessagePath": "/tmp/last-words"}),
+            json!({"terminationMessagePolicy": "FallbackToLogsOnError"}),
+        ];
+        for field in own {
+            let refusal = admit(&with_container(&field)).unwrap_err();
+            assert!(refusal.message.contains("needs a container with a command"), "{refusal:?}");
+            let mut with_command = field.clone();
+            with_command["command"] = json!(["true"]);
+            assert_eq!(admit(&with_container(&with_command)).err(), None, "{field}");
+        }
+        let whole = [
+            json!({"setHostnameAsFQDN": true}),
+            json!({"securityContext": {"runAsUser": 501}}),
+            json!({"securityContext": {"runAsGroup": 20}}),
+            json!({"securityContext": {"runAsNonRoot": true}}),
+        ];
+        for field in whole {
+            let mut spec = json!({"containers": [{"name": "a", "image": "i"}]});
+            spec.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+            assert!(admit(&pod(&spec)).is_err(), "{field}");
+        }
+        // What the API server and StatefulSets fill in.
+        let container = json!({"name": "a", "image": "i", "terminationMessagePath": "/dev/termination-log",
+            "terminationMessagePolicy": "File", "securityContext": {}});
+        let filled =
+            json!({"containers": [container], "securityContext": {}, "hostname": "a-0", "subdomain": "a"});
+        assert_eq!(admit(&pod(&filled)).err(), None);
     }
 
     #[test]

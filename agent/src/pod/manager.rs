@@ -67,6 +67,9 @@ pub enum ManagerError {
     /// The state directory cannot be watched.
     #[error("cannot watch {0}")]
     Watch(String, #[source] notify::Error),
+    /// A Pod is without its worker.
+    #[error("the worker of a Pod has died")]
+    Worker(#[from] tokio::task::JoinError),
 }
 
 impl std::fmt::Debug for Manager {
@@ -117,7 +120,8 @@ impl Manager {
                         handle.stirred.notify_one();
                     }
                 }
-                Some(ended) = self.workers.join_next() => self.ended(ended),
+                // No Pod may be without a worker: an agent that starts again finds all that the dead one knew on the disk.
+                Some(ended) = self.workers.join_next() => drop(self.pods.remove(&ended?)),
             }
         }
     }
@@ -228,13 +232,6 @@ impl Manager {
         let feed = PodFeed { plan, pod: pod_seen, gone: gone_seen, stirred: stirred.clone() };
         self.workers.spawn(Worker::new(self.host.clone(), self.client.clone(), name, dir, feed).run());
         self.pods.insert(uid, Handle { claim, pod, gone, stirred });
-    }
-
-    fn ended(&mut self, ended: Result<PodUid, tokio::task::JoinError>) {
-        match ended {
-            Ok(uid) => drop(self.pods.remove(&uid)),
-            Err(error) => warn!(%error, "the worker of a Pod has died"),
-        }
     }
 }
 

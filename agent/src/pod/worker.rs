@@ -114,14 +114,14 @@ pub struct Worker {
     probing: Probing,
     pub(super) belongings: Belongings,
     pub(super) image_failure: Option<Failure>,
-    trouble: Option<Trouble>,
+    setback: Option<Setback>,
     /// The status that was last asked to be published.
     shown: Option<PodStatus>,
     pub(super) told: Told,
 }
 
 /// An effect that keeps failing.
-struct Trouble {
+struct Setback {
     problem: String,
     delay: Duration,
 }
@@ -180,7 +180,7 @@ impl Worker {
             probing: Probing::default(),
             belongings,
             image_failure: None,
-            trouble: None,
+            setback: None,
             shown: None,
             told: Told::default(),
         }
@@ -210,7 +210,7 @@ impl Worker {
                 self.failed(decision, &error).await;
                 continue;
             }
-            self.trouble = None;
+            self.setback = None;
             crash::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::Forget {
                 self.host.metrics.pod_waits(self.dir.uid(), None);
@@ -223,7 +223,7 @@ impl Worker {
     /// Tells about an effect that failed, once, and waits before it is tried again: longer each time.
     async fn failed(&mut self, decision: Decision, error: &WorkError) {
         let problem = format!("{}: {}", describe(decision), chain(error));
-        let delay = match &self.trouble {
+        let delay = match &self.setback {
             Some(before) if before.problem == problem => (before.delay * 2).min(LONGEST_RETRY),
             _ => {
                 let pod = self.pod.borrow().clone();
@@ -231,7 +231,7 @@ impl Worker {
                 RETRY
             }
         };
-        self.trouble = Some(Trouble { problem, delay });
+        self.setback = Some(Setback { problem, delay });
         // What the failed effect itself has stirred in the directory is no reason to hurry.
         tokio::select! {
             Ok(()) = self.pod.changed() => {}
