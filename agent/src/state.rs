@@ -309,7 +309,9 @@ mod tests {
             let (attempt, logs, _) = of(restart);
             attempt.plan(&ShimSpec::example(attempt.vm())).unwrap();
             crate::volume::boot::lay(&pod, Restart(restart), "SECRET=1").unwrap();
-            logs.iter().for_each(|log| std::fs::write(log, "").unwrap());
+            for log in logs {
+                std::fs::write(log, "").unwrap();
+            }
         }
         pod.forget_attempt(Restart(1)).unwrap();
         // As after a crash: there is nothing left to do.
