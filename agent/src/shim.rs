@@ -218,6 +218,12 @@ impl Shim {
                 Ok(status) => lost_with(output.ending(status).await),
                 Err(_) => lost("the guest agent went away while the command ran"),
             },
+            End::Guest(GuestEnd::Over(ending)) if self.may_be_the_vms(&ending) => {
+                match timeout(DYING, child.wait()).await {
+                    Ok(status) => told_by_vm(output.ending(status).await, ending),
+                    Err(_) => ending,
+                }
+            }
             End::Guest(GuestEnd::Over(ending)) => ending,
         };
         // Free for the next VM when somebody hears of the end of this one.

@@ -266,6 +266,28 @@ impl PodDir {
             .map_err(|source| StateError::new("remove", &self.volumes_path(), source))
     }
 
+    /// Forgets one VM: what may be secret first, its directory last, so that a crash in between is found and finished.
+    pub fn forget_attempt(&self, restart: Restart) -> Result<(), StateError> {
+        let boot = crate::volume::boot::dir_name(restart);
+        crate::volume::remove(&self.volumes_path(), &boot)
+            .map_err(|source| StateError::new("remove", &self.volumes_path().join(boot), source))?;
+        file::remove(&self.shim_log_path(restart))?;
+        for container in file::entries(&self.logs)? {
+            let logs = self.logs.join(container);
+            // The logs of shims are here, too.
+            if !logs.is_dir() {
+                continue;
+            }
+            let (current, older) = (format!("{restart}.log"), format!("{restart}.log."));
+            for name in file::entries(&logs)? {
+                if name == current || name.starts_with(&older) {
+                    file::remove(&logs.join(name))?;
+                }
+            }
+        }
+        self.attempt(restart).remove()
+    }
+
     /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
     pub fn remove(&self) -> Result<(), StateError> {
         self.wipe_volumes()?;
@@ -348,6 +370,37 @@ mod tests {
         assert_eq!(in_use(), None);
         attempt.mark_cleaned().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
+    }
+
+    #[test]
+    fn a_vm_that_is_forgotten_leaves_nothing_and_the_others_stay() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
+        pod.create_logs(["main", "first"]).unwrap();
+        let of = |restart: u32| {
+            let attempt = pod.attempt(Restart(restart));
+            let older = pod.log_path("main", Restart(restart)).with_extension("log.1");
+            let logs = ["main", "first"].map(|container| pod.log_path(container, Restart(restart)));
+            let boot = pod.volumes_path().join(crate::volume::boot::dir_name(Restart(restart)));
+            (attempt, [logs[0].clone(), logs[1].clone(), older, pod.shim_log_path(Restart(restart))], boot)
+        };
+        for restart in [1, 11] {
+            let (attempt, logs, _) = of(restart);
+            attempt.plan(&ShimSpec::example(attempt.vm())).unwrap();
+            crate::volume::boot::lay(&pod, Restart(restart), "SECRET=1").unwrap();
+            for log in logs {
+                std::fs::write(log, "").unwrap();
+            }
+        }
+        pod.forget_attempt(Restart(1)).unwrap();
+        // As after a crash: there is nothing left to do.
+        pod.forget_attempt(Restart(1)).unwrap();
+        for (restart, stays) in [(1, false), (11, true)] {
+            let (attempt, logs, boot) = of(restart);
+            assert_eq!((attempt.path().exists(), boot.exists()), (stays, stays), "{restart}");
+            assert!(logs.iter().all(|log| log.exists() == stays), "{restart}");
+        }
     }
 
     #[test]

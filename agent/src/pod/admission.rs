@@ -41,6 +41,23 @@ pub struct VmPlan {
     pub host_ports: Vec<HostPort>,
 }
 
+impl VmPlan {
+    /// What can be shown of a Pod that cannot be read as a VM.
+    pub fn unreadable(pod: &Pod) -> Self {
+        let container = pod.spec.as_ref().and_then(|spec| spec.containers.first());
+        Self {
+            container: container.map(|container| container.name.clone()).unwrap_or_default(),
+            image: container.and_then(|container| container.image.clone()).unwrap_or_default(),
+            pull_secrets: Vec::new(),
+            pull: PullPolicy::IfNotPresent,
+            size: Size::default(),
+            size_is_minimum: true,
+            init: Vec::new(),
+            host_ports: Vec::new(),
+        }
+    }
+}
+
 /// A container's `imagePullPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullPolicy {
@@ -55,12 +72,7 @@ pub enum PullPolicy {
 /// Reads a Pod as a VM, or says why it cannot be one.
 pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
-    let [container] = spec.containers.as_slice() else {
-        return Err(unsupported(
-            "spec.containers",
-            "a VM is one container; put the others into Pods of their own",
-        ));
-    };
+    let container = only_container(spec)?;
     if let Some((field, why)) = fields::first_refused(&serde_json::json!(spec)) {
         // The kubelet has a word of its own for this one.
         let reason = if field.starts_with("spec.os") { "PodOSNotSupported" } else { "UnsupportedPod" };
@@ -68,6 +80,14 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     }
     volume::admission::check(spec)?;
     initial(spec, container)?;
+    read(pod)
+}
+
+/// Reads a Pod as a VM, without a question whether all that it asks for can be had: who is let in stays in, also when an
+/// agent of another version would refuse it.
+pub fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
+    let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
+    let container = only_container(spec)?;
     let image = container.image.clone().filter(|image| !image.is_empty());
     Ok(VmPlan {
         container: container.name.clone(),
@@ -78,14 +98,21 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
             Some("Never") => PullPolicy::Never,
             _ => PullPolicy::IfNotPresent,
         },
-        size: largest(std::iter::once(container).chain(spec.init_containers.iter().flatten()))?,
-        size_is_minimum: container
-            .resources
-            .as_ref()
-            .is_none_or(|r| r.limits.as_ref().is_none_or(BTreeMap::is_empty)),
+        size: largest(spec)?,
+        size_is_minimum: !limits_size(container),
         init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
         host_ports: host_ports(container)?,
     })
+}
+
+fn only_container(spec: &PodSpec) -> Result<&Container, Refusal> {
+    match spec.containers.as_slice() {
+        [container] => Ok(container),
+        _ => Err(unsupported(
+            "spec.containers",
+            "a VM is one container; put the others into Pods of their own",
+        )),
+    }
 }
 
 /// Init containers run in the guest of the main one, so they share its image and need a command.
@@ -104,34 +131,65 @@ fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
     if has_command(main) {
         return Ok(());
     }
-    let needs_command = [
-        ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
-        ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
-    ];
-    match needs_command.iter().find(|(_, set)| *set) {
-        Some((field, _)) => {
-            let why =
-                "needs a container with a command: the guest agent sets it up before the command starts";
+    match needs_command(spec, main) {
+        Some(field) => {
+            let why = "needs a container with a command: a VM that only boots is as its image has it";
             Err(unsupported(&format!("spec.{field}"), why))
         }
         None => Ok(()),
     }
 }
 
+/// The first field that promises what only the guest agent can keep, when it runs a command.
+fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
+    let pods = spec.security_context.as_ref();
+    let own = main.security_context.as_ref();
+    let says = |field: Option<&String>, usual: &str| field.is_some_and(|it| !it.is_empty() && it != usual);
+    let fields = [
+        ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
+        ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
+        ("setHostnameAsFQDN", spec.set_hostname_as_fqdn == Some(true)),
+        ("securityContext.runAsUser", pods.is_some_and(|it| it.run_as_user.is_some())),
+        ("securityContext.runAsGroup", pods.is_some_and(|it| it.run_as_group.is_some())),
+        ("securityContext.runAsNonRoot", pods.is_some_and(|it| it.run_as_non_root == Some(true))),
+        ("containers[0].securityContext.runAsUser", own.is_some_and(|it| it.run_as_user.is_some())),
+        ("containers[0].securityContext.runAsGroup", own.is_some_and(|it| it.run_as_group.is_some())),
+        (
+            "containers[0].securityContext.runAsNonRoot",
+            own.is_some_and(|it| it.run_as_non_root == Some(true)),
+        ),
+        ("containers[0].workingDir", says(main.working_dir.as_ref(), "")),
+        ("containers[0].stdin", main.stdin == Some(true)),
+        ("containers[0].tty", main.tty == Some(true)),
+        // The API server fills these in.
+        (
+            "containers[0].terminationMessagePath",
+            says(main.termination_message_path.as_ref(), "/dev/termination-log"),
+        ),
+        ("containers[0].terminationMessagePolicy", says(main.termination_message_policy.as_ref(), "File")),
+    ];
+    fields.into_iter().find(|(_, is_set)| *is_set).map(|(field, _)| field)
+}
+
 fn unsupported(field: &str, why: &str) -> Refusal {
     Refusal { reason: "UnsupportedPod", message: format!("{field}: {why}") }
 }
 
-/// Limits, else requests, size the VM.
-fn size(container: &Container) -> Result<Size, Refusal> {
+/// Whether a container has a limit that says how large its VM is.
+fn limits_size(container: &Container) -> bool {
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    limits.is_some_and(|limits| ["cpu", "memory"].iter().any(|name| limits.contains_key(*name)))
+}
+
+/// Limits, else requests, size the VM. `field` is the container's, to be named.
+fn size(field: &str, container: &Container) -> Result<Size, Refusal> {
     let resources = container.resources.as_ref();
     let asked = |name: &str| {
         let of = |map: Option<&BTreeMap<_, _>>| map.and_then(|map| map.get(name)).cloned();
         let limit = of(resources.and_then(|r| r.limits.as_ref()));
         limit.or_else(|| of(resources.and_then(|r| r.requests.as_ref())))
     };
-    let too_large =
-        |name: &str| unsupported(&format!("spec.containers[0].resources.{name}"), "is larger than any VM");
+    let too_large = |name: &str| unsupported(&format!("{field}.resources.{name}"), "is larger than any VM");
     let cpu = asked("cpu").map(|q| {
         quantity::whole(&q).and_then(|cores| u32::try_from(cores).ok()).ok_or_else(|| too_large("cpu"))
     });
@@ -141,8 +199,13 @@ fn size(container: &Container) -> Result<Size, Refusal> {
 }
 
 /// The size that is enough for each of the containers.
-fn largest<'a>(containers: impl Iterator<Item = &'a Container>) -> Result<Size, Refusal> {
-    containers.map(size).try_fold(Size::default(), |all, one| {
+fn largest(spec: &PodSpec) -> Result<Size, Refusal> {
+    let named = |kind: &'static str, all: &[Container]| {
+        let sizes = all.iter().enumerate().map(|(index, one)| size(&format!("spec.{kind}[{index}]"), one));
+        sizes.collect::<Vec<_>>()
+    };
+    let initial = named("initContainers", spec.init_containers.as_deref().unwrap_or_default());
+    named("containers", &spec.containers).into_iter().chain(initial).try_fold(Size::default(), |all, one| {
         let one = one?;
         Ok(Size { cpu: all.cpu.max(one.cpu), memory_mib: all.memory_mib.max(one.memory_mib) })
     })
@@ -204,6 +267,61 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
+        let own = [
+            json!({"securityContext": {"runAsUser": 501}}),
+            json!({"securityContext": {"runAsGroup": 20}}),
+            json!({"securityContext": {"runAsNonRoot": true}}),
+            json!({"workingDir": "/tmp"}),
+            json!({"stdin": true}),
+            json!({"tty": true}),
+            json!({"terminationMessagePath": "/tmp/last-words"}),
+            json!({"terminationMessagePolicy": "FallbackToLogsOnError"}),
+        ];
+        for field in own {
+            let refusal = admit(&with_container(&field)).unwrap_err();
+            assert!(refusal.message.contains("needs a container with a command"), "{refusal:?}");
+            let mut with_command = field.clone();
+            with_command["command"] = json!(["true"]);
+            assert_eq!(admit(&with_container(&with_command)).err(), None, "{field}");
+        }
+        let whole = [
+            json!({"setHostnameAsFQDN": true}),
+            json!({"securityContext": {"runAsUser": 501}}),
+            json!({"securityContext": {"runAsGroup": 20}}),
+            json!({"securityContext": {"runAsNonRoot": true}}),
+        ];
+        for field in whole {
+            let mut spec = json!({"containers": [{"name": "a", "image": "i"}]});
+            spec.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+            assert!(admit(&pod(&spec)).is_err(), "{field}");
+        }
+        // What the API server and StatefulSets fill in.
+        let container = json!({"name": "a", "image": "i", "terminationMessagePath": "/dev/termination-log",
+            "terminationMessagePolicy": "File", "securityContext": {}});
+        let filled =
+            json!({"containers": [container], "securityContext": {}, "hostname": "a-0", "subdomain": "a"});
+        assert_eq!(admit(&pod(&filled)).err(), None);
+    }
+
+    #[test]
+    fn only_limits_of_the_size_are_limits_of_the_size() {
+        let is_minimum = |resources: Value| {
+            admit(&with_container(&json!({"resources": resources}))).unwrap().size_is_minimum
+        };
+        assert!(is_minimum(json!({"requests": {"cpu": "2"}})));
+        assert!(is_minimum(json!({"requests": {"cpu": "2"}, "limits": {"ephemeral-storage": "1Gi"}})));
+        assert!(!is_minimum(json!({"limits": {"memory": "4Gi"}})));
+    }
+
+    #[test]
+    fn a_pod_that_is_in_is_read_whatever_it_asks_for() {
+        let refused = with_container(&json!({"securityContext": {"privileged": true}}));
+        assert!(admit(&refused).is_err());
+        assert_eq!(read(&refused).unwrap().image, "registry.test/macos:15");
+    }
+
+    #[test]
     fn ports_of_the_host_are_read() {
         let ports = json!([
             {"containerPort": 22},
@@ -250,6 +368,11 @@ mod tests {
             (
                 with_container(&json!({"resources": {"limits": {"cpu": "9E"}}})),
                 "spec.containers[0].resources.cpu",
+            ),
+            (
+                pod(&json!({"containers": [{"name": "a", "image": "i", "command": ["a"]}],
+                    "initContainers": [{"name": "b", "image": "i", "command": ["b"], "resources": {"limits": {"memory": "99E"}}}]})),
+                "spec.initContainers[0].resources.memory",
             ),
         ];
         for (pod, field) in table {

@@ -183,8 +183,8 @@ impl From<&ConfigError> for Shortage {
 impl From<&PrepareError> for Shortage {
     fn from(error: &PrepareError) -> Self {
         match error {
-            PrepareError::Mount(_) => Self::new("FailedMount", None, chain(error)),
-            _ => Self::new("Failed", Some("CreateContainerConfigError"), chain(error)),
+            PrepareError::Mount(_) => Self::new(error.reason(), None, chain(error)),
+            _ => Self::new("Failed", Some(error.reason()), chain(error)),
         }
     }
 }

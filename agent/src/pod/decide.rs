@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::restart::{RestartPolicy, Verdict, verdict};
+use super::time::later;
 use crate::probe::verdict::Health;
 use crate::state::{AttemptView, Holder, StopCause, StopRequest};
 use crate::vm::Restart;
@@ -211,8 +212,8 @@ fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
         (Holder::Nobody, None, true, _) => Decision::RecordLoss(current.restart),
         // Whoever has written an outcome is on its way out.
         (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => Decision::Clean(current.restart),
-        (Holder::Shim | Holder::Nobody, Some(outcome), _, Some(spec)) => {
-            match verdict(policy, spec, current.stop, outcome) {
+        (Holder::Shim | Holder::Nobody, Some(outcome), ..) => {
+            match verdict(policy, current.crashes(), current.stop, outcome) {
                 Verdict::Restart { at, crashes, .. } if at <= seen.now => {
                     plan(seen, current.restart.next(), crashes)
                 }
@@ -220,8 +221,6 @@ fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
                 Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
             }
         }
-        // An outcome without a plan: the plan was lost with the disk. Start over with the next number.
-        (Holder::Shim | Holder::Nobody, Some(_), _, None) => plan(seen, current.restart.next(), 0),
     }
 }
 
@@ -242,6 +241,8 @@ fn attend(seen: &Observation, current: &AttemptView) -> Decision {
 
 fn plan(seen: &Observation, restart: Restart, crashes: u32) -> Decision {
     match seen.retry_at {
+        // It was let in, and cannot be read now: its status says so.
+        _ if seen.refused => Decision::Wait(None),
         Some(at) if at > seen.now => Decision::Wait(Some(at)),
         _ => Decision::Plan { restart, crashes },
     }
@@ -253,7 +254,7 @@ fn wipe(seen: &Observation) -> Option<Decision> {
 }
 
 fn crashes_before(previous: Option<&AttemptView>) -> u32 {
-    previous.and_then(|view| view.spec.as_ref()).map_or(0, |spec| spec.crashes.saturating_add(1))
+    previous.map_or(0, |view| view.crashes().saturating_add(1))
 }
 
 /// The next step towards a Pod of which nothing runs; `None` when nothing does.
@@ -267,7 +268,7 @@ fn end(attempt: &AttemptView, now: Timestamp, grace: Duration) -> Option<Decisio
     match (attempt.holder, &attempt.outcome) {
         (Holder::Shim, None) => {
             // A grace period that was shortened counts from now; one that was not is already being served.
-            let Some(stop) = attempt.stop.filter(|stop| stop.deadline <= now + grace) else {
+            let Some(stop) = attempt.stop.filter(|stop| stop.deadline <= later(now, grace)) else {
                 return Some(Decision::AskToStop(restart, grace));
             };
             Some(await_shim(restart, stop, now))
@@ -281,7 +282,7 @@ fn end(attempt: &AttemptView, now: Timestamp, grace: Duration) -> Option<Decisio
 
 /// The next step for a VM that its shim was asked to stop.
 fn await_shim(restart: Restart, stop: StopRequest, now: Timestamp) -> Decision {
-    let overdue = stop.deadline + SHIM_PATIENCE;
+    let overdue = later(stop.deadline, SHIM_PATIENCE);
     if now < overdue { Decision::Wait(Some(overdue)) } else { Decision::KillShim(restart) }
 }
 

@@ -14,7 +14,7 @@ use crate::report::chain;
 
 /// Nobody waits for an Event for longer than this.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The API server refuses longer notes.
+/// The API server refuses notes of more than 1024 bytes.
 const MAX_NOTE: usize = 1000;
 
 /// Writes Events in this Node's name.
@@ -37,6 +37,11 @@ fn action(reason: &str, note: &str) -> String {
     let mut hasher = DefaultHasher::new();
     note.hash(&mut hasher);
     format!("{reason}-{:016x}", hasher.finish())
+}
+
+/// As much of a note as an Event can hold.
+fn cut(note: &str) -> &str {
+    &note[..note.floor_char_boundary(MAX_NOTE)]
 }
 
 impl Events {
@@ -80,7 +85,7 @@ impl Events {
         let event = Event {
             type_,
             reason: reason.to_owned(),
-            note: Some(note.chars().take(MAX_NOTE).collect()),
+            note: Some(cut(note).to_owned()),
             action: action(reason, note),
             secondary: None,
         };
@@ -97,5 +102,19 @@ impl Events {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_note_is_cut_between_characters() {
+        assert_eq!(cut("short"), "short");
+        for (letter, length) in [("a", 1000), ("é", 1000), ("€", 999), ("🍏", 1000)] {
+            let note = letter.repeat(2000);
+            assert_eq!(cut(&note).len(), length, "{letter}");
+        }
     }
 }

@@ -86,7 +86,12 @@ const FIELDS: &[Field] = &[
             "ConfigMaps and Secrets, with prefix and optional; keys that are no names are told in an Event",
         ),
     ),
-    ("spec.containers[].image", Honoured("a Tart image in an OCI registry, cloned for each VM")),
+    (
+        "spec.containers[].image",
+        Honoured(
+            "a Tart image in an OCI registry, cloned for each VM; one that changes counts from the container's next start, a VM that runs is left alone",
+        ),
+    ),
     ("spec.containers[].imagePullPolicy", Honoured("`Always` asks the registry before each start")),
     ("spec.containers[].lifecycle", Parts),
     ("spec.containers[].lifecycle.postStart", Parts),
@@ -178,7 +183,9 @@ const FIELDS: &[Field] = &[
     ("spec.containers[].resources.claims", Refused("a VM cannot be given devices")),
     (
         "spec.containers[].resources.limits",
-        Honoured("`cpu` and `memory` size the VM, rounded up to cores and MiB"),
+        Honoured(
+            "`cpu` and `memory` size the VM, rounded up to cores and MiB; `ephemeral-storage` is not enforced",
+        ),
     ),
     (
         "spec.containers[].resources.requests",
@@ -216,17 +223,19 @@ const FIELDS: &[Field] = &[
     (
         "spec.containers[].securityContext.runAsGroup",
         Honoured(
-            "a group of the guest, by number; the guest's user must be able to use `sudo` without a password",
+            "a group of the guest, by number; the guest's user must be able to use `sudo` without a password; a container without a command cannot have it",
         ),
     ),
     (
         "spec.containers[].securityContext.runAsNonRoot",
-        Honoured("the container does not start when its user in the guest is root"),
+        Honoured(
+            "the container does not start when its user in the guest is root; a container without a command cannot have it",
+        ),
     ),
     (
         "spec.containers[].securityContext.runAsUser",
         Honoured(
-            "a user of the guest, by number; the guest's user must be able to use `sudo` without a password",
+            "a user of the guest, by number; the guest's user must be able to use `sudo` without a password; a container without a command cannot have it",
         ),
     ),
     ("spec.containers[].securityContext.seccompProfile", Parts),
@@ -240,25 +249,29 @@ const FIELDS: &[Field] = &[
     ("spec.containers[].startupProbe", Like("spec.containers[].livenessProbe")),
     (
         "spec.containers[].stdin",
-        Honoured("the command's standard input stays open; without it there is none"),
+        Honoured(
+            "the command's standard input stays open; without it there is none; a container without a command cannot have it",
+        ),
     ),
     ("spec.containers[].stdinOnce", Moot("nothing is attached to a container yet")),
     (
         "spec.containers[].terminationMessagePath",
         Honoured(
             "a file in the guest, read when the command has ended; macOS has no file at the default `/dev/termination-log`, \
-             so name another one",
+             so name another one; a container without a command cannot have another one",
         ),
     ),
     (
         "spec.containers[].terminationMessagePolicy",
         Honoured(
-            "`FallbackToLogsOnError` takes the end of the log of a command that failed without a message",
+            "`FallbackToLogsOnError` takes the end of the log of a command that failed without a message; a container without a command cannot have it",
         ),
     ),
     (
         "spec.containers[].tty",
-        Honoured("the command gets a terminal in the guest; all its output is standard output then"),
+        Honoured(
+            "the command gets a terminal in the guest; all its output is standard output then; a container without a command cannot have it",
+        ),
     ),
     ("spec.containers[].volumeDevices", Refused("a VM cannot be given block devices")),
     ("spec.containers[].volumeMounts", Parts),
@@ -289,7 +302,10 @@ const FIELDS: &[Field] = &[
         "spec.containers[].volumeMounts[].subPathExpr",
         Honoured("as `subPath`, `$(NAME)` expanded from the container's environment"),
     ),
-    ("spec.containers[].workingDir", Honoured("the command's directory in the guest")),
+    (
+        "spec.containers[].workingDir",
+        Honoured("the command's directory in the guest; a container without a command cannot have it"),
+    ),
     ("spec.dnsConfig", Refused("the guest asks the host's DNS servers")),
     (
         "spec.dnsPolicy",
@@ -297,7 +313,12 @@ const FIELDS: &[Field] = &[
     ),
     ("spec.enableServiceLinks", Honoured("the Services of the Pod's namespace are in the environment")),
     ("spec.ephemeralContainers", Refused("a VM cannot be joined by a container")),
-    ("spec.hostAliases", Honoured("added to the guest's /etc/hosts before the command starts")),
+    (
+        "spec.hostAliases",
+        Honoured(
+            "added to the guest's /etc/hosts before the command starts; a container without a command cannot have it",
+        ),
+    ),
     ("spec.hostIPC", Refused("a VM cannot share the host's memory")),
     (
         "spec.hostname",
@@ -370,7 +391,10 @@ const FIELDS: &[Field] = &[
     ("spec.securityContext.windowsOptions", Refused("this Node runs macOS")),
     ("spec.serviceAccount", Elsewhere("old name of serviceAccountName")),
     ("spec.serviceAccountName", Honoured("whose tokens a `serviceAccountToken` volume holds")),
-    ("spec.setHostnameAsFQDN", Honoured("the guest's name is the full one then")),
+    (
+        "spec.setHostnameAsFQDN",
+        Honoured("the guest's name is the full one then; a container without a command cannot have it"),
+    ),
     ("spec.shareProcessNamespace", Moot("a VM has processes of its own")),
     ("spec.subdomain", Honoured("the full name is in the guest's /etc/hosts; --cluster-domain ends it")),
     ("spec.terminationGracePeriodSeconds", Honoured("the guest shuts down in that time, or is killed")),

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::admission::{Refusal, VmPlan, admit};
+use super::admission::{Refusal, VmPlan, admit, read};
 use super::fit::{Claim, fits, may_be_stale};
 use super::status::is_final;
 use super::worker::{Host, PodFeed, Worker};
@@ -67,6 +67,9 @@ pub enum ManagerError {
     /// The state directory cannot be watched.
     #[error("cannot watch {0}")]
     Watch(String, #[source] notify::Error),
+    /// A Pod is without its worker.
+    #[error("the worker of a Pod has died")]
+    Worker(#[from] tokio::task::JoinError),
 }
 
 impl std::fmt::Debug for Manager {
@@ -117,7 +120,12 @@ impl Manager {
                         handle.stirred.notify_one();
                     }
                 }
-                Some(ended) = self.workers.join_next() => self.ended(ended),
+                // No Pod may be without a worker: an agent that starts again finds all that the dead one knew on the disk.
+                Some(ended) = self.workers.join_next() => {
+                    let uid = ended?;
+                    self.host.roster.leave(&uid);
+                    self.pods.remove(&uid);
+                }
             }
         }
     }
@@ -184,9 +192,12 @@ impl Manager {
 
     /// Whether a Pod may run here. This is asked once, for one Pod at a time; who is let in stays in.
     async fn admit(&self, uid: &PodUid, pod: &Pod) -> Result<VmPlan, Refusal> {
+        if self.is_accepted(uid) {
+            return read(pod);
+        }
         let plan = admit(pod)?;
         let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
-        if !is_over && !self.is_accepted(uid) {
+        if !is_over {
             let others: Vec<&Claim> = self.pods.values().filter_map(Handle::counted).collect();
             match fits(pod, &self.offers.known(), &others) {
                 Err(refusal) if may_be_stale(&refusal) => fits(pod, &self.offers.asked().await, &others)?,
@@ -232,16 +243,6 @@ impl Manager {
             worker.run().await
         });
         self.pods.insert(uid, Handle { claim, pod, gone, stirred });
-    }
-
-    fn ended(&mut self, ended: Result<PodUid, tokio::task::JoinError>) {
-        match ended {
-            Ok(uid) => {
-                self.host.roster.leave(&uid);
-                self.pods.remove(&uid);
-            }
-            Err(error) => warn!(%error, "the worker of a Pod has died"),
-        }
     }
 }
 

@@ -1,19 +1,22 @@
 //! The plan of a VM: its image, all that its Pod brings along, and what the shim is told of it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio::sync::watch;
+use tokio::time::sleep;
 
-use super::admission::VmPlan;
+use super::admission::{VmPlan, read};
 use super::belongings::{Gathered, Shortage};
 use super::blueprint::{self, Brought};
 use super::decide::Wanted;
 use super::fetch::{Fetcher, ReadyImage};
 use super::pulling::Failure;
 use super::restart::RestartPolicy;
-use super::worker::{WorkError, Worker, seconds, wanted};
+use super::time::seconds;
+use super::worker::{WorkError, Worker, deadline, wanted};
 use crate::image::ImageError;
 use crate::state::{ContainerSpec, HostPort, Share, ShimSpec};
 use crate::vm::Restart;
@@ -22,8 +25,12 @@ use crate::volume::boot::{self, BootShares};
 impl Worker {
     /// Has everything ready, then writes the plan. A Pod that is to go meanwhile does not wait for it.
     pub(super) async fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), WorkError> {
-        let Ok(plan) = self.plan.clone() else { return Ok(()) };
         let pod = self.pod.borrow().clone();
+        // The image of a Pod may change; what is started from here on is what the Pod says now.
+        if let Ok(current) = read(&pod) {
+            self.plan = Ok(current);
+        }
+        let Ok(plan) = self.plan.clone() else { return Ok(()) };
         let fetcher = Fetcher {
             images: self.host.images.clone(),
             collector: self.host.collector.clone(),
@@ -32,23 +39,43 @@ impl Worker {
             pod: pod.clone(),
         };
         let begun = Instant::now();
-        let (mut seen, mut gone) = (self.pod.clone(), self.gone.clone());
-        let ready = {
-            let gather = self.belongings.gather();
-            let both = async { tokio::join!(fetcher.ensure(&plan), gather) };
-            tokio::pin!(both);
-            loop {
-                tokio::select! {
-                    ready = &mut both => break ready,
-                    Ok(()) = seen.changed() => {}
-                    Ok(()) = gone.changed() => {}
+        let called_off = called_off(self.pod.clone(), self.gone.clone());
+        let fetch = fetcher.ensure(&plan);
+        tokio::pin!(called_off, fetch);
+        let mut image = None;
+        let gathered = loop {
+            let gathered = {
+                let gather = self.belongings.gather();
+                tokio::pin!(gather);
+                loop {
+                    tokio::select! {
+                        gathered = &mut gather => break gathered,
+                        fetched = &mut fetch, if image.is_none() => image = Some(fetched),
+                        () = &mut called_off => return Ok(()),
+                    }
                 }
-                if !matches!(wanted(&seen.borrow(), *gone.borrow()), Wanted::Run(_)) {
-                    return Ok(());
-                }
+            };
+            let shortage = match gathered {
+                Err(shortage) if image.is_none() => shortage,
+                gathered => break gathered,
+            };
+            // What is missing is told at once, while the image comes.
+            self.lacks(&pod, shortage);
+            let seen = self.observe()?;
+            self.publish(&seen);
+            tokio::select! {
+                fetched = &mut fetch => image = Some(fetched),
+                () = self.belongings.changed() => {}
+                () = &mut called_off => return Ok(()),
             }
         };
-        let (image, gathered) = ready;
+        let image = match image {
+            Some(image) => image,
+            None => tokio::select! {
+                fetched = &mut fetch => fetched,
+                () = &mut called_off => return Ok(()),
+            },
+        };
         let image = match image {
             Ok(image) => image,
             Err(error) => {
@@ -170,5 +197,56 @@ impl Worker {
         };
         self.host.events.afresh().warning(pod, shortage.event, &note);
         self.told.shortage = Some(shortage.message);
+    }
+}
+
+/// Waits until a Pod is not to run any more, or not for longer.
+async fn called_off(mut pod: watch::Receiver<Arc<Pod>>, mut gone: watch::Receiver<bool>) {
+    loop {
+        let deadline = deadline(&pod.borrow_and_update());
+        let is_wanted = matches!(wanted(&pod.borrow(), *gone.borrow_and_update()), Wanted::Run(_));
+        let left = deadline.map(|deadline| {
+            Duration::try_from(deadline.at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
+        });
+        if !is_wanted || left == Some(Duration::ZERO) {
+            return;
+        }
+        tokio::select! {
+            Ok(()) = pod.changed() => {}
+            Ok(()) = gone.changed() => {}
+            () = sleep(left.unwrap_or(Duration::MAX)) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn active_for(seconds: i64) -> Arc<Pod> {
+        Arc::new(
+            serde_json::from_value(json!({
+                "spec": {"activeDeadlineSeconds": seconds, "containers": []},
+                "status": {"phase": "Pending", "startTime": "2000-01-01T00:00:00Z"},
+            }))
+            .unwrap(),
+        )
+    }
+
+    #[tokio::test]
+    async fn a_plan_is_called_off_when_the_pod_is_late_or_gone() {
+        let (pods, pod) = watch::channel(active_for(i64::MAX));
+        let (gones, gone) = watch::channel(false);
+        let waiting = tokio::spawn(called_off(pod.clone(), gone.clone()));
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        gones.send_replace(true);
+        waiting.await.unwrap();
+        gones.send_replace(false);
+        let waiting = tokio::spawn(called_off(pod, gone));
+        tokio::task::yield_now().await;
+        pods.send_replace(active_for(60));
+        waiting.await.unwrap();
     }
 }

@@ -104,7 +104,10 @@ async fn publish(
 
 /// Whether an answer means that the Pod is gone, or that another one has its name. Any other conflict passes.
 fn is_gone(code: u16, message: &str) -> bool {
-    code == 404 || (matches!(code, 409 | 422) && message.to_ascii_lowercase().contains("uid"))
+    let message = message.to_ascii_lowercase();
+    // A Pod may have any of these in its name, but not with what follows.
+    let words = ["uid in precondition: ", "uid in the precondition (", "metadata.uid: "];
+    code == 404 || (matches!(code, 409 | 422) && words.iter().any(|words| message.contains(words)))
 }
 
 /// The patch for a status. The UID makes it miss a newer Pod of the same name; absent fields are removed.
@@ -122,24 +125,44 @@ fn patch(uid: &PodUid, status: &PodStatus) -> Value {
             condition.entry(name).or_insert(Value::Null);
         }
     }
-    // Addresses are merged by default, and a restarted VM would keep its old one.
-    let mut addresses = vec![json!({"$patch": "replace"})];
-    addresses.extend(status.pod_ips.iter().flatten().map(|address| json!({"ip": address.ip})));
-    fields["podIPs"] = Value::Array(addresses);
+    // Addresses are merged by default: a restarted VM would keep its old one, and so would a Node that has moved.
+    fields["podIPs"] = replaced(status.pod_ips.iter().flatten().map(|address| &address.ip));
+    if let Some(addresses) = &status.host_ips {
+        fields["hostIPs"] = replaced(addresses.iter().map(|address| &address.ip));
+    }
     json!({"metadata": {"uid": uid}, "status": fields})
+}
+
+/// Addresses that take the place of all that were there.
+fn replaced<'a>(addresses: impl Iterator<Item = &'a String>) -> Value {
+    let items = addresses.map(|address| json!({"ip": address}));
+    Value::Array(std::iter::once(json!({"$patch": "replace"})).chain(items).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::PodCondition;
+    use k8s_openapi::api::core::v1::{HostIP, PodCondition};
 
     #[test]
     fn only_a_missing_or_another_pod_ends_the_tries() {
         assert!(is_gone(404, "pods \"a\" not found"));
         assert!(is_gone(409, "Precondition failed: UID in precondition: a, UID in object meta: b"));
         assert!(!is_gone(409, "the object has been modified"));
+        assert!(is_gone(422, "Pod \"a\" is invalid: metadata.uid: Invalid value: \"b\": field is immutable"));
+        assert!(!is_gone(
+            409,
+            "Operation cannot be fulfilled on pods \"fluid-0\": the object has been modified"
+        ));
+        assert!(!is_gone(422, "Pod \"metadata.uid\" is invalid: status.hostIPs[0]: Invalid value"));
         assert!(!is_gone(500, "uid"));
+    }
+
+    #[test]
+    fn the_address_of_a_node_that_has_moved_is_replaced() {
+        let host_ips = Some(vec![HostIP { ip: "10.0.0.2".to_owned() }]);
+        let body = patch(&"0b1c".parse().unwrap(), &PodStatus { host_ips, ..PodStatus::default() });
+        assert_eq!(body["status"]["hostIPs"], json!([{"$patch": "replace"}, {"ip": "10.0.0.2"}]));
     }
 
     #[test]

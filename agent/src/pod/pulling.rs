@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::status::Trouble as Shown;
+use super::status::Trouble;
 use crate::image::ImageError;
 use crate::report::chain;
 
@@ -41,13 +41,13 @@ impl Failure {
     }
 
     /// What the container waits for.
-    pub fn shown(&self, now: Timestamp) -> Shown {
+    pub fn shown(&self, now: Timestamp) -> Trouble {
         match self.back_off(now) {
             Some(words) => {
                 let message = format!("{words}: {}: {}", self.reason, self.message);
-                Shown { reason: "ImagePullBackOff", message }
+                Trouble { reason: "ImagePullBackOff", message }
             }
-            None => Shown { reason: self.reason, message: self.message.clone() },
+            None => Trouble { reason: self.reason, message: self.message.clone() },
         }
     }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::state::{Outcome, ShimSpec, StopRequest};
+use super::time::later;
+use crate::state::{Outcome, StopRequest};
 
 const FIRST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_DELAY: Duration = Duration::from_mins(5);
@@ -51,22 +52,18 @@ pub enum Verdict {
     },
 }
 
-/// What follows the end of a container. One that was stopped for a failed probe has failed, however well it then ended.
-pub fn verdict(
-    policy: RestartPolicy,
-    spec: &ShimSpec,
-    stop: Option<StopRequest>,
-    outcome: &Outcome,
-) -> Verdict {
+/// What follows the end of a container that had failed so often in a row before. One that was stopped for a failed probe has failed, however well it then ended.
+pub fn verdict(policy: RestartPolicy, crashes: u32, stop: Option<StopRequest>, outcome: &Outcome) -> Verdict {
     let failed = outcome.ending.exit_code() != 0 || stop.is_some_and(|stop| stop.cause.is_some());
     match policy {
         RestartPolicy::Never if failed => Verdict::Failed,
         RestartPolicy::Never => Verdict::Succeeded,
         RestartPolicy::OnFailure if !failed => Verdict::Succeeded,
         RestartPolicy::Always | RestartPolicy::OnFailure => {
-            let crashes = if ran_for(outcome) >= WELL_AFTER { 0 } else { spec.crashes };
+            let crashes = if ran_for(outcome) >= WELL_AFTER { 0 } else { crashes };
             let delay = back_off(crashes);
-            Verdict::Restart { at: outcome.finished_at + delay, crashes: crashes.saturating_add(1), delay }
+            let at = later(outcome.finished_at, delay);
+            Verdict::Restart { at, crashes: crashes.saturating_add(1), delay }
         }
     }
 }
@@ -86,11 +83,6 @@ pub fn back_off(crashes: u32) -> Duration {
 mod tests {
     use super::*;
     use crate::state::{Ending, StopCause};
-    use crate::vm::{Restart, VmName};
-
-    fn spec(crashes: u32) -> ShimSpec {
-        ShimSpec { crashes, ..ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0))) }
-    }
 
     fn outcome(code: i32, seconds: i64) -> Outcome {
         Outcome {
@@ -102,21 +94,20 @@ mod tests {
 
     #[test]
     fn policies_mean_what_they_mean_in_kubernetes() {
-        let again = |policy, code| {
-            matches!(verdict(policy, &spec(0), None, &outcome(code, 1)), Verdict::Restart { .. })
-        };
+        let again =
+            |policy, code| matches!(verdict(policy, 0, None, &outcome(code, 1)), Verdict::Restart { .. });
         assert!(again(RestartPolicy::Always, 0) && again(RestartPolicy::Always, 1));
         assert!(!again(RestartPolicy::OnFailure, 0) && again(RestartPolicy::OnFailure, 1));
-        assert_eq!(verdict(RestartPolicy::Never, &spec(0), None, &outcome(0, 1)), Verdict::Succeeded);
-        assert_eq!(verdict(RestartPolicy::Never, &spec(0), None, &outcome(3, 1)), Verdict::Failed);
-        assert_eq!(verdict(RestartPolicy::OnFailure, &spec(0), None, &outcome(0, 1)), Verdict::Succeeded);
+        assert_eq!(verdict(RestartPolicy::Never, 0, None, &outcome(0, 1)), Verdict::Succeeded);
+        assert_eq!(verdict(RestartPolicy::Never, 0, None, &outcome(3, 1)), Verdict::Failed);
+        assert_eq!(verdict(RestartPolicy::OnFailure, 0, None, &outcome(0, 1)), Verdict::Succeeded);
     }
 
     #[test]
     fn a_container_that_failed_a_probe_has_failed_whatever_its_exit_code() {
         let after = |policy, cause| {
             let stop = StopRequest { deadline: Timestamp::UNIX_EPOCH, cause };
-            verdict(policy, &spec(0), Some(stop), &outcome(0, 1))
+            verdict(policy, 0, Some(stop), &outcome(0, 1))
         };
         let failed = Some(StopCause::FailedLiveness);
         assert!(matches!(after(RestartPolicy::Always, failed), Verdict::Restart { .. }));
@@ -127,11 +118,10 @@ mod tests {
 
     #[test]
     fn the_back_off_doubles_to_five_minutes_and_is_forgiven() {
-        let delay =
-            |crashes, ran| match verdict(RestartPolicy::Always, &spec(crashes), None, &outcome(1, ran)) {
-                Verdict::Restart { delay, .. } => delay.as_secs(),
-                other => panic!("{other:?}"),
-            };
+        let delay = |crashes, ran| match verdict(RestartPolicy::Always, crashes, None, &outcome(1, ran)) {
+            Verdict::Restart { delay, .. } => delay.as_secs(),
+            other => panic!("{other:?}"),
+        };
         let delays: Vec<u64> = (0..7).map(|crashes| delay(crashes, 1)).collect();
         assert_eq!(delays, [0, 10, 20, 40, 80, 160, 300]);
         assert_eq!(delay(u32::MAX, 1), 300);

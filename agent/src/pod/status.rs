@@ -50,8 +50,15 @@ pub struct Trouble {
 /// The status that the API server should show.
 pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let old = context.before.cloned().unwrap_or_default();
-    let container = match context.plan {
-        Ok(plan) => container(seen, context, plan),
+    let (unreadable, trouble);
+    let (plan, context) = match context.plan {
+        Ok(plan) => (plan, *context),
+        // Who was let in is not put out: it waits, and what runs goes on.
+        Err(refusal) if seen.accepted => {
+            unreadable = VmPlan::unreadable(context.pod);
+            trouble = Trouble { reason: "CreateContainerConfigError", message: refusal.message.clone() };
+            (&unreadable, Context { trouble: Some(&trouble), ..*context })
+        }
         Err(refusal) => {
             return PodStatus {
                 phase: Some("Failed".to_owned()),
@@ -64,6 +71,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
             };
         }
     };
+    let context = &context;
+    let container = container(seen, context, plan);
     let failure = failure(seen);
     let phase = if failure.is_some() { "Failed" } else { phase(seen, &container) };
     let current = seen.attempts.last();
@@ -132,7 +141,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
     let (state, last, shown) = match current {
         None => (waiting(context, plan), None, Shown::Waiting),
         Some(attempt) => match (&attempt.outcome, &attempt.progress) {
-            (Some(outcome), _) => over(seen, attempt, outcome),
+            (Some(outcome), _) => over(seen, context, attempt, outcome),
             (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
                 let running = ContainerStateRunning { started_at: Some(Time(*since)) };
                 let state = ContainerState { running: Some(running), ..ContainerState::default() };
@@ -162,6 +171,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
 /// A container that has ended: final, or waiting for its next start with the end as its last state.
 fn over(
     seen: &Observation,
+    context: &Context<'_>,
     attempt: &AttemptView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
@@ -175,15 +185,19 @@ fn over(
         // Whatever the policy says, a Pod that is to go does not start again.
         _ => RestartPolicy::Never,
     };
-    match attempt.spec.as_ref().map(|spec| verdict(policy, spec, attempt.stop, outcome)) {
+    match (verdict(policy, attempt.crashes(), attempt.stop, outcome), context.trouble) {
+        // Its time has come, but something is in the way.
+        (next @ Verdict::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
+            let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
+            (state, Some(end), Shown::Over(next))
+        }
         // It starts again at once.
-        Some(next @ Verdict::Restart { delay: Duration::ZERO, .. }) => (end, None, Shown::Over(next)),
-        Some(next @ Verdict::Restart { delay, .. }) => {
+        (next @ Verdict::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
+        (next @ Verdict::Restart { delay, .. }, _) => {
             let message = format!("back-off {} s before the container starts again", delay.as_secs());
             (waiting_for("CrashLoopBackOff", Some(message)), Some(end), Shown::Over(next))
         }
-        Some(next) => (end, None, Shown::Over(next)),
-        None => (end, None, Shown::Over(Verdict::Failed)),
+        (next, _) => (end, None, Shown::Over(next)),
     }
 }
 

@@ -23,11 +23,12 @@ use super::events::Events;
 use super::probing::Probing;
 use super::publisher::Publisher;
 use super::pulling::Failure;
-use super::restart::RestartPolicy;
+use super::restart::{RestartPolicy, Verdict, verdict};
 use super::roster::Roster;
 use super::slots::Slots;
 use super::starting::{stages, start, waits};
 use super::status::{Context, is_final, render};
+use super::time::{later, seconds};
 use super::world::World;
 use super::{PodName, PodUid};
 use crate::crash;
@@ -137,14 +138,14 @@ pub struct Worker {
     probing: Probing,
     pub(super) belongings: Belongings,
     pub(super) image_failure: Option<Failure>,
-    trouble: Option<Trouble>,
+    setback: Option<Setback>,
     /// The status that was last asked to be published.
     shown: Option<PodStatus>,
     pub(super) told: Told,
 }
 
 /// An effect that keeps failing.
-struct Trouble {
+struct Setback {
     problem: String,
     delay: Duration,
 }
@@ -159,6 +160,7 @@ pub(super) struct Told {
     stale: Vec<MountFailure>,
     started: Option<Restart>,
     ended: Option<Restart>,
+    looping: Option<Restart>,
 }
 
 /// What a worker is told of its Pod.
@@ -202,7 +204,7 @@ impl Worker {
             probing: Probing::default(),
             belongings,
             image_failure: None,
-            trouble: None,
+            setback: None,
             shown: None,
             told: Told::default(),
         }
@@ -232,7 +234,7 @@ impl Worker {
                 self.failed(decision, &error).await;
                 continue;
             }
-            self.trouble = None;
+            self.setback = None;
             crash::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::Forget {
                 self.host.metrics.pod_waits(self.dir.uid(), None);
@@ -245,7 +247,7 @@ impl Worker {
     /// Tells about an effect that failed, once, and waits before it is tried again: longer each time.
     async fn failed(&mut self, decision: Decision, error: &WorkError) {
         let problem = format!("{}: {}", describe(decision), chain(error));
-        let delay = match &self.trouble {
+        let delay = match &self.setback {
             Some(before) if before.problem == problem => (before.delay * 2).min(LONGEST_RETRY),
             _ => {
                 let pod = self.pod.borrow().clone();
@@ -253,7 +255,7 @@ impl Worker {
                 RETRY
             }
         };
-        self.trouble = Some(Trouble { problem, delay });
+        self.setback = Some(Setback { problem, delay });
         if let (true, Some(collector)) = (error.is_for_want_of_space(), &self.host.collector) {
             collector.make_room().await;
         }
@@ -265,7 +267,7 @@ impl Worker {
         }
     }
 
-    fn observe(&mut self) -> Result<Observation, StateError> {
+    pub(super) fn observe(&mut self) -> Result<Observation, StateError> {
         let gone = *self.gone.borrow_and_update();
         let pod = self.pod.borrow_and_update().clone();
         let attempts = self.dir.attempts()?.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
@@ -293,7 +295,7 @@ impl Worker {
         })
     }
 
-    fn publish(&mut self, seen: &Observation) {
+    pub(super) fn publish(&mut self, seen: &Observation) {
         let pod = self.pod.borrow().clone();
         self.tell(&pod, seen);
         if !waits(seen) {
@@ -373,6 +375,7 @@ impl Worker {
                 self.host.metrics.failed(reason);
             }
         }
+        self.tell_back_off(pod, seen, attempt);
         self.tell_notices(pod, attempt);
         let stale = self.belongings.problems();
         if self.told.stale != stale {
@@ -381,6 +384,25 @@ impl Worker {
             }
             self.told.stale = stale;
         }
+    }
+
+    /// Tells that a container which keeps failing has to wait, once before each start.
+    fn tell_back_off(&mut self, pod: &Pod, seen: &Observation, attempt: &AttemptView) {
+        let (Wanted::Run(policy), Some(outcome)) = (seen.wanted, &attempt.outcome) else { return };
+        match verdict(policy, attempt.crashes(), attempt.stop, outcome) {
+            Verdict::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
+            _ => return,
+        }
+        if self.told.looping.replace(attempt.restart) == Some(attempt.restart) {
+            return;
+        }
+        let container = self.plan.as_ref().map_or("", |plan| &plan.container);
+        let PodName { namespace, name } = &self.name;
+        let uid = self.dir.uid();
+        // The kubelet's words.
+        let note =
+            format!("Back-off restarting failed container {container} in pod {name}_{namespace}({uid})");
+        self.host.events.warning(pod, "BackOff", &note);
     }
 
     /// Tells what the shim has left to be told, each once.
@@ -464,7 +486,8 @@ impl Worker {
                     "Killing",
                     &format!("stopping VM {} within {} s", attempt.vm(), grace.as_secs()),
                 );
-                attempt.request_stop(StopRequest { deadline: Timestamp::now() + grace, cause: None })?;
+                attempt
+                    .request_stop(StopRequest { deadline: later(Timestamp::now(), grace), cause: None })?;
             }
             Decision::StopUnhealthy(restart, cause) => self.stop_unhealthy(restart, cause)?,
             Decision::KillShim(restart) => {
@@ -489,7 +512,7 @@ impl Worker {
                 let dir = self.dir.clone();
                 block_in_place(|| dir.wipe_volumes())?;
             }
-            Decision::Drop(restart) => self.dir.attempt(restart).remove()?,
+            Decision::Drop(restart) => block_in_place(|| self.dir.forget_attempt(restart))?,
             Decision::DeletePod => self.delete_pod().await?,
             Decision::Forget => {
                 self.belongings.end();
@@ -517,7 +540,7 @@ impl Worker {
         let next = if restarts { ", will be restarted" } else { "" };
         self.host.events.normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
         let grace = seconds(probe::spec::grace(&pod, cause));
-        let request = StopRequest { deadline: Timestamp::now() + grace, cause: Some(cause) };
+        let request = StopRequest { deadline: later(Timestamp::now(), grace), cause: Some(cause) };
         Ok(self.dir.attempt(restart).request_stop(request)?)
     }
 
@@ -582,13 +605,8 @@ fn shows_running(pod: &Pod, restart: Restart) -> bool {
     })
 }
 
-/// A grace period; the API server fills it in, so an absent one means its default.
-pub(super) fn seconds(field: Option<i64>) -> Duration {
-    Duration::from_secs(field.unwrap_or(30).try_into().unwrap_or(0))
-}
-
 /// When a Pod has been active for long enough. It counts from the start time that the API shows.
-fn deadline(pod: &Pod) -> Option<Deadline> {
+pub(super) fn deadline(pod: &Pod) -> Option<Deadline> {
     let spec = pod.spec.as_ref()?;
     let start = pod.status.as_ref()?.start_time.as_ref()?.0;
     let active = Duration::from_secs(spec.active_deadline_seconds?.try_into().unwrap_or(0));

@@ -56,6 +56,13 @@ pub struct AttemptView {
     pub cleaned: bool,
 }
 
+impl AttemptView {
+    /// How often in a row the container had failed before this VM; not at all where the plan is lost.
+    pub fn crashes(&self) -> u32 {
+        self.spec.as_ref().map_or(0, |spec| spec.crashes)
+    }
+}
+
 /// Who is at work on a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
@@ -136,8 +143,9 @@ impl Attempt {
             notices: self.read("notices.json")?.unwrap_or_default(),
             wants_room: self.path.join("wants-room").exists() && !self.is_room_made(),
             stop: self.read("stop.json")?,
-            result: self.read_durable("result.json")?,
-            outcome: self.read_durable("outcome.json")?,
+            result: self.read("result.json")?,
+            // One that is spoilt counts as none: it is lost how the VM ended, and that is written down in its place.
+            outcome: self.read("outcome.json")?,
             cleaned: self.path.join("cleaned").exists(),
         })
     }
@@ -316,10 +324,6 @@ impl Attempt {
         file::read(&self.path.join(name))
     }
 
-    fn read_durable<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
-        file::read_durable(&self.path.join(name))
-    }
-
     fn touch(&self, name: &str) -> Result<(), StateError> {
         let path = self.path.join(name);
         File::create(&path).map(drop).map_err(|source| StateError::new("create", &path, source))
@@ -399,6 +403,21 @@ mod tests {
         attempt.finish(&outcome).unwrap();
         attempt.mark_cleaned().unwrap();
         assert_eq!((seen().outcome, seen().cleaned), (Some(outcome), true));
+    }
+
+    #[test]
+    fn an_end_that_cannot_be_read_is_replaced() {
+        let (_dir, pod) = pod();
+        let attempt = pod.attempt(Restart(0));
+        attempt.plan(&spec(&attempt)).unwrap();
+        for name in ["result.json", "outcome.json"] {
+            std::fs::write(attempt.path().join(name), "{\"ending\":").unwrap();
+        }
+        let seen = attempt.view().unwrap();
+        assert_eq!((seen.holder, seen.begun, seen.result, seen.outcome), (Holder::Nobody, true, None, None));
+        let outcome = Outcome { ending: Ending::Lost, started_at: None, finished_at: Timestamp::UNIX_EPOCH };
+        attempt.finish(&outcome).unwrap();
+        assert_eq!(attempt.view().unwrap().outcome, Some(outcome));
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::probe::http::HttpGet;
 pub const POD_IP: &str = "\0pod-ip\0";
 
 /// One container: the main one, or one that runs before it in the same guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ContainerSpec {
     /// Its name in the Pod.
     pub name: String,
@@ -30,7 +31,8 @@ pub struct ContainerSpec {
 }
 
 /// A command line for the guest.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GuestCommand {
     /// The program and its arguments.
     pub argv: Vec<String>,
@@ -48,6 +50,7 @@ pub struct GuestCommand {
 
 /// Whom a command runs as: the user that is logged in to the guest unless this says otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GuestUser {
     /// `runAsUser`.
     pub uid: Option<u32>,
@@ -58,7 +61,8 @@ pub struct GuestUser {
 }
 
 /// A place in the guest where a container expects a volume.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Mount {
     /// The share that holds the volume.
     pub share: String,
@@ -69,7 +73,8 @@ pub struct Mount {
 }
 
 /// A directory of the host that the guest sees at `/Volumes/My Shared Files/<name>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Share {
     /// Its name in the guest.
     pub name: String,
@@ -80,7 +85,8 @@ pub struct Share {
 }
 
 /// `terminationMessagePath` and `terminationMessagePolicy`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Termination {
     /// The file in the guest.
     pub path: String,
@@ -104,6 +110,7 @@ pub enum Hook {
 
 /// What makes the guest the Pod's, before any container runs in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GuestIdentity {
     /// The name that the guest is to have.
     pub hostname: String,
@@ -117,7 +124,12 @@ impl std::fmt::Debug for GuestCommand {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Variables and arguments may be secret.
         let program = self.argv.first().map_or("", String::as_str);
-        write!(f, "`{program}` with {} arguments, {} variables", self.argv.len() - 1, self.env.len())
+        write!(
+            f,
+            "`{program}` with {} arguments, {} variables",
+            self.argv.len().saturating_sub(1),
+            self.env.len()
+        )
     }
 }
 

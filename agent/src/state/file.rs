@@ -69,9 +69,9 @@ fn replace<T: Serialize>(
     fs::rename(&temp, path)
 }
 
-/// Reads a file written by [`write`]; one that is absent, or that a power cut has spoilt, is `None`.
+/// Reads a file; one that is absent, or that a power cut or a bad disk has spoilt, is `None`.
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
-    match read_durable(path) {
+    match read_strictly(path) {
         Err(StateError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
             tracing::warn!(path = %path.display(), error = %source, "the file is spoilt; going on without it");
             Ok(None)
@@ -80,8 +80,7 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateE
     }
 }
 
-/// Reads a file written by [`write_durably`]; an absent one is `None`.
-pub(super) fn read_durable<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
+fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
     let attempt = || -> io::Result<Option<T>> {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -102,6 +101,14 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
+    }
+}
+
+/// Removes a file; an absent one is fine.
+pub(super) fn remove(path: &Path) -> Result<(), StateError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StateError::new("remove", path, error)),
+        _ => Ok(()),
     }
 }
 
@@ -156,12 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_is_an_error_where_it_was_promised_to_last() {
+    fn a_broken_file_is_none() {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("a.json");
         fs::write(&path, "{").unwrap();
-        let error = read_durable::<u32>(&path).unwrap_err();
+        let error = read_strictly::<u32>(&path).unwrap_err();
         assert!(error.to_string().ends_with("a.json"), "{error}");
         assert_eq!(read::<u32>(&path).unwrap(), None);
     }

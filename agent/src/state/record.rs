@@ -23,7 +23,7 @@ pub struct PodRecord {
     pub accepted_at: Timestamp,
 }
 
-/// What a shim is to run.
+/// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShimSpec {
     /// The VM to make and run.
@@ -36,30 +36,40 @@ pub struct ShimSpec {
     /// The `tart` program.
     pub tart: PathBuf,
     /// Cores for the VM; the image's own number when absent.
+    #[serde(default)]
     pub cpu: Option<u32>,
     /// Memory for the VM in MiB; the image's own size when absent.
+    #[serde(default)]
     pub memory_mib: Option<u64>,
     /// Whether cores and memory are what is enough, and the image may have more.
+    #[serde(default)]
     pub size_is_minimum: bool,
     /// Directories of the host that the guest gets to see.
+    #[serde(default)]
     pub shares: Vec<Share>,
     /// What makes the guest the Pod's.
+    #[serde(default)]
     pub identity: GuestIdentity,
     /// Containers that run one after the other before the main one.
+    #[serde(default)]
     pub init: Vec<ContainerSpec>,
     /// Whether one of those that fails is tried again, in the same guest.
+    #[serde(default)]
     pub init_again: bool,
     /// The main container.
     pub main: ContainerSpec,
     /// Where a guest without a command can leave how it ended.
+    #[serde(default)]
     pub status_dir: Option<PathBuf>,
     /// How long a container may take to end when the shim itself has a reason to end it.
     pub grace: Duration,
     /// How long the guest may take from power-on to an address, and to an answering guest agent.
     pub boot_limit: Duration,
     /// Ports of the host that lead into the guest.
+    #[serde(default)]
     pub host_ports: Vec<HostPort>,
     /// How often in a row the container had failed before this VM; sets the back-off after it.
+    #[serde(default)]
     pub crashes: u32,
 }
 
@@ -331,5 +341,29 @@ impl ShimSpec {
             host_ports: Vec::new(),
             crashes: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_plan_of_an_older_or_a_newer_agent_is_read() {
+        let plan = json!({
+            "vm": "tk-0b1c-2",
+            "image": "registry.test/macos@sha256:0",
+            "tart": "/tart",
+            "main": {"name": "main", "command": {"argv": ["true"]}, "log": "/log", "later": true},
+            "shares": [{"name": "a", "path": "/a", "read_only": true}],
+            "grace": {"secs": 30, "nanos": 0},
+            "boot_limit": {"secs": 900, "nanos": 0},
+            "crashes": 3,
+            "later": {"what": "an agent of next year has added"},
+        });
+        let read: ShimSpec = serde_json::from_value(plan).unwrap();
+        assert_eq!((read.vm.restart().0, read.crashes, read.shares[0].read_only), (2, 3, true));
+        assert_eq!(read.main.command.map(|command| command.argv), Some(vec!["true".to_owned()]));
     }
 }

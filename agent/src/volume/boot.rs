@@ -9,8 +9,9 @@ use crate::state::{PodDir, Share};
 use crate::vm::Restart;
 
 /// Names that no volume can have.
+const PREFIX: &str = ".boot-";
 const ENVIRONMENT: &str = "pod_environment";
-const STATUS: &str = "pod_status";
+pub(super) const STATUS: &str = "pod_status";
 
 /// The shares of a guest that only boots.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,10 +22,25 @@ pub struct BootShares {
     pub status_dir: PathBuf,
 }
 
+/// The directory of one VM's shares among the Pod's volumes: no volume has a name like this, and no guest sees it.
+pub(crate) fn dir_name(restart: Restart) -> String {
+    format!("{PREFIX}{restart}")
+}
+
+/// The directory of the last VM that has one.
+pub(super) fn latest(volumes: &Path) -> io::Result<PathBuf> {
+    let mut last = None;
+    for entry in fs::read_dir(volumes)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse().ok());
+        last = last.max(number.map(Restart));
+    }
+    last.map(|restart| volumes.join(dir_name(restart))).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
 /// Makes the directories, with the file `environment` in the one that the guest can only read. They go with the Pod's volumes.
 pub fn lay(pod: &PodDir, restart: Restart, environment: &str) -> io::Result<BootShares> {
-    // No volume has a name like this, and no guest sees this directory itself.
-    let root = pod.volumes_path().join(format!(".boot-{restart}"));
+    let root = pod.volumes_path().join(dir_name(restart));
     let (environment_dir, status_dir) = (root.join(ENVIRONMENT), root.join(STATUS));
     for dir in [&environment_dir, &status_dir] {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;

@@ -8,6 +8,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
+use super::boot;
 use super::dir::Dir;
 use super::measure::{Measurement, Usage};
 use crate::quantity;
@@ -21,22 +22,40 @@ const STEP: u64 = 5000;
 /// How often in a row a volume must be unmeasurable to count as too large: some programs lock a directory for a moment.
 const STRIKES: u32 = 3;
 
-/// An emptyDir that may not grow beyond a size.
+/// What a guest that only boots may say of how it ended: a few words.
+const BOOT_STATUS_BYTES: u64 = 1 << 20;
+
+/// A directory that guests write to, and that may not grow beyond a size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Limit {
+    place: Place,
     volume: String,
     bytes: u64,
     /// As the Pod has it.
     text: String,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The volume itself.
+    Volume,
+    /// A share of the Pod's last VM, which only boots.
+    BootStatus,
+}
+
 impl Limit {
+    /// The limit of the share in which a guest that only boots says how it ended.
+    pub(super) fn of_boot_status() -> Self {
+        let (place, volume) = (Place::BootStatus, boot::STATUS.to_owned());
+        Self { place, volume, bytes: BOOT_STATUS_BYTES, text: "1Mi".to_owned() }
+    }
+
     /// The limit of a volume, if it has one.
     pub(super) fn of(volume: &str, source: &EmptyDirVolumeSource) -> Option<Self> {
         let limit = source.size_limit.as_ref()?;
         // As for the kubelet, zero is no limit.
         let bytes = quantity::whole(limit).filter(|bytes| *bytes > 0)?;
-        Some(Self { volume: volume.to_owned(), bytes, text: limit.0.clone() })
+        Some(Self { place: Place::Volume, volume: volume.to_owned(), bytes, text: limit.0.clone() })
     }
 }
 
@@ -89,8 +108,14 @@ fn is_too_large(usage: Usage, limit: u64, strikes: u32) -> bool {
 
 /// What a volume takes; nothing when it is not there, or changed too much to be measured.
 async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
-    let Limit { volume, bytes, .. } = limit;
-    let begin = move || Measurement::begin(&Dir::trusted(&volumes)?, volume.as_ref());
+    let Limit { place, volume, bytes, .. } = limit;
+    let begin = move || {
+        let parent = match place {
+            Place::Volume => volumes,
+            Place::BootStatus => boot::latest(&volumes)?,
+        };
+        Measurement::begin(&Dir::trusted(&parent)?, volume.as_ref())
+    };
     let mut measurement = spawn_blocking(begin).await.ok()?.ok()?;
     loop {
         let step = spawn_blocking(move || measurement.advance(STEP, bytes).map(|usage| (measurement, usage)));
@@ -98,7 +123,7 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
             Ok((_, Some(usage))) => return Some(usage),
             Ok((rest, None)) => measurement = rest,
             Err(error) => {
-                warn!(%error, "cannot measure an emptyDir volume; trying again later");
+                warn!(%error, "cannot measure a volume; trying again later");
                 return None;
             }
         }
@@ -153,5 +178,22 @@ mod tests {
         let exceeded = watch(temp.path().to_owned(), limits.to_vec()).await;
         assert_eq!(exceeded.volume, "large");
         assert!(exceeded.used.unwrap() > 1 << 20);
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_only_boots_cannot_fill_the_disk() {
+        let temp =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        for name in [".boot-9/pod_status", ".boot-10/pod_status", ".boot-x", "v"] {
+            fs::create_dir_all(temp.path().join(name)).unwrap();
+        }
+        let measured = || measure(temp.path().to_owned(), Limit::of_boot_status());
+        let is_full = |usage| matches!(usage, Some(Usage::Bytes(used)) if used > BOOT_STATUS_BYTES);
+        fs::write(temp.path().join(".boot-9/pod_status/old"), vec![1; 2 << 20]).unwrap();
+        assert!(!is_full(measured().await), "a VM before is no reason to evict this one");
+        fs::write(temp.path().join(".boot-10/pod_status/file"), vec![1; 2 << 20]).unwrap();
+        assert!(is_full(measured().await));
+        let exceeded = watch(temp.path().to_owned(), vec![Limit::of_boot_status()]).await;
+        assert_eq!((exceeded.volume.as_str(), exceeded.limit.as_str()), ("pod_status", "1Mi"));
     }
 }

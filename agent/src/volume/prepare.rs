@@ -20,6 +20,7 @@ use super::host_path::{HostDir, HostPaths};
 use super::limit::{self, Exceeded, Limit};
 use super::share::{self, Access, is_read_only, tart_can_say};
 use super::sub_path::{self, SubPathError, Unusable, locate};
+use crate::pod::blueprint::has_command;
 use crate::pod::world::World;
 use crate::report::chain;
 use crate::state::{Mount, PodDir, Share};
@@ -37,6 +38,8 @@ pub struct PodVolumes {
     /// Those that a container mounts.
     volumes: Vec<Volume>,
     mounts: Vec<ContainerMounts>,
+    /// Whether the guest runs no command, and can say how it ended in a share of its own.
+    only_boots: bool,
     pod: watch::Receiver<Arc<Pod>>,
     world: World,
     host_paths: Arc<HostPaths>,
@@ -133,6 +136,7 @@ impl PodVolumes {
     ) -> Self {
         let spec = pod.borrow().spec.clone().unwrap_or_default();
         let mounts = mounts_of(&spec);
+        let only_boots = spec.containers.last().is_some_and(|main| !has_command(main));
         let is_mounted =
             |volume: &Volume| mounts.iter().flat_map(|of| &of.mounts).any(|mount| mount.name == volume.name);
         let volumes = spec.volumes.into_iter().flatten().filter(is_mounted).collect();
@@ -141,6 +145,7 @@ impl PodVolumes {
             dir: dir.volumes_path(),
             volumes,
             mounts,
+            only_boots,
             pod,
             world,
             host_paths,
@@ -159,6 +164,8 @@ impl PodVolumes {
         variable: impl Fn(&str, &str) -> Option<String>,
     ) -> Result<Prepared, PrepareError> {
         let grounds = self.lay_grounds().await?;
+        // A volume that was gone is there again.
+        self.fillers.retain(|_, filler| !filler.is_finished());
         self.follow();
         self.filled().await?;
         let mut wanted = Vec::new();
@@ -200,11 +207,12 @@ impl PodVolumes {
         while self.tasks.try_join_next().is_some() {}
         for volume in &self.volumes {
             let name = volume.name.clone();
-            if self.fillers.get(&name).is_some_and(|filler| !filler.is_finished()) {
+            // One that has ended has found its volume gone.
+            if self.fillers.contains_key(&name) {
                 continue;
             }
             let Some(content) = Content::of(volume, self.pod.clone(), &self.world) else { continue };
-            self.report.send_modify(|report| drop(report.fillings.remove(&name)));
+            self.report.send_if_modified(|report| report.fillings.remove(&name).is_some());
             let report = self.report.clone();
             let tell = {
                 let name = name.clone();
@@ -243,11 +251,14 @@ impl PodVolumes {
     }
 
     fn measure(&mut self) {
-        let limits: Vec<Limit> = self
+        let mut limits: Vec<Limit> = self
             .volumes
             .iter()
             .filter_map(|volume| Limit::of(&volume.name, volume.empty_dir.as_ref()?))
             .collect();
+        if self.only_boots {
+            limits.push(Limit::of_boot_status());
+        }
         if limits.is_empty() || self.measurer.is_some() {
             return;
         }

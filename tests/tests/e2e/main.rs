@@ -32,5 +32,6 @@ mod reboot;
 mod registration;
 mod rivals;
 mod scene;
+mod upkeep;
 mod volumes;
 mod workloads;

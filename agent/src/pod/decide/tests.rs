@@ -79,6 +79,9 @@ fn a_pod_to_run() {
         (Observation { accepted: false, ..seen(RUN, vec![]) }, Decision::Accept),
         (Observation { accepted: false, refused: true, ..seen(RUN, vec![]) }, Decision::Wait(None)),
         (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![]) }, Decision::Wait(Some(at(110)))),
+        (Observation { refused: true, ..seen(RUN, vec![]) }, Decision::Wait(None)),
+        (Observation { refused: true, ..seen(RUN, vec![live(0)]) }, Decision::Wait(None)),
+        (Observation { refused: true, ..seen(again, vec![cleaned(0, 0)]) }, Decision::Wait(None)),
         (seen(RUN, vec![AttemptView { spec: None, ..planned(0) }]), plan(0, 0)),
         (seen(RUN, vec![planned(0)]), Decision::Launch(Restart(0))),
         (seen(RUN, vec![live(0)]), Decision::Wait(None)),
@@ -91,6 +94,9 @@ fn a_pod_to_run() {
         (seen(RUN, vec![AttemptView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
+        // Without its plan, it is over all the same.
+        (seen(RUN, vec![AttemptView { spec: None, ..cleaned(0, 0) }]), Decision::Wait(None)),
+        (seen(again, vec![AttemptView { spec: None, ..cleaned(3, 1) }]), plan(4, 1)),
         (seen(again, vec![cleaned(0, 0)]), plan(1, 1)),
         (seen(again, vec![crashed(cleaned(1, 0))]), Decision::Wait(Some(at(109)))),
         (Observation { now: at(109), ..seen(again, vec![crashed(cleaned(1, 0))]) }, plan(2, 2)),
@@ -133,6 +139,17 @@ fn a_pod_to_stop() {
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+#[test]
+fn no_grace_period_is_too_long() {
+    for grace in [Duration::from_secs(1_000_000_000_000), Duration::MAX] {
+        let stop = Wanted::Stop(grace);
+        assert_eq!(decide(&seen(stop, vec![live(0)])), Decision::AskToStop(Restart(0), grace));
+        let request = StopRequest { deadline: Timestamp::MAX, cause: None };
+        let asked = AttemptView { stop: Some(request), ..live(0) };
+        assert_eq!(decide(&seen(stop, vec![asked])), Decision::Wait(Some(Timestamp::MAX)));
     }
 }
 

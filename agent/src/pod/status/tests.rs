@@ -175,6 +175,33 @@ fn a_restarted_container_shows_how_it_ended_before() {
 }
 
 #[test]
+fn a_restart_that_cannot_be_planned_says_why() {
+    let trouble =
+        Trouble { reason: "CreateContainerConfigError", message: "configmap \"c\" not found".into() };
+    let (pod, plan) = (Pod::default(), plan());
+    let context = Context {
+        pod: &pod,
+        before: None,
+        plan: Ok(&plan),
+        accepted_at: None,
+        trouble: Some(&trouble),
+        host_ip: None,
+    };
+    let mut failed = attempt(1, None, Some(exited(3)));
+    failed.spec.as_mut().unwrap().crashes = 1;
+    for (now, reason) in [(69, "CrashLoopBackOff"), (70, "CreateContainerConfigError")] {
+        let observation = Observation { now: at(now), ..seen(ALWAYS, vec![failed.clone()]) };
+        let status = render(&observation, &context);
+        assert_eq!(status.phase.as_deref(), Some("Running"));
+        let container = status.container_statuses.unwrap().remove(0);
+        assert_eq!(container.state.unwrap().waiting.unwrap().reason.as_deref(), Some(reason), "{now}");
+        assert_eq!(container.last_state.unwrap().terminated.unwrap().exit_code, 3);
+    }
+    let over = render(&seen(NEVER, vec![failed]), &context);
+    assert_eq!(over.phase.as_deref(), Some("Failed"), "nothing is in the way of what does not start again");
+}
+
+#[test]
 fn an_evicted_pod_fails_once_nothing_of_it_runs() {
     let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     let with = |view| shown(&Observation { evicted: Some("too large".into()), ..seen(ALWAYS, vec![view]) });
@@ -210,12 +237,32 @@ fn a_refused_pod_says_why() {
         trouble: None,
         host_ip: None,
     };
-    let status = render(&seen(NEVER, vec![]), &context);
+    let status = render(&Observation { accepted: false, ..seen(NEVER, vec![]) }, &context);
     assert_eq!(status.phase.as_deref(), Some("Failed"));
     assert_eq!(
         (status.reason.as_deref(), status.message.as_deref()),
         (Some("UnsupportedPod"), Some("Pod was rejected: spec.volumes: no"))
     );
+}
+
+#[test]
+fn a_pod_that_is_in_is_not_put_out() {
+    let refusal = Refusal { reason: "UnsupportedPod", message: "spec.volumes: no".into() };
+    let pod = Pod::default();
+    let context = Context {
+        pod: &pod,
+        before: None,
+        plan: Err(&refusal),
+        accepted_at: None,
+        trouble: None,
+        host_ip: None,
+    };
+    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
+    assert_eq!(render(&seen(NEVER, vec![running]), &context).phase.as_deref(), Some("Running"));
+    let waiting = render(&seen(NEVER, vec![]), &context);
+    assert_eq!(waiting.phase.as_deref(), Some("Pending"));
+    let state = waiting.container_statuses.unwrap().remove(0).state.unwrap().waiting.unwrap();
+    assert_eq!(state.message.as_deref(), Some("spec.volumes: no"));
 }
 
 #[test]

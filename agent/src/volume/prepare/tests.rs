@@ -151,6 +151,25 @@ async fn what_was_wiped_does_not_come_back() {
 }
 
 #[tokio::test]
+async fn a_volume_that_is_gone_is_not_looked_for_again_and_again() {
+    let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
+    let scene = Scene::new(&spec);
+    let mut volumes = scene.volumes();
+    volumes.prepare(|_, _| None).await.unwrap();
+    scene.dir.wipe_volumes().unwrap();
+    scene.label("new");
+    while volumes.fillers.values().any(|filler| !filler.is_finished()) {
+        tokio::task::yield_now().await;
+    }
+    volumes.seen.borrow_and_update();
+    volumes.follow();
+    assert!(!volumes.seen.has_changed().unwrap(), "nobody is woken up for nothing");
+    assert!(volumes.fillers.values().all(AbortHandle::is_finished), "nobody is at work");
+    volumes.prepare(|_, _| None).await.unwrap();
+    scene.reads("info/l", "new").await;
+}
+
+#[tokio::test]
 async fn an_empty_dir_is_kept_from_one_vm_to_the_next() {
     let spec = with_volumes(
         &json!([{"name": "cache", "emptyDir": {}}]),
