@@ -166,7 +166,7 @@ async fn a_volume_that_is_gone_is_not_looked_for_again_and_again() {
     assert!(!volumes.seen.has_changed().unwrap(), "nobody is woken up for nothing");
     assert!(volumes.fillers.values().all(AbortHandle::is_finished), "nobody is at work");
     volumes.prepare(|_, _| None).await.unwrap();
-    scene.reads("info/l", "new").await;
+    scene.reads("info/labels", "l=\"new\"").await;
 }
 
 #[tokio::test]
