@@ -53,7 +53,7 @@ impl Board {
                 format!("{} {}", node.name_any(), if is_ready(node) { "Ready" } else { "NotReady" })
             })),
             join(pods.iter().map(|pod| format!("{} {}", pod.name_any(), describe(pod)))),
-            join(vms.iter().filter_map(|vm| {
+            join(vms.iter().filter(|vm| !is_base(vm)).filter_map(|vm| {
                 Some(format!("{}… {}", vm["Name"].as_str()?.get(..11)?, vm["State"].as_str()?))
             })),
         ))
@@ -89,4 +89,9 @@ fn join(parts: impl Iterator<Item = String>) -> String {
 
 fn line(time: &str, node: &str, pod: &str, vm: &str) -> String {
     format!("{time:>9}  {node:<20}  {pod:<36}  {vm}\n")
+}
+
+/// Whether a VM is no Pod's, but what the VMs of Pods are cloned from.
+fn is_base(vm: &Value) -> bool {
+    vm["Name"].as_str().is_some_and(|name| name.starts_with("tk-base-"))
 }
