@@ -23,6 +23,7 @@ pub mod roster;
 pub mod slots;
 pub mod starting;
 pub mod status;
+mod telling;
 mod time;
 pub mod worker;
 pub mod world;

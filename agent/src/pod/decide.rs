@@ -287,4 +287,25 @@ fn await_shim(restart: Restart, stop: StopRequest, now: Timestamp) -> Decision {
 }
 
 #[cfg(test)]
+impl Observation {
+    /// A Pod that was taken, and of which there is nothing else to say, for tests.
+    pub(crate) fn example(wanted: Wanted, attempts: Vec<AttemptView>, now: Timestamp) -> Self {
+        Self {
+            wanted,
+            refused: false,
+            accepted: true,
+            attempts,
+            health: None,
+            retry_at: None,
+            too_large: false,
+            evicted: None,
+            has_volumes: false,
+            deadline: None,
+            final_status_published: false,
+            now,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests;

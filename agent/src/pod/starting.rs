@@ -140,20 +140,7 @@ mod tests {
 
     #[test]
     fn a_pod_waits_until_its_first_vm_runs_or_fails() {
-        let seen = |wanted, attempts| Observation {
-            wanted,
-            refused: false,
-            accepted: true,
-            attempts,
-            health: None,
-            retry_at: None,
-            too_large: false,
-            evicted: None,
-            has_volumes: false,
-            deadline: None,
-            final_status_published: false,
-            now: at(3000),
-        };
+        let seen = |wanted, attempts| Observation::example(wanted, attempts, at(3000));
         let run = Wanted::Run(RestartPolicy::Always);
         let address = "127.0.0.2".parse().unwrap();
         assert!(waits(&seen(run, vec![])));

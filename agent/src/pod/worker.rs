@@ -23,11 +23,12 @@ use super::events::Events;
 use super::probing::Probing;
 use super::publisher::Publisher;
 use super::pulling::Failure;
-use super::restart::{RestartPolicy, Verdict, verdict};
+use super::restart::RestartPolicy;
 use super::roster::Roster;
 use super::slots::Slots;
-use super::starting::{stages, start, waits};
+use super::starting::waits;
 use super::status::{Context, is_final, render};
+use super::telling::Told;
 use super::time::{later, seconds};
 use super::world::World;
 use super::{PodName, PodUid};
@@ -40,12 +41,10 @@ use crate::node::starts::StartBoard;
 use crate::probe;
 use crate::report::chain;
 use crate::shim::{self, LaunchError};
-use crate::state::{
-    Attempt, AttemptView, Ending, Outcome, PodDir, PodRecord, Stage, StateError, StopCause, StopRequest,
-};
+use crate::state::{Attempt, Ending, Outcome, PodDir, PodRecord, Stage, StateError, StopCause, StopRequest};
 use crate::tart::{Fault, Tart, TartError};
 use crate::vm::Restart;
-use crate::volume::{HostPaths, MountFailure};
+use crate::volume::HostPaths;
 
 /// How often a Pod is looked at even though nothing was seen to change.
 const SAFETY_NET: Duration = Duration::from_secs(10);
@@ -126,7 +125,7 @@ pub struct Worker {
     pub(super) dir: PodDir,
     api: Api<Pod>,
     pub(super) secrets: Api<Secret>,
-    name: PodName,
+    pub(super) name: PodName,
     /// The Pod as the API last showed it.
     pub(super) pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows the Pod.
@@ -148,19 +147,6 @@ pub struct Worker {
 struct Setback {
     problem: String,
     delay: Duration,
-}
-
-/// What has been told in Events already, by this process.
-#[derive(Default)]
-pub(super) struct Told {
-    refused: bool,
-    crowded: bool,
-    pub(super) backed_off: bool,
-    pub(super) shortage: Option<String>,
-    stale: Vec<MountFailure>,
-    started: Option<Restart>,
-    ended: Option<Restart>,
-    looping: Option<Restart>,
 }
 
 /// What a worker is told of its Pod.
@@ -327,99 +313,6 @@ impl Worker {
         }
         self.shown = Some(status.clone());
         self.publisher.want(status);
-    }
-
-    fn tell(&mut self, pod: &Pod, seen: &Observation) {
-        let events = &self.host.events;
-        if let Err(refusal) = &self.plan
-            && matches!(seen.wanted, Wanted::Run(_))
-            && !std::mem::replace(&mut self.told.refused, true)
-        {
-            events.warning(pod, refusal.reason, &refusal.message);
-        }
-        if let Some(words) = self.image_failure.as_ref().and_then(|failure| failure.back_off(seen.now))
-            && matches!(seen.wanted, Wanted::Run(_))
-            && !std::mem::replace(&mut self.told.backed_off, true)
-        {
-            events.normal(pod, "BackOff", &words);
-        }
-        let Some(attempt) = seen.attempts.last() else { return };
-        if let Some(start) = start(attempt, self.host.address_patience, seen.now) {
-            self.host.starts.tell(&start);
-        }
-        let told_before = shows_running(pod, attempt.restart);
-        if let Some(progress) = &attempt.progress
-            && !told_before
-            && let Stage::Running { address } = progress.stage
-            && attempt.outcome.is_none()
-            && self.told.started.replace(attempt.restart) != Some(attempt.restart)
-        {
-            events.normal(
-                pod,
-                "Started",
-                &format!("VM {} runs at {address}", self.dir.attempt(attempt.restart).vm()),
-            );
-            // Figures are worth no failure.
-            for (stage, took) in stages(&self.dir.attempt(attempt.restart).steps().unwrap_or_default()) {
-                self.host.metrics.stage_took(stage, took);
-            }
-        }
-        if let Some(outcome) = &attempt.outcome
-            && matches!(seen.wanted, Wanted::Run(_))
-            && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
-        {
-            if let Ending::NotStarted { reason, message, .. } = &outcome.ending {
-                events.warning(pod, reason, message);
-            }
-            if let Some(reason) = outcome.ending.failure() {
-                self.host.metrics.failed(reason);
-            }
-        }
-        self.tell_back_off(pod, seen, attempt);
-        self.tell_notices(pod, attempt);
-        let stale = self.belongings.problems();
-        if self.told.stale != stale {
-            for problem in &stale {
-                self.host.events.afresh().warning(pod, "FailedMount", &problem.to_string());
-            }
-            self.told.stale = stale;
-        }
-    }
-
-    /// Tells that a container which keeps failing has to wait, once before each start.
-    fn tell_back_off(&mut self, pod: &Pod, seen: &Observation, attempt: &AttemptView) {
-        let (Wanted::Run(policy), Some(outcome)) = (seen.wanted, &attempt.outcome) else { return };
-        match verdict(policy, attempt.crashes(), attempt.stop, outcome) {
-            Verdict::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
-            _ => return,
-        }
-        if self.told.looping.replace(attempt.restart) == Some(attempt.restart) {
-            return;
-        }
-        let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-        let PodName { namespace, name } = &self.name;
-        let uid = self.dir.uid();
-        // The kubelet's words.
-        let note =
-            format!("Back-off restarting failed container {container} in pod {name}_{namespace}({uid})");
-        self.host.events.warning(pod, "BackOff", &note);
-    }
-
-    /// Tells what the shim has left to be told, each once.
-    fn tell_notices(&self, pod: &Pod, attempt: &AttemptView) {
-        if attempt.notices.is_empty() {
-            return;
-        }
-        let place = self.dir.attempt(attempt.restart);
-        let told = place.told().unwrap_or(attempt.notices.len());
-        for notice in attempt.notices.iter().skip(told) {
-            self.host.events.warning(pod, &notice.reason, &notice.message);
-        }
-        if told < attempt.notices.len()
-            && let Err(error) = place.mark_told(attempt.notices.len())
-        {
-            warn!(pod = %self.name, error = chain(&error), "what has been told cannot be written down");
-        }
     }
 
     async fn wait(&mut self, until: Option<Timestamp>) {
@@ -594,15 +487,6 @@ impl Worker {
         self.wait_at_most(SAFETY_NET).await;
         Ok(())
     }
-}
-
-/// Whether the API already shows a Pod's container as running, after this many restarts.
-fn shows_running(pod: &Pod, restart: Restart) -> bool {
-    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
-    statuses.and_then(|all| all.first()).is_some_and(|status| {
-        let running = status.state.as_ref().is_some_and(|state| state.running.is_some());
-        running && u32::try_from(status.restart_count).is_ok_and(|count| count == restart.0)
-    })
 }
 
 /// When a Pod has been active for long enough. It counts from the start time that the API shows.

@@ -52,20 +52,7 @@ fn crashed(view: AttemptView) -> AttemptView {
 }
 
 fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
-    Observation {
-        wanted,
-        refused: false,
-        accepted: true,
-        attempts,
-        health: None,
-        retry_at: None,
-        too_large: false,
-        evicted: None,
-        has_volumes: false,
-        deadline: None,
-        final_status_published: false,
-        now: at(100),
-    }
+    Observation::example(wanted, attempts, at(100))
 }
 
 const RUN: Wanted = Wanted::Run(RestartPolicy::Never);

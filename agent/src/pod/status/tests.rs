@@ -44,20 +44,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
 }
 
 fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
-    Observation {
-        wanted,
-        refused: false,
-        accepted: true,
-        attempts,
-        health: None,
-        retry_at: None,
-        too_large: false,
-        evicted: None,
-        has_volumes: false,
-        deadline: None,
-        final_status_published: false,
-        now: at(100),
-    }
+    Observation::example(wanted, attempts, at(100))
 }
 
 fn shown(seen: &Observation) -> PodStatus {
