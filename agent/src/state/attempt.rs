@@ -251,9 +251,12 @@ impl Attempt {
         file::write(&self.path.join("init.json"), &states)
     }
 
-    /// Leaves something for the agent to tell.
+    /// Leaves something for the agent to tell, once: what is tried again for days would fill the disk.
     pub fn notice(&self, notice: Notice) -> Result<(), StateError> {
         let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
+        if all.contains(&notice) {
+            return Ok(());
+        }
         all.push(notice);
         file::write(&self.path.join("notices.json"), &all)
     }
