@@ -155,9 +155,9 @@ async fn a_restarted_agent_runs_no_hook_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn hooks_by_http_reach_the_guest() -> Result<()> {
+async fn hooks_by_http_ask_whom_the_pod_names() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("http-hook").await?;
-    // The test itself answers at an address that the guest's would be in a real VM.
+    // Simulated guests share the machine's network, so the test itself can answer.
     let server = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let port = server.local_addr()?.port();
     let asked = tokio::spawn(async move {
