@@ -8,6 +8,8 @@ CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kube
 FURTHER := helm metrics-server cluster-api-core
 # Cargo's own variable, so that `make` finds what cargo built.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
+# Most tests wait, for a guest to boot or a Pod to go: two for each core.
+TEST_THREADS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 say = printf '\033[1m==> %s\033[0m\n'
 
 # On a Mac with tart the demo uses both; everywhere else a simulated Mac. There IMAGE names the image to run.
@@ -25,7 +27,7 @@ demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends b
 
 test: assets build ## Run all tests
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"
-	$(CARGO) test --workspace --locked --no-fail-fast
+	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binary (some minutes when it is not there yet)"

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeSpec, NodeStatus, NodeSystemInfo};
+use k8s_openapi::api::core::v1::{
+    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::NodeName;
@@ -18,6 +20,9 @@ use crate::image::resident;
 
 /// The status is written at least this often, changed or not.
 pub const STATUS_INTERVAL: Duration = Duration::from_mins(5);
+
+/// Where the kubelet's API of a Node is looked for, by the API server and by whoever scrapes Nodes.
+const KUBELET_PORT: i32 = 10250;
 
 /// What the Node is to be, apart from its health.
 #[derive(Debug, Clone)]
@@ -84,8 +89,6 @@ impl NodeConfig {
     }
 
     /// The status to publish; transition times are kept from `before` for as long as nothing changes.
-    ///
-    /// There are no `daemonEndpoints`: nothing serves the kubelet's API yet.
     pub fn status(&self, health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> NodeStatus {
         let address = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
         let ip = health.address.map(|ip| address("InternalIP", ip.to_string()));
@@ -95,6 +98,9 @@ impl NodeConfig {
             addresses: Some(ip.into_iter().chain([address("Hostname", self.name.to_string())]).collect()),
             conditions: Some(conditions(health, before, now)),
             node_info: Some(self.node_info(health)),
+            daemon_endpoints: Some(NodeDaemonEndpoints {
+                kubelet_endpoint: Some(DaemonEndpoint { port: KUBELET_PORT }),
+            }),
             images: Some(resident::status(&health.images)),
             ..NodeStatus::default()
         }
@@ -186,6 +192,7 @@ fn differs(ours: &NodeStatus, theirs: Option<&NodeStatus>) -> bool {
         || !same(ours.capacity.as_ref(), theirs.capacity.as_ref())
         || !same(ours.allocatable.as_ref(), theirs.allocatable.as_ref())
         || ours.addresses != theirs.addresses
+        || ours.daemon_endpoints != theirs.daemon_endpoints
         // The API server leaves out a list that is empty.
         || ours.images.as_deref().unwrap_or_default() != theirs.images.as_deref().unwrap_or_default()
         || ours.node_info.as_ref().map(info_key) != theirs.node_info.as_ref().map(info_key)
@@ -253,6 +260,8 @@ mod tests {
         assert_eq!(decide(&well(), &shown(|_| {}), 300), NodeDecision::Confirm);
         assert_eq!(decide(&ill(), &shown(|_| {}), 1), NodeDecision::WriteStatus);
         assert_eq!(decide(&ill(), &shown(|_| {}), 300), NodeDecision::WriteStatus);
+        let closed = shown(|node| node.status.as_mut().unwrap().daemon_endpoints = None);
+        assert_eq!(decide(&well(), &closed, 1), NodeDecision::WriteStatus);
         let unlabelled = shown(|node| node.metadata.labels = None);
         assert_eq!(decide(&well(), &unlabelled, 1), NodeDecision::Complete);
         let nameless = shown(|node| node.spec.as_mut().unwrap().provider_id = None);

@@ -103,7 +103,8 @@ async fn the_node_says_what_the_machine_is_and_keeps_a_part_for_itself() -> Resu
     }
     assert_eq!((info.operating_system.as_str(), info.architecture.as_str()), ("darwin", "arm64"));
     ensure!(info.container_runtime_version.starts_with("tart://2."), "{info:?}");
-    ensure!(status.daemon_endpoints.is_none_or(|all| all.kubelet_endpoint.is_none_or(|one| one.port == 0)));
+    let port = status.daemon_endpoints.and_then(|all| all.kubelet_endpoint).map(|one| one.port);
+    assert_eq!(port, Some(10250));
     let addresses = status.addresses.context("no addresses")?;
     ensure!(
         addresses.iter().any(|one| one.type_ == "InternalIP" && one.address == "127.0.0.1"),
