@@ -21,6 +21,8 @@ use crate::image::resident;
 /// The status is written at least this often, changed or not.
 pub const STATUS_INTERVAL: Duration = Duration::from_mins(5);
 
+/// The Kubernetes whose API this agent is written for. Those who upgrade clusters compare it with the control plane's.
+const KUBERNETES: &str = "1.36.0";
 /// Where the kubelet's API of a Node is looked for, by the API server and by whoever scrapes Nodes.
 const KUBELET_PORT: i32 = 10250;
 
@@ -116,7 +118,7 @@ impl NodeConfig {
             boot_id: self.facts.boot_id.clone(),
             machine_id: self.facts.machine_id.clone(),
             system_uuid: self.facts.system_uuid.clone(),
-            kubelet_version: format!("v{}-tart", env!("CARGO_PKG_VERSION")),
+            kubelet_version: format!("v{KUBERNETES}+tart-kubelet.{}", env!("CARGO_PKG_VERSION")),
             container_runtime_version: format!("tart://{tart}"),
             ..NodeSystemInfo::default()
         }

@@ -102,6 +102,7 @@ async fn the_node_says_what_the_machine_is_and_keeps_a_part_for_itself() -> Resu
         ensure!(!value.is_empty(), "{what} is empty: {info:?}");
     }
     assert_eq!((info.operating_system.as_str(), info.architecture.as_str()), ("darwin", "arm64"));
+    ensure!(info.kubelet_version.starts_with("v1.36.0+tart-kubelet."), "{info:?}");
     ensure!(info.container_runtime_version.starts_with("tart://2."), "{info:?}");
     let port = status.daemon_endpoints.and_then(|all| all.kubelet_endpoint).map(|one| one.port);
     assert_eq!(port, Some(10250));
