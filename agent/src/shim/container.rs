@@ -328,6 +328,8 @@ async fn follow(
                 log.write(Source::Stderr, &bytes);
             }
             Ok(ExecEvent::Exit(code)) => return Followed::Exit(code),
+            // What has spoken has started, whatever the guest agent says now.
+            Err(error) if written.get() > 1 => return lost(&error),
             Err(error) => return disconnected(&error),
         }
     }
@@ -335,9 +337,13 @@ async fn follow(
 }
 
 fn disconnected(error: &GuestError) -> Followed {
-    if let GuestError::Refused(why) = error {
-        return Followed::Refused(why.clone());
+    match error {
+        GuestError::Refused(why) => Followed::Refused(why.clone()),
+        error => lost(error),
     }
+}
+
+fn lost(error: &GuestError) -> Followed {
     warn!(error = chain(error), "lost the connection to the guest agent");
     Followed::Lost
 }

@@ -1,10 +1,9 @@
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
 use super::*;
 use crate::pod::admission::PullPolicy;
 use crate::pod::decide::Deadline;
+use crate::pod::restart::RestartPolicy;
 use crate::probe::verdict::Health;
 use crate::state::{Holder, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
@@ -20,7 +19,8 @@ fn plan() -> VmPlan {
         pull_secrets: Vec::new(),
         pull: PullPolicy::IfNotPresent,
         size: Size::default(),
-        size_is_minimum: false,
+        cpu_is_minimum: false,
+        memory_is_minimum: false,
         init: Vec::new(),
         host_ports: Vec::new(),
     }
@@ -48,7 +48,14 @@ fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
 }
 
 fn shown(seen: &Observation) -> PodStatus {
-    let pod = Pod { metadata: ObjectMeta { generation: Some(1), ..ObjectMeta::default() }, ..Pod::default() };
+    let metadata = ObjectMeta {
+        name: Some("web-0".into()),
+        namespace: Some("ci".into()),
+        uid: Some("0b1c".into()),
+        generation: Some(1),
+        ..ObjectMeta::default()
+    };
+    let pod = Pod { metadata, ..Pod::default() };
     let plan = plan();
     let context = Context {
         pod: &pod,
@@ -153,12 +160,39 @@ fn a_restarted_container_shows_how_it_ended_before() {
     let mut failed = failed;
     failed.spec.as_mut().unwrap().crashes = 1;
     let waiting = shown(&seen(ALWAYS, vec![failed.clone()])).container_statuses.unwrap().remove(0);
-    assert_eq!(waiting.state.unwrap().waiting.unwrap().reason.as_deref(), Some("CrashLoopBackOff"));
+    let state = waiting.state.unwrap().waiting.unwrap();
+    assert_eq!(state.reason.as_deref(), Some("CrashLoopBackOff"));
+    let words = "back-off 10s restarting failed container=main pod=web-0_ci(0b1c)";
+    assert_eq!(state.message.as_deref(), Some(words));
     assert_eq!(waiting.last_state.unwrap().terminated.unwrap().exit_code, 3);
     let again =
         shown(&seen(ALWAYS, vec![failed, attempt(1, None, None)])).container_statuses.unwrap().remove(0);
     assert_eq!(again.restart_count, 1);
     assert_eq!(again.last_state.unwrap().terminated.unwrap().exit_code, 3);
+}
+
+#[test]
+fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
+    let stop = StopRequest { deadline: at(55), cause: Some(StopCause::Changed) };
+    let old = |view: AttemptView| AttemptView {
+        spec: view.spec.map(|spec| ShimSpec { image_name: Some("old".into()), ..spec }),
+        stop: Some(stop),
+        ..view
+    };
+    let running = Some(Stage::Running { address: "127.0.0.9".parse().unwrap() });
+    let main = |wanted, view| {
+        let status = shown(&Observation { image: Some("new".into()), ..seen(wanted, vec![view]) });
+        (status.phase.unwrap(), status.container_statuses.unwrap().remove(0))
+    };
+    let (phase, container) = main(NEVER, old(attempt(0, running, None)));
+    assert_eq!((phase.as_str(), container.image.as_str()), ("Running", "old"));
+    // It ended as it was asked to, and starts again, whatever its policy says; unless the Pod is to go.
+    let gone = || old(attempt(0, running, Some(Ending::Stopped { killed: false })));
+    for (wanted, expected) in [(NEVER, "Running"), (ALWAYS, "Running"), (STOP, "Succeeded")] {
+        let (phase, container) = main(wanted, gone());
+        let end = container.state.unwrap().terminated.unwrap();
+        assert_eq!((phase.as_str(), end.exit_code, end.reason.as_deref()), (expected, 0, Some("Completed")));
+    }
 }
 
 #[test]
