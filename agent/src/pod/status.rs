@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use self::conditions::Condition;
 use super::admission::{Refusal, VmPlan};
 use super::decide::{Observation, Wanted};
-use super::restart::Verdict;
+use super::restart::{RestartPolicy, Verdict};
 use crate::duration;
 use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};
 use crate::vm::{Restart, VmName};
@@ -144,7 +144,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
     let (state, last, shown) = match current {
         None => (waiting(context, plan), None, Shown::Waiting),
         Some(attempt) => match (&attempt.outcome, &attempt.progress) {
-            (Some(outcome), _) => over(seen, context, attempt, outcome),
+            (Some(outcome), _) => over(seen, context, plan, attempt, outcome),
             (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
                 let running = ContainerStateRunning { started_at: Some(Time(*since)) };
                 let state = ContainerState { running: Some(running), ..ContainerState::default() };
@@ -180,6 +180,7 @@ fn image_of(spec: Option<&ShimSpec>, plan: &VmPlan) -> String {
 fn over(
     seen: &Observation,
     context: &Context<'_>,
+    plan: &VmPlan,
     attempt: &AttemptView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
@@ -194,13 +195,27 @@ fn over(
             let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
             (state, Some(end), Shown::Over(next))
         }
-        // It starts again at once.
+        // It starts again at once, from an end that the API server takes for final.
+        (next @ Verdict::Restart { delay: Duration::ZERO, .. }, _) if is_final_end(seen.wanted, &end) => {
+            (waiting(context, plan), Some(end), Shown::Over(next))
+        }
         (next @ Verdict::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
         (next @ Verdict::Restart { delay, .. }, _) => {
             let name = attempt.spec.as_ref().map_or("", |spec| &spec.main.name);
             (backing_off(context.pod, name, delay), Some(end), Shown::Over(next))
         }
         (next, _) => (end, None, Shown::Over(next)),
+    }
+}
+
+/// Whether a container that the API server has once seen to end like this may never be seen in another state. The policy would
+/// not have it start again, but a failed probe or another image does.
+fn is_final_end(wanted: Wanted, end: &ContainerState) -> bool {
+    let succeeded = end.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
+    match wanted {
+        Wanted::Run(RestartPolicy::Always) => false,
+        Wanted::Run(RestartPolicy::OnFailure) => succeeded,
+        _ => true,
     }
 }
 

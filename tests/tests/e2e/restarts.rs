@@ -93,6 +93,18 @@ async fn a_container_that_keeps_failing_waits_longer_each_time() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_container_that_fails_its_probe_and_then_ends_well_starts_again() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("unwell").await?;
+    let script = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
+    let probe = json!({"exec": {"command": ["/usr/bin/false"]}, "periodSeconds": 1, "failureThreshold": 1});
+    let container = json!({"command": ["/bin/sh", "-c", script], "livenessProbe": probe});
+    scene.create(&scene.pod("unwell", &container, &json!({"restartPolicy": "OnFailure"}))).await?;
+    let again = runs_in(&scene, "unwell", 1).await?;
+    assert_eq!(last_end(&again).map(|end| end.exit_code), Some(0));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_running_container_gets_the_image_that_its_pod_names() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("set-image").await?;
     scene.mac.add_image(NEWER, &json!({"cpu": 5}))?;

@@ -188,10 +188,42 @@ fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
     assert_eq!((phase.as_str(), container.image.as_str()), ("Running", "old"));
     // It ended as it was asked to, and starts again, whatever its policy says; unless the Pod is to go.
     let gone = || old(attempt(0, running, Some(Ending::Stopped { killed: false })));
-    for (wanted, expected) in [(NEVER, "Running"), (ALWAYS, "Running"), (STOP, "Succeeded")] {
+    for (wanted, expected) in [(ALWAYS, "Running"), (STOP, "Succeeded")] {
         let (phase, container) = main(wanted, gone());
         let end = container.state.unwrap().terminated.unwrap();
         assert_eq!((phase.as_str(), end.exit_code, end.reason.as_deref()), (expected, 0, Some("Completed")));
+    }
+    // The API server would not let it leave its end.
+    let (phase, container) = main(NEVER, gone());
+    let waits = container.state.unwrap().waiting.unwrap();
+    let end = container.last_state.unwrap().terminated.unwrap();
+    assert_eq!((phase.as_str(), waits.reason.as_deref()), ("Running", Some("ContainerCreating")));
+    assert_eq!((end.exit_code, end.reason.as_deref()), (0, Some("Completed")));
+}
+
+#[test]
+fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
+    let stop = Some(StopRequest { deadline: at(55), cause: Some(StopCause::FailedLiveness) });
+    let on_failure = Wanted::Run(RestartPolicy::OnFailure);
+    let kind = |wanted, code| {
+        let ended = AttemptView { stop, ..attempt(0, None, Some(exited(code))) };
+        let container = shown(&seen(wanted, vec![ended])).container_statuses.unwrap().remove(0);
+        let last = container.last_state.unwrap().terminated.map(|end| end.exit_code);
+        match container.state.unwrap().terminated {
+            Some(end) => (end.exit_code, "terminated", last),
+            None => (last.unwrap(), "waiting", last),
+        }
+    };
+    let table = [
+        (ALWAYS, 0, "terminated"),
+        (ALWAYS, 1, "terminated"),
+        (on_failure, 1, "terminated"),
+        (on_failure, 0, "waiting"),
+        (NEVER, 0, "terminated"),
+    ];
+    for (wanted, code, state) in table {
+        let last = (state == "waiting").then_some(code);
+        assert_eq!(kind(wanted, code), (code, state, last), "{wanted:?}");
     }
 }
 
