@@ -322,11 +322,12 @@ impl Shim {
 
     /// Leaves something for the agent to tell in an Event.
     fn notice(&self, reason: &str, message: String) {
-        match self.attempt.notice(Notice { reason: reason.to_owned(), message: message.clone() }) {
-            Ok(true) => warn!(vm = %self.spec.vm, reason, "{message}"),
+        let notice = Notice { reason: reason.to_owned(), message };
+        match self.attempt.notice(&notice) {
+            Ok(true) => warn!(vm = %self.spec.vm, reason, "{}", notice.message),
             Ok(false) => {}
             Err(error) => {
-                warn!(vm = %self.spec.vm, reason, error = chain(&error), "cannot leave for the agent to tell: {message}");
+                warn!(vm = %self.spec.vm, reason, error = chain(&error), "cannot leave for the agent to tell: {}", notice.message);
             }
         }
     }

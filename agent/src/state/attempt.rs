@@ -273,12 +273,12 @@ impl Attempt {
 
     /// Leaves something for the agent to tell, and says whether it is new. What is tried again for days is told once, and a guest that
     /// finds other words each time is not told of for ever: both would fill the disk.
-    pub fn notice(&self, notice: Notice) -> Result<bool, StateError> {
+    pub fn notice(&self, notice: &Notice) -> Result<bool, StateError> {
         let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
-        if all.contains(&notice) || all.len() >= MOST_NOTICES {
+        if all.contains(notice) || all.len() >= MOST_NOTICES {
             return Ok(false);
         }
-        all.push(notice);
+        all.push(notice.clone());
         file::write(&self.path.join("notices.json"), &all)?;
         Ok(true)
     }
@@ -436,8 +436,8 @@ mod tests {
         let attempt = pod.attempt(Restart(0));
         attempt.plan(&spec(&attempt)).unwrap();
         let notice = |number: usize| Notice { reason: "GuestSetup".into(), message: number.to_string() };
-        assert!(attempt.notice(notice(0)).unwrap() && !attempt.notice(notice(0)).unwrap());
-        let new = (1..1000).filter(|number| attempt.notice(notice(*number)).unwrap()).count();
+        assert!(attempt.notice(&notice(0)).unwrap() && !attempt.notice(&notice(0)).unwrap());
+        let new = (1..1000).filter(|number| attempt.notice(&notice(*number)).unwrap()).count();
         assert_eq!((new, attempt.view().unwrap().notices.len()), (MOST_NOTICES - 1, MOST_NOTICES));
     }
 

@@ -107,11 +107,16 @@ fn message(bytes: &[u8]) -> Bytes {
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut encoded = vec![number << 3 | 2];
     let mut length = bytes.len();
-    while length >= 0x80 {
-        encoded.push((length & 0x7f) as u8 | 0x80);
+    loop {
+        // Seven bits at a time; the eighth says whether there are more.
+        let [low, ..] = length.to_le_bytes();
         length >>= 7;
+        if length == 0 {
+            encoded.push(low & 0x7f);
+            break;
+        }
+        encoded.push(low | 0x80);
     }
-    encoded.push(length as u8);
     encoded.extend_from_slice(bytes);
     encoded
 }
