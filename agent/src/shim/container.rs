@@ -361,3 +361,28 @@ pub(super) async fn flush(guest: &mut Guest) {
         warn!("the guest did not write back what it has in memory");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn followed(events: Vec<Result<ExecEvent, GuestError>>) -> String {
+        let (mut log, mut tail, written) = (Log::nowhere(), Tail::default(), Cell::new(0));
+        match follow(futures::stream::iter(events), &mut log, &mut tail, &written).await {
+            Followed::Exit(code) => format!("exit {code}"),
+            Followed::Refused(why) => format!("refused: {why}"),
+            Followed::Lost => "lost".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn only_what_has_said_nothing_yet_can_be_refused() {
+        let said = || Ok(ExecEvent::Stdout(b"here".to_vec()));
+        let refused = || Err(GuestError::Refused("no".to_owned()));
+        assert_eq!(followed(vec![said(), Ok(ExecEvent::Exit(3)), refused()]).await, "exit 3");
+        assert_eq!(followed(vec![refused()]).await, "refused: no");
+        assert_eq!(followed(vec![said(), refused()]).await, "lost");
+        assert_eq!(followed(vec![said(), Err(GuestError::Nonsense("x".to_owned()))]).await, "lost");
+        assert_eq!(followed(vec![said()]).await, "lost");
+    }
+}
