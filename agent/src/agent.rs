@@ -140,6 +140,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         starts,
         address_patience: args.host.vm_address_timeout,
         boot_limit: args.host.vm_boot_timeout,
+        dhcp_leases: args.host.dhcp_leases.clone(),
         world: World::new(&client, Arc::new(config.resources.allocatable.clone()), health_seen.clone()),
         host_paths: Arc::new(HostPaths::new(args.allowed_host_path.clone(), state.path())),
         cluster_domain: args.host.cluster_domain.clone(),

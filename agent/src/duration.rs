@@ -1,4 +1,4 @@
-//! Durations as the kubelet's flags have them: `5m0s`, `90s`, `500ms`.
+//! Durations as the kubelet's flags and words have them: `5m0s`, `90s`, `500ms`.
 
 use std::time::Duration;
 
@@ -34,6 +34,16 @@ pub fn parse(text: &str) -> Result<Duration, BadDuration> {
     if text.is_empty() { Err(bad()) } else { Ok(total) }
 }
 
+/// Writes whole seconds as Go does, and so the kubelet.
+pub fn show(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
+        (hours, minutes, seconds) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,7 +61,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn durations_are_shown_as_the_kubelet_shows_them() {
+        for (seconds, text) in [(0, "0s"), (10, "10s"), (80, "1m20s"), (300, "5m0s"), (3600, "1h0m0s")] {
+            assert_eq!(show(Duration::from_secs(seconds)), text);
+        }
+    }
+
     proptest! {
+        #[test]
+        fn any_whole_duration_is_read_as_it_is_shown(seconds in 0..1_000_000u64) {
+            let duration = Duration::from_secs(seconds);
+            prop_assert_eq!(parse(&show(duration)), Ok(duration));
+        }
+
         #[test]
         fn any_text_is_read_or_refused(text in "[0-9hms .-]{0,12}") {
             let _ = parse(&text);

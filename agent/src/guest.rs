@@ -28,6 +28,8 @@ use tower::service_fn;
 
 /// How much standard input goes into one message.
 const CHUNK: usize = 32 << 10;
+/// How much of the guest agent's words is passed on.
+const MAX_WORDS: usize = 300;
 
 /// A connection to the guest agent of one VM.
 #[derive(Debug, Clone)]
@@ -118,7 +120,10 @@ impl Guest {
         let path = PathAndQuery::from_static("/Agent/ResolveIP");
         let answer = self.0.unary(Request::new(ResolveIpRequest {}), path, codec).await;
         let text = answer.map_err(|status| GuestError::of(&status))?.into_inner().ip;
-        text.trim().parse().map_err(|_| GuestError::Nonsense(format!("{text:?} is no address")))
+        text.trim().parse().map_err(|_| {
+            let start: String = text.chars().take(MAX_WORDS).collect();
+            GuestError::Nonsense(format!("{start:?} is no address"))
+        })
     }
 
     /// Starts a program. The guest kills it when the returned stream is dropped.
@@ -191,7 +196,7 @@ impl GuestError {
             }
             // What the guest agent says itself has no further cause.
             _ if status.source().is_some() => Self::Unreachable(status.clone().into()),
-            _ => Self::Refused(status.message().chars().take(300).collect()),
+            _ => Self::Refused(status.message().chars().take(MAX_WORDS).collect()),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The process that owns one VM: it makes the VM, runs it with the container's command in it, and writes down how
 //! it ended. It lives in its own session and needs no API server, so the agent can die and come back meanwhile.
 
+mod address;
 mod boot;
 mod container;
 mod guest_status;
@@ -19,7 +20,7 @@ pub use launch::{LaunchError, launch};
 
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -31,8 +32,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::crash;
+use crate::guest::Guest;
 use crate::guest::script::Ready;
-use crate::guest::{Guest, GuestError};
 use crate::report::chain;
 use crate::state::{Attempt, Ending, HostFault, Notice, Outcome, Progress, ShimSpec, Stage, StateError};
 use crate::tart::{Fault, Size, Tart, TartError};
@@ -44,10 +45,6 @@ use shutdown::shut_down;
 use stop::StopSignal;
 use vm_output::VmOutput;
 
-/// How often the guest agent of a booting VM is asked for the guest's address.
-const ADDRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// How long one such question may take.
-const ADDRESS_LIMIT: Duration = Duration::from_secs(2);
 /// How often something that could not be written down is tried again.
 const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the agent may take to make room; it may just be restarted.
@@ -179,13 +176,16 @@ impl Shim {
 
     async fn configure(&self) -> Result<(), TartError> {
         let size = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
-        match self.tart.configure(&self.spec.vm, size).await {
-            // A request says what is enough, not how much it has to be: the image may need more.
-            Err(error) if error.fault() == Some(Fault::BadSize) && self.spec.size_is_minimum => {
-                self.tart.configure(&self.spec.vm, Size::default()).await
+        let mut result = self.tart.configure(&self.spec.vm, size).await;
+        for size in larger(size, self.spec.cpu_is_minimum, self.spec.memory_is_minimum) {
+            match result {
+                Err(error) if error.fault() == Some(Fault::BadSize) => {
+                    result = self.tart.configure(&self.spec.vm, size).await;
+                }
+                done => return done,
             }
-            result => result,
         }
+        result
     }
 
     async fn run_vm(mut self, ports: HostPorts) {
@@ -307,61 +307,6 @@ impl Shim {
         end
     }
 
-    /// The guest's address, from the guest agent or from its DHCP lease, whichever is there first.
-    async fn address(&self) -> IpAddr {
-        let asked = async {
-            let claimed = self.guest_agent().await.1;
-            if self.is_credible(claimed).await { claimed } else { std::future::pending().await }
-        };
-        let leased = async {
-            loop {
-                // The MAC address is this VM's alone, so a lease for it is never a stale one.
-                match self.tart.wait_for_address(&self.spec.vm, Duration::from_mins(1)).await {
-                    Ok(address) => break address,
-                    Err(error) => {
-                        warn!(error = chain(&error), "no address yet");
-                        sleep(Duration::from_secs(1)).await;
-                    }
-                }
-            }
-        };
-        tokio::select! { address = asked => address, address = leased => address }
-    }
-
-    /// Whether a guest can be believed that it has an address. Host ports and probes go there, so one that is the host's own
-    /// takes a lease to be believed.
-    async fn is_credible(&self, claimed: IpAddr) -> bool {
-        let is_hosts = claimed.is_loopback() || UdpSocket::bind((claimed, 0)).is_ok();
-        if !(is_hosts || claimed.is_unspecified() || claimed.is_multicast()) {
-            return true;
-        }
-        let leased = self.tart.wait_for_address(&self.spec.vm, Duration::ZERO).await;
-        let proven = matches!(leased, Ok(leased) if leased == claimed);
-        if !proven {
-            warn!(vm = %self.spec.vm, %claimed, "the guest claims an address of the host's; waiting for its lease");
-        }
-        proven
-    }
-
-    /// The guest agent, once it answers, and the address that it says the guest has.
-    ///
-    /// A question that can be asked twice comes first: a command must not be sent before somebody is there to take it.
-    async fn guest_agent(&self) -> (Guest, IpAddr) {
-        let socket = self.tart.vm_dir(&self.spec.vm).join("control.sock");
-        loop {
-            let ask = async {
-                let mut guest = Guest::connect(&socket).await?;
-                let address = guest.address().await?;
-                Ok::<_, GuestError>((guest, address))
-            };
-            // Whoever listens there may accept and then say nothing.
-            if let Ok(Ok(answer)) = timeout(ADDRESS_LIMIT, ask).await {
-                break answer;
-            }
-            sleep(ADDRESS_INTERVAL).await;
-        }
-    }
-
     fn running(&self, container: &mut Container, address: IpAddr, ready: Option<&Ready>) {
         container.started_at = Some(Timestamp::now());
         self.enter(Stage::Running { address }, ready.map(Ready::enter).unwrap_or_default());
@@ -377,9 +322,13 @@ impl Shim {
 
     /// Leaves something for the agent to tell in an Event.
     fn notice(&self, reason: &str, message: String) {
-        warn!(vm = %self.spec.vm, reason, "{message}");
-        if let Err(error) = self.attempt.notice(Notice { reason: reason.to_owned(), message }) {
-            warn!(error = chain(&error), "the notice cannot be left for the agent");
+        let notice = Notice { reason: reason.to_owned(), message };
+        match self.attempt.notice(&notice) {
+            Ok(true) => warn!(vm = %self.spec.vm, reason, "{}", notice.message),
+            Ok(false) => {}
+            Err(error) => {
+                warn!(vm = %self.spec.vm, reason, error = chain(&error), "cannot leave for the agent to tell: {}", notice.message);
+            }
         }
     }
 
@@ -430,6 +379,20 @@ enum GuestEnd {
 #[derive(Debug, Default)]
 struct Container {
     started_at: Option<Timestamp>,
+}
+
+/// What to try when a VM cannot be as small as asked for. A request says what is enough, not how much it has to be: where the image
+/// needs more of one, or of both, it is the image that counts.
+fn larger(size: Size, cpu_is_minimum: bool, memory_is_minimum: bool) -> Vec<Size> {
+    let without = |cpu: bool, memory: bool| Size {
+        cpu: size.cpu.filter(|_| !cpu),
+        memory_mib: size.memory_mib.filter(|_| !memory),
+    };
+    let (cpu, memory) = (cpu_is_minimum, memory_is_minimum);
+    let mut sizes = vec![without(cpu, false), without(false, memory), without(cpu, memory)];
+    sizes.retain(|other| *other != size);
+    sizes.dedup();
+    sizes
 }
 
 fn lost(why: &str) -> Ending {
@@ -489,5 +452,28 @@ fn not_started(reason: &str, error: &TartError) -> Ending {
         reason: reason.to_owned(),
         message: format!("{}{advice}", chain(error)),
         fault: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_a_minimum_may_grow() {
+        let of = |cpu, memory_mib| Size { cpu, memory_mib };
+        let size = of(Some(1), Some(64));
+        let (more_cpu, more_memory) = (of(None, Some(64)), of(Some(1), None));
+        let table = [
+            (size, false, false, vec![]),
+            (size, true, false, vec![more_cpu]),
+            (size, false, true, vec![more_memory]),
+            (size, true, true, vec![more_cpu, more_memory, Size::default()]),
+            (of(Some(1), None), true, true, vec![Size::default()]),
+            (Size::default(), true, true, vec![]),
+        ];
+        for (size, cpu, memory, expected) in table {
+            assert_eq!(larger(size, cpu, memory), expected, "{size:?} {cpu} {memory}");
+        }
     }
 }

@@ -58,7 +58,8 @@ pub struct HostArgs {
     #[arg(long, default_value = "5m", value_parser = duration::parse)]
     pub eviction_pressure_transition_period: Duration,
 
-    /// The file in which macOS writes down the addresses that VMs have; the Node says when few are left
+    /// The file in which macOS writes down the addresses that it has lent to VMs; the Node says when few are left, and no guest is
+    /// believed to have one that was lent to another
     #[arg(long, default_value = "/var/db/dhcpd_leases")]
     pub dhcp_leases: PathBuf,
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use jiff::Timestamp;
@@ -18,9 +18,18 @@ const MAX_BYTES: u64 = 4 << 20;
 
 /// How many addresses are left; `None` when the host keeps no file of leases there.
 pub fn read(path: &Path, now: Timestamp) -> Option<Figure> {
+    Some(left(&text(path)?, now))
+}
+
+/// Whether an address is lent to anybody who is known by a MAC address, as tart knows its VMs. Some guests that are not macOS give
+/// another identifier, and nobody can say whose that is.
+pub fn is_lent_to_a_mac(path: &Path, address: IpAddr, now: Timestamp) -> bool {
+    text(path).is_some_and(|text| lent(&text, now).any(|lease| lease.has_mac && lease.address == address))
+}
+
+fn text(path: &Path) -> Option<String> {
     let metadata = fs::metadata(path).ok().filter(|metadata| metadata.len() <= MAX_BYTES)?;
-    let text = metadata.is_file().then(|| fs::read_to_string(path).ok())??;
-    Some(left(&text, now))
+    metadata.is_file().then(|| fs::read_to_string(path).ok())?
 }
 
 /// What a person is told when too few are left.
@@ -36,21 +45,33 @@ pub fn shortage(left: Figure) -> Option<String> {
     })
 }
 
-/// Reads the leases that macOS writes down. There may be several networks; the fullest counts.
-fn left(text: &str, now: Timestamp) -> Figure {
-    let mut networks: HashMap<[u8; 3], HashSet<u8>> = HashMap::new();
-    for entry in text.split('}') {
+/// An address that is lent.
+struct Lease {
+    address: Ipv4Addr,
+    has_mac: bool,
+}
+
+/// The addresses that macOS has written down as lent.
+fn lent(text: &str, now: Timestamp) -> impl Iterator<Item = Lease> {
+    text.split('}').filter_map(move |entry| {
         let field =
             |name: &str| entry.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
         let address = field("ip_address").and_then(|address| address.parse::<Ipv4Addr>().ok());
         let until = field("lease").and_then(|hex| i64::from_str_radix(hex.strip_prefix("0x")?, 16).ok());
+        // Before it comes the kind of the address: Ethernet is 1.
+        let has_mac = field("hw_address").is_some_and(|hardware| hardware.starts_with("1,"));
         // An expired lease is lent again before anybody goes without.
-        if let (Some(address), Some(until)) = (address, until)
-            && until > now.as_second()
-        {
-            let [a, b, c, host] = address.octets();
-            networks.entry([a, b, c]).or_default().insert(host);
-        }
+        let is_valid = until.is_some_and(|until| until > now.as_second());
+        address.filter(|_| is_valid).map(|address| Lease { address, has_mac })
+    })
+}
+
+/// There may be several networks; the fullest counts.
+fn left(text: &str, now: Timestamp) -> Figure {
+    let mut networks: HashMap<[u8; 3], HashSet<u8>> = HashMap::new();
+    for lease in lent(text, now) {
+        let [a, b, c, host] = lease.address.octets();
+        networks.entry([a, b, c]).or_default().insert(host);
     }
     let lent = networks.values().map(HashSet::len).max().unwrap_or(0);
     Figure { available: POOL.saturating_sub(lent.try_into().unwrap_or(u64::MAX)), total: POOL }
@@ -81,6 +102,18 @@ mod tests {
         assert_eq!(left(&text, now()), Figure { available: POOL - 9, total: POOL });
         assert_eq!(left("", now()).available, POOL);
         assert_eq!(read(Path::new("/nowhere/dhcpd_leases"), now()), None);
+    }
+
+    #[test]
+    fn only_valid_leases_of_mac_addresses_say_whose_an_address_is() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let path = dir.path().join("dhcpd_leases");
+        let linux = entry("192.168.64.4", 2000).replace("=1,e:0:2:ab:c:d", "=ff,f1:f5:dd:7f:0:2");
+        fs::write(&path, entry("192.168.64.2", 2000) + &entry("192.168.64.3", 1000) + &linux).unwrap();
+        let is_lent = |last: u8| is_lent_to_a_mac(&path, IpAddr::from([192, 168, 64, last]), now());
+        assert_eq!([2, 3, 4, 5].map(is_lent), [true, false, false, false]);
+        assert!(!is_lent_to_a_mac(Path::new("/nowhere"), IpAddr::from([192, 168, 64, 2]), now()));
     }
 
     #[test]

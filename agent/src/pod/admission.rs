@@ -33,8 +33,10 @@ pub struct VmPlan {
     pub pull: PullPolicy,
     /// The size that the container's resources ask for.
     pub size: Size,
-    /// Whether that size comes from requests alone: the VM may be larger.
-    pub size_is_minimum: bool,
+    /// Whether no limit says how many cores: the VM may have more.
+    pub cpu_is_minimum: bool,
+    /// The same of its memory.
+    pub memory_is_minimum: bool,
     /// The names of the containers that run before the main one.
     pub init: Vec<String>,
     /// Ports of the host that lead into the guest; one without an address is at the Node's.
@@ -51,7 +53,8 @@ impl VmPlan {
             pull_secrets: Vec::new(),
             pull: PullPolicy::IfNotPresent,
             size: Size::default(),
-            size_is_minimum: true,
+            cpu_is_minimum: true,
+            memory_is_minimum: true,
             init: Vec::new(),
             host_ports: Vec::new(),
         }
@@ -99,7 +102,8 @@ pub fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
             _ => PullPolicy::IfNotPresent,
         },
         size: largest(spec)?,
-        size_is_minimum: !limits_size(container),
+        cpu_is_minimum: !has_limit(container, "cpu"),
+        memory_is_minimum: !has_limit(container, "memory"),
         init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
         host_ports: host_ports(container)?,
     })
@@ -175,10 +179,10 @@ fn unsupported(field: &str, why: &str) -> Refusal {
     Refusal { reason: "UnsupportedPod", message: format!("{field}: {why}") }
 }
 
-/// Whether a container has a limit that says how large its VM is.
-fn limits_size(container: &Container) -> bool {
+/// Whether a container has a limit of that name.
+fn has_limit(container: &Container, name: &str) -> bool {
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    limits.is_some_and(|limits| ["cpu", "memory"].iter().any(|name| limits.contains_key(*name)))
+    limits.is_some_and(|limits| limits.contains_key(name))
 }
 
 /// Limits, else requests, size the VM. `field` is the container's, to be named.
@@ -305,13 +309,17 @@ mod tests {
     }
 
     #[test]
-    fn only_limits_of_the_size_are_limits_of_the_size() {
+    fn only_a_limit_is_a_limit() {
         let is_minimum = |resources: Value| {
-            admit(&with_container(&json!({"resources": resources}))).unwrap().size_is_minimum
+            let plan = admit(&with_container(&json!({"resources": resources}))).unwrap();
+            (plan.cpu_is_minimum, plan.memory_is_minimum)
         };
-        assert!(is_minimum(json!({"requests": {"cpu": "2"}})));
-        assert!(is_minimum(json!({"requests": {"cpu": "2"}, "limits": {"ephemeral-storage": "1Gi"}})));
-        assert!(!is_minimum(json!({"limits": {"memory": "4Gi"}})));
+        assert_eq!(is_minimum(json!({"requests": {"cpu": "2"}})), (true, true));
+        assert_eq!(is_minimum(json!({"limits": {"ephemeral-storage": "1Gi"}})), (true, true));
+        // What many Pods have.
+        let one = json!({"requests": {"cpu": "100m", "memory": "4Gi"}, "limits": {"memory": "4Gi"}});
+        assert_eq!(is_minimum(one), (true, false));
+        assert_eq!(is_minimum(json!({"limits": {"cpu": "4", "memory": "4Gi"}})), (false, false));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::restart::{RestartPolicy, Verdict, verdict};
 use super::time::later;
 use crate::probe::verdict::Health;
-use crate::state::{AttemptView, Holder, StopCause, StopRequest};
+use crate::state::{AttemptView, Holder, Outcome, StopCause, StopRequest};
 use crate::vm::Restart;
 
 /// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
@@ -38,6 +38,8 @@ pub struct Observation {
     pub refused: bool,
     /// Whether the Pod has been written down.
     pub accepted: bool,
+    /// The image that the Pod names.
+    pub image: Option<String>,
     /// The VMs that were made for it, oldest first.
     pub attempts: Vec<AttemptView>,
     /// What probes say of the current VM's container; absent when nothing probes it.
@@ -81,6 +83,29 @@ impl Observation {
             Holder::Nobody => attempt.begun && attempt.outcome.is_none(),
         };
         self.attempts.iter().any(counts)
+    }
+
+    /// Whether a VM was planned with another image than the Pod names now.
+    pub fn is_outdated(&self, attempt: &AttemptView) -> bool {
+        let planned = attempt.spec.as_ref().and_then(|spec| spec.image_name.as_ref());
+        planned.zip(self.image.as_ref()).is_some_and(|(planned, named)| planned != named)
+    }
+
+    /// What follows the end of a VM's container.
+    pub fn verdict(&self, attempt: &AttemptView, outcome: &Outcome) -> Verdict {
+        let Wanted::Run(policy) = self.wanted else {
+            // Whatever the policy says, a Pod that is to go does not start again.
+            return verdict(RestartPolicy::Never, 0, attempt.stop, outcome);
+        };
+        match attempt.stop.and_then(|stop| stop.cause) {
+            // As for the kubelet: it was stopped for the sake of another image, and has to start with that, whatever the policy says.
+            Some(StopCause::Changed) => {
+                Verdict::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
+            }
+            // How often it has failed with another image says nothing of this one.
+            _ if self.is_outdated(attempt) => verdict(policy, 0, attempt.stop, outcome),
+            _ => verdict(policy, attempt.crashes(), attempt.stop, outcome),
+        }
     }
 
     /// Whether nothing of the Pod runs.
@@ -181,7 +206,7 @@ fn step(seen: &Observation) -> Decision {
     match seen.wanted {
         Wanted::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
         Wanted::Run(_) if !seen.accepted => Decision::Accept,
-        Wanted::Run(policy) => run(seen, policy),
+        Wanted::Run(_) => run(seen),
         Wanted::Stop(grace) => tear_down(seen, grace)
             .or_else(|| wipe(seen))
             .unwrap_or(if seen.final_status_published { Decision::DeletePod } else { Decision::Wait(None) }),
@@ -192,7 +217,7 @@ fn step(seen: &Observation) -> Decision {
     }
 }
 
-fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
+fn run(seen: &Observation) -> Decision {
     let Some((current, older)) = seen.attempts.split_last() else {
         return plan(seen, Restart(0), 0);
     };
@@ -207,34 +232,35 @@ fn run(seen: &Observation, policy: RestartPolicy) -> Decision {
     match (current.holder, &current.outcome, current.begun, &current.spec) {
         (Holder::Shim, None, ..) => attend(seen, current),
         (Holder::Tart, ..) => Decision::StopOrphan(current.restart),
-        (Holder::Nobody, None, false, None) => plan(seen, current.restart, crashes_before(previous)),
+        (Holder::Nobody, None, false, None) => plan(seen, current.restart, crashes_before(seen, previous)),
+        (Holder::Nobody, None, false, Some(_)) if seen.is_outdated(current) => {
+            plan(seen, current.restart, current.crashes())
+        }
         (Holder::Nobody, None, false, Some(_)) => Decision::Launch(current.restart),
         (Holder::Nobody, None, true, _) => Decision::RecordLoss(current.restart),
         // Whoever has written an outcome is on its way out.
         (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => Decision::Clean(current.restart),
-        (Holder::Shim | Holder::Nobody, Some(outcome), ..) => {
-            match verdict(policy, current.crashes(), current.stop, outcome) {
-                Verdict::Restart { at, crashes, .. } if at <= seen.now => {
-                    plan(seen, current.restart.next(), crashes)
-                }
-                Verdict::Restart { at, .. } => Decision::Wait(Some(at)),
-                Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
+        (Holder::Shim | Holder::Nobody, Some(outcome), ..) => match seen.verdict(current, outcome) {
+            Verdict::Restart { at, crashes, .. } if at <= seen.now => {
+                plan(seen, current.restart.next(), crashes)
             }
-        }
+            Verdict::Restart { at, .. } => Decision::Wait(Some(at)),
+            Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
+        },
     }
 }
 
-/// The next step for a VM whose shim is at work: none, unless it needs room, or its container has failed a probe.
+/// The next step for a VM whose shim is at work: none, unless it needs room, or its container has failed a probe or is to have
+/// another image.
 fn attend(seen: &Observation, current: &AttemptView) -> Decision {
     if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
         return await_shim(current.restart, stop, seen.now);
     }
-    if current.wants_room {
-        return Decision::MakeRoom(current.restart);
-    }
-    match seen.health.and_then(|health| health.failed) {
-        // A container that has ended by itself meanwhile is beyond its probes.
+    let changed = seen.is_outdated(current).then_some(StopCause::Changed);
+    match changed.or_else(|| seen.health?.failed) {
+        // A container that has ended by itself meanwhile is beyond all that.
         Some(cause) if current.result.is_none() => Decision::StopUnhealthy(current.restart, cause),
+        _ if current.wants_room => Decision::MakeRoom(current.restart),
         _ => Decision::Wait(None),
     }
 }
@@ -253,8 +279,13 @@ fn wipe(seen: &Observation) -> Option<Decision> {
     seen.has_volumes.then_some(Decision::Wipe)
 }
 
-fn crashes_before(previous: Option<&AttemptView>) -> u32 {
-    previous.map_or(0, |view| view.crashes().saturating_add(1))
+/// How often the container has failed in a row before a VM whose plan was begun and never written.
+fn crashes_before(seen: &Observation, previous: Option<&AttemptView>) -> u32 {
+    let ended = previous.and_then(|view| Some((view, view.outcome.as_ref()?)));
+    match ended.map(|(view, outcome)| seen.verdict(view, outcome)) {
+        Some(Verdict::Restart { crashes, .. }) => crashes,
+        _ => 0,
+    }
 }
 
 /// The next step towards a Pod of which nothing runs; `None` when nothing does.
@@ -294,6 +325,7 @@ impl Observation {
             wanted,
             refused: false,
             accepted: true,
+            image: None,
             attempts,
             health: None,
             retry_at: None,

@@ -140,7 +140,12 @@ impl Fetcher {
             match self.read(name).await {
                 Ok(credentials) => found.extend(credentials),
                 Err(error) => {
-                    let note = format!("cannot use pull secret `{name}`: {}", chain(&error));
+                    let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
+                    let note = format!(
+                        "cannot use pull secret `{name}`, and pulls without it: {}; make it with `kubectl create secret \
+                         docker-registry {name} --namespace {namespace}`, or take it out of spec.imagePullSecrets",
+                        chain(&error)
+                    );
                     self.events.warning(&self.pod, "FailedToRetrieveImagePullSecret", &note);
                 }
             }

@@ -1,4 +1,5 @@
-//! Whether a Pod fits beside those that the Node already has. The checks, their order and their words are the kubelet's.
+//! Whether a Pod fits beside those that the Node already has. The checks, their order and their words are the kubelet's; where it
+//! can, advice follows.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -126,8 +127,14 @@ fn enough(
     if requested == 0 || requested <= capacity.saturating_sub(used) {
         return Ok(());
     }
+    // What would not fit either if the Node were empty will not fit later.
+    let advice = if requested > capacity {
+        "; request less, or choose a larger Node: this one has less in all"
+    } else {
+        ""
+    };
     let message = format!(
-        "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+        "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}{advice}"
     );
     Err(Refusal { reason, message })
 }
@@ -217,6 +224,13 @@ mod tests {
                 &both[..1],
                 "OutOfmemory",
                 "Node didn't have enough resource: memory, requested: 7516192768, used: 10737418240, capacity: 17179869184",
+            ),
+            (
+                requesting(&json!({"memory": "1Ti"})),
+                &[],
+                "OutOfmemory",
+                "Node didn't have enough resource: memory, requested: 1099511627776, used: 0, capacity: 17179869184; request less, \
+                 or choose a larger Node: this one has less in all",
             ),
             (
                 requesting(&json!({"ephemeral-storage": "50Gi"})),

@@ -39,7 +39,7 @@ impl Worker {
             pod: pod.clone(),
         };
         let begun = Instant::now();
-        let called_off = called_off(self.pod.clone(), self.gone.clone());
+        let called_off = called_off(self.pod.clone(), self.gone.clone(), plan.image.clone());
         let fetch = fetcher.ensure(&plan);
         tokio::pin!(called_off, fetch);
         let mut image = None;
@@ -137,12 +137,14 @@ impl Worker {
         attempt.plan(&ShimSpec {
             vm: attempt.vm(),
             image: image.digest.to_string(),
+            image_name: Some(plan.image.clone()),
             base: Some(image.base),
             host_ports: self.host_ports(plan),
             tart: self.host.tart.program().to_owned(),
             cpu: plan.size.cpu,
             memory_mib: plan.size.memory_mib,
-            size_is_minimum: plan.size_is_minimum,
+            cpu_is_minimum: plan.cpu_is_minimum,
+            memory_is_minimum: plan.memory_is_minimum,
             shares,
             identity: blueprint::identity(pod, &self.host.cluster_domain),
             init: containers(spec.init_containers.as_deref().unwrap_or_default()),
@@ -151,6 +153,7 @@ impl Worker {
             status_dir,
             grace: seconds(spec.termination_grace_period_seconds),
             boot_limit: self.host.boot_limit,
+            dhcp_leases: Some(self.host.dhcp_leases.clone()),
             crashes,
         })?;
         Ok(())
@@ -200,15 +203,16 @@ impl Worker {
     }
 }
 
-/// Waits until a Pod is not to run any more, or not for longer.
-async fn called_off(mut pod: watch::Receiver<Arc<Pod>>, mut gone: watch::Receiver<bool>) {
+/// Waits until a Pod is not to run any more, not for longer, or not with this image.
+async fn called_off(mut pod: watch::Receiver<Arc<Pod>>, mut gone: watch::Receiver<bool>, image: String) {
     loop {
         let deadline = deadline(&pod.borrow_and_update());
+        let has_changed = read(&pod.borrow()).is_ok_and(|plan| plan.image != image);
         let is_wanted = matches!(wanted(&pod.borrow(), *gone.borrow_and_update()), Wanted::Run(_));
         let left = deadline.map(|deadline| {
             Duration::try_from(deadline.at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
         });
-        if !is_wanted || left == Some(Duration::ZERO) {
+        if !is_wanted || has_changed || left == Some(Duration::ZERO) {
             return;
         }
         tokio::select! {
@@ -227,24 +231,36 @@ mod tests {
     fn active_for(seconds: i64) -> Arc<Pod> {
         Arc::new(
             serde_json::from_value(json!({
-                "spec": {"activeDeadlineSeconds": seconds, "containers": []},
+                "spec": {"activeDeadlineSeconds": seconds, "containers": [{"name": "main", "image": "i"}]},
                 "status": {"phase": "Pending", "startTime": "2000-01-01T00:00:00Z"},
             }))
             .unwrap(),
         )
     }
 
+    fn with_image(image: &str) -> Arc<Pod> {
+        let mut pod = Arc::unwrap_or_clone(active_for(i64::MAX));
+        pod.spec.as_mut().unwrap().containers[0].image = Some(image.to_owned());
+        Arc::new(pod)
+    }
+
     #[tokio::test]
-    async fn a_plan_is_called_off_when_the_pod_is_late_or_gone() {
+    async fn a_plan_is_called_off_when_the_pod_is_late_or_gone_or_has_another_image() {
         let (pods, pod) = watch::channel(active_for(i64::MAX));
         let (gones, gone) = watch::channel(false);
-        let waiting = tokio::spawn(called_off(pod.clone(), gone.clone()));
+        let waiting = tokio::spawn(called_off(pod.clone(), gone.clone(), "i".to_owned()));
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         gones.send_replace(true);
         waiting.await.unwrap();
         gones.send_replace(false);
-        let waiting = tokio::spawn(called_off(pod, gone));
+        let waiting = tokio::spawn(called_off(pod.clone(), gone.clone(), "i".to_owned()));
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        pods.send_replace(with_image("j"));
+        waiting.await.unwrap();
+        pods.send_replace(with_image("i"));
+        let waiting = tokio::spawn(called_off(pod, gone, "i".to_owned()));
         tokio::task::yield_now().await;
         pods.send_replace(active_for(60));
         waiting.await.unwrap();

@@ -30,6 +30,11 @@ impl Failure {
         Self { image: image.to_owned(), reason: error.reason(), message: chain(error), at, delay }
     }
 
+    /// Whether it is this image that could not be had.
+    pub fn is_about(&self, image: Option<&str>) -> bool {
+        image == Some(&*self.image)
+    }
+
     /// When the image may be tried again.
     pub fn retry_at(&self) -> Timestamp {
         self.at + self.delay
@@ -91,6 +96,13 @@ mod tests {
     fn what_is_not_a_pull_does_not_become_one() {
         let never = Failure::new("a/b:1", &ImageError::NeverPull("a/b:1".into()), None, at(0));
         assert_eq!((never.shown(at(9)).reason, never.turns_at()), ("ErrImageNeverPull", None));
+    }
+
+    #[test]
+    fn a_failure_is_that_of_one_image() {
+        let failure = Failure::new("a/b:1", &ImageError::Vanished("a/b:1".into()), None, at(0));
+        let about = |image| failure.is_about(image);
+        assert!(about(Some("a/b:1")) && !about(Some("a/b:2")) && !about(None));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::time::later;
-use crate::state::{Outcome, StopRequest};
+use crate::state::{Outcome, StopCause, StopRequest};
 
 const FIRST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_DELAY: Duration = Duration::from_mins(5);
@@ -54,7 +54,8 @@ pub enum Verdict {
 
 /// What follows the end of a container that had failed so often in a row before. One that was stopped for a failed probe has failed, however well it then ended.
 pub fn verdict(policy: RestartPolicy, crashes: u32, stop: Option<StopRequest>, outcome: &Outcome) -> Verdict {
-    let failed = outcome.ending.exit_code() != 0 || stop.is_some_and(|stop| stop.cause.is_some());
+    let failed_probe = stop.and_then(|stop| stop.cause).is_some_and(StopCause::is_failure);
+    let failed = outcome.ending.exit_code() != 0 || failed_probe;
     match policy {
         RestartPolicy::Never if failed => Verdict::Failed,
         RestartPolicy::Never => Verdict::Succeeded,
@@ -82,7 +83,7 @@ pub fn back_off(crashes: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::{Ending, StopCause};
+    use crate::state::Ending;
 
     fn outcome(code: i32, seconds: i64) -> Outcome {
         Outcome {

@@ -12,12 +12,13 @@ use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
     HostIP, Pod, PodCondition, PodIP, PodStatus,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use self::conditions::Condition;
 use super::admission::{Refusal, VmPlan};
 use super::decide::{Observation, Wanted};
-use super::restart::{RestartPolicy, Verdict, verdict};
+use super::restart::{RestartPolicy, Verdict};
+use crate::duration;
 use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};
 use crate::vm::{Restart, VmName};
 
@@ -84,15 +85,17 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         ready: matches!(container.state, Shown::Running) && container.status.ready,
         container: &container.status.name,
         unmet_gates: gates::unmet(context.pod),
+        evicted: seen.evicted.as_deref(),
     };
-    let conditions =
-        conditions::all(&facts).map(|one| condition(&old, one, seen.now, context.pod.metadata.generation));
+    let generation = context.pod.metadata.generation;
+    let conditions = conditions::all(&facts).into_iter();
+    let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
     let init_statuses = init::statuses(context, current);
     PodStatus {
         phase: Some(phase.to_owned()),
         reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
         message: failure.map(|(_, message)| message),
-        conditions: Some(conditions.to_vec()),
+        conditions: Some(conditions),
         container_statuses: Some(vec![container.status]),
         init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
@@ -141,7 +144,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
     let (state, last, shown) = match current {
         None => (waiting(context, plan), None, Shown::Waiting),
         Some(attempt) => match (&attempt.outcome, &attempt.progress) {
-            (Some(outcome), _) => over(seen, context, attempt, outcome),
+            (Some(outcome), _) => over(seen, context, plan, attempt, outcome),
             (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
                 let running = ContainerStateRunning { started_at: Some(Time(*since)) };
                 let state = ContainerState { running: Some(running), ..ContainerState::default() };
@@ -152,12 +155,12 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
     };
     let before = previous.and_then(|view| view.outcome.as_ref().map(|outcome| end_of(view, outcome)));
     let running = matches!(shown, Shown::Running);
-    let vm = current.and_then(|attempt| attempt.spec.as_ref()).map(|spec| &spec.vm);
+    let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let status = ContainerStatus {
         name: plan.container.clone(),
-        image: plan.image.clone(),
-        image_id: current.and_then(|a| a.spec.as_ref()).map(|spec| spec.image.clone()).unwrap_or_default(),
-        container_id: vm.map(container_id),
+        image: image_of(spec, plan),
+        image_id: spec.map(|spec| spec.image.clone()).unwrap_or_default(),
+        container_id: spec.map(|spec| container_id(&spec.vm)),
         ready: running && seen.health.is_none_or(|health| health.ready),
         started: Some(running && seen.health.is_none_or(|health| health.started)),
         restart_count: i32::try_from(restart.0).unwrap_or(i32::MAX),
@@ -168,10 +171,16 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
     ShownContainer { status, state: shown }
 }
 
+/// The image of the VM that there is: the Pod may name another one by now.
+fn image_of(spec: Option<&ShimSpec>, plan: &VmPlan) -> String {
+    spec.and_then(|spec| spec.image_name.clone()).unwrap_or_else(|| plan.image.clone())
+}
+
 /// A container that has ended: final, or waiting for its next start with the end as its last state.
 fn over(
     seen: &Observation,
     context: &Context<'_>,
+    plan: &VmPlan,
     attempt: &AttemptView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
@@ -180,25 +189,48 @@ fn over(
         Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
         _ => end_of(attempt, outcome),
     };
-    let policy = match seen.wanted {
-        Wanted::Run(policy) => policy,
-        // Whatever the policy says, a Pod that is to go does not start again.
-        _ => RestartPolicy::Never,
-    };
-    match (verdict(policy, attempt.crashes(), attempt.stop, outcome), context.trouble) {
+    match (seen.verdict(attempt, outcome), context.trouble) {
         // Its time has come, but something is in the way.
         (next @ Verdict::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
             let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
             (state, Some(end), Shown::Over(next))
         }
-        // It starts again at once.
+        // It starts again at once, from an end that the API server takes for final.
+        (next @ Verdict::Restart { delay: Duration::ZERO, .. }, _) if is_final_end(seen.wanted, &end) => {
+            (waiting(context, plan), Some(end), Shown::Over(next))
+        }
         (next @ Verdict::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
         (next @ Verdict::Restart { delay, .. }, _) => {
-            let message = format!("back-off {} s before the container starts again", delay.as_secs());
-            (waiting_for("CrashLoopBackOff", Some(message)), Some(end), Shown::Over(next))
+            let name = attempt.spec.as_ref().map_or("", |spec| &spec.main.name);
+            (backing_off(context.pod, name, delay), Some(end), Shown::Over(next))
         }
         (next, _) => (end, None, Shown::Over(next)),
     }
+}
+
+/// Whether a container that the API server has once seen to end like this may never be seen in another state. The policy would
+/// not have it start again, but a failed probe or another image does.
+fn is_final_end(wanted: Wanted, end: &ContainerState) -> bool {
+    let succeeded = end.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
+    match wanted {
+        Wanted::Run(RestartPolicy::Always) => false,
+        Wanted::Run(RestartPolicy::OnFailure) => succeeded,
+        _ => true,
+    }
+}
+
+/// A container that has failed, and is not started again yet, in the kubelet's words.
+fn backing_off(pod: &Pod, container: &str, delay: Duration) -> ContainerState {
+    let ObjectMeta { name, namespace, uid, .. } = &pod.metadata;
+    let or_empty = |field: &Option<String>| field.clone().unwrap_or_default();
+    let message = format!(
+        "back-off {} restarting failed container={container} pod={}_{}({})",
+        duration::show(delay),
+        or_empty(name),
+        or_empty(namespace),
+        or_empty(uid),
+    );
+    waiting_for("CrashLoopBackOff", Some(message))
 }
 
 fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
@@ -212,10 +244,7 @@ fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
 /// The guest's address, for as long as it has one.
 fn address(current: Option<&AttemptView>) -> Option<IpAddr> {
     let current = current.filter(|attempt| attempt.outcome.is_none())?;
-    match current.progress.as_ref()?.stage {
-        Stage::Up { address } | Stage::Running { address } => Some(address),
-        Stage::Cloning | Stage::Configuring | Stage::Booting => None,
-    }
+    current.progress.as_ref()?.stage.address()
 }
 
 fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
@@ -224,19 +253,21 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
 }
 
 fn end_of(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
-    terminated(attempt.spec.as_ref(), attempt.stop.and_then(|stop| stop.cause), outcome)
+    let cause = attempt.stop.and_then(|stop| stop.cause);
+    terminated(attempt.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
 }
 
-fn terminated(spec: Option<&ShimSpec>, cause: Option<StopCause>, outcome: &Outcome) -> ContainerState {
+/// The end of a container; `failed` is what it was stopped for, if that was its own failure.
+fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outcome) -> ContainerState {
     let mut code = outcome.ending.exit_code();
     let (reason, message) = match &outcome.ending {
-        Ending::Stopped { .. } if let Some(cause) = cause => {
+        Ending::Stopped { .. } if let Some(cause) = failed => {
             // A stop that nobody wanted is no success; 143 is what it looks like elsewhere.
             code = if code == 0 { 143 } else { code };
             ("Error".to_owned(), Some(format!("the container {cause} and was stopped")))
         }
         Ending::Exited { message, .. } => {
-            let stopped = || cause.map(|cause| format!("the container {cause} and was stopped"));
+            let stopped = || failed.map(|cause| format!("the container {cause} and was stopped"));
             (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone().or_else(stopped))
         }
         Ending::InitFailed { container, .. } => {

@@ -5,7 +5,7 @@ use tracing::warn;
 
 use super::PodName;
 use super::decide::{Observation, Wanted};
-use super::restart::{Verdict, verdict};
+use super::restart::Verdict;
 use super::starting::{stages, start};
 use super::worker::Worker;
 use crate::report::chain;
@@ -65,6 +65,8 @@ impl Worker {
         }
         if let Some(outcome) = &attempt.outcome
             && matches!(seen.wanted, Wanted::Run(_))
+            // Whoever was asked to stop before it had started has not failed.
+            && !(attempt.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. }))
             && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
         {
             if let Ending::NotStarted { reason, message, .. } = &outcome.ending {
@@ -87,8 +89,8 @@ impl Worker {
 
     /// Tells that a container which keeps failing has to wait, once before each start.
     fn tell_back_off(&mut self, pod: &Pod, seen: &Observation, attempt: &AttemptView) {
-        let (Wanted::Run(policy), Some(outcome)) = (seen.wanted, &attempt.outcome) else { return };
-        match verdict(policy, attempt.crashes(), attempt.stop, outcome) {
+        let Some(outcome) = &attempt.outcome else { return };
+        match seen.verdict(attempt, outcome) {
             Verdict::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
             _ => return,
         }

@@ -70,6 +70,8 @@ pub struct Host {
     pub starts: StartBoard,
     /// How long a VM may be without an address before the host is to blame.
     pub address_patience: Duration,
+    /// The file in which macOS writes down whom it has lent addresses to.
+    pub dhcp_leases: PathBuf,
     /// The domain of the cluster's Services and Pods.
     pub cluster_domain: String,
     /// How long a guest may take to boot.
@@ -258,6 +260,9 @@ impl Worker {
         let pod = self.pod.borrow_and_update().clone();
         let attempts = self.dir.attempts()?.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
         let wanted = wanted(&pod, gone);
+        let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone());
+        // That another image could not be had says nothing of this one.
+        self.image_failure = self.image_failure.take().filter(|failure| failure.is_about(image.as_deref()));
         let (tart, events) = (&self.host.tart, &self.host.events);
         let health = self.probing.follow(&pod, wanted, attempts.last(), tart, events);
         if matches!(wanted, Wanted::Run(_) | Wanted::Stop(_))
@@ -269,6 +274,7 @@ impl Worker {
             wanted,
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
+            image,
             attempts,
             health,
             retry_at: self.image_failure.as_ref().map(Failure::retry_at).max(self.belongings.retry_at()),
@@ -424,12 +430,13 @@ impl Worker {
         Ok(self.dir.evict(&exceeded.to_string())?)
     }
 
-    /// Asks for a VM to be stopped whose container has failed a probe. Why is part of the request, so that whoever sees the
-    /// VM end knows what to do next.
+    /// Asks for a VM to be stopped whose container has failed a probe or is to have another image. Why is part of the request, so
+    /// that whoever sees the VM end knows what to do next.
     fn stop_unhealthy(&self, restart: Restart, cause: StopCause) -> Result<(), WorkError> {
         let pod = self.pod.borrow().clone();
         let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-        let restarts = !matches!(wanted(&pod, false), Wanted::Run(RestartPolicy::Never));
+        let once = matches!(wanted(&pod, false), Wanted::Run(RestartPolicy::Never));
+        let restarts = !(once && cause.is_failure());
         let next = if restarts { ", will be restarted" } else { "" };
         self.host.events.normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
         let grace = seconds(probe::spec::grace(&pod, cause));

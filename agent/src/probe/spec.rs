@@ -187,13 +187,14 @@ fn number(port: i32) -> Result<u16, BadAction> {
     u16::try_from(port).ok().filter(|&port| port > 0).ok_or(BadAction::InvalidPort(port))
 }
 
-/// How long a container that failed a probe may take to stop: the probe's own grace period comes before the Pod's.
+/// How long a container may take to stop: the grace period of a probe that it failed comes before the Pod's.
 pub fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
     let container = spec.containers.first();
     let probe = container.and_then(|container| match cause {
         StopCause::FailedStartup => container.startup_probe.as_ref(),
         StopCause::FailedLiveness => container.liveness_probe.as_ref(),
+        StopCause::Changed => None,
     });
     let own = probe.and_then(|probe| probe.termination_grace_period_seconds);
     own.or(spec.termination_grace_period_seconds)
@@ -280,5 +281,6 @@ mod tests {
         assert_eq!(grace(&pod(json!(5)), StopCause::FailedLiveness), Some(5));
         assert_eq!(grace(&pod(json!(5)), StopCause::FailedStartup), Some(30));
         assert_eq!(grace(&pod(json!(null)), StopCause::FailedLiveness), Some(30));
+        assert_eq!(grace(&pod(json!(5)), StopCause::Changed), Some(30));
     }
 }

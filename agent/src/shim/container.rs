@@ -328,6 +328,8 @@ async fn follow(
                 log.write(Source::Stderr, &bytes);
             }
             Ok(ExecEvent::Exit(code)) => return Followed::Exit(code),
+            // What has spoken has started, whatever the guest agent says now.
+            Err(error) if written.get() > 1 => return lost(&error),
             Err(error) => return disconnected(&error),
         }
     }
@@ -335,9 +337,13 @@ async fn follow(
 }
 
 fn disconnected(error: &GuestError) -> Followed {
-    if let GuestError::Refused(why) = error {
-        return Followed::Refused(why.clone());
+    match error {
+        GuestError::Refused(why) => Followed::Refused(why.clone()),
+        error => lost(error),
     }
+}
+
+fn lost(error: &GuestError) -> Followed {
     warn!(error = chain(error), "lost the connection to the guest agent");
     Followed::Lost
 }
@@ -353,5 +359,30 @@ pub(super) async fn flush(guest: &mut Guest) {
     let exec = Exec { argv: vec!["/bin/sync".to_owned()], ..Exec::default() };
     if guest.run(exec, LIMIT, 0).await.is_err() {
         warn!("the guest did not write back what it has in memory");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn followed(events: Vec<Result<ExecEvent, GuestError>>) -> String {
+        let (mut log, mut tail, written) = (Log::nowhere(), Tail::default(), Cell::new(0));
+        match follow(futures::stream::iter(events), &mut log, &mut tail, &written).await {
+            Followed::Exit(code) => format!("exit {code}"),
+            Followed::Refused(why) => format!("refused: {why}"),
+            Followed::Lost => "lost".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn only_what_has_said_nothing_yet_can_be_refused() {
+        let said = || Ok(ExecEvent::Stdout(b"here".to_vec()));
+        let refused = || Err(GuestError::Refused("no".to_owned()));
+        assert_eq!(followed(vec![said(), Ok(ExecEvent::Exit(3)), refused()]).await, "exit 3");
+        assert_eq!(followed(vec![refused()]).await, "refused: no");
+        assert_eq!(followed(vec![said(), refused()]).await, "lost");
+        assert_eq!(followed(vec![said(), Err(GuestError::Nonsense("x".to_owned()))]).await, "lost");
+        assert_eq!(followed(vec![said()]).await, "lost");
     }
 }

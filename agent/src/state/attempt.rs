@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, kill};
@@ -9,6 +10,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::StateDir;
 use super::file::{self, StateError};
 use super::lock::{self, Lock};
 use super::record::{InitState, Notice, Outcome, Progress, ShimSpec, StopRequest};
@@ -18,6 +20,8 @@ use crate::vm::{Restart, VmName};
 
 /// More than the start of any VM has.
 const MOST_STEPS: usize = 16;
+/// More than anybody would read.
+const MOST_NOTICES: usize = 50;
 
 /// The directory of one VM.
 #[derive(Debug, Clone)]
@@ -165,6 +169,22 @@ impl Attempt {
         })
     }
 
+    /// The addresses that other live VMs of this host have.
+    pub fn addresses_of_others(&self) -> Result<Vec<IpAddr>, StateError> {
+        // <state>/pods/<uid>/<restart>
+        let Some(state) = self.path.ancestors().nth(3) else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for pod in StateDir::at(state).pods()? {
+            for other in pod.attempts()?.iter().filter(|other| other.path != self.path) {
+                let progress: Option<Progress> = other.read("progress.json")?;
+                if other.holder()? != Holder::Nobody {
+                    found.extend(progress.and_then(|progress| progress.stage.address()));
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// Who is at work on the VM.
     pub fn holder(&self) -> Result<Holder, StateError> {
         Ok(if self.is_held("shim.lock")? {
@@ -251,14 +271,16 @@ impl Attempt {
         file::write(&self.path.join("init.json"), &states)
     }
 
-    /// Leaves something for the agent to tell, once: what is tried again for days would fill the disk.
-    pub fn notice(&self, notice: Notice) -> Result<(), StateError> {
+    /// Leaves something for the agent to tell, and says whether it is new. What is tried again for days is told once, and a guest that
+    /// finds other words each time is not told of for ever: both would fill the disk.
+    pub fn notice(&self, notice: &Notice) -> Result<bool, StateError> {
         let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
-        if all.contains(&notice) {
-            return Ok(());
+        if all.contains(notice) || all.len() >= MOST_NOTICES {
+            return Ok(false);
         }
-        all.push(notice);
-        file::write(&self.path.join("notices.json"), &all)
+        all.push(notice.clone());
+        file::write(&self.path.join("notices.json"), &all)?;
+        Ok(true)
     }
 
     /// Asks the agent to make room on the disk.
@@ -345,8 +367,8 @@ impl Attempt {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PodDir;
     use super::super::record::{Ending, Stage};
-    use super::super::{PodDir, StateDir};
     use super::*;
     use jiff::Timestamp;
 
@@ -409,6 +431,17 @@ mod tests {
     }
 
     #[test]
+    fn notices_are_kept_once_and_not_without_end() {
+        let (_dir, pod) = pod();
+        let attempt = pod.attempt(Restart(0));
+        attempt.plan(&spec(&attempt)).unwrap();
+        let notice = |number: usize| Notice { reason: "GuestSetup".into(), message: number.to_string() };
+        assert!(attempt.notice(&notice(0)).unwrap() && !attempt.notice(&notice(0)).unwrap());
+        let new = (1..1000).filter(|number| attempt.notice(&notice(*number)).unwrap()).count();
+        assert_eq!((new, attempt.view().unwrap().notices.len()), (MOST_NOTICES - 1, MOST_NOTICES));
+    }
+
+    #[test]
     fn an_end_that_cannot_be_read_is_replaced() {
         let (_dir, pod) = pod();
         let attempt = pod.attempt(Restart(0));
@@ -421,6 +454,37 @@ mod tests {
         let outcome = Outcome { ending: Ending::Lost, started_at: None, finished_at: Timestamp::UNIX_EPOCH };
         attempt.finish(&outcome).unwrap();
         assert_eq!(attempt.view().unwrap().outcome, Some(outcome));
+    }
+
+    #[test]
+    fn only_live_vms_of_others_have_their_addresses() {
+        let (_dir, pod) = pod();
+        let state = StateDir::at(pod.path.ancestors().nth(2).unwrap());
+        let address = |last: u8| IpAddr::from([192, 168, 64, last]);
+        let up = |attempt: &Attempt, last| {
+            attempt.plan(&spec(attempt)).unwrap();
+            let stage = Stage::Running { address: address(last) };
+            let progress = Progress { stage, since: Timestamp::UNIX_EPOCH, enter: Vec::new() };
+            attempt.progress(&progress).unwrap();
+        };
+        let (own, live, over) = (
+            pod.attempt(Restart(1)),
+            state.pod("0b1d".parse().unwrap()).attempt(Restart(0)),
+            state.pod("0b1e".parse().unwrap()).attempt(Restart(0)),
+        );
+        up(&own, 2);
+        up(&live, 3);
+        up(&over, 4);
+        up(&pod.attempt(Restart(0)), 5);
+        let _own = own.seal().unwrap().unwrap();
+        let shim = live.seal().unwrap().unwrap();
+        assert_eq!(own.addresses_of_others().unwrap(), [address(3)]);
+        drop(shim);
+        // Its shim is gone, but it runs.
+        let tart = live.take_tart_lock().unwrap().unwrap();
+        assert_eq!(own.addresses_of_others().unwrap(), [address(3)]);
+        drop(tart);
+        assert_eq!(own.addresses_of_others().unwrap(), Vec::<IpAddr>::new());
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub struct ShimSpec {
     pub vm: VmName,
     /// The image: `host/namespace/repository@sha256:…`.
     pub image: String,
+    /// The image as the Pod named it; the plan of an older agent does not say.
+    #[serde(default)]
+    pub image_name: Option<String>,
     /// The VM to clone; the image itself when absent, or gone.
     #[serde(default)]
     pub base: Option<BaseName>,
@@ -41,9 +44,12 @@ pub struct ShimSpec {
     /// Memory for the VM in MiB; the image's own size when absent.
     #[serde(default)]
     pub memory_mib: Option<u64>,
-    /// Whether cores and memory are what is enough, and the image may have more.
+    /// Whether so many cores are enough, and the image may have more.
     #[serde(default)]
-    pub size_is_minimum: bool,
+    pub cpu_is_minimum: bool,
+    /// Whether so much memory is enough, and the image may have more.
+    #[serde(default)]
+    pub memory_is_minimum: bool,
     /// Directories of the host that the guest gets to see.
     #[serde(default)]
     pub shares: Vec<Share>,
@@ -68,6 +74,9 @@ pub struct ShimSpec {
     /// Ports of the host that lead into the guest.
     #[serde(default)]
     pub host_ports: Vec<HostPort>,
+    /// The file in which macOS writes down whom it has lent addresses to.
+    #[serde(default)]
+    pub dhcp_leases: Option<PathBuf>,
     /// How often in a row the container had failed before this VM; sets the back-off after it.
     #[serde(default)]
     pub crashes: u32,
@@ -139,6 +148,16 @@ pub enum Stage {
     },
 }
 
+impl Stage {
+    /// The guest's address, once it has one.
+    pub fn address(self) -> Option<IpAddr> {
+        match self {
+            Self::Up { address } | Self::Running { address } => Some(address),
+            Self::Cloning | Self::Configuring | Self::Booting => None,
+        }
+    }
+}
+
 /// The agent asks a shim to stop its VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopRequest {
@@ -157,6 +176,18 @@ pub enum StopCause {
     FailedStartup,
     /// Its liveness probe failed.
     FailedLiveness,
+    /// The Pod names another image now.
+    Changed,
+}
+
+impl StopCause {
+    /// Whether the container has failed, however well it then ends.
+    pub fn is_failure(self) -> bool {
+        match self {
+            Self::FailedStartup | Self::FailedLiveness => true,
+            Self::Changed => false,
+        }
+    }
 }
 
 impl std::fmt::Display for StopCause {
@@ -164,6 +195,8 @@ impl std::fmt::Display for StopCause {
         f.write_str(match self {
             Self::FailedStartup => "failed startup probe",
             Self::FailedLiveness => "failed liveness probe",
+            // The kubelet's words.
+            Self::Changed => "definition changed",
         })
     }
 }
@@ -317,11 +350,13 @@ impl ShimSpec {
         Self {
             vm,
             image: "registry.test/macos@sha256:0".to_owned(),
+            image_name: None,
             base: None,
             tart: "/tart".into(),
             cpu: None,
             memory_mib: None,
-            size_is_minimum: false,
+            cpu_is_minimum: false,
+            memory_is_minimum: false,
             shares: Vec::new(),
             identity: GuestIdentity::default(),
             init: Vec::new(),
@@ -339,6 +374,7 @@ impl ShimSpec {
             grace: Duration::from_secs(30),
             boot_limit: Duration::from_mins(15),
             host_ports: Vec::new(),
+            dhcp_leases: None,
             crashes: 0,
         }
     }
@@ -364,6 +400,7 @@ mod tests {
         });
         let read: ShimSpec = serde_json::from_value(plan).unwrap();
         assert_eq!((read.vm.restart().0, read.crashes, read.shares[0].read_only), (2, 3, true));
+        assert_eq!(read.image_name, None);
         assert_eq!(read.main.command.map(|command| command.argv), Some(vec!["true".to_owned()]));
     }
 }

@@ -71,8 +71,10 @@ pub enum Fault {
     AccessDenied,
     /// The registry could not be reached.
     Network,
-    /// The VM cannot be as small or as large as asked for.
+    /// The VM cannot be as small as asked for.
     BadSize,
+    /// The host does not have what was asked for.
+    TooLarge,
     /// Anything else.
     Other,
 }
@@ -114,6 +116,9 @@ impl Fault {
             Self::HostSession => "; log the host's user in at its screen, so that it has a GUI session",
             Self::NoSpace => "; free some disk space on the host",
             Self::BadSize => "; raise the container's resource limits",
+            Self::TooLarge => {
+                "; lower the container's resource limits: the VM is as large as they are, and the host is smaller"
+            }
             Self::ImageNotFound => "; check the image's name",
             Self::AccessDenied => "; check the image's name and the credentials for its registry",
             Self::Network => "; check that the host reaches the registry",
@@ -151,6 +156,8 @@ impl Fault {
             Self::NoSpace
         } else if says("LessThanMinimalResourcesError") {
             Self::BadSize
+        } else if says("greater than the maximum allowed") {
+            Self::TooLarge
         } else if says("code: 404") {
             Self::ImageNotFound
         } else if says("AuthFailed") || says("code: 401") || says("code: 403") {
@@ -214,6 +221,10 @@ mod tests {
             (
                 "Error: LessThanMinimalResourcesError: VM should have 4 CPU cores at minimum (requested 2)",
                 Fault::BadSize,
+            ),
+            (
+                "Invalid virtual machine configuration. The memory size is greater than the maximum allowed.",
+                Fault::TooLarge,
             ),
             (
                 "Error: UnexpectedHTTPStatusCode(when: \"pulling manifest\", code: 404, details: \"\")",

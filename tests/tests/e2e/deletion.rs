@@ -51,6 +51,48 @@ async fn a_guest_that_is_still_booting_shuts_down_when_it_can() -> Result<()> {
     scene.nothing_left().await
 }
 
+/// Creates two Pods that do not go by themselves, one with a command and one without, and deletes them for an hour.
+async fn delete_slowly(scene: &Scene) -> Result<()> {
+    let deaf = "registry.test/macos/deaf:1";
+    scene.mac.add_image(deaf, &json!({"agent": false}))?;
+    let hook = json!({"preStop": {"exec": {"command": ["/bin/sleep", "3600"]}}});
+    let command = json!(["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]);
+    scene.create(&scene.pod("command", &json!({"command": command, "lifecycle": hook}), &json!({}))).await?;
+    scene.create(&scene.pod("boot", &json!({"image": deaf}), &json!({}))).await?;
+    for name in ["command", "boot"] {
+        scene.phase(name, "Running").await?;
+    }
+    scene.kubectl.run(["delete", "pod", "command", "boot", "--grace-period=3600", "--wait=false"]).await?;
+    for name in ["command", "boot"] {
+        scene.told("pod", name, "within 3600 s").await?;
+    }
+    assert_eq!(scene.running_vms().await?.len(), 2, "they have an hour");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_grace_period_can_be_shortened_while_it_runs() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("shorter").await?;
+    delete_slowly(&scene).await?;
+    // Whoever hears of it need not be the one who has asked for an hour.
+    let _agent = agent.restart()?;
+    scene.kubectl.run(["delete", "pod", "command", "boot", "--grace-period=1", "--wait=false"]).await?;
+    for name in ["command", "boot"] {
+        let gone = wait::until_gone(&scene.pods, name, DEADLINE).await;
+        gone.with_context(|| scene.agent_log())?;
+    }
+    assert!(scene.vms().await?.is_empty(), "the Pods go only after their VMs: {}", scene.agent_log());
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn a_forced_deletion_does_not_wait_for_a_grace_period_that_runs() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("at-once").await?;
+    delete_slowly(&scene).await?;
+    scene.kubectl.run(["delete", "pod", "command", "boot", "--grace-period=0", "--force"]).await?;
+    scene.nothing_left().await.with_context(|| scene.agent_log())
+}
+
 #[tokio::test]
 async fn a_forced_deletion_leaves_no_vm_behind() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("force").await?;

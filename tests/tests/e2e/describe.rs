@@ -30,7 +30,7 @@ async fn an_image_that_cannot_be_had() -> Result<()> {
     scene.kubectl.run(["delete", "pod", "typo", "stranger"]).await?;
 
     let secret = json!({"imagePullSecrets": [{"name": "pull"}]});
-    let words = ["cannot use pull secret `pull`", "not found"];
+    let words = ["cannot use pull secret `pull`", "not found", "kubectl create secret docker-registry pull"];
     tells(&scene, "keyless", &image(private), &secret, &words).await?;
     let words = ["ErrImagePull", "check that the host reaches the registry"];
     tells(&scene, "nowhere", &image("nowhere.test/macos:1"), &nothing, &words).await
@@ -59,7 +59,8 @@ async fn a_host_that_runs_no_further_vm() -> Result<()> {
 async fn a_command_that_the_guest_does_not_have() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-command").await?;
     let container = json!({"command": ["xcodebiuld", "test"]});
-    let words = ["StartError", "cannot start `xcodebiuld` in the guest"];
+    let words =
+        ["StartError", "cannot start `xcodebiuld` in the guest: it has no such program; check `command`"];
     tells(&scene, "typo", &container, &json!({}), &words).await
 }
 
@@ -67,5 +68,28 @@ async fn a_command_that_the_guest_does_not_have() -> Result<()> {
 async fn a_request_that_no_mac_can_grant() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("too-large").await?;
     let container = json!({"image": IMAGE, "resources": {"requests": {"memory": "1Ti"}}});
-    tells(&scene, "large", &container, &json!({}), &["FailedScheduling", "Insufficient memory"]).await
+    tells(&scene, "large", &container, &json!({}), &["FailedScheduling", "Insufficient memory"]).await?;
+    // Past the scheduler, the Node says it itself.
+    let bound = json!({"nodeName": scene.node});
+    let words = ["OutOfmemory", "request less, or choose a larger Node"];
+    tells(&scene, "bound", &container, &bound, &words).await?;
+    // A limit is nothing that anybody schedules by, but the VM is as large.
+    let container =
+        json!({"image": IMAGE, "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Ti"}}});
+    let words =
+        ["The memory size is greater than the maximum allowed", "lower the container's resource limits"];
+    tells(&scene, "limit", &container, &json!({}), &words).await
+}
+
+#[tokio::test]
+async fn a_guest_without_an_agent() -> Result<()> {
+    let mut scene = Scene::new("agentless").await?;
+    let image = "registry.test/macos/vanilla:1";
+    scene.mac.add_image(image, &json!({"agent": false}))?;
+    scene.agent = scene.agent.flag("--vm-boot-timeout", "3s");
+    let agent = scene.agent.start()?;
+    scene.node_ready(&agent).await?;
+    let container = json!({"image": image, "command": ["/bin/echo"]});
+    let words = ["GuestAgentMissing", "use an image with tart-guest-agent in it"];
+    tells(&scene, "agentless", &container, &json!({}), &words).await
 }

@@ -164,18 +164,3 @@ async fn a_path_on_the_sealed_root_is_refused_in_words() -> Result<()> {
     assert_eq!(scene.log(&pod, "main", 0)?, ["/data"]);
     Ok(())
 }
-
-#[tokio::test]
-async fn a_guest_without_an_agent_is_told() -> Result<()> {
-    let mut scene = Scene::new("agentless").await?;
-    let image = "registry.test/macos/vanilla:1";
-    scene.mac.add_image(image, &json!({"agent": false}))?;
-    scene.agent = scene.agent.flag("--vm-boot-timeout", "3s");
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
-    let container = json!({"image": image, "command": ["/bin/echo"]});
-    scene.create(&scene.pod("agentless", &container, &json!({}))).await?;
-    let end = end_of(&scene.phase("agentless", "Failed").await?)?;
-    assert_eq!(end.reason.as_deref(), Some("GuestAgentMissing"));
-    scene.told("pod", "agentless", "use an image with tart-guest-agent in it").await
-}

@@ -97,6 +97,8 @@ async fn sigterm_ends_an_agent_whose_tart_and_api_server_hang() -> Result<()> {
 #[tokio::test]
 async fn a_node_at_rest_writes_its_lease_and_nothing_else() -> Result<()> {
     let (scene, agent) = Scene::with_agent("rest").await?;
+    scene.create(&scene.pod("rest", &json!({"command": ["/bin/sleep", "3600"]}), &json!({}))).await?;
+    scene.phase("rest", "Running").await?;
     // The control plane has its own first things to do with a new Node, and we answer to some.
     beats(scene.control_plane, &scene.node, 1).await?;
     let spoken = |node: &Node| {
@@ -104,6 +106,7 @@ async fn a_node_at_rest_writes_its_lease_and_nothing_else() -> Result<()> {
         conditions.map(|one| one.last_heartbeat_time.clone().map(|time| time.0)).collect::<Vec<_>>()
     };
     let before = scene.nodes.get(&scene.node).await?;
+    let pod_before = scene.pods.get("rest").await?;
     let posts = "rest_client_requests_total{code=\"201\",method=\"POST\"}";
     let posted = agent.metric(posts).await?;
     beats(scene.control_plane, &scene.node, 3).await?;
@@ -119,6 +122,8 @@ async fn a_node_at_rest_writes_its_lease_and_nothing_else() -> Result<()> {
     };
     assert_eq!(ours(&before), ours(&after), "the Node was written");
     ensure!((agent.metric(posts).await? - posted).abs() < f64::EPSILON, "something was created");
+    let pod = scene.pods.get("rest").await?;
+    assert_eq!(pod.resource_version(), pod_before.resource_version(), "the Pod was written");
     Ok(())
 }
 

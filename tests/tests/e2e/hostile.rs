@@ -1,12 +1,18 @@
 //! Guests that mean harm, or do it without meaning to: they cost bounded memory and disk, and their Pods can be deleted.
 
+mod peer;
+
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, Scene, phase_of};
+use self::peer::{Answer, Peer};
+use crate::scene::{DEADLINE, Scene, phase_of, state_of};
+
+/// An image without a guest agent, for a [`Peer`] to take its place. It takes a while to have an address.
+const HOLLOW: &str = "registry.test/macos/hollow:1";
 
 /// What the agent and its shims hold of memory together, in MB.
 fn memory(scene: &Scene, agent: &RunningAgent) -> Result<u64> {
@@ -108,5 +114,98 @@ async fn a_guest_agent_that_falls_silent_holds_nobody_up() -> Result<()> {
     scene.node_ready(&agent).await?;
     assert_eq!(phase_of(&scene.pods.get("silent").await?), "Running", "silence is not an end");
     scene.kubectl.run(["delete", "pod", "silent", "mute", "--grace-period=1"]).await?;
+    scene.nothing_left().await
+}
+
+/// Creates a Pod of which we are the guest agent, from the first moment on.
+async fn possessed(
+    scene: &Scene,
+    name: &str,
+    container: &Value,
+    address: &str,
+    answer: Answer,
+) -> Result<(String, Peer)> {
+    scene.mac.add_image(HOLLOW, &json!({"agent": false, "bootDelay": 2}))?;
+    scene.mac.set_fault("hang", "run")?;
+    let mut container = container.clone();
+    container["image"] = json!(HOLLOW);
+    scene.create(&scene.pod(name, &container, &json!({"terminationGracePeriodSeconds": 1}))).await?;
+    let vm = format!("tk-{}-0", scene.pods.get(name).await?.metadata.uid.context("no UID")?);
+    let guest = scene.mac.tart_home().join("vms").join(&vm).join("guest");
+    wait::eventually("a VM", DEADLINE, async || {
+        ensure!(guest.exists(), "there is none");
+        Ok(())
+    })
+    .await
+    .with_context(|| scene.agent_log())?;
+    let peer = Peer::of(&scene.mac, &vm, address, answer)?;
+    Ok((vm, peer))
+}
+
+fn address_of(pod: &k8s_openapi::api::core::v1::Pod) -> Option<String> {
+    pod.status.as_ref().and_then(|status| status.pod_ip.clone())
+}
+
+#[tokio::test]
+async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Result<()> {
+    let mut scene = Scene::new("impostor").await?;
+    // None of them is this machine's.
+    let (own, lent) = ("203.0.113.7", "203.0.113.8");
+    let leases = scene.mac.host().join("lent");
+    let entry = format!(
+        "{{\n\tname=other\n\tip_address={lent}\n\thw_address=1,e:0:2:ab:c:d\n\tlease=0x7fffffff\n}}\n"
+    );
+    std::fs::write(&leases, entry)?;
+    scene.agent = scene.agent.flag("--dhcp-leases", &leases.display().to_string());
+    let agent = scene.agent.start()?;
+    scene.node_ready(&agent).await?;
+
+    // Who is asked first, and has no lease, is believed: nobody else is known to have the address.
+    let (first, _peer) = possessed(&scene, "first", &json!({}), own, Answer::Flood).await?;
+    scene.mac.set_fault(&format!("dhcp-exhausted.{first}"), "")?;
+    scene.mac.clear_fault("hang")?;
+    assert_eq!(address_of(&scene.phase("first", "Running").await?).as_deref(), Some(own));
+
+    for (name, claimed) in [("impostor", own), ("thief", lent)] {
+        let (vm, _peer) = possessed(&scene, name, &json!({}), claimed, Answer::Flood).await?;
+        scene.mac.clear_fault("hang")?;
+        let shown = address_of(&scene.phase(name, "Running").await?).context("no address")?;
+        assert_eq!(shown, scene.mac.tart(["ip", &vm]).await?.trim(), "it has what it was lent");
+        let log = scene.shim_log(name).await?;
+        ensure!(log.contains("claims an address of somebody else's"), "{log}");
+        scene.kubectl.run(["delete", "pod", name]).await?;
+    }
+    scene.kubectl.run(["delete", "pod", "first"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn a_guest_agent_that_says_too_much_is_heard_no_further() -> Result<()> {
+    const ENOUGH: u64 = 256 << 20;
+    let (scene, agent) = Scene::with_agent("talker").await?;
+    let command = json!({"command": ["/usr/bin/true"]});
+    let (_, peer) = possessed(&scene, "flood", &command, "203.0.113.7", Answer::Flood).await?;
+    scene.mac.clear_fault("hang")?;
+    wait::eventually("a flood", DEADLINE, async || {
+        ensure!(peer.sent() > ENOUGH, "{} bytes so far", peer.sent());
+        Ok(())
+    })
+    .await
+    .with_context(|| scene.agent_log())?;
+    // All of that went through, and none of it stayed.
+    let held = memory(&scene, &agent)?;
+    ensure!(held < (ENOUGH >> 20) / 2, "{held} MB");
+    let uid = scene.pods.get("flood").await?.metadata.uid.context("no UID")?;
+    let written = log_files(&scene, &uid)?.iter().map(|(_, size)| size).sum::<u64>();
+    ensure!(written < 1 << 20, "{written} bytes of log");
+    scene.kubectl.run(["delete", "pod", "flood"]).await?;
+
+    let (_, peer) = possessed(&scene, "long", &command, "203.0.113.7", Answer::OneLongMessage).await?;
+    scene.mac.clear_fault("hang")?;
+    let failed = scene.phase("long", "Failed").await?;
+    let end = state_of(&failed).and_then(|state| state.terminated).context("no end")?;
+    assert_eq!(end.reason.as_deref(), Some("CreateContainerError"), "{end:?}");
+    ensure!(peer.sent() < ENOUGH, "{} bytes were taken", peer.sent());
+    scene.kubectl.run(["delete", "pod", "long"]).await?;
     scene.nothing_left().await
 }

@@ -1,9 +1,12 @@
 //! A Pod that becomes a VM, and what becomes of both.
 
+use std::collections::HashSet;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::wait;
 
-use crate::scene::{IMAGE, Scene};
+use crate::scene::{DEADLINE, IMAGE, Scene};
 
 #[tokio::test]
 async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<()> {
@@ -39,6 +42,63 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
 }
 
 #[tokio::test]
+async fn a_pod_says_what_it_waits_for() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("waits").await?;
+    let shown = async |words: &str| {
+        wait::eventually(&format!("`kubectl get pod` to say {words}"), DEADLINE, async || {
+            let shown = scene.kubectl.run(["get", "pod", "waits", "--no-headers"]).await?;
+            ensure!(shown.contains(words), "{shown}");
+            Ok(())
+        })
+        .await
+    };
+    scene.mac.set_fault("hang", "run")?;
+    scene.create(&scene.pod("waits", &json!({"command": ["/bin/echo", "done"]}), &json!({}))).await?;
+    shown("ContainerCreating").await?;
+    scene.mac.clear_fault("hang")?;
+    shown("Completed").await?;
+    // Nothing is left of its VM, but what it wrote stays for as long as the Pod does.
+    scene.no_vms().await?;
+    assert_eq!(scene.log(&scene.pods.get("waits").await?, "main", 0)?, ["done"]);
+    scene.kubectl.run(["delete", "pod", "waits"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn every_vm_has_an_identity_and_a_size_of_its_own() -> Result<()> {
+    let scene = Scene::new("sizes").await?;
+    let agent = scene.agent.clone().flag("--host-cpu", "16").flag("--host-memory-mb", "32768").start()?;
+    scene.node_ready(&agent).await?;
+    let limits = json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "5", "memory": "6Gi"}});
+    let sizes = [
+        ("limits", limits, (5, 6 << 30)),
+        ("requests", json!({"requests": {"cpu": "6", "memory": "5Gi"}}), (6, 5 << 30)),
+        // A request that is less than the image needs is no reason to fail, nor to forget the other one.
+        ("few-cores", json!({"requests": {"cpu": "1", "memory": "9Gi"}}), (4, 9 << 30)),
+        ("little-memory", json!({"requests": {"cpu": "6", "memory": "64Mi"}}), (6, 8 << 30)),
+        ("little", json!({"requests": {"cpu": "1", "memory": "64Mi"}}), (4, 8 << 30)),
+        // Many Pods have a limit of memory, but none of cores.
+        ("half", json!({"requests": {"cpu": "100m"}, "limits": {"memory": "6Gi"}}), (4, 6 << 30)),
+    ];
+    let mut configs = Vec::new();
+    for (name, resources, (cpu, memory)) in &sizes {
+        scene.create(&scene.pod(name, &json!({"resources": resources}), &json!({}))).await?;
+        let vm = Scene::vm_of(&scene.phase(name, "Running").await?)?;
+        let config = std::fs::read_to_string(scene.mac.tart_home().join("vms").join(vm).join("config.json"))?;
+        let config: serde_json::Value = serde_json::from_str(&config)?;
+        let size = (config["cpuCount"].as_u64(), config["memorySize"].as_u64());
+        assert_eq!(size, (Some(*cpu), Some(*memory)), "{name}");
+        configs.push(config);
+        scene.kubectl.run(["delete", "pod", name]).await?;
+    }
+    for field in ["macAddress", "ecid"] {
+        let own: HashSet<_> = configs.iter().filter_map(|config| config[field].as_str()).collect();
+        assert_eq!(own.len(), configs.len(), "{field}: {own:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn two_pods_run_side_by_side_in_vms_of_their_own() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("pair").await?;
     for name in ["one", "two"] {
@@ -64,24 +124,6 @@ async fn a_guest_that_crashes_fails_its_pod() -> Result<()> {
     scene.phase("panic", "Failed").await?;
     scene.told("pod", "panic", "due to error").await?;
     scene.no_vms().await
-}
-
-#[tokio::test]
-async fn a_container_is_restarted_when_its_policy_says_so() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("again").await?;
-    scene.create(&scene.pod("again", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
-    let first = Scene::vm_of(&scene.phase("again", "Running").await?)?;
-    scene.shut_down(&first).await;
-    let again =
-        tart_kubelet_tests::wait::until(&scene.pods, "again", "restarted", crate::scene::DEADLINE, |pod| {
-            let statuses = pod.status.as_ref().and_then(|s| s.container_statuses.as_ref());
-            statuses.is_some_and(|all| all[0].restart_count == 1 && all[0].ready)
-        })
-        .await?;
-    let second = Scene::vm_of(&again)?;
-    ensure!(second.ends_with("-1"), "{second}");
-    assert_eq!(scene.vms().await?, [second], "the first VM is gone");
-    Ok(())
 }
 
 #[tokio::test]

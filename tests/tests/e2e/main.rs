@@ -30,6 +30,7 @@ mod ports;
 mod probes;
 mod reboot;
 mod registration;
+mod restarts;
 mod rivals;
 mod scene;
 mod upkeep;

@@ -43,30 +43,6 @@ async fn the_status_follows_a_node_that_moves() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_image_that_changes_counts_from_the_next_start() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("set-image").await?;
-    let newer = "registry.test/macos/sequoia:16";
-    scene.mac.add_image(newer, &json!({}))?;
-    scene.create(&scene.pod("renewed", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
-    let first = scene.phase("renewed", "Running").await?;
-    scene.kubectl.run(["set", "image", "pod/renewed", &format!("main={newer}")]).await?;
-    wait::until(&scene.pods, "renewed", "seen with its new image", DEADLINE, |pod| {
-        let seen = pod.status.as_ref().and_then(|status| status.observed_generation);
-        seen > first.metadata.generation && seen == pod.metadata.generation
-    })
-    .await?;
-    scene.shut_down(&Scene::vm_of(&first)?).await;
-    let again = wait::until(&scene.pods, "renewed", "in its second VM", DEADLINE, |pod| {
-        let running = state_of(pod).is_some_and(|state| state.running.is_some());
-        running && Scene::vm_of(pod).is_ok_and(|vm| vm.ends_with("-1"))
-    });
-    let again = again.await.with_context(|| scene.agent_log())?;
-    let statuses = again.status.and_then(|status| status.container_statuses).unwrap_or_default();
-    assert_eq!(statuses.first().map(|status| status.image.as_str()), Some(newer));
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_pull_without_end_hides_nothing() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("endless").await?;
     let endless = "registry.test/macos/endless:1";
@@ -86,14 +62,6 @@ async fn a_pull_without_end_hides_nothing() -> Result<()> {
     let reason = late.status.and_then(|status| status.reason);
     assert_eq!(reason.as_deref(), Some("DeadlineExceeded"));
     Ok(())
-}
-
-#[tokio::test]
-async fn a_container_that_keeps_failing_is_told_of() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("loop").await?;
-    let failing = json!({"command": ["/usr/bin/false"]});
-    scene.create(&scene.pod("loop", &failing, &json!({"restartPolicy": "Always"}))).await?;
-    scene.told("pod", "loop", "Back-off restarting failed container main in pod loop_").await
 }
 
 #[tokio::test]

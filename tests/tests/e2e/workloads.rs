@@ -77,6 +77,23 @@ async fn a_job_knows_its_exit_codes() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_job_knows_that_its_pod_was_evicted() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("evicted").await?;
+    let disrupted = json!([{"type": "DisruptionTarget", "status": "True"}]);
+    let policy = json!({"rules": [{"action": "FailJob", "onPodConditions": disrupted}]});
+    let script = "dd if=/dev/zero of=/private/tmp/cache/file bs=1024 count=4096; sleep 1000";
+    let mut job = job(&scene, "greedy", script, &json!({"backoffLimit": 5, "podFailurePolicy": policy}));
+    let pod = &mut job["spec"]["template"]["spec"];
+    pod["volumes"] = json!([{"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}]);
+    pod["containers"][0]["volumeMounts"] = json!([{"name": "cache", "mountPath": "/private/tmp/cache"}]);
+    scene.create(&job).await?;
+    let (job, reason) = ended(&scene, "greedy", "Failed").await?;
+    assert_eq!(reason, "PodFailurePolicy");
+    assert_eq!(job.status.and_then(|status| status.failed), Some(1));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_deployment_rolls_its_pods_over() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("deploy").await?;
     let always = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 5});

@@ -180,6 +180,85 @@ fn a_container_that_fails_a_probe() {
     }
 }
 
+/// A VM that was planned when the Pod named this image.
+fn made_of(image: &str, view: AttemptView) -> AttemptView {
+    let spec = view.spec.map(|spec| ShimSpec { image_name: Some(image.to_owned()), ..spec });
+    AttemptView { spec, ..view }
+}
+
+#[test]
+fn a_container_that_is_to_have_another_image() {
+    let again = Wanted::Run(RestartPolicy::Always);
+    let named = |wanted, attempt| Observation { image: Some("b".into()), ..seen(wanted, vec![attempt]) };
+    let asked = |view, cause| AttemptView { stop: Some(StopRequest { deadline: at(130), cause }), ..view };
+    let changed = Some(StopCause::Changed);
+    let stop = Decision::StopUnhealthy(Restart(0), StopCause::Changed);
+    let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
+    let old = |view| made_of("a", view);
+    let table = [
+        (named(RUN, made_of("b", live(0))), Decision::Wait(None)),
+        // An older agent has not said which image it was.
+        (named(RUN, live(0)), Decision::Wait(None)),
+        // As for the kubelet, whatever the policy says, and however far it has come.
+        (named(RUN, old(live(0))), stop),
+        (named(again, old(live(0))), stop),
+        (named(RUN, old(AttemptView { wants_room: true, ..live(0) })), stop),
+        (
+            Observation {
+                health: Some(Health { started: true, ready: false, failed: Some(StopCause::FailedLiveness) }),
+                ..named(RUN, old(live(0)))
+            },
+            stop,
+        ),
+        // It has ended by itself in the meantime.
+        (named(RUN, old(AttemptView { result: ended(0, 0).outcome, ..live(0) })), Decision::Wait(None)),
+        // Asked once, and then started with the other image.
+        (named(RUN, asked(old(live(0)), changed)), Decision::Wait(Some(at(160)))),
+        (named(RUN, asked(old(ended(0, 0)), changed)), Decision::Clean(Restart(0))),
+        (named(RUN, asked(old(cleaned(0, 0)), changed)), plan(1, 0)),
+        (named(RUN, asked(old(cleaned(0, 137)), changed)), plan(1, 0)),
+        // Even when it is the first one again.
+        (named(RUN, asked(made_of("b", cleaned(0, 0)), changed)), plan(1, 0)),
+        // Its plan was begun and never written.
+        (
+            Observation {
+                image: Some("b".into()),
+                ..seen(
+                    RUN,
+                    vec![asked(old(cleaned(0, 1)), changed), AttemptView { spec: None, ..planned(1) }],
+                )
+            },
+            plan(1, 0),
+        ),
+        // One that is not running yet is planned anew; one that is over stays so.
+        (named(RUN, old(crashed(planned(1)))), plan(1, 1)),
+        (named(RUN, made_of("b", planned(1))), Decision::Launch(Restart(1))),
+        (named(RUN, old(cleaned(0, 1))), Decision::Wait(None)),
+        // The other image does not wait for the failures of this one.
+        (named(again, made_of("b", crashed(cleaned(1, 1)))), Decision::Wait(Some(at(109)))),
+        (named(again, old(crashed(cleaned(1, 1)))), plan(2, 1)),
+        // A Pod that is to go does not care.
+        (named(Wanted::Stop(GRACE), old(live(0))), Decision::AskToStop(Restart(0), GRACE)),
+        (named(Wanted::Stop(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
+        (named(Wanted::Finished(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
+    ];
+    for (observation, decision) in table {
+        assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+#[test]
+fn a_long_run_is_forgiven_its_failures() {
+    let ran = |seconds: i64| {
+        let mut view = cleaned(6, 1);
+        view.spec = view.spec.map(|spec| ShimSpec { crashes: 6, ..spec });
+        view.outcome = view.outcome.map(|end| Outcome { started_at: Some(at(99 - seconds)), ..end });
+        decide(&seen(Wanted::Run(RestartPolicy::Always), vec![view]))
+    };
+    assert_eq!(ran(599), Decision::Wait(Some(at(399))));
+    assert_eq!(ran(600), Decision::Plan { restart: Restart(7), crashes: 1 });
+}
+
 #[test]
 fn a_pod_that_is_evicted() {
     let large = |attempts| Observation { too_large: true, ..seen(RUN, attempts) };
@@ -250,15 +329,17 @@ fn a_pod_with_a_deadline() {
 
 fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
     let holder = prop_oneof![Just(Holder::Shim), Just(Holder::Tart), Just(Holder::Nobody)];
-    (holder, any::<[bool; 5]>(), 0..3i32).prop_map(
-        move |(holder, [spec, begun, stop, over, cleaned], code)| {
-            let full = ended(restart, code);
+    let cause =
+        prop_oneof![Just(None), Just(Some(StopCause::FailedLiveness)), Just(Some(StopCause::Changed))];
+    (holder, any::<[bool; 6]>(), 0..3i32, cause).prop_map(
+        move |(holder, [spec, begun, stop, over, cleaned, old], code, cause)| {
+            let full = made_of(if old { "a" } else { "b" }, ended(restart, code));
             AttemptView {
                 holder,
                 spec: full.spec.filter(|_| spec),
                 begun,
                 progress: full.progress.filter(|_| begun),
-                stop: stop.then_some(StopRequest { deadline: at(120), cause: None }),
+                stop: stop.then_some(StopRequest { deadline: at(120), cause }),
                 outcome: full.outcome.filter(|_| over),
                 cleaned,
                 ..planned(restart)
@@ -290,6 +371,7 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         |(wanted, attempts, health, [refused, accepted, published])| Observation {
             refused,
             accepted,
+            image: Some("b".into()),
             health,
             final_status_published: published,
             ..seen(wanted, attempts)
@@ -310,15 +392,18 @@ proptest! {
         }
     }
 
-    /// Probes stop nothing but the current VM of a Pod that stays, and only once.
+    /// Probes and other images stop nothing but the current VM of a Pod that stays, and only once.
     #[test]
-    fn probes_stop_only_what_lives(seen in any_observation()) {
+    fn a_container_is_stopped_only_while_it_lives(seen in any_observation()) {
         if let Decision::StopUnhealthy(restart, cause) = decide(&seen) {
             let current = seen.attempts.last().unwrap();
             prop_assert!(matches!(seen.wanted, Wanted::Run(_)) && current.restart == restart);
             prop_assert!(current.holder == Holder::Shim && current.outcome.is_none() && current.result.is_none());
             prop_assert!(current.stop.is_none_or(|stop| stop.cause.is_none()));
-            prop_assert_eq!(seen.health.and_then(|health| health.failed), Some(cause));
+            match cause {
+                StopCause::Changed => prop_assert!(seen.is_outdated(current)),
+                cause => prop_assert_eq!(seen.health.and_then(|health| health.failed), Some(cause)),
+            }
         }
     }
 

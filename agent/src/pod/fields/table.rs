@@ -86,7 +86,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].image",
         Honoured(
-            "a Tart image in an OCI registry, cloned for each VM; one that changes counts from the container's next start, a VM that runs is left alone",
+            "a Tart image in an OCI registry, cloned for each VM; when it changes, the VM is stopped within its grace period and the container restarts with the new one, whatever `restartPolicy` says",
         ),
     ),
     ("spec.containers[].imagePullPolicy", Honoured("`Always` asks the registry before each start")),
@@ -187,7 +187,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].resources.requests",
         Honoured(
-            "size the VM where there is no limit; a Pod that does not fit beside the others fails with `OutOfcpu`, `OutOfmemory` or \
+            "size the VM where there is no limit, but not below what its image needs; a Pod that does not fit beside the others fails with `OutOfcpu`, `OutOfmemory` or \
              `OutOfephemeral-storage`",
         ),
     ),
@@ -329,7 +329,9 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.initContainers", Parts),
     (
         "spec.initContainers[].image",
-        Honoured("only the image of the Pod's container: init containers run in its VM, one after the other"),
+        Honoured(
+            "only the image of the Pod's container: init containers run in its VM, one after the other; later changes have no effect of their own",
+        ),
     ),
     (
         "spec.initContainers[].restartPolicy",

@@ -10,6 +10,8 @@ pub(super) struct Facts<'a> {
     pub(super) container: &'a str,
     /// What the readiness gates that are not met are.
     pub(super) unmet_gates: Option<String>,
+    /// Why the Pod is evicted, when it is.
+    pub(super) evicted: Option<&'a str>,
 }
 
 /// One condition.
@@ -22,14 +24,24 @@ pub(super) struct Condition {
 }
 
 /// All conditions of a Pod.
-pub(super) fn all(facts: &Facts<'_>) -> [Condition; 5] {
-    [
+pub(super) fn all(facts: &Facts<'_>) -> Vec<Condition> {
+    let own = [
         plain("PodReadyToStartContainers", facts.has_address),
         initialized(facts),
         ready(facts),
         containers_ready("ContainersReady", facts),
         plain("PodScheduled", true),
-    ]
+    ];
+    own.into_iter().chain(facts.evicted.map(disrupted)).collect()
+}
+
+/// Tells a Job that it is not the Pod's own fault. Absent otherwise: the API server and others set it, too.
+fn disrupted(why: &str) -> Condition {
+    Condition {
+        reason: Some("TerminationByKubelet"),
+        message: Some(why.to_owned()),
+        ..plain("DisruptionTarget", true)
+    }
 }
 
 fn plain(kind: &'static str, holds: bool) -> Condition {
@@ -87,6 +99,7 @@ mod tests {
             ready: true,
             container: "main",
             unmet_gates: None,
+            evicted: None,
         }
     }
 
@@ -119,5 +132,8 @@ mod tests {
         for (facts, kind, expected) in table {
             assert_eq!(said(facts, kind), expected);
         }
+        let evicted = Facts { evicted: Some("too large"), ..facts() };
+        assert_eq!(said(&evicted, "DisruptionTarget"), "true TerminationByKubelet too large");
+        assert_eq!(all(&facts()).len(), 5, "others may have set it");
     }
 }

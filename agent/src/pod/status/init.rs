@@ -1,10 +1,10 @@
 //! What the API server is told about init containers.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Context, container_id, terminated, waiting_for};
+use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
 use crate::state::{AttemptView, InitStage, InitState, ShimSpec};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
@@ -14,10 +14,11 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> 
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
-        let (now, last) = state.map_or_else(|| (pending(context), None), |state| shown(spec, state));
+        let (now, last) =
+            state.map_or_else(|| (pending(context), None), |state| shown(context.pod, spec, state));
         ContainerStatus {
             name: name.clone(),
-            image: plan.image.clone(),
+            image: image_of(spec, plan),
             image_id: spec.map(|spec| spec.image.clone()).unwrap_or_default(),
             container_id: state.and(spec).map(|spec| container_id(&spec.vm)),
             ready: state.is_some_and(succeeded),
@@ -53,14 +54,11 @@ fn pending(context: &Context<'_>) -> ContainerState {
     }
 }
 
-fn shown(spec: Option<&ShimSpec>, state: &InitState) -> (ContainerState, Option<ContainerState>) {
+fn shown(pod: &Pod, spec: Option<&ShimSpec>, state: &InitState) -> (ContainerState, Option<ContainerState>) {
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
     let now = match &state.now {
         InitStage::Waiting => waiting_for("PodInitializing", None),
-        InitStage::BackOff(delay) => {
-            let message = format!("back-off {} s before the container starts again", delay.as_secs());
-            waiting_for("CrashLoopBackOff", Some(message))
-        }
+        InitStage::BackOff(delay) => backing_off(pod, &state.name, *delay),
         InitStage::Running(since) => running(*since),
         InitStage::Over(outcome) => terminated(spec, None, outcome),
     };

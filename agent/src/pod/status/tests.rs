@@ -1,10 +1,9 @@
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
 use super::*;
 use crate::pod::admission::PullPolicy;
 use crate::pod::decide::Deadline;
+use crate::pod::restart::RestartPolicy;
 use crate::probe::verdict::Health;
 use crate::state::{Holder, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
@@ -20,7 +19,8 @@ fn plan() -> VmPlan {
         pull_secrets: Vec::new(),
         pull: PullPolicy::IfNotPresent,
         size: Size::default(),
-        size_is_minimum: false,
+        cpu_is_minimum: false,
+        memory_is_minimum: false,
         init: Vec::new(),
         host_ports: Vec::new(),
     }
@@ -48,7 +48,14 @@ fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
 }
 
 fn shown(seen: &Observation) -> PodStatus {
-    let pod = Pod { metadata: ObjectMeta { generation: Some(1), ..ObjectMeta::default() }, ..Pod::default() };
+    let metadata = ObjectMeta {
+        name: Some("web-0".into()),
+        namespace: Some("ci".into()),
+        uid: Some("0b1c".into()),
+        generation: Some(1),
+        ..ObjectMeta::default()
+    };
+    let pod = Pod { metadata, ..Pod::default() };
     let plan = plan();
     let context = Context {
         pod: &pod,
@@ -153,12 +160,71 @@ fn a_restarted_container_shows_how_it_ended_before() {
     let mut failed = failed;
     failed.spec.as_mut().unwrap().crashes = 1;
     let waiting = shown(&seen(ALWAYS, vec![failed.clone()])).container_statuses.unwrap().remove(0);
-    assert_eq!(waiting.state.unwrap().waiting.unwrap().reason.as_deref(), Some("CrashLoopBackOff"));
+    let state = waiting.state.unwrap().waiting.unwrap();
+    assert_eq!(state.reason.as_deref(), Some("CrashLoopBackOff"));
+    let words = "back-off 10s restarting failed container=main pod=web-0_ci(0b1c)";
+    assert_eq!(state.message.as_deref(), Some(words));
     assert_eq!(waiting.last_state.unwrap().terminated.unwrap().exit_code, 3);
     let again =
         shown(&seen(ALWAYS, vec![failed, attempt(1, None, None)])).container_statuses.unwrap().remove(0);
     assert_eq!(again.restart_count, 1);
     assert_eq!(again.last_state.unwrap().terminated.unwrap().exit_code, 3);
+}
+
+#[test]
+fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
+    let stop = StopRequest { deadline: at(55), cause: Some(StopCause::Changed) };
+    let old = |view: AttemptView| AttemptView {
+        spec: view.spec.map(|spec| ShimSpec { image_name: Some("old".into()), ..spec }),
+        stop: Some(stop),
+        ..view
+    };
+    let running = Some(Stage::Running { address: "127.0.0.9".parse().unwrap() });
+    let main = |wanted, view| {
+        let status = shown(&Observation { image: Some("new".into()), ..seen(wanted, vec![view]) });
+        (status.phase.unwrap(), status.container_statuses.unwrap().remove(0))
+    };
+    let (phase, container) = main(NEVER, old(attempt(0, running, None)));
+    assert_eq!((phase.as_str(), container.image.as_str()), ("Running", "old"));
+    // It ended as it was asked to, and starts again, whatever its policy says; unless the Pod is to go.
+    let gone = || old(attempt(0, running, Some(Ending::Stopped { killed: false })));
+    for (wanted, expected) in [(ALWAYS, "Running"), (STOP, "Succeeded")] {
+        let (phase, container) = main(wanted, gone());
+        let end = container.state.unwrap().terminated.unwrap();
+        assert_eq!((phase.as_str(), end.exit_code, end.reason.as_deref()), (expected, 0, Some("Completed")));
+    }
+    // The API server would not let it leave its end.
+    let (phase, container) = main(NEVER, gone());
+    let waits = container.state.unwrap().waiting.unwrap();
+    let end = container.last_state.unwrap().terminated.unwrap();
+    assert_eq!((phase.as_str(), waits.reason.as_deref()), ("Running", Some("ContainerCreating")));
+    assert_eq!((end.exit_code, end.reason.as_deref()), (0, Some("Completed")));
+}
+
+#[test]
+fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
+    let stop = Some(StopRequest { deadline: at(55), cause: Some(StopCause::FailedLiveness) });
+    let on_failure = Wanted::Run(RestartPolicy::OnFailure);
+    let kind = |wanted, code| {
+        let ended = AttemptView { stop, ..attempt(0, None, Some(exited(code))) };
+        let container = shown(&seen(wanted, vec![ended])).container_statuses.unwrap().remove(0);
+        let last = container.last_state.unwrap().terminated.map(|end| end.exit_code);
+        match container.state.unwrap().terminated {
+            Some(end) => (end.exit_code, "terminated", last),
+            None => (last.unwrap(), "waiting", last),
+        }
+    };
+    let table = [
+        (ALWAYS, 0, "terminated"),
+        (ALWAYS, 1, "terminated"),
+        (on_failure, 1, "terminated"),
+        (on_failure, 0, "waiting"),
+        (NEVER, 0, "terminated"),
+    ];
+    for (wanted, code, state) in table {
+        let last = (state == "waiting").then_some(code);
+        assert_eq!(kind(wanted, code), (code, state, last), "{wanted:?}");
+    }
 }
 
 #[test]

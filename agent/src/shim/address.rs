@@ -1,0 +1,111 @@
+//! The guest's address: where host ports and probes lead, so that a guest is not simply believed about it.
+
+use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::Shim;
+use crate::guest::{Guest, GuestError};
+use crate::node::leases;
+use crate::report::chain;
+
+/// How often the guest agent of a booting VM is asked for the guest's address.
+const ASK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long one such question may take.
+const ASK_LIMIT: Duration = Duration::from_secs(2);
+/// How long tart waits for a lease before it is asked again.
+const LEASE_WAIT: Duration = Duration::from_mins(1);
+/// How soon it is asked again after a failure.
+const LEASE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Who may have the address that a guest says it has, when that is not the guest's word alone to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claimant {
+    /// Nobody is known to.
+    Free,
+    /// The host itself, or no machine at all.
+    Host,
+    /// Whoever macOS has lent it to.
+    Borrower,
+    /// Another VM of this host.
+    Neighbour,
+}
+
+impl Shim {
+    /// The guest's address, from the guest agent or from its DHCP lease, whichever is there first.
+    pub(super) async fn address(&self) -> IpAddr {
+        let asked = async {
+            let claimed = self.guest_agent().await.1;
+            if self.is_credible(claimed).await { claimed } else { std::future::pending().await }
+        };
+        let leased = async {
+            loop {
+                // The MAC address is this VM's alone, so a lease for it is never a stale one.
+                match self.tart.wait_for_address(&self.spec.vm, LEASE_WAIT).await {
+                    Ok(address) => break address,
+                    Err(error) => {
+                        warn!(error = chain(&error), "no address yet");
+                        sleep(LEASE_INTERVAL).await;
+                    }
+                }
+            }
+        };
+        tokio::select! { address = asked => address, address = leased => address }
+    }
+
+    /// Whether a guest can be believed that it has an address. One that somebody else may have takes the lease of the VM's own MAC
+    /// address to be believed.
+    async fn is_credible(&self, claimed: IpAddr) -> bool {
+        let claimant = self.claimant(claimed);
+        if claimant == Claimant::Free {
+            return true;
+        }
+        let leased = self.tart.wait_for_address(&self.spec.vm, Duration::ZERO).await;
+        let proven = matches!(leased, Ok(leased) if leased == claimed);
+        if !proven {
+            warn!(vm = %self.spec.vm, %claimed, ?claimant, "the guest claims an address of somebody else's; waiting for its lease");
+        }
+        proven
+    }
+
+    fn claimant(&self, claimed: IpAddr) -> Claimant {
+        let is_hosts = claimed.is_loopback() || UdpSocket::bind((claimed, 0)).is_ok();
+        if is_hosts || claimed.is_unspecified() || claimed.is_multicast() {
+            return Claimant::Host;
+        }
+        let lent = |path| leases::is_lent_to_a_mac(path, claimed, Timestamp::now());
+        if self.spec.dhcp_leases.as_deref().is_some_and(lent) {
+            return Claimant::Borrower;
+        }
+        match self.attempt.addresses_of_others() {
+            Ok(taken) if !taken.contains(&claimed) => Claimant::Free,
+            Ok(_) => Claimant::Neighbour,
+            Err(error) => {
+                warn!(error = chain(&error), "it is not known which addresses other VMs have");
+                Claimant::Neighbour
+            }
+        }
+    }
+
+    /// The guest agent, once it answers, and the address that it says the guest has.
+    ///
+    /// A question that can be asked twice comes first: a command must not be sent before somebody is there to take it.
+    pub(super) async fn guest_agent(&self) -> (Guest, IpAddr) {
+        let socket = self.tart.vm_dir(&self.spec.vm).join("control.sock");
+        loop {
+            let ask = async {
+                let mut guest = Guest::connect(&socket).await?;
+                let address = guest.address().await?;
+                Ok::<_, GuestError>((guest, address))
+            };
+            // Whoever listens there may accept and then say nothing.
+            if let Ok(Ok(answer)) = timeout(ASK_LIMIT, ask).await {
+                break answer;
+            }
+            sleep(ASK_INTERVAL).await;
+        }
+    }
+}
