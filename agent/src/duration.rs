@@ -1,5 +1,6 @@
 //! Durations as the kubelet's flags have them: `5m0s`, `90s`, `500ms`.
 
+use std::fmt;
 use std::time::Duration;
 
 /// A text that is no duration.
@@ -32,6 +33,21 @@ pub fn parse(text: &str) -> Result<Duration, BadDuration> {
         total = part.and_then(|part| total.checked_add(part)).ok_or_else(bad)?;
     }
     if text.is_empty() { Err(bad()) } else { Ok(total) }
+}
+
+/// A duration as people say it.
+#[derive(Debug, Clone, Copy)]
+pub struct Rough(pub Duration);
+
+impl fmt::Display for Rough {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_secs() {
+            seconds @ ..120 => write!(f, "{seconds} s"),
+            seconds @ 120..7200 => write!(f, "{} min", seconds / 60),
+            seconds @ 7200..172_800 => write!(f, "{} h", seconds / 3600),
+            seconds => write!(f, "{} days", seconds / 86_400),
+        }
+    }
 }
 
 #[cfg(test)]
