@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
+use crate::skip;
+
 /// A volume mounted over a directory; gone when it is dropped, or with the sandbox that it is in.
 #[derive(Debug)]
 pub struct SmallDisk {
@@ -28,12 +30,7 @@ impl SmallDisk {
             anyhow::ensure!(total <= bytes + (1 << 20), "{} is a volume of {total} bytes", path.display());
             return Ok(Some(Self { path: path.to_owned() }));
         }
-        // Not by a macro: the test harness would keep that to itself, and the test would look as if it had been run.
-        let name = std::thread::current().name().unwrap_or("a test").to_owned();
-        writeln!(
-            io::stderr(),
-            "SKIPPED {name}: this user or system cannot mount a volume; run it as root on Linux"
-        )?;
+        skip::say("this user or system cannot mount a volume; run it as root on Linux")?;
         Ok(None)
     }
 
