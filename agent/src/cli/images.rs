@@ -43,14 +43,14 @@ pub enum ImagesCommand {
     List(Box<AgentArgs>),
 }
 
-/// Which images to pull. Credentials come from --docker-config, or from `TART_REGISTRY_HOSTNAME`, `TART_REGISTRY_USERNAME` and
-/// `TART_REGISTRY_PASSWORD`; only the registry that they are for gets to see them.
+/// Which images to pull, and what to say to their registries: each hears only what is for it.
 #[derive(Debug, Args)]
 pub struct PullArgs {
     /// Names of images, such as `ghcr.io/cirruslabs/macos-sequoia-base:latest`
     #[arg(required = true, value_parser = remote_name)]
     pub image: Vec<String>,
-    /// A file with credentials for registries, as `docker login` writes it
+    /// A file with credentials for registries, as `docker login` writes it; `TART_REGISTRY_HOSTNAME`, `TART_REGISTRY_USERNAME` and
+    /// `TART_REGISTRY_PASSWORD` serve, too
     #[arg(long)]
     pub docker_config: Option<PathBuf>,
     /// The flags that the agent is started with.
