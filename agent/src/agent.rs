@@ -16,6 +16,8 @@ use crate::gc::observe::Observer;
 use crate::gc::vms;
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
+use crate::image::ahead::Ahead;
+use crate::image::door;
 use crate::image::prepull::PrePull;
 use crate::metrics::{self, Metrics};
 use crate::node::address::{AddressError, AddressSource};
@@ -36,7 +38,7 @@ use crate::pod::slots::Slots;
 use crate::pod::worker::Host;
 use crate::pod::world::World;
 use crate::room::Room;
-use crate::state::{StateDir, StateError};
+use crate::state::{Claim, ClaimError, StateDir, StateError};
 use crate::tart::Tart;
 use crate::volume::HostPaths;
 
@@ -73,6 +75,9 @@ pub enum AgentError {
     /// Another agent runs.
     #[error("another tart-kubelet uses the state directory {}", .0.display())]
     Twice(PathBuf),
+    /// Another agent has tart's home.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
     /// Something that every process can do failed.
     #[error("cannot start")]
     Start(#[source] io::Error),
@@ -92,6 +97,8 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
 
     let tart = Tart::new(&args.tart_binary);
     let config = node_config(&args, &tart).await?;
+    let _claim = Claim::take(&tart, &config.name)?;
+    let Ahead { images, collector } = open_images(&args, &tart, &state, &metrics)?;
     let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
     let address = source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
@@ -124,13 +131,10 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     .map_err(AgentError::Start)?;
     let (starts, starts_seen) = StartBoard::new();
     let (tart_health, tart_seen) = watch::channel(None);
-    let pulls = args.images.max_parallel_image_pulls.into();
-    let images = Arc::new(Images::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
     let sources =
         Sources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
 
     let events = Events::new(client.clone(), &config.name);
-    let collector = image_collector(&args, &images, &state, &metrics)?;
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: images.clone(),
@@ -182,11 +186,12 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
         () = health::watch_tart(tart, tart_health) => {}
         () = health::follow(sources, health) => {}
-        () = images.watch() => {}
+        () = images.clone().watch() => {}
         () = server => {}
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
+    images.ground().await;
     Ok(())
 }
 
@@ -254,16 +259,22 @@ pub fn node_name(args: &AgentArgs, facts: &HostFacts) -> Result<NodeName, BadNod
     }
 }
 
-/// Collects images, unless nothing may be collected.
-fn image_collector(
+/// The images of this host, and who collects them, unless nothing may be collected. From here on they can be asked for by hand, before
+/// anybody has let this Node in.
+fn open_images(
     args: &AgentArgs,
-    images: &Arc<Images>,
+    tart: &Tart,
     state: &StateDir,
     metrics: &Metrics,
-) -> Result<Option<Arc<Collector>>, BadWatermarks> {
-    let (rules, tart) = (args.images.rules()?, Tart::new(&args.tart_binary));
-    let collector = || Collector::new(images.clone(), tart, state.clone(), rules, metrics.clone());
-    Ok((!args.disable_vm_gc).then(|| Arc::new(collector())))
+) -> Result<Ahead, AgentError> {
+    let (rules, pulls) = (args.images.rules()?, args.images.max_parallel_image_pulls.into());
+    let images = Arc::new(Images::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
+    let collector = || Collector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone());
+    let collector = (!args.disable_vm_gc).then(|| Arc::new(collector()));
+    let ahead = Ahead { images, collector };
+    let (door, asked) = (state.door_path(), ahead.clone());
+    tokio::spawn(async move { door::serve(&door, asked).await });
+    Ok(ahead)
 }
 
 async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {

@@ -4,7 +4,7 @@ mod host;
 mod images;
 
 pub use host::{HostArgs, ListenAddress, NodeIpSource};
-pub use images::ImageArgs;
+pub use images::{ImageArgs, ImagesCommand, PullArgs};
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -41,6 +41,9 @@ pub enum Command {
     /// Shows which VMs and images the agent would delete, and why each other one is kept
     #[command(args_override_self = true)]
     Gc(Box<GcArgs>),
+    /// Has images ready before a Pod needs them, and shows which are here
+    #[command(subcommand)]
+    Images(ImagesCommand),
 }
 
 /// What to show of the collectors. The agent's own flags mean what they mean to the agent.

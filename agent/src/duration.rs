@@ -1,5 +1,6 @@
 //! Durations as the kubelet's flags and words have them: `5m0s`, `90s`, `500ms`.
 
+use std::fmt;
 use std::time::Duration;
 
 /// A text that is no duration.
@@ -41,6 +42,21 @@ pub fn show(duration: Duration) -> String {
         (0, 0, seconds) => format!("{seconds}s"),
         (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
         (hours, minutes, seconds) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+/// A duration as people say it.
+#[derive(Debug, Clone, Copy)]
+pub struct Rough(pub Duration);
+
+impl fmt::Display for Rough {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_secs() {
+            seconds @ ..120 => write!(f, "{seconds} s"),
+            seconds @ 120..7200 => write!(f, "{} min", seconds / 60),
+            seconds @ 7200..172_800 => write!(f, "{} h", seconds / 3600),
+            seconds => write!(f, "{} days", seconds / 86_400),
+        }
     }
 }
 

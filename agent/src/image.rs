@@ -1,113 +1,49 @@
 //! Images on this host: which digest a reference stands for, fetched when it has to be.
 
+pub mod ahead;
+pub mod command;
 pub mod credentials;
+pub mod door;
+mod error;
+mod flight;
+pub mod list;
+mod partials;
 pub mod pins;
 pub mod prepull;
 pub mod record;
 pub mod resident;
 
+pub use error::ImageError;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::crash;
 use crate::metrics::Metrics;
 use crate::pod::admission::PullPolicy;
 use crate::report::chain;
 use crate::state::{StateDir, StateError};
-use crate::tart::{Fault, ImageDigest, Tart, TartError, full_name};
+use crate::tart::{ImageDigest, Tart, full_name};
 use crate::vm::BaseName;
-use credentials::Credential;
+use flight::{Flight, FlightKey};
+use partials::Partials;
 use pins::{Pin, Pins};
 use record::{ImageRecord, KnownImage, Present};
 use resident::Resident;
 
 /// How often the cache is looked at for what others have done to it.
 const LOOK_INTERVAL: Duration = Duration::from_mins(1);
+/// How long pulls may take to end with the agent.
+const LANDING_LIMIT: Duration = Duration::from_secs(2);
+const LANDING_INTERVAL: Duration = Duration::from_millis(10);
 /// How much older than the truth the time of an image's last use may be on the disk.
 const USE_PRECISION: Duration = Duration::from_mins(1);
-
-/// An image that cannot be had.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum ImageError {
-    /// tart could not fetch it.
-    #[error("cannot pull image `{image}`{}", .source.fault().map_or("", Fault::advice))]
-    Pull {
-        /// The image as the Pod names it.
-        image: String,
-        /// Why.
-        #[source]
-        source: Arc<TartError>,
-    },
-    /// It is not there, and the Pod forbids to fetch it.
-    #[error("image `{0}` is not on this host and `imagePullPolicy: Never` forbids to pull it")]
-    NeverPull(String),
-    /// It was there a moment ago.
-    #[error("image `{0}` was pulled, and then deleted by somebody else")]
-    Vanished(String),
-    /// tart was asked whether it has it, and failed.
-    #[error("cannot look for image `{image}`")]
-    Look {
-        /// The image as the Pod names it.
-        image: String,
-        /// Why.
-        #[source]
-        source: Arc<TartError>,
-    },
-    /// It is there, but no VM can be made from it.
-    #[error("cannot make a VM from image `{image}`{}", .source.fault().map_or("", Fault::advice))]
-    Base {
-        /// The image as the Pod names it.
-        image: String,
-        /// Why.
-        #[source]
-        source: Arc<TartError>,
-    },
-    /// What is about to be pulled could not be written down, so nobody would know whose it is.
-    #[error("cannot note down the pull of image `{image}`")]
-    Record {
-        /// The image as the Pod names it.
-        image: String,
-        /// Why.
-        #[source]
-        source: Arc<StateError>,
-    },
-    /// The task that fetched it has died.
-    #[error("the pull of image `{0}` was interrupted")]
-    Interrupted(String),
-}
-
-impl ImageError {
-    /// The kubelet's word for the failure.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Pull { .. }
-            | Self::Vanished(_)
-            | Self::Base { .. }
-            | Self::Record { .. }
-            | Self::Interrupted(_) => "ErrImagePull",
-            Self::NeverPull(_) => "ErrImageNeverPull",
-            Self::Look { .. } => "ImageInspectError",
-        }
-    }
-
-    /// Whether there was no room for it.
-    pub fn is_for_want_of_space(&self) -> bool {
-        match self {
-            Self::Pull { source, .. } | Self::Base { source, .. } | Self::Look { source, .. } => {
-                source.fault() == Some(Fault::NoSpace)
-            }
-            Self::Record { source, .. } => source.is_for_want_of_space(),
-            Self::NeverPull(_) | Self::Vanished(_) | Self::Interrupted(_) => false,
-        }
-    }
-}
 
 /// The images of this host.
 #[derive(Debug)]
@@ -124,28 +60,24 @@ pub struct Images {
     making: tokio::sync::Mutex<()>,
     record: Mutex<ImageRecord>,
     pins: Pins,
+    partials: Partials,
+    /// Whether the agent is about to end.
+    grounded: watch::Sender<bool>,
     resident: watch::Sender<Arc<Vec<Resident>>>,
-}
-
-/// Pods with the same credentials share a pull.
-type FlightKey = (String, Vec<Credential>);
-/// A pull that is under way; whoever waits for it has a receiver.
-type Flight = Arc<watch::Sender<Pulling>>;
-
-/// How far a pull has come.
-#[derive(Debug, Clone)]
-enum Pulling {
-    /// So many percent of it have arrived.
-    Arrived(u8),
-    /// It is over.
-    Over(Result<ImageDigest, ImageError>),
 }
 
 impl Images {
     /// The images that `tart` keeps, and what an earlier agent has noted down about them.
     pub fn open(tart: Tart, state: StateDir, pulls: usize, metrics: Metrics) -> Result<Self, StateError> {
+        let record = state.images()?;
+        let partials = Partials::new(tart.clone());
+        for image in record.pulls() {
+            // Before any tart command takes it for garbage.
+            partials.keep(image);
+        }
         Ok(Self {
-            record: Mutex::new(state.images()?),
+            record: Mutex::new(record),
+            partials,
             tart,
             state,
             metrics,
@@ -154,6 +86,7 @@ impl Images {
             turns: Semaphore::new(pulls.clamp(1, Semaphore::MAX_PERMITS)),
             making: tokio::sync::Mutex::default(),
             pins: Pins::default(),
+            grounded: watch::Sender::default(),
             resident: watch::Sender::default(),
         })
     }
@@ -171,26 +104,6 @@ impl Images {
         match self.cached(image).await? {
             None if policy == PullPolicy::Never => Err(ImageError::NeverPull(image.to_owned())),
             found => Ok(found),
-        }
-    }
-
-    /// Fetches an image, once for all who want it at the same time. It goes on for as long as one of them waits.
-    ///
-    /// `arrived` is told how much of it is here, in percent.
-    pub async fn pull(
-        self: &Arc<Self>,
-        image: &str,
-        credentials: Vec<Credential>,
-        mut arrived: impl FnMut(u8),
-    ) -> Result<ImageDigest, ImageError> {
-        let mut flight = self.board((image.to_owned(), credentials));
-        loop {
-            let seen = flight.borrow_and_update().clone();
-            match seen {
-                Pulling::Over(result) => return result,
-                Pulling::Arrived(percent) => arrived(percent),
-            }
-            flight.changed().await.map_err(|_| ImageError::Interrupted(image.to_owned()))?;
         }
     }
 
@@ -258,10 +171,29 @@ impl Images {
         self.write(&record);
     }
 
+    /// Gives up what has arrived of images that are not whole: somebody needs the room.
+    pub fn give_up_partials(&self) {
+        self.partials.release_all();
+    }
+
+    /// Ends all pulls, so that what has arrived is there for the next agent. Nothing more is done about them.
+    pub async fn ground(&self) {
+        self.grounded.send_replace(true);
+        let landed = async {
+            while !lock(&self.flights).is_empty() {
+                sleep(LANDING_INTERVAL).await;
+            }
+        };
+        // A tart that does not even die is not worth waiting for.
+        let _ = timeout(LANDING_LIMIT, landed).await;
+    }
+
     /// Finds out what became of the pulls that an earlier agent had begun.
     pub async fn recover(&self) {
         for image in self.pulling() {
+            // An earlier agent's tart may still be at it.
             if !self.is_flying(&image)
+                && !self.partials.is_under_way(&image)
                 && let Err(error) = self.settle(&image).await
             {
                 warn!(image, error = chain(&error), "cannot tell what became of a pull; looking again later");
@@ -276,9 +208,10 @@ impl Images {
 
     /// Looks at the images on this host again and again, for as long as it is polled.
     pub async fn watch(self: Arc<Self>) {
-        self.recover().await;
         loop {
+            self.recover().await;
             self.look().await;
+            self.partials.tidy();
             sleep(LOOK_INTERVAL).await;
         }
     }
@@ -345,92 +278,6 @@ impl Images {
     /// Forgets where an image was last seen, after a clone of it has failed.
     pub fn forget(&self, image: &str) {
         lock(&self.known).remove(image);
-    }
-
-    /// Joins the pull that is under way, or starts one.
-    fn board(self: &Arc<Self>, key: FlightKey) -> watch::Receiver<Pulling> {
-        let mut flights = lock(&self.flights);
-        if let Some(flight) = flights.get(&key) {
-            return flight.subscribe();
-        }
-        let (sender, receiver) = watch::channel(Pulling::Arrived(0));
-        let flight = Arc::new(sender);
-        flights.insert(key.clone(), flight.clone());
-        tokio::spawn(self.clone().fly(key, flight));
-        receiver
-    }
-
-    async fn fly(self: Arc<Self>, key: FlightKey, flight: Flight) {
-        let _pin = self.pin(&key.0).await;
-        let pulled = self.fetch_while_wanted(&key, &flight).await;
-        lock(&self.flights).retain(|_, other| !Arc::ptr_eq(other, &flight));
-        // Given up or not, something may be there now.
-        let settled = self.settle(&key.0).await;
-        let Some(pulled) = pulled else { return };
-        let result = pulled.and_then(|()| {
-            settled.and_then(|found| found.ok_or_else(|| ImageError::Vanished(key.0.clone())))
-        });
-        flight.send_replace(Pulling::Over(result));
-    }
-
-    /// Fetches an image when it is its turn, unless nobody waits for it any more.
-    async fn fetch_while_wanted(&self, key: &FlightKey, flight: &Flight) -> Option<Result<(), ImageError>> {
-        let arrived = |percent| drop(flight.send_replace(Pulling::Arrived(percent)));
-        let fetch = async {
-            let _turn = self.turns.acquire().await;
-            let begun = Instant::now();
-            let result = self.fetch(&key.0, &key.1, arrived).await;
-            let end = result.as_ref().map_or_else(ImageError::reason, |()| "success");
-            self.metrics.pull_ended(end, begun.elapsed());
-            result
-        };
-        tokio::pin!(fetch);
-        loop {
-            tokio::select! {
-                result = &mut fetch => return Some(result),
-                () = flight.closed() => {
-                    let mut flights = lock(&self.flights);
-                    // Somebody may have joined at the last moment, under this lock.
-                    if flight.is_closed() {
-                        flights.remove(key);
-                        // Dropping the call kills the tart that is at work.
-                        return None;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Tries each credential in turn; without any, the registry is asked as nobody.
-    async fn fetch(
-        &self,
-        image: &str,
-        credentials: &[Credential],
-        mut arrived: impl FnMut(u8),
-    ) -> Result<(), ImageError> {
-        self.begin(image)?;
-        crash::point("agent.pull.begun");
-        let mut tries: Vec<Option<&Credential>> = credentials.iter().map(Some).collect();
-        if tries.is_empty() {
-            tries.push(None);
-        }
-        let mut failure = None;
-        for credential in tries {
-            match self.tart.pull(image, credential, &mut arrived).await {
-                Ok(()) => {
-                    crash::point("agent.pull.ended");
-                    return Ok(());
-                }
-                Err(error) => {
-                    let denied = error.fault() == Some(Fault::AccessDenied);
-                    failure = Some(ImageError::Pull { image: image.to_owned(), source: Arc::new(error) });
-                    if !denied {
-                        break;
-                    }
-                }
-            }
-        }
-        Err(failure.unwrap_or_else(|| ImageError::Interrupted(image.to_owned())))
     }
 
     async fn cached(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {

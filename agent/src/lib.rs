@@ -24,6 +24,7 @@ pub mod room;
 pub mod services;
 pub mod shim;
 pub mod state;
+pub mod table;
 pub mod tailscale;
 pub mod tart;
 pub mod vm;

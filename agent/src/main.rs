@@ -7,8 +7,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tart_kubelet::cli::{AgentArgs, Cli, Command, GcArgs};
+use tart_kubelet::cli::{AgentArgs, Cli, Command, GcArgs, ImagesCommand, PullArgs};
 use tart_kubelet::gc::dry_run;
+use tart_kubelet::image::command::{self, Said};
+use tart_kubelet::image::list;
 use tart_kubelet::report::chain;
 use tart_kubelet::{agent, shim};
 use tokio::runtime::{Builder, Runtime};
@@ -28,6 +30,13 @@ fn main() -> ExitCode {
     let ended = match cli.command {
         Some(Command::Shim { dir }) => run_shim(&dir),
         Some(Command::Gc(args)) => run_gc(&args),
+        Some(Command::Images(ImagesCommand::List(args))) => run_list(&args),
+        Some(Command::Images(ImagesCommand::Pull(args))) => match run_pull(&args) {
+            Ok(true) => Ok(()),
+            // Which ones, and why, has been said.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(message) => Err(message),
+        },
         None => run_agent(cli.agent),
     };
     match ended {
@@ -63,6 +72,28 @@ fn run_gc(args: &GcArgs) -> Result<(), String> {
     Ok(())
 }
 
+#[expect(clippy::print_stdout, reason = "the table that was asked for")]
+fn run_list(args: &AgentArgs) -> Result<(), String> {
+    print!("{}", list::table(args).map_err(|error| chain(&error))?);
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "what somebody who waits is told")]
+fn run_pull(args: &PullArgs) -> Result<bool, String> {
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let pull = command::pull(args, |said| match said {
+        Said::Progress(words) => println!("{words}"),
+        Said::Failure(words) => eprintln!("tart-kubelet: {words}"),
+    });
+    runtime.block_on(async {
+        tokio::select! {
+            pulled = pull => pulled.map_err(|error| chain(&error)),
+            // Dropping the pull kills the tart that is at work.
+            _ = tokio::signal::ctrl_c() => Err("interrupted".to_owned()),
+        }
+    })
+}
+
 fn start(builder: &mut Builder) -> Result<Runtime, String> {
     builder.enable_all().build().map_err(|error| format!("cannot start: {error}"))
 }
@@ -82,7 +113,11 @@ fn first_paragraph(text: &str) -> String {
 
 fn log_to_stderr() {
     let filter = EnvFilter::try_from_env("TART_KUBELET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        // It would say on standard error that it cannot write to standard error, and die of it: on a full disk no VM would be safe.
+        .log_internal_errors(false);
     if io::stderr().is_terminal() {
         log.init();
     } else {

@@ -135,9 +135,9 @@ impl Metrics {
         lock(&self.0.images).deleted(freed);
     }
 
-    /// What becomes of each image.
-    pub fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)]) {
-        lock(&self.0.images).judged(verdicts);
+    /// What becomes of each image; so many others are somebody else's.
+    pub fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
+        lock(&self.0.images).judged(verdicts, foreign);
     }
 
     /// So many addresses for VMs are left.

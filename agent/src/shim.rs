@@ -12,6 +12,7 @@ mod last_words;
 mod launch;
 mod limit;
 mod log;
+mod room;
 mod shutdown;
 mod stop;
 mod vm_output;
@@ -27,6 +28,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use nix::unistd::setsid;
+use tokio::process::Child;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -41,15 +43,13 @@ use container::{Run, Task};
 use host_ports::{HostPortError, HostPorts};
 use initialise::Initialised;
 use log::Log;
+use room::Room;
 use shutdown::shut_down;
 use stop::StopSignal;
-use vm_output::VmOutput;
+use vm_output::{VmOutput, is_for_want_of_space};
 
 /// How often something that could not be written down is tried again.
 const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the agent may take to make room; it may just be restarted.
-const ROOM_PATIENCE: Duration = Duration::from_mins(5);
-const ROOM_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a VM may take to follow a command that a signal has ended.
 const DYING: Duration = Duration::from_millis(500);
 /// How long tart may take to say why a VM is gone whose guest agent has gone.
@@ -125,40 +125,30 @@ impl Shim {
         // The disk has time for this while tart clones.
         let attempt = self.attempt.clone();
         let begun = spawn_blocking(move || attempt.sync_begun());
-        self.clone_with_room().await.map_err(|error| not_started("CreateContainerError", &error))?;
+        let failed = |error| not_started("CreateContainerError", &error);
+        self.with_room(async || self.clone_vm().await).await.map_err(failed)?;
         crash::point("shim.cloned");
         self.enter(Stage::Configuring, Vec::new());
-        self.configure().await.map_err(|error| not_started("CreateContainerError", &error))?;
+        self.with_room(async || self.configure().await).await.map_err(failed)?;
         if !matches!(begun.await, Ok(Ok(()))) {
             self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
         }
         Ok(())
     }
 
-    /// Clones the VM. When there is no space, the agent makes some, and it is tried once more.
-    async fn clone_with_room(&self) -> Result<(), TartError> {
-        match self.clone_vm().await {
+    /// Takes a step that needs space. When there is none, the agent makes some, and it is tried once more.
+    async fn with_room(&self, step: impl AsyncFn() -> Result<(), TartError>) -> Result<(), TartError> {
+        match step().await {
             Err(error) if error.fault() == Some(Fault::NoSpace) => {
                 warn!(error = chain(&error), "no space for the VM; asking the agent for some");
-                self.wait_for_room().await;
-                self.clone_vm().await
+                if self.room().make().await { step().await } else { Err(error) }
             }
             result => result,
         }
     }
 
-    async fn wait_for_room(&self) {
-        if let Err(error) = self.attempt.ask_for_room() {
-            return warn!(error = chain(&error), "the agent cannot be asked for room");
-        }
-        let made = async {
-            while !self.attempt.is_room_made() {
-                sleep(ROOM_INTERVAL).await;
-            }
-        };
-        if timeout(ROOM_PATIENCE, made).await.is_err() {
-            warn!("the agent has not made room");
-        }
+    fn room(&self) -> Room {
+        Room::new(self.attempt.clone(), self.tart.clone())
     }
 
     async fn clone_vm(&self) -> Result<(), TartError> {
@@ -190,24 +180,62 @@ impl Shim {
 
     async fn run_vm(mut self, ports: HostPorts) {
         crash::point("shim.configured");
+        let mut ran = self.run_once(&ports).await;
+        // A VM that tart has not started has run nothing of the Pod, so nothing is done twice.
+        if ran.no_space && !ran.has_started() && self.has_room_made().await {
+            ran = self.run_once(&ports).await;
+        }
+        // Free for the next VM when somebody hears of the end of this one.
+        drop(ports);
+        let wants_room = ran.no_space && ran.has_started();
+        let Ran { child, outcome, .. } = ran;
+        if let Some(mut child) = child.filter(|child| child.id().is_some()) {
+            self.persist("how the container ended", || self.attempt.result(&outcome)).await;
+            crash::point("shim.result");
+            shutdown::force(&self.spec.vm, &mut child).await;
+            crash::point("shim.stopped");
+        } else if wants_room {
+            // It is too late for this one, but the next finds some.
+            self.persist("how the container ended", || self.attempt.result(&outcome)).await;
+            self.has_room_made().await;
+        }
+        self.end(&outcome).await;
+    }
+
+    /// Has room made for a VM that has found none; false when there is no use in another try.
+    async fn has_room_made(&self) -> bool {
+        warn!(vm = %self.spec.vm, "no space for the VM to run; asking the agent for some");
+        let (room, mut stop) = (self.room(), self.stop.clone());
+        tokio::select! {
+            made = room.make() => made,
+            _ = stop.requested() => false,
+        }
+    }
+
+    async fn run_once(&mut self, ports: &HostPorts) -> Ran {
         self.enter(Stage::Booting, Vec::new());
         let mut child = match self.tart.run(&self.spec.vm, &self.spec.shares) {
             Ok(child) => child,
-            Err(error) => return self.finish(not_started("StartError", &error), None).await,
+            Err(error) => return Ran::not_started(not_started("StartError", &error)),
         };
         crash::point("shim.run");
         // Without a command, what tart says of the VM is all the output there is.
         let boots = self.spec.main.command.is_none();
-        let log = if boots { Log::open(&self.spec.main.log) } else { Log::nowhere() };
+        let log = if boots { Log::open(&self.spec.main.log, Some(self.room())) } else { Log::nowhere() };
         let output = VmOutput::collect(&mut child, log);
 
         let mut container = Container::default();
         let end = tokio::select! {
             status = child.wait() => End::Vm(status),
-            end = self.guest(&mut container, &ports) => End::Guest(end),
+            end = self.guest(&mut container, ports) => End::Guest(end),
         };
+        let mut no_space = false;
         let ending = match end {
-            End::Vm(status) => self.vm_ending(output.ending(status).await),
+            End::Vm(status) => {
+                let ending = output.ending(status).await;
+                no_space = is_for_want_of_space(&ending);
+                self.vm_ending(ending)
+            }
             End::Guest(GuestEnd::Asked) => {
                 let killed = shut_down(&self.tart, &self.spec.vm, &mut child, &mut self.stop).await;
                 let told = (!killed).then(|| self.told_by_guest()).flatten();
@@ -215,7 +243,11 @@ impl Shim {
             }
             // The connection breaks a moment before tart says why.
             End::Guest(GuestEnd::Lost) => match timeout(LAST_WORDS, child.wait()).await {
-                Ok(status) => lost_with(output.ending(status).await),
+                Ok(status) => {
+                    let ending = output.ending(status).await;
+                    no_space = is_for_want_of_space(&ending);
+                    lost_with(ending)
+                }
                 Err(_) => lost("the guest agent went away while the command ran"),
             },
             End::Guest(GuestEnd::Over(ending)) if self.may_be_the_vms(&ending) => {
@@ -226,16 +258,8 @@ impl Shim {
             }
             End::Guest(GuestEnd::Over(ending)) => ending,
         };
-        // Free for the next VM when somebody hears of the end of this one.
-        drop(ports);
         let outcome = Outcome { ending, started_at: container.started_at, finished_at: Timestamp::now() };
-        if child.id().is_some() {
-            self.persist("how the container ended", || self.attempt.result(&outcome)).await;
-            crash::point("shim.result");
-            shutdown::force(&self.spec.vm, &mut child).await;
-            crash::point("shim.stopped");
-        }
-        self.end(&outcome).await;
+        Ran { child: Some(child), outcome, no_space }
     }
 
     /// Whether a signal that nobody has asked for ended the command: a guest that dies takes it along.
@@ -356,6 +380,26 @@ impl Shim {
             }
             sleep(PERSIST_INTERVAL).await;
         }
+    }
+}
+
+/// A VM that has run, or was to.
+struct Ran {
+    /// Its tart, which may still be there.
+    child: Option<Child>,
+    outcome: Outcome,
+    /// Whether it ended because the host's disk is full.
+    no_space: bool,
+}
+
+impl Ran {
+    fn not_started(ending: Ending) -> Self {
+        let outcome = Outcome { ending, started_at: None, finished_at: Timestamp::now() };
+        Self { child: None, outcome, no_space: false }
+    }
+
+    fn has_started(&self) -> bool {
+        !matches!(self.outcome, Outcome { ending: Ending::NotStarted { .. }, started_at: None, .. })
     }
 }
 

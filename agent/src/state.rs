@@ -4,6 +4,7 @@
 //! agent.lock                    held by the one agent that owns this directory
 //! pki/                          the agent's own keys and certificates, see `identity::store`
 //! images.json                   which images the agent has pulled, see `image::record`
+//! images.sock                   where the agent can be asked to pull an image, see `image::door`
 //! instance.json                 which agent that is, for others that use the same Node name
 //! pods/<uid>/pod.json           the Pod as it was accepted
 //! pods/<uid>/evicted.json       why it is evicted
@@ -13,7 +14,7 @@
 //!     progress.json             how far the shim has come
 //!     init.json                 what the containers before the main one do
 //!     notices.json, told.json   what the agent is to tell for the shim, and how much of it has been told
-//!     wants-room, room-made     the shim has no space to clone, and the agent has done what it can about it
+//!     wants-room                the shim has found no space, and waits until the agent has done what it can about it
 //!     stop.json                 the agent asks the shim to stop the VM
 //!     result.json               how its command ended, written while the VM still has to be stopped
 //!     outcome.json              how it ended, written once: nothing of it runs any more
@@ -27,6 +28,7 @@
 //! ```
 
 mod attempt;
+mod claim;
 mod container;
 mod file;
 mod lock;
@@ -34,6 +36,7 @@ mod record;
 mod secret;
 
 pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
+pub use claim::{Claim, ClaimError};
 pub use container::{
     ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Share, Termination,
 };
@@ -104,6 +107,11 @@ impl StateDir {
         let name = format!("{:032x}", u128::from_be_bytes(bytes));
         file::write(&path, &name)?;
         Ok(name)
+    }
+
+    /// Where the agent can be asked to pull an image, see `image::door`.
+    pub fn door_path(&self) -> PathBuf {
+        self.0.join("images.sock")
     }
 
     /// What is known of this host's images.

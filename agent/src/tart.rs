@@ -6,6 +6,7 @@ mod error;
 mod image_name;
 mod list;
 mod lock;
+mod partial;
 mod version;
 
 pub use cache::CachedImage;
@@ -13,10 +14,12 @@ pub use call::TartOutput;
 pub use error::{Fault, TartError, running_vms};
 pub use image_name::{ImageDigest, full_name};
 pub use list::Source;
-pub use lock::VmLock;
+pub use lock::{VmLock, touched};
+pub use partial::Partial;
 pub use version::TartVersion;
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -60,6 +63,12 @@ impl Tart {
         Self { program: program.to_owned(), home }
     }
 
+    /// The program at `program`, with a home directory for a test.
+    #[cfg(test)]
+    pub(crate) fn in_home(program: &Path, home: &Path) -> Self {
+        Self { program: program.to_owned(), home: home.to_owned() }
+    }
+
     /// The program itself.
     pub fn program(&self) -> &Path {
         &self.program
@@ -73,6 +82,13 @@ impl Tart {
     /// The directory with its VMs and images.
     pub fn home(&self) -> &Path {
         &self.home
+    }
+
+    /// Whether a path is on the volume that VMs and images are on, so that an image which goes makes room there.
+    pub fn shares_volume_with(&self, path: &Path) -> bool {
+        // What is not there yet comes to be where its parent is.
+        let device = |path: &Path| path.ancestors().find_map(|path| path.metadata().ok()).map(|it| it.dev());
+        device(path) == device(&self.home)
     }
 
     /// The names of all VMs, or of all images. One of them that cannot be read fails it all.
@@ -144,6 +160,16 @@ impl Tart {
             }
         };
         call::call_heard(command, PULL, hear).await.map(drop)
+    }
+
+    /// What has arrived of an image that nobody pulls now, kept from being taken for garbage for as long as it is held.
+    pub fn keep_partial(&self, image: &str) -> io::Result<Partial> {
+        partial::keep(&self.home.join("tmp"), &full_name(image))
+    }
+
+    /// Whether any VM is being cloned.
+    pub fn is_cloning(&self) -> io::Result<bool> {
+        partial::is_cloning(&self.home.join("tmp"))
     }
 
     /// Makes a VM from a cached image. An existing VM of that name is overwritten without a word: the caller owns the name.

@@ -12,6 +12,7 @@ mod hostile;
 mod limit;
 mod measure;
 mod prepare;
+mod problem;
 mod remove;
 mod share;
 mod sub_path;
@@ -22,6 +23,7 @@ pub use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
 pub use limit::Exceeded;
 pub use measure::taken;
 pub use prepare::{MountFailure, PodVolumes, PrepareError, Prepared};
+pub use problem::Problem;
 pub use sub_path::SubPathError;
 pub use tree::TreeError;
 

@@ -104,6 +104,7 @@ impl Agent {
     pub async fn run(&self, words: &[&str]) -> Result<String> {
         let mut command = self.mac.command(&self.program);
         command.args(words).args(&self.arguments);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         process::run(command, "", Duration::from_mins(1)).await
     }
 

@@ -1,11 +1,13 @@
 //! A small disk of its own for a directory, to be filled.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
+
+use crate::skip;
 
 /// A volume mounted over a directory; gone when it is dropped, or with the sandbox that it is in.
 #[derive(Debug)]
@@ -28,7 +30,7 @@ impl SmallDisk {
             anyhow::ensure!(total <= bytes + (1 << 20), "{} is a volume of {total} bytes", path.display());
             return Ok(Some(Self { path: path.to_owned() }));
         }
-        eprintln!("skipped: no volume can be mounted here");
+        skip::say("this user or system cannot mount a volume; run it as root on Linux")?;
         Ok(None)
     }
 
@@ -42,6 +44,31 @@ impl SmallDisk {
         }
         Ok(())
     }
+
+    /// Takes all that is left of it but so many bytes.
+    pub fn fill_but(&self, bytes: u64) -> Result<()> {
+        let path = self.path.join("ballast");
+        let mut file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let block = vec![1; 1 << 12];
+        while free(&self.path)? > bytes {
+            match file.write_all(&block) {
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
+                written => written.context("cannot write ballast")?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes all that is left of it.
+    pub fn fill_up(&self) -> Result<()> {
+        self.fill_but(0)
+    }
+}
+
+fn free(path: &Path) -> Result<u64> {
+    let stat = nix::sys::statvfs::statvfs(path)?;
+    #[allow(clippy::useless_conversion)]
+    Ok(u64::from(stat.blocks_available()) * u64::from(stat.fragment_size()))
 }
 
 impl Drop for SmallDisk {

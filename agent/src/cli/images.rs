@@ -1,11 +1,14 @@
 //! Flags for images and the room that they take.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
+use super::AgentArgs;
 use crate::duration;
 use crate::gc::images::{BadWatermarks, Rules, Watermarks};
+use crate::image::ahead::is_remote_name;
 
 /// Flags for images and the room that they take.
 #[derive(Debug, Clone, Args)]
@@ -26,6 +29,41 @@ pub struct ImageArgs {
     /// How long an image stays at least after it was pulled
     #[arg(long, default_value = "2m", value_parser = duration::parse)]
     pub minimum_image_ttl_duration: Duration,
+}
+
+/// What can be done with images by hand. The agent's own flags mean what they mean to the agent.
+#[derive(Debug, Subcommand)]
+pub enum ImagesCommand {
+    /// Pulls images as the agent does for a Pod, through the agent if one runs. They are the agent's own from then on: one that no
+    /// Pod uses goes when the disk fills up
+    #[command(args_override_self = true)]
+    Pull(Box<PullArgs>),
+    /// Shows the images on this host, with what needs them and who has pulled them
+    #[command(args_override_self = true)]
+    List(Box<AgentArgs>),
+}
+
+/// Which images to pull, and what to say to their registries: each hears only what is for it.
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// Names of images, such as `ghcr.io/cirruslabs/macos-sequoia-base:latest`
+    #[arg(required = true, value_parser = remote_name)]
+    pub image: Vec<String>,
+    /// A file with credentials for registries, as `docker login` writes it; `TART_REGISTRY_HOSTNAME`, `TART_REGISTRY_USERNAME` and
+    /// `TART_REGISTRY_PASSWORD` serve, too
+    #[arg(long)]
+    pub docker_config: Option<PathBuf>,
+    /// The flags that the agent is started with.
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+fn remote_name(text: &str) -> Result<String, String> {
+    if is_remote_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("an image at a registry has a `/` in its name, and no spaces".to_owned())
+    }
 }
 
 impl ImageArgs {

@@ -2,9 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -17,7 +15,7 @@ use crate::node::NodeName;
 use crate::pod::{PodName, PodUid};
 use crate::report::chain;
 use crate::state::{PodDir, StateDir, StateError};
-use crate::tart::{Source, Tart};
+use crate::tart::{Source, Tart, touched};
 use crate::vm::VmName;
 
 const API_LIMIT: Duration = Duration::from_secs(15);
@@ -122,15 +120,6 @@ fn remains_of(dir: &PodDir, ages: &mut Ages, now: Now) -> Remains {
         Err(error) => Err(chain(&error)),
     };
     Remains { uid: dir.uid().clone(), holder: dir.holder().map_err(unknown), age }
-}
-
-/// When a directory was last touched. Every tart that opens a VM touches its directory; a clone is new, however old its source is:
-/// only the time of the last change of any kind tells.
-fn touched(path: &Path) -> io::Result<SystemTime> {
-    let metadata = path.symlink_metadata()?;
-    let changed = Duration::from_secs(metadata.ctime().try_into().unwrap_or(0))
-        + Duration::from_nanos(metadata.ctime_nsec().try_into().unwrap_or(0));
-    Ok(metadata.modified()?.max(SystemTime::UNIX_EPOCH + changed))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is what errors are mapped with")]

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 
+use crate::duration::Rough;
 use crate::pod::{PodName, PodUid};
 use crate::state::Holder;
 use crate::tart::VmLock;
@@ -220,20 +221,6 @@ impl fmt::Display for Subject {
             Self::Vm(vm) => vm.fmt(f),
             Self::Other(name) => f.write_str(name),
             Self::Remains(uid) => uid.fmt(f),
-        }
-    }
-}
-
-/// A duration as people say it.
-struct Rough(Duration);
-
-impl fmt::Display for Rough {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.as_secs() {
-            seconds @ ..120 => write!(f, "{seconds} s"),
-            seconds @ 120..7200 => write!(f, "{} min", seconds / 60),
-            seconds @ 7200..172_800 => write!(f, "{} h", seconds / 3600),
-            seconds => write!(f, "{} days", seconds / 86_400),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::images;
 use super::orphan::{Judgement, Subject, Verdict};
+use crate::table::columns;
 use crate::tart::ImageDigest;
 
 const HEAD: [&str; 4] = ["KIND", "NAME", "DECISION", "WHY"];
@@ -59,23 +60,11 @@ impl Row {
     }
 }
 
-/// The table, with columns as wide as they need to be.
+/// The table.
 pub fn render(rows: &[Row]) -> String {
-    let lines: Vec<[&str; 4]> = std::iter::once(HEAD)
-        .chain(rows.iter().map(|row| [row.kind, row.name.as_str(), row.decision, row.why.as_str()]))
-        .collect();
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths = [width(0), width(1), width(2)];
-    let mut text = String::new();
-    for [kind, name, decision, why] in lines {
-        for (cell, width) in [kind, name, decision].into_iter().zip(widths) {
-            text.push_str(cell);
-            text.extend(std::iter::repeat_n(' ', width - cell.chars().count() + 3));
-        }
-        text.push_str(why);
-        text.push('\n');
-    }
-    text
+    let row = |row: &Row| [row.kind.to_owned(), row.name.clone(), row.decision.to_owned(), row.why.clone()];
+    let lines: Vec<_> = std::iter::once(HEAD.map(str::to_owned)).chain(rows.iter().map(row)).collect();
+    columns(&lines)
 }
 
 #[cfg(test)]

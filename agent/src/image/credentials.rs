@@ -3,11 +3,11 @@
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Secret;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A user's name and password at one registry.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Credential {
     /// The registry, as `host` or `host:port`.
     pub host: String,
@@ -59,6 +59,12 @@ pub fn read(secret: &Secret) -> Result<Vec<Credential>, BadSecret> {
     entries.into_iter().map(|(place, entry)| entry.read(&place).ok_or(BadSecret::Malformed)).collect()
 }
 
+/// All credentials in a file as `docker login` writes it. Entries whose password a program keeps are left out.
+pub fn read_docker_config(content: &[u8]) -> Result<Vec<Credential>, BadSecret> {
+    let config: DockerConfig = serde_json::from_slice(content).map_err(|_| BadSecret::Malformed)?;
+    Ok(config.auths.into_iter().filter_map(|(place, entry)| entry.read(&place)).collect())
+}
+
 impl Entry {
     fn read(self, place: &str) -> Option<Credential> {
         let host = host_of(place).to_owned();
@@ -105,6 +111,14 @@ mod tests {
         assert_eq!(found, [credential("registry.test", "a", "b:c"), credential("other.test:5000", "u", "p")]);
         let found = read(&secret(".dockercfg", r#"{"registry.test": {"auth": "YTpi"}}"#)).unwrap();
         assert_eq!(found, [credential("registry.test", "a", "b")]);
+    }
+
+    #[test]
+    fn a_file_of_docker_is_read_without_what_is_kept_elsewhere() {
+        let config =
+            br#"{"credsStore": "desktop", "auths": {"registry.test": {"auth": "YTpi"}, "other.test": {}}}"#;
+        assert_eq!(read_docker_config(config).unwrap(), [credential("registry.test", "a", "b")]);
+        assert!(matches!(read_docker_config(b"{"), Err(BadSecret::Malformed)));
     }
 
     #[test]

@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
 use super::ImageError;
+use super::ahead::{Ahead, is_remote_name};
 use crate::pod::worker::Host;
 use crate::report::chain;
 use crate::tart::ImageDigest;
-use crate::vm::BaseName;
 
 /// The annotation.
 pub const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
@@ -29,10 +29,7 @@ const LONGEST_DELAY: Duration = Duration::from_mins(5);
 /// The images that a Node is to have.
 pub fn wanted(node: &Node) -> BTreeSet<String> {
     let names = node.annotations().get(ANNOTATION).map_or("", String::as_str).split(',').map(str::trim);
-    // What is no name of an image at a registry could be one of tart's flags.
-    let is_name =
-        |name: &&str| name.contains('/') && !name.starts_with('-') && !name.contains(char::is_whitespace);
-    names.filter(is_name).take(MOST).map(str::to_owned).collect()
+    names.filter(|name| is_remote_name(name)).take(MOST).map(str::to_owned).collect()
 }
 
 /// Who pulls them.
@@ -101,7 +98,9 @@ impl PrePull {
         name: &str,
         node: &mut watch::Receiver<Option<Arc<Node>>>,
     ) -> Option<Result<ImageDigest, ImageError>> {
-        let fetch = self.fetch(name);
+        // The Node may read no Secret that no Pod of its names, so it asks as nobody.
+        let ahead = Ahead { images: self.host.images.clone(), collector: self.host.collector.clone() };
+        let fetch = ahead.ready(name, &[], |_| ());
         tokio::pin!(fetch);
         loop {
             tokio::select! {
@@ -114,25 +113,6 @@ impl PrePull {
                 }
             }
         }
-    }
-
-    async fn fetch(&self, name: &str) -> Result<ImageDigest, ImageError> {
-        match self.try_fetch(name).await {
-            Err(error) if error.is_for_want_of_space() => match &self.host.collector {
-                Some(collector) if collector.make_room().await => self.try_fetch(name).await,
-                _ => Err(error),
-            },
-            result => result,
-        }
-    }
-
-    /// Has the image and its base VM ready. The Node may read no Secret that no Pod of its names, so it asks as nobody.
-    async fn try_fetch(&self, name: &str) -> Result<ImageDigest, ImageError> {
-        let mut pin = self.host.images.pin(name).await;
-        let digest = self.host.images.pull(name, Vec::new(), |_| ()).await?;
-        pin.hold(&BaseName::of(&digest).to_string()).await;
-        self.host.images.base(name, &digest).await?;
-        Ok(digest)
     }
 }
 

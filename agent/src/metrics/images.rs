@@ -29,6 +29,7 @@ pub(super) struct ImageFigures {
     deleted: usize,
     freed: u64,
     kept: BTreeMap<Reason, usize>,
+    foreign: usize,
 }
 
 impl Default for ImageFigures {
@@ -40,6 +41,7 @@ impl Default for ImageFigures {
             deleted: 0,
             freed: 0,
             kept: BTreeMap::new(),
+            foreign: 0,
         }
     }
 }
@@ -59,7 +61,8 @@ impl ImageFigures {
         self.freed = self.freed.saturating_add(freed);
     }
 
-    pub(super) fn judged(&mut self, verdicts: &[(ImageDigest, Verdict)]) {
+    pub(super) fn judged(&mut self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
+        self.foreign = foreign;
         self.kept.clear();
         for (_, verdict) in verdicts {
             if let Verdict::Keep(reason) = verdict {
@@ -97,10 +100,15 @@ impl ImageFigures {
         page.family(name, "counter", "What the volume had more of right after these deletions.");
         page.sample(name, &[], bytes(self.freed));
         let name = "tart_kubelet_image_gc_kept";
-        page.family(name, "gauge", "Images of the agent that the last look kept, by reason.");
+        page.family(
+            name,
+            "gauge",
+            "Images that the last look kept, by reason; `foreign` are those that the agent has not pulled.",
+        );
         for reason in Reason::ALL {
             let count = self.kept.get(&reason).copied().unwrap_or_default();
             page.sample(name, &[("reason", reason.name())], number(count));
         }
+        page.sample(name, &[("reason", "foreign")], number(self.foreign));
     }
 }

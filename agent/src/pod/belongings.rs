@@ -16,6 +16,7 @@ use super::world::World;
 use crate::objects::first_of;
 use crate::report::chain;
 use crate::state::PodDir;
+use crate::tart::Fault;
 use crate::volume::{Exceeded, HostPaths, MountFailure, PodVolumes, PrepareError, Prepared};
 
 /// How often something that is missing is looked for again, when nothing says that it has come.
@@ -49,6 +50,8 @@ pub(super) struct Shortage {
     pub(super) event: &'static str,
     /// What is told.
     pub(super) message: String,
+    /// Whether the disk is full.
+    pub(super) no_space: bool,
     /// The container's reason to wait, when it is not just being created.
     waiting: Option<&'static str>,
     retry_at: Timestamp,
@@ -169,7 +172,7 @@ async fn resolve(environments: &mut [(String, Environment)]) -> Result<BTreeMap<
 
 impl Shortage {
     fn new(event: &'static str, waiting: Option<&'static str>, message: String) -> Self {
-        Self { event, message, waiting, retry_at: Timestamp::now() + RETRY }
+        Self { event, message, no_space: false, waiting, retry_at: Timestamp::now() + RETRY }
     }
 }
 
@@ -182,9 +185,13 @@ impl From<&ConfigError> for Shortage {
 
 impl From<&PrepareError> for Shortage {
     fn from(error: &PrepareError) -> Self {
-        match error {
-            PrepareError::Mount(_) => Self::new(error.reason(), None, chain(error)),
-            _ => Self::new("Failed", Some(error.reason()), chain(error)),
-        }
+        let no_space = error.is_for_want_of_space();
+        let advice = if no_space { Fault::NoSpace.advice() } else { "" };
+        let message = format!("{}{advice}", chain(error));
+        let shortage = match error {
+            PrepareError::Mount(_) => Self::new(error.reason(), None, message),
+            _ => Self::new("Failed", Some(error.reason()), message),
+        };
+        Self { no_space, ..shortage }
     }
 }

@@ -128,7 +128,7 @@ pub enum Decision {
     },
     /// Start the shim of a planned VM.
     Launch(Restart),
-    /// Make room on the disk for a shim that cannot clone.
+    /// Make room on the disk for a shim that has found none.
     MakeRoom(Restart),
     /// Ask a shim to stop its VM within this time.
     AskToStop(Restart, Duration),

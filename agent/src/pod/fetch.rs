@@ -73,9 +73,7 @@ impl Fetcher {
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
         let mut pin = self.images.pin(&plan.image).await;
         let ready = match self.ready(plan, &mut pin).await {
-            Err(error) if error.is_for_want_of_space() && self.make_room(plan).await => {
-                self.ready(plan, &mut pin).await
-            }
+            Err(error) if self.make_room(plan, &error).await => self.ready(plan, &mut pin).await,
             result => result,
         };
         ready.map(|(digest, base)| ReadyImage { digest, base, _pin: pin })
@@ -93,10 +91,11 @@ impl Fetcher {
         Ok((digest, base))
     }
 
-    async fn make_room(&self, plan: &VmPlan) -> bool {
+    /// Makes room, if the want of it was in the way.
+    async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
         let Some(collector) = &self.collector else { return false };
-        let made = collector.make_room().await;
-        if !made {
+        let made = collector.make_room_for(error).await;
+        if !made && error.is_for_want_of_space() {
             let note = format!(
                 "there is no space for image `{}`, and no image on this host may be deleted for it: each one is in use, new, \
                  the last one, or not the agent's own; free some disk space on the host",

@@ -200,6 +200,11 @@ impl Worker {
         };
         self.host.events.afresh().warning(pod, shortage.event, &note);
         self.told.shortage = Some(shortage.message);
+        if let (true, Some(collector)) = (shortage.no_space, self.host.collector.clone()) {
+            let place = self.dir.volumes_path();
+            // On a task of its own: the image that is being fetched may be making room, too, and goes on only while it is polled.
+            tokio::spawn(async move { collector.make_room_at(&place).await });
+        }
     }
 }
 

@@ -39,7 +39,7 @@ use crate::metrics::Metrics;
 use crate::node::health::Health;
 use crate::node::starts::StartBoard;
 use crate::probe;
-use crate::report::chain;
+use crate::report::{self, chain};
 use crate::shim::{self, LaunchError};
 use crate::state::{Attempt, Ending, Outcome, PodDir, PodRecord, Stage, StateError, StopCause, StopRequest};
 use crate::tart::{Fault, Tart, TartError};
@@ -52,6 +52,9 @@ const SAFETY_NET: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 const API_LIMIT: Duration = Duration::from_secs(15);
+/// What is told when a VM or its log has found no space, and the agent cannot help.
+const NO_ROOM: &str = "the Pod's VM has found no space on the disk, and no image on this host may be deleted for it; free some disk space on \
+                       the host";
 
 /// What all workers share.
 #[derive(Debug, Clone)]
@@ -108,15 +111,12 @@ pub(super) enum WorkError {
 }
 
 impl WorkError {
-    /// Whether the disk was full.
+    /// Whether the disk was full, tart's or that of the state directory.
     fn is_for_want_of_space(&self) -> bool {
         match self {
-            Self::State(error) => error.is_for_want_of_space(),
             Self::Tart(error) => error.fault() == Some(Fault::NoSpace),
-            Self::Boot(error) => {
-                matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-            }
-            Self::Launch(_) | Self::Delete(_) => false,
+            Self::State(_) | Self::Launch(_) | Self::Boot(_) => report::is_for_want_of_space(self),
+            Self::Delete(_) => false,
         }
     }
 }
@@ -148,7 +148,8 @@ pub struct Worker {
 /// An effect that keeps failing.
 struct Setback {
     problem: String,
-    delay: Duration,
+    /// How long it was waited for the last time; not at all after room was made for it.
+    delay: Option<Duration>,
 }
 
 /// What a worker is told of its Pod.
@@ -232,27 +233,39 @@ impl Worker {
         }
     }
 
-    /// Tells about an effect that failed, once, and waits before it is tried again: longer each time.
+    /// Tells about an effect that failed, once, and waits before it is tried again: longer each time. When the disk is full, room
+    /// is made, and it is tried once more before anybody is told.
     async fn failed(&mut self, decision: Decision, error: &WorkError) {
-        let problem = format!("{}: {}", describe(decision), chain(error));
-        let delay = match &self.setback {
-            Some(before) if before.problem == problem => (before.delay * 2).min(LONGEST_RETRY),
-            _ => {
+        let is_full = error.is_for_want_of_space();
+        let advice = if is_full { Fault::NoSpace.advice() } else { "" };
+        let problem = format!("{}: {}{advice}", describe(decision), chain(error));
+        let before = self.setback.take().filter(|before| before.problem == problem);
+        if is_full && before.is_none() && self.make_room(error).await {
+            self.setback = Some(Setback { problem, delay: None });
+            return;
+        }
+        let delay = match before.and_then(|before| before.delay) {
+            Some(delay) => (delay * 2).min(LONGEST_RETRY),
+            None => {
                 let pod = self.pod.borrow().clone();
                 self.host.events.warning(&pod, "FailedSync", &problem);
                 RETRY
             }
         };
-        self.setback = Some(Setback { problem, delay });
-        if let (true, Some(collector)) = (error.is_for_want_of_space(), &self.host.collector) {
-            collector.make_room().await;
-        }
+        self.setback = Some(Setback { problem, delay: Some(delay) });
         // What the failed effect itself has stirred in the directory is no reason to hurry.
         tokio::select! {
             Ok(()) = self.pod.changed() => {}
             Ok(()) = self.gone.changed() => {}
             () = sleep(delay) => {}
         }
+    }
+
+    /// Makes room where an effect has found none; whether there is more than before.
+    async fn make_room(&self, error: &WorkError) -> bool {
+        let Some(collector) = &self.host.collector else { return false };
+        let place = if let WorkError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
+        collector.make_room_at(place).await
     }
 
     pub(super) fn observe(&mut self) -> Result<Observation, StateError> {
@@ -372,8 +385,14 @@ impl Worker {
                 block_in_place(|| shim::launch(&self.host.program, &self.dir, &self.dir.attempt(restart)))?;
             }
             Decision::MakeRoom(restart) => {
-                if let Some(collector) = &self.host.collector {
-                    collector.make_room().await;
+                let made = match &self.host.collector {
+                    // The shim asks only for the volume that images are on.
+                    Some(collector) => collector.make_room_at(self.host.tart.home()).await,
+                    None => false,
+                };
+                if !made {
+                    let pod = self.pod.borrow().clone();
+                    self.host.events.warning(&pod, "FreeDiskSpaceFailed", NO_ROOM);
                 }
                 self.dir.attempt(restart).tell_room_is_made()?;
             }

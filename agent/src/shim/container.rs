@@ -91,7 +91,7 @@ impl Shim {
         let (mut runner, mut waiter) = (guest.clone(), guest.clone());
         let end = {
             let follow = async {
-                let mut log = Log::open(&task.spec.log);
+                let mut log = Log::open(&task.spec.log, Some(self.room()));
                 // A silent command says nothing at all until it ends, not even that it has started.
                 let written = Cell::new(0);
                 let end = {
@@ -110,7 +110,7 @@ impl Shim {
                         }
                     }
                 };
-                log.close();
+                log.close().await;
                 end
             };
             tokio::pin!(follow);

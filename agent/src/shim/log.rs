@@ -4,8 +4,12 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+
+use super::room::{self, Room};
+use crate::report;
 
 /// A line longer than this is written in parts, as container runtimes do.
 const MAX_LINE: usize = 16 << 10;
@@ -13,6 +17,10 @@ const MAX_LINE: usize = 16 << 10;
 const MAX_FILE: u64 = 10 << 20;
 /// How many files are kept, the current one included: the kubelet's `containerLogMaxFiles`.
 const MAX_FILES: usize = 5;
+/// How much waits in memory while the agent makes room on the disk.
+const MAX_HELD: usize = 1 << 20;
+/// How long the end of a log waits for that.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where a line came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,19 +39,28 @@ pub(super) struct Log {
     size: u64,
     max_file: u64,
     pending: [Vec<u8>; 2],
+    /// Whom to ask for room on the disk.
+    room: Option<Room>,
+    want: Want,
+}
+
+/// How it stands with room for a log.
+#[derive(Debug, PartialEq, Eq)]
+enum Want {
+    /// There has been enough.
+    Nothing,
+    /// The agent was asked for some, and these lines wait for it.
+    Room { lines: Vec<u8>, since: Instant },
+    /// There is none: lines are lost until one can be written.
+    Hopeless,
 }
 
 impl Log {
     /// Opens the log, going on where an earlier writer stopped.
-    pub(super) fn open(path: &Path) -> Self {
-        let mut log = Self { path: path.to_owned(), ..Self::nowhere() };
-        match append_to(path).and_then(|file| Ok((file.metadata()?.len(), file))) {
-            Ok((size, file)) => {
-                log.size = size;
-                log.file = Some(file);
-            }
-            Err(error) => log.complain(&error),
-        }
+    pub(super) fn open(path: &Path, room: Option<Room>) -> Self {
+        let mut log = Self { path: path.to_owned(), room, ..Self::nowhere() };
+        // Which opens it; what is in the way is in the way of the first line, too.
+        let _ = log.append(&[]);
         log
     }
 
@@ -56,6 +73,8 @@ impl Log {
             size: 0,
             max_file: MAX_FILE,
             pending: Default::default(),
+            room: None,
+            want: Want::Nothing,
         }
     }
 
@@ -75,19 +94,17 @@ impl Log {
         }
     }
 
-    /// Writes what is left of unfinished lines.
-    pub(super) fn close(mut self) {
+    /// Writes what is left of unfinished lines, and of those that wait for room.
+    pub(super) async fn close(mut self) {
         for source in [Source::Stdout, Source::Stderr] {
             if !self.pending[source as usize].is_empty() {
                 // No newline ever came, which is what `P` says.
                 self.flush(source, b'P');
             }
         }
-    }
-
-    fn flush(&mut self, source: Source, tag: u8) {
-        if let Err(error) = self.try_flush(source, tag) {
-            self.complain(&error);
+        if let (Want::Room { .. }, Some(room)) = (&self.want, &self.room) {
+            room.answered(CLOSE_PATIENCE).await;
+            self.catch_up();
         }
     }
 
@@ -97,7 +114,7 @@ impl Log {
         }
     }
 
-    fn try_flush(&mut self, source: Source, tag: u8) -> io::Result<()> {
+    fn flush(&mut self, source: Source, tag: u8) {
         let name = match source {
             Source::Stdout => "stdout",
             Source::Stderr => "stderr",
@@ -106,15 +123,87 @@ impl Log {
         line.extend([tag, b' ']);
         line.append(&mut self.pending[source as usize]);
         line.push(b'\n');
-        if self.file.is_some() && self.size > 0 && self.size + line.len() as u64 > self.max_file {
+        self.put(line);
+    }
+
+    /// Writes a line. When the disk is full, it waits until the agent has made room, without holding anybody up.
+    fn put(&mut self, line: Vec<u8>) {
+        if let Want::Room { lines, since } = &mut self.want {
+            let is_over =
+                self.room.as_ref().is_none_or(Room::is_answered) || since.elapsed() > room::PATIENCE;
+            if !is_over && lines.len() + line.len() <= MAX_HELD {
+                lines.extend(line);
+                return;
+            }
+            self.catch_up();
+        }
+        match self.append(&line) {
+            Ok(()) => {
+                if std::mem::replace(&mut self.want, Want::Nothing) == Want::Hopeless {
+                    // There may have been no room for this, either.
+                    self.tell_of_loss();
+                }
+            }
+            Err(error) if self.want == Want::Nothing && self.asks_for_room(&error) => {
+                self.want = Want::Room { lines: line, since: Instant::now() };
+            }
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    /// Writes the lines that have waited for room.
+    fn catch_up(&mut self) {
+        if let Want::Room { lines, .. } = std::mem::replace(&mut self.want, Want::Nothing)
+            && let Err(error) = self.append(&lines)
+        {
+            self.lose(&error);
+        }
+    }
+
+    fn asks_for_room(&self, error: &io::Error) -> bool {
+        let is_full = report::is_for_want_of_space(error);
+        is_full && self.room.as_ref().is_some_and(|room| room.ask(&self.path))
+    }
+
+    fn lose(&mut self, error: &io::Error) {
+        let is_new = std::mem::replace(&mut self.want, Want::Hopeless) != Want::Hopeless;
+        self.complain(error);
+        if is_new {
+            self.tell_of_loss();
+        }
+    }
+
+    fn tell_of_loss(&self) {
+        if let Some(room) = &self.room {
+            let message = "the container's log cannot be written, and what it writes meanwhile is lost; free some disk space on the host";
+            room.tell("FailedLog", message);
+        }
+    }
+
+    /// Writes lines that are whole, or nothing.
+    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        if self.path.as_os_str().is_empty() {
+            return Ok(());
+        }
+        if self.file.is_some() && self.size > 0 && self.size + lines.len() as u64 > self.max_file {
             self.rotate()?;
         }
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => {
+                let file = append_to(&self.path)?;
+                self.size = file.metadata()?.len();
+                self.file.insert(file)
+            }
+        };
         // One write for one line, so that a reader never sees half of it.
-        if let Some(file) = &mut self.file {
-            file.write_all(&line)?;
+        let written = file.write_all(lines);
+        match &written {
+            Ok(()) => self.size += lines.len() as u64,
+            // A full disk may have taken a part. If it cannot be taken back, it is half a line.
+            Err(_) => drop(file.set_len(self.size)),
         }
-        self.size += line.len() as u64;
-        Ok(())
+        written
     }
 
     fn rotate(&mut self) -> io::Result<()> {
@@ -160,12 +249,12 @@ mod tests {
         (head.to_owned(), body.to_owned())
     }
 
-    #[test]
-    fn lines_are_whole_whatever_the_chunks() {
+    #[tokio::test]
+    async fn lines_are_whole_whatever_the_chunks() {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path);
+        let mut log = Log::open(&path, None);
         for (source, chunk) in [
             (Source::Stdout, "he"),
             (Source::Stderr, "oops\n"),
@@ -174,7 +263,7 @@ mod tests {
         ] {
             log.write(source, chunk.as_bytes());
         }
-        log.close();
+        log.close().await;
         assert_eq!(
             lines(&path),
             [
@@ -186,33 +275,78 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_long_line_comes_in_parts() {
+    #[tokio::test]
+    async fn a_long_line_comes_in_parts() {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path);
+        let mut log = Log::open(&path, None);
         log.write(Source::Stdout, "x".repeat(MAX_LINE + 1).as_bytes());
         log.write(Source::Stdout, b"\n");
-        log.close();
+        log.close().await;
         assert_eq!(lines(&path), [expect("stdout P", &"x".repeat(MAX_LINE)), expect("stdout F", "x")]);
     }
 
-    #[test]
-    fn disk_use_is_bounded() {
+    #[tokio::test]
+    async fn disk_use_is_bounded() {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path);
+        let mut log = Log::open(&path, None);
         log.max_file = 1000;
         for number in 0..1000 {
             log.write(Source::Stdout, format!("line {number}\n").as_bytes());
         }
-        log.close();
+        log.close().await;
         let sizes: Vec<u64> =
             fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).collect();
         assert_eq!(sizes.len(), MAX_FILES);
         assert!(sizes.iter().all(|&size| size <= 1000), "{sizes:?}");
         assert!(lines(&path).last().unwrap().1.contains("line 999"));
+    }
+
+    /// A log on a disk that is full from the first byte, where there is one.
+    fn full() -> Log {
+        Log { path: "/dev/full".into(), ..Log::nowhere() }
+    }
+
+    #[test]
+    fn a_log_without_room_loses_lines_and_goes_on() {
+        if !Path::new("/dev/full").exists() {
+            return tart_kubelet_tests::skip::say("this system has no /dev/full").unwrap();
+        }
+        let mut log = full();
+        log.write(Source::Stdout, b"one\ntwo\n");
+        assert_eq!((&log.want, log.complained), (&Want::Hopeless, true), "there is nobody to ask");
+        assert_eq!(log.size, 0);
+    }
+
+    #[test]
+    fn lines_that_wait_for_room_are_bounded_and_come_in_order() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
+        let attempt = pod.attempt(crate::vm::Restart(0));
+        attempt.plan(&crate::state::ShimSpec::example(attempt.vm())).unwrap();
+        attempt.ask_for_room().unwrap();
+        let path = dir.path().join("0.log");
+        let room = Room::new(attempt.clone(), crate::tart::Tart::new(Path::new("/tart")));
+        let mut log = Log::open(&path, Some(room));
+        log.want = Want::Room { lines: Vec::new(), since: Instant::now() };
+        log.write(Source::Stdout, b"one\ntwo\n");
+        assert_eq!(lines(&path), []);
+        attempt.tell_room_is_made().unwrap();
+        log.write(Source::Stdout, b"three\n");
+        let expected = ["one", "two", "three"].map(|body| expect("stdout F", body));
+        assert_eq!(lines(&path), expected);
+
+        attempt.ask_for_room().unwrap();
+        log.want = Want::Room { lines: Vec::new(), since: Instant::now() };
+        log.write(
+            Source::Stdout,
+            format!("{}\n", "x".repeat(MAX_LINE - 1)).repeat(MAX_HELD / MAX_LINE).as_bytes(),
+        );
+        log.write(Source::Stdout, b"the last straw\n");
+        assert_eq!(log.want, Want::Nothing, "what is too much is written, or lost, at once");
     }
 }

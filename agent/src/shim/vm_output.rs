@@ -52,9 +52,12 @@ impl VmOutput {
         // A child of tart can hold the pipes open for ever.
         let _ = timeout(PIPE_PATIENCE, async { while self.readers.join_next().await.is_some() {} }).await;
         self.readers.abort_all();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut kept.log, Log::nowhere()).close();
-        let said = String::from_utf8_lossy(kept.tail.make_contiguous()).into_owned();
+        let (log, said) = {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let said = String::from_utf8_lossy(kept.tail.make_contiguous()).into_owned();
+            (std::mem::replace(&mut kept.log, Log::nowhere()), said)
+        };
+        log.close().await;
         match status {
             Ok(status) => judge(status.code(), status.signal(), &said),
             Err(error) => judge(None, None, &error.to_string()),
@@ -80,7 +83,10 @@ fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
     let crash = ["guest has stopped the virtual machine due to error", "network attachment"];
     match (code, signal) {
         (Some(0), _) => match said.lines().find(|line| crash.iter().any(|words| line.contains(words))) {
-            Some(line) => Ending::Exited { code: 1, message: Some(line.trim().to_owned()) },
+            Some(line) => {
+                let advice = if Fault::of(line) == Fault::NoSpace { Fault::NoSpace.advice() } else { "" };
+                Ending::Exited { code: 1, message: Some(format!("{}{advice}", line.trim())) }
+            }
             None => Ending::Exited { code: 0, message: None },
         },
         (Some(_), _) => Ending::NotStarted {
@@ -92,6 +98,16 @@ fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
             Ending::Exited { code: 128 + signal, message: Some(format!("signal {signal} killed the VM")) }
         }
         (None, None) => Ending::Exited { code: 255, message: Some(last_line().to_owned()) },
+    }
+}
+
+/// Whether a VM has ended, by tart's own words, because the host's disk is full.
+pub(super) fn is_for_want_of_space(ending: &Ending) -> bool {
+    match ending {
+        Ending::NotStarted { message, .. } | Ending::Exited { message: Some(message), .. } => {
+            Fault::of(message) == Fault::NoSpace
+        }
+        _ => false,
     }
 }
 
@@ -159,6 +175,20 @@ mod tests {
         ];
         for (words, fault) in table {
             assert_eq!(host_fault(words), fault, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_apart_before_and_after_the_start() {
+        let refused = "Error: “nvram.bin” couldn’t be copied to “tmp” because there isn’t enough space.";
+        let stopped =
+            "guest has stopped the virtual machine due to error: Error Domain=VZErrorDomain Code=8 \"full\"";
+        for (code, words, is_full) in
+            [(1, refused, true), (0, stopped, true), (1, "something else", false), (0, "", false)]
+        {
+            let ending = judge(Some(code), None, words);
+            assert_eq!(is_for_want_of_space(&ending), is_full, "{ending:?}");
+            assert_eq!(format!("{ending:?}").contains("free some disk space"), is_full, "{ending:?}");
         }
     }
 }

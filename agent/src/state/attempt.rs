@@ -145,7 +145,7 @@ impl Attempt {
             progress: self.read("progress.json")?,
             init: self.read("init.json")?.unwrap_or_default(),
             notices: self.read("notices.json")?.unwrap_or_default(),
-            wants_room: self.path.join("wants-room").exists() && !self.is_room_made(),
+            wants_room: self.wants_room(),
             stop: self.read("stop.json")?,
             result: self.read("result.json")?,
             // One that is spoilt counts as none: it is lost how the VM ended, and that is written down in its place.
@@ -288,14 +288,14 @@ impl Attempt {
         self.touch("wants-room")
     }
 
-    /// Tells the shim that there is as much room as there can be.
-    pub fn tell_room_is_made(&self) -> Result<(), StateError> {
-        self.touch("room-made")
+    /// Whether the agent has not done yet what it can about room.
+    pub fn wants_room(&self) -> bool {
+        self.path.join("wants-room").exists()
     }
 
-    /// Whether the agent has done what it can about room.
-    pub fn is_room_made(&self) -> bool {
-        self.path.join("room-made").exists()
+    /// Tells the shim that there is as much room as there can be. To remove a file takes none.
+    pub fn tell_room_is_made(&self) -> Result<(), StateError> {
+        file::remove(&self.path.join("wants-room"))
     }
 
     /// How many notices have been told.

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::report;
+
 /// No file of ours comes near this; a larger one is not ours.
 const MAX_BYTES: u64 = 4 << 20;
 
@@ -26,9 +28,14 @@ impl StateError {
         Self { verb, path: path.to_owned(), source }
     }
 
+    /// The file or directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Whether the disk was full.
     pub fn is_for_want_of_space(&self) -> bool {
-        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        report::is_for_want_of_space(self)
     }
 }
 

@@ -4,7 +4,9 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -18,6 +20,15 @@ pub enum VmLock {
     Runs,
     /// Somebody is at work on it in another way.
     Busy,
+}
+
+/// When a directory was last touched. Every tart that opens a VM touches its directory; a clone is new, however old its source is:
+/// only the time of the last change of any kind tells.
+pub fn touched(path: &Path) -> io::Result<SystemTime> {
+    let metadata = path.symlink_metadata()?;
+    let changed = Duration::from_secs(metadata.ctime().try_into().unwrap_or(0))
+        + Duration::from_nanos(metadata.ctime_nsec().try_into().unwrap_or(0));
+    Ok(metadata.modified()?.max(SystemTime::UNIX_EPOCH + changed))
 }
 
 /// Looks at the locks of the VM in `dir`. One without a `config.json` cannot run.

@@ -11,8 +11,8 @@ use tracing::{info, warn};
 use super::Payload;
 use super::content::Content;
 use super::dir::Dir;
+use super::problem::Problem;
 use super::tree::{self, TreeError};
-use crate::report::chain;
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
@@ -23,7 +23,7 @@ pub(super) struct Filling {
     /// Whether there are any, perhaps old ones.
     pub(super) written: bool,
     /// Why they are not as they are to be.
-    pub(super) problem: Option<String>,
+    pub(super) problem: Option<Problem>,
 }
 
 /// Writes the files of the volume `name` below `volumes`, and writes them again whenever they are to change. The volume must
@@ -38,7 +38,7 @@ pub(super) async fn fill(volumes: PathBuf, name: String, mut content: Content, t
             Ok(Written::Now | Written::Already) => {}
             Err(problem) => {
                 if filling.problem.as_ref() != Some(&problem) {
-                    warn!(volume = name, problem, "cannot fill the volume; trying again");
+                    warn!(volume = name, %problem, "cannot fill the volume; trying again");
                 }
                 filling.problem = Some(problem);
                 tell(filling.clone());
@@ -64,11 +64,11 @@ enum Written {
     Gone,
 }
 
-async fn write(volumes: &Path, name: &str, content: &mut Content) -> Result<Written, String> {
-    let payload = content.payload().await.map_err(|error| chain(&error))?;
+async fn write(volumes: &Path, name: &str, content: &mut Content) -> Result<Written, Problem> {
+    let payload = content.payload().await.map_err(|error| Problem::of(&error))?;
     let (volumes, name) = (volumes.to_owned(), name.to_owned());
     let written = spawn_blocking(move || write_files(&volumes, &name, &payload)).await;
-    written.map_err(|error| error.to_string())?.map_err(|error| chain(&error))
+    written.map_err(|error| Problem::of(&error))?.map_err(|error| Problem::of(&error))
 }
 
 fn write_files(volumes: &Path, name: &str, payload: &Payload) -> Result<Written, TreeError> {

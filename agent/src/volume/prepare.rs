@@ -18,6 +18,7 @@ use super::dir::Dir;
 use super::fill::{Filling, fill};
 use super::host_path::{HostDir, HostPaths};
 use super::limit::{self, Exceeded, Limit};
+use super::problem::Problem;
 use super::share::{self, Access, is_read_only, tart_can_say};
 use super::sub_path::{self, SubPathError, Unusable, locate};
 use crate::pod::blueprint::has_command;
@@ -86,6 +87,14 @@ impl PrepareError {
             Self::SubPath(_) | Self::Unknown { .. } => "CreateContainerConfigError",
         }
     }
+
+    /// Whether the disk is full.
+    pub fn is_for_want_of_space(&self) -> bool {
+        match self {
+            Self::Mount(failures) => failures.iter().any(|failure| failure.problem.is_for_want_of_space()),
+            Self::SubPath(_) | Self::Unknown { .. } => false,
+        }
+    }
 }
 
 /// A volume that cannot be set up, in the kubelet's words.
@@ -95,12 +104,12 @@ pub struct MountFailure {
     /// The volume.
     pub volume: String,
     /// What is in the way.
-    pub problem: String,
+    pub problem: Problem,
 }
 
 impl MountFailure {
-    fn new(volume: &str, problem: &dyn std::error::Error) -> Self {
-        Self { volume: volume.to_owned(), problem: chain(problem) }
+    fn new(volume: &str, problem: &(dyn std::error::Error + 'static)) -> Self {
+        Self { volume: volume.to_owned(), problem: Problem::of(problem) }
     }
 }
 
@@ -301,7 +310,7 @@ impl PodVolumes {
             Some(Filling { problem: Some(problem), .. }) => {
                 Some(MountFailure { volume: name.clone(), problem: problem.clone() })
             }
-            _ => Some(MountFailure { volume: name.clone(), problem: "timed out".to_owned() }),
+            _ => Some(MountFailure { volume: name.clone(), problem: "timed out".into() }),
         };
         let mut failures: Vec<MountFailure> = names.iter().filter_map(failure).collect();
         failures.sort_by(|a, b| a.volume.cmp(&b.volume));
@@ -337,8 +346,11 @@ impl Ground {
     fn lay(pod_dir: &Path, volume: &Volume, host_paths: &HostPaths) -> Result<Self, MountFailure> {
         if let Some(source) = &volume.host_path {
             let prepared = host_paths.prepare(source);
-            let HostDir { dir, path, writable } =
-                prepared.map_err(|error| MountFailure::new(&volume.name, &error))?;
+            let HostDir { dir, path, writable } = prepared.map_err(|error| MountFailure {
+                volume: volume.name.clone(),
+                // Another volume than ours may be full, which is nothing that images could make room on.
+                problem: chain(&error).as_str().into(),
+            })?;
             return Ok(Self { path, writable, dir: Some(dir) });
         }
         let is_empty_dir = volume.empty_dir.is_some();

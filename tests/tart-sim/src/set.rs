@@ -8,7 +8,7 @@ use crate::config::{Config, Display, Os};
 use crate::error::{Error, Result};
 use crate::home::{self, Home};
 use crate::vm_dir::VmDir;
-use crate::{cli, copy, foundation, identity};
+use crate::{cli, copy, faults, foundation, identity};
 
 const GB: u64 = 1_000_000_000;
 
@@ -34,6 +34,9 @@ pub(crate) fn set(home: &Home, args: &cli::Set) -> Result<()> {
     }
     if args.random_serial && config.os == Os::Darwin {
         config.ecid = Some(identity::random_ecid());
+    }
+    if faults::names("no-space", "set") {
+        return Err(Error::other(foundation::out_of_space(&vm.config_path())));
     }
     config.write(&vm.config_path())?;
     if let Some(disk) = &args.disk {

@@ -365,6 +365,16 @@ fn faults_strike_a_running_vm() {
 }
 
 #[test]
+fn a_disk_without_room_lets_no_vm_start() {
+    let mac = Mac::new();
+    mac.create("a");
+    mac.switch_on("no-space", "run");
+    let refused = mac.tart(&["run", "a", "--no-graphics"]);
+    assert_eq!(refused.code(), 1);
+    assert!(refused.stderr.starts_with("Error Domain=VZErrorDomain Code=8 "), "{refused:?}");
+}
+
+#[test]
 fn run_dies_as_told() {
     let mac = Mac::new();
     mac.create("a");

@@ -1,9 +1,11 @@
 //! Images: where they come from, and what is told when they do not come.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
@@ -147,4 +149,228 @@ async fn an_image_that_may_not_be_pulled_is_told() -> Result<()> {
     let words = "`imagePullPolicy: Never` forbids to pull it";
     scene.told("pod", "never", words).await?;
     waits_for(&scene, "never", "ErrImageNeverPull", words).await
+}
+
+/// The line of `images list` that begins with a name, word by word.
+async fn listed(agent: &Agent, name: &str) -> Result<Vec<String>> {
+    let table = agent.run(&["images", "list"]).await?;
+    let line = table.lines().find(|line| line.starts_with(name));
+    let line = line.with_context(|| format!("no {name} in\n{table}"))?;
+    Ok(line.split("   ").map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect())
+}
+
+#[tokio::test]
+async fn images_are_pulled_by_hand_through_the_agent() -> Result<()> {
+    let (scene, running) = Scene::with_agent("by-hand").await?;
+    let (early, missing) = ("registry.test/macos/early:1", "registry.test/macos/missing:1");
+    scene.mac.add_image(early, &json!({"cpu": 6}))?;
+    scene.mac.add_image("registry.test/macos/foreign:1", &json!({"cpu": 7}))?;
+    scene.mac.tart(["pull", "registry.test/macos/foreign:1"]).await?;
+    let said = running.agent().run(&["images", "pull", early]).await?;
+    ensure!(said.contains(&format!("{early} is registry.test/macos/early@sha256:")), "{said}");
+    assert_eq!(scene.bases().await?.len(), 1, "a VM can be cloned at once");
+    let line = listed(running.agent(), early).await?;
+    ensure!(line.last().is_some_and(|by| by == "agent") && line[1].starts_with("sha256:"), "{line:?}");
+    let line = listed(running.agent(), "registry.test/macos/foreign:1").await?;
+    ensure!(line.ends_with(&["-".to_owned(), "others".to_owned()]), "{line:?}");
+    // It is one of the agent's own, with no more to speak for it than that it is new.
+    let table = running.agent().run(&["gc", "--dry-run"]).await?;
+    ensure!(
+        table
+            .lines()
+            .any(|line| line.contains("macos/early@sha256") && line.contains("it was pulled a moment ago")),
+        "{table}"
+    );
+    let never = json!({"image": early, "imagePullPolicy": "Never"});
+    scene.create(&scene.pod("warm", &never, &json!({}))).await?;
+    scene.phase("warm", "Running").await?;
+    let line = listed(running.agent(), early).await?;
+    ensure!(line.contains(&"VM".to_owned()), "{line:?}");
+
+    // What cannot be had does not keep others from coming.
+    scene.mac.add_image("registry.test/macos/last:1", &json!({"cpu": 8}))?;
+    let failed = running.agent().run(&["images", "pull", missing, "registry.test/macos/last:1"]).await;
+    let failed = format!("{:#}", failed.err().context("it was pulled from nowhere")?);
+    ensure!(failed.contains("exit status: 1") && failed.contains("check the image's name"), "{failed}");
+    listed(running.agent(), "registry.test/macos/last:1").await?;
+    let refused = running.agent().run(&["images", "pull", "sequoia"]).await;
+    let refused = format!("{:#}", refused.err().context("that is no image at a registry")?);
+    ensure!(refused.contains("exit status: 2") && refused.contains("has a `/` in its name"), "{refused}");
+    running.process().ensure_running()
+}
+
+#[tokio::test]
+async fn who_asks_by_hand_waits_for_the_pull_of_a_pod() -> Result<()> {
+    let (scene, running) = Scene::with_agent("together").await?;
+    let image = "registry.test/macos/shared:1";
+    scene.mac.add_image(image, &json!({"cpu": 6}))?;
+    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault("pull", "stall")?;
+    scene.create(&scene.pod("first", &json!({"image": image, "command": ["true"]}), &json!({}))).await?;
+    scene.told("pod", "first", "pulling image").await?;
+    let words = ["images", "pull", image];
+    let asked = running.agent().run(&words);
+    let (said, ()) = tokio::try_join!(asked, async {
+        wait::eventually("somebody who asks", DEADLINE, async || {
+            ensure!(running.log()?.contains("asked to have an image ready"), "{}", running.log()?);
+            Ok(())
+        })
+        .await?;
+        scene.mac.clear_fault("pull")
+    })?;
+    ensure!(said.contains("shared@sha256:"), "{said}");
+    scene.phase("first", "Succeeded").await?;
+    let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
+    assert_eq!(calls.lines().filter(|call| *call == "pull").count(), 1, "{calls}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn images_are_pulled_by_hand_before_there_is_an_agent() -> Result<()> {
+    let scene = Scene::new("by-hand-alone").await?;
+    let (image, other) = ("private.test/macos/early:1", "registry.test/macos/other:1");
+    scene.mac.add_image(image, &json!({}))?;
+    scene.mac.add_image(other, &json!({"cpu": 6}))?;
+    scene.mac.protect_registry("private.test", "robot", "s3cr3t")?;
+    let refused = scene.agent.run(&["images", "pull", image]).await;
+    let refused = format!("{:#}", refused.err().context("it was had without a password")?);
+    ensure!(refused.contains("the credentials for its registry"), "{refused}");
+
+    let with = |host: &str| {
+        let agent = scene.agent.clone().env("TART_REGISTRY_USERNAME", "robot");
+        let agent = agent.env("TART_REGISTRY_PASSWORD", "s3cr3t");
+        if host.is_empty() { agent } else { agent.env("TART_REGISTRY_HOSTNAME", host) }
+    };
+    let refused = with("").run(&["images", "pull", image]).await;
+    let refused = format!("{:#}", refused.err().context("a password for nobody in particular")?);
+    ensure!(refused.contains("exit status: 2") && refused.contains("TART_REGISTRY_HOSTNAME"), "{refused}");
+    with("other.test").run(&["images", "pull", image]).await.err().context("it is another registry's")?;
+    let config = scene.mac.host().join("docker.json");
+    std::fs::write(&config, r#"{"auths": {"private.test": {"username": "robot", "password": "s3cr3t"}}}"#)?;
+    let file = format!("--docker-config={}", config.display());
+    scene.agent.run(&["images", "pull", image, &file]).await?;
+    with("private.test").run(&["images", "pull", image, other]).await?;
+
+    // The agent that comes knows it for its own.
+    let running = scene.agent.start()?;
+    scene.node_ready(&running).await?;
+    for image in [image, other] {
+        let line = listed(running.agent(), image).await?;
+        ensure!(line.last().is_some_and(|by| by == "agent"), "{line:?}");
+    }
+    let never = json!({"image": image, "imagePullPolicy": "Never", "command": ["true"]});
+    scene.create(&scene.pod("warm", &never, &json!({}))).await?;
+    scene.phase("warm", "Succeeded").await?;
+    ensure!(!scene.agent_log().contains("s3cr3t"), "a password is in the log");
+    Ok(())
+}
+
+/// What there is of images that are not whole, where tart makes them.
+fn partials(scene: &Scene) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(scene.mac.tart_home().join("tmp"))?;
+    Ok(entries.collect::<Result<Vec<_>, _>>()?.into_iter().map(|entry| entry.path()).collect())
+}
+
+/// Waits until a part of an image is here, and returns its directory.
+async fn a_part_is_here(scene: &Scene) -> Result<PathBuf> {
+    wait::eventually("a part of the image", DEADLINE, async || {
+        let found = partials(scene)?;
+        let [part] = found.as_slice() else { anyhow::bail!("{found:?}") };
+        ensure!(std::fs::metadata(part.join("disk.img"))?.len() > 0);
+        Ok(part.clone())
+    })
+    .await
+}
+
+/// The number of the directory that an image is in, whole or not.
+fn inode(path: &Path) -> Result<u64> {
+    Ok(std::fs::metadata(path)?.ino())
+}
+
+#[tokio::test]
+async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
+    for interruption in ["network", "agent"] {
+        let (scene, running) = Scene::with_agent("resume").await?;
+        let image = "registry.test/macos/large:1";
+        scene.mac.add_image(image, &json!({"pullSeconds": 10}))?;
+        scene.create(&scene.pod("large", &json!({"image": image}), &json!({}))).await?;
+        let part = a_part_is_here(&scene).await?;
+        let before = inode(&part)?;
+        let _running = if interruption == "network" {
+            scene.mac.set_fault("pull", "connection-lost at=layers")?;
+            waits_for(&scene, "large", "ErrImagePull", "check that the host reaches the registry").await?;
+            // To this, as to every command but a pull and a clone, it is garbage.
+            scene.mac.tart(["list"]).await?;
+            assert_eq!(inode(&part)?, before);
+            scene.mac.clear_fault("pull")?;
+            running
+        } else {
+            running.kill(nix::sys::signal::Signal::SIGTERM)?;
+            running.wait_for_exit(DEADLINE).await?;
+            // The next one asks tart for the image first.
+            scene.agent.start()?
+        };
+        scene.phase("large", "Running").await?;
+        let tag = scene.mac.tart_home().join("cache/OCIs/registry.test/macos/large/1");
+        assert_eq!(inode(&tag)?, before, "it came anew after the {interruption}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_more_pulls_go_on_at_once_than_may() -> Result<()> {
+    let scene = Scene::new("turns").await?;
+    let agent = scene.agent.clone().flag("--max-parallel-image-pulls", "1");
+    let running = agent.start()?;
+    scene.node_ready(&running).await?;
+    // Two registries, so that tart itself would pull both at once.
+    let images = ["one.test/macos/a:1", "two.test/macos/b:1"];
+    for image in images {
+        scene.mac.add_image(image, &json!({}))?;
+    }
+    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault("pull", "stall")?;
+    for (name, image) in ["first", "second"].into_iter().zip(images) {
+        scene.create(&scene.pod(name, &json!({"image": image, "command": ["true"]}), &json!({}))).await?;
+        scene.told("pod", name, "pulling image").await?;
+    }
+    let pulls = || -> Result<usize> {
+        let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
+        Ok(calls.lines().filter(|call| *call == "pull").count())
+    };
+    wait::eventually("a pull", DEADLINE, async || {
+        ensure!(pulls()? > 0);
+        Ok(())
+    })
+    .await?;
+    assert_eq!(pulls()?, 1, "the second waits for its turn");
+    scene.mac.clear_fault("pull")?;
+    for name in ["first", "second"] {
+        scene.phase(name, "Succeeded").await?;
+    }
+    assert_eq!(pulls()?, 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tag_that_has_moved_counts_only_for_those_who_ask_again() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("moved").await?;
+    let image = "registry.test/macos/moving:1";
+    let id = async |name: &str, policy: &str| -> Result<String> {
+        let container = json!({"image": image, "imagePullPolicy": policy, "command": ["true"]});
+        scene.create(&scene.pod(name, &container, &json!({}))).await?;
+        let pod = scene.phase(name, "Succeeded").await?;
+        let statuses = pod.status.and_then(|status| status.container_statuses).context("no status")?;
+        Ok(statuses[0].image_id.clone())
+    };
+    scene.mac.add_image(image, &json!({"cpu": 5}))?;
+    let first = id("first", "IfNotPresent").await?;
+    scene.mac.add_image(image, &json!({"cpu": 6}))?;
+    assert_eq!(id("stays", "IfNotPresent").await?, first);
+    let moved = id("asks", "Always").await?;
+    ensure!(moved != first, "{moved}");
+    // From now on this is what is present.
+    assert_eq!(id("follows", "IfNotPresent").await?, moved);
+    assert_eq!(id("never", "Never").await?, moved);
+    Ok(())
 }

@@ -22,6 +22,7 @@ mod images;
 mod init;
 mod life;
 mod metrics;
+mod no_space;
 mod node;
 mod objects;
 mod orphans;

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
-use kube::ResourceExt;
 use kube::api::PostParams;
+use kube::{Api, ResourceExt};
 use serde_json::json;
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::process::Process;
@@ -103,36 +105,67 @@ async fn build(scene: &Scene, vm: &str) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     content(&dir(scene, vm))
 }
 
+/// The scene of the incident: somebody clones a VM and pushes it, each for longer than several passes take, while the Node has no
+/// Pods. `while_passes` waits for that long. Every VM is to be the same at the end, byte for byte.
+async fn a_builder_at_work(scene: &Scene, while_passes: impl AsyncFn() -> Result<()>) -> Result<()> {
+    // One of them has a name that is nearly ours.
+    let vms = ["builder", "tk-builder"];
+    scene.mac.set_fault("hang", "clone")?;
+    let clone = build(scene, vms[0]);
+    let (before, ()) = tokio::try_join!(clone, async {
+        while_passes().await?;
+        scene.mac.clear_fault("hang")
+    })?;
+    let second = build(scene, vms[1]).await?;
+    scene.mac.set_fault("hang", "push")?;
+    let push = scene.mac.tart(["push", vms[0], "registry.test/macos/built:1"]);
+    tokio::try_join!(push, async {
+        while_passes().await?;
+        scene.mac.clear_fault("hang")
+    })?;
+    while_passes().await?;
+    for (vm, before) in [(vms[0], before), (vms[1], second)] {
+        let after = content(&dir(scene, vm))?;
+        ensure!(after.keys().any(|path| path.ends_with("nvram.bin")), "{:?}", after.keys());
+        ensure!(after == before, "{vm} is another one now: {}", scene.agent_log());
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn what_a_builder_pushes_survives_on_a_node_without_pods() -> Result<()> {
     let scene = Scene::new("builder").await?;
     let agent = eager(&scene.agent).start()?;
     scene.node_ready(&agent).await?;
-    // One of them has a name that is nearly ours.
-    let vms = ["builder", "tk-builder"];
-    // The clone, too, takes longer than several passes.
-    scene.mac.set_fault("hang", "clone")?;
-    let clone = build(&scene, vms[0]);
-    let (before, ()) = tokio::try_join!(clone, async {
-        passes(&agent, "success").await?;
-        scene.mac.clear_fault("hang")
-    })?;
-    let second = build(&scene, vms[1]).await?;
-    scene.mac.set_fault("hang", "push")?;
-    let push = scene.mac.tart(["push", vms[0], "registry.test/macos/built:1"]);
-    tokio::try_join!(push, async {
-        passes(&agent, "success").await?;
-        scene.mac.clear_fault("hang")
-    })?;
-    passes(&agent, "success").await?;
-    for (vm, before) in [(vms[0], before), (vms[1], second)] {
-        let after = content(&dir(&scene, vm))?;
-        ensure!(after.keys().any(|path| path.ends_with("nvram.bin")), "{:?}", after.keys());
-        ensure!(after == before, "{vm} is another one now: {}", agent.log()?);
-    }
+    a_builder_at_work(&scene, async || passes(&agent, "success").await).await?;
     let kept = agent.metric("tart_kubelet_vm_gc_kept{reason=\"foreign\"}").await?;
     ensure!((kept - 2.0).abs() < f64::EPSILON, "{kept}");
     ensure!(agent.metric("tart_kubelet_vm_gc_deleted_total{kind=\"vm\"}").await?.abs() < f64::EPSILON);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_builder_with_the_flag_sees_no_collector_at_all() -> Result<()> {
+    let scene = Scene::new("builder-flag").await?;
+    let orphan = format!("tk-{NOBODY}-0");
+    plant(&scene, &orphan).await?;
+    scene.mac.set_fault("calls", "")?;
+    let agent = eager(&scene.agent).switch("--disable-vm-gc").start()?;
+    scene.node_ready(&agent).await?;
+    // There are no passes to wait for. Between two renewals of the Lease there would be more than thirty.
+    let leases: Api<Lease> = Api::namespaced(scene.control_plane.client().await?, "kube-node-lease");
+    let renewed = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
+    a_builder_at_work(&scene, async || {
+        let before = renewed(&leases.get(&scene.node).await?);
+        let again = |lease: &Lease| renewed(lease) != before;
+        wait::until(&leases, &scene.node, "renewed", DEADLINE, again).await.map(drop)
+    })
+    .await?;
+    let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
+    for command in ["list", "stop", "delete"] {
+        ensure!(!calls.lines().any(|call| call == command), "{calls}");
+    }
+    ensure!(is_there(&scene, &orphan), "{}", agent.log()?);
     Ok(())
 }
 
@@ -170,7 +203,13 @@ async fn an_orphan_goes_with_all_that_its_pod_has_left() -> Result<()> {
     // A deletion that was cut short leaves what tart takes for nothing.
     plant(&scene, "whole").await?;
     std::fs::remove_file(dir(&scene, "whole").join("config.json"))?;
+    // A VM that was killed has left its socket,
+    drop(UnixListener::bind(dir(&scene, "whole").join("control.sock"))?);
     std::fs::rename(dir(&scene, "whole"), dir(&scene, &half))?;
+    // and a clone that was cut short is where tart makes VMs.
+    let clone = scene.mac.tart_home().join("tmp/6D1E9C2A-0000-4000-8000-0123456789AB");
+    std::fs::create_dir_all(&clone)?;
+    std::fs::write(clone.join("config.json"), "{")?;
     let state = scene.agent.state_dir();
     for part in ["logs", "volumes", "pods"] {
         // Put there in one piece: the collector does not wait.
@@ -186,6 +225,7 @@ async fn an_orphan_goes_with_all_that_its_pod_has_left() -> Result<()> {
     plant(&scene, &orphan).await?;
     collected(&scene, &agent, &orphan).await?;
     collected(&scene, &agent, &half).await?;
+    ensure!(!clone.exists(), "half a clone is still there");
     scene.nothing_left().await?;
     for kind in ["vm", "state"] {
         let name = format!("tart_kubelet_vm_gc_deleted_total{{kind=\"{kind}\"}}");

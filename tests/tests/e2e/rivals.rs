@@ -1,8 +1,9 @@
-//! Two agents with one Node name.
+//! Two agents with one Node name, or with one home of tart's.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, ResourceExt};
+use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::wait;
@@ -55,4 +56,47 @@ async fn an_agent_on_a_new_mac_takes_over_from_a_dead_one_which_then_gives_way()
     let words = last_words(&first).await?;
     ensure!(words.iter().any(|line| line.contains("another agent")), "{words:#?}");
     second.process().ensure_running()
+}
+
+#[tokio::test]
+async fn one_home_of_tarts_serves_one_node() -> Result<()> {
+    let (scene, first) = Scene::with_agent("home").await?;
+    scene.create(&scene.pod("lives", &json!({}), &json!({}))).await?;
+    let vm = Scene::vm_of(&scene.phase("lives", "Running").await?)?;
+
+    // Another Node and another state directory, and all that is here looks like an orphan.
+    let other = format!("{}-other", scene.node);
+    let kubeconfig = scene.control_plane.node_kubeconfig(&other)?;
+    let second = Agent::new(&scene.mac, &other, &kubeconfig)?
+        .flag("--node-ip", "127.0.0.1")
+        .flag("--vm-gc-interval", "300ms")
+        .flag("--vm-gc-min-age", "0s");
+    let refused = async |words: &[&str]| -> Result<()> {
+        let running = second.start()?;
+        let said = last_words(&running).await?;
+        let [line] = said.as_slice() else { anyhow::bail!("not one line: {said:#?}") };
+        for words in words {
+            ensure!(line.contains(words), "no {words} in {line}");
+        }
+        Ok(std::fs::remove_file(running.process().log_path())?)
+    };
+    refused(&["another tart-kubelet", &scene.node, "TART_HOME"]).await?;
+    // The first one is away, and its VM runs on.
+    first.kill9()?;
+    refused(&[&scene.node, &vm, "tart stop"]).await?;
+    assert_eq!(scene.running_vms().await?, [vm]);
+
+    let first = scene.agent.start()?;
+    scene.phase("lives", "Running").await?;
+    scene.kubectl.run(["delete", "pod", "lives"]).await?;
+    scene.nothing_left().await?;
+    first.kill9()?;
+    // Nothing of the first one's Pods is left: the host has another name now.
+    let heir = second.start()?;
+    wait::until(&scene.nodes, &other, "ready", DEADLINE, |node| {
+        crate::scene::condition(node, "Ready") == "True"
+    })
+    .await
+    .with_context(|| heir.log().unwrap_or_default())?;
+    Ok(())
 }

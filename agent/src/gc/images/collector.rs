@@ -13,8 +13,8 @@ use tracing::{debug, info, warn};
 
 use super::{Image, Need, Stage, Verdict, Watermarks, World, choose};
 use crate::crash;
-use crate::image::Images;
 use crate::image::record::KnownImage;
+use crate::image::{ImageError, Images};
 use crate::metrics::Metrics;
 use crate::node::host::volume;
 use crate::node::thresholds::Figure;
@@ -127,8 +127,22 @@ impl Collector {
         Self { images, tart, state, rules, metrics, at_work: Mutex::default() }
     }
 
-    /// Makes room for somebody who has run out of it; whether there is more than before.
-    pub async fn make_room(&self) -> bool {
+    /// Makes room for an image that has found none, if that is what was in its way; whether there is more than before.
+    pub async fn make_room_for(&self, error: &ImageError) -> bool {
+        match error.full_place(self.tart.home()) {
+            Some(place) => self.make_room_at(place).await,
+            None => false,
+        }
+    }
+
+    /// Makes room for somebody who has found none at a place; whether there is more than before. Nothing goes for the sake of
+    /// a volume that images are not on.
+    pub async fn make_room_at(&self, place: &Path) -> bool {
+        let (tart, place) = (self.tart.clone(), place.to_owned());
+        let look = spawn_blocking(move || tart.shares_volume_with(&place));
+        if !matches!(timeout(LOOK_LIMIT, look).await, Ok(Ok(true))) {
+            return false;
+        }
         match self.pass(Stage::Wanted).await {
             Ok(pass) => pass.deleted > 0,
             Err(error) => {
@@ -149,13 +163,19 @@ impl Collector {
     }
 
     async fn collect(&self, mut stage: Stage) -> Result<Pass, CollectError> {
+        if stage == Stage::Wanted {
+            self.images.give_up_partials();
+        }
         self.images.recover().await;
         let mut done = Pass::default();
         let mut hopeless = HashSet::new();
         loop {
             let world = self.look(stage).await?;
             let verdicts = choose(&world);
-            self.metrics.images_judged(&verdicts);
+            let is_known = |digest: &ImageDigest| world.images.iter().any(|image| image.digest == *digest);
+            let foreign =
+                self.images.residents().borrow().iter().filter(|one| !is_known(&one.digest)).count();
+            self.metrics.images_judged(&verdicts, foreign);
             debug!(?stage, ?verdicts, space = ?world.space, "looked at the images");
             let mut candidates = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Delete);
             let Some((digest, _)) = candidates.find(|(digest, _)| !hopeless.contains(digest)) else {

@@ -264,6 +264,25 @@ proptest! {
         }
     }
 
+    /// Whatever list fails in one pass, the next one with all lists leaves no orphan.
+    #[test]
+    fn a_pass_that_fails_costs_no_more_than_itself(world in worlds(), which in 0..3) {
+        let mut broken = world.clone();
+        let why = || "no".to_owned();
+        match which {
+            0 => broken.pods = Err(why()),
+            1 => broken.vms = Err(why()),
+            _ => broken.remains = Err(why()),
+        }
+        let gone: HashSet<String> = doomed(&broken).into_iter().collect();
+        let mut after = world;
+        after.vms = after.vms.map(|vms| vms.into_iter().filter(|vm| !gone.contains(&vm.name)).collect());
+        collect(&mut after);
+        for vm in after.vms.iter().flatten() {
+            prop_assert!(is_protected(&after, vm), "{:?}", vm);
+        }
+    }
+
     #[test]
     fn what_is_found_out_later_never_dooms_what_was_protected_by_more(world in worlds()) {
         // Whatever more is known to be bound or at work, no more is deleted.

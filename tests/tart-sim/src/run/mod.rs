@@ -195,6 +195,9 @@ fn start(vm: &Vm, home: &Home) -> Result<Slot, String> {
         NoSlot::LimitExceeded => limit_exceeded(vm, home),
         NoSlot::Io(error) => error.to_string(),
     })?;
+    if faults::names("no-space", "run") {
+        return Err(vz_error::out_of_disk_space());
+    }
     if vm.faults.is_on("vz-internal") {
         return Err(vz_error::failed_to_start());
     }

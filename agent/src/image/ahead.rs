@@ -1,0 +1,56 @@
+//! Having an image ready before any Pod needs it.
+
+use std::sync::Arc;
+
+use super::credentials::Credential;
+use super::{ImageError, Images};
+use crate::gc::images::Collector;
+use crate::tart::ImageDigest;
+use crate::vm::BaseName;
+
+/// Whether a text is the name of an image at a registry. What is not could be one of tart's flags.
+pub fn is_remote_name(text: &str) -> bool {
+    text.contains('/') && !text.starts_with('-') && !text.contains(char::is_whitespace)
+}
+
+/// Who has images ready.
+#[derive(Debug, Clone)]
+pub struct Ahead {
+    /// The images of this host.
+    pub images: Arc<Images>,
+    /// Who makes room for them, if anybody may.
+    pub collector: Option<Arc<Collector>>,
+}
+
+impl Ahead {
+    /// Has an image and its base VM ready. When there is no space for it, other images go, and it is tried once more.
+    ///
+    /// `arrived` is told how much of it is here, in percent.
+    pub async fn ready(
+        &self,
+        name: &str,
+        credentials: &[Credential],
+        mut arrived: impl FnMut(u8),
+    ) -> Result<ImageDigest, ImageError> {
+        let first = self.try_ready(name, credentials, &mut arrived).await;
+        match (first, &self.collector) {
+            (Err(error), Some(collector)) if collector.make_room_for(&error).await => {
+                self.try_ready(name, credentials, &mut arrived).await
+            }
+            (first, _) => first,
+        }
+    }
+
+    async fn try_ready(
+        &self,
+        name: &str,
+        credentials: &[Credential],
+        arrived: impl FnMut(u8),
+    ) -> Result<ImageDigest, ImageError> {
+        let mut pin = self.images.pin(name).await;
+        let digest = self.images.pull(name, credentials.to_vec(), arrived).await?;
+        pin.hold(&BaseName::of(&digest).to_string()).await;
+        self.images.base(name, &digest).await?;
+        Ok(digest)
+    }
+}

@@ -1,0 +1,174 @@
+//! `tart-kubelet images`: having images ready by hand, and seeing which are here.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::credentials::{self, BadSecret, Credential};
+use super::door::{self, Answer, DoorError, Question};
+use super::{ImageError, Images};
+use crate::cli::{AgentArgs, PullArgs};
+use crate::metrics::Metrics;
+use crate::report::chain;
+use crate::state::{Lock, StateDir, StateError};
+use crate::tart::Tart;
+
+/// How often an agent is asked that has started and does not answer yet. Each look at its lock takes seconds, too.
+const START_TRIES: u32 = 10;
+const START_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A question that could not even be put.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// A password that is for nobody in particular.
+    #[error(
+        "TART_REGISTRY_USERNAME and TART_REGISTRY_PASSWORD are for one registry: say which with TART_REGISTRY_HOSTNAME"
+    )]
+    NoHost,
+    /// The file of credentials cannot be read.
+    #[error("cannot read {}", .0.display())]
+    ConfigFile(PathBuf, #[source] io::Error),
+    /// It is not one.
+    #[error("{} has no credentials: it is not what `docker login` writes", .0.display())]
+    Config(PathBuf, #[source] BadSecret),
+    /// The state directory cannot be used.
+    #[error("cannot use the state directory; name the agent's with --state-dir")]
+    State(#[from] StateError),
+    /// There is no list of images.
+    #[error("cannot look into tart's cache of images")]
+    Cache(#[source] io::Error),
+}
+
+/// An image that could not be had, in words.
+#[derive(Debug, thiserror::Error)]
+enum PullError {
+    #[error("{0}")]
+    Refused(String),
+    #[error(transparent)]
+    Door(DoorError),
+    #[error("the agent that uses {} does not answer; look into its log", .0.display())]
+    Silent(PathBuf),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// What is said while images are pulled.
+#[derive(Debug)]
+pub enum Said<'a> {
+    /// How it goes on.
+    Progress(&'a str),
+    /// What went wrong with one of them.
+    Failure(&'a str),
+}
+
+/// Has images ready, one after the other; whether all of them are. With an agent it is the agent that pulls, as it does for a
+/// Pod; without one it is done here, and the next agent knows the images for its own all the same.
+pub async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Result<bool, CommandError> {
+    let all = credentials_of(args)?;
+    let mut complete = true;
+    for image in &args.image {
+        say(Said::Progress(&format!("pulling {image}")));
+        let question =
+            Question { image: image.clone(), credentials: credentials::fitting(image, all.clone()) };
+        let mut last = 0;
+        let arrived = |percent: u8| {
+            if percent > last {
+                last = percent;
+                say(Said::Progress(&format!("{image}: {percent} % are here")));
+            }
+        };
+        match pull_one(&args.agent, &question, arrived).await {
+            Ok(digest) => say(Said::Progress(&format!("{image} is {digest}"))),
+            Err(error) => {
+                complete = false;
+                say(Said::Failure(&chain(&error)));
+            }
+        }
+    }
+    Ok(complete)
+}
+
+async fn pull_one(
+    args: &AgentArgs,
+    question: &Question,
+    mut arrived: impl FnMut(u8),
+) -> Result<String, PullError> {
+    let state = StateDir::open(&args.state_dir)?;
+    for _ in 0..START_TRIES {
+        match door::ask(&state.door_path(), question, &mut arrived).await {
+            Ok(Answer::Ready(digest)) => return Ok(digest),
+            Ok(Answer::Failed(why)) => return Err(PullError::Refused(why)),
+            Err(gone @ DoorError::Gone) => return Err(PullError::Door(gone)),
+            Ok(Answer::Arrived(_)) | Err(DoorError::Closed(_)) => {}
+        }
+        if let Some(lock) = state.lock()? {
+            return pull_alone(args, &state, lock, question, arrived).await;
+        }
+        // An agent that has just started.
+        sleep(START_INTERVAL).await;
+    }
+    Err(PullError::Silent(state.path().to_owned()))
+}
+
+/// Pulls an image where no agent runs. One that is started meanwhile is not kept waiting: the state directory is locked only while
+/// something is written down.
+async fn pull_alone(
+    args: &AgentArgs,
+    state: &StateDir,
+    lock: Lock,
+    Question { image, credentials }: &Question,
+    arrived: impl FnMut(u8),
+) -> Result<String, PullError> {
+    let images = open(args, state)?;
+    images.begin(image)?;
+    drop(lock);
+    let pulled = images.fetch(image, credentials, arrived).await;
+    if let Some(_lock) = state.lock()? {
+        let settled = open(args, state)?.settle(image).await;
+        pulled?;
+        return Ok(settled?.ok_or_else(|| ImageError::Vanished(image.clone()))?.to_string());
+    }
+    pulled?;
+    // What has begun here is the agent's to finish: it finds the image in the cache.
+    let question = Question { image: image.clone(), credentials: credentials.clone() };
+    for _ in 0..START_TRIES {
+        match door::ask(&state.door_path(), &question, |_| ()).await {
+            Ok(Answer::Ready(digest)) => return Ok(digest),
+            Ok(Answer::Failed(why)) => return Err(PullError::Refused(why)),
+            _ => sleep(START_INTERVAL).await,
+        }
+    }
+    Err(PullError::Silent(state.path().to_owned()))
+}
+
+/// The images as they are written down now.
+fn open(args: &AgentArgs, state: &StateDir) -> Result<Images, StateError> {
+    let metrics = Metrics::new(watch::channel(None).1);
+    Images::open(Tart::new(&args.tart_binary), state.clone(), 1, metrics)
+}
+
+/// The credentials that somebody has given: in a file of `docker login`, or in tart's own variables.
+fn credentials_of(args: &PullArgs) -> Result<Vec<Credential>, CommandError> {
+    let mut all = Vec::new();
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let login = variable("TART_REGISTRY_USERNAME").zip(variable("TART_REGISTRY_PASSWORD"));
+    if let Some((username, password)) = login {
+        let host = variable("TART_REGISTRY_HOSTNAME").ok_or(CommandError::NoHost)?;
+        all.push(Credential { host, username, password });
+    }
+    if let Some(path) = &args.docker_config {
+        all.extend(read_config(path)?);
+    }
+    Ok(all)
+}
+
+fn read_config(path: &Path) -> Result<Vec<Credential>, CommandError> {
+    let content = fs::read(path).map_err(|error| CommandError::ConfigFile(path.to_owned(), error))?;
+    credentials::read_docker_config(&content).map_err(|error| CommandError::Config(path.to_owned(), error))
+}

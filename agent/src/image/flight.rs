@@ -1,0 +1,148 @@
+//! Pulls: one for all who want the same image at the same time, and no more at once than may be.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+use super::credentials::Credential;
+use super::{ImageError, Images, lock};
+use crate::crash;
+use crate::tart::{Fault, ImageDigest};
+
+/// Pods with the same credentials share a pull.
+pub(super) type FlightKey = (String, Vec<Credential>);
+/// A pull that is under way; whoever waits for it has a receiver.
+pub(super) type Flight = Arc<watch::Sender<Pulling>>;
+
+/// How far a pull has come.
+#[derive(Debug, Clone)]
+pub(super) enum Pulling {
+    /// So many percent of it have arrived.
+    Arrived(u8),
+    /// It is over.
+    Over(Result<ImageDigest, ImageError>),
+}
+
+impl Images {
+    /// Fetches an image, once for all who want it at the same time. It goes on for as long as one of them waits.
+    ///
+    /// `arrived` is told how much of it is here, in percent.
+    pub async fn pull(
+        self: &Arc<Self>,
+        image: &str,
+        credentials: Vec<Credential>,
+        mut arrived: impl FnMut(u8),
+    ) -> Result<ImageDigest, ImageError> {
+        let mut flight = self.board((image.to_owned(), credentials));
+        loop {
+            let seen = flight.borrow_and_update().clone();
+            match seen {
+                Pulling::Over(result) => return result,
+                Pulling::Arrived(percent) => arrived(percent),
+            }
+            flight.changed().await.map_err(|_| ImageError::Interrupted(image.to_owned()))?;
+        }
+    }
+
+    /// Joins the pull that is under way, or starts one.
+    fn board(self: &Arc<Self>, key: FlightKey) -> watch::Receiver<Pulling> {
+        let mut flights = lock(&self.flights);
+        if let Some(flight) = flights.get(&key) {
+            return flight.subscribe();
+        }
+        let (sender, receiver) = watch::channel(Pulling::Arrived(0));
+        let flight = Arc::new(sender);
+        flights.insert(key.clone(), flight.clone());
+        tokio::spawn(self.clone().fly(key, flight));
+        receiver
+    }
+
+    async fn fly(self: Arc<Self>, key: FlightKey, flight: Flight) {
+        let _pin = self.pin(&key.0).await;
+        let mut grounded = self.grounded.subscribe();
+        let pulled = tokio::select! {
+            pulled = self.fetch_while_wanted(&key, &flight) => Some(pulled),
+            _ = grounded.wait_for(|grounded| *grounded) => None,
+        };
+        lock(&self.flights).retain(|_, other| !Arc::ptr_eq(other, &flight));
+        // To look for the image would have tart take what has arrived for garbage.
+        let Some(pulled) = pulled else { return };
+        // Given up or not, something may be there now.
+        let settled = self.settle(&key.0).await;
+        let Some(pulled) = pulled else { return };
+        let result = pulled.and_then(|()| {
+            settled.and_then(|found| found.ok_or_else(|| ImageError::Vanished(key.0.clone())))
+        });
+        flight.send_replace(Pulling::Over(result));
+    }
+
+    /// Fetches an image when it is its turn, unless nobody waits for it any more.
+    async fn fetch_while_wanted(&self, key: &FlightKey, flight: &Flight) -> Option<Result<(), ImageError>> {
+        let arrived = |percent| drop(flight.send_replace(Pulling::Arrived(percent)));
+        let fetch = async {
+            let _turn = self.turns.acquire().await;
+            let begun = Instant::now();
+            let result = match self.begin(&key.0) {
+                Ok(()) => self.fetch(&key.0, &key.1, arrived).await,
+                Err(error) => Err(error),
+            };
+            let end = result.as_ref().map_or_else(ImageError::reason, |()| "success");
+            self.metrics.pull_ended(end, begun.elapsed());
+            result
+        };
+        tokio::pin!(fetch);
+        loop {
+            tokio::select! {
+                result = &mut fetch => return Some(result),
+                () = flight.closed() => {
+                    let mut flights = lock(&self.flights);
+                    // Somebody may have joined at the last moment, under this lock.
+                    if flight.is_closed() {
+                        flights.remove(key);
+                        // Dropping the call kills the tart that is at work.
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fetches an image whose pull is noted down: tries each credential in turn; without any, the registry is asked as nobody.
+    pub(super) async fn fetch(
+        &self,
+        image: &str,
+        credentials: &[Credential],
+        mut arrived: impl FnMut(u8),
+    ) -> Result<(), ImageError> {
+        crash::point("agent.pull.begun");
+        let mut tries: Vec<Option<&Credential>> = credentials.iter().map(Some).collect();
+        if tries.is_empty() {
+            tries.push(None);
+        }
+        let mut failure = None;
+        for credential in tries {
+            let pulled = tokio::select! {
+                pulled = self.tart.pull(image, credential, &mut arrived) => pulled,
+                never = self.partials.hand_over(image) => match never {},
+            };
+            match pulled {
+                Ok(()) => {
+                    crash::point("agent.pull.ended");
+                    return Ok(());
+                }
+                Err(error) => {
+                    let denied = error.fault() == Some(Fault::AccessDenied);
+                    if error.fault() != Some(Fault::NoSpace) {
+                        self.partials.keep(image);
+                    }
+                    failure = Some(ImageError::Pull { image: image.to_owned(), source: Arc::new(error) });
+                    if !denied {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(failure.unwrap_or_else(|| ImageError::Interrupted(image.to_owned())))
+    }
+}

@@ -1,0 +1,75 @@
+//! Room on the disk: a shim that finds none asks the agent, which alone may delete images.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use crate::report::chain;
+use crate::state::{Attempt, Notice};
+use crate::tart::Tart;
+
+/// How long the agent may take to make room; it may just be restarted.
+pub(super) const PATIENCE: Duration = Duration::from_mins(5);
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// The way to ask for room.
+#[derive(Debug, Clone)]
+pub(super) struct Room {
+    attempt: Attempt,
+    tart: Tart,
+}
+
+impl Room {
+    pub(super) fn new(attempt: Attempt, tart: Tart) -> Self {
+        Self { attempt, tart }
+    }
+
+    /// Asks for room at a place. False when there is no use in waiting: the place is on a volume without images, or so full that
+    /// not even the question can be put there.
+    pub(super) fn ask(&self, place: &Path) -> bool {
+        if !self.tart.shares_volume_with(place) {
+            return false;
+        }
+        let asked = self.attempt.ask_for_room();
+        if let Err(error) = &asked {
+            warn!(error = chain(error), "the agent cannot be asked for room");
+        }
+        asked.is_ok()
+    }
+
+    /// Whether the agent has done what it can.
+    pub(super) fn is_answered(&self) -> bool {
+        !self.attempt.wants_room()
+    }
+
+    /// Waits until it has, or has taken too long for it.
+    pub(super) async fn answered(&self, patience: Duration) {
+        let answered = async {
+            while !self.is_answered() {
+                sleep(INTERVAL).await;
+            }
+        };
+        if timeout(patience, answered).await.is_err() {
+            warn!("the agent has not made room");
+        }
+    }
+
+    /// Has room made for VMs; false when there is no use in another try.
+    pub(super) async fn make(&self) -> bool {
+        let asked = self.ask(self.tart.home());
+        if asked {
+            self.answered(PATIENCE).await;
+        }
+        asked
+    }
+
+    /// Leaves word for the agent to tell.
+    pub(super) fn tell(&self, reason: &str, message: &str) {
+        let notice = Notice { reason: reason.to_owned(), message: message.to_owned() };
+        if let Err(error) = self.attempt.notice(notice) {
+            warn!(error = chain(&error), "the notice cannot be left for the agent");
+        }
+    }
+}

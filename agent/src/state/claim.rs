@@ -1,0 +1,149 @@
+//! Whose tart's home is. One home serves one Node: two agents would take each other's VMs for orphans, and each other's images for
+//! their own.
+//!
+//! ```text
+//! tart-kubelet.lock    held by the one agent that works in this home
+//! tart-kubelet.json    the Node that it works for
+//! ```
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use super::file::{self, StateError};
+use super::lock::Lock;
+use crate::node::NodeName;
+use crate::tart::{Tart, VmLock, touched};
+use crate::vm::VmName;
+
+/// Between any two steps of a shim that makes a VM there is less.
+const QUIET: Duration = Duration::from_mins(1);
+
+/// Tart's home is this agent's for as long as it lives.
+#[derive(Debug)]
+pub struct Claim {
+    _lock: Lock,
+}
+
+/// Tart's home cannot be this agent's.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// Another agent works there.
+    #[error(
+        "another tart-kubelet{} uses tart's home {}, and one home serves one Node: stop that agent, or give this one a \
+         TART_HOME of its own", of_node(.node.as_deref()), .home.display()
+    )]
+    Held {
+        /// The directory.
+        home: PathBuf,
+        /// The other one's Node.
+        node: Option<String>,
+    },
+    /// An agent for another Node has worked there, and VMs of its Pods still do something.
+    #[error(
+        "tart's home {} belongs to Node `{node}`, and VMs of its Pods are at work there: {}; start the agent as that Node \
+         (--node-name), or stop these VMs with `tart stop`, or give this agent a TART_HOME of its own", .home.display(), list(.vms)
+    )]
+    Alive {
+        /// The directory.
+        home: PathBuf,
+        /// The other Node.
+        node: String,
+        /// The VMs; none when one is just being cloned.
+        vms: Vec<VmName>,
+    },
+    /// The home cannot be looked at or written to.
+    #[error("cannot use tart's home")]
+    State(#[from] StateError),
+}
+
+fn of_node(node: Option<&str>) -> String {
+    node.map_or_else(String::new, |node| format!(", for Node `{node}`,"))
+}
+
+fn list(vms: &[VmName]) -> String {
+    match vms {
+        [] => "one is being cloned".to_owned(),
+        vms => vms.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+impl Claim {
+    /// Makes tart's home this agent's. From another Node's it is taken over only when nothing of that Node's Pods is at work.
+    pub fn take(tart: &Tart, node: &NodeName) -> Result<Self, ClaimError> {
+        let home = tart.home();
+        let (lock_path, owner_path) = (home.join("tart-kubelet.lock"), home.join("tart-kubelet.json"));
+        file::create_dir(home)?;
+        let (node, owner) = (node.to_string(), file::read::<String>(&owner_path)?);
+        let lock = Lock::take(&lock_path).map_err(|source| StateError::new("lock", &lock_path, source))?;
+        let Some(lock) = lock else { return Err(ClaimError::Held { home: home.to_owned(), node: owner }) };
+        match owner {
+            Some(owner) if owner == node => {}
+            Some(owner) => {
+                let (vms, is_cloning) = at_work(tart)?;
+                if is_cloning || !vms.is_empty() {
+                    return Err(ClaimError::Alive { home: home.to_owned(), node: owner, vms });
+                }
+                file::write_durably(&owner_path, &node)?;
+            }
+            None => file::write_durably(&owner_path, &node)?,
+        }
+        Ok(Self { _lock: lock })
+    }
+}
+
+/// The VMs of Pods that run or are about to, and whether one more is being made. Their shims are not ours to ask.
+fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), StateError> {
+    let failed = |source| StateError::new("look into", tart.home(), source);
+    let is_cloning = tart.is_cloning().map_err(failed)?;
+    let mut vms = tart.vm_dirs().map_err(failed)?;
+    vms.retain(|vm| {
+        let is_quiet = touched(&tart.vm_dir(vm))
+            .is_ok_and(|touched| SystemTime::now().duration_since(touched).is_ok_and(|quiet| quiet >= QUIET));
+        // What cannot be known counts as work.
+        !(is_quiet && tart.lock_of(vm).is_ok_and(|lock| lock == VmLock::Free))
+    });
+    Ok((vms, is_cloning))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn a_home_is_one_nodes_until_nothing_of_it_is_at_work() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let tart = Tart::in_home("/tart".as_ref(), dir.path());
+        let words = |name: &str| Claim::take(&tart, &node(name)).unwrap_err().to_string();
+        let held = Claim::take(&tart, &node("a")).unwrap();
+        let refused = words("b");
+        assert!(refused.contains("for Node `a`") && refused.contains("TART_HOME"), "{refused}");
+        assert!(words("a").contains("another tart-kubelet"));
+        drop(held);
+
+        // A VM that was touched a moment ago.
+        let vm = dir.path().join("vms/tk-0b1c-0");
+        fs::create_dir_all(&vm).unwrap();
+        fs::create_dir_all(dir.path().join("vms/builder")).unwrap();
+        let refused = words("b");
+        assert!(refused.contains("tk-0b1c-0") && !refused.contains("builder"), "{refused}");
+        drop(Claim::take(&tart, &node("a")).unwrap());
+        fs::remove_dir(&vm).unwrap();
+        drop(Claim::take(&tart, &node("b")).unwrap());
+        drop(Claim::take(&tart, &node("a")).unwrap());
+
+        // One that is being made.
+        let clone = dir.path().join("tmp/6D1E9C2A-0000-4000-8000-0123456789AB");
+        fs::create_dir_all(&clone).unwrap();
+        let lock = File::open(&clone).unwrap();
+        lock.lock().unwrap();
+        assert!(words("b").contains("one is being cloned"));
+        drop(lock);
+        drop(Claim::take(&tart, &node("b")).unwrap());
+    }
+}

@@ -1,0 +1,36 @@
+//! What is in the way of a volume.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::report::{self, chain};
+
+/// What is in the way of a volume: words for people, and whether a full disk is behind them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    words: String,
+    no_space: bool,
+}
+
+impl Problem {
+    pub(super) fn of(error: &(dyn Error + 'static)) -> Self {
+        Self { words: chain(error), no_space: report::is_for_want_of_space(error) }
+    }
+
+    /// Whether the disk is full.
+    pub fn is_for_want_of_space(&self) -> bool {
+        self.no_space
+    }
+}
+
+impl From<&str> for Problem {
+    fn from(words: &str) -> Self {
+        Self { words: words.to_owned(), no_space: false }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words)
+    }
+}
