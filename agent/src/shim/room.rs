@@ -68,7 +68,7 @@ impl Room {
     /// Leaves word for the agent to tell.
     pub(super) fn tell(&self, reason: &str, message: &str) {
         let notice = Notice { reason: reason.to_owned(), message: message.to_owned() };
-        if let Err(error) = self.attempt.notice(notice) {
+        if let Err(error) = self.attempt.notice(&notice) {
             warn!(error = chain(&error), "the notice cannot be left for the agent");
         }
     }
