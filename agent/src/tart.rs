@@ -6,6 +6,7 @@ mod error;
 mod image_name;
 mod list;
 mod lock;
+mod overdue;
 mod version;
 
 pub use cache::CachedImage;
@@ -14,6 +15,7 @@ pub use error::{Fault, TartError, running_vms};
 pub use image_name::{ImageDigest, full_name};
 pub use list::Source;
 pub use lock::VmLock;
+pub use overdue::end_overdue_calls;
 pub use version::TartVersion;
 
 use std::io;
