@@ -213,6 +213,7 @@ impl Images {
                 self.forget(image);
                 ImageError::Base { image: image.to_owned(), source: Arc::new(source) }
             })?;
+            crash::point("agent.base.made");
         }
         Ok(base)
     }

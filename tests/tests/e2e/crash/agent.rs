@@ -114,6 +114,7 @@ async fn a_pod_is_pulled_for_and_told_of() -> Result<()> {
         "write.images.json",
         "agent.pull.begun",
         "agent.pull.ended",
+        "agent.base.made",
         "agent.publish.before",
         "agent.publish.after",
     ];
