@@ -39,7 +39,7 @@ use crate::pod::worker::Host;
 use crate::pod::world::World;
 use crate::room::Room;
 use crate::state::{Claim, ClaimError, StateDir, StateError};
-use crate::tart::Tart;
+use crate::tart::{self, Tart};
 use crate::volume::HostPaths;
 
 /// Why the agent could not start or go on.
@@ -95,6 +95,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
+    tokio::spawn(tart::end_overdue_calls());
     let tart = Tart::new(&args.tart_binary);
     let config = node_config(&args, &tart).await?;
     let _claim = Claim::take(&tart, &config.name)?;

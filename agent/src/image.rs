@@ -25,6 +25,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
+use crate::crash;
 use crate::metrics::Metrics;
 use crate::pod::admission::PullPolicy;
 use crate::report::chain;
@@ -126,6 +127,7 @@ impl Images {
                 self.forget(image);
                 ImageError::Base { image: image.to_owned(), source: Arc::new(source) }
             })?;
+            crash::point("agent.base.made");
         }
         Ok(base)
     }

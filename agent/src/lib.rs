@@ -17,6 +17,7 @@ pub mod node;
 pub mod objects;
 pub mod pod;
 pub mod probe;
+pub mod processes;
 pub mod program;
 pub mod quantity;
 pub mod report;

@@ -10,6 +10,7 @@ pub mod host_ports;
 mod initialise;
 mod last_words;
 mod launch;
+mod leftovers;
 mod limit;
 mod log;
 mod room;
@@ -18,6 +19,7 @@ mod stop;
 mod vm_output;
 
 pub use launch::{LaunchError, launch};
+pub use leftovers::{LeftoversError, kill_leftovers};
 
 use std::fs::File;
 use std::io;
@@ -294,6 +296,7 @@ impl Shim {
         let _forwarding = ports.serve(address);
         let Some(command) = &self.spec.main.command else { return self.boot(container, address).await };
         self.enter(Stage::Up { address }, Vec::new());
+        crash::point("shim.up");
         let agent = tokio::select! {
             agent = timeout(limit, self.guest_agent()) => agent,
             _ = stop.requested() => return GuestEnd::Asked,

@@ -53,6 +53,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::crash;
 use crate::image::record::ImageRecord;
 use crate::pod::PodUid;
 use crate::vm::{BaseName, Restart};
@@ -279,6 +280,7 @@ impl PodDir {
         let boot = crate::volume::boot::dir_name(restart);
         crate::volume::remove(&self.volumes_path(), &boot)
             .map_err(|source| StateError::new("remove", &self.volumes_path().join(boot), source))?;
+        crash::point("agent.drop.volumes");
         file::remove(&self.shim_log_path(restart))?;
         for container in file::entries(&self.logs)? {
             let logs = self.logs.join(container);
@@ -293,13 +295,16 @@ impl PodDir {
                 }
             }
         }
+        crash::point("agent.drop.logs");
         self.attempt(restart).remove()
     }
 
     /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
     pub fn remove(&self) -> Result<(), StateError> {
         self.wipe_volumes()?;
+        crash::point("agent.forget.volumes");
         file::remove_dir(&self.logs)?;
+        crash::point("agent.forget.logs");
         file::remove_dir(&self.path)
     }
 }

@@ -6,6 +6,7 @@ mod error;
 mod image_name;
 mod list;
 mod lock;
+mod overdue;
 mod partial;
 mod version;
 
@@ -15,6 +16,7 @@ pub use error::{Fault, TartError, running_vms};
 pub use image_name::{ImageDigest, full_name};
 pub use list::Source;
 pub use lock::{VmLock, touched};
+pub use overdue::end_overdue_calls;
 pub use partial::Partial;
 pub use version::TartVersion;
 

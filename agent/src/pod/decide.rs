@@ -12,6 +12,8 @@ use crate::vm::Restart;
 
 /// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);
+/// How often a VM that has lost its shim is told to stop before all that the shim has left is killed: a `tart` that hangs is no VM.
+const ORPHAN_STOPS: u32 = 3;
 /// How long the guest of a Pod that is evicted may take to shut down, as for the kubelet.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
@@ -54,6 +56,8 @@ pub struct Observation {
     pub has_volumes: bool,
     /// When the Pod has been active for long enough, whatever it does.
     pub deadline: Option<Deadline>,
+    /// How often in a row a VM without a shim was told to stop, and something of it is still there.
+    pub vain_stops: u32,
     /// Whether the API server has taken a final phase for this Pod.
     pub final_status_published: bool,
     /// The time of the observation.
@@ -138,6 +142,8 @@ pub enum Decision {
     KillShim(Restart),
     /// Stop a VM that has lost its shim.
     StopOrphan(Restart),
+    /// Kill whatever the shim of a VM has left running.
+    KillLeftovers(Restart),
     /// Write down that a VM ended in a way that nobody saw.
     RecordLoss(Restart),
     /// Delete a VM.
@@ -168,6 +174,7 @@ impl Decision {
             Self::StopUnhealthy(..) => "stop-unhealthy",
             Self::KillShim(_) => "kill-shim",
             Self::StopOrphan(_) => "stop-orphan",
+            Self::KillLeftovers(_) => "kill-leftovers",
             Self::RecordLoss(_) => "record-loss",
             Self::Clean(_) => "clean",
             Self::Evict => "evict",
@@ -223,7 +230,7 @@ fn run(seen: &Observation) -> Decision {
     };
     // The one before the current VM stays known: it is the container's last state, and its log can be asked for.
     let (previous, forgotten) = older.split_last().map_or((None, older), |(last, rest)| (Some(last), rest));
-    if let Some(step) = forgotten.iter().chain(previous).find_map(|old| end(old, seen.now, Duration::ZERO)) {
+    if let Some(step) = forgotten.iter().chain(previous).find_map(|old| end(seen, old, Duration::ZERO)) {
         return step;
     }
     if let Some(old) = forgotten.first() {
@@ -231,7 +238,7 @@ fn run(seen: &Observation) -> Decision {
     }
     match (current.holder, &current.outcome, current.begun, &current.spec) {
         (Holder::Shim, None, ..) => attend(seen, current),
-        (Holder::Tart, ..) => Decision::StopOrphan(current.restart),
+        (Holder::Tart, ..) => stop_orphan(seen, current.restart),
         (Holder::Nobody, None, false, None) => plan(seen, current.restart, crashes_before(seen, previous)),
         (Holder::Nobody, None, false, Some(_)) if seen.is_outdated(current) => {
             plan(seen, current.restart, current.crashes())
@@ -290,12 +297,12 @@ fn crashes_before(seen: &Observation, previous: Option<&AttemptView>) -> u32 {
 
 /// The next step towards a Pod of which nothing runs; `None` when nothing does.
 fn tear_down(seen: &Observation, grace: Duration) -> Option<Decision> {
-    seen.attempts.iter().find_map(|attempt| end(attempt, seen.now, grace))
+    seen.attempts.iter().find_map(|attempt| end(seen, attempt, grace))
 }
 
 /// The next step towards a VM that is gone; `None` when it is.
-fn end(attempt: &AttemptView, now: Timestamp, grace: Duration) -> Option<Decision> {
-    let restart = attempt.restart;
+fn end(seen: &Observation, attempt: &AttemptView, grace: Duration) -> Option<Decision> {
+    let (restart, now) = (attempt.restart, seen.now);
     match (attempt.holder, &attempt.outcome) {
         (Holder::Shim, None) => {
             // A grace period that was shortened counts from now; one that was not is already being served.
@@ -304,10 +311,19 @@ fn end(attempt: &AttemptView, now: Timestamp, grace: Duration) -> Option<Decisio
             };
             Some(await_shim(restart, stop, now))
         }
-        (Holder::Tart, _) => Some(Decision::StopOrphan(restart)),
+        (Holder::Tart, _) => Some(stop_orphan(seen, restart)),
         (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),
         (Holder::Shim | Holder::Nobody, Some(_)) if !attempt.cleaned => Some(Decision::Clean(restart)),
         (Holder::Shim | Holder::Nobody, Some(_)) => None,
+    }
+}
+
+/// The next step for a VM without a shim of which something still runs.
+fn stop_orphan(seen: &Observation, restart: Restart) -> Decision {
+    if seen.vain_stops < ORPHAN_STOPS {
+        Decision::StopOrphan(restart)
+    } else {
+        Decision::KillLeftovers(restart)
     }
 }
 
@@ -333,6 +349,7 @@ impl Observation {
             evicted: None,
             has_volumes: false,
             deadline: None,
+            vain_stops: 0,
             final_status_published: false,
             now,
         }

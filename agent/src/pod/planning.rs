@@ -17,6 +17,7 @@ use super::pulling::Failure;
 use super::restart::RestartPolicy;
 use super::time::seconds;
 use super::worker::{WorkError, Worker, deadline, wanted};
+use crate::crash;
 use crate::image::ImageError;
 use crate::state::{ContainerSpec, HostPort, Share, ShimSpec};
 use crate::vm::Restart;
@@ -99,6 +100,7 @@ impl Worker {
         for words in gathered.environments.values().flat_map(|resolved| &resolved.skipped) {
             self.host.events.warning(&pod, "InvalidEnvironmentVariableNames", words);
         }
+        crash::point("agent.plan.gathered");
         self.write_plan(&pod, &plan, image, &gathered, restart, crashes)
     }
 
@@ -114,6 +116,7 @@ impl Worker {
         let spec = pod.spec.clone().unwrap_or_default();
         let all = spec.init_containers.iter().flatten().chain(&spec.containers);
         self.dir.create_logs(all.map(|container| container.name.as_str()))?;
+        crash::point("agent.plan.logs");
         let containers = |all: &[Container]| -> Vec<ContainerSpec> {
             let of = |one: &Container| {
                 let variables = gathered.environments.get(&one.name).map(|known| known.variables.clone());
@@ -130,6 +133,7 @@ impl Worker {
         };
         let Some(main) = containers(&spec.containers).pop() else { return Ok(()) };
         let boot = self.boot_shares(&spec.containers, gathered, restart)?;
+        crash::point("agent.plan.shares");
         let mut shares: Vec<Share> = gathered.volumes.shares.clone();
         let status_dir = boot.as_ref().map(|boot| boot.status_dir.clone());
         shares.extend(boot.into_iter().flat_map(|boot| boot.shares));

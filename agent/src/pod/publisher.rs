@@ -11,6 +11,7 @@ use tracing::{debug, warn};
 
 use super::status::is_final;
 use super::{PodName, PodUid};
+use crate::crash;
 use crate::report::chain;
 
 const LIMIT: Duration = Duration::from_secs(15);
@@ -73,7 +74,10 @@ async fn publish(
             continue;
         };
         let body = Patch::Strategic(patch(&uid, &status));
+        let is_last = is_final(Some(&status));
+        crash::point(if is_last { "agent.publish-final.before" } else { "agent.publish.before" });
         let attempt = timeout(LIMIT, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
+        crash::point(if is_last { "agent.publish-final.after" } else { "agent.publish.after" });
         let problem = match attempt {
             Ok(Ok(_)) => {
                 debug!(%pod, phase = status.phase, "status published");

@@ -40,7 +40,7 @@ use crate::node::health::Health;
 use crate::node::starts::StartBoard;
 use crate::probe;
 use crate::report::{self, chain};
-use crate::shim::{self, LaunchError};
+use crate::shim::{self, LaunchError, LeftoversError};
 use crate::state::{Attempt, Ending, Outcome, PodDir, PodRecord, Stage, StateError, StopCause, StopRequest};
 use crate::tart::{Fault, Tart, TartError};
 use crate::vm::Restart;
@@ -51,6 +51,8 @@ const SAFETY_NET: Duration = Duration::from_secs(10);
 /// After an effect has failed, and after a VM that should be gone is still there.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
+/// How long a VM that has lost its shim may take to stop before it is killed.
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(5);
 const API_LIMIT: Duration = Duration::from_secs(15);
 /// What is told when a VM or its log has found no space, and the agent cannot help.
 const NO_ROOM: &str = "the Pod's VM has found no space on the disk, and no image on this host may be deleted for it; free some disk space on \
@@ -104,6 +106,8 @@ pub(super) enum WorkError {
     Tart(#[from] TartError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Leftovers(#[from] LeftoversError),
     #[error("cannot make the directories of a guest that only boots")]
     Boot(#[source] io::Error),
     #[error("cannot delete the Pod from the API")]
@@ -116,7 +120,7 @@ impl WorkError {
         match self {
             Self::Tart(error) => error.fault() == Some(Fault::NoSpace),
             Self::State(_) | Self::Launch(_) | Self::Boot(_) => report::is_for_want_of_space(self),
-            Self::Delete(_) => false,
+            Self::Leftovers(_) | Self::Delete(_) => false,
         }
     }
 }
@@ -140,6 +144,8 @@ pub struct Worker {
     pub(super) belongings: Belongings,
     pub(super) image_failure: Option<Failure>,
     setback: Option<Setback>,
+    /// How often in a row a VM without a shim was told to stop.
+    vain_stops: u32,
     /// The status that was last asked to be published.
     shown: Option<PodStatus>,
     pub(super) told: Told,
@@ -194,6 +200,7 @@ impl Worker {
             belongings,
             image_failure: None,
             setback: None,
+            vain_stops: 0,
             shown: None,
             told: Told::default(),
         }
@@ -224,6 +231,9 @@ impl Worker {
                 continue;
             }
             self.setback = None;
+            if !matches!(decision, Decision::StopOrphan(_)) {
+                self.vain_stops = 0;
+            }
             crash::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::Forget {
                 self.host.metrics.pod_waits(self.dir.uid(), None);
@@ -295,6 +305,7 @@ impl Worker {
             evicted: self.dir.evicted()?,
             has_volumes: self.dir.has_volumes(),
             deadline: deadline(&pod),
+            vain_stops: self.vain_stops,
             final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
             now: Timestamp::now(),
         })
@@ -382,7 +393,9 @@ impl Worker {
                     self.wait_for_place(&mut changes).await;
                     return Ok(());
                 }
-                block_in_place(|| shim::launch(&self.host.program, &self.dir, &self.dir.attempt(restart)))?;
+                let (attempt, stirred) = (self.dir.attempt(restart), self.stirred.clone());
+                let ended = move || stirred.notify_one();
+                block_in_place(|| shim::launch(&self.host.program, &self.dir, &attempt, ended))?;
             }
             Decision::MakeRoom(restart) => {
                 let made = match &self.host.collector {
@@ -413,13 +426,24 @@ impl Worker {
                 let pod = self.pod.borrow().clone();
                 let note = format!("the shim of VM {} does not stop it; killing both", attempt.vm());
                 self.host.events.warning(&pod, "ShimStuck", &note);
-                attempt.kill_shim()?;
+                if !attempt.kill_shim()? {
+                    // Nobody knows which process it is.
+                    block_in_place(|| shim::kill_leftovers(&attempt))?;
+                }
                 self.wait_at_most(RETRY).await;
             }
             Decision::StopOrphan(restart) => {
                 let vm = self.dir.attempt(restart).vm();
                 warn!(pod = %self.name, %vm, "the VM has lost its shim; stopping it");
-                self.host.tart.stop(&vm, Duration::from_secs(5)).await?;
+                // Counted first: a stop that hangs is in vain, too.
+                self.vain_stops += 1;
+                self.host.tart.stop(&vm, ORPHAN_PATIENCE).await?;
+                self.wait_at_most(RETRY).await;
+            }
+            Decision::KillLeftovers(restart) => {
+                let attempt = self.dir.attempt(restart);
+                let killed = block_in_place(|| shim::kill_leftovers(&attempt))?;
+                warn!(pod = %self.name, vm = %attempt.vm(), ?killed, "killed what the VM's shim has left running");
                 self.wait_at_most(RETRY).await;
             }
             Decision::RecordLoss(restart) => self.record_loss(restart)?,
@@ -486,6 +510,7 @@ impl Worker {
         self.host.tart.delete(&attempt.vm()).await?;
         crash::point("agent.clean.deleted");
         attempt.scrub()?;
+        crash::point("agent.clean.scrubbed");
         attempt.mark_cleaned()?;
         // A clone that failed may mean that the image is no longer where it was.
         if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =
@@ -548,7 +573,8 @@ fn describe(decision: Decision) -> &'static str {
         Decision::AskToStop(..)
         | Decision::StopUnhealthy(..)
         | Decision::KillShim(_)
-        | Decision::StopOrphan(_) => "cannot stop the VM",
+        | Decision::StopOrphan(_)
+        | Decision::KillLeftovers(_) => "cannot stop the VM",
         Decision::RecordLoss(_) => "cannot write down how the VM ended",
         Decision::Clean(_) => "cannot delete the VM",
         Decision::Evict => "cannot evict the Pod",

@@ -6,6 +6,7 @@ use tokio::time::timeout;
 
 use super::limit::Limit;
 use super::{Container, GuestEnd, Shim, hooks};
+use crate::crash;
 use crate::report::chain;
 use crate::state::{Ending, Hook, Stage};
 
@@ -15,6 +16,7 @@ impl Shim {
         self.enter(Stage::Up { address }, Vec::new());
         let mut stop = self.stop.clone();
         if let Some(hook) = &self.spec.main.post_start {
+            crash::point("shim.post-start.before");
             let failure = tokio::select! {
                 result = self.hook(hook, address) => result.err(),
                 _ = stop.requested() => return GuestEnd::Asked,
@@ -24,11 +26,13 @@ impl Shim {
                 self.notice("FailedPostStartHook", message.clone());
                 return GuestEnd::Over(Ending::Exited { code: 137, message: Some(message) });
             }
+            crash::point("shim.post-start.after");
         }
         self.running(container, address, None);
         stop.requested().await;
         let mut limit = Limit::asked(stop);
         if let Some(hook) = self.spec.main.pre_stop.as_ref().filter(|_| !limit.is_over()) {
+            crash::point("shim.pre-stop.before");
             let failure = tokio::select! {
                 result = self.hook(hook, address) => result.err(),
                 () = limit.over() => Some("it did not end within the grace period".to_owned()),
@@ -36,6 +40,7 @@ impl Shim {
             if let Some(why) = failure {
                 self.notice("FailedPreStopHook", format!("PreStopHook failed: {why}"));
             }
+            crash::point("shim.pre-stop.after");
         }
         GuestEnd::Asked
     }

@@ -83,6 +83,7 @@ impl Shim {
             Ok(ready) => ready,
             Err(run) => return run,
         };
+        crash::point("shim.set-up");
         let stdin = if command.stdin { Stdin::Open } else { Stdin::Empty };
         let argv = ready.run(&command.argv);
         let exec = Exec { argv, env: command.env.clone(), stdin, tty: command.tty };
@@ -190,12 +191,14 @@ impl Shim {
         let mut stop = self.stop.clone();
         if let Some(hook) = &task.spec.post_start {
             let enter = ready.enter();
+            crash::point("shim.post-start.before");
             let run = hooks::run(hook, guest, &enter, task.address);
             let failure = tokio::select! {
                 result = run => result.err(),
                 end = follow.as_mut() => return end.into(),
                 _ = stop.requested() => None,
             };
+            crash::point("shim.post-start.after");
             if let Some(error) = failure {
                 let message = format!("PostStartHookError: {}", chain(&error));
                 self.notice("FailedPostStartHook", message.clone());
@@ -224,6 +227,7 @@ impl Shim {
         if let Some(hook) = task.spec.pre_stop.as_ref().filter(|_| !limit.is_over()) {
             let enter = ready.enter();
             let mut hook_guest = guest.clone();
+            crash::point("shim.pre-stop.before");
             let run = hooks::run(hook, &mut hook_guest, &enter, task.address);
             tokio::select! {
                 end = follow.as_mut() => return end.into(),
@@ -234,12 +238,13 @@ impl Shim {
                     self.notice("FailedPreStopHook", "PreStopHook did not end within the grace period".to_owned());
                 }
             }
+            crash::point("shim.pre-stop.after");
             limit.grant(LEAST_AFTER_HOOK);
         }
         let terminate = async {
             let exec = Exec { argv: ready.terminate(), ..Exec::default() };
             match guest.run(exec, SIGNAL_LIMIT, SET_UP_WORDS).await {
-                Ok(done) if done.code == 0 => {}
+                Ok(done) if done.code == 0 => crash::point("shim.terminated"),
                 Ok(done) => {
                     info!(said = %String::from_utf8_lossy(&done.output), "the command took no SIGTERM");
                 }

@@ -9,6 +9,7 @@ use tracing::warn;
 
 use super::container::{Run, Task};
 use super::{GuestEnd, Shim, stopped_early};
+use crate::crash;
 use crate::guest::Guest;
 use crate::pod::restart::back_off;
 use crate::report::chain;
@@ -53,6 +54,7 @@ impl Shim {
                     started_at = Some(at);
                     states[index].now = InitStage::Running(at);
                     self.record(&states);
+                    crash::point("shim.init.started");
                 });
                 let run = run.await;
                 let lost = run == Run::Lost;
@@ -77,6 +79,7 @@ impl Shim {
                     Next::Go => {
                         states[index].now = InitStage::Over(outcome);
                         self.record(&states);
+                        crash::point("shim.init.over");
                         break;
                     }
                     Next::Fail(ending) => {
@@ -92,6 +95,7 @@ impl Shim {
                         };
                         states[index].last = Some(outcome);
                         self.record(&states);
+                        crash::point("shim.init.failed");
                         let mut stop = self.stop.clone();
                         tokio::select! {
                             () = sleep(delay) => {}

@@ -7,6 +7,7 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 
+use super::leftovers;
 use crate::state::{Attempt, PodDir, StateError};
 
 /// A shim that could not be started.
@@ -23,8 +24,13 @@ pub enum LaunchError {
     Spawn(PathBuf, #[source] io::Error),
 }
 
-/// Starts the shim of a VM that is planned, unless it has, or had, one.
-pub fn launch(program: &Path, pod: &PodDir, attempt: &Attempt) -> Result<(), LaunchError> {
+/// Starts the shim of a VM that is planned, unless it has, or had, one. `ended` is called when it ends while this process lives.
+pub fn launch(
+    program: &Path,
+    pod: &PodDir,
+    attempt: &Attempt,
+    ended: impl FnOnce() + Send + 'static,
+) -> Result<(), LaunchError> {
     // The lock is taken here and handed over as the shim's standard input, so that it is held without a gap: there is no
     // moment in which a second agent, or this one, could take the VM for one without a shim.
     let Some(lock) = attempt.seal()? else { return Ok(()) };
@@ -41,13 +47,17 @@ pub fn launch(program: &Path, pod: &PodDir, attempt: &Attempt) -> Result<(), Lau
     let mut child = Command::new(program)
         .arg("shim")
         .arg(attempt.path())
+        .env(leftovers::MARK, attempt.vm().to_string())
         .stdin(lock.into_file())
         .stdout(Stdio::null())
         .stderr(log)
         .kill_on_drop(false)
         .spawn()
         .map_err(|error| LaunchError::Spawn(program.to_owned(), error))?;
-    // Its end is read from its directory; this only keeps it from staying a zombie.
-    tokio::spawn(async move { child.wait().await });
+    // How it ended is read from its directory; but one that is killed changes nothing there, nor should it stay a zombie.
+    tokio::spawn(async move {
+        let _ = child.wait().await;
+        ended();
+    });
     Ok(())
 }

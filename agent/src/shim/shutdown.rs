@@ -12,6 +12,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::stop::StopSignal;
+use crate::crash;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
 use crate::report::chain;
 use crate::tart::Tart;
@@ -26,6 +27,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Shuts the guest down within the time that the request leaves; says whether it had to be forced.
 pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, stop: &mut StopSignal) -> bool {
+    crash::point("shim.shut-down");
     let ask = ask_guest(tart, vm);
     tokio::pin!(ask);
     loop {

@@ -222,16 +222,19 @@ impl Attempt {
         file::write(&self.path.join("shim.pid"), &pid)
     }
 
-    /// Kills the shim, if it lives: the process that has signed, while the lock that it holds is held.
-    pub fn kill_shim(&self) -> Result<(), StateError> {
-        let pid = self.read::<i32>("shim.pid")?;
-        if let Some(pid) = pid.filter(|&pid| pid > 1)
-            && self.is_held("shim.lock")?
-        {
+    /// The process that has signed as the shim. It may be long gone, and another one have its number.
+    pub fn signed(&self) -> Result<Option<Pid>, StateError> {
+        Ok(self.read::<i32>("shim.pid")?.filter(|&pid| pid > 1).map(Pid::from_raw))
+    }
+
+    /// Kills the shim, if it lives: the process that has signed, while the lock that it holds is held. Says whether one has.
+    pub fn kill_shim(&self) -> Result<bool, StateError> {
+        let Some(pid) = self.signed()? else { return Ok(false) };
+        if self.is_held("shim.lock")? {
             // It fails only when the shim is gone, which is what we want.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            let _ = kill(pid, Signal::SIGKILL);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes the lock that every `tart` which works on this VM shares; `None` when an old one still does.
@@ -328,11 +331,13 @@ impl Attempt {
         file::write_durably(&self.path.join("outcome.json"), outcome)
     }
 
-    /// Forgets what may be secret in the plan of a VM that is over.
+    /// Forgets what may be secret in the plan of a VM that is over, also in one that is spoilt or was never finished.
     pub fn scrub(&self) -> Result<(), StateError> {
-        let Some(mut spec) = self.read::<ShimSpec>("spec.json")? else { return Ok(()) };
+        let path = self.path.join("spec.json");
+        file::remove_half_written(&path)?;
+        let Some(mut spec) = file::read::<ShimSpec>(&path)? else { return file::remove(&path) };
         spec.forget_secrets();
-        file::write(&self.path.join("spec.json"), &spec)
+        file::write(&path, &spec)
     }
 
     /// Records that the VM is deleted.
@@ -485,6 +490,21 @@ mod tests {
         assert_eq!(own.addresses_of_others().unwrap(), [address(3)]);
         drop(tart);
         assert_eq!(own.addresses_of_others().unwrap(), Vec::<IpAddr>::new());
+    }
+
+    #[test]
+    fn no_secret_stays_whatever_has_become_of_the_plan() {
+        let (_dir, pod) = pod();
+        let attempt = pod.attempt(Restart(0));
+        attempt.plan(&spec(&attempt)).unwrap();
+        let (whole, half) = (attempt.path().join("spec.json"), attempt.path().join("spec.tmp"));
+        std::fs::write(&half, "secret").unwrap();
+        attempt.scrub().unwrap();
+        assert!(attempt.view().unwrap().spec.is_some() && !half.exists());
+        std::fs::write(&whole, "{\"main\": \"secret").unwrap();
+        attempt.scrub().unwrap();
+        assert!(!whole.exists());
+        attempt.scrub().unwrap();
     }
 
     #[test]

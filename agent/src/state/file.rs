@@ -1,5 +1,6 @@
 //! Small JSON files that are either whole or absent.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::report;
+use crate::{crash, report};
 
 /// No file of ours comes near this; a larger one is not ours.
 const MAX_BYTES: u64 = 4 << 20;
@@ -73,7 +74,20 @@ fn replace<T: Serialize>(
     let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&temp)?;
     file.write_all(&serde_json::to_vec(value)?)?;
     before_rename(&file)?;
+    crash_half_written(path);
     fs::rename(&temp, path)
+}
+
+/// The point `write.<file>`: what is new is on the disk, under the wrong name.
+fn crash_half_written(path: &Path) {
+    if let Some(name) = path.file_name().and_then(OsStr::to_str) {
+        crash::point(&format!("write.{name}"));
+    }
+}
+
+/// Removes what a crash may have left of a write.
+pub(super) fn remove_half_written(path: &Path) -> Result<(), StateError> {
+    remove(&path.with_extension("tmp"))
 }
 
 /// Reads a file; one that is absent, or that a power cut or a bad disk has spoilt, is `None`.

@@ -12,6 +12,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::error::TartError;
+use super::overdue;
 
 /// Output beyond this is dropped; no answer of tart comes near it.
 const MAX_OUTPUT: usize = 4 << 20;
@@ -41,6 +42,7 @@ pub(super) async fn call_heard(
     hear: impl FnMut(&str),
 ) -> Result<TartOutput, TartError> {
     let line = shown(&command);
+    overdue::mark(&mut command, limit);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.as_std().get_program().to_owned();
     let mut child = command.spawn().map_err(|source| TartError::spawn(program.as_ref(), source))?;
@@ -169,6 +171,14 @@ mod tests {
     async fn output_is_bounded_and_never_blocks_the_writer() {
         let output = call(shell("head -c 20000000 /dev/zero"), Duration::from_mins(1)).await.unwrap();
         assert_eq!(output.stdout.len(), MAX_OUTPUT);
+    }
+
+    #[tokio::test]
+    async fn a_call_says_when_it_is_to_be_over() {
+        let limit = Duration::from_hours(1);
+        let said = call(shell("echo $TART_KUBELET_DEADLINE"), limit).await.unwrap().stdout;
+        let left = said.trim().parse::<i64>().unwrap() - jiff::Timestamp::now().as_second();
+        assert!(left > 0 && left <= 3600, "{left}");
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::crash;
 use crate::state::{PodDir, Share};
 use crate::vm::Restart;
 
@@ -59,5 +60,6 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     let temp = path.with_extension("tmp");
     let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&temp)?;
     file.write_all(text.as_bytes())?;
+    crash::point("agent.plan.environment");
     fs::rename(temp, path)
 }

@@ -32,7 +32,14 @@ async fn agent_is_back(scene: &Scene, since: jiff::Timestamp) -> Result<()> {
 async fn a_vm_outlives_its_agent_and_is_adopted_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("adopt").await?;
     scene.create(&scene.pod("adopt", &json!({}), &json!({}))).await?;
-    let vm = Scene::vm_of(&scene.phase("adopt", "Running").await?)?;
+    let pod = wait::until(&scene.pods, "adopt", "ready", DEADLINE, |pod| {
+        pod.status
+            .as_ref()
+            .and_then(|status| status.container_statuses.as_ref()?.first())
+            .is_some_and(|one| one.ready)
+    })
+    .await?;
+    let vm = Scene::vm_of(&pod)?;
     let before = vm_process(&scene)?;
 
     agent.kill9()?;
@@ -43,10 +50,16 @@ async fn a_vm_outlives_its_agent_and_is_adopted_again() -> Result<()> {
     // What it does at last shows that it knows the VM; that it did not start it again, its process shows.
     assert_eq!(vm_process(&scene)?, before);
     assert_eq!(scene.vms().await?, std::slice::from_ref(&vm));
-    assert_eq!(phase_of(&scene.pods.get("adopt").await?), "Running");
+    // When it has seen another Pod through its start, it has looked at this one, too.
+    scene.create(&scene.pod("next", &json!({}), &json!({}))).await?;
+    scene.phase("next", "Running").await?;
+    let after = scene.pods.get("adopt").await?;
+    assert_eq!(phase_of(&after), "Running");
+    assert_eq!(after.metadata.resource_version, pod.metadata.resource_version, "{:?}", after.status);
 
     scene.shut_down(&vm).await;
     scene.phase("adopt", "Succeeded").await?;
+    scene.kubectl.run(["delete", "pod", "next"]).await?;
     scene.no_vms().await
 }
 

@@ -4,7 +4,7 @@ mod bases;
 mod broken_input;
 mod commands;
 mod conditions;
-mod crash_points;
+mod crash;
 mod crashes;
 mod deletion;
 mod describe;

@@ -1,16 +1,12 @@
 //! The Mac loses its power, and comes back.
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, Scene, phase_of};
-
-fn container(pod: &Pod) -> Result<ContainerStatus> {
-    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
-    statuses.and_then(|all| all.into_iter().next()).context("no container status")
-}
+use crate::crash::records::spoil;
+use crate::crash::{Mortal, boots, container, end_of, forget, last_end_of};
+use crate::scene::{DEADLINE, IMAGE, Scene, phase_of};
 
 #[tokio::test]
 async fn pods_after_a_reboot_are_what_their_policy_says() -> Result<()> {
@@ -49,5 +45,115 @@ async fn pods_after_a_reboot_are_what_their_policy_says() -> Result<()> {
     assert_eq!(scene.vms().await?, [after], "the disks of the others are gone");
 
     scene.kubectl.run(["delete", "pod", "--all"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn while_an_image_is_pulled_and_a_vm_is_cloned() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("reboot-early").await?;
+    let other = "registry.test/other/sequoia:15";
+    scene.mac.add_image(other, &json!({}))?;
+    let command = json!({"command": ["/usr/bin/true"]});
+    let spec = json!({"restartPolicy": "OnFailure"});
+    scene.create(&scene.pod("first", &command, &json!({}))).await?;
+    scene.phase("first", "Succeeded").await?;
+    scene.mac.set_fault("pull", "stall at=layers only=registry.test/other")?;
+    scene.mac.set_fault("hang", "clone")?;
+    scene.mac.set_fault("calls", "")?;
+    scene.create(&scene.pod("pulled", &json!({"command": ["/usr/bin/true"], "image": other}), &spec)).await?;
+    scene.create(&scene.pod("cloned", &command, &spec)).await?;
+    wait::eventually("a pull and a clone", DEADLINE, async || {
+        let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
+        ensure!(["pull", "clone"].iter().all(|one| calls.lines().any(|line| line == *one)), "{calls}");
+        Ok(())
+    })
+    .await?;
+    scene.mac.lose_power()?;
+    for fault in ["pull", "hang"] {
+        scene.mac.clear_fault(fault)?;
+    }
+    let _agent = scene.agent.start()?;
+    let pulled = scene.phase("pulled", "Succeeded").await?;
+    assert_eq!(container(&pulled)?.restart_count, 0, "no VM of it was ever begun");
+    let cloned = scene.phase("cloned", "Succeeded").await?;
+    assert_eq!((container(&cloned)?.restart_count, last_end_of(&cloned)?.exit_code), (1, 137));
+    assert_eq!(boots(&scene)?, 3);
+    scene.kubectl.run(["delete", "pod", "--all"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn while_a_pod_is_initialised_and_another_is_deleted() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("reboot-busy").await?;
+    let mounts = json!([{"name": "kept", "mountPath": "/private/tmp/kept"}]);
+    let script = "cd /private/tmp/kept; echo x >>tries; until [ -e go ]; do sleep 0.05; done";
+    let spec = json!({
+        "restartPolicy": "OnFailure",
+        "volumes": [{"name": "kept", "emptyDir": {}}],
+        "initContainers": [
+            {"name": "init", "image": IMAGE, "command": ["/bin/sh", "-c", script], "volumeMounts": mounts},
+        ],
+    });
+    let main = json!({"command": ["/bin/sh", "-c", "cat /private/tmp/kept/tries"], "volumeMounts": mounts});
+    scene.create(&scene.pod("init", &main, &spec)).await?;
+    let stubborn = json!({"command": ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]});
+    scene.create(&scene.pod("stops", &stubborn, &json!({"terminationGracePeriodSeconds": 3600}))).await?;
+    scene.phase("stops", "Running").await?;
+    scene.kubectl.run(["delete", "pod", "stops", "--wait=false"]).await?;
+    scene.told("pod", "stops", "stopping VM").await?;
+    let uid = scene.pods.get("init").await?.metadata.uid.context("no UID")?;
+    let kept = scene.agent.state_dir().join("volumes").join(uid).join("kept");
+    wait::eventually("an init container that runs", DEADLINE, async || {
+        ensure!(kept.join("tries").exists());
+        Ok(())
+    })
+    .await?;
+    scene.mac.lose_power()?;
+    std::fs::write(kept.join("go"), "")?;
+    let _agent = scene.agent.start()?;
+    wait::until_gone(&scene.pods, "stops", DEADLINE).await?;
+    let pod = scene.phase("init", "Succeeded").await?;
+    assert_eq!(container(&pod)?.restart_count, 1);
+    assert_eq!(scene.log(&pod, "main", 1)?, ["x", "x"], "once in each VM");
+    scene.kubectl.run(["delete", "pod", "init"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn while_a_vm_is_planned_and_while_one_is_over_but_not_deleted() -> Result<()> {
+    let scene = Scene::new("reboot-late").await?;
+    let script = json!({"command": ["/bin/sh", "-c", "exit 7"]});
+    for (index, (name, point)) in
+        [("planned", "agent.plan.after"), ("launched", "agent.launch.before"), ("over", "agent.clean.before")]
+            .into_iter()
+            .enumerate()
+    {
+        scene.create(&scene.pod(name, &script, &json!({}))).await?;
+        Mortal::start(&scene, &[point])?.die().await?;
+        scene.mac.lose_power()?;
+        let agent = scene.agent.start()?;
+        let pod = scene.phase(name, "Failed").await.with_context(|| format!("after {point}"))?;
+        assert_eq!(
+            (name, end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?),
+            (name, 7, 0, index + 1)
+        );
+        forget(&scene, name).await?;
+        agent.kill9()?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn that_spoils_what_was_not_yet_on_the_disk() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("reboot-spoils").await?;
+    scene.create(&scene.pod("never", &json!({}), &json!({}))).await?;
+    scene.phase("never", "Running").await?;
+    scene.mac.lose_power()?;
+    ensure!(spoil(&scene.agent.state_dir().join("pods"))? >= 4, "there are hardly any records");
+    let _agent = scene.agent.start()?;
+    let pod = scene.phase("never", "Failed").await?;
+    assert_eq!(end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
+    assert_eq!((container(&pod)?.restart_count, boots(&scene)?), (0, 1));
+    scene.kubectl.run(["delete", "pod", "never"]).await?;
     scene.nothing_left().await
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::control_plane::ControlPlane;
@@ -221,21 +223,27 @@ impl Scene {
 
     /// Kills the shims of this scene's agent, and nothing else.
     pub(crate) fn kill_shims(&self) -> Result<()> {
+        self.signal_shims(Signal::SIGKILL)
+    }
+
+    /// Sends a signal to the shims of this scene's agent, and to nothing else.
+    pub(crate) fn signal_shims(&self, signal: Signal) -> Result<()> {
         let state = self.agent.state_dir();
         let mut system = sysinfo::System::new().context("cannot look at processes")?;
         let arguments = sysinfo::ProcessRefreshKind::nothing().with_cmd(sysinfo::UpdateKind::Always);
         system.refresh_processes_specifics(sysinfo::ProcessesToUpdate::All, true, arguments);
-        let mut killed = 0;
+        let mut found = 0;
         for process in system.processes().values() {
             let argument = |index: usize| process.cmd().get(index).map(std::path::Path::new);
             let ours = argument(1) == Some("shim".as_ref())
                 && argument(2).is_some_and(|dir| dir.starts_with(&state));
             if ours && process.thread_kind().is_none() {
-                ensure!(process.kill(), "cannot kill {}", process.pid());
-                killed += 1;
+                let pid = Pid::from_raw(process.pid().as_u32().try_into()?);
+                kill(pid, signal).with_context(|| format!("cannot send {signal} to {pid}"))?;
+                found += 1;
             }
         }
-        ensure!(killed > 0, "there is no shim to kill");
+        ensure!(found > 0, "there is no shim to send {signal} to");
         Ok(())
     }
 

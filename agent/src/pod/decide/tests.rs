@@ -51,6 +51,12 @@ fn crashed(view: AttemptView) -> AttemptView {
     AttemptView { spec: view.spec.map(|spec| ShimSpec { crashes: 1, ..spec }), ..view }
 }
 
+/// A VM whose container had run for long enough to be forgiven its failures.
+fn well(view: AttemptView) -> AttemptView {
+    let outcome = view.outcome.map(|outcome| Outcome { started_at: Some(at(-1000)), ..outcome });
+    AttemptView { outcome, ..view }
+}
+
 fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
     Observation::example(wanted, attempts, at(100))
 }
@@ -78,6 +84,11 @@ fn a_pod_to_run() {
             seen(RUN, vec![AttemptView { holder: Holder::Nobody, ..live(0) }]),
             Decision::RecordLoss(Restart(0)),
         ),
+        // Something has outlived a shim that ended well.
+        (
+            seen(RUN, vec![AttemptView { holder: Holder::Tart, ..ended(0, 0) }]),
+            Decision::StopOrphan(Restart(0)),
+        ),
         (seen(RUN, vec![AttemptView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
@@ -88,6 +99,12 @@ fn a_pod_to_run() {
         (seen(again, vec![crashed(cleaned(1, 0))]), Decision::Wait(Some(at(109)))),
         (Observation { now: at(109), ..seen(again, vec![crashed(cleaned(1, 0))]) }, plan(2, 2)),
         (seen(again, vec![cleaned(0, 0), live(1)]), Decision::Wait(None)),
+        // Its plan was begun and never written.
+        (seen(again, vec![crashed(cleaned(0, 0)), AttemptView { spec: None, ..planned(1) }]), plan(1, 2)),
+        (
+            seen(again, vec![crashed(well(cleaned(0, 0))), AttemptView { spec: None, ..planned(1) }]),
+            plan(1, 1),
+        ),
         (seen(again, vec![cleaned(0, 0), cleaned(1, 0), live(2)]), Decision::Drop(Restart(0))),
         (seen(again, vec![ended(0, 0), live(1)]), Decision::Clean(Restart(0))),
     ];
@@ -126,6 +143,16 @@ fn a_pod_to_stop() {
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
+#[test]
+fn what_does_not_stop_is_killed() {
+    let orphan = || vec![AttemptView { holder: Holder::Tart, ..live(0) }];
+    for wanted in [RUN, Wanted::Stop(GRACE), Wanted::Finished(GRACE), Wanted::Gone] {
+        let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, orphan()) });
+        assert_eq!(after(2), Decision::StopOrphan(Restart(0)));
+        assert_eq!(after(3), Decision::KillLeftovers(Restart(0)));
     }
 }
 
@@ -367,12 +394,13 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         Just(Some(Health { started: false, ready: false, failed: None })),
         Just(Some(Health { started: true, ready: true, failed: Some(StopCause::FailedLiveness) })),
     ];
-    (wanted, attempts, health, any::<[bool; 3]>()).prop_map(
-        |(wanted, attempts, health, [refused, accepted, published])| Observation {
+    (wanted, attempts, health, any::<[bool; 3]>(), 0..5u32).prop_map(
+        |(wanted, attempts, health, [refused, accepted, published], vain_stops)| Observation {
             refused,
             accepted,
             image: Some("b".into()),
             health,
+            vain_stops,
             final_status_published: published,
             ..seen(wanted, attempts)
         },
@@ -404,6 +432,15 @@ proptest! {
                 StopCause::Changed => prop_assert!(seen.is_outdated(current)),
                 cause => prop_assert_eq!(seen.health.and_then(|health| health.failed), Some(cause)),
             }
+        }
+    }
+
+    /// Nobody but a VM without a shim is stopped by force.
+    #[test]
+    fn what_has_a_shim_is_left_to_it(seen in any_observation()) {
+        if let Decision::StopOrphan(restart) | Decision::KillLeftovers(restart) = decide(&seen) {
+            let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
+            prop_assert_eq!(attempt.holder, Holder::Tart);
         }
     }
 

@@ -1,0 +1,77 @@
+//! Calls that have outlived the one who made them: their time limits hold all the same.
+//!
+//! A `tart` that hangs may hold the lock that every other `tart` of this host waits for. Who made the call ends it in time, unless that
+//! was an agent which was killed meanwhile. One that is still in time is left alone: it may be most of a long pull.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::process::Command;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tracing::warn;
+
+use crate::processes::{self, Running};
+use crate::report::chain;
+
+/// The environment variable with the second at which a call is to be over.
+const MARK: &str = "TART_KUBELET_DEADLINE";
+/// Whoever lives ends its own calls in time.
+const MARGIN: i64 = 60;
+
+/// Writes on a call when it is to be over, for whoever finds it then.
+pub(super) fn mark(command: &mut Command, limit: Duration) {
+    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
+    command.env(MARK, Timestamp::now().as_second().saturating_add(seconds).to_string());
+}
+
+/// Kills the calls of earlier agents that are overdue, and the others when they are. Returns when there are none.
+pub async fn end_overdue_calls() {
+    loop {
+        let running = match spawn_blocking(processes::others).await {
+            Ok(Ok(running)) => running,
+            Ok(Err(error)) => return warn!(error = chain(&error), "cannot look for calls of tart that hang"),
+            Err(error) => return warn!(%error, "cannot look for calls of tart that hang"),
+        };
+        let now = Timestamp::now().as_second();
+        let (overdue, next) = judge(&running, now);
+        for call in overdue {
+            warn!(pid = %call.pid, "a call of tart has outlived its agent and its time; killing it");
+            call.kill();
+        }
+        let Some(next) = next else { return };
+        sleep(Duration::from_secs(u64::try_from(next - now).unwrap_or(0))).await;
+    }
+}
+
+/// The calls that are overdue, and when the next one will be.
+fn judge(running: &[Running], now: i64) -> (Vec<&Running>, Option<i64>) {
+    let end = |call: &Running| call.variable(MARK)?.parse::<i64>().ok().map(|end| end.saturating_add(MARGIN));
+    let overdue = running.iter().filter(|call| end(call).is_some_and(|end| end <= now)).collect();
+    let next = running.iter().filter_map(end).filter(|end| *end > now).min();
+    (overdue, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_overdue_is_ended() {
+        let call = |pid, end: &str| Running::example(pid, 1, &["tart"], &[&format!("{MARK}={end}")]);
+        let running = [
+            call(2, "100"),
+            call(3, "900"),
+            call(4, "950"),
+            call(5, "soon"),
+            Running::example(6, 1, &["tart"], &[]),
+        ];
+        let judged = |now| {
+            let (overdue, next) = judge(&running, now);
+            (overdue.iter().map(|call| call.pid.as_raw()).collect::<Vec<_>>(), next)
+        };
+        assert_eq!(judged(159), (vec![], Some(160)));
+        assert_eq!(judged(160), (vec![2], Some(960)));
+        assert_eq!(judged(2000), (vec![2, 3, 4], None));
+    }
+}

@@ -1,0 +1,76 @@
+//! Records that are lost: deleted, or spoilt by a power cut or a bad disk.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use tart_kubelet_tests::wait;
+
+use super::{Mortal, boots, container, end_of, forget};
+use crate::scene::{DEADLINE, Scene};
+
+/// Leaves nothing but the beginning of every record in a directory, and below it. Returns how many there were.
+pub(crate) fn spoil(dir: &Path) -> Result<usize> {
+    let mut spoilt = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            spoilt += spoil(&path)?;
+        } else if path.extension().is_some_and(|extension| extension == "json" || extension == "pid") {
+            std::fs::write(&path, "{")?;
+            spoilt += 1;
+        }
+    }
+    Ok(spoilt)
+}
+
+#[tokio::test]
+async fn of_a_vm_that_runs() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("lost-running").await?;
+    let script = "until [ -e /private/tmp/go ]; do sleep 0.05; done; exit 7";
+    scene.create(&scene.pod("lost", &json!({"command": ["/bin/sh", "-c", script]}), &json!({}))).await?;
+    let pod = scene.phase("lost", "Running").await?;
+    let vm = Scene::vm_of(&pod)?;
+    agent.kill9()?;
+    let dir = scene.agent.state_dir().join("pods").join(pod.metadata.uid.context("no UID")?);
+    ensure!(spoil(&dir)? >= 4, "there are hardly any records");
+    let _agent = scene.agent.start()?;
+    // It takes the Pod for its own again.
+    wait::eventually("a record of the Pod", DEADLINE, async || {
+        ensure!(std::fs::read_to_string(dir.join("pod.json"))? != "{");
+        Ok(())
+    })
+    .await?;
+    scene.mac.tart(["exec", &vm, "touch", "/private/tmp/go"]).await?;
+    let pod = scene.phase("lost", "Failed").await?;
+    assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
+    forget(&scene, "lost").await
+}
+
+#[tokio::test]
+async fn of_a_vm_that_is_planned_and_of_one_that_is_over() -> Result<()> {
+    let scene = Scene::new("lost-others").await?;
+    let dir = async |pod: &str| {
+        let uid = scene.pods.get(pod).await?.metadata.uid.context("no UID")?;
+        anyhow::Ok(scene.agent.state_dir().join("pods").join(uid))
+    };
+    let script = json!({"command": ["/bin/sh", "-c", "exit 7"]});
+    scene.create(&scene.pod("planned", &script, &json!({}))).await?;
+    Mortal::start(&scene, &["agent.plan.after"])?.die().await?;
+    std::fs::remove_file(dir("planned").await?.join("0/spec.json"))?;
+    let agent = scene.agent.start()?;
+    let pod = scene.phase("planned", "Failed").await?;
+    assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
+    forget(&scene, "planned").await?;
+    agent.kill9()?;
+
+    // How it ended is lost, but not that it has.
+    scene.create(&scene.pod("over", &script, &json!({}))).await?;
+    Mortal::start(&scene, &["agent.clean.before"])?.die().await?;
+    ensure!(spoil(&dir("over").await?)? >= 4, "there are hardly any records");
+    let _agent = scene.agent.start()?;
+    let pod = scene.phase("over", "Failed").await?;
+    assert_eq!(end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
+    assert_eq!((container(&pod)?.restart_count, boots(&scene)?), (0, 2));
+    forget(&scene, "over").await
+}

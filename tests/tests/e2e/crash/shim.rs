@@ -1,0 +1,207 @@
+//! The shim dies at each of its points. What had ended is not run again; what had not is lost, and runs once more in another VM.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tart_kubelet_tests::wait;
+
+use super::{Mortal, boots, container, end_of, forget, last_end_of};
+use crate::scene::{DEADLINE, IMAGE, Scene};
+
+/// Points at which nobody knows yet how the container ended.
+const LOSES: [&str; 15] = [
+    "shim.begun",
+    "write.progress.json",
+    "shim.cloned",
+    "shim.configured",
+    "shim.run",
+    "shim.up",
+    "shim.set-up",
+    "shim.init.started",
+    "write.init.json",
+    "shim.init.failed",
+    "shim.init.over",
+    "shim.post-start.before",
+    "shim.post-start.after",
+    "shim.running",
+    "write.result.json",
+];
+/// Points at which the VM was not taken up yet, or the end is written down.
+const KEEPS: [&str; 7] = [
+    "write.shim.pid",
+    "shim.started",
+    "shim.exited",
+    "shim.result",
+    "shim.stopped",
+    "write.outcome.json",
+    "shim.ended",
+];
+
+/// A scene whose Pods leave a trace on the host of what ran in which VM.
+struct Traced {
+    scene: Scene,
+    dir: PathBuf,
+}
+
+impl Traced {
+    async fn new(name: &str) -> Result<Self> {
+        let mut scene = Scene::new(name).await?;
+        let dir = scene.control_plane.sandbox().directory("trace")?;
+        scene.agent = scene.agent.flag("--allowed-host-path", &dir.display().to_string());
+        Ok(Self { scene, dir })
+    }
+
+    /// A line of a script that notes that something runs, and in which VM: each has a disk of its own.
+    fn note(word: &str) -> String {
+        let vm = "[ -e /private/tmp/vm ] || od -An -tx8 -N8 </dev/urandom >/private/tmp/vm";
+        format!("{vm}; vm=$(echo $(cat /private/tmp/vm)); echo $vm {word} >>/private/tmp/trace/$POD; ")
+    }
+
+    /// A Pod with an init container that has to be tried twice, and with hooks.
+    fn pod(&self, name: &str, script: &str, pre_stop: &str) -> Value {
+        let shell = |script: &str| json!(["/bin/sh", "-c", script]);
+        let shared = json!({
+            "image": IMAGE,
+            "env": [{"name": "POD", "value": name}],
+            "volumeMounts": [{"name": "trace", "mountPath": "/private/tmp/trace"}],
+        });
+        let mut init = shared.clone();
+        init["name"] = json!("init");
+        let tried = "[ -e /private/tmp/tried ] || { touch /private/tmp/tried; exit 1; }; ";
+        init["command"] = shell(&format!("{tried}{}", Self::note("init")));
+        let mut main = shared;
+        main["command"] = shell(&format!("{}{script}", Self::note("main")));
+        main["lifecycle"] = json!({
+            "postStart": {"exec": {"command": shell(&Self::note("post-start"))}},
+            "preStop": {"exec": {"command": shell(&format!("{}{pre_stop}", Self::note("pre-stop")))}},
+        });
+        let spec = json!({
+            "restartPolicy": "OnFailure",
+            "terminationGracePeriodSeconds": 5,
+            "initContainers": [init],
+            "volumes": [{"name": "trace", "hostPath": {"path": self.dir.display().to_string()}}],
+        });
+        self.scene.pod(name, &main, &spec)
+    }
+
+    /// What ran in the last of a Pod's VMs, in the order of the alphabet. Nothing ran twice in a VM, and there were no more than these.
+    fn ran(&self, pod: &str, vms: usize) -> Result<Vec<String>> {
+        let trace = std::fs::read_to_string(self.dir.join(pod)).unwrap_or_default();
+        let lines: Vec<&str> = trace.lines().collect();
+        ensure!(lines.iter().collect::<BTreeSet<_>>().len() == lines.len(), "something ran twice:\n{trace}");
+        let names: BTreeSet<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
+        ensure!(names.len() <= vms, "{} VMs:\n{trace}", names.len());
+        let last = lines.last().and_then(|line| line.split(' ').next()).unwrap_or_default();
+        let words = lines.iter().filter_map(|line| line.split_once(' ')).filter(|(vm, _)| *vm == last);
+        let sorted: BTreeSet<&str> = words.map(|(_, word)| word).collect();
+        Ok(sorted.into_iter().map(str::to_owned).collect())
+    }
+}
+
+/// Runs until its `postStart` hook has.
+fn main_script() -> &'static str {
+    "until grep -q \"$vm post-start\" /private/tmp/trace/$POD; do sleep 0.05; done"
+}
+
+#[tokio::test]
+async fn before_anybody_knows_how_the_container_ended() -> Result<()> {
+    let traced = Traced::new("shim-loses").await?;
+    let scene = &traced.scene;
+    for (index, point) in LOSES.into_iter().enumerate() {
+        let name = format!("pod-{index}");
+        let step = async {
+            let before = boots(scene)?;
+            let mortal = Mortal::start(scene, &[point])?;
+            scene.create(&traced.pod(&name, main_script(), "")).await?;
+            let agent = mortal.outlive().await?;
+            let pod = scene.phase(&name, "Succeeded").await?;
+            ensure!(
+                end_of(&pod)?.exit_code == 0 && container(&pod)?.restart_count == 1,
+                "{:?}",
+                container(&pod)?
+            );
+            let last = last_end_of(&pod)?;
+            ensure!(
+                last.reason.as_deref() == Some("ContainerStatusUnknown") && last.exit_code == 137,
+                "{last:?}"
+            );
+            let ran = traced.ran(&name, 2)?;
+            ensure!(ran == ["init", "main", "post-start"], "{ran:?}");
+            ensure!(boots(scene)? <= before + 2, "{} boots", boots(scene)? - before);
+            forget(scene, &name).await?;
+            agent.kill9().map(drop)
+        };
+        step.await.with_context(|| format!("after a crash at {point}"))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn before_the_vm_is_taken_up_or_after_its_end_is_known() -> Result<()> {
+    let traced = Traced::new("shim-keeps").await?;
+    let scene = &traced.scene;
+    for (index, point) in KEEPS.into_iter().enumerate() {
+        let name = format!("pod-{index}");
+        let step = async {
+            let before = boots(scene)?;
+            let mortal = Mortal::start(scene, &[point])?;
+            scene.create(&traced.pod(&name, main_script(), "")).await?;
+            let agent = mortal.outlive().await?;
+            let pod = scene.phase(&name, "Succeeded").await?;
+            ensure!(
+                end_of(&pod)?.exit_code == 0 && container(&pod)?.restart_count == 0,
+                "{:?}",
+                container(&pod)?
+            );
+            let ran = traced.ran(&name, 1)?;
+            ensure!(ran == ["init", "main", "post-start"], "{ran:?}");
+            ensure!(boots(scene)? == before + 1, "{} boots", boots(scene)? - before);
+            forget(scene, &name).await?;
+            agent.kill9().map(drop)
+        };
+        step.await.with_context(|| format!("after a crash at {point}"))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn while_the_container_is_ended() -> Result<()> {
+    let traced = Traced::new("shim-ends").await?;
+    let scene = &traced.scene;
+    let deaths: [&[&str]; 5] = [
+        &["shim.pre-stop.before"],
+        &["write.notices.json"],
+        &["shim.pre-stop.after"],
+        &["shim.terminated"],
+        // The shim has left word that the hook failed; the agent dies when it has told it.
+        &["write.told.json", "agent.clean.after"],
+    ];
+    for (index, points) in deaths.into_iter().enumerate() {
+        let name = format!("pod-{index}");
+        let step = async {
+            let mortal = Mortal::start(scene, points)?;
+            // Whoever fails leaves a notice.
+            let script = "trap '' TERM; while :; do sleep 0.1; done";
+            scene.create(&traced.pod(&name, script, "exit 9")).await?;
+            scene.phase(&name, "Running").await?;
+            scene.kubectl.run(["delete", "pod", &name, "--wait=false"]).await?;
+            let agent = mortal.outlive().await?;
+            wait::until_gone(&scene.pods, &name, DEADLINE).await?;
+            scene.nothing_left().await?;
+            let ran = traced.ran(&name, 1)?;
+            ensure!(ran.starts_with(&["init", "main", "post-start"].map(str::to_owned)), "{ran:?}");
+            agent.kill9().map(drop)
+        };
+        step.await.with_context(|| format!("after a crash at {points:?}"))?;
+    }
+    // A guest without a command is shut down instead.
+    let mortal = Mortal::start(scene, &["shim.shut-down"])?;
+    scene.create(&scene.pod("boots", &json!({}), &json!({}))).await?;
+    scene.phase("boots", "Running").await?;
+    scene.kubectl.run(["delete", "pod", "boots", "--wait=false"]).await?;
+    let _agent = mortal.outlive().await?;
+    wait::until_gone(&scene.pods, "boots", DEADLINE).await?;
+    scene.nothing_left().await
+}
