@@ -1,5 +1,8 @@
 # What makes a guest a container's place: functions, called by what `script.rs` writes after them. Everything is said on
 # standard output, a line each: `notice WORDS`, `failed REASON WORDS`, or at last `ready HOW DIRECTORY`.
+#
+# The shell of macOS is bash 3.2 as a POSIX shell. It ends when it cannot open a file for one of its special commands, `:` among
+# them, and inside of `$(` it takes the `)` of a `case` for the end unless there is a `(`, too.
 
 fail() {
 	printf 'failed %s %s\n' "$1" "$2"
@@ -62,7 +65,7 @@ cannot_mount() {
 }
 
 last_words() {
-	{ : >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c ': >"$0" && chmod 666 "$0"' "$1" ||
+	{ true >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c 'true >"$0" && chmod 666 "$0"' "$1" ||
 		[ "$1" = /dev/termination-log ] || notice "no termination message can be left at $1 in the guest"
 }
 
@@ -78,8 +81,8 @@ find_program() {
 		p=$1
 		[ -z "$wd" ] || cd "$wd"
 		case $p in
-		*/*) [ -x "$p" ] && [ ! -d "$p" ] && echo yes ;;
-		*) command -v "$p" >/dev/null && echo yes ;;
+		(*/*) [ -x "$p" ] && [ ! -d "$p" ] && echo yes ;;
+		(*) command -v "$p" >/dev/null && echo yes ;;
 		esac
 	)
 	[ "$found" = yes ] || fail StartError "cannot start \`$1\` in the guest: it has no such program; check \`command\` and the image"
