@@ -25,4 +25,5 @@ pub mod process;
 pub mod programs;
 pub mod proxy;
 pub mod sandbox;
+pub mod tls;
 pub mod wait;
