@@ -11,6 +11,7 @@ mod host_path;
 mod hostile;
 mod limit;
 mod measure;
+mod memory;
 mod prepare;
 mod problem;
 mod remove;

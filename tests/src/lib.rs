@@ -26,4 +26,5 @@ pub mod programs;
 pub mod proxy;
 pub mod sandbox;
 pub mod skip;
+pub mod tls;
 pub mod wait;

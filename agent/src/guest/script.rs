@@ -7,8 +7,12 @@ use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser};
 
 /// Where a macOS guest sees the host's shares.
 const SHARES: &str = "/Volumes/My Shared Files";
+/// Where it has volumes that are in its memory.
+const MEMORY: &str = "/private/var/tart-kubelet";
 /// The reasons for which a set-up can fail; a guest that names another one is not believed.
-const REASONS: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "StartError"];
+pub const REASONS: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "StartError"];
+/// Names that the guest's shell keeps for itself: it ends when somebody sets them.
+const KEPT_BY_SHELL: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
 /// How much of the guest's words is passed on.
 const MAX_WORDS: usize = 500;
 
@@ -45,10 +49,15 @@ pub fn set_up(
     }
     user(&mut script, command.user);
     for mount in &container.mounts {
+        let place = if mount.in_memory.is_some() { MEMORY } else { SHARES };
         let source = match mount.sub_path.as_str() {
-            "" => format!("{SHARES}/{}", mount.share),
-            inside => format!("{SHARES}/{}/{inside}", mount.share),
+            "" => format!("{place}/{}", mount.share),
+            inside => format!("{place}/{}/{inside}", mount.share),
         };
+        if let Some(bytes) = mount.in_memory {
+            let root = format!("{place}/{}", mount.share);
+            let _ = writeln!(script, "in_memory {} {bytes} {}", quote(&root), quote(&source));
+        }
         let _ = writeln!(script, "mount_at {} {}", quote(&source), quote(&mount.path));
     }
     let _ = writeln!(script, "last_words {}", quote(&container.termination.path));
@@ -59,7 +68,7 @@ pub fn set_up(
             all
         },
     );
-    let _ = writeln!(script, "put env {}", quote(&variables));
+    let _ = writeln!(script, "put env \"$first\"{}", quote(&variables));
     let directory = command.working_dir.as_deref().unwrap_or_default();
     let _ = writeln!(script, "work_in {}", quote(directory));
     let enter = format!("d=${{0%/*}}\n. \"$d/env\"\n{}exec \"$@\"\n", change_to(directory));
@@ -88,8 +97,7 @@ pub fn read_set_up(output: &[u8], user: GuestUser) -> Result<Ready, NotReady> {
             }
             Some(("ready", rest)) => {
                 let (how, dir) = rest.split_once(' ').unwrap_or((rest, ""));
-                let become_user = if how == "other" { become_user(user) } else { Vec::new() };
-                return Ok(Ready { dir: dir.to_owned(), become_user, notices });
+                return Ok(Ready { dir: dir.to_owned(), become_user: become_user(how, user), notices });
             }
             _ => {}
         }
@@ -137,8 +145,19 @@ pub fn last_words(path: &str) -> Vec<String> {
     ["/bin/sh", "-c", script, path].map(str::to_owned).to_vec()
 }
 
-fn become_user(user: GuestUser) -> Vec<String> {
+/// The words by which the guest's user becomes the container's: through `sudo`, or through `chroot:UID:GID` for a number that
+/// `sudo` does not take.
+fn become_user(how: &str, user: GuestUser) -> Vec<String> {
+    let numbers = how.strip_prefix("chroot:").and_then(|numbers| numbers.split_once(':'));
     let mut words = vec!["sudo".to_owned(), "-n".to_owned()];
+    match numbers {
+        Some((uid, gid)) => {
+            words.extend(["chroot", "-u", uid, "-g", gid, "-G", gid, "/"].map(str::to_owned));
+            return words;
+        }
+        None if how != "sudo" => return Vec::new(),
+        None => words.push("-H".to_owned()),
+    }
     if let Some(uid) = user.uid {
         words.extend(["-u".to_owned(), format!("#{uid}")]);
     }
@@ -153,13 +172,23 @@ fn identify(script: &mut String, identity: &GuestIdentity, address: &str) {
     if !identity.hostname.is_empty() {
         let _ = writeln!(script, "host_name {}", quote(&identity.hostname));
     }
-    let own = (!identity.own_names.is_empty()).then(|| (address.to_owned(), identity.own_names.clone()));
-    let lines: String = own.iter().chain(&identity.aliases).fold(String::new(), |mut all, (ip, names)| {
-        let _ = writeln!(all, "{ip}\t{}", names.join("\t"));
-        all
-    });
-    if !lines.is_empty() {
-        let _ = writeln!(script, "hosts {}", quote(&lines));
+    let line = |ip: &str, names: &[String]| format!("{ip}\t{}\n", names.join("\t"));
+    if !identity.own_names.is_empty() {
+        let _ = writeln!(script, "own_names {}", quote(&line(address, &identity.own_names)));
+    }
+    let aliases: String = identity.aliases.iter().map(|(ip, names)| line(ip, names)).collect();
+    if !aliases.is_empty() {
+        let _ = writeln!(script, "hosts {}", quote(&aliases));
+    }
+    let dns = &identity.dns;
+    if dns.asks_for_anything() {
+        let how = if dns.replaces { "replace" } else { "add" };
+        let _ = writeln!(
+            script,
+            "dns {} {} {how}",
+            quote(&dns.servers.join(" ")),
+            quote(&dns.searches.join(" "))
+        );
     }
 }
 
@@ -180,7 +209,8 @@ fn quote(word: &str) -> String {
 /// Whether the shell can set a variable of that name. Others reach the command only through a guest agent that takes
 /// variables itself.
 fn is_shell_name(name: &str) -> bool {
-    !name.starts_with(|first: char| first.is_ascii_digit())
+    !KEPT_BY_SHELL.contains(&name)
+        && !name.starts_with(|first: char| first.is_ascii_digit())
         && !name.is_empty()
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
@@ -252,6 +282,24 @@ mod tests {
     }
 
     #[test]
+    fn the_shell_is_asked_for_nothing_that_would_end_it() {
+        let mut command = GuestCommand::example(&["true"]);
+        command.env = vec![("UID".into(), "0b1c".into()), ("POD_UID".into(), "0b1c".into())];
+        let script = set_up(&container(), &command, None);
+        assert!(script.contains("export POD_UID=") && !script.contains("export UID="), "{script}");
+        // As macOS has it; see the script.
+        let substitutions = PRELUDE.split("$(\n").skip(1).filter_map(|rest| rest.split("\n\t)\n").next());
+        let cases =
+            substitutions.flat_map(|inside| inside.lines().filter(|line| line.trim_end().ends_with(";;")));
+        let cases: Vec<&str> = cases.collect();
+        assert!(
+            !cases.is_empty() && cases.iter().all(|line| line.trim_start().starts_with('(')),
+            "{cases:?}"
+        );
+        assert!(!PRELUDE.contains(": >"), "a special command with a file");
+    }
+
+    #[test]
     fn the_directory_is_made_and_entered() {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
@@ -285,8 +333,10 @@ mod tests {
             ("/var/tmp/x y", ["careful".to_owned()].as_slice())
         );
         let user = GuestUser { uid: Some(1), gid: Some(2), not_root: false };
-        let ready = read_set_up(b"ready other /d\n", user).unwrap();
-        assert_eq!(ready.enter().join(" "), "sudo -n -u #1 -g #2 -- /bin/sh /d/enter");
+        let enter = |said: &str| read_set_up(said.as_bytes(), user).unwrap().enter().join(" ");
+        assert_eq!(enter("ready self /d\n"), "/bin/sh /d/enter");
+        assert_eq!(enter("ready sudo /d\n"), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/enter");
+        assert_eq!(enter("ready chroot:1:2 /d\n"), "sudo -n chroot -u 1 -g 2 -G 2 / /bin/sh /d/enter");
     }
 
     #[test]
@@ -313,10 +363,20 @@ mod tests {
         assert!(link.status.success(), "{}", String::from_utf8_lossy(&link.stdout));
         assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
         assert!(dir.path().join("a/data.hidden-by-volume/old").exists());
-        let mount = Mount { share: "v".into(), sub_path: "in/side".into(), path: "/opt/x".into() };
-        let container = ContainerSpec { mounts: vec![mount], ..container() };
-        let script = set_up(&container, &GuestCommand::example(&["true"]), None);
-        assert!(script.contains("mount_at '/Volumes/My Shared Files/v/in/side' '/opt/x'"), "{script}");
+        let mount = |in_memory| Mount {
+            share: "v".into(),
+            sub_path: "in/side".into(),
+            path: "/opt/x".into(),
+            in_memory,
+        };
+        let script = |in_memory| {
+            let container = ContainerSpec { mounts: vec![mount(in_memory)], ..container() };
+            set_up(&container, &GuestCommand::example(&["true"]), None)
+        };
+        assert!(script(None).contains("mount_at '/Volumes/My Shared Files/v/in/side' '/opt/x'"));
+        let place = "/private/var/tart-kubelet/v";
+        let lines = format!("in_memory '{place}' 7 '{place}/in/side'\nmount_at '{place}/in/side' '/opt/x'");
+        assert!(script(Some(7)).contains(&lines));
     }
 
     proptest! {

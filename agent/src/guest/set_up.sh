@@ -1,5 +1,8 @@
 # What makes a guest a container's place: functions, called by what `script.rs` writes after them. Everything is said on
 # standard output, a line each: `notice WORDS`, `failed REASON WORDS`, or at last `ready HOW DIRECTORY`.
+#
+# The shell of macOS is bash 3.2 as a POSIX shell. It ends when it cannot open a file for one of its special commands, `:` among
+# them, and inside of `$(` it takes the `)` of a `case` for the end unless there is a `(`, too.
 
 fail() {
 	printf 'failed %s %s\n' "$1" "$2"
@@ -12,7 +15,7 @@ try() { "$@" 2>/dev/null || root "$@"; }
 umask 077
 dir=
 dir=$(mktemp -d /var/tmp/tart-kubelet.XXXXXX) || fail CreateContainerError 'the guest cannot write to /var/tmp'
-as=self owner=
+as=self owner= first=
 
 pipe() { mkfifo "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
 put() { printf '%s' "$2" >"$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
@@ -22,18 +25,68 @@ host_name() {
 	root scutil --set HostName "$1" >/dev/null || root hostname "$1" || notice "the guest keeps its own host name"
 }
 
-hosts() {
-	printf '%s' "$1" | if [ -w /etc/hosts ]; then cat >>/etc/hosts; else sudo -n tee -a /etc/hosts >/dev/null; fi ||
-		fail CreateContainerError 'cannot add to /etc/hosts in the guest'
+add_hosts() {
+	printf '%s' "$1" | if [ -w /etc/hosts ]; then cat >>/etc/hosts; else sudo -n tee -a /etc/hosts >/dev/null 2>&1; fi
 }
 
+own_names() { add_hosts "$1" || notice "the guest's /etc/hosts does not have its own name"; }
+hosts() { add_hosts "$1" || fail CreateContainerError 'cannot add to /etc/hosts in the guest'; }
+
+# The servers and search domains that names are looked up with; those that the guest has come first, unless they are to go.
+dns() {
+	servers=$1 domains=$2
+	if [ "$3" = add ]; then
+		[ -z "$1" ] || servers=$(known nameserver $1)
+		[ -z "$2" ] || domains=$(known search $2)
+	fi
+	services=$(networksetup -listallnetworkservices 2>/dev/null </dev/null | sed '1d;/^\*/d')
+	[ -n "$services" ] || cannot_resolve 'it has no networksetup, or no network service'
+	while IFS= read -r service; do
+		[ -z "$servers" ] || root networksetup -setdnsservers "$service" $servers >/dev/null || cannot_resolve 'its user may not use sudo without a password'
+		[ -z "$domains" ] || root networksetup -setsearchdomains "$service" $domains >/dev/null || cannot_resolve 'its user may not use sudo without a password'
+	done <<-END
+		$services
+	END
+	# macOS writes the file, a moment later.
+	tries=0
+	until [ "$(known nameserver)" = "${servers:-$(known nameserver)}" ] && [ "$(known search)" = "${domains:-$(known search)}" ]; do
+		tries=$((tries + 1))
+		[ $tries -le 50 ] || { notice "the guest's /etc/resolv.conf does not show the Pod's dnsConfig"; break; }
+		sleep 0.1 </dev/null
+	done
+}
+
+# What /etc/resolv.conf says for a word, then the rest of the words, each once.
+known() {
+	word=$1
+	shift
+	all=
+	for one in $(sed -n "s/^$word[[:space:]]//p" /etc/resolv.conf 2>/dev/null) "$@"; do
+		case " $all " in *" $one "*) ;; *) all="$all $one" ;; esac
+	done
+	echo $all
+}
+
+cannot_resolve() { fail CreateContainerError "the guest cannot be given the Pod's dnsConfig: $1"; }
+
+# Sudo knows the guest's own users and their groups only. For any other number there is chroot, which changes the user, but
+# not the root here.
 be() {
 	[ "$3" = false ] || [ "${1:-$(id -u)}" != 0 ] ||
 		fail CreateContainerConfigError 'container has runAsNonRoot and image will run as root'
 	[ "${1:-$(id -u)}:${2:-$(id -g)}" = "$(id -u):$(id -g)" ] && return
-	as=other owner=${1:-$(id -u)}
-	sudo -n ${1:+-u "#$1"} ${2:+-g "#$2"} -- true </dev/null >/dev/null 2>&1 ||
-		fail CreateContainerConfigError "the guest cannot run a command as user ${1:-$(id -u)}${2:+, group $2}: it has none with that number, or its user may not use sudo without a password"
+	owner=${1:-$(id -u)}
+	if sudo -n ${1:+-u "#$1"} ${2:+-g "#$2"} -- true </dev/null >/dev/null 2>&1; then
+		as=sudo
+		return
+	fi
+	group=${2:-$(id -g)}
+	root chroot -u "$owner" -g "$group" -G "$group" / /usr/bin/true >/dev/null ||
+		fail CreateContainerConfigError "the guest cannot run a command as user $owner${2:+, group $2}: it has no such user, or its own may not use sudo without a password"
+	as=chroot:$owner:$group
+	# Nobody has told where such a user is at home.
+	id -u "$owner" >/dev/null 2>&1 || first="export HOME=/
+"
 }
 
 mount_at() {
@@ -46,7 +99,7 @@ mount_at() {
 	path=$2
 	if [ -L "$path" ] && [ -d "$path" ]; then
 		now=$(cd "$path" && pwd -P)
-		case $now in '/Volumes/My Shared Files'*) try rm -f "$path" ;; *) path=$now ;; esac
+		case $now in '/Volumes/My Shared Files'* | /private/var/tart-kubelet/*) try rm -f "$path" ;; *) path=$now ;; esac
 	elif [ -L "$path" ]; then
 		try rm -f "$path"
 	fi
@@ -57,12 +110,26 @@ mount_at() {
 	try ln -s "$1" "$path" || cannot_mount "$2"
 }
 
+# A file system in memory, for all containers of the guest, and the part of it that is wanted.
+in_memory() {
+	case $(PATH=$PATH:/sbin; mount) in
+	*" on $1 "*) ;;
+	*)
+		size=$2
+		[ "$size" != 0 ] || size=
+		(umask 022; root mkdir -p "$1") && root /sbin/mount_tmpfs ${size:+-s "$size"} "$1" && root chmod 777 "$1" ||
+			fail CreateContainerError "volume ${1##*/} cannot be had in the guest's memory: it has no mount_tmpfs, or its user may not use sudo without a password"
+		;;
+	esac
+	[ -d "$3" ] || (umask 0; try mkdir -p "$3") || fail CreateContainerError "$3 cannot be made in the guest"
+}
+
 cannot_mount() {
 	fail CreateContainerError "volume mount $1 cannot be had in the guest: macOS seals its root; choose a path below /Users, /private, /opt, /usr/local, /Library or /Volumes, or an image that has the directory"
 }
 
 last_words() {
-	{ : >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c ': >"$0" && chmod 666 "$0"' "$1" ||
+	{ true >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c 'true >"$0" && chmod 666 "$0"' "$1" ||
 		[ "$1" = /dev/termination-log ] || notice "no termination message can be left at $1 in the guest"
 }
 
@@ -78,8 +145,8 @@ find_program() {
 		p=$1
 		[ -z "$wd" ] || cd "$wd"
 		case $p in
-		*/*) [ -x "$p" ] && [ ! -d "$p" ] && echo yes ;;
-		*) command -v "$p" >/dev/null && echo yes ;;
+		(*/*) [ -x "$p" ] && [ ! -d "$p" ] && echo yes ;;
+		(*) command -v "$p" >/dev/null && echo yes ;;
 		esac
 	)
 	[ "$found" = yes ] || fail StartError "cannot start \`$1\` in the guest: it has no such program; check \`command\` and the image"

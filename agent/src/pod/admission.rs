@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec};
 
 use super::blueprint::has_command;
 use super::fields;
@@ -153,6 +153,8 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
         ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
         ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
         ("setHostnameAsFQDN", spec.set_hostname_as_fqdn == Some(true)),
+        ("hostnameOverride", says(spec.hostname_override.as_ref(), "")),
+        ("dnsConfig", spec.dns_config.as_ref().is_some_and(|it| *it != PodDNSConfig::default())),
         ("securityContext.runAsUser", pods.is_some_and(|it| it.run_as_user.is_some())),
         ("securityContext.runAsGroup", pods.is_some_and(|it| it.run_as_group.is_some())),
         ("securityContext.runAsNonRoot", pods.is_some_and(|it| it.run_as_non_root == Some(true))),
@@ -291,6 +293,8 @@ mod tests {
         }
         let whole = [
             json!({"setHostnameAsFQDN": true}),
+            json!({"hostnameOverride": "c.test"}),
+            json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["192.0.2.53"]}}),
             json!({"securityContext": {"runAsUser": 501}}),
             json!({"securityContext": {"runAsGroup": 20}}),
             json!({"securityContext": {"runAsNonRoot": true}}),

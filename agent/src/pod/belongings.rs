@@ -7,8 +7,10 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use tokio::sync::watch;
 
+use super::blueprint;
 use super::environment::{ConfigError, Environment, Resolved};
 use super::expansion::lookup;
 use super::status::Trouble;
@@ -86,6 +88,7 @@ impl Belongings {
     async fn try_gather(&mut self) -> Result<Gathered, Shortage> {
         let pod = self.pod.borrow().clone();
         let spec = pod.spec.clone().unwrap_or_default();
+        root_against_its_own_word(&pod)?;
         if self.environments.is_empty() {
             let all = spec.init_containers.iter().flatten().chain(&spec.containers);
             let environment = |c| Environment::of(pod.clone(), c, &self.world);
@@ -161,6 +164,27 @@ impl Belongings {
             shortage.retry_at = Timestamp::now();
         }
     }
+}
+
+/// A container that is to run as root, and never as root. No VM is needed to see that.
+fn root_against_its_own_word(pod: &Pod) -> Result<(), Shortage> {
+    let spec = pod.spec.as_ref();
+    let all = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let security = spec.and_then(|spec| spec.security_context.as_ref());
+    for container in all {
+        let user = blueprint::user(security, container.security_context.as_ref());
+        if user.not_root && user.uid == Some(0) {
+            let (namespace, uid) = (pod.namespace().unwrap_or_default(), pod.uid().unwrap_or_default());
+            // The kubelet's words.
+            let message = format!(
+                "container's runAsUser breaks non-root policy (pod: \"{}_{namespace}({uid})\", container: {})",
+                pod.name_any(),
+                container.name
+            );
+            return Err(Shortage::new("Failed", Some("CreateContainerConfigError"), message));
+        }
+    }
+    Ok(())
 }
 
 /// All environments, or the first thing that is missing for one. Each is asked, so that each is watched from here on.

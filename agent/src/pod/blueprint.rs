@@ -10,7 +10,9 @@ use kube::ResourceExt;
 use super::expansion::{expand, lookup};
 use crate::probe::http::HttpGet;
 use crate::report::chain;
-use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Termination};
+use crate::state::{
+    ContainerSpec, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Termination,
+};
 
 /// The longest name that a machine can have.
 const MAX_HOSTNAME: usize = 63;
@@ -64,7 +66,7 @@ fn command(container: &Container, env: Vec<(String, String)>, user: GuestUser) -
 }
 
 /// The container's own wish comes before the Pod's.
-fn user(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> GuestUser {
+pub(super) fn user(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> GuestUser {
     let id = |own: Option<i64>, pods: Option<i64>| own.or(pods).and_then(|id| u32::try_from(id).ok());
     GuestUser {
         uid: id(container.and_then(|c| c.run_as_user), pod.and_then(|p| p.run_as_user)),
@@ -91,12 +93,15 @@ fn hook(container: &Container, handler: &LifecycleHandler) -> Option<Hook> {
 pub fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
     let spec = pod.spec.clone().unwrap_or_default();
     let given = |field: Option<String>| field.filter(|value| !value.is_empty());
-    let mut name = given(spec.hostname).unwrap_or_else(|| pod.name_any());
+    let dns = spec.dns_config.unwrap_or_default();
+    let chosen = given(spec.hostname_override);
+    // A name that is chosen outright has no domain.
+    let subdomain = given(spec.subdomain).filter(|_| chosen.is_none());
+    let mut name = chosen.or_else(|| given(spec.hostname)).unwrap_or_else(|| pod.name_any());
     name.truncate(MAX_HOSTNAME);
     let short = name.trim_end_matches(['-', '.']).to_owned();
     let namespace = pod.namespace().unwrap_or_default();
-    let full = given(spec.subdomain)
-        .map(|subdomain| format!("{short}.{subdomain}.{namespace}.svc.{cluster_domain}"));
+    let full = subdomain.map(|subdomain| format!("{short}.{subdomain}.{namespace}.svc.{cluster_domain}"));
     let aliases = spec.host_aliases.into_iter().flatten();
     GuestIdentity {
         hostname: match &full {
@@ -105,6 +110,11 @@ pub fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
         },
         own_names: full.into_iter().chain([short]).collect(),
         aliases: aliases.map(|alias| (alias.ip, alias.hostnames.unwrap_or_default())).collect(),
+        dns: GuestDns {
+            servers: dns.nameservers.unwrap_or_default(),
+            searches: dns.searches.unwrap_or_default(),
+            replaces: spec.dns_policy.as_deref() == Some("None"),
+        },
     }
 }
 
@@ -193,8 +203,26 @@ mod tests {
         assert_eq!(names(sub), expect("a", "a.b.ci.svc.cluster.local a"));
         let full = json!({"containers": [], "subdomain": "b", "setHostnameAsFQDN": true});
         assert_eq!(names(full).0, "web-0.b.ci.svc.cluster.local");
+        let chosen =
+            json!({"containers": [], "hostname": "a", "subdomain": "b", "hostnameOverride": "c.test"});
+        assert_eq!(names(chosen), expect("c.test", "c.test"));
         let long = json!({"containers": [], "hostname": format!("{}-x", "a".repeat(62))});
         assert_eq!(names(long).0, "a".repeat(62));
+    }
+
+    #[test]
+    fn names_are_looked_up_as_the_pod_says() {
+        let dns = |spec: Value| identity(&pod(&spec), "cluster.local").dns;
+        assert!(!dns(json!({"containers": [], "dnsPolicy": "ClusterFirst"})).asks_for_anything());
+        let config = json!({"nameservers": ["192.0.2.53"], "searches": ["a.test", "b.test"]});
+        let all = dns(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": config}));
+        let expected = GuestDns {
+            servers: vec!["192.0.2.53".into()],
+            searches: vec!["a.test".into(), "b.test".into()],
+            replaces: true,
+        };
+        assert_eq!(all, expected);
+        assert!(!dns(json!({"containers": [], "dnsPolicy": "Default", "dnsConfig": config})).replaces);
     }
 
     #[test]

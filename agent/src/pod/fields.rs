@@ -126,6 +126,7 @@ mod tests {
                 "containers[].volumeMounts[]",
                 "mountPath mountPropagation name readOnly recursiveReadOnly subPath subPathExpr",
             ),
+            ("dnsConfig", "nameservers options searches"),
             ("volumes[].configMap", "defaultMode items name optional"),
             ("volumes[].downwardAPI", "defaultMode items"),
             ("volumes[].emptyDir", "medium sizeLimit"),
@@ -171,7 +172,9 @@ mod tests {
         );
         assert_eq!(refused(json!({"securityContext": {}, "hostNetwork": false, "volumes": []})), None);
         assert_eq!(refused(json!({"dnsPolicy": "ClusterFirst"})), None);
-        assert_eq!(refused(json!({"dnsPolicy": "None"})).as_deref(), Some("spec.dnsPolicy"));
+        let option =
+            json!({"dnsPolicy": "None", "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]}});
+        assert_eq!(refused(option).as_deref(), Some("spec.dnsConfig.options"));
         let probe = |field: &str| json!({"containers": [{"startupProbe": {field: {"port": 1, "new": 1}}}]});
         assert_eq!(
             refused(probe("httpGet")).as_deref(),
@@ -181,9 +184,9 @@ mod tests {
         assert_eq!(refused(json!({"fromTheFuture": 1})).as_deref(), Some("spec.fromTheFuture"));
         let volume = |source: Value| refused(json!({"volumes": [source]}));
         assert_eq!(volume(json!({"name": "v", "emptyDir": {}})), None);
+        assert_eq!(volume(json!({"name": "v", "emptyDir": {"medium": "Memory"}})), None);
         assert_eq!(volume(json!({"name": "v", "hostPath": {"path": "/x", "type": ""}})), None);
         for (source, field) in [
-            (json!({"emptyDir": {"medium": "Memory"}}), "emptyDir.medium"),
             (json!({"emptyDir": {"medium": "HugePages-2Mi"}}), "emptyDir.medium"),
             (json!({"hostPath": {"path": "/x", "type": "Socket"}}), "hostPath.type"),
             (json!({"hostPath": {"path": "/x", "type": "File"}}), "hostPath.type"),

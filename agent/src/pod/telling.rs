@@ -8,8 +8,9 @@ use super::decide::{Observation, Wanted};
 use super::restart::Verdict;
 use super::starting::{stages, start};
 use super::worker::Worker;
+use crate::guest::script::REASONS;
 use crate::report::chain;
-use crate::state::{AttemptView, Ending, Stage};
+use crate::state::{AttemptView, Ending, InitStage, Stage};
 use crate::vm::Restart;
 use crate::volume::MountFailure;
 
@@ -24,6 +25,8 @@ pub(super) struct Told {
     pub(super) started: Option<Restart>,
     pub(super) ended: Option<Restart>,
     pub(super) looping: Option<Restart>,
+    /// The init container that was last told to wait, and how often it had been started again.
+    pub(super) init_looping: Option<(String, u32)>,
 }
 
 impl Worker {
@@ -70,7 +73,12 @@ impl Worker {
             && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
         {
             if let Ending::NotStarted { reason, message, .. } = &outcome.ending {
-                events.warning(pod, reason, message);
+                // The kubelet's word for what its own reasons are about.
+                if REASONS.contains(&reason.as_str()) {
+                    events.warning(pod, "Failed", &format!("Error: {message}"));
+                } else {
+                    events.warning(pod, reason, message);
+                }
             }
             if let Some(reason) = outcome.ending.failure() {
                 self.host.metrics.failed(reason);
@@ -89,6 +97,12 @@ impl Worker {
 
     /// Tells that a container which keeps failing has to wait, once before each start.
     fn tell_back_off(&mut self, pod: &Pod, seen: &Observation, attempt: &AttemptView) {
+        let waiting = attempt.init.iter().find(|init| matches!(init.now, InitStage::BackOff(_)));
+        if let Some(init) = waiting.map(|init| (init.name.clone(), init.restarts))
+            && self.told.init_looping.replace(init.clone()) != Some(init.clone())
+        {
+            self.host.events.warning(pod, "BackOff", &self.backs_off(&init.0));
+        }
         let Some(outcome) = &attempt.outcome else { return };
         match seen.verdict(attempt, outcome) {
             Verdict::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
@@ -98,12 +112,14 @@ impl Worker {
             return;
         }
         let container = self.plan.as_ref().map_or("", |plan| &plan.container);
+        self.host.events.warning(pod, "BackOff", &self.backs_off(container));
+    }
+
+    /// The kubelet's words.
+    fn backs_off(&self, container: &str) -> String {
         let PodName { namespace, name } = &self.name;
         let uid = self.dir.uid();
-        // The kubelet's words.
-        let note =
-            format!("Back-off restarting failed container {container} in pod {name}_{namespace}({uid})");
-        self.host.events.warning(pod, "BackOff", &note);
+        format!("Back-off restarting failed container {container} in pod {name}_{namespace}({uid})")
     }
 
     /// Tells what the shim has left to be told, each once.

@@ -70,6 +70,8 @@ pub struct Mount {
     pub sub_path: String,
     /// The container's `mountPath`.
     pub path: String,
+    /// The size in bytes of a volume in the guest's memory, which stands for the share of that name; 0 for one without a limit.
+    pub in_memory: Option<u64>,
 }
 
 /// A directory of the host that the guest sees at `/Volumes/My Shared Files/<name>`.
@@ -118,6 +120,27 @@ pub struct GuestIdentity {
     pub own_names: Vec<String>,
     /// Further lines for the guest's list of hosts: addresses and their names.
     pub aliases: Vec<(String, Vec<String>)>,
+    /// How it looks up names.
+    pub dns: GuestDns,
+}
+
+/// Whom a guest asks for names: `dnsPolicy` and `dnsConfig`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestDns {
+    /// The servers.
+    pub servers: Vec<String>,
+    /// The domains that a short name is looked for in.
+    pub searches: Vec<String>,
+    /// Whether these take the place of the guest's own, rather than to come after them.
+    pub replaces: bool,
+}
+
+impl GuestDns {
+    /// Whether the guest is to be changed at all.
+    pub fn asks_for_anything(&self) -> bool {
+        !self.servers.is_empty() || !self.searches.is_empty()
+    }
 }
 
 impl std::fmt::Debug for GuestCommand {

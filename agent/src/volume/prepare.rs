@@ -18,6 +18,7 @@ use super::dir::Dir;
 use super::fill::{Filling, fill};
 use super::host_path::{HostDir, HostPaths};
 use super::limit::{self, Exceeded, Limit};
+use super::memory;
 use super::problem::Problem;
 use super::share::{self, Access, is_read_only, tart_can_say};
 use super::sub_path::{self, SubPathError, Unusable, locate};
@@ -36,8 +37,10 @@ const CONTENT_MODE: u32 = 0o755;
 pub struct PodVolumes {
     /// The directory with all of them.
     dir: PathBuf,
-    /// Those that a container mounts.
+    /// Those that a container mounts, and that are on the host.
     volumes: Vec<Volume>,
+    /// Those in the guest's memory, with their sizes.
+    in_memory: HashMap<String, u64>,
     mounts: Vec<ContainerMounts>,
     /// Whether the guest runs no command, and can say how it ended in a share of its own.
     only_boots: bool,
@@ -148,11 +151,17 @@ impl PodVolumes {
         let only_boots = spec.containers.last().is_some_and(|main| !has_command(main));
         let is_mounted =
             |volume: &Volume| mounts.iter().flat_map(|of| &of.mounts).any(|mount| mount.name == volume.name);
-        let volumes = spec.volumes.into_iter().flatten().filter(is_mounted).collect();
+        let mounted = spec.volumes.into_iter().flatten().filter(is_mounted);
+        let (in_memory, volumes): (Vec<_>, Vec<_>) = mounted.partition(memory::is_in_memory);
+        let in_memory = in_memory
+            .iter()
+            .filter_map(|volume| Some((volume.name.clone(), memory::size(volume)?)))
+            .collect();
         let (report, seen) = watch::channel(Report::default());
         Self {
             dir: dir.volumes_path(),
             volumes,
+            in_memory,
             mounts,
             only_boots,
             pod,
@@ -190,15 +199,23 @@ impl PodVolumes {
         }
         let accesses: HashMap<String, Access> =
             grounds.iter().map(|(volume, ground)| (volume.clone(), self.access(volume, ground))).collect();
+        let in_memory = self.in_memory.clone();
         let place = move || -> Result<Prepared, PrepareError> {
             for (container, mount, sub_path) in wanted {
+                let path = guest_path(&mount.mount_path).display().to_string();
+                if let Some(size) = in_memory.get(&mount.name) {
+                    let mount = Mount { share: mount.name, sub_path, path, in_memory: Some(*size) };
+                    prepared.mounts.entry(container).or_default().push(mount);
+                    continue;
+                }
                 let Some((ground, access)) = grounds.get(&mount.name).zip(accesses.get(&mount.name)) else {
                     return Err(PrepareError::Unknown { volume: mount.name, container });
                 };
                 let mount = Mount {
                     share: share::name(&mount.name, *access, is_read_only(&mount, ground.writable)),
                     sub_path: placed(ground, &sub_path, &mount.name, &container)?,
-                    path: guest_path(&mount.mount_path).display().to_string(),
+                    path,
+                    in_memory: None,
                 };
                 prepared.mounts.entry(container).or_default().push(mount);
             }

@@ -1,8 +1,9 @@
 //! A server for simulated guests: HTTP and gRPC health on one port, as files in `/private/tmp` say.
 //!
-//! Every argument `NAME[=TEXT]` is a file to start with. While `up` exists, port 8080 of the guest's address is open. A request
-//! for `/NAME` is answered by what is in the file NAME, a status and perhaps the place of a redirect, or by 200 without one;
-//! `grpc` has the number that the health protocol answers with. `asked` has the path of each request.
+//! Every argument `NAME[=TEXT]` is a file to start with. While `up` exists, port 8080 of the guest's address is open, and 8443 with a
+//! certificate that nobody vouches for. A request for `/NAME` is answered by what is in the file NAME, a status and perhaps the
+//! place of a redirect, or by 200 without one, and never when it says `hang`; `grpc` has the number that the health protocol
+//! answers with. `asked` has the path of each request, with the service of one for its health; `headers` has the last one's headers.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -12,17 +13,22 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::stream;
 use http::{HeaderMap, HeaderValue, Request, Response};
-use http_body_util::StreamBody;
 use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use tart_kubelet_tests::tls;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
+use tokio_rustls::TlsAcceptor;
 
 const FILES: &str = "/private/tmp";
 const PORT: u16 = 8080;
+const TLS_PORT: u16 = 8443;
+const HEALTH: &str = "/grpc.health.v1.Health/Check";
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -34,10 +40,11 @@ async fn main() -> Result<()> {
         std::fs::write(Path::new(FILES).join(name), text)?;
     }
     let address = std::env::var("TART_SIM_ADDRESS").context("this is no simulated guest")?;
+    let tls = tls::unvouched()?;
     loop {
         if is_up() {
             tokio::select! {
-                served = serve(&address) => served?,
+                served = serve(&address, &tls) => served?,
                 () = down() => {}
             }
         }
@@ -55,25 +62,46 @@ async fn down() {
     }
 }
 
-async fn serve(address: &str) -> Result<()> {
-    let listener = TcpListener::bind((address, PORT)).await?;
+async fn serve(address: &str, tls: &TlsAcceptor) -> Result<()> {
+    let plain = TcpListener::bind((address, PORT)).await?;
+    let secure = TcpListener::bind((address, TLS_PORT)).await?;
     loop {
-        let (stream, _) = listener.accept().await?;
-        tokio::spawn(async move {
-            let service = service_fn(async |request: Request<Incoming>| answer(request.uri().path()));
-            let server = auto::Builder::new(TokioExecutor::new());
-            // Whoever breaks off has heard enough.
-            let _ = server.serve_connection(TokioIo::new(stream), service).await;
-        });
+        tokio::select! {
+            accepted = plain.accept() => drop(tokio::spawn(converse(accepted?.0))),
+            accepted = secure.accept() => {
+                let (stream, tls) = (accepted?.0, tls.clone());
+                tokio::spawn(async move {
+                    if let Ok(stream) = tls.accept(stream).await {
+                        converse(stream).await;
+                    }
+                });
+            }
+        }
     }
 }
 
-fn answer(path: &str) -> Result<Response<Body>> {
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) {
+    let server = auto::Builder::new(TokioExecutor::new());
+    // Whoever breaks off has heard enough.
+    let _ = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+}
+
+async fn answer(request: Request<Incoming>) -> Result<Response<Body>> {
+    let (request, sent) = request.into_parts();
+    let path = request.uri.path();
+    let headers = request
+        .headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes())));
+    std::fs::write(Path::new(FILES).join("headers"), headers.collect::<String>())?;
     let mut asked =
         std::fs::File::options().create(true).append(true).open(Path::new(FILES).join("asked"))?;
-    writeln!(asked, "{path}")?;
     let text = |name: &str| std::fs::read_to_string(Path::new(FILES).join(name)).unwrap_or_default();
-    if path == "/grpc.health.v1.Health/Check" {
+    if path == HEALTH {
+        // The service is the text behind the message's length, the tag and the text's length.
+        let message = sent.collect().await?.to_bytes();
+        let service = String::from_utf8_lossy(message.get(7..).unwrap_or_default()).into_owned();
+        writeln!(asked, "{path} {service}")?;
         let status = text("grpc").trim().parse().unwrap_or(1);
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", HeaderValue::from_static("0"));
@@ -82,8 +110,12 @@ fn answer(path: &str) -> Result<Response<Body>> {
         let frames = vec![message, Frame::trailers(trailers)];
         return Ok(Response::builder().header("content-type", "application/grpc").body(body(frames))?);
     }
+    writeln!(asked, "{path}")?;
     let text = text(path.trim_start_matches('/'));
-    let mut words = text.split_whitespace();
+    let mut words = text.split_whitespace().peekable();
+    if words.peek() == Some(&"hang") {
+        return std::future::pending().await;
+    }
     let status: u16 = words.next().map_or(Ok(200), str::parse)?;
     let mut response = Response::builder().status(status);
     if let Some(place) = words.next() {

@@ -53,6 +53,10 @@ pub(crate) struct Image {
     pub(crate) sealed: bool,
     /// The user that commands run as.
     pub(crate) user: String,
+    /// That user's number; 0 is one who is refused nothing.
+    pub(crate) uid: u32,
+    /// Whether that user can use `sudo` without a password.
+    pub(crate) sudo: bool,
 }
 
 impl Default for Image {
@@ -75,6 +79,8 @@ impl Default for Image {
             shutdown_delay: 0.1,
             sealed: true,
             user: "admin".into(),
+            uid: 0,
+            sudo: true,
         }
     }
 }

@@ -80,10 +80,10 @@ impl Leases {
 
     /// An address that nobody was lent before; when there is none, the one whose lease expired first.
     pub(crate) fn unused(&self, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
-        let [_, second, third, _] = subnet();
+        let [first, second, third] = subnet();
         let lent = |address: &Ipv4Addr| self.0.iter().any(|lease| lease.address == *address);
         let fresh = (2..=254)
-            .map(|last| Ipv4Addr::new(127, second, third, last))
+            .map(|last| Ipv4Addr::new(first, second, third, last))
             .find(|address| !in_use.contains(address) && !lent(address));
         fresh.or_else(|| {
             let now = unix_time();
@@ -137,12 +137,17 @@ fn path() -> PathBuf {
     mac::dir().join("dhcpd_leases")
 }
 
-/// Every simulated Mac has a subnet of its own, so that tests on one machine do not meet.
-fn subnet() -> [u8; 4] {
+/// Every simulated Mac has a subnet of its own, so that tests on one machine do not meet. The knob `subnet` names another
+/// one, with addresses that nobody can reach.
+fn subnet() -> [u8; 3] {
+    let given = faults::parameter("subnet").and_then(|text| format!("{text}.0").parse::<Ipv4Addr>().ok());
+    if let Some([first, second, third, _]) = given.map(|address| address.octets()) {
+        return [first, second, third];
+    }
     let mut hasher = DefaultHasher::new();
     mac::dir().hash(&mut hasher);
     let [second, third, ..] = hasher.finish().to_be_bytes();
-    [127, 64 + second % 128, third, 0]
+    [127, 64 + second % 128, third]
 }
 
 fn unix_time() -> u64 {

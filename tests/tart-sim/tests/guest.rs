@@ -14,7 +14,7 @@ use running::{Mac, eventually, processes_with};
 fn the_system_is_sealed_and_the_rest_is_writable() {
     let mac = Mac::new();
     let _a = mac.boot("a");
-    for path in ["/x", "/System/x", "/bin/x", "/sbin/x", "/usr/x", "/usr/bin/x"] {
+    for path in ["/x", "/dev/x", "/System/x", "/bin/x", "/sbin/x", "/usr/x", "/usr/bin/x"] {
         let outcome = mac.sh("a", &format!("touch {path}"));
         assert_ne!(outcome.code(), 0, "{path}");
         assert!(outcome.stderr.contains("Read-only file system"), "{path}: {outcome:?}");

@@ -39,30 +39,62 @@ async fn the_guest_has_the_pods_names() -> Result<()> {
     scene.create(&scene.pod("full", &shell("hostname", &json!({})), &spec)).await?;
     let pod = scene.phase("full", "Succeeded").await?;
     assert_eq!(scene.log(&pod, "main", 0)?, [format!("full.db.{namespace}.svc.cluster.local")]);
+    let spec = json!({"hostname": "db-0", "subdomain": "db", "hostnameOverride": "over.ride.test"});
+    let script = "hostname; grep over.ride /etc/hosts | sed \"s/$TART_SIM_ADDRESS/ME/\"";
+    scene.create(&scene.pod("chosen", &shell(script, &json!({})), &spec)).await?;
+    let pod = scene.phase("chosen", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["over.ride.test", "ME\tover.ride.test"]);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_command_runs_as_the_user_that_the_pod_names() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("users").await?;
-    let user = |uid: i64| json!({"securityContext": {"runAsUser": uid, "runAsNonRoot": true}});
-    let mut daemon = shell("id -u; echo $WHO", &user(1));
-    daemon["env"] = json!([{"name": "WHO", "value": "daemon"}]);
-    scene.create(&scene.pod("daemon", &daemon, &json!({}))).await?;
-    let pod = scene.phase("daemon", "Succeeded").await?;
-    assert_eq!(scene.log(&pod, "main", 0)?, ["1", "daemon"]);
-    scene.create(&scene.pod("nobody", &shell("true", &user(4_000_000)), &json!({}))).await?;
-    let end = end_of(&scene.phase("nobody", "Failed").await?)?;
-    assert_eq!(end.reason.as_deref(), Some("CreateContainerConfigError"));
-    scene.told("pod", "nobody", "cannot run a command as user 4000000").await?;
-    scene
-        .create(&scene.pod(
-            "root",
-            &shell("true", &json!({"securityContext": {"runAsUser": 0, "runAsNonRoot": true}})),
-            &json!({}),
-        ))
-        .await?;
-    scene.told("pod", "root", "container has runAsNonRoot and image will run as root").await
+async fn names_are_looked_up_as_the_pod_says() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("lookup").await?;
+    let image = "registry.test/macos/lookup:1";
+    // As real ones are: only root can change how names are looked up.
+    let etc = scene.mac.add_image(image, &json!({"uid": 501}))?.join("rootfs/private/etc");
+    std::fs::create_dir_all(&etc)?;
+    std::fs::write(etc.join("resolv.conf"), "search lan\nnameserver 192.0.2.1\n")?;
+    let container = shell("grep -v '^#' /etc/resolv.conf", &json!({"image": image}));
+    let looked_up = async |name: &str, spec: Value| {
+        scene.create(&scene.pod(name, &container, &spec)).await?;
+        let pod = scene.phase(name, "Succeeded").await?;
+        scene.log(&pod, "main", 0)
+    };
+    let config = json!({"nameservers": ["192.0.2.53", "192.0.2.54"], "searches": ["a.test", "b.test"]});
+    let usual = looked_up("usual", json!({})).await?;
+    assert_eq!(usual, ["search lan", "nameserver 192.0.2.1"]);
+    let own = looked_up("own", json!({"dnsPolicy": "None", "dnsConfig": config})).await?;
+    assert_eq!(own, ["search a.test b.test", "nameserver 192.0.2.53", "nameserver 192.0.2.54"]);
+    let more = json!({"dnsConfig": {"nameservers": ["192.0.2.1", "192.0.2.53"], "searches": ["a.test"]}});
+    let more = looked_up("more", more).await?;
+    assert_eq!(more, ["search lan a.test", "nameserver 192.0.2.1", "nameserver 192.0.2.53"]);
+    let searches =
+        looked_up("searches", json!({"dnsPolicy": "Default", "dnsConfig": {"searches": ["a.test"]}})).await?;
+    assert_eq!(searches, ["search lan a.test", "nameserver 192.0.2.1"]);
+
+    // What the guest cannot follow is refused in words.
+    let refused = async |name: &str, container: &Value, spec: Value, words: &str| {
+        scene.create(&scene.pod(name, container, &spec)).await?;
+        scene.phase(name, "Failed").await?;
+        scene.told("pod", name, words).await
+    };
+    let options = json!({"dnsConfig": {"options": [{"name": "ndots", "value": "2"}]}});
+    refused(
+        "options",
+        &container,
+        options,
+        "spec.dnsConfig.options: macOS looks names up by rules of its own",
+    )
+    .await?;
+    let boots = json!({"dnsPolicy": "None", "dnsConfig": config});
+    refused("boots", &json!({}), boots.clone(), "spec.dnsConfig: needs a container with a command").await?;
+    let locked = "registry.test/macos/locked:1";
+    scene.mac.add_image(locked, &json!({"uid": 501, "sudo": false}))?;
+    let container = shell("true", &json!({"image": locked}));
+    let words = "the guest cannot be given the Pod's dnsConfig: its user may not use sudo without a password";
+    let plain = json!({"dnsPolicy": "None", "dnsConfig": config, "hostname": "x"});
+    refused("locked", &container, plain, words).await
 }
 
 #[tokio::test]
@@ -81,6 +113,13 @@ async fn last_words_come_from_a_file_or_from_the_log() -> Result<()> {
     let said = message("log", "echo all is lost; exit 1", &fallback, "Failed").await?;
     assert_eq!(said.as_deref(), Some("all is lost\n"));
     assert_eq!(message("fine", "echo all is well", &fallback, "Succeeded").await?, None);
+    // The usual path is one that macOS has no file for; an image that leaves its system open may.
+    let open = "registry.test/macos/unsealed:1";
+    scene.mac.add_image(open, &json!({"sealed": false}))?;
+    let leave = "printf DONE >/dev/termination-log";
+    assert_eq!(message("sealed", leave, &json!({}), "Failed").await?, None);
+    let said = message("open", leave, &json!({"image": open}), "Succeeded").await?;
+    assert_eq!(said.as_deref(), Some("DONE"));
     Ok(())
 }
 

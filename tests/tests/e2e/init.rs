@@ -99,6 +99,32 @@ async fn one_that_fails_is_tried_again_in_the_same_vm() -> Result<()> {
 }
 
 #[tokio::test]
+async fn one_that_keeps_failing_backs_off_and_says_so() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init-loop").await?;
+    scene.create(&pod(&scene, "loop", &[shell("one", "exit 3"), shell("two", "true")], "Always")).await?;
+    let waits = wait::until(&scene.pods, "loop", "a back-off", DEADLINE, |pod| {
+        let one =
+            init_statuses(pod).first().and_then(|one| one.state.as_ref()?.waiting.as_ref()?.reason.clone());
+        one.as_deref() == Some("CrashLoopBackOff")
+    });
+    let pod = waits.await?;
+    let uid = pod.metadata.uid.clone().context("no UID")?;
+    let words = format!("Back-off restarting failed container one in pod loop_{}({uid})", scene.namespace());
+    scene.told_as("loop", "BackOff", &words).await?;
+    assert_eq!(initialized(&pod), "False containers with incomplete status: [one two]");
+    let reasons = |all: &[ContainerStatus]| -> Vec<Option<String>> {
+        all.iter().map(|one| one.state.as_ref()?.waiting.as_ref()?.reason.clone()).collect()
+    };
+    let waiting = Some("PodInitializing".to_owned());
+    assert_eq!(reasons(init_statuses(&pod)), [Some("CrashLoopBackOff".to_owned()), waiting.clone()]);
+    let main =
+        pod.status.as_ref().and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+    assert_eq!(reasons(main), [waiting]);
+    scene.kubectl.run(["delete", "pod", "loop"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
 async fn one_with_another_image_is_refused() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-image").await?;
     let mut other = shell("one", "true");

@@ -1,19 +1,18 @@
 //! Probes: they say whether a container has started, is ready, and has to be restarted, with the kubelet's rules and words.
 
+mod asking;
+mod traffic;
+
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
-use kube::Api;
-use kube::api::ListParams;
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::{programs, wait};
 
-use crate::scene::{DEADLINE, Scene, phase_of};
+use crate::scene::{DEADLINE, Scene};
 
 /// An image with the test's own server in it.
 const SERVER: &str = "registry.test/macos/server:15";
-const NOT_READY: &str = "containers with unready status: [main]";
 
 /// A scene whose Mac knows the server's image, which `image` describes.
 async fn scene(name: &str, image: &Value) -> Result<(Scene, RunningAgent)> {
@@ -94,97 +93,57 @@ impl Scene {
     }
 }
 
-/// A Pod whose readiness probe fails, passes and fails again, as the guest has it.
-async fn both_ways(
-    name: &str,
-    files: &[&str],
-    probe: &Value,
-    bad: &str,
-    good: &str,
-    words: &str,
-) -> Result<()> {
-    let (scene, _agent) = scene(name, &json!({})).await?;
-    scene.create(&scene.pod(name, &container(files, &json!({"readinessProbe": probe})), &json!({}))).await?;
-    let pod = scene.phase(name, "Running").await?;
-    ensure!(!is_ready(&pod), "ready before it was asked");
-    scene.told("pod", name, words).await?;
-    let pod = scene.pods.get(name).await?;
-    for kind in ["Ready", "ContainersReady"] {
-        let told = condition(&pod, kind).context("no condition")?;
-        assert_eq!(told.status, "False");
-        assert_eq!(
-            (told.reason.as_deref(), told.message.as_deref()),
-            (Some("ContainersNotReady"), Some(NOT_READY))
-        );
-    }
-    scene.sh(name, good).await?;
-    let pod = scene.until(name, "ready", is_ready).await?;
-    let told = condition(&pod, "Ready").context("no condition")?;
-    assert_eq!((&told.reason, &told.message), (&None, &None), "what is over is not told any more");
-    assert!(status(&pod).is_some_and(|status| status.ready && status.started == Some(true)));
-    scene.sh(name, bad).await?;
-    let pod = scene.until(name, "unready", |pod| !is_ready(pod)).await?;
-    assert!(status(&pod).is_some_and(|status| !status.ready && status.started == Some(true)));
-    assert_eq!(restarts(&pod), 0, "readiness restarts nothing");
+#[tokio::test]
+async fn opinions_change_at_their_thresholds() -> Result<()> {
+    let (scene, _agent) = scene("thresholds", &json!({})).await?;
+    // It passes once, fails, passes once, and then does as it is told.
+    let script = "cd /private/tmp; n=$(($(cat n)+1)); echo $n >n; case $n in 1|3) exit 0;; 2) exit 1;; esac; \
+                  if [ -e miss ]; then mv miss missed; exit 1; fi; [ -e well ]";
+    let readiness = json!({
+        "exec": {"command": ["/bin/sh", "-c", script]}, "periodSeconds": 1, "timeoutSeconds": 20,
+        "successThreshold": 2, "failureThreshold": 2,
+    });
+    let mut liveness = http("/alive");
+    liveness["failureThreshold"] = json!(3);
+    let mut container =
+        container(&["up", "n=0"], &json!({"readinessProbe": readiness, "livenessProbe": liveness}));
+    container["volumeMounts"] = json!([{"name": "kept", "mountPath": "/private/kept"}]);
+    container["lifecycle"]["preStop"] =
+        json!({"exec": {"command": ["/bin/cp", "/private/tmp/asked", "/private/kept/asked"]}});
+    let spec = json!({"restartPolicy": "OnFailure", "volumes": [{"name": "kept", "emptyDir": {}}]});
+    scene.create(&scene.pod("thresholds", &container, &spec)).await?;
+    let since = |pod: &Pod| condition(pod, "Ready").and_then(|ready| ready.last_transition_time.clone());
+    let running = scene.phase("thresholds", "Running").await?;
+    let probed = async |times: u32| {
+        wait::eventually("more probes", DEADLINE, async || {
+            let made: u32 = scene.sh("thresholds", "cat n").await?.trim().parse()?;
+            ensure!(made >= times, "it was {made}");
+            Ok(())
+        })
+        .await
+    };
+    probed(6).await?;
+    let pod = scene.pods.get("thresholds").await?;
+    assert_eq!((is_ready(&pod), since(&pod)), (false, since(&running)), "one that passed is not enough");
+    scene.sh("thresholds", "touch well").await?;
+    let ready = scene.until("thresholds", "ready", is_ready).await?;
+    scene.sh("thresholds", "touch miss").await?;
+    wait::eventually("a failure", DEADLINE, async || scene.sh("thresholds", "cat missed").await.map(drop))
+        .await?;
+    probed(12).await?;
+    let pod = scene.pods.get("thresholds").await?;
+    assert_eq!((is_ready(&pod), since(&pod)), (true, since(&ready)), "one that failed is not enough");
+    scene.sh("thresholds", "rm well").await?;
+    scene.until("thresholds", "unready", |pod| !is_ready(pod)).await?;
+
+    scene.sh("thresholds", ": >asked; echo 500 >alive").await?;
+    let pod = scene.until("thresholds", "restarted", |pod| restarts(pod) == 1).await?;
+    let uid = pod.metadata.uid.context("no UID")?;
+    let asked = scene.agent.state_dir().join("volumes").join(uid).join("kept/asked");
+    let asked = std::fs::read_to_string(asked)?;
+    // The last one that passed may be among them.
+    ensure!(matches!(asked.lines().count(), 3 | 4), "it was asked {asked:?} before it was stopped");
     Ok(())
-}
-
-#[tokio::test]
-async fn http_says_whether_a_pod_is_ready() -> Result<()> {
-    let words = "Readiness probe failed: HTTP probe failed with statuscode: 503";
-    let files = ["up", "health=503"];
-    Box::pin(both_ways("http", &files, &http("/health"), "echo 404 >health", "rm health", words)).await
-}
-
-#[tokio::test]
-async fn tcp_says_whether_a_pod_is_ready() -> Result<()> {
-    let probe = quick(&json!({"tcpSocket": {"port": "web"}}));
-    let words = "connect: connection refused";
-    Box::pin(both_ways("tcp", &[], &probe, "rm up", "touch up", words)).await
-}
-
-#[tokio::test]
-async fn grpc_says_whether_a_pod_is_ready() -> Result<()> {
-    let probe = quick(&json!({"grpc": {"port": 8080, "service": "builds"}}));
-    let words = "Readiness probe failed: service unhealthy (responded with \"NOT_SERVING\")";
-    Box::pin(both_ways("grpc", &["up", "grpc=2"], &probe, "echo 2 >grpc", "echo 1 >grpc", words)).await
-}
-
-#[tokio::test]
-async fn a_command_says_whether_a_pod_is_ready() -> Result<()> {
-    let script = "cat /private/tmp/well";
-    let probe = quick(&json!({"exec": {"command": ["/bin/sh", "-c", script]}}));
-    Box::pin(both_ways("exec", &[], &probe, "rm well", "touch well", "No such file or directory")).await
-}
-
-#[tokio::test]
-async fn a_command_that_hangs_and_a_port_without_a_number_are_told() -> Result<()> {
-    let (scene, _agent) = scene("hangs", &json!({})).await?;
-    let hanging =
-        json!({"exec": {"command": ["/bin/sleep", "1000"]}, "timeoutSeconds": 1, "periodSeconds": 1});
-    let nameless = json!({"tcpSocket": {"port": "gopher"}, "periodSeconds": 1, "failureThreshold": 1});
-    let probes = json!({"readinessProbe": hanging, "livenessProbe": nameless});
-    scene.create(&scene.pod("hangs", &container(&[], &probes), &json!({}))).await?;
-    let late = "Readiness probe failed: command timed out: \"/bin/sleep 1000\" timed out after 1s";
-    scene.told("pod", "hangs", late).await?;
-    let unknown = "Liveness probe errored and resulted in unknown state: port gopher not found";
-    scene.told("pod", "hangs", unknown).await?;
-    let pod = scene.pods.get("hangs").await?;
-    ensure!(phase_of(&pod) == "Running" && !is_ready(&pod), "a probe that is broken counts for nothing");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_redirect_to_another_host_is_good_enough_but_told() -> Result<()> {
-    let (scene, _agent) = scene("redirect", &json!({})).await?;
-    let files = ["up", "there=302 /500", "500=500", "away=302 http://elsewhere.test/"];
-    let probes = json!({"readinessProbe": http("/away"), "livenessProbe": http("/there")});
-    let pod = scene.pod("redirect", &container(&files, &probes), &json!({"restartPolicy": "OnFailure"}));
-    scene.create(&pod).await?;
-    scene.told("pod", "redirect", "Readiness probe warning: Probe terminated redirects").await?;
-    scene.told("pod", "redirect", "Response body: words from the guest").await?;
-    // A redirect on the same host is as good as the place that it leads to.
-    scene.told("pod", "redirect", "Liveness probe failed: HTTP probe failed with statuscode: 500").await
 }
 
 /// Waits until another VM has taken over from the first.
@@ -208,8 +167,8 @@ async fn a_failing_liveness_probe_restarts_the_container() -> Result<()> {
     assert_eq!((last.exit_code, last.reason.as_deref()), (143, Some("Error")));
     assert_eq!(last.message.as_deref(), Some("the container failed liveness probe and was stopped"));
     let words = "Liveness probe failed: HTTP probe failed with statuscode: 500";
-    scene.told("pod", "liveness", words).await?;
-    scene.told("pod", "liveness", "Container main failed liveness probe, will be restarted").await
+    scene.told_as("liveness", "Unhealthy", words).await?;
+    scene.told_as("liveness", "Killing", "Container main failed liveness probe, will be restarted").await
 }
 
 #[tokio::test]
@@ -253,52 +212,26 @@ async fn a_failing_startup_probe_restarts_the_container() -> Result<()> {
     let spec = json!({"restartPolicy": "Always"});
     scene.create(&scene.pod("slow", &container(&["up", "started=500"], &probes), &spec)).await?;
     scene.until("slow", "restarted", |pod| restarts(pod) == 1).await?;
-    scene.told("pod", "slow", "Container main failed startup probe, will be restarted").await
-}
-
-/// Services go by the same condition, but no `EndpointSlice` takes the loopback addresses that simulated guests have.
-#[tokio::test]
-async fn controllers_count_a_pod_only_while_its_readiness_probe_passes() -> Result<()> {
-    let (scene, _agent) = scene("counted", &json!({})).await?;
-    let probes = json!({"readinessProbe": http("/ready")});
-    let pod = scene.pod("counted", &container(&["up"], &probes), &json!({"restartPolicy": "Always"}));
-    let set = json!({
-        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "counted"},
-        "spec": {
-            "selector": {"matchLabels": {"app": "counted"}},
-            "template": {"metadata": {"labels": {"app": "counted"}}, "spec": pod["spec"]},
-        },
-    });
-    scene.kubectl.apply(&set.to_string()).await?;
-    let namespace = scene.pods.namespace().context("no namespace")?;
-    let sets: Api<ReplicaSet> = Api::namespaced(scene.control_plane.client().await?, namespace);
-    let counted = async |count: i32| {
-        let ready = |set: &ReplicaSet| set.status.as_ref().map(|status| status.ready_replicas.unwrap_or(0));
-        wait::until(&sets, "counted", &format!("{count} ready"), DEADLINE, |set| ready(set) == Some(count))
-            .await
-    };
-    counted(1).await?;
-    let pods = scene.pods.list(&ListParams::default().labels("app=counted")).await?;
-    let name = pods.items.first().and_then(|pod| pod.metadata.name.clone()).context("no Pod")?;
-    scene.sh(&name, "echo 503 >ready").await?;
-    counted(0).await?;
-    scene.sh(&name, "rm ready").await?;
-    counted(1).await.map(drop)
+    scene
+        .told_as("slow", "Unhealthy", "Startup probe failed: HTTP probe failed with statuscode: 500")
+        .await?;
+    scene.told_as("slow", "Killing", "Container main failed startup probe, will be restarted").await
 }
 
 #[tokio::test]
 async fn the_grace_period_of_a_probe_comes_before_the_pods() -> Result<()> {
     let (scene, _agent) = scene("grace", &json!({})).await?;
-    let mut liveness = http("/health");
-    liveness["terminationGracePeriodSeconds"] = json!(1);
+    let mut probe = http("/health");
+    probe["terminationGracePeriodSeconds"] = json!(1);
     let spec = json!({"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 3600});
-    let probes = json!({"livenessProbe": liveness});
-    scene.create(&scene.pod("grace", &stubborn(&["up"], &probes), &spec)).await?;
-    scene.until("grace", "ready", is_ready).await?;
-    scene.sh("grace", "echo 500 >health").await?;
-    let pod = restarted(&scene, "grace").await?;
-    let last = status(&pod).and_then(|status| status.last_state.as_ref()?.terminated.clone());
-    assert_eq!(last.context("no last state")?.exit_code, 137);
+    for (name, kind) in [("alive", "livenessProbe"), ("starts", "startupProbe")] {
+        let pod = scene.pod(name, &stubborn(&["up", "health=500"], &json!({kind: probe})), &spec);
+        scene.create(&pod).await?;
+        let pod = scene.until(name, "restarted", |pod| restarts(pod) == 1).await?;
+        let last = status(&pod).and_then(|status| status.last_state.as_ref()?.terminated.clone());
+        assert_eq!(last.context("no last state")?.exit_code, 137, "{name}");
+        scene.kubectl.run(["delete", "pod", name, "--grace-period=1"]).await?;
+    }
     Ok(())
 }
 

@@ -256,6 +256,28 @@ impl Scene {
         })
         .await
     }
+
+    /// Waits until an Event about a Pod has this reason and begins with these words.
+    pub(crate) async fn told_as(&self, pod: &str, reason: &str, words: &str) -> Result<()> {
+        wait::eventually(&format!("an Event {reason}: {words}"), DEADLINE, async || {
+            let about = format!("involvedObject.name={pod}");
+            let told =
+                self.kubectl.run(["get", "events", "--field-selector", &about, "--output", "json"]).await?;
+            let told: Value = serde_json::from_str(&told)?;
+            let events: Vec<(&str, &str)> = told["items"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|event| Some((event["reason"].as_str()?, event["message"].as_str()?)))
+                .collect();
+            ensure!(
+                events.iter().any(|(why, said)| *why == reason && said.starts_with(words)),
+                "there are {events:?}"
+            );
+            Ok(())
+        })
+        .await
+    }
 }
 
 /// Adds the fields of `more` to `base`.

@@ -50,7 +50,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].env[].name",
         Honoured(
-            "set for the command; a VM that only boots finds it in `/Volumes/My Shared Files/pod_environment/environment`",
+            "set for the command, but for names that the guest's shell keeps for itself (`UID`, `EUID`, `PPID`); a VM that only boots finds it in \
+             `/Volumes/My Shared Files/pod_environment/environment`",
         ),
     ),
     (
@@ -65,7 +66,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].env[].valueFrom.fieldRef",
         Honoured(
-            "metadata.name, .namespace, .uid, .labels['x'] and .annotations['x'], spec.nodeName and .serviceAccountName, status.hostIP(s) and .podIP(s)",
+            "metadata.name, .namespace, .uid, .labels['x'] and .annotations['x'], spec.nodeName and .serviceAccountName, status.hostIP(s) and \
+             .podIP(s); a VM that only boots is not told its own address, which it has before we know it",
         ),
     ),
     ("spec.containers[].env[].valueFrom.fileKeyRef", Refused("a value cannot come from a file in a volume")),
@@ -220,7 +222,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].securityContext.runAsGroup",
         Honoured(
-            "a group of the guest, by number; the guest's user must be able to use `sudo` without a password; a container without a command cannot have it",
+            "any number; the guest's user must be able to use `sudo` without a password; a container without a command cannot have it",
         ),
     ),
     (
@@ -232,7 +234,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].securityContext.runAsUser",
         Honoured(
-            "a user of the guest, by number; the guest's user must be able to use `sudo` without a password; a container without a command cannot have it",
+            "any number; the guest's user must be able to use `sudo` without a password; one that the guest does not know has `/` for its \
+             home; a container without a command cannot have it",
         ),
     ),
     ("spec.containers[].securityContext.seccompProfile", Parts),
@@ -303,10 +306,22 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.containers[].workingDir",
         Honoured("the command's directory in the guest; a container without a command cannot have it"),
     ),
-    ("spec.dnsConfig", Refused("the guest asks the host's DNS servers")),
+    ("spec.dnsConfig", Parts),
+    (
+        "spec.dnsConfig.nameservers",
+        Honoured(
+            "set in the guest with `networksetup` before the command starts, after those that the guest has unless `dnsPolicy` is `None`; \
+             a container without a command cannot have it",
+        ),
+    ),
+    ("spec.dnsConfig.options", Refused("macOS looks names up by rules of its own")),
+    ("spec.dnsConfig.searches", Honoured("as `nameservers`")),
     (
         "spec.dnsPolicy",
-        Only(&["ClusterFirst", "Default"], "the guest asks the host's DNS servers, whatever the policy"),
+        Honoured(
+            "`None` leaves the guest only what `dnsConfig` names; with any other policy it asks the host's DNS servers: a guest cannot \
+             reach the cluster's",
+        ),
     ),
     ("spec.enableServiceLinks", Honoured("the Services of the Pod's namespace are in the environment")),
     ("spec.ephemeralContainers", Refused("a VM cannot be joined by a container")),
@@ -321,7 +336,12 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.hostname",
         Honoured("the guest's name, the Pod's name when absent; a VM that only boots keeps its own"),
     ),
-    ("spec.hostnameOverride", Refused("use `hostname`")),
+    (
+        "spec.hostnameOverride",
+        Honoured(
+            "the guest's name, before `hostname` and without `subdomain`; a container without a command cannot have it",
+        ),
+    ),
     ("spec.hostNetwork", Refused("a VM cannot share the host's network")),
     ("spec.hostPID", Refused("a VM cannot share the host's processes")),
     ("spec.hostUsers", Moot("a VM has users of its own")),
@@ -428,9 +448,18 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.volumes[].emptyDir", Parts),
     (
         "spec.volumes[].emptyDir.medium",
-        Refused("a share is on the host's disk: neither memory nor huge pages can be had"),
+        Only(
+            &["Memory"],
+            "a tmpfs in the guest, out of the VM's memory; a container that restarts finds it empty, since its VM is a new one; it cannot be \
+             read-only for some, and a container without a command cannot have it",
+        ),
     ),
-    ("spec.volumes[].emptyDir.sizeLimit", Honoured("measured every 10 s; a Pod that exceeds it is evicted")),
+    (
+        "spec.volumes[].emptyDir.sizeLimit",
+        Honoured(
+            "measured every 10 s; a Pod that exceeds it is evicted; of a volume in memory it is the size, and there is no space left beyond it",
+        ),
+    ),
     ("spec.volumes[].ephemeral", Refused(NO_STORAGE)),
     ("spec.volumes[].fc", Refused(NO_STORAGE)),
     ("spec.volumes[].flexVolume", Refused(NO_STORAGE)),

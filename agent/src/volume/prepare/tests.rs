@@ -65,7 +65,7 @@ fn labels() -> Value {
 }
 
 fn mount(share: &str, sub_path: &str, path: &str) -> Mount {
-    Mount { share: share.into(), sub_path: sub_path.into(), path: path.into() }
+    Mount { share: share.into(), sub_path: sub_path.into(), path: path.into(), in_memory: None }
 }
 
 #[tokio::test]

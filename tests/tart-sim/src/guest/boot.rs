@@ -9,12 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Os;
 
+/// The group that the users of a Mac are in.
+const STAFF: u32 = 20;
+
 /// Everything that a guest knows of its virtual hardware and of its image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Boot {
     pub(crate) os: Os,
     /// The user that is logged in.
     pub(crate) user: String,
+    /// That user's number.
+    pub(crate) uid: u32,
+    /// Whether that user can use `sudo`.
+    pub(crate) sudo: bool,
     /// Whether the system's files are read-only.
     pub(crate) sealed: bool,
     /// What the network gave to this guest, if it gave anything.
@@ -71,6 +79,11 @@ impl Boot {
         }
     }
 
+    /// The group of the logged-in user: `staff`, unless that user is root.
+    pub(super) fn gid(&self) -> u32 {
+        if self.uid == 0 { 0 } else { STAFF }
+    }
+
     /// The logged-in user's home directory, as the guest names it.
     pub(super) fn home(&self) -> PathBuf {
         match self.os {
@@ -89,6 +102,8 @@ pub(super) mod tests {
         Boot {
             os: Os::Darwin,
             user: "admin".into(),
+            uid: 0,
+            sudo: true,
             sealed: true,
             address: Some(Ipv4Addr::new(127, 64, 0, 2)),
             shares: Vec::new(),

@@ -28,6 +28,8 @@ pub(super) struct Environment {
     own_program: PathBuf,
     home: PathBuf,
     variables: HashMap<String, OsString>,
+    /// The user's number and group, where that is not init's own user.
+    user: Option<(u32, u32)>,
 }
 
 impl Environment {
@@ -51,7 +53,9 @@ impl Environment {
         if root != Path::new("/") {
             variables.insert(INIT_PID.into(), std::process::id().to_string().into());
         }
-        Self { own_program, home, variables }
+        // Without a root directory of its own, a guest has no users of its own either.
+        let user = (boot.uid != 0 && root == Path::new("/")).then_some((boot.uid, boot.gid()));
+        Self { own_program, home, variables, user }
     }
 
     /// A command in the user's home directory, or the words that the agent's Go runtime has for why there is none.
@@ -79,6 +83,9 @@ impl Environment {
             .envs(&self.variables)
             .envs(request.variables)
             .current_dir(directory);
+        if let Some((uid, gid)) = self.user {
+            command.uid(uid).gid(gid);
+        }
         Ok(command)
     }
 

@@ -24,6 +24,9 @@ pub(super) mod exit {
 /// The line on the guest's mains that means: somebody pressed the power button.
 pub(super) const POWER_BUTTON: &str = "power-button";
 
+/// What the guest's first process has to say.
+const CONSOLE: &str = "console.log";
+
 /// How a guest came to its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Halt {
@@ -48,6 +51,7 @@ impl Machine {
     /// Switches the machine on. All that the guest keeps is in the directory. It is isolated where that is possible.
     pub(crate) async fn start(guest_dir: &Path, boot: Boot, isolated: bool) -> io::Result<Self> {
         std::fs::create_dir_all(guest_dir)?;
+        File::create(guest_dir.join(CONSOLE))?;
         let (init, mains) = spawn(guest_dir, &boot, isolated && cfg!(target_os = "linux")).await?;
         Ok(Self { guest_dir: guest_dir.into(), boot, init, mains })
     }
@@ -87,7 +91,8 @@ async fn spawn(guest_dir: &Path, boot: &Boot, isolated: bool) -> io::Result<(Chi
         .env_clear()
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
-        .stderr(File::create(guest_dir.join("console.log"))?)
+        // Why a guest is not isolated is told by the one before it.
+        .stderr(File::options().append(true).open(guest_dir.join(CONSOLE))?)
         .spawn()?;
     let mut mains = init.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
     mains.write_all(&boot.to_line()?).await?;

@@ -12,9 +12,11 @@ mod layout;
 #[cfg(target_os = "linux")]
 mod linux;
 mod machine;
+mod name_service;
 mod plain;
 mod processes;
 mod programs;
+mod users;
 
 use std::env;
 use std::ffi::{OsStr, OsString};

@@ -1,17 +1,18 @@
 //! The programs that scripts expect in a macOS guest, and that a plain machine lacks or must not run for real.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Gid, Group, Pid, Uid, User, setgid, setuid};
+use nix::unistd::Pid;
 
 use super::commands::INIT_PID;
+use super::name_service::networksetup;
+use super::users::{chroot, sudo};
 
 /// The signal by which init is told to power off.
 pub(super) const POWER_OFF: Signal = Signal::SIGUSR2;
@@ -26,9 +27,12 @@ type Program = fn(&[OsString]) -> ExitCode;
 const PROGRAMS: &[(&str, &str, Program)] = &[
     ("/usr/bin", "sudo", sudo),
     ("/usr/bin", "sw_vers", sw_vers),
+    ("/usr/sbin", "chroot", chroot),
+    ("/usr/sbin", "networksetup", networksetup),
     ("/sbin", "shutdown", shutdown),
     ("/sbin", "halt", halt),
     ("/sbin", "reboot", reboot),
+    ("/sbin", "mount_tmpfs", mount_tmpfs),
     ("/sbin", "mount_virtiofs", mount_virtiofs),
     // What Linux's mount calls for this type of file system.
     ("/sbin", "mount.virtiofs", mount_dot_virtiofs),
@@ -53,87 +57,6 @@ pub(super) fn install(own_program: &Path, place: impl Fn(&str) -> std::path::Pat
         symlink(own_program, &link)?;
     }
     Ok(())
-}
-
-/// Runs the rest as another user: root, who the guest's own user is anyway, unless told otherwise.
-fn sudo(words: &[OsString]) -> ExitCode {
-    let mut words = words.iter().peekable();
-    let mut shell = false;
-    let (mut user, mut group) = (None, None);
-    while let Some(option) = words.next_if(|word| word.as_encoded_bytes().starts_with(b"-")) {
-        match option.to_str() {
-            Some("--") => break,
-            Some("-u" | "--user") => user = words.next(),
-            Some("-g" | "--group") => group = words.next(),
-            Some("-p" | "--prompt" | "-C" | "-h" | "--host") => {
-                words.next();
-            }
-            Some("-i" | "--login" | "-s" | "--shell") => shell = true,
-            // -n, -E, -H, -S, -k, -v and their like change nothing here.
-            _ => {}
-        }
-    }
-    if let Err(message) = become_other(user, group) {
-        eprintln!("sudo: {message}");
-        return ExitCode::FAILURE;
-    }
-    let mut variables = Vec::new();
-    while let Some(assignment) = words.next_if(|word| word.to_str().is_some_and(is_assignment)) {
-        let (name, value) = assignment.to_str().and_then(|word| word.split_once('=')).unwrap_or_default();
-        variables.push((name, value));
-    }
-    let shell = shell.then(|| env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
-    let Some(program) = shell.as_ref().or_else(|| words.next()) else {
-        // `sudo -v` asks whether the user may: yes.
-        return ExitCode::SUCCESS;
-    };
-    let mut command = Command::new(program);
-    command.envs(variables);
-    match (&shell, words.len()) {
-        (Some(_), 0) | (None, _) => command.args(words),
-        (Some(_), _) => command.arg("-c").arg(words.cloned().collect::<Vec<_>>().join(OsStr::new(" "))),
-    };
-    let _ = command.exec();
-    eprintln!("sudo: {}: command not found", program.display());
-    ExitCode::FAILURE
-}
-
-/// Becomes the user and the group that `-u` and `-g` name, by name or as `#` and a number; they must be the guest's.
-fn become_other(user: Option<&OsString>, group: Option<&OsString>) -> Result<(), String> {
-    let text = |word: &OsString| word.to_string_lossy().into_owned();
-    let found = user.map(|user| {
-        let name = text(user);
-        let known = match name.strip_prefix('#') {
-            Some(number) => {
-                number.parse().ok().and_then(|id| User::from_uid(Uid::from_raw(id)).ok().flatten())
-            }
-            None => User::from_name(&name).ok().flatten(),
-        };
-        known.ok_or_else(|| format!("unknown user {name}"))
-    });
-    let user = found.transpose()?;
-    let found = group.map(|group| {
-        let name = text(group);
-        let known = match name.strip_prefix('#') {
-            Some(number) => {
-                number.parse().ok().and_then(|id| Group::from_gid(Gid::from_raw(id)).ok().flatten())
-            }
-            None => Group::from_name(&name).ok().flatten(),
-        };
-        known.ok_or_else(|| format!("unknown group {name}"))
-    });
-    let group = found.transpose()?;
-    let refused = |error: nix::Error| format!("unable to change to runas uid: {}", error.desc());
-    if let Some(gid) = group.map(|group| group.gid).or_else(|| user.as_ref().map(|user| user.gid)) {
-        setgid(gid).map_err(refused)?;
-    }
-    user.map_or(Ok(()), |user| setuid(user.uid).map_err(refused))
-}
-
-fn is_assignment(word: &str) -> bool {
-    word.split_once('=').is_some_and(|(name, _)| {
-        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-    })
 }
 
 /// Says which macOS this pretends to be.
@@ -179,8 +102,7 @@ fn reboot(_: &[OsString]) -> ExitCode {
 fn tell_init(signal: Signal) -> ExitCode {
     let told = match env::var(INIT_PID).ok().and_then(|id| id.parse().ok()) {
         Some(id) => kill(Pid::from_raw(id), signal).is_ok(),
-        // Whoever runs this outside of a guest must not hit the init of the real machine.
-        None => is_own_binary("/proc/1/exe") && kill(Pid::from_raw(1), signal).is_ok(),
+        None => is_in_own_root() && kill(Pid::from_raw(1), signal).is_ok(),
     };
     if told {
         ExitCode::SUCCESS
@@ -190,9 +112,67 @@ fn tell_init(signal: Signal) -> ExitCode {
     }
 }
 
+/// Whether this is a guest with files and processes of its own: whoever runs this anywhere else must not hit the real
+/// machine's. Only root can tell.
+pub(super) fn is_in_own_root() -> bool {
+    env::var_os(INIT_PID).is_none() && is_own_binary("/proc/1/exe")
+}
+
 fn is_own_binary(path: &str) -> bool {
     let identity = |path: &str| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino())).ok();
     identity(path).is_some_and(|theirs| identity("/proc/self/exe") == Some(theirs))
+}
+
+/// `mount_tmpfs [-s SIZE] DIRECTORY`.
+fn mount_tmpfs(words: &[OsString]) -> ExitCode {
+    const USAGE: &str = "mount_tmpfs [-o options] [-i | -e] [-n max_nodes] [-s max_mem_size] directory";
+    let (mut size, mut directory) = (None, None);
+    let mut words = words.iter().filter_map(|word| word.to_str());
+    while let Some(word) = words.next() {
+        match word {
+            "-i" | "-e" => {}
+            "-o" | "-n" => _ = words.next(),
+            "-s" => match words.next().and_then(bytes) {
+                Some(bytes) => size = Some(bytes),
+                None => return usage(USAGE),
+            },
+            word if directory.is_none() && !word.starts_with('-') => directory = Some(word),
+            _ => return usage(USAGE),
+        }
+    }
+    let Some(directory) = directory else { return usage(USAGE) };
+    match mount_memory(Path::new(directory), size) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("mount_tmpfs: {directory}: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A number of bytes, or of what the letter behind it stands for.
+fn bytes(text: &str) -> Option<u64> {
+    let shift = match text.bytes().last()?.to_ascii_lowercase() {
+        b'k' => 10,
+        b'm' => 20,
+        b'g' => 30,
+        b't' => 40,
+        _ => return text.parse().ok(),
+    };
+    text[..text.len() - 1].parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(target_os = "linux")]
+fn mount_memory(directory: &Path, size: Option<u64>) -> Result<(), String> {
+    if !nix::unistd::geteuid().is_root() || !is_in_own_root() {
+        return Err("Operation not permitted".to_owned());
+    }
+    super::linux::mount_memory(directory, size)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn mount_memory(_: &Path, _: Option<u64>) -> Result<(), String> {
+    Err("Operation not supported".to_owned())
 }
 
 /// `mount_virtiofs TAG DIRECTORY`.
@@ -234,7 +214,7 @@ fn mount_share(_: &str, directory: &Path) -> Result<(), String> {
     Err(format!("{}: Operation not supported", directory.display()))
 }
 
-fn usage(text: &str) -> ExitCode {
+pub(super) fn usage(text: &str) -> ExitCode {
     eprintln!("usage: {text}");
     ExitCode::from(64)
 }

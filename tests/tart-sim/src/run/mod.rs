@@ -240,6 +240,8 @@ impl Vm {
         Boot {
             os: self.os,
             user: image.user.clone(),
+            uid: image.uid,
+            sudo: image.sudo,
             sealed: image.sealed && self.os == Os::Darwin,
             address,
             shares: self.shares.shares.clone(),

@@ -97,6 +97,13 @@ impl Mac {
         self.path().join("home/vms").join(vm)
     }
 
+    /// Puts a file into the image that a VM was made from.
+    pub(crate) fn add_file(&self, vm: &str, path: &str, text: &str) {
+        let path = self.vm_dir(vm).join("guest/lower").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Sandbox::shared().unwrap().command(env!("CARGO_BIN_EXE_tart"));
         command

@@ -8,13 +8,14 @@ mod shares;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::mount::MsFlags;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getgid, getuid};
 
@@ -24,6 +25,7 @@ use super::machine::exit;
 use super::{Boot, INIT, programs};
 use crate::file_lock::FileLock;
 
+pub(super) use mounts::mount_memory;
 pub(super) use shares::mount_share;
 
 /// The argument that tells init that it is root only in a user namespace of its own.
@@ -89,12 +91,35 @@ fn remove_work_directories() {
 
 /// Gives init, which was started with these arguments, the guest's root directory.
 pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> {
-    root::enter(boot, words.iter().any(|word| word == ROOTLESS))?;
-    let own_program = Path::new("/proc/1/exe");
+    let is_rootless = words.iter().any(|word| word == ROOTLESS);
+    if is_rootless && boot.uid != 0 {
+        return Err(io::Error::other("an image whose user is not root needs root on this machine"));
+    }
+    root::enter(boot, is_rootless)?;
+    let own_program = Path::new(if boot.uid == 0 { "/proc/1/exe" } else { root::OWN_PROGRAM });
     programs::install(own_program, |directory| directory.into())?;
+    if boot.uid != 0 {
+        if boot.sudo {
+            install_sudo()?;
+        }
+        chown(boot.home(), Some(boot.uid), Some(boot.gid()))?;
+    }
     settings::write(boot)?;
     if boot.sealed {
         root::seal()?;
     }
     Ok(Environment::new(boot, Path::new("/"), own_program.into(), SEARCH_PATH.into()))
+}
+
+/// Makes `sudo` a program by which a user becomes root: a copy of this binary, in memory that only this guest sees, so that
+/// nothing of the kind is ever on the machine's disk.
+fn install_sudo() -> io::Result<()> {
+    let place = Path::new("/dev/.sudo");
+    fs::create_dir(place)?;
+    mounts::mount_at(Some("sudo".as_ref()), place, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))?;
+    let copy = place.join("sudo");
+    fs::copy("/proc/self/exe", &copy)?;
+    fs::set_permissions(&copy, Permissions::from_mode(0o4755))?;
+    fs::remove_file("/usr/bin/sudo")?;
+    symlink(copy, "/usr/bin/sudo")
 }

@@ -42,3 +42,10 @@ pub(super) fn mount_at(
         io::Error::other(format!("mount {} ({}): {error}", to.display(), kind.unwrap_or("bind")))
     })
 }
+
+/// Mounts a file system in memory, as the guest's `mount_tmpfs` does. Its root is that of the directory.
+pub(in crate::guest) fn mount_memory(directory: &Path, size: Option<u64>) -> Result<(), String> {
+    let options = size.map(|bytes| format!("size={bytes}"));
+    mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::MS_NOSUID, options.as_deref())
+        .map_err(|error| error.desc().to_owned())
+}

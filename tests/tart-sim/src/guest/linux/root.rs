@@ -20,6 +20,9 @@ const PROGRAMS: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx
 /// The directories of macOS, and of the machine's programs, that nothing can be created in.
 const SEALED: &[&str] = &["System", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
+/// Where users find this binary who must not look at init's processes for it.
+pub(super) const OWN_PROGRAM: &str = "/dev/.tart";
+
 /// Builds the guest's root file system from the current directory and makes it this process's root.
 pub(super) fn enter(boot: &Boot, rootless: bool) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS)?;
@@ -33,6 +36,12 @@ pub(super) fn enter(boot: &Boot, rootless: bool) -> io::Result<()> {
         files.mount_machine(root, boot.os)?;
     }
     mount_devices(&root.join("dev"))?;
+    if boot.uid != 0 {
+        // While the machine's files can still be seen.
+        let place = root.join(OWN_PROGRAM.trim_start_matches('/'));
+        File::create(&place)?;
+        bind(&std::env::current_exe()?, &place)?;
+    }
     mount_processes(&root.join("proc"))?;
     shares::stage(root, boot)?;
     // The old root goes on top of the new one, so that unmounting the topmost leaves the new one alone.
@@ -63,6 +72,8 @@ pub(super) fn seal() -> io::Result<()> {
     for directory in system.iter().filter(|directory| is_mount_point(directory)) {
         make_read_only(directory)?;
     }
+    // Nobody creates files among the devices of macOS.
+    make_read_only("/dev".as_ref())?;
     make_read_only("/".as_ref())
 }
 
@@ -109,6 +120,7 @@ impl Files {
         self.overlay("etc", &layers(&Path::new("lower").join(settings), "/etc".into()), &target)?;
         // Many machines keep this one in a directory that the guest does not have.
         if Path::new("/etc/resolv.conf").is_symlink()
+            && !Path::new("lower").join(settings).join("resolv.conf").exists()
             && let Ok(content) = fs::read("/etc/resolv.conf")
         {
             let _ = fs::remove_file(target.join("resolv.conf"));

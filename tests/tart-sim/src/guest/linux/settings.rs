@@ -8,16 +8,26 @@ use crate::guest::Boot;
 /// Who the user is and what the network looks like, written anew at every boot.
 pub(super) fn write(boot: &Boot) -> io::Result<()> {
     let (user, home, name) = (&boot.user, boot.home(), boot.host_name());
-    // Both names are for one user: without a second user id there is nobody else to be.
-    let others = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let others: Vec<_> = others.lines().filter(|line| !line.starts_with(&format!("{user}:"))).collect();
-    let passwd = format!("{user}:x:0:0:{user}:{}:/bin/sh\n{}\n", home.display(), others.join("\n"));
+    let (uid, gid) = (boot.uid, boot.gid());
+    // A user with root's number shares it with root: without a second one there is nobody else to be.
+    let passwd =
+        with_entry("/etc/passwd", &format!("{user}:x:{uid}:{gid}:{user}:{}:/bin/sh", home.display()));
+    let group = with_entry("/etc/group", &format!("staff:x:{gid}:{user}"));
     let own_name =
         boot.address.map(|address| format!("{address}\t{name}.local {name}\n")).unwrap_or_default();
     let hosts = format!("127.0.0.1\tlocalhost\n255.255.255.255\tbroadcasthost\n::1\tlocalhost\n{own_name}");
-    for (path, content) in [("/etc/passwd", passwd), ("/etc/hosts", hosts)] {
+    let staff = (uid != 0).then_some(("/etc/group", group));
+    for (path, content) in [("/etc/passwd", passwd), ("/etc/hosts", hosts)].into_iter().chain(staff) {
         let _ = fs::remove_file(path);
         fs::write(path, content)?;
     }
     Ok(())
+}
+
+/// A list of users or groups with one entry more, in the place of any of its name, before all others.
+fn with_entry(path: &str, entry: &str) -> String {
+    let name = entry.split(':').next().unwrap_or_default();
+    let known = fs::read_to_string(path).unwrap_or_default();
+    let others: Vec<_> = known.lines().filter(|line| !line.starts_with(&format!("{name}:"))).collect();
+    format!("{entry}\n{}\n", others.join("\n"))
 }

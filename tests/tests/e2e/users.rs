@@ -1,0 +1,150 @@
+//! Whom a command runs as: `runAsUser` and its like, in guests whose own user is not root, as in real images.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene, phase_of, state_of};
+
+/// An image with the user of real ones: number 501, in the group `staff`, with `sudo` for everything.
+const ADMIN: &str = "registry.test/macos/admin:1";
+
+async fn scene(name: &str) -> Result<(Scene, RunningAgent)> {
+    let (scene, agent) = Scene::with_agent(name).await?;
+    scene.mac.add_image(ADMIN, &json!({"uid": 501}))?;
+    Ok((scene, agent))
+}
+
+fn shell(script: &str, security: &Value) -> Value {
+    json!({"image": ADMIN, "command": ["/bin/sh", "-c", script], "securityContext": security})
+}
+
+impl Scene {
+    /// What a container says that runs to its good end.
+    async fn said(&self, name: &str, container: &Value, spec: &Value) -> Result<Vec<String>> {
+        self.create(&self.pod(name, container, spec)).await?;
+        let pod = self.phase(name, "Succeeded").await?;
+        self.log(&pod, "main", 0)
+    }
+}
+
+#[tokio::test]
+async fn a_guest_whose_user_is_not_root_is_made_the_pods_all_the_same() -> Result<()> {
+    let (scene, _agent) = scene("admin").await?;
+    let script = "id -u; id -g; echo $HOME; pwd; hostname; grep -c alias.test /etc/hosts; touch /opt/data/mine && ls /opt/data; \
+                  cat /private/tmp/hook; printf bye >/usr/local/words";
+    let mut container = shell(script, &json!({"runAsNonRoot": true}));
+    // Places that only root can make.
+    container["workingDir"] = json!("/opt/work");
+    container["volumeMounts"] = json!([{"name": "data", "mountPath": "/opt/data"}]);
+    container["terminationMessagePath"] = json!("/usr/local/words");
+    let hook = "id -u >/private/tmp/hook.new && mv /private/tmp/hook.new /private/tmp/hook";
+    let waits = "until [ -e /private/tmp/hook ]; do sleep 0.05; done; ";
+    container["command"] = json!(["/bin/sh", "-c", format!("{waits}{script}")]);
+    container["lifecycle"] = json!({"postStart": {"exec": {"command": ["/bin/sh", "-c", hook]}}});
+    let spec = json!({
+        "hostname": "box", "hostAliases": [{"ip": "10.1.2.3", "hostnames": ["alias.test"]}],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    });
+    let said = scene.said("admin", &container, &spec).await?;
+    assert_eq!(said, ["501", "20", "/Users/admin", "/opt/work", "box", "1", "mine", "501"]);
+    let end = state_of(&scene.pods.get("admin").await?).and_then(|state| state.terminated);
+    assert_eq!(end.and_then(|end| end.message).as_deref(), Some("bye"));
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn a_command_runs_as_any_user_and_group() -> Result<()> {
+    let (scene, _agent) = scene("anybody").await?;
+    let script = "echo $(id -u) $(id -g) $HOME $WHO; cd /opt/work && touch mine";
+    let table = [
+        // One that the guest has, with its own group and home; its name is in the list of users of every machine.
+        ("known", json!({"runAsUser": 1}), "1 1 /usr/sbin"),
+        ("root", json!({"runAsUser": 0}), "0 0"),
+        // Sudo takes neither of these.
+        ("unknown", json!({"runAsUser": 12345, "runAsNonRoot": true}), "12345 20 /"),
+        ("both", json!({"runAsUser": 12345, "runAsGroup": 54321}), "12345 54321 /"),
+        ("group", json!({"runAsGroup": 1}), "501 1"),
+    ];
+    for (name, security, expected) in table {
+        let mut container = shell(script, &security);
+        container["env"] = json!([{"name": "WHO", "value": "itself"}]);
+        container["workingDir"] = json!("/opt/work");
+        let said = scene.said(name, &container, &json!({})).await.with_context(|| name.to_owned())?;
+        let [said] = said.as_slice() else { anyhow::bail!("{name}: {said:?}") };
+        ensure!(said.starts_with(expected) && said.ends_with("itself"), "{name}: {said}");
+    }
+    // Whoever runs beside the command does so as the same user, and the command hears of its end.
+    let mut probed = shell("trap 'exit 9' TERM; while :; do sleep 0.1; done", &json!({"runAsUser": 12345}));
+    probed["readinessProbe"] =
+        json!({"exec": {"command": ["/bin/sh", "-c", "[ $(id -u) = 12345 ]"]}, "periodSeconds": 1});
+    let mut pod = scene.pod("probed", &probed, &json!({}));
+    pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
+    scene.create(&pod).await?;
+    wait::until(&scene.pods, "probed", "ready", DEADLINE, |pod| {
+        let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+        statuses.and_then(|all| all.first()).is_some_and(|status| status.ready)
+    })
+    .await?;
+    scene.kubectl.run(["delete", "pod", "probed", "--wait=false"]).await?;
+    let ended = wait::until(&scene.pods, "probed", "an end", DEADLINE, |pod| {
+        state_of(pod).is_some_and(|state| state.terminated.is_some())
+    })
+    .await?;
+    let free = r#"{"metadata":{"finalizers":null}}"#;
+    scene.kubectl.run(["patch", "pod", "probed", "--type=merge", "--patch", free]).await?;
+    let end = state_of(&ended).and_then(|state| state.terminated).context("no end")?;
+    assert_eq!(end.exit_code, 9, "it was told to end by its own user");
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn who_must_not_be_root_is_not() -> Result<()> {
+    let (scene, _agent) = scene("nonroot").await?;
+    // That much is known without a VM. The Pod waits, as it does elsewhere.
+    scene
+        .create(&scene.pod(
+            "said",
+            &shell("true", &json!({"runAsUser": 0, "runAsNonRoot": true})),
+            &json!({}),
+        ))
+        .await?;
+    let waits = wait::until(&scene.pods, "said", "to wait", DEADLINE, |pod| {
+        let waiting = state_of(pod).and_then(|state| state.waiting);
+        waiting.and_then(|waiting| waiting.reason).as_deref() == Some("CreateContainerConfigError")
+    });
+    let pod = waits.await?;
+    assert_eq!(phase_of(&pod), "Pending");
+    let (uid, namespace) = (pod.metadata.uid.unwrap_or_default(), scene.namespace());
+    let words = format!(
+        "container's runAsUser breaks non-root policy (pod: \"said_{namespace}({uid})\", container: main)"
+    );
+    scene.told_as("said", "Failed", &format!("Error: {words}")).await?;
+    assert!(scene.vms().await?.is_empty());
+    scene.kubectl.run(["delete", "pod", "said"]).await?;
+
+    // Only the guest knows that its user is root.
+    let mut container = shell("true", &json!({"runAsNonRoot": true}));
+    container["image"] = json!(crate::scene::IMAGE);
+    scene.create(&scene.pod("is", &container, &json!({}))).await?;
+    let end = state_of(&scene.phase("is", "Failed").await?).and_then(|state| state.terminated);
+    assert_eq!(end.and_then(|end| end.reason).as_deref(), Some("CreateContainerConfigError"));
+    scene.told_as("is", "Failed", "Error: container has runAsNonRoot and image will run as root").await?;
+
+    // Without sudo there is nobody else to be.
+    let locked = "registry.test/macos/locked:1";
+    scene.mac.add_image(locked, &json!({"uid": 501, "sudo": false}))?;
+    let mut container = shell("true", &json!({"runAsUser": 1}));
+    container["image"] = json!(locked);
+    scene.create(&scene.pod("locked", &container, &json!({}))).await?;
+    scene.phase("locked", "Failed").await?;
+    scene.told_as("locked", "Failed", "Error: the guest cannot run a command as user 1: ").await?;
+    // What needs no other user is there.
+    let mut container = shell("id -u", &json!({"runAsNonRoot": true}));
+    container["image"] = json!(locked);
+    let alias = json!({"hostAliases": [{"ip": "10.1.2.3", "hostnames": ["alias.test"]}]});
+    scene.create(&scene.pod("alias", &container, &alias)).await?;
+    scene.phase("alias", "Failed").await?;
+    scene.told_as("alias", "Failed", "Error: cannot add to /etc/hosts in the guest").await
+}
