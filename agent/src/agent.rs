@@ -162,9 +162,9 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let work = async {
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
-        rival::wait_for_none(&leases, &config.name, &instance).await?;
+        let claimed = rival::wait_for_none(&leases, &config.name, &instance).await?;
         let (uid, uid_seen) = watch::channel(None);
-        let heart = Heart { node: config.name.clone(), instance, uid: uid_seen, metrics };
+        let heart = Heart { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
         let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
         let prepull = PrePull { host: host.clone(), node: node_seen.clone() };

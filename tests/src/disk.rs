@@ -15,23 +15,47 @@ pub struct SmallDisk {
     path: PathBuf,
 }
 
+/// Mounts a file system in a file, as small as asked for: what a disk does when it fills up, this one does too.
+fn loop_mounted(path: &Path, bytes: u64) -> Result<bool> {
+    let image = path.with_extension("disk");
+    let file = File::create(&image).with_context(|| format!("cannot make {}", image.display()))?;
+    file.set_len(bytes).context("cannot make a file as large as the disk")?;
+    let made = succeeds(
+        Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-m", "0", "-O", "^has_journal"]).arg(&image),
+    );
+    let mounted = made && succeeds(Command::new("mount").args(["-o", "loop"]).args([&image, path]));
+    if mounted {
+        // A directory that is nobody's would be taken for something of ours.
+        fs::remove_dir(path.join("lost+found")).context("cannot empty the new disk")?;
+    }
+    // The mount keeps it for as long as it is needed.
+    fs::remove_file(&image).context("cannot remove the disk's file")?;
+    Ok(mounted)
+}
+
+fn in_memory(path: &Path, bytes: u64) -> bool {
+    succeeds(Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(path))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    quiet.status().is_ok_and(|end| end.success())
+}
+
 impl SmallDisk {
-    /// Mounts a volume of so many bytes; `None`, with a word about it, where this user or system cannot.
+    /// Mounts a volume of about so many bytes; `None`, with a word about it, where this user or system cannot.
     pub fn mount(path: &Path, bytes: u64) -> Result<Option<Self>> {
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(path);
-        let mounted =
-            mount.stdin(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|end| end.success());
-        if mounted {
-            // A mount that only seems to work would have the test fill the machine's own disk.
-            let stat = nix::sys::statvfs::statvfs(path)?;
-            #[allow(clippy::useless_conversion)]
-            let total = u64::from(stat.blocks()) * u64::from(stat.fragment_size());
-            anyhow::ensure!(total <= bytes + (1 << 20), "{} is a volume of {total} bytes", path.display());
-            return Ok(Some(Self { path: path.to_owned() }));
+        if !(loop_mounted(path, bytes)? || in_memory(path, bytes)) {
+            skip::say("this user or system cannot mount a volume; run it as root on Linux")?;
+            return Ok(None);
         }
-        skip::say("this user or system cannot mount a volume; run it as root on Linux")?;
-        Ok(None)
+        let disk = Self { path: path.to_owned() };
+        // A mount that only seems to work would have the test fill the machine's own disk.
+        let stat = nix::sys::statvfs::statvfs(path)?;
+        #[allow(clippy::useless_conversion)]
+        let total = u64::from(stat.blocks()) * u64::from(stat.fragment_size());
+        anyhow::ensure!(total <= bytes + (1 << 20), "{} is a volume of {total} bytes", path.display());
+        Ok(Some(disk))
     }
 
     /// Takes so many bytes of it, and gives back what was taken before.

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::NodeName;
 use super::keeper::NodeUid;
-use super::rival::{Rival, Standing, standing};
+use super::rival::{LeaseVersion, Rival, Standing, standing};
 use crate::identity::Access;
 use crate::metrics::Metrics;
 use crate::report::chain;
@@ -39,6 +39,8 @@ pub struct Heart {
     pub node: NodeName,
     /// This agent.
     pub instance: String,
+    /// The Lease as this agent has claimed it: who has taken it since is not written over by the first beat.
+    pub claimed: LeaseVersion,
     /// The Node's UID, once it is registered.
     pub uid: watch::Receiver<NodeUid>,
     /// Where beats are counted.
@@ -80,7 +82,7 @@ impl Heart {
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut missed = false;
-        let mut held = None;
+        let mut held = Some(Held { version: self.claimed.take(), whole_for: None });
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
@@ -115,25 +117,26 @@ impl Heart {
     async fn renew(&self, api: &Api<Lease>, owner: &str, held: Option<&Held>) -> Result<Held, BeatError> {
         let name = self.node.to_string();
         let parameters = PatchParams::default();
-        let mut held = held;
+        let mut found = None;
         loop {
             let lease = lease(&self.node, owner, &self.instance, Timestamp::now());
-            let patch = renewal(&lease, owner, held);
+            let patch = renewal(&lease, owner, found.as_ref().or(held));
             // All that is of interest in the answer is the version.
             match api.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(answer)) if answer.code == 404 => {
                     let created = api.create(&PostParams::default(), &lease).await?;
                     return Ok(Held { version: created.resource_version(), whole_for: None });
                 }
-                Err(kube::Error::Api(answer)) if answer.code == 409 && held.is_some() => {
-                    let found = api.get_opt(&name).await?;
+                Err(kube::Error::Api(answer)) if answer.code == 409 => {
+                    let lease = api.get_opt(&name).await?;
                     if let Standing::Other { instance, .. } =
-                        standing(found.as_ref(), &self.instance, Timestamp::now())
+                        standing(lease.as_ref(), &self.instance, Timestamp::now())
                     {
                         return Err(BeatError::Rival(Rival { node: name, instance }));
                     }
                     // Somebody annotated it, or the answer to our own renewal was lost.
-                    held = None;
+                    let version = lease.and_then(|lease| lease.metadata.resource_version);
+                    found = Some(Held { version, whole_for: None });
                 }
                 answer => {
                     let version = answer?.resource_version();

@@ -63,17 +63,20 @@ pub(super) fn standing(lease: Option<&Lease>, ours: &str, now: Timestamp) -> Sta
 
 /// What one look at the Lease has led to.
 enum Look {
-    /// The Lease is this agent's.
-    Ours,
+    /// The Lease is this agent's, in this version.
+    Ours(LeaseVersion),
     /// Another agent was faster, or may still be alive.
     Again,
 }
 
-/// Returns when this agent has the Node; an error when another one is seen alive.
+/// The version of a Lease, by which somebody else's change of it is noticed.
+pub type LeaseVersion = Option<String>;
+
+/// Returns when this agent has the Node, with the version of the Lease that says so; an error when another one is seen alive.
 ///
 /// The Lease is written here, before anything else is done in the Node's name, and only as it was read: of two agents that
 /// come at the same time, one has it.
-pub async fn wait_for_none(leases: &Api<Lease>, node: &NodeName, ours: &str) -> Result<(), Rival> {
+pub async fn wait_for_none(leases: &Api<Lease>, node: &NodeName, ours: &str) -> Result<LeaseVersion, Rival> {
     let mut first: Option<(Standing, Instant)> = None;
     let mut complained: Option<Instant> = None;
     loop {
@@ -100,7 +103,7 @@ pub async fn wait_for_none(leases: &Api<Lease>, node: &NodeName, ours: &str) -> 
                 let claim =
                     async { if free { claim(leases, node, ours, lease).await } else { Ok(Look::Again) } };
                 match timeout(LIMIT, claim).await {
-                    Ok(Ok(Look::Ours)) => return Ok(()),
+                    Ok(Ok(Look::Ours(version))) => return Ok(version),
                     Ok(Ok(Look::Again)) => None,
                     Ok(Err(error)) => Some(chain(&error)),
                     Err(_) => Some(late()),
@@ -132,7 +135,9 @@ async fn claim(
 ) -> Result<Look, kube::Error> {
     let now = Timestamp::now();
     let written = match found {
-        Some(lease) if instance_of(&lease) == Some(ours) => return Ok(Look::Ours),
+        Some(lease) if instance_of(&lease) == Some(ours) => {
+            return Ok(Look::Ours(lease.metadata.resource_version));
+        }
         Some(lease) => {
             let metadata =
                 json!({"annotations": {INSTANCE: ours}, "resourceVersion": lease.metadata.resource_version});
@@ -147,7 +152,7 @@ async fn claim(
         }
     };
     match written {
-        Ok(_) => Ok(Look::Ours),
+        Ok(lease) => Ok(Look::Ours(lease.metadata.resource_version)),
         Err(kube::Error::Api(answer)) if answer.code == 409 => Ok(Look::Again),
         Err(error) => Err(error),
     }
