@@ -120,7 +120,9 @@ impl Guest {
         let path = PathAndQuery::from_static("/Agent/ResolveIP");
         let answer = self.0.unary(Request::new(ResolveIpRequest {}), path, codec).await;
         let text = answer.map_err(|status| GuestError::of(&status))?.into_inner().ip;
-        text.trim().parse().map_err(|_| {
+        let address: Result<IpAddr, _> = text.trim().parse();
+        // An IPv4 address is not to pass for another one in the form that IPv6 has for it.
+        address.map(|address| address.to_canonical()).map_err(|_| {
             let start: String = text.chars().take(MAX_WORDS).collect();
             GuestError::Nonsense(format!("{start:?} is no address"))
         })

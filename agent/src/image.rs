@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -30,7 +30,7 @@ use crate::metrics::Metrics;
 use crate::pod::admission::PullPolicy;
 use crate::report::chain;
 use crate::state::{StateDir, StateError};
-use crate::tart::{ImageDigest, Tart, full_name};
+use crate::tart::{ImageDigest, PULL, Tart, full_name};
 use crate::vm::BaseName;
 use flight::{Flight, FlightKey};
 use partials::Partials;
@@ -45,6 +45,18 @@ const LANDING_LIMIT: Duration = Duration::from_secs(2);
 const LANDING_INTERVAL: Duration = Duration::from_millis(10);
 /// How much older than the truth the time of an image's last use may be on the disk.
 const USE_PRECISION: Duration = Duration::from_mins(1);
+
+/// How long a pull of an earlier agent may still bring an image.
+const PULL_LIMIT: SignedDuration = SignedDuration::from_secs(PULL.as_secs().cast_signed() + 300);
+
+/// Who has begun a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beginner {
+    /// This process, which knows that it is over.
+    This,
+    /// Another one, whose `tart` may still be at it.
+    Another,
+}
 
 /// The images of this host.
 #[derive(Debug)]
@@ -196,7 +208,7 @@ impl Images {
             // An earlier agent's tart may still be at it.
             if !self.is_flying(&image)
                 && !self.partials.is_under_way(&image)
-                && let Err(error) = self.settle(&image).await
+                && let Err(error) = self.settle_as(&image, Beginner::Another).await
             {
                 warn!(image, error = chain(&error), "cannot tell what became of a pull; looking again later");
             }
@@ -256,21 +268,27 @@ impl Images {
             failed(StateError::new("look into", &self.tart.home().join("cache/OCIs"), error))
         })?;
         let mut record = lock(&self.record);
-        record.begin(image, before);
+        record.begin(image, before, Timestamp::now());
         self.state.write_images(&record).map_err(failed)
     }
 
     /// Notes down what became of a pull, however it ended.
     async fn settle(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
+        self.settle_as(image, Beginner::This).await
+    }
+
+    async fn settle_as(&self, image: &str, beginner: Beginner) -> Result<Option<ImageDigest>, ImageError> {
         let found = self.cached(image).await?;
         let present = found
             .clone()
             .filter(|digest| self.tart.has_image(digest))
             .and_then(|digest| Some(Present { inode: self.tart.image_inode(&digest)?, digest }));
-        let is_over = !self.is_flying(image);
+        let is_flying = self.is_flying(image);
         {
-            let mut record = lock(&self.record);
-            record.settle(image, present.as_ref(), is_over, Timestamp::now());
+            let (mut record, now) = (lock(&self.record), Timestamp::now());
+            let may_come =
+                beginner == Beginner::Another && record.may_come(image, present.as_ref(), PULL_LIMIT, now);
+            record.settle(image, present.as_ref(), !is_flying && !may_come, now);
             self.write(&record);
         }
         self.look().await;

@@ -16,6 +16,8 @@ pub struct TableError(#[source] sysinfo::Error);
 pub struct Running {
     /// Its ID.
     pub pid: Pid,
+    /// Who has started it, or has taken it in since that one is gone.
+    pub parent: Option<Pid>,
     /// The session that it is in.
     pub session: Option<Pid>,
     command: Vec<OsString>,
@@ -40,6 +42,7 @@ impl Running {
         let is_dead = matches!(process.status(), ProcessStatus::Zombie | ProcessStatus::Dead);
         Some(Self {
             pid: pid_of(process.pid()).filter(|_| !is_dead)?,
+            parent: process.parent().and_then(pid_of),
             session: process.session_id().and_then(pid_of),
             command: process.cmd().to_vec(),
             environment: process.environ().iter().filter_map(|variable| ours(variable)).collect(),
@@ -78,6 +81,7 @@ impl Running {
     pub(crate) fn example(pid: i32, session: i32, command: &[&str], environment: &[&str]) -> Self {
         Self {
             pid: Pid::from_raw(pid),
+            parent: None,
             session: Some(Pid::from_raw(session)),
             command: command.iter().map(OsString::from).collect(),
             environment: environment.iter().filter_map(|variable| ours(OsStr::new(variable))).collect(),
@@ -98,6 +102,7 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let found = others().unwrap().into_iter().find(|one| one.pid.as_raw() == pid).unwrap();
         assert_eq!((found.names("-"), found.variable("TART_KUBELET_TEST")), (true, Some("here=there")));
+        assert_eq!(found.parent, Some(getpid()));
         assert_eq!((found.names("TART_KUBELET_TEST"), found.variable("HOME")), (false, None));
         found.kill();
         assert!(!child.wait().unwrap().success());

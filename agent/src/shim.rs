@@ -19,7 +19,7 @@ mod stop;
 mod vm_output;
 
 pub use launch::{LaunchError, launch};
-pub use leftovers::{LeftoversError, kill_leftovers};
+pub use leftovers::{LeftoversError, free, kill_leftovers};
 
 use std::fs::File;
 use std::io;

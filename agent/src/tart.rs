@@ -37,7 +37,8 @@ const QUICK: Duration = Duration::from_secs(30);
 const VERSION: Duration = Duration::from_secs(10);
 const CLONE: Duration = Duration::from_mins(5);
 const DELETE: Duration = Duration::from_mins(5);
-const PULL: Duration = Duration::from_hours(2);
+/// How long a pull may take, with the time that it waits for others.
+pub const PULL: Duration = Duration::from_hours(2);
 
 /// A `tart` program and the home directory that it works in.
 #[derive(Debug, Clone)]

@@ -45,11 +45,16 @@ impl Ahead {
         &self,
         name: &str,
         credentials: &[Credential],
-        arrived: impl FnMut(u8),
+        mut arrived: impl FnMut(u8),
     ) -> Result<ImageDigest, ImageError> {
         let mut pin = self.images.pin(name).await;
-        let digest = self.images.pull(name, credentials.to_vec(), arrived).await?;
-        pin.hold(&BaseName::of(&digest).to_string()).await;
+        let digest = loop {
+            let digest = self.images.pull(name, credentials.to_vec(), &mut arrived).await?;
+            // Unless it was about to go, and what was pulled is no longer there.
+            if pin.hold(&BaseName::of(&digest).to_string()).await {
+                break digest;
+            }
+        };
         self.images.base(name, &digest).await?;
         Ok(digest)
     }

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::unistd::{Uid, User};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -56,6 +58,13 @@ enum PullError {
     Image(#[from] ImageError),
     #[error(transparent)]
     State(#[from] StateError),
+    #[error("{} is not yours, and no agent answers: run this as the user that the agent runs as, {owner}", .dir.display())]
+    Foreign { dir: PathBuf, owner: String },
+    #[error(
+        "there is no {}: run this without sudo, as the user that the agent is to run as, once that user has the directory",
+        .0.display()
+    )]
+    Root(PathBuf),
 }
 
 /// What is said while images are pulled.
@@ -99,6 +108,18 @@ async fn pull_one(
     question: &Question,
     mut arrived: impl FnMut(u8),
 ) -> Result<String, PullError> {
+    let owner = fs::metadata(&args.state_dir).ok().map(|dir| Uid::from_raw(dir.uid()));
+    if let Err(refusal) =
+        may_write(&args.state_dir, owner, Uid::effective(), std::env::var_os("SUDO_UID").is_some())
+    {
+        // An agent that runs may be asked all the same.
+        return match door::ask(&StateDir::at(&args.state_dir).door_path(), question, &mut arrived).await {
+            Ok(Answer::Ready(digest)) => Ok(digest),
+            Ok(Answer::Failed(why)) => Err(PullError::Refused(why)),
+            Err(gone @ DoorError::Gone) => Err(PullError::Door(gone)),
+            Ok(Answer::Arrived(_)) | Err(DoorError::Closed(_)) => Err(refusal),
+        };
+    }
     let state = StateDir::open(&args.state_dir)?;
     for _ in 0..START_TRIES {
         match door::ask(&state.door_path(), question, &mut arrived).await {
@@ -114,6 +135,19 @@ async fn pull_one(
         sleep(START_INTERVAL).await;
     }
     Err(PullError::Silent(state.path().to_owned()))
+}
+
+/// Whether somebody may write into a state directory. What another user than the agent's has written there, the agent could not use.
+fn may_write(dir: &Path, owner: Option<Uid>, me: Uid, is_sudo: bool) -> Result<(), PullError> {
+    match owner {
+        Some(owner) if owner != me => {
+            let name = User::from_uid(owner).ok().flatten().map(|user| user.name);
+            let owner = name.unwrap_or_else(|| format!("with ID {owner}"));
+            Err(PullError::Foreign { dir: dir.to_owned(), owner })
+        }
+        None if me.is_root() && is_sudo => Err(PullError::Root(dir.to_owned())),
+        _ => Ok(()),
+    }
 }
 
 /// Pulls an image where no agent runs. One that is started meanwhile is not kept waiting: the state directory is locked only while
@@ -171,4 +205,29 @@ fn credentials_of(args: &PullArgs) -> Result<Vec<Credential>, CommandError> {
 fn read_config(path: &Path) -> Result<Vec<Credential>, CommandError> {
     let content = fs::read(path).map_err(|error| CommandError::ConfigFile(path.to_owned(), error))?;
     credentials::read_docker_config(&content).map_err(|error| CommandError::Config(path.to_owned(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_writes_what_the_agent_could_not_read() {
+        let (root, user, other) = (Uid::from_raw(0), Uid::from_raw(501), Uid::from_raw(u32::MAX - 7));
+        for (owner, me, is_sudo, expected) in [
+            (Some(user), user, false, None),
+            (Some(root), root, true, None),
+            (None, user, false, None),
+            (None, root, false, None),
+            (None, root, true, Some("without sudo")),
+            (Some(other), root, true, Some("the agent runs as, with ID 4294967288")),
+            (Some(other), user, false, Some("/state is not yours")),
+            (Some(root), user, false, Some("the agent runs as, root")),
+        ] {
+            let refusal =
+                may_write(Path::new("/state"), owner, me, is_sudo).err().map(|error| error.to_string());
+            assert_eq!(refusal.is_some(), expected.is_some(), "{owner:?} {me} {is_sudo}");
+            assert!(refusal.unwrap_or_default().contains(expected.unwrap_or_default()), "{owner:?} {me}");
+        }
+    }
 }

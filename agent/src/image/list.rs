@@ -137,10 +137,10 @@ mod tests {
             bytes,
         };
         let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", []);
+        record.begin("r.test/macos:1", [], at(0));
         record.settle("r.test/macos:1", Some(&Present { digest: digest('a'), inode: 1 }), true, at(0));
         record.used(&digest('c'), at(60));
-        record.begin("r.test/macos:new", []);
+        record.begin("r.test/macos:new", [], at(0));
         let sight = Sight {
             cached: vec![image('a', &["1"], 61_234_000_000), image('b', &["2", "3"], 5_000_000)],
             bases: vec![image('c', &[], 7000)],

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::tart::{ImageDigest, full_name};
@@ -24,6 +24,9 @@ pub struct ImageRecord {
 struct PullRecord {
     /// The digests of its repository that were in the cache before: others have put them there, or the record says more.
     before: BTreeSet<String>,
+    /// When it was last begun.
+    #[serde(default)]
+    begun_at: Option<Timestamp>,
 }
 
 /// An image that the agent has made a base VM of, or that it has pulled.
@@ -74,14 +77,28 @@ impl ImageRecord {
     }
 
     /// A pull is about to begin. One that was cut short counts from its own beginning.
-    pub fn begin(&mut self, image: &str, before: impl IntoIterator<Item = String>) {
-        let before = || PullRecord { before: before.into_iter().collect() };
-        self.pulls.entry(full_name(image)).or_insert_with(before);
+    pub fn begin(&mut self, image: &str, before: impl IntoIterator<Item = String>, now: Timestamp) {
+        let before = || PullRecord { before: before.into_iter().collect(), begun_at: None };
+        self.pulls.entry(full_name(image)).or_insert_with(before).begun_at = Some(now);
+    }
+
+    /// Whether a pull that somebody else has begun may still bring an image: what was found is not new, and its time is not over.
+    /// Who waits in line for a registry leaves no trace.
+    pub fn may_come(
+        &self,
+        image: &str,
+        found: Option<&Present>,
+        limit: SignedDuration,
+        now: Timestamp,
+    ) -> bool {
+        let Some(pull) = self.pulls.get(&full_name(image)) else { return false };
+        let is_new = found.is_some_and(|found| !pull.before.contains(found.digest.hex()));
+        !is_new && pull.begun_at.is_some_and(|begun_at| now.duration_since(begun_at) < limit)
     }
 
     /// What became of a pull: the image that its name stands for now, if any.
     ///
-    /// `is_over` is false while another pull of the same name goes on.
+    /// `is_over` is false while another pull of the same name goes on, or may.
     pub fn settle(&mut self, image: &str, found: Option<&Present>, is_over: bool, now: Timestamp) {
         let name = full_name(image);
         let Some(pull) = self.pulls.get(&name) else { return };
@@ -167,7 +184,7 @@ mod tests {
     #[test]
     fn what_a_pull_has_brought_is_ours() {
         let mut record = ImageRecord::default();
-        record.begin("r.test/macos", [hex('f')]);
+        record.begin("r.test/macos", [hex('f')], at(0));
         assert_eq!(record.pulls().collect::<Vec<_>>(), ["r.test/macos:latest"]);
         record.settle("r.test/macos", Some(&present('a')), true, at(1));
         assert_eq!(ours(&record), [('a', vec!["r.test/macos:latest"])]);
@@ -177,17 +194,17 @@ mod tests {
     #[test]
     fn what_was_there_before_is_not() {
         let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [hex('a')]);
+        record.begin("r.test/macos:1", [hex('a')], at(0));
         record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
         assert_eq!(ours(&record), []);
         // Its base VM is.
         record.used(&digest('a'), at(2));
         assert_eq!(ours(&record), [('a', vec![])]);
-        record.begin("r.test/macos:1", [hex('a')]);
+        record.begin("r.test/macos:1", [hex('a')], at(0));
         record.settle("r.test/macos:1", Some(&present('a')), true, at(3));
         assert_eq!(ours(&record), [('a', vec![])]);
         // They have deleted it, and we have brought it back.
-        record.begin("r.test/macos:1", []);
+        record.begin("r.test/macos:1", [], at(0));
         record.settle("r.test/macos:1", Some(&present('a')), true, at(4));
         assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
     }
@@ -195,9 +212,9 @@ mod tests {
     #[test]
     fn a_pull_that_was_cut_short_counts_from_its_beginning() {
         let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", []);
+        record.begin("r.test/macos:1", [], at(0));
         // The agent dies, tart goes on, and the next agent pulls again.
-        record.begin("r.test/macos:1", [hex('a')]);
+        record.begin("r.test/macos:1", [hex('a')], at(0));
         record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
         assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
     }
@@ -205,16 +222,34 @@ mod tests {
     #[test]
     fn a_pull_that_failed_leaves_nothing() {
         let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", []);
+        record.begin("r.test/macos:1", [], at(0));
         record.settle("r.test/macos:1", None, true, at(1));
         assert_eq!(record, ImageRecord::default());
+    }
+
+    #[test]
+    fn a_pull_that_waits_in_line_may_come_until_its_time_is_over() {
+        let mut record = ImageRecord::default();
+        let limit = SignedDuration::from_secs(10);
+        let may_come = |record: &ImageRecord, found: Option<char>, second| {
+            record.may_come("r.test/macos:1", found.map(present).as_ref(), limit, at(second))
+        };
+        assert!(!may_come(&record, None, 0), "nobody has begun it");
+        record.begin("r.test/macos:1", [hex('b')], at(0));
+        assert!(may_come(&record, None, 9) && may_come(&record, Some('b'), 9));
+        assert!(!may_come(&record, Some('a'), 9), "it has come");
+        assert!(!may_come(&record, None, 10));
+        record.begin("r.test/macos:1", [], at(5));
+        assert!(may_come(&record, None, 10), "it was begun again");
+        let old = r#"{"pulls": {"r.test/macos:1": {"before": []}}, "images": []}"#;
+        assert!(!may_come(&serde_json::from_str(old).unwrap(), None, 0), "an older agent has not said when");
     }
 
     #[test]
     fn a_name_stands_for_one_image() {
         let mut record = ImageRecord::default();
         for (digit, before) in [('a', vec![]), ('b', vec![hex('a')])] {
-            record.begin("r.test/macos:1", before);
+            record.begin("r.test/macos:1", before, at(0));
             record.settle("r.test/macos:1", Some(&present(digit)), true, at(1));
         }
         assert_eq!(ours(&record), [('a', vec![]), ('b', vec!["r.test/macos:1"])]);
@@ -223,11 +258,11 @@ mod tests {
     #[test]
     fn what_somebody_has_pulled_in_our_place_is_theirs() {
         let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", []);
+        record.begin("r.test/macos:1", [], at(0));
         record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
         assert!(record.images[0].is_ours(Some(u64::from('a'))) && !record.images[0].is_ours(Some(1)));
         assert!(!record.images[0].is_ours(None));
-        record.begin("r.test/macos:2", [hex('a')]);
+        record.begin("r.test/macos:2", [hex('a')], at(0));
         record.settle("r.test/macos:2", Some(&Present { inode: 1, ..present('a') }), true, at(1));
         assert_eq!(ours(&record), [('a', vec![])]);
     }
@@ -235,8 +270,8 @@ mod tests {
     #[test]
     fn of_two_pulls_the_last_one_ends_it() {
         let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", []);
-        record.begin("r.test/macos:1", []);
+        record.begin("r.test/macos:1", [], at(0));
+        record.begin("r.test/macos:1", [], at(0));
         record.settle("r.test/macos:1", None, false, at(1));
         record.settle("r.test/macos:1", Some(&present('a')), true, at(2));
         assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
@@ -245,7 +280,7 @@ mod tests {
     #[test]
     fn it_is_read_as_it_was_written() {
         let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [hex('b')]);
+        record.begin("r.test/macos:1", [hex('b')], at(0));
         record.settle("r.test/macos:1", Some(&present('a')), false, at(1));
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<ImageRecord>(&text).unwrap(), record);
@@ -261,7 +296,7 @@ mod tests {
             for (step, name, digit, flag) in steps {
                 let name = format!("r.test/macos:{name}");
                 match step {
-                    0 => record.begin(&name, [hex('a')]),
+                    0 => record.begin(&name, [hex('a')], at(0)),
                     1 => record.settle(&name, flag.then(|| present(digit)).as_ref(), flag, at(1)),
                     2 => record.used(&digest(digit), at(2)),
                     _ => record.forget(&digest(digit)),

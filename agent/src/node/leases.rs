@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr};
+use std::io;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use jiff::Timestamp;
@@ -18,18 +19,46 @@ const MAX_BYTES: u64 = 4 << 20;
 
 /// How many addresses are left; `None` when the host keeps no file of leases there.
 pub fn read(path: &Path, now: Timestamp) -> Option<Figure> {
-    Some(left(&text(path)?, now))
+    Some(left(&text(path).ok()?, now))
 }
 
-/// Whether an address is lent to anybody who is known by a MAC address, as tart knows its VMs. Some guests that are not macOS give
-/// another identifier, and nobody can say whose that is.
-pub fn is_lent_to_a_mac(path: &Path, address: IpAddr, now: Timestamp) -> bool {
-    text(path).is_some_and(|text| lent(&text, now).any(|lease| lease.has_mac && lease.address == address))
+/// Whom an address is lent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Borrower {
+    /// Somebody who is known by a MAC address, as tart knows its VMs.
+    Mac,
+    /// Somebody with another identifier, as some guests have that are not macOS. Nobody can say which one it is.
+    Other,
+    /// Nobody.
+    None,
+    /// The host keeps no file of leases there.
+    NoFile,
+    /// There is a file, and it does not say.
+    Unknown,
 }
 
-fn text(path: &Path) -> Option<String> {
-    let metadata = fs::metadata(path).ok().filter(|metadata| metadata.len() <= MAX_BYTES)?;
-    metadata.is_file().then(|| fs::read_to_string(path).ok())?
+/// Whom macOS has lent an address to.
+pub fn borrower(path: &Path, address: Ipv4Addr, now: Timestamp) -> Borrower {
+    let text = match text(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Borrower::NoFile,
+        Err(_) => return Borrower::Unknown,
+    };
+    let has_mac = lent(&text, now).filter(|lease| lease.address == address).map(|lease| lease.has_mac);
+    match has_mac.max() {
+        Some(true) => Borrower::Mac,
+        Some(false) => Borrower::Other,
+        None => Borrower::None,
+    }
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    // Guests choose the names in it.
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
 }
 
 /// What a person is told when too few are left.
@@ -81,6 +110,7 @@ fn left(text: &str, now: Timestamp) -> Figure {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::fs::File;
 
     fn entry(address: &str, until: i64) -> String {
         format!(
@@ -105,15 +135,31 @@ mod tests {
     }
 
     #[test]
-    fn only_valid_leases_of_mac_addresses_say_whose_an_address_is() {
+    fn valid_leases_say_whose_an_address_is() {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("dhcpd_leases");
-        let linux = entry("192.168.64.4", 2000).replace("=1,e:0:2:ab:c:d", "=ff,f1:f5:dd:7f:0:2");
-        fs::write(&path, entry("192.168.64.2", 2000) + &entry("192.168.64.3", 1000) + &linux).unwrap();
-        let is_lent = |last: u8| is_lent_to_a_mac(&path, IpAddr::from([192, 168, 64, last]), now());
-        assert_eq!([2, 3, 4, 5].map(is_lent), [true, false, false, false]);
-        assert!(!is_lent_to_a_mac(Path::new("/nowhere"), IpAddr::from([192, 168, 64, 2]), now()));
+        let linux = |host| {
+            entry(&format!("192.168.64.{host}"), 2000).replace("=1,e:0:2:ab:c:d", "=ff,f1:f5:dd:7f:0:2")
+        };
+        let mut text = (entry("192.168.64.2", 2000) + &entry("192.168.64.3", 1000) + &linux(4)).into_bytes();
+        text.extend(b"{\n\tname=\xff\xfe\n}\n");
+        text.extend((linux(6) + &entry("192.168.64.6", 2000) + &linux(6)).into_bytes());
+        fs::write(&path, text).unwrap();
+        let of = |path: &Path, last: u8| borrower(path, Ipv4Addr::from([192, 168, 64, last]), now());
+        for (last, expected) in [
+            (2, Borrower::Mac),
+            (3, Borrower::None),
+            (4, Borrower::Other),
+            (5, Borrower::None),
+            (6, Borrower::Mac),
+        ] {
+            assert_eq!(of(&path, last), expected, "{last}");
+        }
+        assert_eq!(of(Path::new("/nowhere"), 2), Borrower::NoFile);
+        assert_eq!(of(dir.path(), 2), Borrower::Unknown);
+        File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert_eq!(of(&path, 2), Borrower::Unknown);
     }
 
     #[test]

@@ -193,8 +193,13 @@ impl Worker {
         self.image_failure = Some(failure);
     }
 
-    /// Tells of something that is missing, once.
+    /// Tells of something that is missing, once; room is asked for each time.
     fn lacks(&mut self, pod: &Pod, shortage: Shortage) {
+        if let (true, Some(collector)) = (shortage.no_space, self.host.collector.clone()) {
+            let place = self.dir.volumes_path();
+            // On a task of its own: the image that is being fetched may be making room, too, and goes on only while it is polled.
+            tokio::spawn(async move { collector.make_room_at(&place).await });
+        }
         if self.told.shortage.as_ref() == Some(&shortage.message) {
             return;
         }
@@ -204,11 +209,6 @@ impl Worker {
         };
         self.host.events.afresh().warning(pod, shortage.event, &note);
         self.told.shortage = Some(shortage.message);
-        if let (true, Some(collector)) = (shortage.no_space, self.host.collector.clone()) {
-            let place = self.dir.volumes_path();
-            // On a task of its own: the image that is being fetched may be making room, too, and goes on only while it is polled.
-            tokio::spawn(async move { collector.make_room_at(&place).await });
-        }
     }
 }
 

@@ -442,7 +442,7 @@ impl Worker {
             }
             Decision::KillLeftovers(restart) => {
                 let attempt = self.dir.attempt(restart);
-                let killed = block_in_place(|| shim::kill_leftovers(&attempt))?;
+                let killed = block_in_place(|| shim::free(&attempt))?;
                 warn!(pod = %self.name, vm = %attempt.vm(), ?killed, "killed what the VM's shim has left running");
                 self.wait_at_most(RETRY).await;
             }

@@ -1,6 +1,7 @@
 //! The guest's address: where host ports and probes lead, so that a guest is not simply believed about it.
 
 use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -9,7 +10,7 @@ use tracing::warn;
 
 use super::Shim;
 use crate::guest::{Guest, GuestError};
-use crate::node::leases;
+use crate::node::leases::{self, Borrower};
 use crate::report::chain;
 
 /// How often the guest agent of a booting VM is asked for the guest's address.
@@ -21,6 +22,9 @@ const LEASE_WAIT: Duration = Duration::from_mins(1);
 /// How soon it is asked again after a failure.
 const LEASE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How soon a guest that was not believed is asked again: who had its address before may be gone by then.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Who may have the address that a guest says it has, when that is not the guest's word alone to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claimant {
@@ -30,6 +34,8 @@ enum Claimant {
     Host,
     /// Whoever macOS has lent it to.
     Borrower,
+    /// A machine that is no VM of this host, or nobody.
+    Outsider,
     /// Another VM of this host.
     Neighbour,
 }
@@ -39,7 +45,16 @@ impl Shim {
     pub(super) async fn address(&self) -> IpAddr {
         let asked = async {
             let claimed = self.guest_agent().await.1;
-            if self.is_credible(claimed).await { claimed } else { std::future::pending().await }
+            if self.is_credible(claimed).await {
+                return claimed;
+            }
+            loop {
+                sleep(CLAIM_INTERVAL).await;
+                let claimed = self.guest_agent().await.1;
+                if self.claimant(claimed) == Claimant::Free {
+                    return claimed;
+                }
+            }
         };
         let leased = async {
             loop {
@@ -76,9 +91,8 @@ impl Shim {
         if is_hosts || claimed.is_unspecified() || claimed.is_multicast() {
             return Claimant::Host;
         }
-        let lent = |path| leases::is_lent_to_a_mac(path, claimed, Timestamp::now());
-        if self.spec.dhcp_leases.as_deref().is_some_and(lent) {
-            return Claimant::Borrower;
+        if let Some(claimant) = lender_says(self.spec.dhcp_leases.as_deref(), claimed, Timestamp::now()) {
+            return claimant;
         }
         match self.attempt.addresses_of_others() {
             Ok(taken) if !taken.contains(&claimed) => Claimant::Free,
@@ -106,6 +120,56 @@ impl Shim {
                 break answer;
             }
             sleep(ASK_INTERVAL).await;
+        }
+    }
+}
+
+/// Who has an address by the word of macOS, which lends all addresses that VMs have; `None` when it may be any VM of this host.
+fn lender_says(leases: Option<&Path>, claimed: IpAddr, now: Timestamp) -> Option<Claimant> {
+    // It lends none of IPv6.
+    let IpAddr::V4(claimed) = claimed else { return Some(Claimant::Outsider) };
+    match leases.map_or(Borrower::NoFile, |path| leases::borrower(path, claimed, now)) {
+        Borrower::Other => None,
+        // Where nothing is written down, this is all that is known of its networks.
+        Borrower::NoFile if claimed.is_private() => None,
+        Borrower::Mac | Borrower::Unknown => Some(Claimant::Borrower),
+        Borrower::None | Borrower::NoFile => Some(Claimant::Outsider),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_macos_has_lent_to_nobody_in_particular_is_the_guests_word_to_say() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let path = dir.path().join("dhcpd_leases");
+        let entry = |address, hardware| {
+            format!("{{\n\tip_address={address}\n\thw_address={hardware}\n\tlease=0x7fffffff\n}}\n")
+        };
+        let text = entry("192.168.64.2", "1,e:0:2:ab:c:d") + &entry("192.168.64.3", "ff,f1:f5:dd:7f:0:2");
+        std::fs::write(&path, text).unwrap();
+        let (outsider, borrower) = (Some(Claimant::Outsider), Some(Claimant::Borrower));
+        for (claimed, with_leases, without, unreadable) in [
+            ("192.168.64.2", borrower, None, borrower),
+            ("192.168.64.3", None, None, borrower),
+            ("192.168.64.4", outsider, None, borrower),
+            ("::ffff:192.168.64.2", borrower, None, borrower),
+            ("::ffff:192.168.64.3", None, None, borrower),
+            ("203.0.113.7", outsider, outsider, borrower),
+            ("169.254.169.254", outsider, outsider, borrower),
+            ("255.255.255.255", outsider, outsider, borrower),
+            ("2001:db8::1", outsider, outsider, outsider),
+        ] {
+            // As the guest's answer is read.
+            let address = claimed.parse::<IpAddr>().unwrap().to_canonical();
+            let says = |leases| lender_says(leases, address, Timestamp::now());
+            assert_eq!(says(Some(&path)), with_leases, "{claimed}");
+            assert_eq!(says(Some(Path::new("/nowhere"))), without, "{claimed}");
+            assert_eq!(says(None), without, "{claimed}");
+            assert_eq!(says(Some(dir.path())), unreadable, "{claimed}");
         }
     }
 }

@@ -3,10 +3,12 @@
 //! A process ID alone does not say whose process it is, since IDs are used again. The VM's name does: no other VM ever has it. It is in
 //! the environment of the shim and of all that it starts, and in the command line of every `tart` that works on the VM.
 
+use std::path::PathBuf;
+
 use nix::unistd::Pid;
 
 use crate::processes::{self, Running, TableError};
-use crate::state::{Attempt, StateError};
+use crate::state::{Attempt, Holder, StateError};
 
 /// The environment variable with the name of the VM that a process works for.
 pub(super) const MARK: &str = "TART_KUBELET_VM";
@@ -20,6 +22,21 @@ pub enum LeftoversError {
     /// The process table cannot be read.
     #[error(transparent)]
     Processes(#[from] TableError),
+    /// Something is at work on the VM, and nobody knows what.
+    #[error(
+        "a process that cannot be found holds {}; see which one with `sudo lsof {}`, and end it",
+        .0.display(), .0.display()
+    )]
+    Hidden(PathBuf),
+}
+
+/// Kills what keeps a VM without a shim at work. Returns what was killed: something, unless nothing is at work any more.
+pub fn free(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
+    let killed = kill_leftovers(attempt)?;
+    if killed.is_empty() && attempt.holder()? == Holder::Tart {
+        return Err(LeftoversError::Hidden(attempt.path().join("tart.lock")));
+    }
+    Ok(killed)
 }
 
 /// Kills the shim of a VM, if it lives, and all that it has started. Returns what was killed.
@@ -45,6 +62,9 @@ fn leftovers<'a>(running: &'a [Running], vm: &str, shim: Option<Pid>) -> Vec<&'a
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::StateDir;
+    use crate::vm::Restart;
+    use std::fs::File;
 
     const SHIM: i32 = 70;
     const VM: &str = "tk-0b1c-0";
@@ -80,6 +100,19 @@ mod tests {
     fn what_has_left_the_session_is_known_by_its_mark() {
         assert_eq!(found(&[marked(90, 90), unknown(91, 90)], Some(SHIM)), [90]);
         assert_eq!(found(&[marked(90, 90)], None), [90]);
+    }
+
+    #[test]
+    fn what_holds_a_vm_and_cannot_be_found_is_told() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let attempt = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap()).attempt(Restart(0));
+        std::fs::create_dir_all(attempt.path()).unwrap();
+        assert_eq!(free(&attempt).unwrap(), []);
+        let lock = File::create(attempt.path().join("tart.lock")).unwrap();
+        lock.lock().unwrap();
+        let told = free(&attempt).unwrap_err().to_string();
+        assert!(told.contains("tart.lock") && told.contains("lsof"), "{told}");
     }
 
     #[test]

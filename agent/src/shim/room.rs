@@ -53,6 +53,10 @@ impl Room {
         };
         if timeout(patience, answered).await.is_err() {
             warn!("the agent has not made room");
+            // An agent that comes back later is not to delete an image for it.
+            if let Err(error) = self.attempt.tell_room_is_made() {
+                warn!(error = chain(&error), "the wish for room cannot be withdrawn");
+            }
         }
     }
 
@@ -71,5 +75,25 @@ impl Room {
         if let Err(error) = self.attempt.notice(&notice) {
             warn!(error = chain(&error), "the notice cannot be left for the agent");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::StateDir;
+    use crate::vm::Restart;
+
+    #[tokio::test]
+    async fn who_gives_up_wants_no_room_any_more() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let attempt = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap()).attempt(Restart(0));
+        std::fs::create_dir_all(attempt.path()).unwrap();
+        let room = Room::new(attempt.clone(), Tart::new(Path::new("tart")));
+        attempt.ask_for_room().unwrap();
+        assert!(!room.is_answered());
+        room.answered(Duration::ZERO).await;
+        assert!(!attempt.wants_room());
     }
 }

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use nix::unistd::Pid;
 use tokio::process::Command;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -16,13 +17,18 @@ use crate::report::chain;
 
 /// The environment variable with the second at which a call is to be over.
 const MARK: &str = "TART_KUBELET_DEADLINE";
+/// The environment variable with the ID of the process that has made a call.
+const CALLER: &str = "TART_KUBELET_CALLER";
 /// Whoever lives ends its own calls in time.
 const MARGIN: i64 = 60;
+/// The clock may be set meanwhile.
+const LONGEST_SLEEP: Duration = Duration::from_mins(10);
 
 /// Writes on a call when it is to be over, for whoever finds it then.
 pub(super) fn mark(command: &mut Command, limit: Duration) {
     let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
     command.env(MARK, Timestamp::now().as_second().saturating_add(seconds).to_string());
+    command.env(CALLER, std::process::id().to_string());
 }
 
 /// Kills the calls of earlier agents that are overdue, and the others when they are. Returns when there are none.
@@ -40,13 +46,21 @@ pub async fn end_overdue_calls() {
             call.kill();
         }
         let Some(next) = next else { return };
-        sleep(Duration::from_secs(u64::try_from(next - now).unwrap_or(0))).await;
+        sleep(Duration::from_secs(u64::try_from(next - now).unwrap_or(0)).min(LONGEST_SLEEP)).await;
     }
 }
 
-/// The calls that are overdue, and when the next one will be.
+/// The calls that are overdue, and when the next one will be. Those whose callers live are no concern of ours: they know better what
+/// the time is, for the clock here goes on while the Mac sleeps.
 fn judge(running: &[Running], now: i64) -> (Vec<&Running>, Option<i64>) {
-    let end = |call: &Running| call.variable(MARK)?.parse::<i64>().ok().map(|end| end.saturating_add(MARGIN));
+    let is_orphan = |call: &Running| {
+        let caller = call.variable(CALLER).and_then(|pid| pid.parse().ok()).map(Pid::from_raw);
+        caller.is_none() || caller != call.parent
+    };
+    let end = |call: &Running| {
+        let end = call.variable(MARK)?.parse::<i64>().ok().filter(|_| is_orphan(call));
+        end.map(|end| end.saturating_add(MARGIN))
+    };
     let overdue = running.iter().filter(|call| end(call).is_some_and(|end| end <= now)).collect();
     let next = running.iter().filter_map(end).filter(|end| *end > now).min();
     (overdue, next)
@@ -70,6 +84,14 @@ mod tests {
             let (overdue, next) = judge(&running, now);
             (overdue.iter().map(|call| call.pid.as_raw()).collect::<Vec<_>>(), next)
         };
+        let child = |parent, caller| {
+            let marks = [format!("{MARK}=100"), format!("{CALLER}={caller}")];
+            let mut call = Running::example(7, 1, &["tart"], &[&marks[0], &marks[1]]);
+            call.parent = Some(Pid::from_raw(parent));
+            call
+        };
+        assert_eq!(judge(&[child(70, 70)], 2000), (vec![], None), "its caller lives");
+        assert_eq!(judge(&[child(70, 71)], 2000).0.len(), 1, "its caller is gone");
         assert_eq!(judged(159), (vec![], Some(160)));
         assert_eq!(judged(160), (vec![2], Some(960)));
         assert_eq!(judged(2000), (vec![2, 3, 4], None));

@@ -152,21 +152,23 @@ async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Resul
     // None of them is this machine's.
     let (own, lent) = ("203.0.113.7", "203.0.113.8");
     let leases = scene.mac.host().join("lent");
-    let entry = format!(
-        "{{\n\tname=other\n\tip_address={lent}\n\thw_address=1,e:0:2:ab:c:d\n\tlease=0x7fffffff\n}}\n"
-    );
-    std::fs::write(&leases, entry)?;
+    let entry = |address, hardware| {
+        format!("{{\n\tname=other\n\tip_address={address}\n\thw_address={hardware}\n\tlease=0x7fffffff\n}}\n")
+    };
+    std::fs::write(&leases, entry(lent, "1,e:0:2:ab:c:d") + &entry(own, "ff,f1:f5:dd:7f:0:2"))?;
     scene.agent = scene.agent.flag("--dhcp-leases", &leases.display().to_string());
     let agent = scene.agent.start()?;
     scene.node_ready(&agent).await?;
 
-    // Who is asked first, and has no lease, is believed: nobody else is known to have the address.
+    // Who is asked first, and has no lease by its MAC address, is believed: nobody else is known to have the address.
     let (first, _peer) = possessed(&scene, "first", &json!({}), own, Answer::Flood).await?;
     scene.mac.set_fault(&format!("dhcp-exhausted.{first}"), "")?;
     scene.mac.clear_fault("hang")?;
     assert_eq!(address_of(&scene.phase("first", "Running").await?).as_deref(), Some(own));
 
-    for (name, claimed) in [("impostor", own), ("thief", lent)] {
+    for (name, claimed) in
+        [("impostor", own), ("masked", "::ffff:203.0.113.7"), ("thief", lent), ("stray", "203.0.113.9")]
+    {
         let (vm, _peer) = possessed(&scene, name, &json!({}), claimed, Answer::Flood).await?;
         scene.mac.clear_fault("hang")?;
         let shown = address_of(&scene.phase(name, "Running").await?).context("no address")?;

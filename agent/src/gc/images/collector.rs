@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -67,8 +68,28 @@ pub struct Collector {
     state: StateDir,
     rules: Rules,
     metrics: Metrics,
-    /// One pass at a time.
+    line: Line,
+}
+
+/// Where those who want room wait: one pass at a time.
+#[derive(Debug, Default)]
+struct Line {
     at_work: Mutex<()>,
+    /// How many passes have deleted something.
+    fruitful: AtomicU64,
+}
+
+impl Line {
+    fn fruitful(&self) -> u64 {
+        self.fruitful.load(Ordering::Acquire)
+    }
+
+    /// Waits for its turn. There is none for somebody who has come in time for the fruits of another's pass: a full disk is met by
+    /// many at once, and is not to cost an image for each.
+    async fn turn_unless_fruitful_since(&self, since: u64) -> Option<MutexGuard<'_, ()>> {
+        let turn = self.at_work.lock().await;
+        (self.fruitful() == since).then_some(turn)
+    }
 }
 
 /// What would become of the images on this host, without doing it.
@@ -124,7 +145,7 @@ fn observe(
 impl Collector {
     /// A collector of the images that the agent itself has brought here.
     pub fn new(images: Arc<Images>, tart: Tart, state: StateDir, rules: Rules, metrics: Metrics) -> Self {
-        Self { images, tart, state, rules, metrics, at_work: Mutex::default() }
+        Self { images, tart, state, rules, metrics, line: Line::default() }
     }
 
     /// Makes room for an image that has found none, if that is what was in its way; whether there is more than before.
@@ -138,12 +159,14 @@ impl Collector {
     /// Makes room for somebody who has found none at a place; whether there is more than before. Nothing goes for the sake of
     /// a volume that images are not on.
     pub async fn make_room_at(&self, place: &Path) -> bool {
+        let since = self.line.fruitful();
         let (tart, place) = (self.tart.clone(), place.to_owned());
         let look = spawn_blocking(move || tart.shares_volume_with(&place));
         if !matches!(timeout(LOOK_LIMIT, look).await, Ok(Ok(true))) {
             return false;
         }
-        match self.pass(Stage::Wanted).await {
+        let Some(turn) = self.line.turn_unless_fruitful_since(since).await else { return true };
+        match self.pass_in_turn(Stage::Wanted, turn).await {
             Ok(pass) => pass.deleted > 0,
             Err(error) => {
                 warn!(error = chain(&error), "cannot make room");
@@ -154,9 +177,16 @@ impl Collector {
 
     /// Looks at all images, and deletes as many as have to go.
     pub async fn pass(&self, stage: Stage) -> Result<Pass, CollectError> {
-        let _at_work = self.at_work.lock().await;
+        let turn = self.line.at_work.lock().await;
+        self.pass_in_turn(stage, turn).await
+    }
+
+    async fn pass_in_turn(&self, stage: Stage, _turn: MutexGuard<'_, ()>) -> Result<Pass, CollectError> {
         let begun = Instant::now();
         let result = self.collect(stage).await;
+        if result.as_ref().is_ok_and(|pass| pass.deleted > 0) {
+            self.line.fruitful.fetch_add(1, Ordering::Release);
+        }
         let failed = result.as_ref().map_or(true, |pass| pass.failed > 0);
         self.metrics.images_collected(begun.elapsed(), !failed);
         result
@@ -318,4 +348,22 @@ async fn measure(path: &Path) -> Option<Figure> {
     let path = path.to_owned();
     let look = spawn_blocking(move || volume(&path));
     timeout(LOOK_LIMIT, look).await.ok()?.ok()?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_has_waited_for_a_pass_that_made_room_needs_none_of_its_own() {
+        let line = Line::default();
+        let (first, second, third) = (line.fruitful(), line.fruitful(), line.fruitful());
+        let in_vain = line.turn_unless_fruitful_since(first).await;
+        assert!(in_vain.is_some());
+        drop(in_vain);
+        assert!(line.turn_unless_fruitful_since(second).await.is_some(), "the pass before was in vain");
+        line.fruitful.fetch_add(1, Ordering::Release);
+        assert!(line.turn_unless_fruitful_since(third).await.is_none());
+        assert!(line.turn_unless_fruitful_since(line.fruitful()).await.is_some(), "it still lacks room");
+    }
 }
