@@ -89,6 +89,8 @@ pub struct Completed {
 /// One piece of what a command in the guest does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecEvent {
+    /// It runs. Older guest agents do not say so.
+    Started,
     /// Bytes from its standard output.
     Stdout(Vec<u8>),
     /// Bytes from its standard error.
@@ -138,9 +140,11 @@ impl Guest {
         let path = PathAndQuery::from_static("/Agent/Exec");
         let answer = self.0.streaming(Request::new(requests(exec)), path, codec).await;
         let responses = answer.map_err(|status| GuestError::of(&status))?.into_inner();
-        Ok(responses.map(|item| match item {
-            Ok(response) => ExecEvent::read(response),
-            Err(status) => Err(GuestError::of(&status)),
+        Ok(responses.filter_map(|item| {
+            std::future::ready(match item {
+                Ok(response) => ExecEvent::read(response).map(Ok),
+                Err(status) => Some(Err(GuestError::of(&status))),
+            })
         }))
     }
 
@@ -151,6 +155,7 @@ impl Guest {
             let mut output = Vec::new();
             while let Some(event) = events.next().await {
                 match event? {
+                    ExecEvent::Started => {}
                     ExecEvent::Stdout(bytes) | ExecEvent::Stderr(bytes) => {
                         let room = keep.saturating_sub(output.len());
                         output.extend_from_slice(&bytes[..bytes.len().min(room)]);
@@ -204,12 +209,13 @@ impl GuestError {
 }
 
 impl ExecEvent {
-    fn read(response: ExecResponse) -> Result<Self, GuestError> {
-        match response.r#type {
-            Some(exec_response::Type::StandardOutput(chunk)) => Ok(Self::Stdout(chunk.data)),
-            Some(exec_response::Type::StandardError(chunk)) => Ok(Self::Stderr(chunk.data)),
-            Some(exec_response::Type::Exit(exit)) => Ok(Self::Exit(exit.code)),
-            None => Err(GuestError::Nonsense("an empty message".to_owned())),
-        }
+    /// What a message says, unless it is one that only a newer guest agent knows.
+    fn read(response: ExecResponse) -> Option<Self> {
+        Some(match response.r#type? {
+            exec_response::Type::StandardOutput(chunk) => Self::Stdout(chunk.data),
+            exec_response::Type::StandardError(chunk) => Self::Stderr(chunk.data),
+            exec_response::Type::Exit(exit) => Self::Exit(exit.code),
+            exec_response::Type::Started(_) => Self::Started,
+        })
     }
 }

@@ -44,6 +44,7 @@ use crate::tart::{Fault, Size, Tart, TartError};
 use container::{Run, Task};
 use host_ports::{HostPortError, HostPorts};
 use initialise::Initialised;
+use limit::Limit;
 use log::Log;
 use room::Room;
 use shutdown::shut_down;
@@ -238,8 +239,8 @@ impl Shim {
                 no_space = is_for_want_of_space(&ending);
                 self.vm_ending(ending)
             }
-            End::Guest(GuestEnd::Asked) => {
-                let killed = shut_down(&self.tart, &self.spec.vm, &mut child, &mut self.stop).await;
+            End::Guest(GuestEnd::Asked(limit)) => {
+                let killed = shut_down(&self.tart, &self.spec.vm, &mut child, limit).await;
                 let told = (!killed).then(|| self.told_by_guest()).flatten();
                 told.unwrap_or(Ending::Stopped { killed })
             }
@@ -290,7 +291,7 @@ impl Shim {
         let limit = self.spec.boot_limit;
         let address = tokio::select! {
             address = timeout(limit, self.address()) => address,
-            _ = stop.requested() => return GuestEnd::Asked,
+            _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
         };
         let Ok(address) = address else { return GuestEnd::Over(no_address(limit)) };
         let _forwarding = ports.serve(address);
@@ -299,7 +300,7 @@ impl Shim {
         crash::point("shim.up");
         let agent = tokio::select! {
             agent = timeout(limit, self.guest_agent()) => agent,
-            _ = stop.requested() => return GuestEnd::Asked,
+            _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
         };
         let Ok((mut guest, _)) = agent else { return GuestEnd::Over(guest_agent_missing(limit)) };
         match self.initialise(&mut guest, address).await {
@@ -416,8 +417,8 @@ enum End {
 enum GuestEnd {
     /// This.
     Over(Ending),
-    /// The guest is to be shut down.
-    Asked,
+    /// The guest is to be shut down, within this time.
+    Asked(Limit),
     /// Nobody knows: the guest agent is gone.
     Lost,
 }

@@ -59,7 +59,7 @@ impl Command {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ExecResponse {
-    #[prost(oneof = "exec_response::Type", tags = "1, 2, 3")]
+    #[prost(oneof = "exec_response::Type", tags = "1, 2, 3, 4")]
     pub(super) r#type: Option<exec_response::Type>,
 }
 
@@ -72,8 +72,14 @@ pub(super) mod exec_response {
         StandardOutput(super::IoChunk),
         #[prost(message, tag = "3")]
         StandardError(super::IoChunk),
+        /// The command runs; only newer guest agents say so.
+        #[prost(message, tag = "4")]
+        Started(super::Started),
     }
 }
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Started {}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Exit {
@@ -115,6 +121,10 @@ mod tests {
         assert_eq!(exit.r#type, Some(exec_response::Type::Exit(Exit { code: 7 })));
         let out = ExecResponse::decode([0x12, 0x03, 0x0a, 0x01, b'x'].as_slice()).unwrap();
         assert_eq!(out.r#type, Some(exec_response::Type::StandardOutput(IoChunk { data: vec![b'x'] })));
+        let started = ExecResponse::decode([0x22, 0x00].as_slice()).unwrap();
+        assert_eq!(started.r#type, Some(exec_response::Type::Started(Started {})));
+        let newer = ExecResponse::decode([0x2a, 0x02, 0x08, 0x07].as_slice()).unwrap();
+        assert_eq!(newer.r#type, None);
         let request = ExecRequest {
             r#type: Some(exec_request::Type::Command(Command { name: "a".into(), ..Command::default() })),
         };

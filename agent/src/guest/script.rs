@@ -71,10 +71,14 @@ pub fn set_up(
     let _ = writeln!(script, "put env \"$first\"{}", quote(&variables));
     let directory = command.working_dir.as_deref().unwrap_or_default();
     let _ = writeln!(script, "work_in {}", quote(directory));
-    let enter = format!("d=${{0%/*}}\n. \"$d/env\"\n{}exec \"$@\"\n", change_to(directory));
+    // No name is taken from the container's variables, and macOS takes some of them (`DYLD_…`) from every shell that is started
+    // with them, so that there must be none after this one.
+    let enter = format!(". \"${{0%/*}}/env\"\n{}exec \"$@\"\n", change_to(directory));
     let _ = writeln!(script, "put enter {}", quote(&enter));
-    let _ = writeln!(script, "put run {}", quote(&RUN.replace("@CD@", &change_to(directory))));
-    script.push_str("pipe over\n");
+    // The process whose number is written down becomes the command.
+    let _ = writeln!(script, "put start {}", quote(&format!("echo $$ >\"${{0%/*}}/pid\"\n{enter}")));
+    let _ = writeln!(script, "put run {}", quote(RUN));
+    script.push_str("pipe over\nhand_over\n");
     let program = command.argv.first().map_or("", String::as_str);
     let _ = writeln!(script, "find_program {}", quote(program));
     script.push_str("ready\n");
@@ -208,7 +212,7 @@ fn quote(word: &str) -> String {
 
 /// Whether the shell can set a variable of that name. Others reach the command only through a guest agent that takes
 /// variables itself.
-fn is_shell_name(name: &str) -> bool {
+pub fn is_shell_name(name: &str) -> bool {
     !KEPT_BY_SHELL.contains(&name)
         && !name.starts_with(|first: char| first.is_ascii_digit())
         && !name.is_empty()
@@ -292,11 +296,65 @@ mod tests {
         let cases =
             substitutions.flat_map(|inside| inside.lines().filter(|line| line.trim_end().ends_with(";;")));
         let cases: Vec<&str> = cases.collect();
-        assert!(
-            !cases.is_empty() && cases.iter().all(|line| line.trim_start().starts_with('(')),
-            "{cases:?}"
-        );
+        assert!(cases.iter().all(|line| line.trim_start().starts_with('(')), "{cases:?}");
         assert!(!PRELUDE.contains(": >"), "a special command with a file");
+    }
+
+    #[test]
+    fn no_variable_gets_in_the_way_of_the_exit_code() {
+        let mut command = GuestCommand::example(&["/bin/sh", "-c", "echo $d $PATH; exit 3"]);
+        command.env = vec![("PATH".into(), "/no/where".into()), ("d".into(), "/no/such".into())];
+        assert_eq!(result_of(&command), (Some(3), "/no/such /no/where\n".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn a_function_of_the_script_is_no_program() {
+        assert_eq!(
+            prepare(&container(), &GuestCommand::example(&["ready"])).unwrap_err().reason,
+            "StartError"
+        );
+    }
+
+    /// What a call of the script's functions leaves, with `/etc` and the shares below `place`.
+    fn call(place: &std::path::Path, calls: &str) -> std::process::Output {
+        let place = place.display().to_string();
+        let script = format!("{PRELUDE}{calls}\nrm -r \"$dir\"")
+            .replace("/var/tmp", &place)
+            .replace("/etc/hosts", &format!("{place}/hosts"))
+            .replace(SHARES, &format!("{place}/shares"));
+        Command::new("/bin/sh").arg("-c").arg(script).output().unwrap()
+    }
+
+    #[test]
+    fn a_link_of_the_image_is_mounted_over_by_one_container_after_the_other() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let at = |path: &str| dir.path().join(path);
+        for path in ["private/tmp/old", "shares/one", "shares/two"] {
+            std::fs::create_dir_all(at(path)).unwrap();
+        }
+        std::os::unix::fs::symlink("private/tmp", at("tmp")).unwrap();
+        for share in ["one", "two", "two"] {
+            let source = quote(&at("shares").join(share).display().to_string());
+            let done =
+                call(dir.path(), &format!("mount_at {source} {}", quote(&at("tmp").display().to_string())));
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+            assert_eq!(at("tmp").canonicalize().unwrap(), at("shares").join(share).canonicalize().unwrap());
+        }
+        assert_eq!(at("tmp").read_link().unwrap(), std::path::Path::new("private/tmp"));
+        assert!(at("private/tmp.hidden-by-volume/old").exists());
+    }
+
+    #[test]
+    fn names_are_added_once_and_on_lines_of_their_own() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        std::fs::write(dir.path().join("hosts"), "127.0.0.1\tlocalhost").unwrap();
+        for calls in ["hosts '10.0.0.1\ta\n'", "hosts '10.0.0.1\ta\n10.0.0.2\tb\n'"] {
+            assert!(call(dir.path(), calls).status.success());
+        }
+        let hosts = std::fs::read_to_string(dir.path().join("hosts")).unwrap();
+        assert_eq!(hosts, "127.0.0.1\tlocalhost\n10.0.0.1\ta\n10.0.0.2\tb\n");
     }
 
     #[test]

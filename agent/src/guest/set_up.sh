@@ -6,7 +6,7 @@
 
 fail() {
 	printf 'failed %s %s\n' "$1" "$2"
-	[ -z "$dir" ] || rm -rf "$dir"
+	[ -z "$dir" ] || try rm -rf "$dir"
 	exit 1
 }
 notice() { printf 'notice %s\n' "$1"; }
@@ -15,18 +15,26 @@ try() { "$@" 2>/dev/null || root "$@"; }
 umask 077
 dir=
 dir=$(mktemp -d /var/tmp/tart-kubelet.XXXXXX) || fail CreateContainerError 'the guest cannot write to /var/tmp'
-as=self owner= first=
+as=self owner= first= uid= gid=
 
 pipe() { mkfifo "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
 put() { printf '%s' "$2" >"$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
-own() { [ -z "$owner" ] || root chown -R "$owner" "$1"; }
+own() { [ -z "$owner" ] || root chown "$owner" "$@"; }
 
 host_name() {
 	root scutil --set HostName "$1" >/dev/null || root hostname "$1" || notice "the guest keeps its own host name"
 }
 
+# A container that is tried again may find its lines there.
 add_hosts() {
-	printf '%s' "$1" | if [ -w /etc/hosts ]; then cat >>/etc/hosts; else sudo -n tee -a /etc/hosts >/dev/null 2>&1; fi
+	printf '%s' "$1" | while IFS= read -r line; do
+		grep -qxF -e "$line" /etc/hosts 2>/dev/null || printf '%s\n' "$line"
+	done >"$dir/hosts"
+	[ -s "$dir/hosts" ] || return 0
+	{
+		[ -z "$(tail -c 1 /etc/hosts 2>/dev/null)" ] || echo
+		cat "$dir/hosts"
+	} | if [ -w /etc/hosts ]; then cat >>/etc/hosts; else sudo -n tee -a /etc/hosts >/dev/null 2>&1; fi
 }
 
 own_names() { add_hosts "$1" || notice "the guest's /etc/hosts does not have its own name"; }
@@ -75,7 +83,9 @@ be() {
 	[ "$3" = false ] || [ "${1:-$(id -u)}" != 0 ] ||
 		fail CreateContainerConfigError 'container has runAsNonRoot and image will run as root'
 	[ "${1:-$(id -u)}:${2:-$(id -g)}" = "$(id -u):$(id -g)" ] && return
-	owner=${1:-$(id -u)}
+	owner=${1:-$(id -u)} uid=$1 gid=$2
+	first='unset SUDO_COMMAND SUDO_USER SUDO_UID SUDO_GID
+'
 	if sudo -n ${1:+-u "#$1"} ${2:+-g "#$2"} -- true </dev/null >/dev/null 2>&1; then
 		as=sudo
 		return
@@ -84,9 +94,24 @@ be() {
 	root chroot -u "$owner" -g "$group" -G "$group" / /usr/bin/true >/dev/null ||
 		fail CreateContainerConfigError "the guest cannot run a command as user $owner${2:+, group $2}: it has no such user, or its own may not use sudo without a password"
 	as=chroot:$owner:$group
-	# Nobody has told where such a user is at home.
-	id -u "$owner" >/dev/null 2>&1 || first="export HOME=/
+	# Chroot tells a user neither its name nor where it is at home; for one whom the guest does not know, nobody can.
+	name=$(id -un "$owner" 2>/dev/null) home=
+	case $name in
+	'' | *[!A-Za-z0-9_.-]*) name=$owner ;;
+	*) home=$(eval "echo ~$name") ;;
+	esac
+	case $home in /*) ;; *) home=/ ;; esac
+	first="${first}export HOME='$home' USER='$name' LOGNAME='$name'
 "
+}
+
+# Runs a command as the container's user.
+as_user() {
+	case $as in
+	self) "$@" ;;
+	sudo) sudo -n -H ${uid:+-u "#$uid"} ${gid:+-g "#$gid"} -- "$@" ;;
+	*) root chroot -u "$owner" -g "$group" -G "$group" / "$@" ;;
+	esac </dev/null >/dev/null 2>&1
 }
 
 mount_at() {
@@ -97,12 +122,19 @@ mount_at() {
 		sleep 1 </dev/null
 	done
 	path=$2
-	if [ -L "$path" ] && [ -d "$path" ]; then
-		now=$(cd "$path" && pwd -P)
-		case $now in '/Volumes/My Shared Files'* | /private/var/tart-kubelet/*) try rm -f "$path" ;; *) path=$now ;; esac
-	elif [ -L "$path" ]; then
-		try rm -f "$path"
-	fi
+	# The image's own links are followed, as /tmp is one; that of a container before, or one that leads nowhere, goes.
+	while [ -L "$path" ]; do
+		to=$(readlink "$path")
+		[ -e "$path" ] || to=
+		case $to in
+		'' | '/Volumes/My Shared Files'* | /private/var/tart-kubelet/*)
+			try rm -f "$path" || cannot_mount "$2"
+			break
+			;;
+		/*) path=$to ;;
+		*) path=${path%/*}/$to ;;
+		esac
+	done
 	parent=${path%/*}
 	[ -d "${parent:-/}" ] || (umask 022; try mkdir -p "$parent") || cannot_mount "$2"
 	# What the image has there is hidden, as a mount would hide it.
@@ -134,26 +166,19 @@ last_words() {
 }
 
 work_in() {
-	wd=$1
-	[ -z "$1" ] || [ -d "$1" ] || { (umask 022; try mkdir -p "$1") && own "$1"; } ||
+	[ -z "$1" ] || try test -d "$1" || { (umask 022; try mkdir -p "$1") && own "$1"; } ||
 		fail StartError "the working directory $1 cannot be made in the guest"
 }
 
-find_program() {
-	found=$(
-		. "$dir/env"
-		p=$1
-		[ -z "$wd" ] || cd "$wd"
-		case $p in
-		(*/*) [ -x "$p" ] && [ ! -d "$p" ] && echo yes ;;
-		(*) command -v "$p" >/dev/null && echo yes ;;
-		esac
-	)
-	[ "$found" = yes ] || fail StartError "cannot start \`$1\` in the guest: it has no such program; check \`command\` and the image"
+# From here on only the container's user can look into the directory.
+hand_over() {
+	own "$dir"/* && own "$dir" || fail CreateContainerConfigError "the guest's user cannot give files to user $owner"
 }
 
-# From here on only the container's user can look into the directory.
-ready() {
-	own "$dir" || fail CreateContainerConfigError "the guest's user cannot give files to user $owner"
-	printf 'ready %s %s\n' "$as" "$dir"
+# Others may not be allowed to see the program, and functions of this script are none.
+find_program() {
+	as_user /bin/sh "$dir/enter" /bin/sh -c 'case $0 in */*) [ -x "$0" ] && [ ! -d "$0" ] ;; *) command -v "$0" ;; esac' "$1" ||
+		fail StartError "cannot start \`$1\` in the guest: it has no such program; check \`command\` and the image"
 }
+
+ready() { printf 'ready %s %s\n' "$as" "$dir"; }

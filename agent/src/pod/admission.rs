@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec, VolumeMount};
 
 use super::blueprint::has_command;
 use super::fields;
@@ -148,7 +148,7 @@ fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
 fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
     let pods = spec.security_context.as_ref();
     let own = main.security_context.as_ref();
-    let says = |field: Option<&String>, usual: &str| field.is_some_and(|it| !it.is_empty() && it != usual);
+    let mounts = |has: fn(&VolumeMount) -> bool| main.volume_mounts.iter().flatten().any(has);
     let fields = [
         ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
         ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
@@ -165,6 +165,8 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
             own.is_some_and(|it| it.run_as_non_root == Some(true)),
         ),
         ("containers[0].workingDir", says(main.working_dir.as_ref(), "")),
+        ("containers[0].volumeMounts[].subPath", mounts(|it| says(it.sub_path.as_ref(), ""))),
+        ("containers[0].volumeMounts[].subPathExpr", mounts(|it| says(it.sub_path_expr.as_ref(), ""))),
         ("containers[0].stdin", main.stdin == Some(true)),
         ("containers[0].tty", main.tty == Some(true)),
         // The API server fills these in.
@@ -175,6 +177,11 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
         ("containers[0].terminationMessagePolicy", says(main.termination_message_policy.as_ref(), "File")),
     ];
     fields.into_iter().find(|(_, is_set)| *is_set).map(|(field, _)| field)
+}
+
+/// Whether a field says anything but what is usual.
+fn says(field: Option<&String>, usual: &str) -> bool {
+    field.is_some_and(|it| !it.is_empty() && it != usual)
 }
 
 fn unsupported(field: &str, why: &str) -> Refusal {

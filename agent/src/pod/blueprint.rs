@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod, PodSecurityCo
 use kube::ResourceExt;
 
 use super::expansion::{expand, lookup};
+use crate::guest::script;
 use crate::probe::http::HttpGet;
 use crate::report::chain;
 use crate::state::{
@@ -121,7 +122,8 @@ pub fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
 /// The environment of a guest that only boots, as a file that a shell can read. The address is not known when it is
 /// written, and the guest knows its own.
 pub fn environment_file(variables: &[(String, String)]) -> String {
-    let known = variables.iter().filter(|(_, value)| !value.contains(POD_IP));
+    let known =
+        variables.iter().filter(|(name, value)| script::is_shell_name(name) && !value.contains(POD_IP));
     known.fold(String::new(), |mut all, (name, value)| {
         // Writing to a String does not fail.
         let _ = writeln!(all, "{name}='{}'", value.replace('\'', "'\\''"));
@@ -227,7 +229,13 @@ mod tests {
 
     #[test]
     fn the_environment_file_is_for_a_shell() {
-        let variables = [("A".to_owned(), "it's".to_owned()), ("IP".to_owned(), POD_IP.to_owned())];
-        assert_eq!(environment_file(&variables), "A='it'\\''s'\n");
+        let names = ["UID", "my.key", "a;exit 3", "A"];
+        let mut variables = names.map(|name| (name.to_owned(), "it's".to_owned())).to_vec();
+        variables.push(("IP".to_owned(), POD_IP.to_owned()));
+        let file = environment_file(&variables);
+        assert_eq!(file, "A='it'\\''s'\n");
+        let read = format!("set -e\n{file}printf %s \"$A\"");
+        let said = std::process::Command::new("/bin/sh").args(["-c", &read]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&said.stdout), "it's");
     }
 }

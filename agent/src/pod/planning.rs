@@ -18,6 +18,7 @@ use super::restart::RestartPolicy;
 use super::time::seconds;
 use super::worker::{WorkError, Worker, deadline, wanted};
 use crate::crash;
+use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
 use crate::state::{ContainerSpec, HostPort, Share, ShimSpec};
 use crate::vm::Restart;
@@ -132,7 +133,7 @@ impl Worker {
             all.iter().map(of).collect()
         };
         let Some(main) = containers(&spec.containers).pop() else { return Ok(()) };
-        let boot = self.boot_shares(&spec.containers, gathered, restart)?;
+        let boot = self.boot_shares(pod, &spec.containers, gathered, restart)?;
         crash::point("agent.plan.shares");
         let mut shares: Vec<Share> = gathered.volumes.shares.clone();
         let status_dir = boot.as_ref().map(|boot| boot.status_dir.clone());
@@ -166,6 +167,7 @@ impl Worker {
     /// What a guest that only boots is given in place of a command's environment, and to say how it ended.
     fn boot_shares(
         &self,
+        pod: &Pod,
         containers: &[Container],
         gathered: &Gathered,
         restart: Restart,
@@ -174,7 +176,17 @@ impl Worker {
             return Ok(None);
         };
         let variables = gathered.environments.get(&main.name).map(|known| known.variables.as_slice());
-        let file = blueprint::environment_file(variables.unwrap_or_default());
+        let variables = variables.unwrap_or_default();
+        let names = variables.iter().map(|(name, _)| name.as_str());
+        let unfit: Vec<&str> = names.filter(|name| !is_shell_name(name)).collect();
+        if !unfit.is_empty() {
+            let words = format!(
+                "Not in the guest's environment file, since no shell can set them: {}",
+                unfit.join(", ")
+            );
+            self.host.events.warning(pod, "InvalidEnvironmentVariableNames", &words);
+        }
+        let file = blueprint::environment_file(variables);
         Ok(Some(boot::lay(&self.dir, restart, &file).map_err(WorkError::Boot)?))
     }
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use tokio::time::timeout;
 
+use super::container::LEAST_AFTER_HOOK;
 use super::limit::Limit;
 use super::{Container, GuestEnd, Shim, hooks};
 use crate::crash;
@@ -19,7 +20,7 @@ impl Shim {
             crash::point("shim.post-start.before");
             let failure = tokio::select! {
                 result = self.hook(hook, address) => result.err(),
-                _ = stop.requested() => return GuestEnd::Asked,
+                _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
             };
             if let Some(why) = failure {
                 let message = format!("PostStartHookError: {why}");
@@ -41,14 +42,19 @@ impl Shim {
                 self.notice("FailedPreStopHook", format!("PreStopHook failed: {why}"));
             }
             crash::point("shim.pre-stop.after");
+            limit.grant(LEAST_AFTER_HOOK);
         }
-        GuestEnd::Asked
+        GuestEnd::Asked(limit)
     }
 
     async fn hook(&self, hook: &Hook, address: IpAddr) -> Result<(), String> {
+        let Hook::Exec(argv) = hook else {
+            return hooks::run_outside(hook, address).await.map_err(|error| chain(&error));
+        };
+        // Only a command needs the guest agent, which the image may not have.
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
             return Err("the guest agent does not answer".to_owned());
         };
-        hooks::run(hook, &mut guest, &[], address).await.map_err(|error| chain(&error))
+        hooks::run_command(argv, &mut guest, &[]).await.map_err(|error| chain(&error))
     }
 }

@@ -32,8 +32,10 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(30);
 /// How long somebody waits for the end of a command before another one is sent, and how soon after one that failed.
 const WAIT_LIMIT: Duration = Duration::from_mins(10);
 const WAIT_AGAIN: Duration = Duration::from_secs(1);
+/// How long the guest may take to tell the exit code of a command whose connection broke off.
+const EXIT_LIMIT: Duration = Duration::from_secs(2);
 /// What is left to a container after its `preStop` hook, whatever that has used up.
-const LEAST_AFTER_HOOK: Duration = Duration::from_secs(2);
+pub(super) const LEAST_AFTER_HOOK: Duration = Duration::from_secs(2);
 
 /// A container that is to run.
 pub(super) struct Task<'a> {
@@ -102,10 +104,15 @@ impl Shim {
                             Err(error) => disconnected(&error),
                         }
                     };
-                    tokio::pin!(follow);
+                    let exit = exit_of(&mut waiter, &ready);
+                    tokio::pin!(follow, exit);
                     tokio::select! {
-                        end = &mut follow => end,
-                        code = exit_of(&mut waiter, &ready) => {
+                        end = &mut follow => match end {
+                            Followed::Exit(code) => Followed::Exit(code),
+                            // Some guest agents break off at a command's very end; the guest knows better.
+                            broken => timeout(EXIT_LIMIT, exit).await.map_or(broken, Followed::Exit),
+                        },
+                        code = &mut exit => {
                             drain(follow, &written).await;
                             Followed::Exit(code)
                         }
@@ -324,6 +331,7 @@ async fn follow(
     while let Some(event) = events.next().await {
         written.set(written.get() + 1);
         match event {
+            Ok(ExecEvent::Started) => {}
             Ok(ExecEvent::Stdout(bytes)) => {
                 tail.add(&bytes);
                 log.write(Source::Stdout, &bytes);
@@ -389,5 +397,6 @@ mod tests {
         assert_eq!(followed(vec![said(), refused()]).await, "lost");
         assert_eq!(followed(vec![said(), Err(GuestError::Nonsense("x".to_owned()))]).await, "lost");
         assert_eq!(followed(vec![said()]).await, "lost");
+        assert_eq!(followed(vec![Ok(ExecEvent::Started), refused()]).await, "lost");
     }
 }

@@ -37,6 +37,31 @@ pub(super) async fn run(
     address: IpAddr,
 ) -> Result<(), HookError> {
     match hook {
+        Hook::Exec(argv) => run_command(argv, guest, enter).await,
+        other => run_outside(other, address).await,
+    }
+}
+
+/// Runs a hook that is a command in the guest.
+pub(super) async fn run_command(
+    argv: &[String],
+    guest: &mut Guest,
+    enter: &[String],
+) -> Result<(), HookError> {
+    let program = argv.first().cloned().unwrap_or_default();
+    let exec = Exec { argv: enter.iter().chain(argv).cloned().collect(), ..Exec::default() };
+    let done = guest.run(exec, LIMIT, MAX_OUTPUT).await;
+    let done = done.map_err(|error| HookError::Guest(program.clone(), error))?;
+    if done.code == 0 {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&done.output).trim().to_owned();
+    Err(HookError::Command { program, code: done.code, said })
+}
+
+/// Runs a hook that needs nobody in the guest.
+pub(super) async fn run_outside(hook: &Hook, address: IpAddr) -> Result<(), HookError> {
+    match hook {
         Hook::Sleep(time) => {
             sleep(*time).await;
             Ok(())
@@ -49,16 +74,6 @@ pub(super) async fn run(
             }
             Err(HookError::Status(answer.status.as_u16()))
         }
-        Hook::Exec(argv) => {
-            let program = argv.first().cloned().unwrap_or_default();
-            let exec = Exec { argv: enter.iter().chain(argv).cloned().collect(), ..Exec::default() };
-            let done = guest.run(exec, LIMIT, MAX_OUTPUT).await;
-            let done = done.map_err(|error| HookError::Guest(program.clone(), error))?;
-            if done.code == 0 {
-                return Ok(());
-            }
-            let said = String::from_utf8_lossy(&done.output).trim().to_owned();
-            Err(HookError::Command { program, code: done.code, said })
-        }
+        Hook::Exec(_) => Err(HookError::Impossible("a command cannot run outside of the guest".to_owned())),
     }
 }

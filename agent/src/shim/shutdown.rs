@@ -4,14 +4,13 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use futures::StreamExt;
-use jiff::Timestamp;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::process::Child;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::stop::StopSignal;
+use super::limit::Limit;
 use crate::crash;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
 use crate::report::chain;
@@ -25,24 +24,17 @@ const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the guest agent may take to accept the shutdown.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Shuts the guest down within the time that the request leaves; says whether it had to be forced.
-pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, stop: &mut StopSignal) -> bool {
+/// Shuts the guest down within the time that is left; says whether it had to be forced.
+pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, mut limit: Limit) -> bool {
     crash::point("shim.shut-down");
-    let ask = ask_guest(tart, vm);
-    tokio::pin!(ask);
-    loop {
-        let left = stop.requested().await.time_left(Timestamp::now());
-        if left.is_zero() {
+    tokio::select! {
+        biased;
+        () = limit.over() => {
             force(vm, child).await;
-            return true;
+            true
         }
-        tokio::select! {
-            _ = child.wait() => return false,
-            () = sleep(left) => {}
-            // A shorter grace period counts from the moment that it is asked for.
-            () = stop.changed() => {}
-            never = &mut ask => match never {},
-        }
+        _ = child.wait() => false,
+        never = ask_guest(tart, vm) => match never {},
     }
 }
 

@@ -8,13 +8,20 @@ use super::memory::is_in_memory;
 use crate::pod::admission::Refusal;
 use crate::pod::blueprint::has_command;
 
+/// Where the guest keeps what a container needs to run.
+const SCRATCH: &str = "/private/var/tmp";
+
 /// Refuses volumes that cannot be where the Pod wants them.
 pub fn check(spec: &PodSpec) -> Result<(), Refusal> {
     let init = spec.init_containers.iter().flatten().enumerate();
     let init = init.map(|(index, container)| (format!("spec.initContainers[{index}]"), container));
     let main = spec.containers.iter().enumerate();
     let main = main.map(|(index, container)| (format!("spec.containers[{index}]"), container));
-    init.chain(main).try_for_each(|(field, container)| check_container(&field, container))?;
+    let mut elsewhere = Vec::new();
+    for (field, container) in init.chain(main) {
+        let own = check_container(&field, container, &elsewhere)?;
+        elsewhere.extend(own);
+    }
     check_memory(spec)
 }
 
@@ -38,30 +45,49 @@ fn check_memory(spec: &PodSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_container(field: &str, container: &Container) -> Result<(), Refusal> {
+/// All containers run in one guest, where the links of one are still there for the next. The same path is linked anew, but a
+/// path inside of another one's volume would change that volume. `elsewhere` is where the containers before have theirs.
+fn check_container(
+    field: &str,
+    container: &Container,
+    elsewhere: &[PathBuf],
+) -> Result<Vec<PathBuf>, Refusal> {
     let mut taken: Vec<PathBuf> = Vec::new();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let refused = |why: &str| Refusal {
             reason: "UnsupportedPod",
             message: format!("{field}.volumeMounts[{index}].mountPath: {why}"),
         };
-        let path = guest_path(&mount.mount_path);
+        let path = without_links(guest_path(&mount.mount_path));
         if path == Path::new("/") {
             return Err(refused("a volume cannot take the place of the guest's root"));
         }
         if mount.mount_path.split('/').any(|part| part == "..") {
             return Err(refused("must not contain `..`"));
         }
-        let clash = taken.iter().find(|other| path.starts_with(other) || other.starts_with(&path));
-        if let Some(other) = clash {
+        if Path::new(SCRATCH).starts_with(&path) {
+            return Err(refused(&format!("the guest needs {SCRATCH} itself; choose a path inside of it")));
+        }
+        let nested = |other: &&PathBuf| path.starts_with(other) || other.starts_with(&path);
+        let others = elsewhere.iter().filter(|other| **other != path);
+        if let Some(other) = taken.iter().chain(others).find(nested) {
             return Err(refused(&format!(
-                "a volume is linked into the guest, so that it cannot be inside another one, as with {}",
+                "a volume is linked into the guest that all containers of the Pod share, so that it cannot be inside another one, as with {}",
                 other.display()
             )));
         }
         taken.push(path);
     }
-    Ok(())
+    Ok(taken)
+}
+
+/// Where a path of macOS really leads: some of its directories are links.
+fn without_links(path: PathBuf) -> PathBuf {
+    let is_link = ["/tmp", "/var", "/etc"].iter().any(|link| path.starts_with(link));
+    match path.strip_prefix("/") {
+        Ok(inside) if is_link => Path::new("/private").join(inside),
+        _ => path,
+    }
 }
 
 /// Where a mount is in the guest: absolute, and without doubled slashes.
@@ -85,6 +111,22 @@ mod tests {
     fn mounts_side_by_side_are_fine() {
         assert_eq!(refusal(&[]), None);
         assert_eq!(refusal(&["/data", "/data2", "/var/run/secrets/kubernetes.io/serviceaccount"]), None);
+    }
+
+    #[test]
+    fn containers_share_paths_but_not_parts_of_them() {
+        let refusal = |first: &str, second: &str| {
+            let with = |path| json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": path}]});
+            let spec = json!({"initContainers": [with(first)], "containers": [with(second)]});
+            check(&serde_json::from_value(spec).unwrap()).err().map(|refusal| refusal.message)
+        };
+        assert_eq!(refusal("/work", "/work"), None);
+        assert_eq!(refusal("/tmp", "/private/tmp/"), None);
+        assert_eq!(refusal("/work", "/var/tmp/work"), None);
+        for (first, second) in [("/work", "/work/src"), ("/work/src", "/work"), ("/private/tmp", "/tmp/x")] {
+            let message = refusal(first, second).unwrap();
+            assert!(message.starts_with("spec.containers[0].volumeMounts[0].mountPath: "), "{message}");
+        }
     }
 
     #[test]
@@ -112,6 +154,9 @@ mod tests {
             (vec!["/data", "/data/inner"], 1),
             (vec!["/data/inner", "/data/"], 1),
             (vec!["/data", "/x", "data//"], 2),
+            (vec!["/tmp", "/private/tmp/inner"], 1),
+            (vec!["/x", "/var/tmp"], 1),
+            (vec!["/private/var"], 0),
         ] {
             let message = refusal(&paths).unwrap();
             let field = format!("spec.containers[0].volumeMounts[{index}].mountPath: ");

@@ -73,7 +73,7 @@ async fn converse(args: cli::Exec) -> Result<u8> {
             Some(Output::StandardError(chunk)) => print(io::stderr(), &chunk.data)?,
             // Only the low byte of an exit code gets anywhere.
             Some(Output::Exit(exit)) => return Ok(exit.code.to_le_bytes()[0]),
-            None => {}
+            Some(Output::Started(_)) | None => {}
         }
     }
     Ok(0)

@@ -47,6 +47,8 @@ pub(crate) struct Image {
     pub(crate) agent: bool,
     /// The guest agent's version: one older than 0.10 ignores what that one brought.
     pub(crate) agent_version: String,
+    /// Whether the guest agent says first of all that a command has started.
+    pub(crate) agent_says_started: bool,
     /// Seconds that a shutdown from within takes at least.
     pub(crate) shutdown_delay: f64,
     /// Whether the guest's system files are read-only, as macOS has them.
@@ -76,6 +78,7 @@ impl Default for Image {
             agent_delay: 0.0,
             agent: true,
             agent_version: "0.11.0".into(),
+            agent_says_started: false,
             shutdown_delay: 0.1,
             sealed: true,
             user: "admin".into(),

@@ -203,3 +203,35 @@ async fn a_path_on_the_sealed_root_is_refused_in_words() -> Result<()> {
     assert_eq!(scene.log(&pod, "main", 0)?, ["/data"]);
     Ok(())
 }
+
+#[tokio::test]
+async fn a_newer_guest_agent_may_say_more() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("newer").await?;
+    let image = "registry.test/macos/newer:1";
+    scene.mac.add_image(image, &json!({"agentSaysStarted": true}))?;
+    let probe = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
+    let extra = json!({"image": image, "readinessProbe": probe});
+    scene.create(&scene.pod("newer", &shell("echo here; exit 5", &extra), &json!({}))).await?;
+    let pod = scene.phase("newer", "Failed").await?;
+    assert_eq!(end_of(&pod)?.exit_code, 5);
+    assert_eq!(scene.log(&pod, "main", 0)?, ["here"]);
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn every_container_can_have_a_volume_at_tmp() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("tmp").await?;
+    let mounts = json!([{"name": "tmp", "mountPath": "/tmp"}]);
+    // The first try fails, and the second one finds what it has left.
+    let init = "[ -e /tmp/tried ] || { echo once >/tmp/tried; exit 1; }; echo twice >>/tmp/tried";
+    let spec = json!({
+        "restartPolicy": "OnFailure", "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "hostAliases": [{"ip": "10.1.2.3", "hostnames": ["alias.test"]}],
+        "initContainers": [{"name": "init", "image": crate::scene::IMAGE, "command": ["/bin/sh", "-c", init], "volumeMounts": mounts}],
+    });
+    let script = "cat /tmp/tried; grep -c alias.test /etc/hosts";
+    scene.create(&scene.pod("tmp", &shell(script, &json!({"volumeMounts": mounts})), &spec)).await?;
+    let pod = scene.phase("tmp", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["once", "twice", "1"]);
+    Ok(())
+}

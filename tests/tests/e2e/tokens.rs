@@ -50,7 +50,7 @@ async fn a_token_is_renewed_while_its_pod_reads_it() -> Result<()> {
     let volume = json!({"name": "token", "projected": {"sources": [token]}});
     // It reads all the time, and tells all that it has ever seen: half a token would be another one.
     let script = "cd /private/tmp/token; seen=; n=0; while [ $n -lt 3 ]; do t=$(cat mine); \
-                  case $seen in *\"<$t>\"*) ;; *) seen=\"$seen<$t>\"; n=$((n+1)); echo \"$t\";; esac; done";
+                  case $seen in *\"<$t>\"*) ;; *) seen=\"$seen<$t>\"; n=$((n+1)); echo \"$t\";; esac; sleep 0.05; done";
     let written = run(&scene, "rotation", script, &[(volume, json!({}))]).await?;
     assert_eq!(written.len(), 3, "{written:?}");
     let reviews: Api<TokenReview> = Api::all(scene.control_plane.client().await?);

@@ -1,5 +1,8 @@
 //! Whom a command runs as: `runAsUser` and its like, in guests whose own user is not root, as in real images.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
@@ -9,6 +12,8 @@ use crate::scene::{DEADLINE, Scene, phase_of, state_of};
 
 /// An image with the user of real ones: number 501, in the group `staff`, with `sudo` for everything.
 const ADMIN: &str = "registry.test/macos/admin:1";
+/// Such an image, with a program that is root's alone.
+const HIDING: &str = "registry.test/macos/hiding:1";
 
 async fn scene(name: &str) -> Result<(Scene, RunningAgent)> {
     let (scene, agent) = Scene::with_agent(name).await?;
@@ -60,12 +65,12 @@ async fn a_command_runs_as_any_user_and_group() -> Result<()> {
     let script = "echo $(id -u) $(id -g) $HOME $WHO; cd /opt/work && touch mine";
     let table = [
         // One that the guest has, with its own group and home; its name is in the list of users of every machine.
-        ("known", json!({"runAsUser": 1}), "1 1 /usr/sbin"),
-        ("root", json!({"runAsUser": 0}), "0 0"),
+        ("known", json!({"runAsUser": 1}), "1 1 /usr/sbin itself"),
+        ("root", json!({"runAsUser": 0}), "0 0 /"),
         // Sudo takes neither of these.
-        ("unknown", json!({"runAsUser": 12345, "runAsNonRoot": true}), "12345 20 /"),
-        ("both", json!({"runAsUser": 12345, "runAsGroup": 54321}), "12345 54321 /"),
-        ("group", json!({"runAsGroup": 1}), "501 1"),
+        ("unknown", json!({"runAsUser": 12345, "runAsNonRoot": true}), "12345 20 / itself"),
+        ("both", json!({"runAsUser": 12345, "runAsGroup": 54321}), "12345 54321 / itself"),
+        ("group", json!({"runAsGroup": 1}), "501 1 /Users/admin itself"),
     ];
     for (name, security, expected) in table {
         let mut container = shell(script, &security);
@@ -75,6 +80,16 @@ async fn a_command_runs_as_any_user_and_group() -> Result<()> {
         let [said] = said.as_slice() else { anyhow::bail!("{name}: {said:?}") };
         ensure!(said.starts_with(expected) && said.ends_with("itself"), "{name}: {said}");
     }
+    // A program that only root can see.
+    let mut hidden = shell("", &json!({"runAsUser": 0}));
+    hidden["command"] = json!(["/opt/mine/tool"]);
+    hidden["image"] = json!(HIDING);
+    let tool = scene.mac.add_image(HIDING, &json!({"uid": 501}))?.join("rootfs/opt/mine/tool");
+    std::fs::create_dir_all(tool.with_file_name(""))?;
+    std::fs::write(&tool, "#!/bin/sh\necho found\n")?;
+    std::fs::set_permissions(&tool, Permissions::from_mode(0o700))?;
+    std::fs::set_permissions(tool.with_file_name(""), Permissions::from_mode(0o700))?;
+    assert_eq!(scene.said("hidden", &hidden, &json!({})).await?, ["found"]);
     // Whoever runs beside the command does so as the same user, and the command hears of its end.
     let mut probed = shell("trap 'exit 9' TERM; while :; do sleep 0.1; done", &json!({"runAsUser": 12345}));
     probed["readinessProbe"] =

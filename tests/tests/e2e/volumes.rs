@@ -110,7 +110,12 @@ async fn a_changed_config_map_is_seen_by_a_running_guest() -> Result<()> {
     let script =
         "cd /private/tmp/settings; cat mode; echo; until grep -q new mode; do sleep 0.05; done; cat mode";
     scene.create(&pod(&scene, "live", script, &[(volume, json!({}))])).await?;
-    scene.phase("live", "Running").await?;
+    let running = scene.phase("live", "Running").await?;
+    wait::eventually("the old one to be read", DEADLINE, async || {
+        ensure!(!scene.log(&running, "main", 0)?.is_empty(), "nothing yet");
+        Ok(())
+    })
+    .await?;
     scene.kubectl.apply(&config_map("settings", "mode", "new")).await?;
     let ended = scene.phase("live", "Succeeded").await?;
     assert_eq!(scene.log(&ended, "main", 0)?, ["old", "new"]);

@@ -50,8 +50,9 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].env[].name",
         Honoured(
-            "set for the command, but for names that the guest's shell keeps for itself (`UID`, `EUID`, `PPID`); a VM that only boots finds it in \
-             `/Volumes/My Shared Files/pod_environment/environment`",
+            "set for the command, but for names that the guest's shell keeps for itself (`UID`, `EUID`, `PPID`); one that is no name for a shell \
+             (`my.key`) reaches only the command itself, from a guest agent since 0.10 and without `runAsUser`; a VM that only boots finds \
+             what a shell can set in `/Volumes/My Shared Files/pod_environment/environment`",
         ),
     ),
     (
@@ -278,7 +279,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].volumeMounts[].mountPath",
         Honoured(
-            "a link in the guest to the volume's share; one inside another, or the guest's root, is refused",
+            "a link in the guest to the volume's share, which stays for the containers after; one inside another, also of another container, the \
+             guest's root and /var/tmp are refused; a VM that only boots has no links: it finds the share under its own name",
         ),
     ),
     (
@@ -296,7 +298,9 @@ pub(super) const FIELDS: &[Field] = &[
     ),
     (
         "spec.containers[].volumeMounts[].subPath",
-        Honoured("made when missing; of a volume with files, it follows changes"),
+        Honoured(
+            "made when missing; of a volume with files, it follows changes; a container without a command cannot have it",
+        ),
     ),
     (
         "spec.containers[].volumeMounts[].subPathExpr",
@@ -319,7 +323,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.dnsPolicy",
         Honoured(
-            "`None` leaves the guest only what `dnsConfig` names; with any other policy it asks the host's DNS servers: a guest cannot \
+            "`None` leaves the guest only the servers that `dnsConfig` names, and its own search domains only when `dnsConfig` names none; with any other policy it asks the host's DNS servers: a guest cannot \
              reach the cluster's",
         ),
     ),
@@ -415,7 +419,12 @@ pub(super) const FIELDS: &[Field] = &[
         Honoured("the guest's name is the full one then; a container without a command cannot have it"),
     ),
     ("spec.shareProcessNamespace", Moot("a VM has processes of its own")),
-    ("spec.subdomain", Honoured("the full name is in the guest's /etc/hosts; --cluster-domain ends it")),
+    (
+        "spec.subdomain",
+        Honoured(
+            "the full name is in the guest's /etc/hosts, unless the container has no command; --cluster-domain ends it",
+        ),
+    ),
     ("spec.terminationGracePeriodSeconds", Honoured("the guest shuts down in that time, or is killed")),
     (
         "spec.tolerations",
@@ -468,7 +477,13 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.volumes[].gitRepo", Refused("Kubernetes no longer has it; clone in the command")),
     ("spec.volumes[].glusterfs", Refused(NO_STORAGE)),
     ("spec.volumes[].hostPath", Parts),
-    ("spec.volumes[].hostPath.path", Honoured("a directory that `--allowed-host-path` allows")),
+    (
+        "spec.volumes[].hostPath.path",
+        Honoured(
+            "a directory that `--allowed-host-path` allows; whoever can write to a directory around it can put a link in its place while \
+             the VM starts, so let no Pod that is not trusted write to a directory that has another Pod's `hostPath` in it",
+        ),
+    ),
     (
         "spec.volumes[].hostPath.type",
         Only(&["Directory", "DirectoryOrCreate"], "a VM can only be given directories"),
@@ -480,7 +495,10 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.volumes[].iscsi", Refused(NO_STORAGE)),
     (
         "spec.volumes[].name",
-        Honoured("the name of the share: `/Volumes/My Shared Files/<name>` in the guest"),
+        Honoured(
+            "the name of the share: `/Volumes/My Shared Files/<name>` in the guest; `<name>.ro` for those who may only read a volume that others \
+             write to, `<name>.volume` for `http` and `https`",
+        ),
     ),
     ("spec.volumes[].nfs", Refused(NO_STORAGE)),
     ("spec.volumes[].persistentVolumeClaim", Refused(NO_STORAGE)),

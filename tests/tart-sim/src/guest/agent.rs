@@ -19,7 +19,9 @@ use super::Boot;
 use super::commands::{self, Environment, Request};
 use super::processes::{Kind, Processes};
 use crate::guest_agent::server::{Agent, Responses};
-use crate::guest_agent::{Command, ExecRequest, ExecResponse, Exit, Input, IoChunk, Output, TerminalSize};
+use crate::guest_agent::{
+    Command, ExecRequest, ExecResponse, Exit, Input, IoChunk, Output, Started, TerminalSize,
+};
 
 /// How much of a command's output is read at once.
 const CHUNK: usize = 32 * 1024;
@@ -133,6 +135,10 @@ impl Agent for GuestAgent {
         }
         let running = self.start(&command)?;
         let (responses, stream) = mpsc::channel(WAITING_CHUNKS);
+        if self.boot.says_started {
+            // There is room for it.
+            let _ = responses.try_send(Ok(Output::Started(Started {}).into()));
+        }
         if command.detach {
             // There is room for one, and a client that is gone already does not matter.
             let _ = responses.try_send(Ok(Output::Exit(Exit { code: 0 }).into()));
@@ -268,6 +274,7 @@ mod tests {
                 Some(Output::StandardOutput(chunk) | Output::StandardError(chunk)) => {
                     text.push_str(&String::from_utf8_lossy(&chunk.data));
                 }
+                Some(Output::Started(_)) => text.push_str("started "),
                 None => {}
             }
         }
@@ -290,6 +297,12 @@ mod tests {
     async fn an_old_agent_ignores_both() {
         let (_dir, mut client) = guest(Boot { old_agent: true, ..boot() }).await;
         assert_eq!(run(&mut client, with_environment()).await.unwrap(), ("admin\n".into(), Some(0)));
+    }
+
+    #[tokio::test]
+    async fn a_new_agent_says_that_a_command_has_started() {
+        let (_dir, mut client) = guest(Boot { says_started: true, ..boot() }).await;
+        assert_eq!(run(&mut client, shell("echo up")).await.unwrap(), ("started up\n".into(), Some(0)));
     }
 
     #[tokio::test]

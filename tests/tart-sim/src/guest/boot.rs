@@ -36,6 +36,8 @@ pub(crate) struct Boot {
     pub(crate) agent_delay: Duration,
     /// Whether the guest agent is older than 0.10, which knows neither `env` nor `workdir` nor `detach`.
     pub(crate) old_agent: bool,
+    /// Whether the guest agent says that a command has started, as newer ones do.
+    pub(crate) says_started: bool,
     /// How long a shutdown takes at least.
     pub(crate) shutdown_delay: Duration,
 }
@@ -111,6 +113,7 @@ pub(super) mod tests {
             agent: true,
             agent_delay: Duration::ZERO,
             old_agent: false,
+            says_started: false,
             shutdown_delay: Duration::ZERO,
         }
     }

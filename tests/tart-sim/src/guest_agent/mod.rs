@@ -56,7 +56,7 @@ pub(crate) struct Command {
 /// One message of the guest's side of `Exec`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ExecResponse {
-    #[prost(oneof = "Output", tags = "1, 2, 3")]
+    #[prost(oneof = "Output", tags = "1, 2, 3, 4")]
     pub(crate) output: Option<Output>,
 }
 
@@ -70,7 +70,13 @@ pub(crate) enum Output {
     StandardOutput(IoChunk),
     #[prost(message, tag = "3")]
     StandardError(IoChunk),
+    #[prost(message, tag = "4")]
+    Started(Started),
 }
+
+/// The command runs; only newer agents say so.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Started {}
 
 /// How the command ended; a signal is code -1.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -136,6 +142,9 @@ mod tests {
 
         let exit = ExecResponse::from(Output::Exit(Exit { code: 7 }));
         assert_eq!(exit.encode_to_vec(), b"\x0a\x02\x08\x07");
+
+        let started = ExecResponse::from(Output::Started(Started {}));
+        assert_eq!(started.encode_to_vec(), b"\x22\x00");
 
         let output = ExecResponse::from(Output::StandardError(IoChunk { data: b"x".to_vec() }));
         assert_eq!(output.encode_to_vec(), b"\x1a\x03\x0a\x01x");

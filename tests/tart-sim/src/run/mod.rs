@@ -249,6 +249,7 @@ impl Vm {
             agent: image.agent,
             agent_delay: self.faults.duration("agent-delay").unwrap_or_else(|| seconds(image.agent_delay)),
             old_agent: image.has_old_agent(),
+            says_started: image.agent_says_started,
             shutdown_delay: seconds(image.shutdown_delay),
         }
     }
