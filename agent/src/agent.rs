@@ -104,14 +104,9 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let address = source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
     let instance = format!("{}-{}", config.facts.machine_id, state.instance()?);
-    let credentials = identity::Sources {
-        kubeconfig: args.kubeconfig.clone(),
-        bootstrap: args.bootstrap_kubeconfig.clone(),
-        pki: state.pki_path(),
-    };
     // Somebody may have to approve it, so it can take days.
     let identity = tokio::select! {
-        identity = Identity::establish(credentials, config.name.clone()) => identity?,
+        identity = Identity::establish(credentials(&args, &state), config.name.clone()) => identity?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
@@ -194,6 +189,15 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     }
     images.ground().await;
     Ok(())
+}
+
+/// Where the agent's credentials come from.
+fn credentials(args: &AgentArgs, state: &StateDir) -> identity::Sources {
+    identity::Sources {
+        kubeconfig: args.kubeconfig.clone(),
+        bootstrap: args.bootstrap_kubeconfig.clone(),
+        pki: state.pki_path(),
+    }
 }
 
 /// What collects the VMs of Pods that are gone, where that is not forbidden.

@@ -4,6 +4,8 @@
 mod address;
 mod boot;
 mod container;
+mod endings;
+mod follow;
 mod guest_status;
 mod hooks;
 pub mod host_ports;
@@ -13,6 +15,7 @@ mod launch;
 mod leftovers;
 mod limit;
 mod log;
+mod making;
 mod room;
 mod shutdown;
 mod stop;
@@ -31,7 +34,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use nix::unistd::setsid;
 use tokio::process::Child;
-use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
@@ -39,10 +41,13 @@ use crate::crash;
 use crate::guest::Guest;
 use crate::guest::script::Ready;
 use crate::report::chain;
-use crate::state::{Attempt, Ending, HostFault, Notice, Outcome, Progress, ShimSpec, Stage, StateError};
-use crate::tart::{Fault, Size, Tart, TartError};
+use crate::state::{Attempt, Ending, Notice, Outcome, Progress, ShimSpec, Stage, StateError};
+use crate::tart::Tart;
 use container::{Run, Task};
-use host_ports::{HostPortError, HostPorts};
+use endings::{
+    guest_agent_missing, lost, lost_with, no_address, not_started, port_taken, stopped_early, told_by_vm,
+};
+use host_ports::HostPorts;
 use initialise::Initialised;
 use limit::Limit;
 use log::Log;
@@ -89,7 +94,7 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
     };
     tart_lock.share_with_children().map_err(ShimError::Share)?;
     crash::point("shim.started");
-    shim.serve().await;
+    Box::pin(shim.serve()).await;
     Ok(())
 }
 
@@ -122,63 +127,8 @@ impl Shim {
         }
     }
 
-    /// Makes the VM.
-    async fn prepare(&self) -> Result<(), Ending> {
-        self.enter(Stage::Cloning, Vec::new());
-        // The disk has time for this while tart clones.
-        let attempt = self.attempt.clone();
-        let begun = spawn_blocking(move || attempt.sync_begun());
-        let failed = |error| not_started("CreateContainerError", &error);
-        self.with_room(async || self.clone_vm().await).await.map_err(failed)?;
-        crash::point("shim.cloned");
-        self.enter(Stage::Configuring, Vec::new());
-        self.with_room(async || self.configure().await).await.map_err(failed)?;
-        if !matches!(begun.await, Ok(Ok(()))) {
-            self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
-        }
-        Ok(())
-    }
-
-    /// Takes a step that needs space. When there is none, the agent makes some, and it is tried once more.
-    async fn with_room(&self, step: impl AsyncFn() -> Result<(), TartError>) -> Result<(), TartError> {
-        match step().await {
-            Err(error) if error.fault() == Some(Fault::NoSpace) => {
-                warn!(error = chain(&error), "no space for the VM; asking the agent for some");
-                if self.room().make().await { step().await } else { Err(error) }
-            }
-            result => result,
-        }
-    }
-
     fn room(&self) -> Room {
         Room::new(self.attempt.clone(), self.tart.clone())
-    }
-
-    async fn clone_vm(&self) -> Result<(), TartError> {
-        if let Some(base) = &self.spec.base {
-            match self.tart.clone_base(base, &self.spec.vm).await {
-                // Somebody has deleted it a moment ago, or a part of it. A disk without room has none for the image either.
-                Err(error) if error.fault().is_some_and(|fault| fault != Fault::NoSpace) => {
-                    warn!(%base, error = chain(&error), "cannot clone the base VM; cloning the image itself");
-                }
-                result => return result,
-            }
-        }
-        self.tart.clone_image(&self.spec.image, &self.spec.vm).await
-    }
-
-    async fn configure(&self) -> Result<(), TartError> {
-        let size = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
-        let mut result = self.tart.configure(&self.spec.vm, size).await;
-        for size in larger(size, self.spec.cpu_is_minimum, self.spec.memory_is_minimum) {
-            match result {
-                Err(error) if error.fault() == Some(Fault::BadSize) => {
-                    result = self.tart.configure(&self.spec.vm, size).await;
-                }
-                done => return done,
-            }
-        }
-        result
     }
 
     async fn run_vm(mut self, ports: HostPorts) {
@@ -427,101 +377,4 @@ enum GuestEnd {
 #[derive(Debug, Default)]
 struct Container {
     started_at: Option<Timestamp>,
-}
-
-/// What to try when a VM cannot be as small as asked for. A request says what is enough, not how much it has to be: where the image
-/// needs more of one, or of both, it is the image that counts.
-fn larger(size: Size, cpu_is_minimum: bool, memory_is_minimum: bool) -> Vec<Size> {
-    let without = |cpu: bool, memory: bool| Size {
-        cpu: size.cpu.filter(|_| !cpu),
-        memory_mib: size.memory_mib.filter(|_| !memory),
-    };
-    let (cpu, memory) = (cpu_is_minimum, memory_is_minimum);
-    let mut sizes = vec![without(cpu, false), without(false, memory), without(cpu, memory)];
-    sizes.retain(|other| *other != size);
-    sizes.dedup();
-    sizes
-}
-
-fn lost(why: &str) -> Ending {
-    Ending::Exited { code: 255, message: Some(why.to_owned()) }
-}
-
-/// The end of a command whose VM ended with it: what tart says of the VM explains it, when it says anything.
-fn told_by_vm(vm: Ending, command: Ending) -> Ending {
-    match (vm, command) {
-        (Ending::Exited { message: Some(why), .. }, Ending::Exited { code, .. }) => {
-            Ending::Exited { code, message: Some(why) }
-        }
-        (_, command) => command,
-    }
-}
-
-/// The end of a command that was lost together with its VM, by the VM's account.
-fn lost_with(vm: Ending) -> Ending {
-    match vm {
-        Ending::Exited { code: 0, .. } => lost("the guest shut down before its command had ended"),
-        account => account,
-    }
-}
-
-fn stopped_early() -> Ending {
-    let message = "stopped before the container had started".to_owned();
-    Ending::NotStarted { reason: "Stopped".to_owned(), message, fault: None }
-}
-
-fn no_address(limit: Duration) -> Ending {
-    let message = format!(
-        "the guest got no address within {} s; it may not have booted, or the host's DHCP server has none left",
-        limit.as_secs()
-    );
-    Ending::NotStarted { reason: "NoAddress".to_owned(), message, fault: Some(HostFault::NoAddress) }
-}
-
-fn guest_agent_missing(limit: Duration) -> Ending {
-    Ending::NotStarted {
-        reason: "GuestAgentMissing".to_owned(),
-        message: format!(
-            "the guest agent did not answer within {} s; use an image with tart-guest-agent in it and a user that logs \
-             in by itself, or a Pod without `command` and `args`",
-            limit.as_secs()
-        ),
-        fault: None,
-    }
-}
-
-fn port_taken(error: &HostPortError) -> Ending {
-    Ending::NotStarted { reason: "StartError".to_owned(), message: chain(error), fault: None }
-}
-
-fn not_started(reason: &str, error: &TartError) -> Ending {
-    let advice = error.fault().map_or("", Fault::advice);
-    Ending::NotStarted {
-        reason: reason.to_owned(),
-        message: format!("{}{advice}", chain(error)),
-        fault: None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_is_a_minimum_may_grow() {
-        let of = |cpu, memory_mib| Size { cpu, memory_mib };
-        let size = of(Some(1), Some(64));
-        let (more_cpu, more_memory) = (of(None, Some(64)), of(Some(1), None));
-        let table = [
-            (size, false, false, vec![]),
-            (size, true, false, vec![more_cpu]),
-            (size, false, true, vec![more_memory]),
-            (size, true, true, vec![more_cpu, more_memory, Size::default()]),
-            (of(Some(1), None), true, true, vec![Size::default()]),
-            (Size::default(), true, true, vec![]),
-        ];
-        for (size, cpu, memory, expected) in table {
-            assert_eq!(larger(size, cpu, memory), expected, "{size:?} {cpu} {memory}");
-        }
-    }
 }

@@ -32,8 +32,10 @@ mod claim;
 mod container;
 mod file;
 mod lock;
+mod pod;
 mod record;
 mod secret;
+mod spec;
 
 pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
 pub use claim::{Claim, ClaimError};
@@ -42,21 +44,22 @@ pub use container::{
 };
 pub use file::StateError;
 pub use lock::Lock;
+pub use pod::PodDir;
 pub use record::{
-    Ending, HostFault, HostPort, InitStage, InitState, Notice, Outcome, PodRecord, Progress, Protocol,
-    ShimSpec, Stage, StopCause, StopRequest,
+    Ending, HostFault, InitStage, InitState, Notice, Outcome, PodRecord, Progress, Stage, StopCause,
+    StopRequest,
 };
 pub use secret::write_secret;
+pub use spec::{HostPort, Protocol, ShimSpec};
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::crash;
 use crate::image::record::ImageRecord;
 use crate::pod::PodUid;
-use crate::vm::{BaseName, Restart};
+use crate::vm::BaseName;
 
 /// The agent's state directory.
 #[derive(Debug, Clone)]
@@ -176,142 +179,10 @@ impl StateDir {
     }
 }
 
-/// What is kept of one Pod.
-#[derive(Debug, Clone)]
-pub struct PodDir {
-    uid: PodUid,
-    path: PathBuf,
-    logs: PathBuf,
-    /// The volumes of all Pods.
-    volumes: PathBuf,
-}
-
-impl PodDir {
-    /// The Pod's UID.
-    pub fn uid(&self) -> &PodUid {
-        &self.uid
-    }
-
-    /// All that there can be of the Pod.
-    pub fn paths(&self) -> [PathBuf; 3] {
-        [self.path.clone(), self.logs.clone(), self.volumes_path()]
-    }
-
-    /// Who is at work on any of the Pod's VMs.
-    pub fn holder(&self) -> Result<Holder, StateError> {
-        let holders = self.attempts()?.iter().map(Attempt::holder).collect::<Result<Vec<_>, _>>()?;
-        let one_is = |holder| holders.contains(&holder).then_some(holder);
-        Ok(one_is(Holder::Shim).or_else(|| one_is(Holder::Tart)).unwrap_or(Holder::Nobody))
-    }
-
-    /// Records that the Pod was accepted; from here on it is ours to clean up after.
-    pub fn accept(&self, record: &PodRecord) -> Result<(), StateError> {
-        file::create_dir(&self.path)?;
-        file::write(&self.path.join("pod.json"), record)
-    }
-
-    /// The Pod as it was accepted, or `None` when it never was.
-    pub fn record(&self) -> Result<Option<PodRecord>, StateError> {
-        file::read(&self.path.join("pod.json"))
-    }
-
-    /// All VMs that were made for the Pod and are not forgotten, oldest first.
-    pub fn attempts(&self) -> Result<Vec<Attempt>, StateError> {
-        let names = file::entries(&self.path)?;
-        let mut restarts: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
-        restarts.sort_unstable();
-        Ok(restarts.into_iter().map(|restart| self.attempt(Restart(restart))).collect())
-    }
-
-    /// The place of one VM, whether or not there is anything in it.
-    pub fn attempt(&self, restart: Restart) -> Attempt {
-        Attempt::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
-    }
-
-    /// Where the output of a container goes.
-    pub fn log_path(&self, container: &str, restart: Restart) -> PathBuf {
-        self.logs.join(container).join(format!("{restart}.log"))
-    }
-
-    /// Where a shim says what it does.
-    pub fn shim_log_path(&self, restart: Restart) -> PathBuf {
-        self.logs.join(format!("{restart}.shim.log"))
-    }
-
-    /// Creates the directory for the logs of shims and of these containers.
-    pub fn create_logs<'a>(&self, containers: impl IntoIterator<Item = &'a str>) -> Result<(), StateError> {
-        file::create_dir(&self.logs)?;
-        containers.into_iter().try_for_each(|container| file::create_dir(&self.logs.join(container)))
-    }
-
-    /// Why the Pod is evicted, when it is.
-    pub fn evicted(&self) -> Result<Option<String>, StateError> {
-        file::read(&self.path.join("evicted.json"))
-    }
-
-    /// Records that the Pod is evicted, and why.
-    pub fn evict(&self, why: &str) -> Result<(), StateError> {
-        file::write(&self.path.join("evicted.json"), &why)
-    }
-
-    /// Whether there is anything of the Pod's volumes.
-    pub fn has_volumes(&self) -> bool {
-        self.volumes_path().symlink_metadata().is_ok()
-    }
-
-    /// The directory with the Pod's volumes.
-    pub fn volumes_path(&self) -> PathBuf {
-        self.volumes.join(self.uid.to_string())
-    }
-
-    /// The directory with the logs of its containers and shims.
-    pub fn logs_path(&self) -> &Path {
-        &self.logs
-    }
-
-    /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
-    pub fn wipe_volumes(&self) -> Result<(), StateError> {
-        crate::volume::remove(&self.volumes, &self.uid.to_string())
-            .map_err(|source| StateError::new("remove", &self.volumes_path(), source))
-    }
-
-    /// Forgets one VM: what may be secret first, its directory last, so that a crash in between is found and finished.
-    pub fn forget_attempt(&self, restart: Restart) -> Result<(), StateError> {
-        let boot = crate::volume::boot::dir_name(restart);
-        crate::volume::remove(&self.volumes_path(), &boot)
-            .map_err(|source| StateError::new("remove", &self.volumes_path().join(boot), source))?;
-        crash::point("agent.drop.volumes");
-        file::remove(&self.shim_log_path(restart))?;
-        for container in file::entries(&self.logs)? {
-            let logs = self.logs.join(container);
-            // The logs of shims are here, too.
-            if !logs.is_dir() {
-                continue;
-            }
-            let (current, older) = (format!("{restart}.log"), format!("{restart}.log."));
-            for name in file::entries(&logs)? {
-                if name == current || name.starts_with(&older) {
-                    file::remove(&logs.join(name))?;
-                }
-            }
-        }
-        crash::point("agent.drop.logs");
-        self.attempt(restart).remove()
-    }
-
-    /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
-    pub fn remove(&self) -> Result<(), StateError> {
-        self.wipe_volumes()?;
-        crash::point("agent.forget.volumes");
-        file::remove_dir(&self.logs)?;
-        crash::point("agent.forget.logs");
-        file::remove_dir(&self.path)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm::Restart;
 
     #[test]
     fn a_changed_path_names_its_pod() {
@@ -339,31 +210,6 @@ mod tests {
     }
 
     #[test]
-    fn volumes_go_first_and_are_found_without_their_pod() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let state = StateDir::open(dir.path()).unwrap();
-        let pod = state.pod("0b1c".parse().unwrap());
-        let record = PodRecord {
-            pod: crate::pod::PodName { namespace: "n".into(), name: "p".into() },
-            accepted_at: jiff::Timestamp::UNIX_EPOCH,
-        };
-        pod.accept(&record).unwrap();
-        std::fs::create_dir_all(pod.volumes_path().join("secret")).unwrap();
-        std::fs::write(pod.volumes_path().join("secret/key"), "secret").unwrap();
-        let known = || state.pods().unwrap().iter().map(|pod| pod.uid().to_string()).collect::<Vec<_>>();
-        assert_eq!(known(), ["0b1c"]);
-        // As after a crash in the middle of a removal, and as after somebody has tidied up.
-        pod.wipe_volumes().unwrap();
-        assert!(pod.record().unwrap().is_some() && !pod.volumes_path().exists());
-        std::fs::remove_dir_all(state.pods_path().join("0b1c")).unwrap();
-        std::fs::create_dir_all(pod.volumes_path()).unwrap();
-        assert_eq!(known(), ["0b1c"]);
-        pod.remove().unwrap();
-        assert!(known().is_empty());
-    }
-
-    #[test]
     fn an_image_is_in_use_from_its_plan_to_the_end_of_its_vm() {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
@@ -383,37 +229,6 @@ mod tests {
         assert_eq!(in_use(), None);
         attempt.mark_cleaned().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
-    }
-
-    #[test]
-    fn a_vm_that_is_forgotten_leaves_nothing_and_the_others_stay() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
-        pod.create_logs(["main", "first"]).unwrap();
-        let of = |restart: u32| {
-            let attempt = pod.attempt(Restart(restart));
-            let older = pod.log_path("main", Restart(restart)).with_extension("log.1");
-            let logs = ["main", "first"].map(|container| pod.log_path(container, Restart(restart)));
-            let boot = pod.volumes_path().join(crate::volume::boot::dir_name(Restart(restart)));
-            (attempt, [logs[0].clone(), logs[1].clone(), older, pod.shim_log_path(Restart(restart))], boot)
-        };
-        for restart in [1, 11] {
-            let (attempt, logs, _) = of(restart);
-            attempt.plan(&ShimSpec::example(attempt.vm())).unwrap();
-            crate::volume::boot::lay(&pod, Restart(restart), "SECRET=1").unwrap();
-            for log in logs {
-                std::fs::write(log, "").unwrap();
-            }
-        }
-        pod.forget_attempt(Restart(1)).unwrap();
-        // As after a crash: there is nothing left to do.
-        pod.forget_attempt(Restart(1)).unwrap();
-        for (restart, stays) in [(1, false), (11, true)] {
-            let (attempt, logs, boot) = of(restart);
-            assert_eq!((attempt.path().exists(), boot.exists()), (stays, stays), "{restart}");
-            assert!(logs.iter().all(|log| log.exists() == stays), "{restart}");
-        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a person is told of a Pod in Events, each thing once, and what the host's figures learn of it.
+//! What a person is told of a Pod, by its status and in Events, each thing once, and what the host's figures learn of it.
 
 use k8s_openapi::api::core::v1::Pod;
 use tracing::warn;
@@ -6,7 +6,8 @@ use tracing::warn;
 use super::PodName;
 use super::decide::{Observation, Wanted};
 use super::restart::Verdict;
-use super::starting::{stages, start};
+use super::starting::{stages, start, waits};
+use super::status::{Context, is_final, render};
 use super::worker::Worker;
 use crate::guest::script::REASONS;
 use crate::report::chain;
@@ -30,8 +31,43 @@ pub(super) struct Told {
 }
 
 impl Worker {
+    /// Has the API show what was observed, and Events tell what is new in it.
+    pub(super) fn publish(&mut self, seen: &Observation) {
+        let pod = self.pod.borrow().clone();
+        self.tell(&pod, seen);
+        if !waits(seen) {
+            self.host.metrics.pod_waits(self.dir.uid(), None);
+        }
+        // A final phase stays as it is, and nobody reads the status of a Pod that is gone.
+        if seen.wanted == Wanted::Gone || is_final(pod.status.as_ref()) {
+            return;
+        }
+        let accepted_at = self.dir.record().ok().flatten().map(|record| record.accepted_at);
+        if waits(seen) {
+            self.host.metrics.pod_waits(self.dir.uid(), accepted_at);
+        }
+        let image_error = self.image_failure.as_ref().map(|failure| failure.shown(seen.now));
+        let trouble = image_error.or_else(|| self.belongings.trouble());
+        let context = Context {
+            pod: &pod,
+            before: self.shown.as_ref().or(pod.status.as_ref()),
+            plan: self.plan.as_ref(),
+            accepted_at,
+            trouble: trouble.as_ref(),
+            host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
+        };
+        let status = render(seen, &context);
+        if let Some(reason) = &status.reason
+            && self.shown.as_ref().and_then(|shown| shown.reason.as_ref()) != Some(reason)
+        {
+            self.host.metrics.failed(reason);
+        }
+        self.shown = Some(status.clone());
+        self.publisher.want(status);
+    }
+
     /// Tells what is new in an observation.
-    pub(super) fn tell(&mut self, pod: &Pod, seen: &Observation) {
+    fn tell(&mut self, pod: &Pod, seen: &Observation) {
         let events = &self.host.events;
         if let Err(refusal) = &self.plan
             && matches!(seen.wanted, Wanted::Run(_))

@@ -5,33 +5,27 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
 use jiff::Timestamp;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::Shim;
+use super::follow::{Followed, disconnected, drain, exit_of, follow};
 use super::hooks;
 use super::last_words::{LastWords, Tail};
 use super::limit::Limit;
-use super::log::{Log, Source};
+use super::log::Log;
 use crate::crash;
 use crate::guest::script::{self, Ready};
-use crate::guest::{Completed, Exec, ExecEvent, Guest, GuestError, Stdin};
+use crate::guest::{Exec, Guest, GuestError, Stdin};
 use crate::report::chain;
 use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, Outcome};
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);
-const SET_UP_WORDS: usize = 16 << 10;
+pub(super) const SET_UP_WORDS: usize = 16 << 10;
 /// How long the guest may take to pass a signal on.
 const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
-/// How long the output of a command that has ended may pause before it is all there is, and how long it may take in all.
-const DRAIN: Duration = Duration::from_secs(1);
-const LONGEST_DRAIN: Duration = Duration::from_secs(30);
-/// How long somebody waits for the end of a command before another one is sent, and how soon after one that failed.
-const WAIT_LIMIT: Duration = Duration::from_mins(10);
-const WAIT_AGAIN: Duration = Duration::from_secs(1);
 /// How long the guest may take to tell the exit code of a command whose connection broke off.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
 /// What is left to a container after its `preStop` hook, whatever that has used up.
@@ -61,14 +55,6 @@ pub(super) enum Run {
     /// It was asked to end before it had started.
     NotBegun,
     /// Nobody knows: the guest agent is gone.
-    Lost,
-}
-
-/// The command's end, as the guest agent tells it.
-enum Followed {
-    Exit(i32),
-    /// It never ran.
-    Refused(String),
     Lost,
 }
 
@@ -295,72 +281,6 @@ impl From<Followed> for Attended {
     }
 }
 
-/// Lets what a command has written arrive, though what it has left running may hold its output open, or even write to it.
-async fn drain(mut follow: Pin<&mut impl Future<Output = Followed>>, written: &Cell<u64>) {
-    let end = Instant::now() + LONGEST_DRAIN;
-    loop {
-        let before = written.get();
-        let ended = timeout(DRAIN, follow.as_mut()).await.is_ok();
-        if ended || written.get() == before || Instant::now() >= end {
-            return;
-        }
-    }
-}
-
-/// Waits for the exit code that the command's own shell tells, for as long as it takes.
-async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
-    let exec = Exec { argv: ready.wait(), ..Exec::default() };
-    loop {
-        let told = guest.run(exec.clone(), WAIT_LIMIT, SET_UP_WORDS).await;
-        let code = |done: &Completed| String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok();
-        if let Some(code) = told.ok().as_ref().and_then(code) {
-            return code.into();
-        }
-        // Somebody in the guest may have killed the one who waited for us.
-        sleep(WAIT_AGAIN).await;
-    }
-}
-
-/// Copies a command's output to the log until it ends.
-async fn follow(
-    mut events: impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
-    log: &mut Log,
-    tail: &mut Tail,
-    written: &Cell<u64>,
-) -> Followed {
-    while let Some(event) = events.next().await {
-        written.set(written.get() + 1);
-        match event {
-            Ok(ExecEvent::Started) => {}
-            Ok(ExecEvent::Stdout(bytes)) => {
-                tail.add(&bytes);
-                log.write(Source::Stdout, &bytes);
-            }
-            Ok(ExecEvent::Stderr(bytes)) => {
-                tail.add(&bytes);
-                log.write(Source::Stderr, &bytes);
-            }
-            Ok(ExecEvent::Exit(code)) => return Followed::Exit(code),
-            // What has spoken has started, whatever the guest agent says now.
-            Err(error) if written.get() > 1 => return lost(&error),
-            Err(error) => return disconnected(&error),
-        }
-    }
-    Followed::Lost
-}
-
-fn disconnected(error: &GuestError) -> Followed {
-    match error {
-        GuestError::Refused(why) => Followed::Refused(why.clone()),
-        error => lost(error),
-    }
-}
-
-fn lost(error: &GuestError) -> Followed {
-    warn!(error = chain(error), "lost the connection to the guest agent");
-    Followed::Lost
-}
-
 /// The command's own shell says which signal it was; only when that was killed too, the guest agent's -1 is all there is.
 fn exit_code(code: i32) -> i32 {
     if code < 0 { 137 } else { code }
@@ -372,31 +292,5 @@ pub(super) async fn flush(guest: &mut Guest) {
     let exec = Exec { argv: vec!["/bin/sync".to_owned()], ..Exec::default() };
     if guest.run(exec, LIMIT, 0).await.is_err() {
         warn!("the guest did not write back what it has in memory");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    async fn followed(events: Vec<Result<ExecEvent, GuestError>>) -> String {
-        let (mut log, mut tail, written) = (Log::nowhere(), Tail::default(), Cell::new(0));
-        match follow(futures::stream::iter(events), &mut log, &mut tail, &written).await {
-            Followed::Exit(code) => format!("exit {code}"),
-            Followed::Refused(why) => format!("refused: {why}"),
-            Followed::Lost => "lost".to_owned(),
-        }
-    }
-
-    #[tokio::test]
-    async fn only_what_has_said_nothing_yet_can_be_refused() {
-        let said = || Ok(ExecEvent::Stdout(b"here".to_vec()));
-        let refused = || Err(GuestError::Refused("no".to_owned()));
-        assert_eq!(followed(vec![said(), Ok(ExecEvent::Exit(3)), refused()]).await, "exit 3");
-        assert_eq!(followed(vec![refused()]).await, "refused: no");
-        assert_eq!(followed(vec![said(), refused()]).await, "lost");
-        assert_eq!(followed(vec![said(), Err(GuestError::Nonsense("x".to_owned()))]).await, "lost");
-        assert_eq!(followed(vec![said()]).await, "lost");
-        assert_eq!(followed(vec![Ok(ExecEvent::Started), refused()]).await, "lost");
     }
 }

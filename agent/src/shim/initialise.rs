@@ -8,7 +8,8 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::container::{Run, Task};
-use super::{GuestEnd, Shim, stopped_early};
+use super::endings::stopped_early;
+use super::{GuestEnd, Shim};
 use crate::crash;
 use crate::guest::Guest;
 use crate::pod::restart::back_off;

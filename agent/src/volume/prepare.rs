@@ -1,8 +1,9 @@
 //! A Pod's volumes on the host: where they are, and how its VM gets them.
 
+mod ground;
+
 use std::collections::{BTreeMap, HashMap};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,27 +11,23 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec, Volume, VolumeMount};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet, spawn_blocking};
 use tokio::time::timeout;
-use tracing::warn;
 
 use super::admission::guest_path;
 use super::content::Content;
-use super::dir::Dir;
 use super::fill::{Filling, fill};
-use super::host_path::{HostDir, HostPaths};
+use super::host_path::HostPaths;
 use super::limit::{self, Exceeded, Limit};
 use super::memory;
 use super::problem::Problem;
-use super::share::{self, Access, is_read_only, tart_can_say};
-use super::sub_path::{self, SubPathError, Unusable, locate};
+use super::share::{self, Access, is_read_only};
+use super::sub_path::{self, SubPathError};
 use crate::pod::blueprint::has_command;
 use crate::pod::world::World;
-use crate::report::chain;
 use crate::state::{Mount, PodDir, Share};
+use ground::{Ground, placed};
 
 /// How long the first filling of all volumes, and the host's disk, may take before the Pod is told to wait.
 const PATIENCE: Duration = Duration::from_secs(30);
-const EMPTY_DIR_MODE: u32 = 0o777;
-const CONTENT_MODE: u32 = 0o755;
 
 /// The volumes of one Pod. What it has started ends when it is dropped.
 #[derive(Debug)]
@@ -127,15 +124,6 @@ struct ContainerMounts {
 struct Report {
     fillings: BTreeMap<String, Filling>,
     exceeded: Option<Exceeded>,
-}
-
-/// Where a volume is.
-#[derive(Debug)]
-struct Ground {
-    path: PathBuf,
-    writable: bool,
-    /// The directory, unless its files are the agent's own.
-    dir: Option<Dir>,
 }
 
 impl PodVolumes {
@@ -355,62 +343,6 @@ impl PodVolumes {
     fn all_failed(&self, problem: &str) -> PrepareError {
         let failure = |volume: &Volume| MountFailure { volume: volume.name.clone(), problem: problem.into() };
         PrepareError::Mount(self.volumes.iter().map(failure).collect())
-    }
-}
-
-impl Ground {
-    /// Makes the directory of a volume. Directories are made here and nowhere else: what is removed stays so.
-    fn lay(pod_dir: &Path, volume: &Volume, host_paths: &HostPaths) -> Result<Self, MountFailure> {
-        if let Some(source) = &volume.host_path {
-            let prepared = host_paths.prepare(source);
-            let HostDir { dir, path, writable } = prepared.map_err(|error| MountFailure {
-                volume: volume.name.clone(),
-                // Another volume than ours may be full, which is nothing that images could make room on.
-                problem: chain(&error).as_str().into(),
-            })?;
-            return Ok(Self { path, writable, dir: Some(dir) });
-        }
-        let is_empty_dir = volume.empty_dir.is_some();
-        let mode = if is_empty_dir { EMPTY_DIR_MODE } else { CONTENT_MODE };
-        let path = pod_dir.join(&volume.name);
-        let made = make(pod_dir, &volume.name, mode).and_then(|dir| {
-            let problem =
-                "tart cannot share what is in this agent's --state-dir: it has a `:` or a `,` in its path";
-            if tart_can_say(&path) { Ok(dir) } else { Err(io::Error::other(problem)) }
-        });
-        let dir = made.map_err(|error| MountFailure::new(&volume.name, &error))?;
-        Ok(Self { path, writable: is_empty_dir, dir: is_empty_dir.then_some(dir) })
-    }
-}
-
-/// Opens or makes a volume below a directory that only this user can enter.
-fn make(pod_dir: &Path, volume: &str, mode: u32) -> io::Result<Dir> {
-    let (Some(parent), Some(name)) = (pod_dir.parent(), pod_dir.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    Dir::trusted(parent)?.open_or_create(name, 0o700)?.open_or_create(volume.as_ref(), mode)
-}
-
-/// Which part of a share a mount is.
-fn placed(ground: &Ground, sub_path: &str, volume: &str, container: &str) -> Result<String, SubPathError> {
-    let Some(dir) = ground.dir.as_ref().filter(|_| !sub_path.is_empty()) else {
-        // Files of the agent's own may come later, and be found then.
-        return Ok(sub_path.to_owned());
-    };
-    let (volume, container) = (volume.to_owned(), container.to_owned());
-    match locate(dir, sub_path, ground.writable) {
-        Ok(path) => match path.into_os_string().into_string() {
-            Ok(path) => Ok(path),
-            Err(_) => Err(SubPathError::Prepare { volume, container }),
-        },
-        Err(Unusable::Uncreatable(error)) => {
-            warn!(volume, container, sub_path, %error, "cannot make the subPath");
-            Err(SubPathError::Create { volume, container })
-        }
-        Err(Unusable::Elsewhere(error)) => {
-            warn!(volume, container, sub_path, %error, "cannot use the subPath");
-            Err(SubPathError::Prepare { volume, container })
-        }
     }
 }
 

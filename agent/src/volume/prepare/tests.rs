@@ -3,6 +3,7 @@ use crate::state::StateDir;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 
 /// One Pod on a Node without an API server: what its volumes hold comes from the Pod itself.
 struct Scene {

@@ -1,0 +1,159 @@
+use super::*;
+use serde_json::{Value, json};
+
+fn pod(spec: &Value) -> Pod {
+    serde_json::from_value(json!({"spec": spec})).unwrap()
+}
+
+fn with_container(extra: &Value) -> Pod {
+    let mut container = json!({"name": "main", "image": "registry.test/macos:15"});
+    container.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    pod(&json!({"containers": [container]}))
+}
+
+#[test]
+fn a_plain_pod_is_a_vm_that_boots() {
+    let plan = admit(&with_container(&json!({}))).unwrap();
+    assert_eq!((plan.image.as_str(), plan.size), ("registry.test/macos:15", Size::default()));
+}
+
+#[test]
+fn limits_else_requests_size_the_vm() {
+    let size = |resources: Value| admit(&with_container(&json!({"resources": resources}))).unwrap().size;
+    let of = |cpu, memory_mib| Size { cpu, memory_mib };
+    assert_eq!(size(json!({"requests": {"cpu": "2", "memory": "4Gi"}})), of(Some(2), Some(4096)));
+    assert_eq!(size(json!({"requests": {"cpu": "2"}, "limits": {"cpu": "3500m"}})), of(Some(4), None));
+}
+
+#[test]
+fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
+    let own = [
+        json!({"securityContext": {"runAsUser": 501}}),
+        json!({"securityContext": {"runAsGroup": 20}}),
+        json!({"securityContext": {"runAsNonRoot": true}}),
+        json!({"workingDir": "/tmp"}),
+        json!({"stdin": true}),
+        json!({"tty": true}),
+        json!({"terminationMessagePath": "/tmp/last-words"}),
+        json!({"terminationMessagePolicy": "FallbackToLogsOnError"}),
+    ];
+    for field in own {
+        let refusal = admit(&with_container(&field)).unwrap_err();
+        assert!(refusal.message.contains("needs a container with a command"), "{refusal:?}");
+        let mut with_command = field.clone();
+        with_command["command"] = json!(["true"]);
+        assert_eq!(admit(&with_container(&with_command)).err(), None, "{field}");
+    }
+    let whole = [
+        json!({"setHostnameAsFQDN": true}),
+        json!({"hostnameOverride": "c.test"}),
+        json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["192.0.2.53"]}}),
+        json!({"securityContext": {"runAsUser": 501}}),
+        json!({"securityContext": {"runAsGroup": 20}}),
+        json!({"securityContext": {"runAsNonRoot": true}}),
+    ];
+    for field in whole {
+        let mut spec = json!({"containers": [{"name": "a", "image": "i"}]});
+        spec.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+        assert!(admit(&pod(&spec)).is_err(), "{field}");
+    }
+    // What the API server and StatefulSets fill in.
+    let container = json!({"name": "a", "image": "i", "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File", "securityContext": {}});
+    let filled =
+        json!({"containers": [container], "securityContext": {}, "hostname": "a-0", "subdomain": "a"});
+    assert_eq!(admit(&pod(&filled)).err(), None);
+}
+
+#[test]
+fn only_a_limit_is_a_limit() {
+    let is_minimum = |resources: Value| {
+        let plan = admit(&with_container(&json!({"resources": resources}))).unwrap();
+        (plan.cpu_is_minimum, plan.memory_is_minimum)
+    };
+    assert_eq!(is_minimum(json!({"requests": {"cpu": "2"}})), (true, true));
+    assert_eq!(is_minimum(json!({"limits": {"ephemeral-storage": "1Gi"}})), (true, true));
+    // What many Pods have.
+    let one = json!({"requests": {"cpu": "100m", "memory": "4Gi"}, "limits": {"memory": "4Gi"}});
+    assert_eq!(is_minimum(one), (true, false));
+    assert_eq!(is_minimum(json!({"limits": {"cpu": "4", "memory": "4Gi"}})), (false, false));
+}
+
+#[test]
+fn a_pod_that_is_in_is_read_whatever_it_asks_for() {
+    let refused = with_container(&json!({"securityContext": {"privileged": true}}));
+    assert!(admit(&refused).is_err());
+    assert_eq!(read(&refused).unwrap().image, "registry.test/macos:15");
+}
+
+#[test]
+fn ports_of_the_host_are_read() {
+    let ports = json!([
+        {"containerPort": 22},
+        {"containerPort": 80, "hostPort": 8080},
+        {"containerPort": 53, "hostPort": 5353, "protocol": "UDP", "hostIP": "10.0.0.1"},
+    ]);
+    let plan = admit(&with_container(&json!({"ports": ports}))).unwrap();
+    let web = HostPort { protocol: Protocol::Tcp, address: None, port: 8080, guest_port: 80 };
+    let address = Some("10.0.0.1".parse().unwrap());
+    let names = HostPort { protocol: Protocol::Udp, address, port: 5353, guest_port: 53 };
+    assert_eq!(plan.host_ports, [web, names]);
+}
+
+#[test]
+fn what_is_refused_names_its_field() {
+    let table = vec![
+        (pod(&json!({"containers": []})), "spec.containers"),
+        (pod(&json!({"containers": [{"name": "a"}, {"name": "b"}]})), "spec.containers"),
+        (pod(&json!({"containers": [{"name": "a", "image": "i"}], "hostNetwork": true})), "spec.hostNetwork"),
+        (pod(&json!({"containers": [{"name": "a", "image": "i"}], "os": {"name": "linux"}})), "spec.os"),
+        (
+            pod(
+                &json!({"containers": [{"name": "a", "image": "i"}], "volumes": [{"name": "v", "nfs": {"path": "/"}}]}),
+            ),
+            "spec.volumes[0].nfs",
+        ),
+        (
+            with_container(&json!({"volumeMounts": [{"name": "v", "mountPath": "/"}]})),
+            "spec.containers[0].volumeMounts[0].mountPath",
+        ),
+        (
+            with_container(
+                &json!({"ports": [{"containerPort": 1}, {"containerPort": 1, "hostPort": 1, "protocol": "SCTP"}]}),
+            ),
+            "spec.containers[0].ports[1].protocol",
+        ),
+        (
+            with_container(&json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"key": "k"}}}]})),
+            "spec.containers[0].env[0].valueFrom.fileKeyRef",
+        ),
+        (
+            with_container(&json!({"resources": {"limits": {"cpu": "9E"}}})),
+            "spec.containers[0].resources.cpu",
+        ),
+        (
+            pod(&json!({"containers": [{"name": "a", "image": "i", "command": ["a"]}],
+                "initContainers": [{"name": "b", "image": "i", "command": ["b"], "resources": {"limits": {"memory": "99E"}}}]})),
+            "spec.initContainers[0].resources.memory",
+        ),
+    ];
+    for (pod, field) in table {
+        let refusal = admit(&pod).unwrap_err();
+        assert!(refusal.message.starts_with(&format!("{field}: ")), "{refusal:?}");
+    }
+}
+
+#[test]
+fn the_token_that_every_pod_gets_is_a_volume_like_any_other() {
+    let sources = json!([
+        {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+    ]);
+    let token = json!({"name": "kube-api-access-x", "projected": {"defaultMode": 420, "sources": sources}});
+    let mount = json!({"name": "kube-api-access-x", "readOnly": true,
+        "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"});
+    let container = json!({"name": "a", "image": "i", "volumeMounts": [mount]});
+    let pod = pod(&json!({"containers": [container], "volumes": [token]}));
+    assert_eq!(admit(&pod).err(), None);
+}

@@ -1,0 +1,100 @@
+//! The steps that end something of a Pod: a container, a VM, or the Pod itself.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{DeleteParams, Preconditions};
+use tokio::task::block_in_place;
+use tokio::time::timeout;
+
+use super::decide::Wanted;
+use super::restart::RestartPolicy;
+use super::setback::WorkError;
+use super::time::{later, seconds};
+use super::wanted::wanted;
+use super::worker::{SAFETY_NET, Worker};
+use crate::crash;
+use crate::probe;
+use crate::state::{Ending, Outcome, Stage, StopCause, StopRequest};
+use crate::vm::Restart;
+
+const API_LIMIT: Duration = Duration::from_secs(15);
+
+impl Worker {
+    /// Writes down that the Pod is evicted, before anything is done about it.
+    pub(super) fn evict(&self) -> Result<(), WorkError> {
+        let Some(exceeded) = self.belongings.exceeded() else { return Ok(()) };
+        let pod = self.pod.borrow().clone();
+        self.host.events.warning(&pod, "Evicted", &exceeded.to_string());
+        Ok(self.dir.evict(&exceeded.to_string())?)
+    }
+
+    /// Asks for a VM to be stopped whose container has failed a probe or is to have another image. Why is part of the request, so
+    /// that whoever sees the VM end knows what to do next.
+    pub(super) fn stop_unhealthy(&self, restart: Restart, cause: StopCause) -> Result<(), WorkError> {
+        let pod = self.pod.borrow().clone();
+        let container = self.plan.as_ref().map_or("", |plan| &plan.container);
+        let once = matches!(wanted(&pod, false), Wanted::Run(RestartPolicy::Never));
+        let restarts = !(once && cause.is_failure());
+        let next = if restarts { ", will be restarted" } else { "" };
+        self.host.events.normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
+        let grace = seconds(probe::spec::grace(&pod, cause));
+        let request = StopRequest { deadline: later(Timestamp::now(), grace), cause: Some(cause) };
+        Ok(self.dir.attempt(restart).request_stop(request)?)
+    }
+
+    /// Writes down that a VM ended in a way that nobody saw, unless its shim had come to know its end.
+    pub(super) fn record_loss(&self, restart: Restart) -> Result<(), WorkError> {
+        let attempt = self.dir.attempt(restart);
+        // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
+        let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
+        let view = attempt.view()?;
+        if let Some(result) = &view.result {
+            attempt.finish(result)?;
+        } else if view.outcome.is_none() {
+            let started_at =
+                view.progress.as_ref().filter(|p| matches!(p.stage, Stage::Running { .. })).map(|p| p.since);
+            attempt.finish(&Outcome { ending: Ending::Lost, started_at, finished_at: Timestamp::now() })?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a VM that has ended, and forgets what may be secret in its plan.
+    pub(super) async fn clean(&self, restart: Restart) -> Result<(), WorkError> {
+        let attempt = self.dir.attempt(restart);
+        // A shim that has written its outcome is gone in a moment.
+        let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
+        let view = attempt.view()?;
+        self.host.tart.delete(&attempt.vm()).await?;
+        crash::point("agent.clean.deleted");
+        attempt.scrub()?;
+        crash::point("agent.clean.scrubbed");
+        attempt.mark_cleaned()?;
+        // A clone that failed may mean that the image is no longer where it was.
+        if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =
+            (view.outcome, &self.plan)
+        {
+            self.host.images.forget(&plan.image);
+        }
+        Ok(())
+    }
+
+    /// Takes the Pod out of the API: everything else is done.
+    pub(super) async fn delete_pod(&mut self) -> Result<(), WorkError> {
+        let uid = Some(self.dir.uid().to_string());
+        let parameters = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(Preconditions { uid, resource_version: None }),
+            ..DeleteParams::default()
+        };
+        match timeout(API_LIMIT, self.api.delete(&self.name.name, &parameters)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
+            Ok(Err(error)) => return Err(WorkError::Delete(error.into())),
+            Err(late) => return Err(WorkError::Delete(late.into())),
+        }
+        // The watch says when it is gone.
+        self.wait_at_most(SAFETY_NET).await;
+        Ok(())
+    }
+}

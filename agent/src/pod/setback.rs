@@ -1,0 +1,109 @@
+//! Effects that fail: what a person is told of it, and when a worker tries again.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::decide::Decision;
+use super::worker::{RETRY, Worker};
+use crate::report::{self, chain};
+use crate::shim::{LaunchError, LeftoversError};
+use crate::state::StateError;
+use crate::tart::{Fault, TartError};
+
+const LONGEST_RETRY: Duration = Duration::from_mins(1);
+
+/// An effect that failed; the worker tries again.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WorkError {
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Tart(#[from] TartError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Leftovers(#[from] LeftoversError),
+    #[error("cannot make the directories of a guest that only boots")]
+    Boot(#[source] io::Error),
+    #[error("cannot delete the Pod from the API")]
+    Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl WorkError {
+    /// Whether the disk was full, tart's or that of the state directory.
+    fn is_for_want_of_space(&self) -> bool {
+        match self {
+            Self::Tart(error) => error.fault() == Some(Fault::NoSpace),
+            Self::State(_) | Self::Launch(_) | Self::Boot(_) => report::is_for_want_of_space(self),
+            Self::Leftovers(_) | Self::Delete(_) => false,
+        }
+    }
+}
+
+/// An effect that keeps failing.
+pub(super) struct Setback {
+    problem: String,
+    /// How long it was waited for the last time; not at all after room was made for it.
+    delay: Option<Duration>,
+}
+
+impl Worker {
+    /// Tells about an effect that failed, once, and waits before it is tried again: longer each time. When the disk is full, room
+    /// is made, and it is tried once more before anybody is told.
+    pub(super) async fn failed(&mut self, decision: Decision, error: &WorkError) {
+        let is_full = error.is_for_want_of_space();
+        let advice = if is_full { Fault::NoSpace.advice() } else { "" };
+        let problem = format!("{}: {}{advice}", describe(decision), chain(error));
+        let before = self.setback.take().filter(|before| before.problem == problem);
+        if is_full && before.is_none() && self.make_room(error).await {
+            self.setback = Some(Setback { problem, delay: None });
+            return;
+        }
+        let delay = match before.and_then(|before| before.delay) {
+            Some(delay) => (delay * 2).min(LONGEST_RETRY),
+            None => {
+                let pod = self.pod.borrow().clone();
+                self.host.events.warning(&pod, "FailedSync", &problem);
+                RETRY
+            }
+        };
+        self.setback = Some(Setback { problem, delay: Some(delay) });
+        // What the failed effect itself has stirred in the directory is no reason to hurry.
+        tokio::select! {
+            Ok(()) = self.pod.changed() => {}
+            Ok(()) = self.gone.changed() => {}
+            () = sleep(delay) => {}
+        }
+    }
+
+    /// Makes room where an effect has found none; whether there is more than before.
+    async fn make_room(&self, error: &WorkError) -> bool {
+        let Some(collector) = &self.host.collector else { return false };
+        let place = if let WorkError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
+        collector.make_room_at(place).await
+    }
+}
+
+/// A step in words, for the Event that says that it failed.
+fn describe(decision: Decision) -> &'static str {
+    match decision {
+        Decision::Accept => "cannot write the Pod down",
+        Decision::Plan { .. } => "cannot plan a VM",
+        Decision::Launch(_) => "cannot start the VM",
+        Decision::MakeRoom(_) => "cannot tell the VM's shim that there is room",
+        Decision::AskToStop(..)
+        | Decision::StopUnhealthy(..)
+        | Decision::KillShim(_)
+        | Decision::StopOrphan(_)
+        | Decision::KillLeftovers(_) => "cannot stop the VM",
+        Decision::RecordLoss(_) => "cannot write down how the VM ended",
+        Decision::Clean(_) => "cannot delete the VM",
+        Decision::Evict => "cannot evict the Pod",
+        Decision::Wipe => "cannot remove the Pod's volumes",
+        Decision::Drop(_) | Decision::Forget => "cannot clean up after the Pod",
+        Decision::DeletePod => "cannot finish the Pod's deletion",
+        Decision::Wait(_) => "cannot wait",
+    }
+}

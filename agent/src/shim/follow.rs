@@ -1,0 +1,123 @@
+//! A command in the guest, followed to its end: its output, and what it exits with.
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::warn;
+
+use super::container::SET_UP_WORDS;
+use super::last_words::Tail;
+use super::log::{Log, Source};
+use crate::guest::script::Ready;
+use crate::guest::{Completed, Exec, ExecEvent, Guest, GuestError};
+use crate::report::chain;
+
+/// How long the output of a command that has ended may pause before it is all there is, and how long it may take in all.
+const DRAIN: Duration = Duration::from_secs(1);
+const LONGEST_DRAIN: Duration = Duration::from_secs(30);
+/// How long somebody waits for the end of a command before another one is sent, and how soon after one that failed.
+const WAIT_LIMIT: Duration = Duration::from_mins(10);
+const WAIT_AGAIN: Duration = Duration::from_secs(1);
+
+/// The command's end, as the guest agent tells it.
+pub(super) enum Followed {
+    Exit(i32),
+    /// It never ran.
+    Refused(String),
+    Lost,
+}
+
+/// Lets what a command has written arrive, though what it has left running may hold its output open, or even write to it.
+pub(super) async fn drain(mut follow: Pin<&mut impl Future<Output = Followed>>, written: &Cell<u64>) {
+    let end = Instant::now() + LONGEST_DRAIN;
+    loop {
+        let before = written.get();
+        let ended = timeout(DRAIN, follow.as_mut()).await.is_ok();
+        if ended || written.get() == before || Instant::now() >= end {
+            return;
+        }
+    }
+}
+
+/// Waits for the exit code that the command's own shell tells, for as long as it takes.
+pub(super) async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
+    let exec = Exec { argv: ready.wait(), ..Exec::default() };
+    loop {
+        let told = guest.run(exec.clone(), WAIT_LIMIT, SET_UP_WORDS).await;
+        let code = |done: &Completed| String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok();
+        if let Some(code) = told.ok().as_ref().and_then(code) {
+            return code.into();
+        }
+        // Somebody in the guest may have killed the one who waited for us.
+        sleep(WAIT_AGAIN).await;
+    }
+}
+
+/// Copies a command's output to the log until it ends.
+pub(super) async fn follow(
+    mut events: impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
+    log: &mut Log,
+    tail: &mut Tail,
+    written: &Cell<u64>,
+) -> Followed {
+    while let Some(event) = events.next().await {
+        written.set(written.get() + 1);
+        match event {
+            Ok(ExecEvent::Started) => {}
+            Ok(ExecEvent::Stdout(bytes)) => {
+                tail.add(&bytes);
+                log.write(Source::Stdout, &bytes);
+            }
+            Ok(ExecEvent::Stderr(bytes)) => {
+                tail.add(&bytes);
+                log.write(Source::Stderr, &bytes);
+            }
+            Ok(ExecEvent::Exit(code)) => return Followed::Exit(code),
+            // What has spoken has started, whatever the guest agent says now.
+            Err(error) if written.get() > 1 => return lost(&error),
+            Err(error) => return disconnected(&error),
+        }
+    }
+    Followed::Lost
+}
+
+pub(super) fn disconnected(error: &GuestError) -> Followed {
+    match error {
+        GuestError::Refused(why) => Followed::Refused(why.clone()),
+        error => lost(error),
+    }
+}
+
+fn lost(error: &GuestError) -> Followed {
+    warn!(error = chain(error), "lost the connection to the guest agent");
+    Followed::Lost
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn followed(events: Vec<Result<ExecEvent, GuestError>>) -> String {
+        let (mut log, mut tail, written) = (Log::nowhere(), Tail::default(), Cell::new(0));
+        match follow(futures::stream::iter(events), &mut log, &mut tail, &written).await {
+            Followed::Exit(code) => format!("exit {code}"),
+            Followed::Refused(why) => format!("refused: {why}"),
+            Followed::Lost => "lost".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn only_what_has_said_nothing_yet_can_be_refused() {
+        let said = || Ok(ExecEvent::Stdout(b"here".to_vec()));
+        let refused = || Err(GuestError::Refused("no".to_owned()));
+        assert_eq!(followed(vec![said(), Ok(ExecEvent::Exit(3)), refused()]).await, "exit 3");
+        assert_eq!(followed(vec![refused()]).await, "refused: no");
+        assert_eq!(followed(vec![said(), refused()]).await, "lost");
+        assert_eq!(followed(vec![said(), Err(GuestError::Nonsense("x".to_owned()))]).await, "lost");
+        assert_eq!(followed(vec![said()]).await, "lost");
+        assert_eq!(followed(vec![Ok(ExecEvent::Started), refused()]).await, "lost");
+    }
+}

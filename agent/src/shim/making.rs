@@ -1,0 +1,105 @@
+//! Making a VM: its clone, its identity and its size, with room on the disk for it.
+
+use tokio::task::spawn_blocking;
+use tracing::warn;
+
+use super::Shim;
+use super::endings::not_started;
+use crate::crash;
+use crate::report::chain;
+use crate::state::{Ending, Stage};
+use crate::tart::{Fault, Size, TartError};
+
+impl Shim {
+    /// Makes the VM.
+    pub(super) async fn prepare(&self) -> Result<(), Ending> {
+        self.enter(Stage::Cloning, Vec::new());
+        // The disk has time for this while tart clones.
+        let attempt = self.attempt.clone();
+        let begun = spawn_blocking(move || attempt.sync_begun());
+        let failed = |error| not_started("CreateContainerError", &error);
+        self.with_room(async || self.clone_vm().await).await.map_err(failed)?;
+        crash::point("shim.cloned");
+        self.enter(Stage::Configuring, Vec::new());
+        self.with_room(async || self.configure().await).await.map_err(failed)?;
+        if !matches!(begun.await, Ok(Ok(()))) {
+            self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
+        }
+        Ok(())
+    }
+
+    /// Takes a step that needs space. When there is none, the agent makes some, and it is tried once more.
+    async fn with_room(&self, step: impl AsyncFn() -> Result<(), TartError>) -> Result<(), TartError> {
+        match step().await {
+            Err(error) if error.fault() == Some(Fault::NoSpace) => {
+                warn!(error = chain(&error), "no space for the VM; asking the agent for some");
+                if self.room().make().await { step().await } else { Err(error) }
+            }
+            result => result,
+        }
+    }
+
+    async fn clone_vm(&self) -> Result<(), TartError> {
+        if let Some(base) = &self.spec.base {
+            match self.tart.clone_base(base, &self.spec.vm).await {
+                // Somebody has deleted it a moment ago, or a part of it. A disk without room has none for the image either.
+                Err(error) if error.fault().is_some_and(|fault| fault != Fault::NoSpace) => {
+                    warn!(%base, error = chain(&error), "cannot clone the base VM; cloning the image itself");
+                }
+                result => return result,
+            }
+        }
+        self.tart.clone_image(&self.spec.image, &self.spec.vm).await
+    }
+
+    async fn configure(&self) -> Result<(), TartError> {
+        let size = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
+        let mut result = self.tart.configure(&self.spec.vm, size).await;
+        for size in larger(size, self.spec.cpu_is_minimum, self.spec.memory_is_minimum) {
+            match result {
+                Err(error) if error.fault() == Some(Fault::BadSize) => {
+                    result = self.tart.configure(&self.spec.vm, size).await;
+                }
+                done => return done,
+            }
+        }
+        result
+    }
+}
+
+/// What to try when a VM cannot be as small as asked for. A request says what is enough, not how much it has to be: where the image
+/// needs more of one, or of both, it is the image that counts.
+fn larger(size: Size, cpu_is_minimum: bool, memory_is_minimum: bool) -> Vec<Size> {
+    let without = |cpu: bool, memory: bool| Size {
+        cpu: size.cpu.filter(|_| !cpu),
+        memory_mib: size.memory_mib.filter(|_| !memory),
+    };
+    let (cpu, memory) = (cpu_is_minimum, memory_is_minimum);
+    let mut sizes = vec![without(cpu, false), without(false, memory), without(cpu, memory)];
+    sizes.retain(|other| *other != size);
+    sizes.dedup();
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_a_minimum_may_grow() {
+        let of = |cpu, memory_mib| Size { cpu, memory_mib };
+        let size = of(Some(1), Some(64));
+        let (more_cpu, more_memory) = (of(None, Some(64)), of(Some(1), None));
+        let table = [
+            (size, false, false, vec![]),
+            (size, true, false, vec![more_cpu]),
+            (size, false, true, vec![more_memory]),
+            (size, true, true, vec![more_cpu, more_memory, Size::default()]),
+            (of(Some(1), None), true, true, vec![Size::default()]),
+            (Size::default(), true, true, vec![]),
+        ];
+        for (size, cpu, memory, expected) in table {
+            assert_eq!(larger(size, cpu, memory), expected, "{size:?} {cpu} {memory}");
+        }
+    }
+}

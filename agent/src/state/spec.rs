@@ -1,0 +1,180 @@
+//! What a shim is to run, as the agent plans it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+#[cfg(test)]
+use super::container::Termination;
+use super::container::{ContainerSpec, GuestIdentity, Share};
+use crate::vm::{BaseName, VmName};
+
+/// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShimSpec {
+    /// The VM to make and run.
+    pub vm: VmName,
+    /// The image: `host/namespace/repository@sha256:…`.
+    pub image: String,
+    /// The image as the Pod named it; the plan of an older agent does not say.
+    #[serde(default)]
+    pub image_name: Option<String>,
+    /// The VM to clone; the image itself when absent, or gone.
+    #[serde(default)]
+    pub base: Option<BaseName>,
+    /// The `tart` program.
+    pub tart: PathBuf,
+    /// Cores for the VM; the image's own number when absent.
+    #[serde(default)]
+    pub cpu: Option<u32>,
+    /// Memory for the VM in MiB; the image's own size when absent.
+    #[serde(default)]
+    pub memory_mib: Option<u64>,
+    /// Whether so many cores are enough, and the image may have more.
+    #[serde(default)]
+    pub cpu_is_minimum: bool,
+    /// Whether so much memory is enough, and the image may have more.
+    #[serde(default)]
+    pub memory_is_minimum: bool,
+    /// Directories of the host that the guest gets to see.
+    #[serde(default)]
+    pub shares: Vec<Share>,
+    /// What makes the guest the Pod's.
+    #[serde(default)]
+    pub identity: GuestIdentity,
+    /// Containers that run one after the other before the main one.
+    #[serde(default)]
+    pub init: Vec<ContainerSpec>,
+    /// Whether one of those that fails is tried again, in the same guest.
+    #[serde(default)]
+    pub init_again: bool,
+    /// The main container.
+    pub main: ContainerSpec,
+    /// Where a guest without a command can leave how it ended.
+    #[serde(default)]
+    pub status_dir: Option<PathBuf>,
+    /// How long a container may take to end when the shim itself has a reason to end it.
+    pub grace: Duration,
+    /// How long the guest may take from power-on to an address, and to an answering guest agent.
+    pub boot_limit: Duration,
+    /// Ports of the host that lead into the guest.
+    #[serde(default)]
+    pub host_ports: Vec<HostPort>,
+    /// The file in which macOS writes down whom it has lent addresses to.
+    #[serde(default)]
+    pub dhcp_leases: Option<PathBuf>,
+    /// How often in a row the container had failed before this VM; sets the back-off after it.
+    #[serde(default)]
+    pub crashes: u32,
+}
+
+/// A port of the host that leads into the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPort {
+    /// What is forwarded.
+    pub protocol: Protocol,
+    /// The host's address to listen at; all that it has when absent.
+    pub address: Option<IpAddr>,
+    /// The port there.
+    pub port: u16,
+    /// The port in the guest.
+    pub guest_port: u16,
+}
+
+/// What can be forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Protocol {
+    /// Connections.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        })
+    }
+}
+
+impl ShimSpec {
+    /// Drops variables and arguments, which may be secret, and are of no use once the VM is over.
+    pub(super) fn forget_secrets(&mut self) {
+        for container in self.init.iter_mut().chain([&mut self.main]) {
+            if let Some(command) = &mut container.command {
+                command.env.clear();
+                command.argv.truncate(1);
+            }
+            container.post_start = None;
+            container.pre_stop = None;
+        }
+    }
+}
+
+#[cfg(test)]
+impl ShimSpec {
+    /// A spec for tests that do not care what is in it.
+    pub(crate) fn example(vm: VmName) -> Self {
+        Self {
+            vm,
+            image: "registry.test/macos@sha256:0".to_owned(),
+            image_name: None,
+            base: None,
+            tart: "/tart".into(),
+            cpu: None,
+            memory_mib: None,
+            cpu_is_minimum: false,
+            memory_is_minimum: false,
+            shares: Vec::new(),
+            identity: GuestIdentity::default(),
+            init: Vec::new(),
+            init_again: false,
+            main: ContainerSpec {
+                name: "main".to_owned(),
+                command: None,
+                mounts: Vec::new(),
+                termination: Termination { path: "/dev/termination-log".to_owned(), or_log: false },
+                post_start: None,
+                pre_stop: None,
+                log: "/log".into(),
+            },
+            status_dir: None,
+            grace: Duration::from_secs(30),
+            boot_limit: Duration::from_mins(15),
+            host_ports: Vec::new(),
+            dhcp_leases: None,
+            crashes: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_plan_of_an_older_or_a_newer_agent_is_read() {
+        let plan = json!({
+            "vm": "tk-0b1c-2",
+            "image": "registry.test/macos@sha256:0",
+            "tart": "/tart",
+            "main": {"name": "main", "command": {"argv": ["true"]}, "log": "/log", "later": true},
+            "shares": [{"name": "a", "path": "/a", "read_only": true}],
+            "grace": {"secs": 30, "nanos": 0},
+            "boot_limit": {"secs": 900, "nanos": 0},
+            "crashes": 3,
+            "later": {"what": "an agent of next year has added"},
+        });
+        let read: ShimSpec = serde_json::from_value(plan).unwrap();
+        assert_eq!((read.vm.restart().0, read.crashes, read.shares[0].read_only), (2, 3, true));
+        assert_eq!(read.image_name, None);
+        assert_eq!(read.main.command.map(|command| command.argv), Some(vec!["true".to_owned()]));
+    }
+}
