@@ -89,7 +89,7 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
     };
     tart_lock.share_with_children().map_err(ShimError::Share)?;
     crash::point("shim.started");
-    shim.serve().await;
+    Box::pin(shim.serve()).await;
     Ok(())
 }
 
