@@ -13,6 +13,7 @@ use crate::config::{Config, Os};
 /// The keys of `image.json`; all of them are optional.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Image {
     /// The guest's operating system.
     pub(crate) os: Os,
