@@ -142,6 +142,16 @@ async fn possessed(
     Ok((vm, peer))
 }
 
+/// A list of addresses that macOS has lent, and to whom; another one than that of the simulated Mac.
+fn lend(scene: &Scene, lent: &[(&str, &str)]) -> Result<String> {
+    let path = scene.mac.host().join("lent");
+    let entry = |(address, hardware): &(&str, &str)| {
+        format!("{{\n\tname=other\n\tip_address={address}\n\thw_address={hardware}\n\tlease=0x7fffffff\n}}\n")
+    };
+    std::fs::write(&path, lent.iter().map(entry).collect::<String>())?;
+    Ok(path.display().to_string())
+}
+
 fn address_of(pod: &k8s_openapi::api::core::v1::Pod) -> Option<String> {
     pod.status.as_ref().and_then(|status| status.pod_ip.clone())
 }
@@ -151,12 +161,8 @@ async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Resul
     let mut scene = Scene::new("impostor").await?;
     // None of them is this machine's.
     let (own, lent) = ("203.0.113.7", "203.0.113.8");
-    let leases = scene.mac.host().join("lent");
-    let entry = |address, hardware| {
-        format!("{{\n\tname=other\n\tip_address={address}\n\thw_address={hardware}\n\tlease=0x7fffffff\n}}\n")
-    };
-    std::fs::write(&leases, entry(lent, "1,e:0:2:ab:c:d") + &entry(own, "ff,f1:f5:dd:7f:0:2"))?;
-    scene.agent = scene.agent.flag("--dhcp-leases", &leases.display().to_string());
+    let leases = lend(&scene, &[(lent, "1,e:0:2:ab:c:d"), (own, "ff,f1:f5:dd:7f:0:2")])?;
+    scene.agent = scene.agent.flag("--dhcp-leases", &leases);
     let agent = scene.agent.start()?;
     scene.node_ready(&agent).await?;
 
@@ -184,7 +190,11 @@ async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Resul
 #[tokio::test]
 async fn a_guest_agent_that_says_too_much_is_heard_no_further() -> Result<()> {
     const ENOUGH: u64 = 256 << 20;
-    let (scene, agent) = Scene::with_agent("talker").await?;
+    let mut scene = Scene::new("talker").await?;
+    let leases = lend(&scene, &[("203.0.113.7", "ff,f1:f5:dd:7f:0:2")])?;
+    scene.agent = scene.agent.flag("--dhcp-leases", &leases);
+    let agent = scene.agent.start()?;
+    scene.node_ready(&agent).await?;
     let command = json!({"command": ["/usr/bin/true"]});
     let (_, peer) = possessed(&scene, "flood", &command, "203.0.113.7", Answer::Flood).await?;
     scene.mac.clear_fault("hang")?;
