@@ -18,6 +18,8 @@ const WANTED_FOR: Duration = Duration::from_mins(10);
 /// Long enough for whoever waits for a lock to have it.
 const INSTANT: Duration = Duration::from_millis(1);
 const OFFER_INTERVAL: Duration = Duration::from_millis(200);
+/// The commands that an agent starts with have come by until then; each would take what it finds unlocked for garbage.
+const FIRST_OFFER: Duration = Duration::from_secs(2);
 
 /// All that is kept.
 #[derive(Debug)]
@@ -62,6 +64,7 @@ impl Partials {
     pub(super) async fn hand_over(&self, image: &str) -> Infallible {
         let kept = lock(&self.kept).remove(&full_name(image));
         if let Some(Kept { dir, .. }) = kept {
+            sleep(FIRST_OFFER).await;
             while dir.unlock().is_ok() {
                 sleep(INSTANT).await;
                 if dir.try_lock().is_err() {
