@@ -95,8 +95,8 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
-    tokio::spawn(tart::end_overdue_calls());
     let tart = Tart::new(&args.tart_binary);
+    tokio::spawn(tart::end_overdue_calls(tart.home().to_owned()));
     let config = node_config(&args, &tart).await?;
     let _claim = Claim::take(&tart, &config.name)?;
     let Ahead { images, collector } = open_images(&args, &tart, &state, &metrics)?;

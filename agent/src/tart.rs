@@ -304,6 +304,7 @@ impl Tart {
         command
             .args(args)
             .env("TART_HOME", &self.home)
+            .env(overdue::HOME, &self.home)
             // The agent owns its image cache; tart must not make room by deleting from it.
             .env("TART_NO_AUTO_PRUNE", "1")
             // Plain progress lines instead of cursor movements.

@@ -3,6 +3,7 @@
 //! A `tart` that hangs may hold the lock that every other `tart` of this host waits for. Who made the call ends it in time, unless that
 //! was an agent which was killed meanwhile. One that is still in time is left alone: it may be most of a long pull.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,6 +20,8 @@ use crate::report::chain;
 const MARK: &str = "TART_KUBELET_DEADLINE";
 /// The environment variable with the ID of the process that has made a call.
 const CALLER: &str = "TART_KUBELET_CALLER";
+/// The environment variable with the home that a call works in: what hangs in another one is in nobody's way here.
+pub(super) const HOME: &str = "TART_KUBELET_TART_HOME";
 /// Whoever lives ends its own calls in time.
 const MARGIN: i64 = 60;
 /// The clock may be set meanwhile.
@@ -31,11 +34,13 @@ pub(super) fn mark(command: &mut Command, limit: Duration) {
     command.env(CALLER, std::process::id().to_string());
 }
 
-/// Kills the calls of earlier agents that are overdue, and the others when they are. Returns when there are none.
-pub async fn end_overdue_calls() {
+/// Kills the calls of earlier agents in this home that are overdue, and the others when they are. Returns when there are none.
+pub async fn end_overdue_calls(home: PathBuf) {
     loop {
-        let running = match spawn_blocking(processes::others).await {
-            Ok(Ok(running)) => running,
+        let running: Vec<Running> = match spawn_blocking(processes::others).await {
+            Ok(Ok(running)) => {
+                running.into_iter().filter(|call| call.variable(HOME) == home.to_str()).collect()
+            }
             Ok(Err(error)) => return warn!(error = chain(&error), "cannot look for calls of tart that hang"),
             Err(error) => return warn!(%error, "cannot look for calls of tart that hang"),
         };
