@@ -144,15 +144,18 @@ async fn a_shim_that_stands_still_is_killed_even_if_nobody_knows_its_number() ->
 #[tokio::test]
 async fn a_call_that_has_outlived_its_agent_ends_in_time_all_the_same() -> Result<()> {
     let scene = Scene::new("overdue").await?;
-    // As an agent that was killed leaves them: one that hangs, and one that may take a while yet.
-    let call = |name: &str, deadline: &str| {
+    // As an agent that was killed leaves them: one that hangs, one that may take a while yet, and one that is in nobody's way.
+    let call = |name: &str, deadline: &str, home: &Path| {
         let mut command = scene.mac.command("/bin/sleep");
-        command.arg("1000").env("TART_KUBELET_DEADLINE", deadline);
+        command.arg("1000").env("TART_KUBELET_DEADLINE", deadline).env("TART_KUBELET_TART_HOME", home);
         Process::start(name, &mut command, &scene.mac.host().join(name))
     };
-    let (hangs, pulls) = (call("hangs", "1000000000")?, call("pulls", "10000000000")?);
+    let home = scene.mac.tart_home();
+    let elsewhere = call("elsewhere", "1000000000", Path::new("/elsewhere"))?;
+    let (hangs, pulls) = (call("hangs", "1000000000", home)?, call("pulls", "10000000000", home)?);
     let agent = scene.agent.start()?;
     hangs.wait_for_exit(DEADLINE).await?;
     scene.node_ready(&agent).await?;
-    pulls.ensure_running()
+    pulls.ensure_running()?;
+    elsewhere.ensure_running()
 }
