@@ -50,8 +50,8 @@ dns() {
 	services=$(networksetup -listallnetworkservices 2>/dev/null </dev/null | sed '1d;/^\*/d')
 	[ -n "$services" ] || cannot_resolve 'it has no networksetup, or no network service'
 	while IFS= read -r service; do
-		[ -z "$servers" ] || root networksetup -setdnsservers "$service" $servers >/dev/null || cannot_resolve 'its user may not use sudo without a password'
-		[ -z "$domains" ] || root networksetup -setsearchdomains "$service" $domains >/dev/null || cannot_resolve 'its user may not use sudo without a password'
+		[ -z "$servers" ] || root networksetup -setdnsservers "$service" $servers >/dev/null || cannot_resolve "networksetup refuses it for $service, or the guest's user may not use sudo without a password"
+		[ -z "$domains" ] || root networksetup -setsearchdomains "$service" $domains >/dev/null || cannot_resolve "networksetup refuses it for $service, or the guest's user may not use sudo without a password"
 	done <<-END
 		$services
 	END

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::credentials::{self, BadSecret, Credential};
-use super::door::{self, Answer, DoorError, Question};
+use super::door::{self, DoorError, Question};
 use super::{ImageError, Images};
 use crate::cli::{AgentArgs, PullArgs};
 use crate::metrics::Metrics;
@@ -48,8 +48,6 @@ pub enum CommandError {
 /// An image that could not be had, in words.
 #[derive(Debug, thiserror::Error)]
 enum PullError {
-    #[error("{0}")]
-    Refused(String),
     #[error(transparent)]
     Door(DoorError),
     #[error("the agent that uses {} does not answer; look into its log", .0.display())]
@@ -113,20 +111,12 @@ async fn pull_one(
         may_write(&args.state_dir, owner, Uid::effective(), std::env::var_os("SUDO_UID").is_some())
     {
         // An agent that runs may be asked all the same.
-        return match door::ask(&StateDir::at(&args.state_dir).door_path(), question, &mut arrived).await {
-            Ok(Answer::Ready(digest)) => Ok(digest),
-            Ok(Answer::Failed(why)) => Err(PullError::Refused(why)),
-            Err(gone @ DoorError::Gone) => Err(PullError::Door(gone)),
-            Ok(Answer::Arrived(_)) | Err(DoorError::Closed(_)) => Err(refusal),
-        };
+        return ask(&StateDir::at(&args.state_dir), question, arrived).await?.ok_or(refusal);
     }
     let state = StateDir::open(&args.state_dir)?;
     for _ in 0..START_TRIES {
-        match door::ask(&state.door_path(), question, &mut arrived).await {
-            Ok(Answer::Ready(digest)) => return Ok(digest),
-            Ok(Answer::Failed(why)) => return Err(PullError::Refused(why)),
-            Err(gone @ DoorError::Gone) => return Err(PullError::Door(gone)),
-            Ok(Answer::Arrived(_)) | Err(DoorError::Closed(_)) => {}
+        if let Some(digest) = ask(&state, question, &mut arrived).await? {
+            return Ok(digest);
         }
         if let Some(lock) = state.lock()? {
             return pull_alone(args, &state, lock, question, arrived).await;
@@ -135,6 +125,19 @@ async fn pull_one(
         sleep(START_INTERVAL).await;
     }
     Err(PullError::Silent(state.path().to_owned()))
+}
+
+/// Asks the agent of a state directory for an image; `None` when there is no agent to ask.
+async fn ask(
+    state: &StateDir,
+    question: &Question,
+    arrived: impl FnMut(u8),
+) -> Result<Option<String>, PullError> {
+    match door::ask(&state.door_path(), question, arrived).await {
+        Ok(digest) => Ok(Some(digest)),
+        Err(DoorError::Closed(_)) => Ok(None),
+        Err(error) => Err(PullError::Door(error)),
+    }
 }
 
 /// Whether somebody may write into a state directory. What another user than the agent's has written there, the agent could not use.
@@ -156,9 +159,10 @@ async fn pull_alone(
     args: &AgentArgs,
     state: &StateDir,
     lock: Lock,
-    Question { image, credentials }: &Question,
+    question: &Question,
     arrived: impl FnMut(u8),
 ) -> Result<String, PullError> {
+    let Question { image, credentials } = question;
     let images = open(args, state)?;
     images.begin(image)?;
     drop(lock);
@@ -170,13 +174,11 @@ async fn pull_alone(
     }
     pulled?;
     // What has begun here is the agent's to finish: it finds the image in the cache.
-    let question = Question { image: image.clone(), credentials: credentials.clone() };
     for _ in 0..START_TRIES {
-        match door::ask(&state.door_path(), &question, |_| ()).await {
-            Ok(Answer::Ready(digest)) => return Ok(digest),
-            Ok(Answer::Failed(why)) => return Err(PullError::Refused(why)),
-            _ => sleep(START_INTERVAL).await,
+        if let Some(digest) = ask(state, question, |_| ()).await? {
+            return Ok(digest);
         }
+        sleep(START_INTERVAL).await;
     }
     Err(PullError::Silent(state.path().to_owned()))
 }

@@ -42,7 +42,7 @@ pub(super) struct Question {
 /// What somebody who waits is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Answer {
+enum Answer {
     /// So many percent are here.
     Arrived(u8),
     /// It is this image, and VMs can be made from it.
@@ -125,7 +125,7 @@ async fn say(writing: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
     timeout(LIMIT, writing.write_all(&line)).await?
 }
 
-/// Why an agent has not answered.
+/// Why an agent has not had an image ready.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DoorError {
     /// There is no agent that could.
@@ -134,18 +134,23 @@ pub(super) enum DoorError {
     /// It has gone away.
     #[error("the agent has gone away; ask again, and the pull goes on")]
     Gone,
+    /// The image cannot be had; why, in the agent's words.
+    #[error("{0}")]
+    Refused(String),
 }
 
-/// Asks the agent for an image, and waits until it is there or cannot be had. `arrived` is told how much of it is here.
+/// Asks the agent for an image, and waits until it is there: this one. `arrived` is told how much of it is here.
 pub(super) async fn ask(
     path: &Path,
     question: &Question,
     mut arrived: impl FnMut(u8),
-) -> Result<Answer, DoorError> {
-    let mut stream = UnixStream::connect(path).await.map_err(DoorError::Closed)?;
+) -> Result<String, DoorError> {
+    // An agent that stands still takes nobody in.
+    let connected = timeout(LIMIT, UnixStream::connect(path)).await.map_err(|_| DoorError::Gone)?;
+    let mut stream = connected.map_err(DoorError::Closed)?;
     let mut line = serde_json::to_vec(question).map_err(|_| DoorError::Gone)?;
     line.push(b'\n');
-    stream.write_all(&line).await.map_err(|_| DoorError::Gone)?;
+    let Ok(Ok(())) = timeout(LIMIT, stream.write_all(&line)).await else { return Err(DoorError::Gone) };
     let mut lines = BufReader::new(stream).lines();
     loop {
         // It says something every second; a pull itself has its limit there.
@@ -153,7 +158,8 @@ pub(super) async fn ask(
         let Ok(Ok(Some(line))) = next else { return Err(DoorError::Gone) };
         match serde_json::from_str(&line) {
             Ok(Answer::Arrived(percent)) => arrived(percent),
-            Ok(answer) => return Ok(answer),
+            Ok(Answer::Ready(digest)) => return Ok(digest),
+            Ok(Answer::Failed(why)) => return Err(DoorError::Refused(why)),
             Err(_) => return Err(DoorError::Gone),
         }
     }

@@ -1,5 +1,6 @@
 //! From a Pod's containers to what a shim is told of them.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -112,11 +113,17 @@ pub fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
         own_names: full.into_iter().chain([short]).collect(),
         aliases: aliases.map(|alias| (alias.ip, alias.hostnames.unwrap_or_default())).collect(),
         dns: GuestDns {
-            servers: dns.nameservers.unwrap_or_default(),
-            searches: dns.searches.unwrap_or_default(),
+            servers: each_once(dns.nameservers.unwrap_or_default()),
+            searches: each_once(dns.searches.unwrap_or_default()),
             replaces: spec.dns_policy.as_deref() == Some("None"),
         },
     }
+}
+
+/// The first of each, in their order: a resolver has no use for the same name twice.
+fn each_once(names: Vec<String>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().filter(|name| seen.insert(name.clone())).collect()
 }
 
 /// The environment of a guest that only boots, as a file that a shell can read. The address is not known when it is
@@ -216,11 +223,12 @@ mod tests {
     fn names_are_looked_up_as_the_pod_says() {
         let dns = |spec: Value| identity(&pod(&spec), "cluster.local").dns;
         assert!(!dns(json!({"containers": [], "dnsPolicy": "ClusterFirst"})).asks_for_anything());
-        let config = json!({"nameservers": ["192.0.2.53"], "searches": ["a.test", "b.test"]});
+        let config =
+            json!({"nameservers": ["192.0.2.53", "192.0.2.53"], "searches": ["b.test", "a.test", "b.test"]});
         let all = dns(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": config}));
         let expected = GuestDns {
             servers: vec!["192.0.2.53".into()],
-            searches: vec!["a.test".into(), "b.test".into()],
+            searches: vec!["b.test".into(), "a.test".into()],
             replaces: true,
         };
         assert_eq!(all, expected);

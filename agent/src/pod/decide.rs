@@ -137,7 +137,7 @@ pub enum Decision {
     /// Ask a shim to stop its VM within this time.
     AskToStop(Restart, Duration),
     /// Ask a shim to stop its VM, for the container to start again in another one.
-    StopUnhealthy(Restart, StopCause),
+    StopFor(Restart, StopCause),
     /// Kill a shim that does not do what it was asked for.
     KillShim(Restart),
     /// Stop a VM that has lost its shim.
@@ -171,7 +171,7 @@ impl Decision {
             Self::Launch(_) => "launch",
             Self::MakeRoom(_) => "make-room",
             Self::AskToStop(..) => "ask-to-stop",
-            Self::StopUnhealthy(..) => "stop-unhealthy",
+            Self::StopFor(..) => "stop-for",
             Self::KillShim(_) => "kill-shim",
             Self::StopOrphan(_) => "stop-orphan",
             Self::KillLeftovers(_) => "kill-leftovers",
@@ -266,7 +266,7 @@ fn attend(seen: &Observation, current: &AttemptView) -> Decision {
     let changed = seen.is_outdated(current).then_some(StopCause::Changed);
     match changed.or_else(|| seen.health?.failed) {
         // A container that has ended by itself meanwhile is beyond all that.
-        Some(cause) if current.result.is_none() => Decision::StopUnhealthy(current.restart, cause),
+        Some(cause) if current.result.is_none() => Decision::StopFor(current.restart, cause),
         _ if current.wants_room => Decision::MakeRoom(current.restart),
         _ => Decision::Wait(None),
     }

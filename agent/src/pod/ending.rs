@@ -31,7 +31,7 @@ impl Worker {
 
     /// Asks for a VM to be stopped whose container has failed a probe or is to have another image. Why is part of the request, so
     /// that whoever sees the VM end knows what to do next.
-    pub(super) fn stop_unhealthy(&self, restart: Restart, cause: StopCause) -> Result<(), WorkError> {
+    pub(super) fn stop_for(&self, restart: Restart, cause: StopCause) -> Result<(), WorkError> {
         let pod = self.pod.borrow().clone();
         let container = self.plan.as_ref().map_or("", |plan| &plan.container);
         let once = matches!(wanted(&pod, false), Wanted::Run(RestartPolicy::Never));

@@ -94,7 +94,7 @@ fn describe(decision: Decision) -> &'static str {
         Decision::Launch(_) => "cannot start the VM",
         Decision::MakeRoom(_) => "cannot tell the VM's shim that there is room",
         Decision::AskToStop(..)
-        | Decision::StopUnhealthy(..)
+        | Decision::StopFor(..)
         | Decision::KillShim(_)
         | Decision::StopOrphan(_)
         | Decision::KillLeftovers(_) => "cannot stop the VM",

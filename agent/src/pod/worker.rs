@@ -311,7 +311,7 @@ impl Worker {
                 attempt
                     .request_stop(StopRequest { deadline: later(Timestamp::now(), grace), cause: None })?;
             }
-            Decision::StopUnhealthy(restart, cause) => self.stop_unhealthy(restart, cause)?,
+            Decision::StopFor(restart, cause) => self.stop_for(restart, cause)?,
             Decision::KillShim(restart) => {
                 let attempt = self.dir.attempt(restart);
                 let pod = self.pod.borrow().clone();

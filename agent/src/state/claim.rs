@@ -73,8 +73,9 @@ impl Claim {
         let home = tart.home();
         let (lock_path, owner_path) = (home.join("tart-kubelet.lock"), home.join("tart-kubelet.json"));
         file::create_dir(home)?;
-        let (node, owner) = (node.to_string(), file::read::<String>(&owner_path)?);
         let lock = Lock::take(&lock_path).map_err(|source| StateError::new("lock", &lock_path, source))?;
+        // Whoever has the lock writes the name, so that it is read only after it.
+        let (node, owner) = (node.to_string(), file::read::<String>(&owner_path)?);
         let Some(lock) = lock else { return Err(ClaimError::Held { home: home.to_owned(), node: owner }) };
         match owner {
             Some(owner) if owner == node => {}

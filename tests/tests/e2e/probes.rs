@@ -277,9 +277,7 @@ async fn a_restarted_agent_changes_nothing_that_its_probes_do_not_say() -> Resul
 async fn the_agent_dies_while_it_stops_an_unhealthy_container() -> Result<()> {
     let (scene, agent) = scene("dies", &json!({})).await?;
     agent.kill9()?;
-    for (index, point) in
-        ["agent.stop-unhealthy.before", "agent.stop-unhealthy.after"].into_iter().enumerate()
-    {
+    for (index, point) in ["agent.stop-for.before", "agent.stop-for.after"].into_iter().enumerate() {
         let name = format!("dies-{index}");
         let step = async {
             let dying = scene.agent.clone().env("TART_KUBELET_CRASH", point).start()?;

@@ -147,7 +147,7 @@ async fn the_agent_dies_while_it_gives_a_container_another_image() -> Result<()>
     scene.mac.add_image(NEWER, &json!({}))?;
     for (index, point) in ["before", "after"].into_iter().enumerate() {
         let name = format!("pod-{index}");
-        let point = format!("agent.stop-unhealthy.{point}");
+        let point = format!("agent.stop-for.{point}");
         let step = async {
             let dying = scene.agent.clone().env("TART_KUBELET_CRASH", &point).start()?;
             scene.create(&scene.pod(&name, &json!({}), &json!({}))).await?;

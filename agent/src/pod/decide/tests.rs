@@ -180,8 +180,8 @@ fn a_container_that_fails_a_probe() {
     };
     let plan = Decision::Plan { restart: Restart(1), crashes: 1 };
     let table = [
-        (failed(again, live(0)), Decision::StopUnhealthy(Restart(0), StopCause::FailedLiveness)),
-        (failed(RUN, live(0)), Decision::StopUnhealthy(Restart(0), StopCause::FailedLiveness)),
+        (failed(again, live(0)), Decision::StopFor(Restart(0), StopCause::FailedLiveness)),
+        (failed(RUN, live(0)), Decision::StopFor(Restart(0), StopCause::FailedLiveness)),
         (
             Observation {
                 health: Some(Health { started: false, ready: false, failed: None }),
@@ -219,7 +219,7 @@ fn a_container_that_is_to_have_another_image() {
     let named = |wanted, attempt| Observation { image: Some("b".into()), ..seen(wanted, vec![attempt]) };
     let asked = |view, cause| AttemptView { stop: Some(StopRequest { deadline: at(130), cause }), ..view };
     let changed = Some(StopCause::Changed);
-    let stop = Decision::StopUnhealthy(Restart(0), StopCause::Changed);
+    let stop = Decision::StopFor(Restart(0), StopCause::Changed);
     let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
     let old = |view| made_of("a", view);
     let table = [
@@ -423,7 +423,7 @@ proptest! {
     /// Probes and other images stop nothing but the current VM of a Pod that stays, and only once.
     #[test]
     fn a_container_is_stopped_only_while_it_lives(seen in any_observation()) {
-        if let Decision::StopUnhealthy(restart, cause) = decide(&seen) {
+        if let Decision::StopFor(restart, cause) = decide(&seen) {
             let current = seen.attempts.last().unwrap();
             prop_assert!(matches!(seen.wanted, Wanted::Run(_)) && current.restart == restart);
             prop_assert!(current.holder == Holder::Shim && current.outcome.is_none() && current.result.is_none());
