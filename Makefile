@@ -30,10 +30,10 @@ test: assets build ## Run all tests
 	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
-	@$(say) "building the release binary (some minutes when it is not there yet)"
-	$(CARGO) build --locked --release -p tart-kubelet
+	@$(say) "building the release binaries (some minutes when they are not there yet)"
+	$(CARGO) build --locked --release -p tart-kubelet -p tart-sim
 	@$(say) "bench"
-	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet $(BUILT)/debug/bench $(BENCH)
+	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
 
 control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null

@@ -35,7 +35,7 @@ impl Mac {
     pub fn new(sandbox: &Sandbox) -> Result<Self> {
         let real = std::env::var_os(REAL_TART).map(PathBuf::from);
         let simulated = real.is_none();
-        let tart = real.map_or_else(|| programs::find("tart"), Ok)?;
+        let tart = real.map_or_else(programs::simulated_tart, Ok)?;
         let host = sandbox.directory("mac")?;
         for directory in ["tart", "faults", "registry"].map(|name| host.join(name)) {
             std::fs::create_dir(&directory)

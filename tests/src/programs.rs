@@ -30,9 +30,18 @@ pub fn find(name: &str) -> Result<PathBuf> {
 
 /// Finds the agent: the one that `TART_KUBELET_BINARY` names, or the one next to the running program.
 pub fn agent() -> Result<PathBuf> {
-    match std::env::var_os("TART_KUBELET_BINARY") {
-        Some(program) => std::path::absolute(&program).context("TART_KUBELET_BINARY is empty"),
-        None => find("tart-kubelet"),
+    named_or_near("TART_KUBELET_BINARY", "tart-kubelet")
+}
+
+/// Finds the simulated tart: the one that `TART_SIM_BINARY` names, or the one next to the running program.
+pub fn simulated_tart() -> Result<PathBuf> {
+    named_or_near("TART_SIM_BINARY", "tart")
+}
+
+fn named_or_near(variable: &str, name: &str) -> Result<PathBuf> {
+    match std::env::var_os(variable) {
+        Some(program) => std::path::absolute(&program).with_context(|| format!("{variable} is empty")),
+        None => find(name),
     }
 }
 

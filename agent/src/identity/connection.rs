@@ -31,6 +31,8 @@ pub(super) fn client(config: &Config) -> Result<Client, kube::Error> {
     }
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
+    // Requests are small, and many are on their way at once: none is to wait for the receipt of the one before.
+    tcp.set_nodelay(true);
     let tls = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     let mut connector = TimeoutConnector::new(tls.enable_all_versions().wrap_connector(tcp));
     connector.set_connect_timeout(config.connect_timeout);
