@@ -92,7 +92,7 @@ async fn names_are_looked_up_as_the_pod_says() -> Result<()> {
     let locked = "registry.test/macos/locked:1";
     scene.mac.add_image(locked, &json!({"uid": 501, "sudo": false}))?;
     let container = shell("true", &json!({"image": locked}));
-    let words = "the guest cannot be given the Pod's dnsConfig: its user may not use sudo without a password";
+    let words = "the guest cannot be given the Pod's dnsConfig: networksetup refuses it for Ethernet, or the guest's user may not use sudo without a password";
     let plain = json!({"dnsPolicy": "None", "dnsConfig": config, "hostname": "x"});
     refused("locked", &container, plain, words).await
 }
