@@ -104,9 +104,9 @@ impl Traced {
     }
 }
 
-/// Runs until its `postStart` hook has.
+/// Runs until its `postStart` hook has, and until it may end.
 fn main_script() -> &'static str {
-    "until grep -q \"$vm post-start\" /private/tmp/trace/$POD; do sleep 0.05; done"
+    "cd /private/tmp/trace; until grep -q \"$vm post-start\" $POD && [ -e $POD.end ]; do sleep 0.05; done"
 }
 
 /// Has a Pod whose container ends well lose its shim at a point, once; it ends well all the same, after so many restarts.
@@ -114,8 +114,18 @@ async fn runs_in_spite_of(traced: &Traced, name: &str, point: &str, restarts: i3
     let scene = &traced.scene;
     let before = boots(scene)?;
     let mortal = Mortal::start(scene, &[point])?;
+    let may_end = || std::fs::write(traced.dir.join(format!("{name}.end")), "");
+    if restarts == 0 {
+        may_end()?;
+    }
     scene.create(&traced.pod(name, main_script(), "")).await?;
     let agent = mortal.outlive().await?;
+    // What still runs when its shim dies must not end before it is dead, too.
+    wait::until(&scene.pods, name, "lost", DEADLINE, |pod| {
+        container(pod).is_ok_and(|status| status.restart_count == restarts)
+    })
+    .await?;
+    may_end()?;
     let pod = scene.phase(name, "Succeeded").await?;
     let status = container(&pod)?;
     ensure!(end_of(&pod)?.exit_code == 0 && status.restart_count == restarts, "{status:?}");
@@ -138,8 +148,9 @@ async fn runs_in_spite_of(traced: &Traced, name: &str, point: &str, restarts: i3
 async fn run_in_spite_of(scene: &str, points: &[&str], restarts: i32) -> Result<()> {
     let traced = Traced::new(scene).await?;
     for (index, point) in points.iter().enumerate() {
-        let run = runs_in_spite_of(&traced, &format!("pod-{index}"), point, restarts);
-        run.await.with_context(|| format!("after a crash at {point}"))?;
+        let name = format!("pod-{index}");
+        let run = runs_in_spite_of(&traced, &name, point, restarts).await;
+        run.with_context(|| format!("after a crash at {point}"))?;
     }
     Ok(())
 }
