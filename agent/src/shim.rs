@@ -24,7 +24,7 @@ mod vm_output;
 
 pub use inquest::{ask_guest, known_end};
 pub use launch::{LaunchError, launch};
-pub use leftovers::{LeftoversError, free, kill_leftovers};
+pub use leftovers::{LeftoversError, free, gone, kill_leftovers};
 
 use std::fs::File;
 use std::io;

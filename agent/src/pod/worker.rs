@@ -333,18 +333,18 @@ impl Worker {
                 shim::ask_guest(&attempt, &self.host.tart).await?;
             }
             Decision::StopOrphan(restart) => {
-                let vm = self.dir.attempt(restart).vm();
-                warn!(pod = %self.name, %vm, "the VM has lost its shim; stopping it");
+                let attempt = self.dir.attempt(restart);
+                warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; stopping it");
                 // Counted first: a stop that hangs is in vain, too.
                 self.vain_stops += 1;
-                self.host.tart.stop(&vm, ORPHAN_PATIENCE).await?;
-                self.wait_at_most(RETRY).await;
+                self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;
+                shim::gone(&attempt, RETRY).await?;
             }
             Decision::KillLeftovers(restart) => {
                 let attempt = self.dir.attempt(restart);
                 let killed = block_in_place(|| shim::free(&attempt))?;
                 warn!(pod = %self.name, vm = %attempt.vm(), ?killed, "killed what the VM's shim has left running");
-                self.wait_at_most(RETRY).await;
+                shim::gone(&attempt, RETRY).await?;
             }
             Decision::RecordLoss(restart) => self.record_loss(restart)?,
             Decision::Clean(restart) => self.clean(restart).await?,

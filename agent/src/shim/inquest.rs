@@ -6,16 +6,16 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::info;
 
 use super::container::flush;
 use super::guest_status;
 use super::last_words::{LastWords, Tail};
+use super::leftovers::gone;
 use crate::guest::{Exec, Guest};
 use crate::state::{
-    Attempt, AttemptView, ContainerSpec, Ending, Holder, InitStage, LastCommand, Outcome, ShimSpec,
-    StateError,
+    Attempt, AttemptView, ContainerSpec, Ending, InitStage, LastCommand, Outcome, ShimSpec, StateError,
 };
 use crate::tart::Tart;
 use crate::vm::VmName;
@@ -24,9 +24,8 @@ use crate::vm::VmName;
 const EXIT_LIMIT: Duration = Duration::from_secs(3);
 /// A number, and the end of its line.
 const EXIT_WORDS: usize = 16;
-/// How long a guest that has said how it ends may take to be gone, and how often somebody looks.
+/// How long a guest that has said how it ends may take to be gone.
 const LEAVING: Duration = Duration::from_secs(10);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Asks the guest of a VM that has lost its shim how its container has ended, and writes down what it tells. What it does not tell is lost.
 pub async fn ask_guest(attempt: &Attempt, tart: &Tart) -> Result<(), StateError> {
@@ -71,17 +70,10 @@ async fn wait_for_last_word(attempt: &Attempt, view: &AttemptView) -> Result<(),
     if view.result.is_some() || told_by_guest(view, Timestamp::now()).is_none() {
         return Ok(());
     }
-    let gone = async {
-        while attempt.holder()? != Holder::Nobody {
-            sleep(LOOK_EVERY).await;
-        }
-        Ok(())
-    };
     // Only what it says at the very end counts.
-    match timeout(LEAVING, gone).await {
-        Ok(Ok(())) => told_by_guest(view, Timestamp::now()).map_or(Ok(()), |end| attempt.result(&end)),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Ok(()),
+    match gone(attempt, LEAVING).await?.then(|| told_by_guest(view, Timestamp::now())).flatten() {
+        Some(end) => attempt.result(&end),
+        None => Ok(()),
     }
 }
 

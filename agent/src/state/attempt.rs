@@ -35,6 +35,7 @@ pub struct Attempt {
 
 /// Everything that is known of a VM, read in an order that makes it consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a file that is there or not")]
 pub struct AttemptView {
     /// Which of the Pod's VMs this is.
     pub restart: Restart,
