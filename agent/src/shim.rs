@@ -10,6 +10,7 @@ mod guest_status;
 mod hooks;
 pub mod host_ports;
 mod initialise;
+mod inquest;
 mod last_words;
 mod launch;
 mod leftovers;
@@ -21,8 +22,9 @@ mod shutdown;
 mod stop;
 mod vm_output;
 
+pub use inquest::{ask_guest, known_end};
 pub use launch::{LaunchError, launch};
-pub use leftovers::{LeftoversError, free, kill_leftovers};
+pub use leftovers::{LeftoversError, free, gone, kill_leftovers};
 
 use std::fs::File;
 use std::io;
@@ -134,13 +136,13 @@ impl Shim {
     async fn run_vm(mut self, ports: HostPorts) {
         crash::point("shim.configured");
         let mut ran = self.run_once(&ports).await;
-        // A VM that tart has not started has run nothing of the Pod, so nothing is done twice.
-        if ran.no_space && !ran.has_started() && self.has_room_made().await {
+        // A VM whose guest was never up has run nothing of the Pod, so nothing is done twice.
+        if ran.no_space && !ran.has_started && self.has_room_made().await {
             ran = self.run_once(&ports).await;
         }
         // Free for the next VM when somebody hears of the end of this one.
         drop(ports);
-        let wants_room = ran.no_space && ran.has_started();
+        let wants_room = ran.no_space && ran.has_started;
         let Ran { child, outcome, .. } = ran;
         if let Some(mut child) = child.filter(|child| child.id().is_some()) {
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
@@ -211,8 +213,9 @@ impl Shim {
             }
             End::Guest(GuestEnd::Over(ending)) => ending,
         };
+        let has_started = container.is_up || !matches!(ending, Ending::NotStarted { .. });
         let outcome = Outcome { ending, started_at: container.started_at, finished_at: Timestamp::now() };
-        Ran { child: Some(child), outcome, no_space }
+        Ran { child: Some(child), outcome, no_space, has_started }
     }
 
     /// Whether a signal that nobody has asked for ended the command: a guest that dies takes it along.
@@ -232,7 +235,7 @@ impl Shim {
     }
 
     fn told_by_guest(&self) -> Option<Ending> {
-        self.spec.status_dir.as_deref().and_then(guest_status::read)
+        guest_status::of(&self.spec)
     }
 
     /// The guest's side of it: its address, then its containers. Without a command it never ends by itself.
@@ -244,6 +247,7 @@ impl Shim {
             _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
         };
         let Ok(address) = address else { return GuestEnd::Over(no_address(limit)) };
+        container.is_up = true;
         let _forwarding = ports.serve(address);
         let Some(command) = &self.spec.main.command else { return self.boot(container, address).await };
         self.enter(Stage::Up { address }, Vec::new());
@@ -344,16 +348,14 @@ struct Ran {
     outcome: Outcome,
     /// Whether it ended because the host's disk is full.
     no_space: bool,
+    /// Whether anything may have run in it that must not run again on the same disk: an init container, a hook, the guest's own programs.
+    has_started: bool,
 }
 
 impl Ran {
     fn not_started(ending: Ending) -> Self {
         let outcome = Outcome { ending, started_at: None, finished_at: Timestamp::now() };
-        Self { child: None, outcome, no_space: false }
-    }
-
-    fn has_started(&self) -> bool {
-        !matches!(self.outcome, Outcome { ending: Ending::NotStarted { .. }, started_at: None, .. })
+        Self { child: None, outcome, no_space: false, has_started: false }
     }
 }
 
@@ -376,5 +378,7 @@ enum GuestEnd {
 /// What is known of the container while it runs.
 #[derive(Debug, Default)]
 struct Container {
+    /// Whether its guest has booted.
+    is_up: bool,
     started_at: Option<Timestamp>,
 }

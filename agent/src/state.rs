@@ -13,10 +13,12 @@
 //!     begun                     a shim has taken it up: it is never run again
 //!     progress.json             how far the shim has come
 //!     init.json                 what the containers before the main one do
+//!     command.json              the command that was last started in the guest, and how to ask for its exit code
 //!     notices.json, told.json   what the agent is to tell for the shim, and how much of it has been told
 //!     wants-room                the shim has found no space, and waits until the agent has done what it can about it
 //!     stop.json                 the agent asks the shim to stop the VM
 //!     result.json               how its command ended, written while the VM still has to be stopped
+//!     asked                     the shim is gone, and the guest was asked for what it knows; the rest is lost
 //!     outcome.json              how it ended, written once: nothing of it runs any more
 //!     cleaned                   the VM is deleted, nothing of it is left in tart
 //!     shim.lock                 held while the shim lives
@@ -46,8 +48,8 @@ pub use file::StateError;
 pub use lock::Lock;
 pub use pod::PodDir;
 pub use record::{
-    Ending, HostFault, InitStage, InitState, Notice, Outcome, PodRecord, Progress, Stage, StopCause,
-    StopRequest,
+    Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord, Progress, Stage,
+    StopCause, StopRequest,
 };
 pub use secret::write_secret;
 pub use spec::{HostPort, Protocol, ShimSpec};

@@ -124,6 +124,14 @@ impl Ready {
         self.become_user.iter().cloned().chain(words).collect()
     }
 
+    /// The line that prints the exit code of the container's command, unless it still runs. What the command's own shell was killed over
+    /// may lie there under the wrong name.
+    pub fn exit(&self) -> Vec<String> {
+        let script = "cat \"$0/code\" 2>/dev/null || cat \"$0/code.tmp\"";
+        let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
+        self.become_user.iter().cloned().chain(words).collect()
+    }
+
     /// What goes before a command that is to run beside the container's, in its environment.
     pub fn enter(&self) -> Vec<String> {
         self.line("enter", &[])
@@ -259,15 +267,26 @@ mod tests {
         let output = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
         let told = String::from_utf8(waiter.wait_with_output().unwrap().stdout).unwrap();
         assert_eq!(told.trim().parse().ok(), output.status.code());
+        assert_eq!(exit(ready).trim().parse().ok(), output.status.code());
+        std::fs::rename(format!("{}/code", ready.dir), format!("{}/code.tmp", ready.dir)).unwrap();
+        assert_eq!(exit(ready).trim().parse().ok(), output.status.code());
         std::fs::remove_dir_all(&ready.dir).unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     }
 
+    fn exit(ready: &Ready) -> String {
+        let line = ready.exit();
+        let said = Command::new(&line[0]).args(&line[1..]).stderr(Stdio::null()).output().unwrap();
+        String::from_utf8(said.stdout).unwrap()
+    }
+
     fn result_of(command: &GuestCommand) -> (Option<i32>, String, String) {
         let mut container = container();
         container.termination.path = "/dev/null".to_owned();
-        run(&prepare(&container, command).unwrap(), &command.argv)
+        let ready = prepare(&container, command).unwrap();
+        assert_eq!(exit(&ready), "", "it has not even started");
+        run(&ready, &command.argv)
     }
 
     #[test]

@@ -140,6 +140,8 @@ pub enum Decision {
     StopFor(Restart, StopCause),
     /// Kill a shim that does not do what it was asked for.
     KillShim(Restart),
+    /// Ask the guest of a VM that has lost its shim how its container has ended, in case it has.
+    AskGuest(Restart),
     /// Stop a VM that has lost its shim.
     StopOrphan(Restart),
     /// Kill whatever the shim of a VM has left running.
@@ -173,6 +175,7 @@ impl Decision {
             Self::AskToStop(..) => "ask-to-stop",
             Self::StopFor(..) => "stop-for",
             Self::KillShim(_) => "kill-shim",
+            Self::AskGuest(_) => "ask-guest",
             Self::StopOrphan(_) => "stop-orphan",
             Self::KillLeftovers(_) => "kill-leftovers",
             Self::RecordLoss(_) => "record-loss",
@@ -238,7 +241,7 @@ fn run(seen: &Observation) -> Decision {
     }
     match (current.holder, &current.outcome, current.begun, &current.spec) {
         (Holder::Shim, None, ..) => attend(seen, current),
-        (Holder::Tart, ..) => stop_orphan(seen, current.restart),
+        (Holder::Tart, ..) => stop_orphan(seen, current),
         (Holder::Nobody, None, false, None) => plan(seen, current.restart, crashes_before(seen, previous)),
         (Holder::Nobody, None, false, Some(_)) if seen.is_outdated(current) => {
             plan(seen, current.restart, current.crashes())
@@ -311,7 +314,7 @@ fn end(seen: &Observation, attempt: &AttemptView, grace: Duration) -> Option<Dec
             };
             Some(await_shim(restart, stop, now))
         }
-        (Holder::Tart, _) => Some(stop_orphan(seen, restart)),
+        (Holder::Tart, _) => Some(stop_orphan(seen, attempt)),
         (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),
         (Holder::Shim | Holder::Nobody, Some(_)) if !attempt.cleaned => Some(Decision::Clean(restart)),
         (Holder::Shim | Holder::Nobody, Some(_)) => None,
@@ -319,8 +322,11 @@ fn end(seen: &Observation, attempt: &AttemptView, grace: Duration) -> Option<Dec
 }
 
 /// The next step for a VM without a shim of which something still runs.
-fn stop_orphan(seen: &Observation, restart: Restart) -> Decision {
-    if seen.vain_stops < ORPHAN_STOPS {
+fn stop_orphan(seen: &Observation, attempt: &AttemptView) -> Decision {
+    let restart = attempt.restart;
+    if attempt.outcome.is_none() && !attempt.asked {
+        Decision::AskGuest(restart)
+    } else if seen.vain_stops < ORPHAN_STOPS {
         Decision::StopOrphan(restart)
     } else {
         Decision::KillLeftovers(restart)

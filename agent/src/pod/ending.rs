@@ -6,16 +6,18 @@ use jiff::Timestamp;
 use kube::api::{DeleteParams, Preconditions};
 use tokio::task::block_in_place;
 use tokio::time::timeout;
+use tracing::warn;
 
 use super::decide::Wanted;
 use super::restart::RestartPolicy;
 use super::setback::WorkError;
 use super::time::{later, seconds};
 use super::wanted::wanted;
-use super::worker::{SAFETY_NET, Worker};
+use super::worker::{ORPHAN_PATIENCE, SAFETY_NET, Worker};
 use crate::crash;
 use crate::probe;
-use crate::state::{Ending, Outcome, Stage, StopCause, StopRequest};
+use crate::shim;
+use crate::state::{Attempt, Ending, Outcome, StopCause, StopRequest};
 use crate::vm::Restart;
 
 const API_LIMIT: Duration = Duration::from_secs(15);
@@ -43,20 +45,28 @@ impl Worker {
         Ok(self.dir.attempt(restart).request_stop(request)?)
     }
 
-    /// Writes down that a VM ended in a way that nobody saw, unless its shim had come to know its end.
+    /// Writes down that a VM ended in a way that nobody saw, unless its shim or its guest has left word of it.
     pub(super) fn record_loss(&self, restart: Restart) -> Result<(), WorkError> {
         let attempt = self.dir.attempt(restart);
         // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
         let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
         let view = attempt.view()?;
-        if let Some(result) = &view.result {
-            attempt.finish(result)?;
-        } else if view.outcome.is_none() {
-            let started_at =
-                view.progress.as_ref().filter(|p| matches!(p.stage, Stage::Running { .. })).map(|p| p.since);
-            attempt.finish(&Outcome { ending: Ending::Lost, started_at, finished_at: Timestamp::now() })?;
+        if view.outcome.is_some() {
+            return Ok(());
         }
-        Ok(())
+        let now = Timestamp::now();
+        let lost = || Outcome { ending: Ending::Lost, started_at: view.running_since(), finished_at: now };
+        Ok(attempt.finish(&shim::known_end(&view, now).unwrap_or_else(lost))?)
+    }
+
+    /// Ends a VM that was never begun, by all that is known of it, and exists: somebody has deleted the Pod's directory while it ran. That
+    /// it was begun is written down again, so that it does not run twice.
+    pub(super) async fn end_forgotten(&self, attempt: &Attempt) -> Result<(), WorkError> {
+        warn!(pod = %self.name, vm = %attempt.vm(), "nothing is known of a VM of the Pod; stopping it");
+        // Its shim would write down its end as that of the next one.
+        block_in_place(|| shim::kill_leftovers(attempt))?;
+        self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;
+        Ok(attempt.begin()?)
     }
 
     /// Deletes a VM that has ended, and forgets what may be secret in its plan.

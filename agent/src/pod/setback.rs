@@ -98,7 +98,7 @@ fn describe(decision: Decision) -> &'static str {
         | Decision::KillShim(_)
         | Decision::StopOrphan(_)
         | Decision::KillLeftovers(_) => "cannot stop the VM",
-        Decision::RecordLoss(_) => "cannot write down how the VM ended",
+        Decision::AskGuest(_) | Decision::RecordLoss(_) => "cannot write down how the VM ended",
         Decision::Clean(_) => "cannot delete the VM",
         Decision::Evict => "cannot evict the Pod",
         Decision::Wipe => "cannot remove the Pod's volumes",

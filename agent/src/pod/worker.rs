@@ -48,7 +48,7 @@ pub(super) const SAFETY_NET: Duration = Duration::from_secs(10);
 /// After an effect has failed, and after a VM that should be gone is still there.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// How long a VM that has lost its shim may take to stop before it is killed.
-const ORPHAN_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const ORPHAN_PATIENCE: Duration = Duration::from_secs(5);
 /// What is told when a VM or its log has found no space, and the agent cannot help.
 const NO_ROOM: &str = "the Pod's VM has found no space on the disk, and no image on this host may be deleted for it; free some disk space on \
                        the host";
@@ -279,12 +279,16 @@ impl Worker {
             }
             Decision::Plan { restart, crashes } => self.plan(restart, crashes).await?,
             Decision::Launch(restart) => {
+                let attempt = self.dir.attempt(restart);
+                if self.host.tart.vm_dir(&attempt.vm()).exists() {
+                    return self.end_forgotten(&attempt).await;
+                }
                 let mut changes = self.host.slots.changes();
                 if !self.host.slots.take(self.dir.uid()) {
                     self.wait_for_place(&mut changes).await;
                     return Ok(());
                 }
-                let (attempt, stirred) = (self.dir.attempt(restart), self.stirred.clone());
+                let stirred = self.stirred.clone();
                 let ended = move || stirred.notify_one();
                 block_in_place(|| shim::launch(&self.host.program, &self.dir, &attempt, ended))?;
             }
@@ -323,19 +327,24 @@ impl Worker {
                 }
                 self.wait_at_most(RETRY).await;
             }
+            Decision::AskGuest(restart) => {
+                let attempt = self.dir.attempt(restart);
+                warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; asking its guest what it knows");
+                shim::ask_guest(&attempt, &self.host.tart).await?;
+            }
             Decision::StopOrphan(restart) => {
-                let vm = self.dir.attempt(restart).vm();
-                warn!(pod = %self.name, %vm, "the VM has lost its shim; stopping it");
+                let attempt = self.dir.attempt(restart);
+                warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; stopping it");
                 // Counted first: a stop that hangs is in vain, too.
                 self.vain_stops += 1;
-                self.host.tart.stop(&vm, ORPHAN_PATIENCE).await?;
-                self.wait_at_most(RETRY).await;
+                self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;
+                shim::gone(&attempt, RETRY).await?;
             }
             Decision::KillLeftovers(restart) => {
                 let attempt = self.dir.attempt(restart);
                 let killed = block_in_place(|| shim::free(&attempt))?;
                 warn!(pod = %self.name, vm = %attempt.vm(), ?killed, "killed what the VM's shim has left running");
-                self.wait_at_most(RETRY).await;
+                shim::gone(&attempt, RETRY).await?;
             }
             Decision::RecordLoss(restart) => self.record_loss(restart)?,
             Decision::Clean(restart) => self.clean(restart).await?,

@@ -19,7 +19,7 @@ use crate::crash;
 use crate::guest::script::{self, Ready};
 use crate::guest::{Exec, Guest, GuestError, Stdin};
 use crate::report::chain;
-use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, Outcome};
+use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, LastCommand, Outcome};
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);
@@ -77,6 +77,7 @@ impl Shim {
         let exec = Exec { argv, env: command.env.clone(), stdin, tty: command.tty };
         let mut tail = Tail::default();
         let begun = Timestamp::now();
+        self.note_command(task.spec, begun, &ready);
         let (mut runner, mut waiter) = (guest.clone(), guest.clone());
         let end = {
             let follow = async {
@@ -130,6 +131,7 @@ impl Shim {
         let words = LastWords { path: &task.spec.termination.path, or_log: task.spec.termination.or_log };
         let code = exit_code(code);
         if task.is_main {
+            crash::point("shim.exit");
             // Reading its last words takes time in which we could die.
             let ending = Ending::Exited { code, message: None };
             let outcome = Outcome { ending, started_at: Some(begun), finished_at: Timestamp::now() };
@@ -137,6 +139,14 @@ impl Shim {
             crash::point("shim.exited");
         }
         Run::Over(Ending::Exited { code, message: words.read(guest, code, &tail).await })
+    }
+
+    /// Leaves word of where the exit code can be found if we do not live to see it.
+    fn note_command(&self, spec: &ContainerSpec, begun: Timestamp, ready: &Ready) {
+        let command = LastCommand { container: spec.name.clone(), begun, exit: ready.exit() };
+        if let Err(error) = self.attempt.record_command(&command) {
+            warn!(error = chain(&error), "where the exit code can be found cannot be written down");
+        }
     }
 
     async fn set_up(&self, guest: &mut Guest, task: &Task<'_>, command: &GuestCommand) -> Result<Ready, Run> {

@@ -7,15 +7,19 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use crate::state::Ending;
+use crate::state::{Ending, ShimSpec};
 
 /// The file's name.
 const NAME: &str = "status";
 /// A line with a number, and the longest message that Kubernetes takes.
 const MAX_BYTES: u64 = 4096 + 16;
 
-/// The end that the guest tells of, when it does: an exit code on the first line, and a message after it.
-pub(super) fn read(dir: &Path) -> Option<Ending> {
+/// The end that the guest of a VM tells of, when it does: an exit code on the first line, and a message after it.
+pub(super) fn of(spec: &ShimSpec) -> Option<Ending> {
+    spec.status_dir.as_deref().and_then(read)
+}
+
+fn read(dir: &Path) -> Option<Ending> {
     match read_file(&dir.join(NAME)) {
         Ok(text) => parse(&text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,

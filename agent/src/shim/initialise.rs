@@ -58,6 +58,7 @@ impl Shim {
                     crash::point("shim.init.started");
                 });
                 let run = run.await;
+                crash::point("shim.init.exit");
                 let lost = run == Run::Lost;
                 let ending = match run {
                     Run::Over(ending) => ending,

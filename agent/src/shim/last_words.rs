@@ -1,6 +1,9 @@
 //! A container's termination message: a file in the guest, or the end of its log.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::guest::script;
@@ -12,6 +15,8 @@ const MAX_MESSAGE: usize = 4096;
 /// What of a log serves as a message.
 const MAX_TAIL: usize = 2048;
 const MAX_TAIL_LINES: usize = 80;
+/// What of a log file is read for that: more than a line can be long.
+const MAX_LOG: u64 = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Where a container leaves its last words.
@@ -42,6 +47,19 @@ impl LastWords<'_> {
 pub(super) struct Tail(VecDeque<u8>);
 
 impl Tail {
+    /// The end of what a log file has of it.
+    pub(super) fn of_log(path: &Path) -> Self {
+        let mut tail = Self::default();
+        for line in last_lines(path).unwrap_or_default().split(|&byte| byte == b'\n') {
+            // The time, the stream, whether the line ends here, and the line.
+            if let [_, _, tag, text] = line.splitn(4, |&byte| byte == b' ').collect::<Vec<_>>()[..] {
+                tail.add(text);
+                tail.add(if tag == b"F" { b"\n" } else { b"" });
+            }
+        }
+        tail
+    }
+
     /// Adds what it has just written.
     pub(super) fn add(&mut self, bytes: &[u8]) {
         let kept = &bytes[bytes.len().saturating_sub(MAX_TAIL)..];
@@ -56,6 +74,20 @@ impl Tail {
         let lines: Vec<&str> = all.split_inclusive('\n').collect();
         text(lines[lines.len().saturating_sub(MAX_TAIL_LINES)..].concat().as_bytes())
     }
+}
+
+fn last_lines(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(MAX_LOG)))?;
+    let mut bytes = Vec::new();
+    file.take(MAX_LOG).read_to_end(&mut bytes)?;
+    if length > MAX_LOG {
+        // The first one is only the end of a line.
+        let whole = bytes.iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |end| end + 1);
+        bytes.drain(..whole);
+    }
+    Ok(bytes)
 }
 
 fn text(bytes: &[u8]) -> Option<String> {
@@ -77,5 +109,18 @@ mod tests {
         assert_eq!((text.lines().count(), text.lines().last()), (MAX_TAIL_LINES, Some("999")));
         tail.add(&vec![b'x'; 100_000]);
         assert_eq!(tail.text().unwrap(), "x".repeat(MAX_TAIL));
+    }
+
+    #[test]
+    fn the_end_of_a_log_is_found_in_its_file() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let path = dir.path().join("0.log");
+        assert_eq!(Tail::of_log(&path).text(), None);
+        let line = |tag: &str, text: &str| format!("2026-11-16T08:00:00.000000000Z stderr {tag} {text}\n");
+        std::fs::write(&path, line("F", "two words") + &line("P", "no end") + "half a li").unwrap();
+        assert_eq!(Tail::of_log(&path).text().as_deref(), Some("two words\nno end"));
+        std::fs::write(&path, line("P", &"x".repeat(16 << 10)).repeat(8) + &line("F", "y")).unwrap();
+        assert_eq!(Tail::of_log(&path).text(), Some("x".repeat(MAX_TAIL - 2) + "y\n"));
     }
 }

@@ -4,14 +4,19 @@
 //! the environment of the shim and of all that it starts, and in the command line of every `tart` that works on the VM.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::unistd::Pid;
+use tokio::time::{Instant, sleep};
 
 use crate::processes::{self, Running, TableError};
 use crate::state::{Attempt, Holder, StateError};
 
 /// The environment variable with the name of the VM that a process works for.
 pub(super) const MARK: &str = "TART_KUBELET_VM";
+
+/// How often somebody looks whether anything is left.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Leftovers that cannot be found.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +33,19 @@ pub enum LeftoversError {
         .0.display(), .0.display()
     )]
     Hidden(PathBuf),
+}
+
+/// Waits until nothing is at work on a VM any more; false when something still is after so long.
+pub async fn gone(attempt: &Attempt, longest: Duration) -> Result<bool, StateError> {
+    let end = Instant::now() + longest;
+    // Nobody is told when a lock is free.
+    while attempt.holder()? != Holder::Nobody {
+        if Instant::now() >= end {
+            return Ok(false);
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    Ok(true)
 }
 
 /// Kills what keeps a VM without a shim at work. Returns what was killed: something, unless nothing is at work any more.

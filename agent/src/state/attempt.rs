@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::StateDir;
 use super::file::{self, StateError};
 use super::lock::{self, Lock};
-use super::record::{InitState, Notice, Outcome, Progress, StopRequest};
+use super::record::{InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
 use super::spec::ShimSpec;
 use crate::pod::PodUid;
 use crate::tart::ImageDigest;
@@ -34,6 +35,7 @@ pub struct Attempt {
 
 /// Everything that is known of a VM, read in an order that makes it consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a file that is there or not")]
 pub struct AttemptView {
     /// Which of the Pod's VMs this is.
     pub restart: Restart,
@@ -55,6 +57,8 @@ pub struct AttemptView {
     pub stop: Option<StopRequest>,
     /// How its command ended, when that is known before the VM is gone.
     pub result: Option<Outcome>,
+    /// Whether the guest was asked what it knows of an end that the shim did not live to write down.
+    pub asked: bool,
     /// How it ended; nothing of it runs any more.
     pub outcome: Option<Outcome>,
     /// Whether the VM is known to be deleted.
@@ -65,6 +69,12 @@ impl AttemptView {
     /// How often in a row the container had failed before this VM; not at all where the plan is lost.
     pub fn crashes(&self) -> u32 {
         self.spec.as_ref().map_or(0, |spec| spec.crashes)
+    }
+
+    /// Since when its container runs, or ran; absent when it never did.
+    pub fn running_since(&self) -> Option<Timestamp> {
+        let running = |progress: &&Progress| matches!(progress.stage, Stage::Running { .. });
+        self.progress.as_ref().filter(running).map(|progress| progress.since)
     }
 }
 
@@ -149,6 +159,7 @@ impl Attempt {
             wants_room: self.wants_room(),
             stop: self.read("stop.json")?,
             result: self.read("result.json")?,
+            asked: self.path.join("asked").exists(),
             // One that is spoilt counts as none: it is lost how the VM ended, and that is written down in its place.
             outcome: self.read("outcome.json")?,
             cleaned: self.path.join("cleaned").exists(),
@@ -275,6 +286,16 @@ impl Attempt {
         file::write(&self.path.join("init.json"), &states)
     }
 
+    /// Records which command is about to start in the guest.
+    pub fn record_command(&self, command: &LastCommand) -> Result<(), StateError> {
+        file::write(&self.path.join("command.json"), command)
+    }
+
+    /// The command that was last started in the guest, or was about to be.
+    pub fn last_command(&self) -> Result<Option<LastCommand>, StateError> {
+        self.read("command.json")
+    }
+
     /// Leaves something for the agent to tell, and says whether it is new. What is tried again for days is told once, and a guest that
     /// finds other words each time is not told of for ever: both would fill the disk.
     pub fn notice(&self, notice: &Notice) -> Result<bool, StateError> {
@@ -325,6 +346,11 @@ impl Attempt {
     /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
     pub fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
         file::write_durably(&self.path.join("result.json"), outcome)
+    }
+
+    /// Records that the guest has told all that it knows.
+    pub fn mark_asked(&self) -> Result<(), StateError> {
+        self.touch("asked")
     }
 
     /// Records how the VM ended. It is the last thing that is done for it: nothing of it may run any more.

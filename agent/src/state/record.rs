@@ -149,6 +149,17 @@ pub enum InitStage {
     Over(Outcome),
 }
 
+/// The command that was last started in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastCommand {
+    /// The container whose command it is.
+    pub container: String,
+    /// When it was started.
+    pub begun: Timestamp,
+    /// What prints its exit code, once it has ended, when it is run in the guest.
+    pub exit: Vec<String>,
+}
+
 /// Something that a person should be told of, which the shim cannot do itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notice {

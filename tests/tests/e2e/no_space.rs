@@ -12,7 +12,7 @@ use tart_kubelet_tests::skip;
 use tart_kubelet_tests::wait;
 
 use crate::image_gc::{MIB, SIZE, add_image, agent, left, pod, small, use_once};
-use crate::scene::{DEADLINE, Scene};
+use crate::scene::{DEADLINE, Scene, phase_of};
 
 /// Two images that nobody uses, `a` before `b`, on a host where nothing is collected unasked.
 async fn two_idle_images(scene: &Scene) -> Result<RunningAgent> {
@@ -60,6 +60,45 @@ async fn a_vm_that_has_room_made_starts() -> Result<()> {
     scene.mac.clear_fault("no-space")?;
     scene.mac.clear_fault("hang")?;
     scene.phase("patient", "Succeeded").await.map(drop)
+}
+
+#[tokio::test]
+async fn a_vm_in_which_an_init_container_has_run_is_not_run_again() -> Result<()> {
+    let scene = Scene::new("run-once").await?;
+    let _running = two_idle_images(&scene).await?;
+    let mut once = pod(&scene, "once", "b", &json!({"command": ["true"]}));
+    let mounts = json!([{"name": "trace", "mountPath": "/private/tmp/trace"}]);
+    // A second run would find the first one's file, and go on.
+    let script = "cd /private/tmp/trace; [ ! -e ran ] || exit 0; touch ran; sleep 1000";
+    let image = once["spec"]["containers"][0]["image"].clone();
+    let init = json!({
+        "name": "init", "image": image, "command": ["/bin/sh", "-c", script], "volumeMounts": mounts,
+    });
+    once["spec"]["initContainers"] = json!([init]);
+    once["spec"]["volumes"] = json!([{"name": "trace", "emptyDir": {}}]);
+    scene.create(&once).await?;
+    let uid = scene.pods.get("once").await?.metadata.uid.context("no UID")?;
+    let trace = scene.agent.state_dir().join("volumes").join(&uid).join("trace/ran");
+    wait::eventually("an init container that runs", DEADLINE, async || {
+        ensure!(trace.exists());
+        Ok(())
+    })
+    .await?;
+    let words = "there isn’t enough space";
+    scene.mac.set_fault(&format!("run-dies.tk-{uid}-0"), &format!("exit 1: {words}"))?;
+    wait::eventually("a shim that asks for room", DEADLINE, async || {
+        let log = scene.shim_log("once").await?;
+        ensure!(log.contains("asking the agent for some"), "{log}");
+        Ok(())
+    })
+    .await?;
+    scene.mac.clear_fault(&format!("run-dies.tk-{uid}-0"))?;
+    let end = wait::until(&scene.pods, "once", "over", DEADLINE, |pod| {
+        matches!(phase_of(pod), "Succeeded" | "Failed")
+    })
+    .await?;
+    assert_eq!(phase_of(&end), "Failed");
+    scene.told("pod", "once", words).await
 }
 
 #[tokio::test]

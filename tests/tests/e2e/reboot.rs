@@ -144,6 +144,29 @@ async fn while_a_vm_is_planned_and_while_one_is_over_but_not_deleted() -> Result
 }
 
 #[tokio::test]
+async fn after_a_container_has_ended_and_before_its_vm_has() -> Result<()> {
+    let scene = Scene::new("reboot-exit").await?;
+    let script = json!({"command": ["/bin/sh", "-c", "exit 7"]});
+    for (index, point) in ["shim.exited", "shim.result", "shim.stopped"].into_iter().enumerate() {
+        let name = format!("pod-{index}");
+        let mortal = Mortal::start(&scene, &[point])?;
+        scene.create(&scene.pod(&name, &script, &json!({}))).await?;
+        let agent = mortal.outlive().await?;
+        scene.mac.lose_power()?;
+        ensure!(agent.process().exit_status()?.is_some(), "the agent survived");
+        let agent = scene.agent.start()?;
+        let pod = scene.phase(&name, "Failed").await.with_context(|| format!("after {point}"))?;
+        assert_eq!(
+            (point, end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?),
+            (point, 7, 0, index + 1)
+        );
+        forget(&scene, &name).await?;
+        agent.kill9()?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn that_spoils_what_was_not_yet_on_the_disk() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("reboot-spoils").await?;
     scene.create(&scene.pod("never", &json!({}), &json!({}))).await?;

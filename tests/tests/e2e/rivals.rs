@@ -1,7 +1,11 @@
 //! Two agents with one Node name, or with one home of tart's.
 
 use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
@@ -56,6 +60,69 @@ async fn an_agent_on_a_new_mac_takes_over_from_a_dead_one_which_then_gives_way()
     let words = last_words(&first).await?;
     ensure!(words.iter().any(|line| line.contains("another agent")), "{words:#?}");
     second.process().ensure_running()
+}
+
+/// Keeps everybody from creating a Node, by a policy of the API server that is in force when this returns.
+async fn forbid_creation(scene: &Scene) -> Result<()> {
+    let name = format!("no-{}", scene.node);
+    let rule =
+        json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["nodes"]});
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": [{"name": "ours", "expression": format!("object.metadata.name == '{}'", scene.node)}],
+            "validations": [{"expression": "false", "message": "not yet"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    });
+    for object in [policy, binding] {
+        scene.kubectl.apply(&object.to_string()).await?;
+    }
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": scene.node}}))?;
+    let try_only = PostParams { dry_run: true, ..PostParams::default() };
+    wait::eventually("a policy that is in force", DEADLINE, async || {
+        match scene.nodes.create(&try_only, &node).await {
+            Err(kube::Error::Api(answer)) if answer.message.contains("not yet") => Ok(()),
+            other => anyhow::bail!("{other:?}"),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_agent_that_has_claimed_a_node_and_not_registered_it_gives_way_too() -> Result<()> {
+    let scene = Scene::new("claimed").await?;
+    forbid_creation(&scene).await?;
+    let agent = scene.agent.start()?;
+    let leases: Api<Lease> = Api::namespaced(scene.control_plane.client().await?, "kube-node-lease");
+    wait::until(&leases, &scene.node, "claimed", DEADLINE, |lease| !instance(lease).is_empty())
+        .await
+        .with_context(|| agent.log().unwrap_or_default())?;
+    // Another one takes it, which the first has no reason to expect.
+    let other = json!({
+        "metadata": {"annotations": {"tart-kubelet.tuist.dev/instance": "another"}},
+        "spec": {"renewTime": MicroTime(Timestamp::now())},
+    });
+    leases.patch(&scene.node, &PatchParams::default(), &Patch::Merge(other)).await?;
+    let name = format!("no-{}", scene.node);
+    scene
+        .kubectl
+        .run(["delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", &name])
+        .await?;
+    let words = last_words(&agent).await?;
+    ensure!(words.iter().any(|line| line.contains("another agent (another)")), "{words:#?}");
+    let lease = leases.get(&scene.node).await?;
+    assert_eq!(instance(&lease), "another", "the Lease is still the other one's");
+    Ok(())
 }
 
 #[tokio::test]

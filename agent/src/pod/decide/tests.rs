@@ -26,6 +26,7 @@ fn planned(restart: u32) -> AttemptView {
         wants_room: false,
         stop: None,
         result: None,
+        asked: false,
         outcome: None,
         cleaned: false,
     }
@@ -34,6 +35,11 @@ fn planned(restart: u32) -> AttemptView {
 fn live(restart: u32) -> AttemptView {
     let progress = Progress { stage: Stage::Booting, since: at(90), enter: Vec::new() };
     AttemptView { holder: Holder::Shim, begun: true, progress: Some(progress), ..planned(restart) }
+}
+
+/// A VM that has lost its shim.
+fn orphan() -> AttemptView {
+    AttemptView { holder: Holder::Tart, ..live(0) }
 }
 
 fn ended(restart: u32, code: i32) -> AttemptView {
@@ -79,7 +85,8 @@ fn a_pod_to_run() {
         (seen(RUN, vec![planned(0)]), Decision::Launch(Restart(0))),
         (seen(RUN, vec![live(0)]), Decision::Wait(None)),
         (seen(RUN, vec![AttemptView { wants_room: true, ..live(0) }]), Decision::MakeRoom(Restart(0))),
-        (seen(RUN, vec![AttemptView { holder: Holder::Tart, ..live(0) }]), Decision::StopOrphan(Restart(0))),
+        (seen(RUN, vec![orphan()]), Decision::AskGuest(Restart(0))),
+        (seen(RUN, vec![AttemptView { asked: true, ..orphan() }]), Decision::StopOrphan(Restart(0))),
         (
             seen(RUN, vec![AttemptView { holder: Holder::Nobody, ..live(0) }]),
             Decision::RecordLoss(Restart(0)),
@@ -148,9 +155,10 @@ fn a_pod_to_stop() {
 
 #[test]
 fn what_does_not_stop_is_killed() {
-    let orphan = || vec![AttemptView { holder: Holder::Tart, ..live(0) }];
+    let asked = || vec![AttemptView { asked: true, ..orphan() }];
     for wanted in [RUN, Wanted::Stop(GRACE), Wanted::Finished(GRACE), Wanted::Gone] {
-        let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, orphan()) });
+        assert_eq!(decide(&seen(wanted, vec![orphan()])), Decision::AskGuest(Restart(0)));
+        let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, asked()) });
         assert_eq!(after(2), Decision::StopOrphan(Restart(0)));
         assert_eq!(after(3), Decision::KillLeftovers(Restart(0)));
     }
@@ -358,8 +366,8 @@ fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
     let holder = prop_oneof![Just(Holder::Shim), Just(Holder::Tart), Just(Holder::Nobody)];
     let cause =
         prop_oneof![Just(None), Just(Some(StopCause::FailedLiveness)), Just(Some(StopCause::Changed))];
-    (holder, any::<[bool; 6]>(), 0..3i32, cause).prop_map(
-        move |(holder, [spec, begun, stop, over, cleaned, old], code, cause)| {
+    (holder, any::<[bool; 7]>(), 0..3i32, cause).prop_map(
+        move |(holder, [spec, begun, stop, asked, over, cleaned, old], code, cause)| {
             let full = made_of(if old { "a" } else { "b" }, ended(restart, code));
             AttemptView {
                 holder,
@@ -367,6 +375,7 @@ fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
                 begun,
                 progress: full.progress.filter(|_| begun),
                 stop: stop.then_some(StopRequest { deadline: at(120), cause }),
+                asked,
                 outcome: full.outcome.filter(|_| over),
                 cleaned,
                 ..planned(restart)
@@ -435,12 +444,13 @@ proptest! {
         }
     }
 
-    /// Nobody but a VM without a shim is stopped by force.
+    /// Nobody but a VM without a shim is stopped by force, and only after its guest could say how its container has ended.
     #[test]
     fn what_has_a_shim_is_left_to_it(seen in any_observation()) {
         if let Decision::StopOrphan(restart) | Decision::KillLeftovers(restart) = decide(&seen) {
             let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
             prop_assert_eq!(attempt.holder, Holder::Tart);
+            prop_assert!(attempt.asked || attempt.outcome.is_some());
         }
     }
 

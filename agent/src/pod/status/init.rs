@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, Containe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
-use crate::state::{AttemptView, InitStage, InitState, ShimSpec};
+use crate::state::{AttemptView, Ending, InitStage, InitState, Outcome};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
 pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> Vec<ContainerStatus> {
@@ -15,14 +15,14 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> 
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
         let (now, last) =
-            state.map_or_else(|| (pending(context), None), |state| shown(context.pod, spec, state));
+            state.map_or_else(|| (pending(context), None), |state| shown(context.pod, current, state));
         ContainerStatus {
             name: name.clone(),
             image: image_of(spec, plan),
             image_id: spec.map(|spec| spec.image.clone()).unwrap_or_default(),
             container_id: state.and(spec).map(|spec| container_id(&spec.vm)),
             ready: state.is_some_and(succeeded),
-            started: Some(state.is_some_and(|state| matches!(state.now, InitStage::Running(_)))),
+            started: Some(now.running.is_some()),
             restart_count: state.map_or(0, |state| i32::try_from(state.restarts).unwrap_or(i32::MAX)),
             state: Some(now),
             last_state: Some(last.unwrap_or_default()),
@@ -54,13 +54,23 @@ fn pending(context: &Context<'_>) -> ContainerState {
     }
 }
 
-fn shown(pod: &Pod, spec: Option<&ShimSpec>, state: &InitState) -> (ContainerState, Option<ContainerState>) {
+fn shown(
+    pod: &Pod,
+    current: Option<&AttemptView>,
+    state: &InitState,
+) -> (ContainerState, Option<ContainerState>) {
+    let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
-    let now = match &state.now {
-        InitStage::Waiting => waiting_for("PodInitializing", None),
-        InitStage::BackOff(delay) => backing_off(pod, &state.name, *delay),
-        InitStage::Running(since) => running(*since),
-        InitStage::Over(outcome) => terminated(spec, None, outcome),
+    let now = match (&state.now, current.and_then(|attempt| attempt.outcome.as_ref())) {
+        (InitStage::Waiting, _) => waiting_for("PodInitializing", None),
+        (InitStage::BackOff(delay), _) => backing_off(pod, &state.name, *delay),
+        (InitStage::Running(since), None) => running(*since),
+        // Nobody saw its end, but that of the VM is one.
+        (InitStage::Running(since), Some(end)) => {
+            let outcome = Outcome { ending: Ending::Lost, started_at: Some(*since), ..end.clone() };
+            terminated(spec, None, &outcome)
+        }
+        (InitStage::Over(outcome), _) => terminated(spec, None, outcome),
     };
     (now, last)
 }

@@ -5,7 +5,7 @@ use crate::pod::admission::PullPolicy;
 use crate::pod::decide::Deadline;
 use crate::pod::restart::RestartPolicy;
 use crate::probe::verdict::Health;
-use crate::state::{Holder, ShimSpec, StopCause, StopRequest};
+use crate::state::{Holder, InitStage, InitState, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
 
 fn at(second: i64) -> Timestamp {
@@ -38,6 +38,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
         wants_room: false,
         stop: None,
         result: None,
+        asked: false,
         outcome: ending.map(|ending| Outcome { ending, started_at: Some(at(50)), finished_at: at(60) }),
         cleaned: false,
     }
@@ -48,6 +49,10 @@ fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
 }
 
 fn shown(seen: &Observation) -> PodStatus {
+    shown_as(&plan(), seen)
+}
+
+fn shown_as(plan: &VmPlan, seen: &Observation) -> PodStatus {
     let metadata = ObjectMeta {
         name: Some("web-0".into()),
         namespace: Some("ci".into()),
@@ -56,11 +61,10 @@ fn shown(seen: &Observation) -> PodStatus {
         ..ObjectMeta::default()
     };
     let pod = Pod { metadata, ..Pod::default() };
-    let plan = plan();
     let context = Context {
         pod: &pod,
         before: pod.status.as_ref(),
-        plan: Ok(&plan),
+        plan: Ok(plan),
         accepted_at: Some(at(40)),
         trouble: None,
         host_ip: None,
@@ -99,6 +103,26 @@ fn the_phase_tells_the_truth() {
     for (observation, phase) in table {
         assert_eq!(shown(&observation).phase.as_deref(), Some(phase), "{observation:#?}");
     }
+}
+
+#[test]
+fn no_init_container_outlives_its_vm() {
+    let with_init = VmPlan { init: vec!["init".into()], ..plan() };
+    let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
+    let state = |ending| {
+        let attempt = AttemptView { init: vec![init.clone()], ..attempt(0, Some(Stage::Booting), ending) };
+        let status = shown_as(&with_init, &seen(NEVER, vec![attempt]));
+        let status = status.init_container_statuses.unwrap().remove(0);
+        (status.started, status.state.unwrap())
+    };
+    let (started, lives) = state(None);
+    assert!(started == Some(true) && lives.running.is_some());
+    let (started, lost) = state(Some(Ending::Lost));
+    let lost = lost.terminated.unwrap();
+    assert_eq!(
+        (started, lost.exit_code, lost.reason.as_deref()),
+        (Some(false), 137, Some("ContainerStatusUnknown"))
+    );
 }
 
 #[test]

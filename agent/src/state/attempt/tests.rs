@@ -1,7 +1,6 @@
 use super::super::PodDir;
-use super::super::record::{Ending, Stage};
+use super::super::record::Ending;
 use super::*;
-use jiff::Timestamp;
 
 fn spec(attempt: &Attempt) -> ShimSpec {
     ShimSpec::example(attempt.vm())

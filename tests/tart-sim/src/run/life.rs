@@ -51,8 +51,8 @@ enum End {
     Stopped(String),
     /// Something went wrong in tart itself.
     Failed(String),
-    /// The process dies for no reason.
-    Dies(Death),
+    /// The process dies for no reason, or for the one in these words.
+    Dies(Death, Option<String>),
 }
 
 /// How a process dies that was told to by a fault.
@@ -70,7 +70,12 @@ pub(super) async fn live(vm: Vm, mut slot: Slot, mut signals: Signals) -> ExitCo
         Err(error) => End::from(error),
     };
     let code = match end {
-        End::Dies(death) => die(death),
+        End::Dies(death, words) => {
+            if let Some(words) = words {
+                complain(&words);
+            }
+            die(death)
+        }
         End::Interrupted => {
             console::line("Stopping VM...");
             ExitCode::SUCCESS
@@ -198,10 +203,10 @@ fn announce_screen(vm: &Vm, address: Option<std::net::Ipv4Addr>) {
 
 /// The faults that end a running VM.
 fn strike(vm: &Vm, started: Instant) -> Option<End> {
-    if let Some((after, death)) = vm.faults.parameter("run-dies").and_then(|text| parse_death(&text))
+    if let Some((after, death, words)) = vm.faults.parameter("run-dies").and_then(|text| parse_death(&text))
         && started.elapsed() >= after
     {
-        return Some(End::Dies(death));
+        return Some(End::Dies(death, words));
     }
     if vm.faults.is_on("guest-panic") {
         return Some(stopped_by(&vz_error::stopped_unexpectedly()));
@@ -225,8 +230,12 @@ fn stopped_by(error: &str) -> End {
     End::Stopped(format!("guest has stopped the virtual machine due to error: {error}"))
 }
 
-/// `<duration> [exit <code> | signal <name>]`; exit code 1 if not said.
-fn parse_death(text: &str) -> Option<(Duration, Death)> {
+/// `[<duration>] [exit <code> | signal <name>] [: <words>]`; exit code 1 if not said.
+fn parse_death(text: &str) -> Option<(Duration, Death, Option<String>)> {
+    let (text, last_words) = match text.split_once(':') {
+        Some((text, words)) => (text, Some(words.trim().to_owned())),
+        None => (text, None),
+    };
     let words: Vec<_> = text.split_whitespace().collect();
     let (after, rest) = match words.split_first() {
         Some((word, rest)) if *word != "exit" && *word != "signal" => (faults::parse_duration(word)?, rest),
@@ -238,7 +247,7 @@ fn parse_death(text: &str) -> Option<(Duration, Death)> {
         ["signal", name] => Death::Signal(format!("SIG{}", name.trim_start_matches("SIG")).parse().ok()?),
         _ => return None,
     };
-    Some((after, death))
+    Some((after, death, last_words))
 }
 
 /// Ends this process without any ado: the guest goes with it.
@@ -290,7 +299,10 @@ mod tests {
             ("1 signal SIGSEGV", Some((Duration::from_secs(1), Death::Signal(Sig::SIGSEGV)))),
             ("soon", None),
         ] {
+            let expected = expected.map(|(after, death)| (after, death, None));
             assert_eq!(parse_death(text), expected, "{text:?}");
         }
+        let told = parse_death("1s exit 2: Error: no space").unwrap();
+        assert_eq!(told, (Duration::from_secs(1), Death::Exit(2), Some("Error: no space".into())));
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use super::{Mortal, boots, container, end_of, forget};
+use super::{Mortal, boots, container, end_of, forget, last_end_of};
 use crate::scene::{DEADLINE, Scene};
 
 /// Leaves nothing but the beginning of every record in a directory, and below it. Returns how many there were.
@@ -45,6 +45,32 @@ async fn of_a_vm_that_runs() -> Result<()> {
     let pod = scene.phase("lost", "Failed").await?;
     assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
     forget(&scene, "lost").await
+}
+
+#[tokio::test]
+async fn all_of_a_vm_that_runs() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("lost-all").await?;
+    let always = json!({"restartPolicy": "Always"});
+    for (name, spec) in [("always", &always), ("never", &json!({}))] {
+        scene.create(&scene.pod(name, &json!({"command": ["/bin/sleep", "1000"]}), spec)).await?;
+    }
+    for name in ["always", "never"] {
+        scene.phase(name, "Running").await?;
+    }
+    agent.kill9()?;
+    std::fs::remove_dir_all(scene.agent.state_dir().join("pods"))?;
+    let _agent = scene.agent.start()?;
+    let pod = wait::until(&scene.pods, "always", "started again", DEADLINE, |pod| {
+        container(pod).is_ok_and(|status| status.restart_count == 1 && status.ready)
+    })
+    .await
+    .with_context(|| scene.agent_log())?;
+    assert_eq!(last_end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
+    let never = scene.phase("never", "Failed").await?;
+    assert_eq!(end_of(&never)?.reason.as_deref(), Some("ContainerStatusUnknown"));
+    assert_eq!((scene.vms().await?, boots(&scene)?), (vec![Scene::vm_of(&pod)?], 3));
+    scene.kubectl.run(["delete", "pod", "--all", "--grace-period=1"]).await?;
+    scene.nothing_left().await
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! The shim dies at each of its points. What had ended is not run again; what had not is lost, and runs once more in another VM.
+//! The shim dies at each of its points. What had ended is not run again, and how it ended is known; what had not is lost, and runs once
+//! more in another VM.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,8 +11,8 @@ use tart_kubelet_tests::wait;
 use super::{Mortal, boots, container, end_of, forget, last_end_of};
 use crate::scene::{DEADLINE, IMAGE, Scene};
 
-/// Points at which nobody knows yet how the container ended.
-const LOSES: [&str; 15] = [
+/// Points at which the container has not ended yet.
+const LOSES: [&str; 16] = [
     "shim.begun",
     "write.progress.json",
     "shim.cloned",
@@ -19,19 +20,22 @@ const LOSES: [&str; 15] = [
     "shim.run",
     "shim.up",
     "shim.set-up",
+    "write.command.json",
     "shim.init.started",
     "write.init.json",
+    "shim.init.exit",
     "shim.init.failed",
     "shim.init.over",
     "shim.post-start.before",
     "shim.post-start.after",
     "shim.running",
-    "write.result.json",
 ];
-/// Points at which the VM was not taken up yet, or the end is written down.
-const KEEPS: [&str; 7] = [
+/// Points at which the VM was not taken up yet, or the container has ended and its guest or a file knows how.
+const KEEPS: [&str; 9] = [
     "write.shim.pid",
     "shim.started",
+    "shim.exit",
+    "write.result.json",
     "shim.exited",
     "shim.result",
     "shim.stopped",
@@ -100,70 +104,65 @@ impl Traced {
     }
 }
 
-/// Runs until its `postStart` hook has.
+/// Runs until its `postStart` hook has, and until it may end.
 fn main_script() -> &'static str {
-    "until grep -q \"$vm post-start\" /private/tmp/trace/$POD; do sleep 0.05; done"
+    "cd /private/tmp/trace; until grep -q \"$vm post-start\" $POD && [ -e $POD.end ]; do sleep 0.05; done"
 }
 
-#[tokio::test]
-async fn before_anybody_knows_how_the_container_ended() -> Result<()> {
-    let traced = Traced::new("shim-loses").await?;
+/// Has a Pod whose container ends well lose its shim at a point, once; it ends well all the same, after so many restarts.
+async fn runs_in_spite_of(traced: &Traced, name: &str, point: &str, restarts: i32) -> Result<()> {
     let scene = &traced.scene;
-    for (index, point) in LOSES.into_iter().enumerate() {
+    let before = boots(scene)?;
+    let mortal = Mortal::start(scene, &[point])?;
+    let may_end = || std::fs::write(traced.dir.join(format!("{name}.end")), "");
+    if restarts == 0 {
+        may_end()?;
+    }
+    scene.create(&traced.pod(name, main_script(), "")).await?;
+    let agent = mortal.outlive().await?;
+    // What still runs when its shim dies must not end before it is dead, too.
+    wait::until(&scene.pods, name, "lost", DEADLINE, |pod| {
+        container(pod).is_ok_and(|status| status.restart_count == restarts)
+    })
+    .await?;
+    may_end()?;
+    let pod = scene.phase(name, "Succeeded").await?;
+    let status = container(&pod)?;
+    ensure!(end_of(&pod)?.exit_code == 0 && status.restart_count == restarts, "{status:?}");
+    if restarts > 0 {
+        let last = last_end_of(&pod)?;
+        ensure!(
+            last.reason.as_deref() == Some("ContainerStatusUnknown") && last.exit_code == 137,
+            "{last:?}"
+        );
+    }
+    let vms = usize::try_from(restarts)? + 1;
+    let ran = traced.ran(name, vms)?;
+    ensure!(ran == ["init", "main", "post-start"], "{ran:?}");
+    // One that is lost early has not booted.
+    ensure!((before + 1..=before + vms).contains(&boots(scene)?), "{} boots", boots(scene)? - before);
+    forget(scene, name).await?;
+    agent.kill9().map(drop)
+}
+
+async fn run_in_spite_of(scene: &str, points: &[&str], restarts: i32) -> Result<()> {
+    let traced = Traced::new(scene).await?;
+    for (index, point) in points.iter().enumerate() {
         let name = format!("pod-{index}");
-        let step = async {
-            let before = boots(scene)?;
-            let mortal = Mortal::start(scene, &[point])?;
-            scene.create(&traced.pod(&name, main_script(), "")).await?;
-            let agent = mortal.outlive().await?;
-            let pod = scene.phase(&name, "Succeeded").await?;
-            ensure!(
-                end_of(&pod)?.exit_code == 0 && container(&pod)?.restart_count == 1,
-                "{:?}",
-                container(&pod)?
-            );
-            let last = last_end_of(&pod)?;
-            ensure!(
-                last.reason.as_deref() == Some("ContainerStatusUnknown") && last.exit_code == 137,
-                "{last:?}"
-            );
-            let ran = traced.ran(&name, 2)?;
-            ensure!(ran == ["init", "main", "post-start"], "{ran:?}");
-            ensure!(boots(scene)? <= before + 2, "{} boots", boots(scene)? - before);
-            forget(scene, &name).await?;
-            agent.kill9().map(drop)
-        };
-        step.await.with_context(|| format!("after a crash at {point}"))?;
+        let run = runs_in_spite_of(&traced, &name, point, restarts).await;
+        run.with_context(|| format!("after a crash at {point}"))?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn before_the_vm_is_taken_up_or_after_its_end_is_known() -> Result<()> {
-    let traced = Traced::new("shim-keeps").await?;
-    let scene = &traced.scene;
-    for (index, point) in KEEPS.into_iter().enumerate() {
-        let name = format!("pod-{index}");
-        let step = async {
-            let before = boots(scene)?;
-            let mortal = Mortal::start(scene, &[point])?;
-            scene.create(&traced.pod(&name, main_script(), "")).await?;
-            let agent = mortal.outlive().await?;
-            let pod = scene.phase(&name, "Succeeded").await?;
-            ensure!(
-                end_of(&pod)?.exit_code == 0 && container(&pod)?.restart_count == 0,
-                "{:?}",
-                container(&pod)?
-            );
-            let ran = traced.ran(&name, 1)?;
-            ensure!(ran == ["init", "main", "post-start"], "{ran:?}");
-            ensure!(boots(scene)? == before + 1, "{} boots", boots(scene)? - before);
-            forget(scene, &name).await?;
-            agent.kill9().map(drop)
-        };
-        step.await.with_context(|| format!("after a crash at {point}"))?;
-    }
-    Ok(())
+async fn before_the_container_has_ended() -> Result<()> {
+    run_in_spite_of("shim-loses", &LOSES, 1).await
+}
+
+#[tokio::test]
+async fn before_the_vm_is_taken_up_or_after_the_container_has_ended() -> Result<()> {
+    run_in_spite_of("shim-keeps", &KEEPS, 0).await
 }
 
 #[tokio::test]
