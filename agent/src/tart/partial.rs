@@ -5,9 +5,15 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use md5::{Digest, Md5};
+use tokio::time::sleep;
+
+/// Long enough for whoever waits for a lock to have it.
+const INSTANT: Duration = Duration::from_millis(1);
 
 /// How it stands with an image that is not whole.
 #[derive(Debug)]
@@ -17,17 +23,47 @@ pub enum Partial {
     /// It is being pulled.
     UnderWay,
     /// Nobody pulls it; it stays for as long as this is held.
-    Kept(File),
+    Kept(KeptPartial),
+}
+
+/// What has arrived of an image, locked.
+#[derive(Debug)]
+pub struct KeptPartial {
+    dir: File,
+    path: PathBuf,
+}
+
+impl KeptPartial {
+    /// Lets a tart that waits for it go on with it; false when one has done so, or when it is gone.
+    ///
+    /// To every other tart that comes by it is garbage, so it is let go for no longer than an instant.
+    pub async fn offer(&self) -> bool {
+        if self.dir.unlock().is_err() {
+            return false;
+        }
+        sleep(INSTANT).await;
+        self.dir.try_lock().is_ok() && self.is_there()
+    }
+
+    /// Whether it is still what a pull of its image would go on with.
+    pub fn is_there(&self) -> bool {
+        let number = |metadata: io::Result<std::fs::Metadata>| {
+            metadata.map(|metadata| (metadata.dev(), metadata.ino())).ok()
+        };
+        let here = number(self.dir.metadata());
+        here.is_some() && here == number(self.path.symlink_metadata())
+    }
 }
 
 /// Looks at what there is of an image, by its full name, and keeps it if nobody else does.
 pub(super) fn keep(tmp: &Path, name: &str) -> io::Result<Partial> {
-    let dir = match File::open(directory(tmp, name)) {
+    let path = directory(tmp, name);
+    let dir = match File::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Partial::None),
         dir => dir?,
     };
     match dir.try_lock() {
-        Ok(()) => Ok(Partial::Kept(dir)),
+        Ok(()) => Ok(Partial::Kept(KeptPartial { dir, path })),
         Err(TryLockError::WouldBlock) => Ok(Partial::UnderWay),
         Err(TryLockError::Error(error)) => Err(error),
     }
@@ -76,6 +112,32 @@ mod tests {
         assert!(matches!(keep(tmp.path(), name).unwrap(), Partial::UnderWay));
         drop(kept);
         assert!(matches!(keep(tmp.path(), name).unwrap(), Partial::Kept(_)));
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_is_there_for_whoever_waits() {
+        let tmp =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let name = "registry.test/macos:1";
+        let dir = directory(tmp.path(), name);
+        std::fs::create_dir(&dir).unwrap();
+        let Partial::Kept(kept) = keep(tmp.path(), name).unwrap() else { panic!("nobody pulls it") };
+        assert!(kept.offer().await, "nobody wants it");
+        assert!(matches!(keep(tmp.path(), name).unwrap(), Partial::UnderWay), "and it is still kept");
+
+        let waiting = File::open(&dir).unwrap();
+        let waiter = tokio::task::spawn_blocking(move || waiting.lock().map(|()| waiting));
+        // The waiter may need a moment to begin.
+        while kept.offer().await {}
+        let taken = waiter.await.unwrap().unwrap();
+        drop(kept);
+        assert!(matches!(keep(tmp.path(), name).unwrap(), Partial::UnderWay));
+        drop(taken);
+
+        let Partial::Kept(kept) = keep(tmp.path(), name).unwrap() else { panic!("nobody pulls it") };
+        std::fs::rename(&dir, tmp.path().join("whole")).unwrap();
+        std::fs::create_dir(&dir).unwrap();
+        assert!(!kept.offer().await, "it is another one");
     }
 
     #[test]
