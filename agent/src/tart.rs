@@ -190,7 +190,7 @@ impl Tart {
 
     /// What has arrived of an image that nobody pulls now, kept from being taken for garbage for as long as it is held.
     pub fn keep_partial(&self, image: &str) -> io::Result<Partial> {
-        partial::keep(&self.home.join("tmp"), &full_name(image))
+        partial::keep(&self.home, &full_name(image))
     }
 
     /// Whether any VM is being cloned.

@@ -1,7 +1,7 @@
 //! What has arrived of images whose pulls were cut short, kept until they are pulled again or nobody seems to want them.
 //!
 //! To keep it is to hold the lock that a pull takes, too. So what is kept is offered all the time: a tart that waits for it, whoever has
-//! started it, goes on with it.
+//! started it, goes on with it, and holds nobody up who wants another image of the registry.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
