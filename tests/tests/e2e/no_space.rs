@@ -241,14 +241,13 @@ async fn a_volume_that_cannot_have_room_costs_one_image() -> Result<()> {
     for name in names {
         scene.kubectl.run(["create", "configmap", name, &from_file]).await?;
     }
-    // More than what is to be left free, and less than what the volumes need, however many images go.
+    // More than what is to be left free, and less than what the volume needs, however many images go.
     disk.fill_but(2 * MIB)?;
-    let volumes: Vec<_> =
-        names.iter().map(|name| json!({"name": name, "configMap": {"name": name}})).collect();
-    let mounts: Vec<_> =
-        names.iter().map(|name| json!({"name": name, "mountPath": format!("/Users/admin/{name}")})).collect();
+    let sources =
+        names.map(|name| json!({"configMap": {"name": name, "items": [{"key": "large", "path": name}]}}));
+    let mounts = json!([{"name": "files", "mountPath": "/Users/admin/files"}]);
     let mut reader = pod(&scene, "reader", "c", &json!({"command": ["true"], "volumeMounts": mounts}));
-    reader["spec"]["volumes"] = json!(volumes);
+    reader["spec"]["volumes"] = json!([{"name": "files", "projected": {"sources": sources}}]);
     scene.create(&reader).await?;
     scene.told("pod", "reader", "free some disk space on the host").await?;
     left(&scene, &["b", "c"], 2).await?;
@@ -262,6 +261,16 @@ async fn a_volume_that_cannot_have_room_costs_one_image() -> Result<()> {
     })
     .await?;
     left(&scene, &["b", "c"], 2).await?;
+    // What could not be written whole has not stayed in part.
+    let volumes = std::fs::read_dir(state.join("volumes"))?.collect::<Result<Vec<_>, _>>()?;
+    let [volumes] = volumes.as_slice() else { anyhow::bail!("{volumes:?}") };
+    let versions = || -> Result<usize> { Ok(std::fs::read_dir(volumes.path().join("files"))?.count()) };
+    wait::eventually("no part of the files", DEADLINE, async || {
+        let count = versions()?;
+        ensure!(count == 0, "there are {count}");
+        Ok(())
+    })
+    .await?;
     disk.fill(0)?;
     scene.phase("reader", "Succeeded").await.map(drop)
 }
