@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use kube::Config;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -18,9 +20,7 @@ pub struct Cluster {
 impl Cluster {
     /// The cluster that a kubeconfig leads to.
     pub fn of(config: &Config) -> Self {
-        let digest = |certificate: &Vec<u8>| {
-            Sha256::digest(certificate).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
-        };
+        let digest = |certificate: &Vec<u8>| BASE64_STANDARD.encode(Sha256::digest(certificate));
         Self {
             server: config.cluster_url.to_string(),
             authorities: config.root_cert.iter().flatten().map(digest).collect(),

@@ -188,12 +188,12 @@ async fn a_base_that_the_record_has_lost_goes_once_nothing_needs_it() -> Result<
     ensure!(!left.contains(base) && left.len() == 2, "{left:?}");
     let table = agent.agent().run(&["gc", "--dry-run"]).await?;
     let row = |name: &str| table.lines().find(|line| line.split_whitespace().nth(1) == Some(name));
-    for (name, why) in [("tk-base-of-mine", "not made by this agent")] {
+    let needed = left.iter().find(|name| *name != "tk-base-of-mine").context("no base is left")?;
+    for (name, why) in
+        [("tk-base-of-mine", "not made by this agent"), (needed, "VMs of Pods are cloned from it")]
+    {
         ensure!(row(name).is_some_and(|row| row.contains(" keep ") && row.ends_with(why)), "{table}");
     }
-    let needed = left.iter().find(|name| *name != "tk-base-of-mine").context("no base is left")?;
-    let why = "VMs of Pods are cloned from it";
-    ensure!(row(needed).is_some_and(|row| row.contains(" keep ") && row.ends_with(why)), "{table}");
     // The image is still in tart's cache, and Pods start from it as ever.
     run_to_its_end_beside(&scene, "again").await?;
     ensure!(scene.bases().await?.contains(base));

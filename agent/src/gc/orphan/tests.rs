@@ -86,7 +86,7 @@ fn every_guard_protects() {
 fn a_base_that_nobody_knows_is_an_orphan() {
     let name = base('0').to_string();
     let seen = world(vec![orphan(&name)]);
-    assert_eq!(doomed(&seen), [name.clone()]);
+    assert_eq!(doomed(&seen), std::slice::from_ref(&name));
     assert_eq!(judge(&seen)[0].why(), "no image that the agent knows of has it, untouched for 60 min");
     let with = |change: fn(&mut World)| {
         let mut seen = seen.clone();
