@@ -98,7 +98,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let tart = Tart::new(&args.tart_binary);
     tokio::spawn(tart::end_overdue_calls(tart.home().to_owned()));
     let config = node_config(&args, &tart).await?;
-    let _claim = Claim::take(&tart, &config.name)?;
+    let claim = Claim::take(&tart, &config.name)?;
     let Ahead { images, collector } = open_images(&args, &tart, &state, &metrics)?;
     let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
     let address = source.first().await?;
@@ -111,6 +111,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         _ = interrupt.recv() => return Ok(()),
     };
     let access = identity.access();
+    claim.join(access.cluster())?;
     let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
@@ -215,6 +216,7 @@ fn vm_collector(
     let observer = Observer {
         tart: host.tart.clone(),
         state: state.clone(),
+        images: Some(host.images.clone()),
         pods: Api::all(client.clone()),
         node: node.clone(),
         min_age: args.vm_gc_min_age,
@@ -274,6 +276,7 @@ fn open_images(
 ) -> Result<Ahead, AgentError> {
     let (rules, pulls) = (args.images.rules()?, args.images.max_parallel_image_pulls.into());
     let images = Arc::new(Images::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
+    images.tend_partials();
     let collector = || Collector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone());
     let collector = (!args.disable_vm_gc).then(|| Arc::new(collector()));
     let ahead = Ahead { images, collector };

@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod certificate;
+mod cluster;
 mod connection;
 pub mod decide;
 pub mod kubeconfig;
@@ -13,6 +14,7 @@ pub mod request;
 pub mod store;
 
 pub use access::Access;
+pub use cluster::Cluster;
 
 use std::path::PathBuf;
 use std::time::Duration;

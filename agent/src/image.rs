@@ -73,7 +73,7 @@ pub struct Images {
     making: tokio::sync::Mutex<()>,
     record: Mutex<ImageRecord>,
     pins: Pins,
-    partials: Partials,
+    partials: Arc<Partials>,
     /// Whether the agent is about to end.
     grounded: watch::Sender<bool>,
     resident: watch::Sender<Arc<Vec<Resident>>>,
@@ -82,15 +82,16 @@ pub struct Images {
 impl Images {
     /// The images that `tart` keeps, and what an earlier agent has noted down about them.
     pub fn open(tart: Tart, state: StateDir, pulls: usize, metrics: Metrics) -> Result<Self, StateError> {
-        let record = state.images()?;
+        let mut record = state.images()?;
         let partials = Partials::new(tart.clone());
+        // Before any tart command takes it for garbage.
         for image in record.pulls() {
-            // Before any tart command takes it for garbage.
             partials.keep(image);
         }
+        record.retain_partials(|image| partials.keep(image));
         Ok(Self {
             record: Mutex::new(record),
-            partials,
+            partials: Arc::new(partials),
             tart,
             state,
             metrics,
@@ -185,6 +186,11 @@ impl Images {
         self.write(&record);
     }
 
+    /// Offers what has arrived of images that are not whole to whoever pulls them, from now on.
+    pub fn tend_partials(&self) {
+        tokio::spawn(self.partials.clone().tend());
+    }
+
     /// Gives up what has arrived of images that are not whole: somebody needs the room.
     pub fn give_up_partials(&self) {
         self.partials.release_all();
@@ -225,7 +231,7 @@ impl Images {
         loop {
             self.recover().await;
             self.look().await;
-            self.partials.tidy();
+            self.forget_partials();
             sleep(LOOK_INTERVAL).await;
         }
     }
@@ -272,6 +278,27 @@ impl Images {
         self.state.write_images(&record).map_err(failed)
     }
 
+    /// Notes down that nobody is at a pull any more, and that nobody has looked what became of it.
+    fn abandon(&self, image: &str) {
+        let mut record = lock(&self.record);
+        record.abandon(image);
+        self.write(&record);
+    }
+
+    /// Forgets what was kept of images, and no longer is.
+    fn forget_partials(&self) {
+        let mut record = lock(&self.record);
+        if record.retain_partials(|image| self.partials.holds(image)) {
+            self.write(&record);
+        }
+    }
+
+    /// Reads the record again: somebody else may have written to it.
+    fn reload(&self) -> Result<(), StateError> {
+        *lock(&self.record) = self.state.images()?;
+        Ok(())
+    }
+
     /// Notes down what became of a pull, however it ended.
     async fn settle(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
         self.settle_as(image, Beginner::This).await
@@ -279,20 +306,25 @@ impl Images {
 
     async fn settle_as(&self, image: &str, beginner: Beginner) -> Result<Option<ImageDigest>, ImageError> {
         let found = self.cached(image).await?;
-        let present = found
-            .clone()
-            .filter(|digest| self.tart.has_image(digest))
-            .and_then(|digest| Some(Present { inode: self.tart.image_inode(&digest)?, digest }));
-        let is_flying = self.is_flying(image);
-        {
-            let (mut record, now) = (lock(&self.record), Timestamp::now());
-            let may_come =
-                beginner == Beginner::Another && record.may_come(image, present.as_ref(), PULL_LIMIT, now);
-            record.settle(image, present.as_ref(), !is_flying && !may_come, now);
-            self.write(&record);
-        }
+        self.conclude(image, found.as_ref(), beginner);
         self.look().await;
         Ok(found)
+    }
+
+    /// Notes down that a pull has brought this image, or none.
+    fn conclude(&self, image: &str, found: Option<&ImageDigest>, beginner: Beginner) {
+        let present = found.filter(|digest| self.tart.has_image(digest)).and_then(|digest| {
+            Some(Present { inode: self.tart.image_inode(digest)?, digest: digest.clone() })
+        });
+        let is_flying = self.is_flying(image);
+        let (mut record, now) = (lock(&self.record), Timestamp::now());
+        let may_come =
+            beginner == Beginner::Another && record.may_come(image, present.as_ref(), PULL_LIMIT, now);
+        record.settle(image, present.as_ref(), !is_flying && !may_come, now);
+        if self.partials.holds(image) {
+            record.keep_partial(image);
+        }
+        self.write(&record);
     }
 
     /// Forgets where an image was last seen, after a clone of it has failed.

@@ -1,7 +1,7 @@
 //! The `tart-kubelet` program.
 
 use std::fs::File;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,6 +14,7 @@ use tart_kubelet::image::list;
 use tart_kubelet::report::chain;
 use tart_kubelet::{agent, shim};
 use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -78,29 +79,48 @@ fn run_list(args: &AgentArgs) -> Result<(), String> {
     Ok(())
 }
 
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "what somebody who waits is told")]
 fn run_pull(args: &PullArgs) -> Result<bool, String> {
     let runtime = start(&mut Builder::new_current_thread())?;
-    let pull = command::pull(args, |said| match said {
-        Said::Progress(words) => println!("{words}"),
-        Said::Failure(words) => eprintln!("tart-kubelet: {words}"),
+    let pull = command::pull(args, |said| {
+        // Whoever waited may be gone; that is no reason to stop half way, let alone to die of it and leave a tart behind.
+        let _ = match said {
+            Said::Progress(words) => writeln!(io::stdout(), "{words}"),
+            Said::Failure(words) => writeln!(io::stderr(), "tart-kubelet: {words}"),
+        };
     });
     runtime.block_on(async {
         tokio::select! {
             pulled = pull => pulled.map_err(|error| chain(&error)),
             // Dropping the pull kills the tart that is at work.
-            _ = tokio::signal::ctrl_c() => Err("interrupted".to_owned()),
+            ended = told_to_end() => Err(ended),
         }
     })
+}
+
+/// Waits for a signal that ends a program which somebody has started by hand.
+async fn told_to_end() -> String {
+    let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
+    let listening =
+        (listen(SignalKind::interrupt()), listen(SignalKind::terminate()), listen(SignalKind::hangup()));
+    let (mut interrupt, mut terminate, mut hangup) = match listening {
+        (Ok(interrupt), Ok(terminate), Ok(hangup)) => (interrupt, terminate, hangup),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return error,
+    };
+    let name = tokio::select! {
+        _ = interrupt.recv() => "SIGINT",
+        _ = terminate.recv() => "SIGTERM",
+        _ = hangup.recv() => "SIGHUP",
+    };
+    format!("ended by {name}")
 }
 
 fn start(builder: &mut Builder) -> Result<Runtime, String> {
     builder.enable_all().build().map_err(|error| format!("cannot start: {error}"))
 }
 
-#[expect(clippy::print_stderr, reason = "the one line that says why the program ends")]
+/// Says in one line why the program ends, if anybody still listens.
 fn fail(message: &str) -> ExitCode {
-    eprintln!("tart-kubelet: {message}");
+    let _ = writeln!(io::stderr(), "tart-kubelet: {message}");
     ExitCode::from(2)
 }
 

@@ -20,6 +20,7 @@ mod probing;
 pub mod publisher;
 pub mod pulling;
 pub mod restart;
+mod room;
 pub mod roster;
 mod setback;
 pub mod slots;

@@ -31,6 +31,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitStatus;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -87,7 +88,7 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
         return Ok(());
     };
     let stop = StopSignal::watch(&attempt);
-    let shim = Shim { tart: Tart::new(&spec.tart), attempt, spec, stop };
+    let shim = Shim { tart: Tart::new(&spec.tart), attempt, spec, stop, exited_at: OnceLock::new() };
     shim.persist("who runs the VM", || shim.attempt.sign(std::process::id())).await;
     let Some(tart_lock) = shim.attempt.take_tart_lock()? else {
         let message = "another tart is still at work on the VM".to_owned();
@@ -105,6 +106,8 @@ struct Shim {
     attempt: Attempt,
     spec: ShimSpec,
     stop: StopSignal,
+    /// When the main container's command ended.
+    exited_at: OnceLock<Timestamp>,
 }
 
 impl Shim {
@@ -214,7 +217,8 @@ impl Shim {
             End::Guest(GuestEnd::Over(ending)) => ending,
         };
         let has_started = container.is_up || !matches!(ending, Ending::NotStarted { .. });
-        let outcome = Outcome { ending, started_at: container.started_at, finished_at: Timestamp::now() };
+        let finished_at = self.exited_at.get().copied().unwrap_or_else(Timestamp::now);
+        let outcome = Outcome { ending, started_at: container.started_at, finished_at };
         Ran { child: Some(child), outcome, no_space, has_started }
     }
 

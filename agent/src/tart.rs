@@ -17,13 +17,14 @@ pub use image_name::{ImageDigest, full_name};
 pub use list::Source;
 pub use lock::{VmLock, touched};
 pub use overdue::end_overdue_calls;
-pub use partial::Partial;
+pub use partial::{KeptPartial, Partial};
 pub use version::TartVersion;
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::str::FromStr;
 use std::time::Duration;
 
 use tokio::process::{Child, Command};
@@ -103,6 +104,15 @@ impl Tart {
     /// The names of the VMs of which there is anything on the disk. tart itself is silent about those that lack a file, as after
     /// a deletion that was cut short.
     pub fn vm_dirs(&self) -> io::Result<Vec<VmName>> {
+        self.named_dirs()
+    }
+
+    /// The same of base VMs.
+    pub fn base_dirs(&self) -> io::Result<Vec<BaseName>> {
+        self.named_dirs()
+    }
+
+    fn named_dirs<N: FromStr>(&self) -> io::Result<Vec<N>> {
         let entries = match std::fs::read_dir(self.home.join("vms")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
@@ -114,14 +124,27 @@ impl Tart {
         Ok(names)
     }
 
-    /// What tart's own locks say of a VM.
-    pub fn lock_of(&self, vm: &VmName) -> io::Result<VmLock> {
-        lock::look(&self.vm_dir(vm))
+    /// What tart's own locks say of the VM in a directory.
+    pub fn lock_of(&self, dir: &Path) -> io::Result<VmLock> {
+        lock::look(dir)
     }
 
-    /// Removes what is left of a VM that tart no longer takes for one.
+    /// Removes what is left of a VM that tart no longer takes for one: tart deletes nothing that lacks its configuration.
     pub fn remove_rest(&self, vm: &VmName) -> io::Result<()> {
-        crate::volume::remove(&self.home.join("vms"), &vm.to_string())
+        self.remove_unless_whole(&vm.to_string())
+    }
+
+    /// The same of a base VM.
+    pub fn remove_rest_of_base(&self, base: &BaseName) -> io::Result<()> {
+        self.remove_unless_whole(&base.to_string())
+    }
+
+    fn remove_unless_whole(&self, name: &str) -> io::Result<()> {
+        let vms = self.home.join("vms");
+        if vms.join(name).join("config.json").exists() {
+            return Ok(());
+        }
+        crate::volume::remove(&vms, name)
     }
 
     /// The version that the program says it has.
@@ -167,7 +190,7 @@ impl Tart {
 
     /// What has arrived of an image that nobody pulls now, kept from being taken for garbage for as long as it is held.
     pub fn keep_partial(&self, image: &str) -> io::Result<Partial> {
-        partial::keep(&self.home.join("tmp"), &full_name(image))
+        partial::keep(&self.home, &full_name(image))
     }
 
     /// Whether any VM is being cloned.

@@ -108,6 +108,15 @@ impl Agent {
         process::run(command, "", Duration::from_mins(1)).await
     }
 
+    /// Starts a sub-command of its program with the agent's flags; what it says goes to a log of its own.
+    pub fn begin(&self, words: &[&str]) -> Result<Process> {
+        let mut command = self.mac.command(&self.program);
+        command.args(words).args(&self.arguments);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let log = self.mac.sandbox().directory("command")?.join("log");
+        Process::start(&words.join(" "), &mut command, &log)
+    }
+
     /// Starts the agent; its log goes on where an earlier run's ended.
     pub fn start(&self) -> Result<RunningAgent> {
         let mut command = match &self.starter {

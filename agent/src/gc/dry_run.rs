@@ -57,7 +57,8 @@ pub async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
     let at_work = at_work(&state)?;
     let tart = Tart::new(&args.tart_binary);
     let images = image_rows(&tart, &state, args.images.rules()?)?;
-    let observer = Observer { tart, state, pods: Api::all(client), node, min_age: args.vm_gc_min_age };
+    let min_age = args.vm_gc_min_age;
+    let observer = Observer { tart, state, images: None, pods: Api::all(client), node, min_age };
     let world = observer.look(&mut Ages::default(), at_work).await;
     if let Err(why) = world.vms {
         return Err(DryRunError::Vms(why));

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -11,12 +12,14 @@ use tokio::time::timeout;
 
 use super::ages::{Ages, Now};
 use super::orphan::{Remains, Unknown, Vm, World};
+use crate::image::Images;
+use crate::image::record::KnownImage;
 use crate::node::NodeName;
 use crate::pod::{PodName, PodUid};
 use crate::report::chain;
-use crate::state::{PodDir, StateDir, StateError};
+use crate::state::{Holder, PodDir, StateDir, StateError};
 use crate::tart::{Source, Tart, touched};
-use crate::vm::VmName;
+use crate::vm::{BaseName, VmName};
 
 const API_LIMIT: Duration = Duration::from_secs(15);
 
@@ -27,6 +30,8 @@ pub struct Observer {
     pub tart: Tart,
     /// What Pods leave behind.
     pub state: StateDir,
+    /// The images as the agent knows them; without it, as they are written down.
+    pub images: Option<Arc<Images>>,
     /// All Pods of the cluster; only those of this Node are asked for.
     pub pods: Api<Pod>,
     /// This Node.
@@ -44,14 +49,25 @@ impl Observer {
         let vms = names.map(|names| names.into_iter().map(|name| self.vm(name, ages, now)).collect());
         let remains = self.state.pods().map_err(unknown);
         let remains = remains.map(|dirs| dirs.iter().map(|dir| remains_of(dir, ages, now)).collect());
-        World { vms, remains, pods: self.bound().await, at_work, min_age: self.min_age }
+        let pods = self.bound().await;
+        World { vms, remains, pods, at_work, bases: self.bases(), min_age: self.min_age }
     }
 
     /// Looks again at one VM.
     pub async fn look_at_vm(&self, vm: &VmName, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
-        let is_there = self.tart.vm_dir(vm).exists();
-        let vms = Ok(is_there.then(|| self.vm(vm.to_string(), ages, Now::ask())).into_iter().collect());
-        World { vms, remains: Ok(Vec::new()), pods: self.bound().await, at_work, min_age: self.min_age }
+        self.look_at_one(&vm.to_string(), ages, at_work).await
+    }
+
+    /// Looks again at one base VM.
+    pub async fn look_at_base(&self, base: &BaseName, ages: &mut Ages) -> World {
+        self.look_at_one(&base.to_string(), ages, HashSet::new()).await
+    }
+
+    async fn look_at_one(&self, name: &str, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+        let is_there = self.tart.home().join("vms").join(name).exists();
+        let vms = Ok(is_there.then(|| self.vm(name.to_owned(), ages, Now::ask())).into_iter().collect());
+        let pods = self.bound().await;
+        World { vms, remains: Ok(Vec::new()), pods, at_work, bases: self.bases(), min_age: self.min_age }
     }
 
     /// Looks again at what one Pod has left in the state directory.
@@ -60,7 +76,8 @@ impl Observer {
         let vms = self.tart.vm_dirs().map_err(|error| chain(&error));
         let vms = vms.map(|names| names.iter().map(|vm| self.vm(vm.to_string(), ages, now)).collect());
         let remains = Ok(vec![remains_of(dir, ages, now)]);
-        World { vms, remains, pods: self.bound().await, at_work, min_age: self.min_age }
+        let pods = self.bound().await;
+        World { vms, remains, pods, at_work, bases: self.bases(), min_age: self.min_age }
     }
 
     /// The names of all VMs, and of those of ours of which only a part is there.
@@ -68,21 +85,43 @@ impl Observer {
         let mut names = self.tart.list(Source::Local).await.map_err(|error| chain(&error))?;
         let on_disk = self.tart.vm_dirs().map_err(|error| chain(&error))?;
         names.extend(on_disk.iter().map(ToString::to_string));
+        let on_disk = self.tart.base_dirs().map_err(|error| chain(&error))?;
+        names.extend(on_disk.iter().map(ToString::to_string));
         names.sort_unstable();
         names.dedup();
         Ok(names)
     }
 
     fn vm(&self, name: String, ages: &mut Ages, now: Now) -> Vm {
-        let Ok(vm) = name.parse::<VmName>() else { return Vm::foreign(name) };
+        let (dir, holder) = if let Ok(vm) = name.parse::<VmName>() {
+            let holder = self.state.pod(vm.uid().clone()).attempt(vm.restart()).holder();
+            (self.tart.vm_dir(&vm), holder.map_err(unknown))
+        } else if let Ok(base) = name.parse::<BaseName>() {
+            (self.tart.base_dir(&base), Ok(Holder::Nobody))
+        } else {
+            return Vm::foreign(name);
+        };
         Vm {
-            holder: self.state.pod(vm.uid().clone()).attempt(vm.restart()).holder().map_err(unknown),
-            lock: self.tart.lock_of(&vm).map_err(|error| chain(&error)),
-            age: touched(&self.tart.vm_dir(&vm))
-                .map(|touched| ages.of(&name, touched, now))
-                .map_err(|error| chain(&error)),
+            holder,
+            lock: self.tart.lock_of(&dir).map_err(|error| chain(&error)),
+            age: touched(&dir).map(|touched| ages.of(&name, touched, now)).map_err(|error| chain(&error)),
             name,
         }
+    }
+
+    /// The base VMs that are accounted for.
+    fn bases(&self) -> Result<HashSet<BaseName>, Unknown> {
+        let known = match &self.images {
+            Some(images) => images.known(),
+            None => self.state.images().map_err(unknown)?.images().to_vec(),
+        };
+        // The record first: a Pod is in the state directory while its image is still in the record.
+        let recorded: Vec<BaseName> = known.iter().map(KnownImage::base).collect();
+        let Some(mut bases) = self.state.bases_in_use().map_err(unknown)? else {
+            return Err("there is a VM of which it is not known what it was made from".to_owned());
+        };
+        bases.extend(recorded);
+        Ok(bases)
     }
 
     /// The Pods of this Node, from the API server itself and not from any cache of ours.

@@ -2,6 +2,8 @@
 //!
 //! Deleted is only what all of this holds for: its name is in the agent's own grammar, no Pod with its UID is bound to this Node, no
 //! worker of the agent, no shim and no tart is at work on it, and nobody has touched it for a while. Whatever is not known keeps it.
+//!
+//! Base VMs go with their images. One that the record of images has lost is an orphan, too.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -28,6 +30,8 @@ pub struct World {
     pub pods: Result<HashMap<PodUid, PodName>, Unknown>,
     /// The Pods that a worker of the agent is busy with.
     pub at_work: HashSet<PodUid>,
+    /// The base VMs that are accounted for: by the record of images, or by a VM that was made from one or is planned.
+    pub bases: Result<HashSet<BaseName>, Unknown>,
     /// What is younger is left alone.
     pub min_age: Duration,
 }
@@ -61,6 +65,8 @@ pub struct Remains {
 pub enum Subject {
     /// A VM of ours, by its name.
     Vm(VmName),
+    /// A VM that others are cloned from, by its name.
+    Base(BaseName),
     /// A VM that is none of the collector's business, by its name.
     Other(String),
     /// What a Pod has left in the state directory.
@@ -97,6 +103,8 @@ pub enum Guard {
     Foreign,
     /// VMs of Pods are cloned from it.
     Base,
+    /// Nobody knows which base VMs are needed.
+    BasesUnknown(Unknown),
     /// Nobody knows which Pods there are.
     PodsUnknown(Unknown),
     /// Nobody knows which VMs there are.
@@ -132,7 +140,9 @@ impl World {
         let remains =
             self.remains.as_ref().err().map(|why| format!("cannot read the state directory: {why}"));
         let pods = self.pods.as_ref().err().map(|why| format!("cannot list Pods: {why}"));
-        [vms, remains, pods].into_iter().flatten().collect()
+        let bases =
+            self.bases.as_ref().err().map(|why| format!("cannot tell which base VMs are needed: {why}"));
+        [vms, remains, pods, bases].into_iter().flatten().collect()
     }
 }
 
@@ -141,6 +151,18 @@ impl Vm {
     pub fn foreign(name: String) -> Self {
         let why = || "it is not ours".to_owned();
         Self { name, holder: Err(why()), lock: Err(why()), age: Err(why()) }
+    }
+}
+
+impl Verdict {
+    /// Why, in words.
+    pub fn why(&self) -> String {
+        match (&self.subject, &self.judgement) {
+            (Subject::Base(_), Judgement::Delete { age, .. }) => {
+                format!("no image that the agent knows of has it, untouched for {}", Rough(*age))
+            }
+            (_, judgement) => judgement.to_string(),
+        }
     }
 }
 
@@ -167,6 +189,7 @@ impl Guard {
             Self::Base => "base",
             Self::PodsUnknown(_)
             | Self::VmsUnknown(_)
+            | Self::BasesUnknown(_)
             | Self::HolderUnknown(_)
             | Self::LockUnknown(_)
             | Self::AgeUnknown(_) => "unknown",
@@ -187,6 +210,7 @@ impl fmt::Display for Guard {
             Self::Foreign => f.write_str("not made by this agent"),
             Self::Base => f.write_str("VMs of Pods are cloned from it"),
             Self::PodsUnknown(why) => write!(f, "the Pods of this Node are not known: {why}"),
+            Self::BasesUnknown(why) => write!(f, "it is not known whether it is needed: {why}"),
             Self::VmsUnknown(why) => write!(f, "the VMs of this host are not known: {why}"),
             Self::Bound(pod) => write!(f, "Pod {pod} is on this Node"),
             Self::AtWork => f.write_str("the agent is cleaning up after its Pod"),
@@ -219,6 +243,7 @@ impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Vm(vm) => vm.fmt(f),
+            Self::Base(base) => base.fmt(f),
             Self::Other(name) => f.write_str(name),
             Self::Remains(uid) => uid.fmt(f),
         }
@@ -242,12 +267,16 @@ pub fn judge_one(world: &World, subject: &Subject) -> Judgement {
 }
 
 fn judge_vm(world: &World, vm: &Vm) -> Verdict {
-    let Ok(name) = vm.name.parse::<VmName>() else {
-        let guard = if vm.name.parse::<BaseName>().is_ok() { Guard::Base } else { Guard::Foreign };
-        return Verdict { subject: Subject::Other(vm.name.clone()), judgement: Judgement::Keep(guard) };
+    let (subject, judgement) = if let Ok(name) = vm.name.parse::<VmName>() {
+        let judgement = judge_own(world, vm, name.uid());
+        (Subject::Vm(name), judgement)
+    } else if let Ok(base) = vm.name.parse::<BaseName>() {
+        let judgement = judge_base(world, vm, &base);
+        (Subject::Base(base), judgement)
+    } else {
+        (Subject::Other(vm.name.clone()), Err(Guard::Foreign))
     };
-    let judgement = judge_own(world, vm, name.uid()).unwrap_or_else(Judgement::Keep);
-    Verdict { subject: Subject::Vm(name), judgement }
+    Verdict { subject, judgement: judgement.unwrap_or_else(Judgement::Keep) }
 }
 
 fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
@@ -262,6 +291,20 @@ fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
     }
     let age = old_enough(&vm.age, world.min_age)?;
     Ok(Judgement::Delete { runs: lock == VmLock::Runs, age })
+}
+
+fn judge_base(world: &World, vm: &Vm, base: &BaseName) -> Result<Judgement, Guard> {
+    if world.bases.as_ref().map_err(|why| Guard::BasesUnknown(why.clone()))?.contains(base) {
+        return Err(Guard::Base);
+    }
+    // A Pod may want it, and then it is known in a moment.
+    world.pods.as_ref().map_err(|why| Guard::PodsUnknown(why.clone()))?;
+    match vm.lock.clone().map_err(Guard::LockUnknown)? {
+        VmLock::Free => {}
+        // We never run it.
+        VmLock::Runs | VmLock::Busy => return Err(Guard::Busy),
+    }
+    Ok(Judgement::Delete { runs: false, age: old_enough(&vm.age, world.min_age)? })
 }
 
 fn judge_remains(world: &World, remains: &Remains) -> Result<Judgement, Guard> {

@@ -21,12 +21,13 @@ pub struct Row {
 }
 
 impl From<Verdict> for Row {
-    fn from(Verdict { subject, judgement }: Verdict) -> Self {
-        let kind = match subject {
-            Subject::Vm(_) | Subject::Other(_) => "VM",
+    fn from(verdict: Verdict) -> Self {
+        let kind = match verdict.subject {
+            Subject::Vm(_) | Subject::Base(_) | Subject::Other(_) => "VM",
             Subject::Remains(_) => "state",
         };
-        Self { kind, name: subject.to_string(), decision: judgement.word(), why: judgement.to_string() }
+        let (name, why) = (verdict.subject.to_string(), verdict.why());
+        Self { kind, name, decision: verdict.judgement.word(), why }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::pod::at_work::AtWork;
 use crate::report::chain;
 use crate::state::StateError;
 use crate::tart::TartError;
-use crate::vm::VmName;
+use crate::vm::{BaseName, VmName};
 
 /// How long a VM may take to stop before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -96,10 +96,10 @@ impl Collector {
     /// Says what is to become of everything, each time it is something else.
     fn tell(&mut self, verdicts: &[Verdict]) {
         let mut told = HashMap::new();
-        for Verdict { subject, judgement } in verdicts {
-            let (name, label) = (subject.to_string(), label(judgement));
+        for verdict in verdicts {
+            let (name, label) = (verdict.subject.to_string(), label(&verdict.judgement));
             if self.told.get(&name) != Some(&label) {
-                info!(subject = name, decision = judgement.word(), why = %judgement, "judged");
+                info!(subject = name, decision = verdict.judgement.word(), why = verdict.why(), "judged");
             }
             told.insert(name, label);
         }
@@ -113,6 +113,7 @@ impl Collector {
         let before = free();
         let (kind, kept) = match subject {
             Subject::Vm(vm) => ("vm", self.delete_vm(vm).await?),
+            Subject::Base(base) => ("base", self.delete_base(base).await?),
             Subject::Remains(uid) => ("state", self.delete_remains(uid).await?),
             Subject::Other(_) => return Ok(Some(Judgement::Keep(Guard::Foreign))),
         };
@@ -149,10 +150,20 @@ impl Collector {
         };
         let tart = &self.observer.tart;
         tart.delete(vm).await?;
-        // To tart, a VM without its configuration is none.
-        if !tart.vm_dir(vm).join("config.json").exists() {
-            block_in_place(|| tart.remove_rest(vm)).map_err(CollectError::Rest)?;
-        }
+        block_in_place(|| tart.remove_rest(vm)).map_err(CollectError::Rest)?;
+        Ok(None)
+    }
+
+    async fn delete_base(&mut self, base: &BaseName) -> Result<Option<Judgement>, CollectError> {
+        let doom = self.observer.images.as_ref().map(|images| images.pins().doom([base.to_string()]));
+        // A Pod is about to start from it.
+        let Some(Some(_doom)) = doom else { return Ok(Some(Judgement::Keep(Guard::Base))) };
+        let world = self.observer.look_at_base(base, &mut self.ages).await;
+        let second = judge_one(&world, &Subject::Base(base.clone()));
+        let Judgement::Delete { .. } = second else { return Ok(Some(second)) };
+        let tart = &self.observer.tart;
+        tart.delete_base(base).await?;
+        block_in_place(|| tart.remove_rest_of_base(base)).map_err(CollectError::Rest)?;
         Ok(None)
     }
 

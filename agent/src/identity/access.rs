@@ -13,6 +13,7 @@ use kube::{Client, Config};
 use tokio::sync::watch;
 use tower::{BoxError, Layer, Service};
 
+use super::cluster::Cluster;
 use super::connection;
 
 /// How the API server is reached; good for any number of clients.
@@ -33,6 +34,11 @@ impl Access {
     /// The API server's address.
     pub fn server(&self) -> Uri {
         self.0.borrow().cluster_url.clone()
+    }
+
+    /// The cluster that it leads to.
+    pub fn cluster(&self) -> Cluster {
+        Cluster::of(&self.0.borrow())
     }
 
     /// A client that belongs to the runtime of the caller, with something around it that sees every call.

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::credentials::{self, BadSecret, Credential};
 use super::door::{self, DoorError, Question};
-use super::{ImageError, Images};
+use super::{Beginner, ImageError, Images};
 use crate::cli::{AgentArgs, PullArgs};
 use crate::metrics::Metrics;
 use crate::report::chain;
@@ -166,11 +166,17 @@ async fn pull_alone(
     let images = open(args, state)?;
     images.begin(image)?;
     drop(lock);
+    images.tend_partials();
     let pulled = images.fetch(image, credentials, arrived).await;
+    // Before the lock: tart may take its time to answer.
+    let found = images.cached(image).await;
     if let Some(_lock) = state.lock()? {
-        let settled = open(args, state)?.settle(image).await;
+        images.reload()?;
+        if let Ok(found) = &found {
+            images.conclude(image, found.as_ref(), Beginner::This);
+        }
         pulled?;
-        return Ok(settled?.ok_or_else(|| ImageError::Vanished(image.clone()))?.to_string());
+        return Ok(found?.ok_or_else(|| ImageError::Vanished(image.clone()))?.to_string());
     }
     pulled?;
     // What has begun here is the agent's to finish: it finds the image in the cache.

@@ -65,6 +65,10 @@ impl Images {
             pulled = self.fetch_while_wanted(&key, &flight) => Some(pulled),
             _ = grounded.wait_for(|grounded| *grounded) => None,
         };
+        if pulled.is_none() {
+            // Before anybody takes it for landed: the agent ends then.
+            self.abandon(&key.0);
+        }
         lock(&self.flights).retain(|_, other| !Arc::ptr_eq(other, &flight));
         // To look for the image would have tart take what has arrived for garbage.
         let Some(pulled) = pulled else { return };
@@ -122,11 +126,7 @@ impl Images {
         }
         let mut failure = None;
         for credential in tries {
-            let pulled = tokio::select! {
-                pulled = self.tart.pull(image, credential, &mut arrived) => pulled,
-                never = self.partials.hand_over(image) => match never {},
-            };
-            match pulled {
+            match self.tart.pull(image, credential, &mut arrived).await {
                 Ok(()) => {
                     crash::point("agent.pull.ended");
                     return Ok(());

@@ -1,24 +1,24 @@
 //! What has arrived of images whose pulls were cut short, kept until they are pulled again or nobody seems to want them.
+//!
+//! To keep it is to hold the lock that a pull takes, too. So what is kept is offered all the time: a tart that waits for it, whoever has
+//! started it, goes on with it, and holds nobody up who wants another image of the registry.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
-use std::fs::File;
-use std::future::pending;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::lock;
-use crate::tart::{Partial, Tart, full_name};
+use crate::tart::{KeptPartial, Partial, Tart, full_name};
 
 /// Twice as long as anybody waits before a pull is tried again.
 const WANTED_FOR: Duration = Duration::from_mins(10);
-/// Long enough for whoever waits for a lock to have it.
-const INSTANT: Duration = Duration::from_millis(1);
-const OFFER_INTERVAL: Duration = Duration::from_millis(200);
-/// The commands that an agent starts with have come by until then; each would take what it finds unlocked for garbage.
+const OFFER_INTERVAL: Duration = Duration::from_secs(1);
+/// The commands that an agent starts with, and those that follow a pull which has failed, have come by until then; each would take what
+/// it finds unlocked for garbage.
 const FIRST_OFFER: Duration = Duration::from_secs(2);
 
 /// All that is kept.
@@ -31,8 +31,7 @@ pub(super) struct Partials {
 
 #[derive(Debug)]
 struct Kept {
-    /// Locked.
-    dir: File,
+    partial: Arc<KeptPartial>,
     since: Instant,
 }
 
@@ -41,48 +40,67 @@ impl Partials {
         Self { tart, kept: Mutex::default() }
     }
 
-    /// Keeps what has arrived of an image, if anything has.
-    pub(super) fn keep(&self, image: &str) {
-        match self.tart.keep_partial(image) {
-            Ok(Partial::Kept(dir)) => {
-                info!(image, "what has arrived of the image is kept for the next try");
-                lock(&self.kept).insert(full_name(image), Kept { dir, since: Instant::now() });
-            }
-            Ok(Partial::None | Partial::UnderWay) => {}
-            Err(error) => warn!(image, %error, "what has arrived of the image cannot be kept"),
+    /// Keeps what has arrived of an image, or goes on with it; false when nothing of it is there.
+    pub(super) fn keep(&self, image: &str) -> bool {
+        let (mut all, name) = (lock(&self.kept), full_name(image));
+        if let Some(kept) = all.get_mut(&name).filter(|kept| kept.partial.is_there()) {
+            kept.since = Instant::now();
+            return true;
         }
+        match self.tart.keep_partial(image) {
+            Ok(Partial::Kept(partial)) => {
+                info!(image, "what has arrived of the image is kept for the next try");
+                all.insert(name, Kept { partial: Arc::new(partial), since: Instant::now() });
+                true
+            }
+            Ok(Partial::UnderWay) => true,
+            Ok(Partial::None) => false,
+            Err(error) => {
+                warn!(image, %error, "what has arrived of the image cannot be kept");
+                true
+            }
+        }
+    }
+
+    /// Whether anything of an image is kept.
+    pub(super) fn holds(&self, image: &str) -> bool {
+        lock(&self.kept).contains_key(&full_name(image))
     }
 
     /// Whether somebody else is pulling an image at this moment.
     pub(super) fn is_under_way(&self, image: &str) -> bool {
-        let is_kept = lock(&self.kept).contains_key(&full_name(image));
-        !is_kept && matches!(self.tart.keep_partial(image), Ok(Partial::UnderWay))
+        !self.holds(image) && matches!(self.tart.keep_partial(image), Ok(Partial::UnderWay))
     }
 
-    /// Hands over what has arrived of an image to the tart that pulls it now, which waits for it once it knows the manifest. Until then
-    /// others may come by, so it is let go for no longer than an instant at a time. Never ends: it goes on for as long as the pull.
-    pub(super) async fn hand_over(&self, image: &str) -> Infallible {
-        let kept = lock(&self.kept).remove(&full_name(image));
-        if let Some(Kept { dir, .. }) = kept {
-            sleep(FIRST_OFFER).await;
-            while dir.unlock().is_ok() {
-                sleep(INSTANT).await;
-                if dir.try_lock().is_err() {
-                    break;
-                }
-                sleep(OFFER_INTERVAL).await;
-            }
+    /// Offers what is kept, and lets go of what nobody has come back for, for as long as it is polled.
+    pub(super) async fn tend(self: Arc<Self>) {
+        loop {
+            sleep(OFFER_INTERVAL).await;
+            lock(&self.kept).retain(|_, kept| kept.since.elapsed() < WANTED_FOR);
+            self.offer(FIRST_OFFER).await;
         }
-        pending().await
+    }
+
+    /// Offers what has been kept for so long.
+    async fn offer(&self, least: Duration) {
+        let ripe: Vec<_> = lock(&self.kept)
+            .iter()
+            .filter(|(_, kept)| kept.since.elapsed() >= least)
+            .map(|(name, kept)| (name.clone(), kept.partial.clone()))
+            .collect();
+        join_all(ripe.into_iter().map(async |(name, partial)| {
+            if !partial.offer().await {
+                let mut all = lock(&self.kept);
+                if all.get(&name).is_some_and(|kept| Arc::ptr_eq(&kept.partial, &partial)) {
+                    all.remove(&name);
+                }
+            }
+        }))
+        .await;
     }
 
     /// Lets go of everything: room on the disk is more urgent. The next tart command removes it.
     pub(super) fn release_all(&self) {
         lock(&self.kept).clear();
-    }
-
-    /// Lets go of what nobody has come back for.
-    pub(super) fn tidy(&self) {
-        lock(&self.kept).retain(|_, kept| kept.since.elapsed() < WANTED_FOR);
     }
 }

@@ -16,6 +16,9 @@ use crate::vm::BaseName;
 pub struct ImageRecord {
     /// Pulls that are under way or were cut short, by the image's name.
     pulls: BTreeMap<String, PullRecord>,
+    /// The images of which something was kept for the next pull, by name. Whoever makes one of them whole, it may be somebody else.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    partials: BTreeSet<String>,
     images: Vec<KnownImage>,
 }
 
@@ -24,7 +27,7 @@ pub struct ImageRecord {
 struct PullRecord {
     /// The digests of its repository that were in the cache before: others have put them there, or the record says more.
     before: BTreeSet<String>,
-    /// When it was last begun.
+    /// When it was last begun; absent once nobody is at it.
     #[serde(default)]
     begun_at: Option<Timestamp>,
 }
@@ -78,8 +81,29 @@ impl ImageRecord {
 
     /// A pull is about to begin. One that was cut short counts from its own beginning.
     pub fn begin(&mut self, image: &str, before: impl IntoIterator<Item = String>, now: Timestamp) {
+        let name = full_name(image);
+        self.partials.remove(&name);
         let before = || PullRecord { before: before.into_iter().collect(), begun_at: None };
-        self.pulls.entry(full_name(image)).or_insert_with(before).begun_at = Some(now);
+        self.pulls.entry(name).or_insert_with(before).begun_at = Some(now);
+    }
+
+    /// Nobody is at a pull any more: what it may have brought is there by now.
+    pub fn abandon(&mut self, image: &str) {
+        if let Some(pull) = self.pulls.get_mut(&full_name(image)) {
+            pull.begun_at = None;
+        }
+    }
+
+    /// Something of an image is kept for the next pull.
+    pub fn keep_partial(&mut self, image: &str) {
+        self.partials.insert(full_name(image));
+    }
+
+    /// Forgets what was kept of images, but for these; whether there was any.
+    pub fn retain_partials(&mut self, is_kept: impl Fn(&str) -> bool) -> bool {
+        let before = self.partials.len();
+        self.partials.retain(|name| is_kept(name));
+        self.partials.len() < before
     }
 
     /// Whether a pull that somebody else has begun may still bring an image: what was found is not new, and its time is not over.
@@ -243,6 +267,37 @@ mod tests {
         assert!(may_come(&record, None, 10), "it was begun again");
         let old = r#"{"pulls": {"r.test/macos:1": {"before": []}}, "images": []}"#;
         assert!(!may_come(&serde_json::from_str(old).unwrap(), None, 0), "an older agent has not said when");
+    }
+
+    #[test]
+    fn a_pull_that_nobody_is_at_brings_nothing_more() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos:1", [], at(0));
+        record.abandon("r.test/macos:1");
+        record.abandon("r.test/macos:never-begun");
+        assert!(!record.may_come("r.test/macos:1", None, SignedDuration::from_secs(10), at(1)));
+        // But what it has brought is ours.
+        record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
+        assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
+    }
+
+    #[test]
+    fn what_is_kept_of_an_image_makes_nobody_its_owner() {
+        let mut record = ImageRecord::default();
+        record.begin("r.test/macos", [], at(0));
+        record.settle("r.test/macos", None, true, at(1));
+        record.keep_partial("r.test/macos");
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<ImageRecord>(&text).unwrap(), record);
+        assert!(!record.retain_partials(|name| name == "r.test/macos:latest"), "it is there");
+        // Somebody else has gone on with it.
+        record.settle("r.test/macos", Some(&present('a')), true, at(2));
+        assert_eq!(ours(&record), []);
+        assert!(record.retain_partials(|_| false));
+        record.keep_partial("r.test/macos");
+        record.begin("r.test/macos", [hex('a')], at(3));
+        record.settle("r.test/macos", Some(&present('a')), true, at(4));
+        assert!(ours(&record).is_empty() && record == ImageRecord::default());
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl Default for VmCollection {
             passes: BTreeMap::from([("success", 0), ("failure", 0)]),
             times: Histogram::new(&ENDS),
             last_success: None,
-            deleted: BTreeMap::from([("vm", 0), ("state", 0)]),
+            deleted: BTreeMap::from([("vm", 0), ("base", 0), ("state", 0)]),
             freed: 0,
             kept: BTreeMap::new(),
         }
@@ -79,7 +79,11 @@ impl VmCollection {
         page.family(name, "gauge", "When the last one succeeded; 0 before the first.");
         page.sample(name, &[], self.last_success.map_or(0.0, |at| at.as_duration().as_secs_f64()));
         let name = "tart_kubelet_vm_gc_deleted_total";
-        page.family(name, "counter", "What was deleted: VMs, and state of Pods that are gone.");
+        page.family(
+            name,
+            "counter",
+            "What was deleted: VMs, base VMs that were in no record, and state of Pods that are gone.",
+        );
         for (kind, count) in &self.deleted {
             page.sample(name, &[("kind", kind)], number(*count));
         }

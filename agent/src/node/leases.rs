@@ -67,8 +67,8 @@ pub fn shortage(left: Figure) -> Option<String> {
     (left.available < LEAST).then(|| {
         format!(
             "{lent} of the {} addresses for VMs are lent, and VMs that find none will not start: have macOS lend them for a shorter time, \
-             `sudo defaults write /Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist bootpd -dict \
-             DHCPLeaseTimeSecs -int 600`",
+             with packaging/host/dhcp-lease-time.sh or `sudo defaults write \
+             /Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist bootpd -dict-add DHCPLeaseTimeSecs -int 600`",
             left.total
         )
     })

@@ -103,7 +103,7 @@ impl Observation {
         };
         match attempt.stop.and_then(|stop| stop.cause) {
             // As for the kubelet: it was stopped for the sake of another image, and has to start with that, whatever the policy says.
-            Some(StopCause::Changed) => {
+            Some(StopCause::Changed) if !ended_before_asked(attempt, outcome) => {
                 Verdict::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
             }
             // How often it has failed with another image says nothing of this one.
@@ -260,13 +260,21 @@ fn run(seen: &Observation) -> Decision {
     }
 }
 
+/// Whether a container had ended by itself when it was asked to: nobody had seen it yet.
+fn ended_before_asked(attempt: &AttemptView, outcome: &Outcome) -> bool {
+    // For the sake of an image it was given its Pod's grace period, from the moment that it was asked.
+    let asked = attempt.stop.zip(attempt.spec.as_ref());
+    asked.is_some_and(|(stop, spec)| later(outcome.finished_at, spec.grace) < stop.deadline)
+}
+
 /// The next step for a VM whose shim is at work: none, unless it needs room, or its container has failed a probe or is to have
 /// another image.
 fn attend(seen: &Observation, current: &AttemptView) -> Decision {
     if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
         return await_shim(current.restart, stop, seen.now);
     }
-    let changed = seen.is_outdated(current).then_some(StopCause::Changed);
+    // One that cannot be read now would not start again.
+    let changed = (seen.is_outdated(current) && !seen.refused).then_some(StopCause::Changed);
     match changed.or_else(|| seen.health?.failed) {
         // A container that has ended by itself meanwhile is beyond all that.
         Some(cause) if current.result.is_none() => Decision::StopFor(current.restart, cause),

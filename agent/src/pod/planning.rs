@@ -31,9 +31,7 @@ impl Worker {
     pub(super) async fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), WorkError> {
         let pod = self.pod.borrow().clone();
         // The image of a Pod may change; what is started from here on is what the Pod says now.
-        if let Ok(current) = read(&pod) {
-            self.plan = Ok(current);
-        }
+        self.plan = read(&pod);
         let Ok(plan) = self.plan.clone() else { return Ok(()) };
         let fetcher = Fetcher {
             images: self.host.images.clone(),
@@ -96,6 +94,7 @@ impl Worker {
             }
         };
         self.told.shortage = None;
+        self.want_no_room_for_volumes();
         self.host.metrics.stage_took("pull", begun.elapsed());
         if restart > Restart(0) {
             self.host.metrics.container_restarts();
@@ -207,12 +206,12 @@ impl Worker {
         self.image_failure = Some(failure);
     }
 
-    /// Tells of something that is missing, once; room is asked for each time.
+    /// Tells of something that is missing, once.
     fn lacks(&mut self, pod: &Pod, shortage: Shortage) {
-        if let (true, Some(collector)) = (shortage.no_space, self.host.collector.clone()) {
-            let place = self.dir.volumes_path();
-            // On a task of its own: the image that is being fetched may be making room, too, and goes on only while it is polled.
-            tokio::spawn(async move { collector.make_room_at(&place).await });
+        if shortage.no_space {
+            self.want_room_for_volumes();
+        } else {
+            self.want_no_room_for_volumes();
         }
         if self.told.shortage.as_ref() == Some(&shortage.message) {
             return;

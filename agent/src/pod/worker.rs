@@ -22,6 +22,7 @@ use super::events::Events;
 use super::probing::Probing;
 use super::publisher::Publisher;
 use super::pulling::Failure;
+use super::room::RoomForVolumes;
 use super::roster::Roster;
 use super::setback::{Setback, WorkError};
 use super::slots::Slots;
@@ -116,6 +117,7 @@ pub struct Worker {
     /// The status that was last asked to be published.
     pub(super) shown: Option<PodStatus>,
     pub(super) told: Told,
+    pub(super) room: RoomForVolumes,
 }
 
 /// What a worker is told of its Pod.
@@ -163,6 +165,7 @@ impl Worker {
             vain_stops: 0,
             shown: None,
             told: Told::default(),
+            room: RoomForVolumes::default(),
         }
     }
 

@@ -134,7 +134,8 @@ impl Shim {
             crash::point("shim.exit");
             // Reading its last words takes time in which we could die.
             let ending = Ending::Exited { code, message: None };
-            let outcome = Outcome { ending, started_at: Some(begun), finished_at: Timestamp::now() };
+            let finished_at = *self.exited_at.get_or_init(Timestamp::now);
+            let outcome = Outcome { ending, started_at: Some(begun), finished_at };
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
             crash::point("shim.exited");
         }

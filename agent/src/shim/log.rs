@@ -19,6 +19,9 @@ const MAX_FILE: u64 = 10 << 20;
 const MAX_FILES: usize = 5;
 /// How much waits in memory while the agent makes room on the disk.
 const MAX_HELD: usize = 1 << 20;
+/// How often a log asks for room at most: each time may cost an image, and a disk at the brink is full, has room for a short line, and
+/// is full again.
+const ASK_INTERVAL: Duration = Duration::from_mins(1);
 /// How long the end of a log waits for that.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -41,6 +44,7 @@ pub(super) struct Log {
     pending: [Vec<u8>; 2],
     /// Whom to ask for room on the disk.
     room: Option<Room>,
+    asked_at: Option<Instant>,
     want: Want,
 }
 
@@ -74,6 +78,7 @@ impl Log {
             max_file: MAX_FILE,
             pending: Default::default(),
             room: None,
+            asked_at: None,
             want: Want::Nothing,
         }
     }
@@ -160,9 +165,15 @@ impl Log {
         }
     }
 
-    fn asks_for_room(&self, error: &io::Error) -> bool {
-        let is_full = report::is_for_want_of_space(error);
-        is_full && self.room.as_ref().is_some_and(|room| room.ask(&self.path))
+    fn asks_for_room(&mut self, error: &io::Error) -> bool {
+        let may_ask = self.asked_at.is_none_or(|asked_at| asked_at.elapsed() >= ASK_INTERVAL);
+        let asks = may_ask
+            && report::is_for_want_of_space(error)
+            && self.room.as_ref().is_some_and(|room| room.ask(&self.path));
+        if asks {
+            self.asked_at = Some(Instant::now());
+        }
+        asks
     }
 
     fn lose(&mut self, error: &io::Error) {
@@ -319,6 +330,34 @@ mod tests {
         log.write(Source::Stdout, b"one\ntwo\n");
         assert_eq!((&log.want, log.complained), (&Want::Hopeless, true), "there is nobody to ask");
         assert_eq!(log.size, 0);
+    }
+
+    #[test]
+    fn a_disk_at_the_brink_is_asked_for_once_a_minute() {
+        if !Path::new("/dev/full").exists() {
+            return tart_kubelet_tests::skip::say("this system has no /dev/full").unwrap();
+        }
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
+        let attempt = pod.attempt(crate::vm::Restart(0));
+        attempt.plan(&crate::state::ShimSpec::example(attempt.vm())).unwrap();
+        // A home on the volume of /dev/full.
+        let tart = crate::tart::Tart::in_home(Path::new("/tart"), Path::new("/dev"));
+        let mut log = Log { room: Some(Room::new(attempt.clone(), tart)), ..full() };
+        log.write(Source::Stdout, b"one\n");
+        assert!(attempt.wants_room() && matches!(log.want, Want::Room { .. }));
+        attempt.tell_room_is_made().unwrap();
+        log.write(Source::Stdout, b"two\n");
+        assert_eq!(log.want, Want::Hopeless);
+        // A short line fits.
+        log.want = Want::Nothing;
+        log.write(Source::Stdout, b"three\n");
+        assert!(!attempt.wants_room() && log.want == Want::Hopeless);
+        log.want = Want::Nothing;
+        log.asked_at = Instant::now().checked_sub(ASK_INTERVAL);
+        log.write(Source::Stdout, b"four\n");
+        assert!(attempt.wants_room() && matches!(log.want, Want::Room { .. }));
     }
 
     #[test]

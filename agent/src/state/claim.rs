@@ -1,16 +1,19 @@
-//! Whose tart's home is. One home serves one Node: two agents would take each other's VMs for orphans, and each other's images for
-//! their own.
+//! Whose tart's home is. One home serves one Node of one cluster: two agents would take each other's VMs for orphans, and each other's
+//! images for their own.
 //!
 //! ```text
 //! tart-kubelet.lock    held by the one agent that works in this home
-//! tart-kubelet.json    the Node that it works for
+//! tart-kubelet.json    the Node that it works for, and how its cluster is reached
 //! ```
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 use super::file::{self, StateError};
 use super::lock::Lock;
+use crate::identity::Cluster;
 use crate::node::NodeName;
 use crate::tart::{Tart, VmLock, touched};
 use crate::vm::VmName;
@@ -21,6 +24,10 @@ const QUIET: Duration = Duration::from_mins(1);
 /// Tart's home is this agent's for as long as it lives.
 #[derive(Debug)]
 pub struct Claim {
+    tart: Tart,
+    node: String,
+    /// The cluster that the Node was in before, as far as that is known.
+    before: Option<Cluster>,
     _lock: Lock,
 }
 
@@ -51,9 +58,46 @@ pub enum ClaimError {
         /// The VMs; none when one is just being cloned.
         vms: Vec<VmName>,
     },
+    /// An agent for a Node of the same name in another cluster has.
+    #[error(
+        "tart's home {} belongs to Node `{node}` of another cluster ({server}), and VMs of its Pods are at work there: {}; start the \
+         agent with a kubeconfig for that cluster, or stop these VMs with `tart stop`, or give this agent a TART_HOME of its own",
+        .home.display(), list(.vms)
+    )]
+    Elsewhere {
+        /// The directory.
+        home: PathBuf,
+        /// The Node's name, here and there.
+        node: String,
+        /// The API server of the other cluster.
+        server: String,
+        /// The VMs; none when one is just being cloned.
+        vms: Vec<VmName>,
+    },
     /// The home cannot be looked at or written to.
     #[error("cannot use tart's home")]
     State(#[from] StateError),
+}
+
+/// What is written down about whose a home is.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Owner {
+    /// By an agent that is asking for its identity, or by an older one.
+    Node(String),
+    Member {
+        node: String,
+        cluster: Cluster,
+    },
+}
+
+impl Owner {
+    fn split(self) -> (String, Option<Cluster>) {
+        match self {
+            Self::Node(node) => (node, None),
+            Self::Member { node, cluster } => (node, Some(cluster)),
+        }
+    }
 }
 
 fn of_node(node: Option<&str>) -> String {
@@ -71,25 +115,48 @@ impl Claim {
     /// Makes tart's home this agent's. From another Node's it is taken over only when nothing of that Node's Pods is at work.
     pub fn take(tart: &Tart, node: &NodeName) -> Result<Self, ClaimError> {
         let home = tart.home();
-        let (lock_path, owner_path) = (home.join("tart-kubelet.lock"), home.join("tart-kubelet.json"));
+        let lock_path = home.join("tart-kubelet.lock");
         file::create_dir(home)?;
         let lock = Lock::take(&lock_path).map_err(|source| StateError::new("lock", &lock_path, source))?;
         // Whoever has the lock writes the name, so that it is read only after it.
-        let (node, owner) = (node.to_string(), file::read::<String>(&owner_path)?);
+        let owner = file::read::<Owner>(&owner_path(tart))?.map(Owner::split);
+        let (owner, before) = owner.map_or((None, None), |(node, cluster)| (Some(node), cluster));
         let Some(lock) = lock else { return Err(ClaimError::Held { home: home.to_owned(), node: owner }) };
+        let node = node.to_string();
+        let claim = |before| Self { tart: tart.clone(), node: node.clone(), before, _lock: lock };
         match owner {
-            Some(owner) if owner == node => {}
+            Some(owner) if owner == node => return Ok(claim(before)),
             Some(owner) => {
                 let (vms, is_cloning) = at_work(tart)?;
                 if is_cloning || !vms.is_empty() {
                     return Err(ClaimError::Alive { home: home.to_owned(), node: owner, vms });
                 }
-                file::write_durably(&owner_path, &node)?;
             }
-            None => file::write_durably(&owner_path, &node)?,
+            None => {}
         }
-        Ok(Self { _lock: lock })
+        file::write_durably(&owner_path(tart), &Owner::Node(node.clone()))?;
+        Ok(claim(None))
     }
+
+    /// Makes it this cluster's, once that is known. From another one's it is taken over only when nothing of its Pods is at work.
+    pub fn join(&self, cluster: Cluster) -> Result<(), ClaimError> {
+        if self.before.as_ref() == Some(&cluster) {
+            return Ok(());
+        }
+        if let Some(before) = self.before.as_ref().filter(|before| before.differs_from(&cluster)) {
+            let (vms, is_cloning) = at_work(&self.tart)?;
+            if is_cloning || !vms.is_empty() {
+                let (home, node) = (self.tart.home().to_owned(), self.node.clone());
+                return Err(ClaimError::Elsewhere { home, node, server: before.server.clone(), vms });
+            }
+        }
+        let owner = Owner::Member { node: self.node.clone(), cluster };
+        Ok(file::write_durably(&owner_path(&self.tart), &owner)?)
+    }
+}
+
+fn owner_path(tart: &Tart) -> PathBuf {
+    tart.home().join("tart-kubelet.json")
 }
 
 /// The VMs of Pods that run or are about to, and whether one more is being made. Their shims are not ours to ask.
@@ -101,7 +168,7 @@ fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), StateError> {
         let is_quiet = touched(&tart.vm_dir(vm))
             .is_ok_and(|touched| SystemTime::now().duration_since(touched).is_ok_and(|quiet| quiet >= QUIET));
         // What cannot be known counts as work.
-        !(is_quiet && tart.lock_of(vm).is_ok_and(|lock| lock == VmLock::Free))
+        !(is_quiet && tart.lock_of(&tart.vm_dir(vm)).is_ok_and(|lock| lock == VmLock::Free))
     });
     Ok((vms, is_cloning))
 }
@@ -146,5 +213,34 @@ mod tests {
         assert!(words("b").contains("one is being cloned"));
         drop(lock);
         drop(Claim::take(&tart, &node("b")).unwrap());
+    }
+
+    #[test]
+    fn a_home_is_one_clusters_until_nothing_of_it_is_at_work() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let tart = Tart::in_home("/tart".as_ref(), dir.path());
+        let cluster = |server: &str, authorities: &[&str]| Cluster {
+            server: format!("https://{server}:6443"),
+            authorities: authorities.iter().map(|&one| one.to_owned()).collect(),
+        };
+        let join = |cluster| Claim::take(&tart, &node("a")).unwrap().join(cluster);
+        // As an older agent has left it.
+        fs::write(dir.path().join("tart-kubelet.json"), "\"a\"").unwrap();
+        let vm = dir.path().join("vms/tk-0b1c-0");
+        fs::create_dir_all(&vm).unwrap();
+        join(cluster("one", &["x"])).unwrap();
+        let refused = join(cluster("two", &["y"])).unwrap_err().to_string();
+        assert!(refused.contains("https://one:6443") && refused.contains("tk-0b1c-0"), "{refused}");
+        // Its address changes, and later its authority.
+        join(cluster("three", &["x"])).unwrap();
+        join(cluster("three", &["y"])).unwrap();
+        assert!(join(cluster("one", &["x"])).is_err());
+        fs::remove_dir(&vm).unwrap();
+        join(cluster("one", &["x"])).unwrap();
+        // Another Node has been here meanwhile.
+        drop(Claim::take(&tart, &node("b")).unwrap());
+        fs::create_dir_all(&vm).unwrap();
+        assert!(Claim::take(&tart, &node("a")).is_err());
     }
 }

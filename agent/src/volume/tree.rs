@@ -173,11 +173,20 @@ fn write_version(root: &Dir, payload: &Payload) -> io::Result<OsString> {
             made => break (name, made?),
         }
     };
+    if let Err(error) = write_files(&version, payload) {
+        // A part of it is of no use, and on a disk that is full it would take what is left from others.
+        let _ = remove(root, &name);
+        return Err(error);
+    }
+    Ok(name)
+}
+
+fn write_files(version: &Dir, payload: &Payload) -> io::Result<()> {
     for (path, file) in &payload.0 {
         let mut inner = None;
         let mut parts = path.iter().peekable();
         while let Some(part) = parts.next() {
-            let dir = inner.as_ref().unwrap_or(&version);
+            let dir = inner.as_ref().unwrap_or(version);
             if parts.peek().is_some() {
                 inner = Some(dir.open_or_create(part, DIR_MODE)?);
             } else {
@@ -185,7 +194,7 @@ fn write_version(root: &Dir, payload: &Payload) -> io::Result<OsString> {
             }
         }
     }
-    Ok(name)
+    Ok(())
 }
 
 /// Makes a version the one that counts, in one instant.

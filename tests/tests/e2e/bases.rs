@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, IMAGE, Scene};
 
@@ -28,11 +29,12 @@ impl Witness {
         Ok(Self { program, notes })
     }
 
-    /// What it was asked for since the last time, but for looks at its version.
+    /// What it was asked for since the last time, but for looks at its version, and at addresses: that begins while `tart run` does.
     fn calls(&self) -> Result<Vec<String>> {
         let calls = std::fs::read_to_string(&self.notes)?;
         std::fs::write(&self.notes, "")?;
-        Ok(calls.lines().filter(|call| *call != "--version").map(str::to_owned).collect())
+        let counts = |call: &&str| *call != "--version" && !call.starts_with("ip ");
+        Ok(calls.lines().filter(counts).map(str::to_owned).collect())
     }
 }
 
@@ -153,4 +155,54 @@ async fn a_base_that_was_damaged_costs_no_pod() -> Result<()> {
     scene.phase("second", "Succeeded").await?;
     ensure!(scene.shim_log("second").await?.contains("cannot clone the base VM"));
     Ok(())
+}
+
+#[tokio::test]
+async fn a_base_that_the_record_has_lost_goes_once_nothing_needs_it() -> Result<()> {
+    let scene = Scene::new("lost-base").await?;
+    let eager = scene.agent.clone().flag("--vm-gc-interval", "300ms").flag("--vm-gc-min-age", "0s");
+    let agent = eager.start()?;
+    run_to_its_end(&scene, "first").await?;
+    let bases = scene.bases().await?;
+    let [base] = bases.as_slice() else { anyhow::bail!("not one base: {bases:?}") };
+    let other = "registry.test/macos/other:1";
+    scene.mac.add_image(other, &json!({"cpu": 6}))?;
+    scene.create(&scene.pod("lives", &json!({"image": other}), &json!({}))).await?;
+    scene.phase("lives", "Running").await?;
+    agent.kill9()?;
+    let record = scene.agent.state_dir().join("images.json");
+    ensure!(record.exists(), "there was no record");
+    std::fs::write(&record, "{")?;
+    // What somebody else has cloned from a base has another name, and that is all that counts.
+    scene.mac.tart(["clone", base, "tk-base-of-mine"]).await?;
+
+    let agent = eager.start()?;
+    let deleted = "tart_kubelet_vm_gc_deleted_total{kind=\"base\"}";
+    wait::eventually("the end of the base", DEADLINE, async || {
+        ensure!((agent.metric(deleted).await? - 1.0).abs() < f64::EPSILON);
+        Ok(())
+    })
+    .await
+    .with_context(|| agent.log().unwrap_or_default())?;
+    let left = scene.bases().await?;
+    ensure!(!left.contains(base) && left.len() == 2, "{left:?}");
+    let table = agent.agent().run(&["gc", "--dry-run"]).await?;
+    let row = |name: &str| table.lines().find(|line| line.split_whitespace().nth(1) == Some(name));
+    let needed = left.iter().find(|name| *name != "tk-base-of-mine").context("no base is left")?;
+    for (name, why) in
+        [("tk-base-of-mine", "not made by this agent"), (needed, "VMs of Pods are cloned from it")]
+    {
+        ensure!(row(name).is_some_and(|row| row.contains(" keep ") && row.ends_with(why)), "{table}");
+    }
+    // The image is still in tart's cache, and Pods start from it as ever.
+    run_to_its_end_beside(&scene, "again").await?;
+    ensure!(scene.bases().await?.contains(base));
+    scene.phase("lives", "Running").await.map(drop)
+}
+
+/// A Pod that ends while another one runs on.
+async fn run_to_its_end_beside(scene: &Scene, name: &str) -> Result<()> {
+    scene.create(&scene.pod(name, &json!({"command": ["true"]}), &json!({}))).await?;
+    scene.phase(name, "Succeeded").await?;
+    scene.kubectl.run(["delete", "pod", name]).await.map(drop)
 }

@@ -1,7 +1,6 @@
 //! Images: where they come from, and what is told when they do not come.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -11,7 +10,7 @@ use tart_kubelet_tests::wait;
 use crate::scene::{DEADLINE, Scene};
 
 /// Waits until a Pod's container shows what it waits for.
-async fn waits_for(scene: &Scene, pod: &str, reason: &str, words: &str) -> Result<()> {
+pub(crate) async fn waits_for(scene: &Scene, pod: &str, reason: &str, words: &str) -> Result<()> {
     let what = format!("waiting: {reason}, {words}");
     let waiting = wait::until(&scene.pods, pod, &what, DEADLINE, |pod| {
         let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
@@ -152,7 +151,7 @@ async fn an_image_that_may_not_be_pulled_is_told() -> Result<()> {
 }
 
 /// The line of `images list` that begins with a name, word by word.
-async fn listed(agent: &Agent, name: &str) -> Result<Vec<String>> {
+pub(crate) async fn listed(agent: &Agent, name: &str) -> Result<Vec<String>> {
     let table = agent.run(&["images", "list"]).await?;
     let line = table.lines().find(|line| line.starts_with(name));
     let line = line.with_context(|| format!("no {name} in\n{table}"))?;
@@ -262,58 +261,6 @@ async fn images_are_pulled_by_hand_before_there_is_an_agent() -> Result<()> {
     scene.create(&scene.pod("warm", &never, &json!({}))).await?;
     scene.phase("warm", "Succeeded").await?;
     ensure!(!scene.agent_log().contains("s3cr3t"), "a password is in the log");
-    Ok(())
-}
-
-/// What there is of images that are not whole, where tart makes them.
-fn partials(scene: &Scene) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(scene.mac.tart_home().join("tmp"))?;
-    Ok(entries.collect::<Result<Vec<_>, _>>()?.into_iter().map(|entry| entry.path()).collect())
-}
-
-/// Waits until a part of an image is here, and returns its directory.
-async fn a_part_is_here(scene: &Scene) -> Result<PathBuf> {
-    wait::eventually("a part of the image", DEADLINE, async || {
-        let found = partials(scene)?;
-        let [part] = found.as_slice() else { anyhow::bail!("{found:?}") };
-        ensure!(std::fs::metadata(part.join("disk.img"))?.len() > 0);
-        Ok(part.clone())
-    })
-    .await
-}
-
-/// The number of the directory that an image is in, whole or not.
-fn inode(path: &Path) -> Result<u64> {
-    Ok(std::fs::metadata(path)?.ino())
-}
-
-#[tokio::test]
-async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
-    for interruption in ["network", "agent"] {
-        let (scene, running) = Scene::with_agent("resume").await?;
-        let image = "registry.test/macos/large:1";
-        scene.mac.add_image(image, &json!({"pullSeconds": 10}))?;
-        scene.create(&scene.pod("large", &json!({"image": image}), &json!({}))).await?;
-        let part = a_part_is_here(&scene).await?;
-        let before = inode(&part)?;
-        let _running = if interruption == "network" {
-            scene.mac.set_fault("pull", "connection-lost at=layers")?;
-            waits_for(&scene, "large", "ErrImagePull", "check that the host reaches the registry").await?;
-            // To this, as to every command but a pull and a clone, it is garbage.
-            scene.mac.tart(["list"]).await?;
-            assert_eq!(inode(&part)?, before);
-            scene.mac.clear_fault("pull")?;
-            running
-        } else {
-            running.kill(nix::sys::signal::Signal::SIGTERM)?;
-            running.wait_for_exit(DEADLINE).await?;
-            // The next one asks tart for the image first.
-            scene.agent.start()?
-        };
-        scene.phase("large", "Running").await?;
-        let tag = scene.mac.tart_home().join("cache/OCIs/registry.test/macos/large/1");
-        assert_eq!(inode(&tag)?, before, "it came anew after the {interruption}");
-    }
     Ok(())
 }
 

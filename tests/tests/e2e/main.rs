@@ -28,6 +28,7 @@ mod node;
 mod objects;
 mod orphans;
 mod outage;
+mod partials;
 mod ports;
 mod probes;
 mod reboot;

@@ -206,6 +206,115 @@ async fn a_volume_without_room_has_some_made() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_environment_without_room_has_some_made() -> Result<()> {
+    let Some((scene, disk, _state, _running)) = shared_disk("environment").await? else { return Ok(()) };
+    let value = scene.mac.host().join("value");
+    // No program takes a variable that is much longer.
+    std::fs::write(&value, "x".repeat(100_000))?;
+    let variables: Vec<String> =
+        (0..9).map(|number| format!("--from-file=V{number}={}", value.display())).collect();
+    let create = ["create", "configmap", "large"].into_iter().chain(variables.iter().map(String::as_str));
+    scene.kubectl.run(create).await?;
+    // Enough for the Pod's own state, but not for its plan.
+    disk.fill_but(MIB / 2)?;
+    let container = json!({
+        "command": ["/bin/sh", "-c", "[ ${#V0} = 100000 ] && [ ${#V8} = 100000 ]"],
+        "envFrom": [{"configMapRef": {"name": "large"}}],
+    });
+    scene.create(&pod(&scene, "large", "b", &container)).await?;
+    scene.phase("large", "Succeeded").await?;
+    left(&scene, &["b"], 1).await
+}
+
+#[tokio::test]
+async fn a_volume_that_changes_without_room_has_some_made() -> Result<()> {
+    let Some((scene, disk, _state, _running)) = shared_disk("volume-changes").await? else { return Ok(()) };
+    let file = scene.mac.host().join("file");
+    let write = async |content: &str| {
+        std::fs::write(&file, content)?;
+        let from_file = format!("--from-file=file={}", file.display());
+        let dry = ["create", "configmap", "changing", &from_file, "--dry-run=client", "--output=json"];
+        let object = scene.kubectl.run(dry).await?;
+        // Too large for the annotation that `kubectl apply` leaves.
+        let path = scene.mac.host().join("object.json");
+        std::fs::write(&path, object)?;
+        let path = path.display().to_string();
+        let verb = if scene.kubectl.run(["get", "configmap", "changing"]).await.is_ok() {
+            "replace"
+        } else {
+            "create"
+        };
+        scene.kubectl.run([verb, "--filename", &path]).await
+    };
+    write("small").await?;
+    let mount = json!([{"name": "files", "mountPath": "/Users/admin/files"}]);
+    let script = "until [ $(wc -c < /Users/admin/files/file) -gt 800000 ]; do sleep 0.1; done";
+    let container = json!({"command": ["/bin/sh", "-c", script], "volumeMounts": mount});
+    let mut reader = pod(&scene, "reader", "b", &container);
+    reader["spec"]["volumes"] = json!([{"name": "files", "configMap": {"name": "changing"}}]);
+    scene.create(&reader).await?;
+    scene.phase("reader", "Running").await?;
+    disk.fill_but(MIB / 2)?;
+    write(&"x".repeat(900_000)).await?;
+    scene.phase("reader", "Succeeded").await?;
+    left(&scene, &["b"], 1).await
+}
+
+#[tokio::test]
+async fn a_volume_that_cannot_have_room_costs_one_image() -> Result<()> {
+    let Some((scene, disk)) = small("volume-hopeless", 100 * MIB).await? else { return Ok(()) };
+    let state = scene.mac.tart_home().join("state");
+    let running = agent(&scene, 100, 99).flag("--state-dir", &state.display().to_string()).start()?;
+    for (name, size) in [("a", 1), ("b", 2), ("c", 3)] {
+        add_image(&scene, name, size)?;
+    }
+    scene.node_ready(&running).await?;
+    for name in ["a", "b", "c"] {
+        use_once(&scene, name).await?;
+    }
+    left(&scene, &["a", "b", "c"], 3).await?;
+    let large = scene.mac.host().join("large");
+    std::fs::write(&large, "x".repeat(1_000_000))?;
+    let from_file = format!("--from-file=large={}", large.display());
+    let names = ["one", "two", "three"];
+    for name in names {
+        scene.kubectl.run(["create", "configmap", name, &from_file]).await?;
+    }
+    // More than what is to be left free, and less than what the volume needs, however many images go.
+    disk.fill_but(2 * MIB)?;
+    let sources =
+        names.map(|name| json!({"configMap": {"name": name, "items": [{"key": "large", "path": name}]}}));
+    let mounts = json!([{"name": "files", "mountPath": "/Users/admin/files"}]);
+    let mut reader = pod(&scene, "reader", "c", &json!({"command": ["true"], "volumeMounts": mounts}));
+    reader["spec"]["volumes"] = json!([{"name": "files", "projected": {"sources": sources}}]);
+    scene.create(&reader).await?;
+    scene.told("pod", "reader", "free some disk space on the host").await?;
+    left(&scene, &["b", "c"], 2).await?;
+    // As often as the disk is looked at, the volumes were tried, too.
+    let looks = async || running.metric("tart_kubelet_image_gc_pass_duration_seconds_count").await;
+    let before = looks().await?;
+    wait::eventually("more tries", DEADLINE, async || {
+        let now = looks().await?;
+        ensure!(now >= before + 3.0, "{now}, {before} before");
+        Ok(())
+    })
+    .await?;
+    left(&scene, &["b", "c"], 2).await?;
+    // What could not be written whole has not stayed in part.
+    let volumes = std::fs::read_dir(state.join("volumes"))?.collect::<Result<Vec<_>, _>>()?;
+    let [volumes] = volumes.as_slice() else { anyhow::bail!("{volumes:?}") };
+    let versions = || -> Result<usize> { Ok(std::fs::read_dir(volumes.path().join("files"))?.count()) };
+    wait::eventually("no part of the files", DEADLINE, async || {
+        let count = versions()?;
+        ensure!(count == 0, "there are {count}");
+        Ok(())
+    })
+    .await?;
+    disk.fill(0)?;
+    scene.phase("reader", "Succeeded").await.map(drop)
+}
+
+#[tokio::test]
 async fn no_image_goes_for_a_disk_that_it_is_not_on() -> Result<()> {
     let scene = Scene::new("other-disk").await?;
     let state = scene.mac.host().join("state");

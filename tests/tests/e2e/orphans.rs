@@ -18,6 +18,7 @@ use tart_kubelet_tests::process::Process;
 use tart_kubelet_tests::proxy::Proxy;
 use tart_kubelet_tests::wait;
 
+use crate::image_gc::{MIB, small};
 use crate::scene::{DEADLINE, IMAGE, Scene};
 
 /// The UID of a Pod that there never was.
@@ -236,6 +237,22 @@ async fn an_orphan_goes_with_all_that_its_pod_has_left() -> Result<()> {
         .await?;
     }
     ensure!(agent.metric("tart_kubelet_vm_gc_last_success_timestamp_seconds").await? > 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_an_orphan_took_is_in_the_figures() -> Result<()> {
+    const SIZE: u32 = 20 << 20;
+    let Some((scene, _disk)) = small("orphan-bytes", 100 * MIB).await? else { return Ok(()) };
+    let orphan = format!("tk-{NOBODY}-0");
+    plant(&scene, &orphan).await?;
+    std::fs::write(dir(&scene, &orphan).join("disk.img"), vec![1; usize::try_from(SIZE)?])?;
+    let agent = eager(&scene.agent).start()?;
+    collected(&scene, &agent, &orphan).await?;
+    passes(&agent, "success").await?;
+    let freed = agent.metric("tart_kubelet_vm_gc_freed_bytes_total").await?;
+    ensure!(freed >= f64::from(SIZE), "{freed} bytes were freed");
+    ensure!(agent.metric("tart_kubelet_vm_gc_duration_seconds_count").await? >= 3.0);
     Ok(())
 }
 

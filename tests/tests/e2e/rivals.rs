@@ -7,9 +7,10 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::proxy::Proxy;
 use tart_kubelet_tests::wait;
 
 use crate::broken_input::last_words;
@@ -166,4 +167,35 @@ async fn one_home_of_tarts_serves_one_node() -> Result<()> {
     .await
     .with_context(|| heir.log().unwrap_or_default())?;
     Ok(())
+}
+
+#[tokio::test]
+async fn one_home_of_tarts_serves_one_cluster() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("clusters").await?;
+    scene.create(&scene.pod("lives", &json!({}), &json!({}))).await?;
+    let vm = Scene::vm_of(&scene.phase("lives", "Running").await?)?;
+    agent.kill9()?;
+    // The cluster is the same behind another address.
+    let proxy = Proxy::start(scene.control_plane).await?;
+    let kubeconfig = proxy.kubeconfig(&scene.control_plane.node_kubeconfig(&scene.node)?)?;
+    let moved = scene.agent.clone().flag("--kubeconfig", &kubeconfig.display().to_string()).start()?;
+    scene.node_ready(&moved).await?;
+    moved.kill9()?;
+    // The Mac was a Node of the same name in another cluster, and no Pod of that one is in this.
+    let path = scene.mac.tart_home().join("tart-kubelet.json");
+    let ours = std::fs::read_to_string(&path)?;
+    let mut owner: Value = serde_json::from_str(&ours)?;
+    owner["cluster"] = json!({"server": "https://elsewhere.test:6443/", "authorities": ["0".repeat(64)]});
+    std::fs::write(&path, owner.to_string())?;
+    let stranger = scene.agent.clone().flag("--vm-gc-min-age", "0s").start()?;
+    let words = last_words(&stranger).await?;
+    let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+    for words in ["another cluster (https://elsewhere.test:6443/)", &vm, "tart stop", "TART_HOME"] {
+        ensure!(line.contains(words), "no {words} in {line}");
+    }
+    assert_eq!(scene.running_vms().await?, [vm]);
+    std::fs::write(&path, ours)?;
+    let agent = scene.agent.start()?;
+    scene.node_ready(&agent).await?;
+    scene.phase("lives", "Running").await.map(drop)
 }

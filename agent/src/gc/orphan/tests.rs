@@ -25,8 +25,13 @@ fn world(vms: Vec<Vm>) -> World {
         remains: Ok(Vec::new()),
         pods: Ok(HashMap::new()),
         at_work: HashSet::new(),
+        bases: Ok(HashSet::new()),
         min_age: MIN_AGE,
     }
+}
+
+fn base(digit: char) -> BaseName {
+    format!("tk-base-{}", digit.to_string().repeat(32)).parse().unwrap()
 }
 
 fn bind(world: &mut World, text: &str) {
@@ -60,7 +65,6 @@ fn every_guard_protects() {
     assert_eq!(with(|vm| vm.name = "builder".into()), "foreign");
     assert_eq!(with(|vm| vm.name = "tk-builder".into()), "foreign");
     assert_eq!(with(|vm| vm.name = "tk-a-00".into()), "foreign");
-    assert_eq!(with(|vm| vm.name = format!("tk-base-{}", "0".repeat(32))), "base");
     assert_eq!(with(|vm| vm.holder = Ok(Holder::Shim)), "shim");
     assert_eq!(with(|vm| vm.holder = Ok(Holder::Tart)), "tart");
     assert_eq!(with(|vm| vm.holder = Err("no".into())), "unknown");
@@ -76,6 +80,43 @@ fn every_guard_protects() {
     assert_eq!(kept(&one), "pod");
     one.pods = Err("the API server is away".into());
     assert_eq!(kept(&one), "unknown");
+}
+
+#[test]
+fn a_base_that_nobody_knows_is_an_orphan() {
+    let name = base('0').to_string();
+    let seen = world(vec![orphan(&name)]);
+    assert_eq!(doomed(&seen), std::slice::from_ref(&name));
+    assert_eq!(judge(&seen)[0].why(), "no image that the agent knows of has it, untouched for 60 min");
+    let with = |change: fn(&mut World)| {
+        let mut seen = seen.clone();
+        change(&mut seen);
+        kept(&seen)
+    };
+    let first = |seen: &mut World| seen.vms.as_mut().unwrap().remove(0);
+    assert_eq!(with(|seen| seen.bases = Ok(HashSet::from([base('0')]))), "base");
+    assert_eq!(with(|seen| seen.bases = Ok(HashSet::from([base('1')]))), "");
+    assert_eq!(with(|seen| seen.bases = Err("no".into())), "unknown");
+    assert_eq!(with(|seen| seen.pods = Err("no".into())), "unknown");
+    for (lock, guard) in [
+        (Ok(VmLock::Runs), "tart"),
+        (Ok(VmLock::Busy), "tart"),
+        (Err("no".to_owned()), "unknown"),
+        (Ok(VmLock::Free), ""),
+    ] {
+        let mut seen = seen.clone();
+        let vm = Vm { lock, ..first(&mut seen) };
+        assert_eq!(kept(&World { vms: Ok(vec![vm]), ..seen }), guard);
+    }
+    for (age, guard) in [(Ok(Duration::ZERO), "age"), (Err("no".to_owned()), "unknown")] {
+        let mut seen = seen.clone();
+        let vm = Vm { age, ..first(&mut seen) };
+        assert_eq!(kept(&World { vms: Ok(vec![vm]), ..seen }), guard);
+    }
+    // Names that are nearly those of bases.
+    for name in [format!("{name}0"), name[..name.len() - 1].to_owned(), name.replace('0', "G")] {
+        assert_eq!(kept(&world(vec![orphan(&name)])), "foreign", "{name}");
+    }
 }
 
 #[test]
@@ -132,7 +173,7 @@ fn names() -> impl Strategy<Value = String> {
     prop_oneof![
         6 => (uids(), 0_u32..3).prop_map(|(uid, n)| VmName::new(uid.parse().unwrap(), Restart(n)).to_string()),
         2 => prop::sample::select(foreign.to_vec()).prop_map(str::to_owned),
-        1 => "tk-base-[0-9a-f]{32}",
+        2 => prop::sample::select(vec!['0', 'a', 'f']).prop_map(|digit| base(digit).to_string()),
     ]
 }
 
@@ -170,24 +211,31 @@ prop_compose! {
         remains in perhaps(prop::collection::vec(remains(), 0..5)),
         bound in perhaps(prop::collection::vec(uids(), 0..4)),
         at_work in prop::collection::vec(uids(), 0..2),
+        bases in perhaps(prop::sample::subsequence(vec!['0', 'a', 'f'], 0..3)),
     ) -> World {
         let name = |text: &String| PodName { namespace: "n".into(), name: text.clone() };
         let pods = bound.map(|all| all.iter().map(|text| (uid(text), name(text))).collect());
-        World { vms, remains, pods, at_work: at_work.iter().map(|text| uid(text)).collect(), min_age: MIN_AGE }
+        let bases = bases.map(|all| all.into_iter().map(base).collect());
+        let at_work = at_work.iter().map(|text| uid(text)).collect();
+        World { vms, remains, pods, at_work, bases, min_age: MIN_AGE }
     }
 }
 
 /// Whether anything speaks for a VM, each guard looked at by itself.
 fn is_protected(world: &World, vm: &Vm) -> bool {
+    let is_young = vm.age.as_ref().map_or(true, |age| *age < world.min_age);
+    if let Ok(base) = vm.name.parse::<BaseName>() {
+        let is_needed = world.bases.as_ref().map_or(true, |bases| bases.contains(&base));
+        return is_needed || world.pods.is_err() || vm.lock != Ok(VmLock::Free) || is_young;
+    }
     let Ok(name) = vm.name.parse::<VmName>() else { return true };
     let guards = [
-        vm.name.parse::<BaseName>().is_ok(),
         world.pods.as_ref().map_or(true, |pods| pods.contains_key(name.uid())),
         world.at_work.contains(name.uid()),
         !matches!(vm.holder, Ok(Holder::Nobody | Holder::Tart)),
         vm.holder == Ok(Holder::Tart) && vm.lock != Ok(VmLock::Runs),
         !matches!(vm.lock, Ok(VmLock::Free | VmLock::Runs)),
-        vm.age.as_ref().map_or(true, |age| *age < world.min_age),
+        is_young,
     ];
     guards.contains(&true)
 }
@@ -211,6 +259,7 @@ fn collect(world: &mut World) {
     for verdict in doomed.collect::<Vec<_>>() {
         match verdict.subject {
             Subject::Vm(name) => world.vms.as_mut().unwrap().retain(|vm| vm.name != name.to_string()),
+            Subject::Base(name) => world.vms.as_mut().unwrap().retain(|vm| vm.name != name.to_string()),
             Subject::Remains(uid) => world.remains.as_mut().unwrap().retain(|one| one.uid != uid),
             Subject::Other(name) => panic!("{name} is not ours"),
         }
@@ -266,12 +315,13 @@ proptest! {
 
     /// Whatever list fails in one pass, the next one with all lists leaves no orphan.
     #[test]
-    fn a_pass_that_fails_costs_no_more_than_itself(world in worlds(), which in 0..3) {
+    fn a_pass_that_fails_costs_no_more_than_itself(world in worlds(), which in 0..4) {
         let mut broken = world.clone();
         let why = || "no".to_owned();
         match which {
             0 => broken.pods = Err(why()),
             1 => broken.vms = Err(why()),
+            2 => broken.bases = Err(why()),
             _ => broken.remains = Err(why()),
         }
         let gone: HashSet<String> = doomed(&broken).into_iter().collect();

@@ -225,7 +225,9 @@ fn made_of(image: &str, view: AttemptView) -> AttemptView {
 fn a_container_that_is_to_have_another_image() {
     let again = Wanted::Run(RestartPolicy::Always);
     let named = |wanted, attempt| Observation { image: Some("b".into()), ..seen(wanted, vec![attempt]) };
-    let asked = |view, cause| AttemptView { stop: Some(StopRequest { deadline: at(130), cause }), ..view };
+    let asked = |view, cause| AttemptView { stop: Some(StopRequest { deadline: at(129), cause }), ..view };
+    let asked_late =
+        |view, cause| AttemptView { stop: Some(StopRequest { deadline: at(130), cause }), ..view };
     let changed = Some(StopCause::Changed);
     let stop = Decision::StopFor(Restart(0), StopCause::Changed);
     let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
@@ -248,12 +250,18 @@ fn a_container_that_is_to_have_another_image() {
         // It has ended by itself in the meantime.
         (named(RUN, old(AttemptView { result: ended(0, 0).outcome, ..live(0) })), Decision::Wait(None)),
         // Asked once, and then started with the other image.
-        (named(RUN, asked(old(live(0)), changed)), Decision::Wait(Some(at(160)))),
+        (named(RUN, asked(old(live(0)), changed)), Decision::Wait(Some(at(159)))),
         (named(RUN, asked(old(ended(0, 0)), changed)), Decision::Clean(Restart(0))),
         (named(RUN, asked(old(cleaned(0, 0)), changed)), plan(1, 0)),
         (named(RUN, asked(old(cleaned(0, 137)), changed)), plan(1, 0)),
         // Even when it is the first one again.
         (named(RUN, asked(made_of("b", cleaned(0, 0)), changed)), plan(1, 0)),
+        // Asked when it had ended already: what follows is up to the policy.
+        (named(RUN, asked_late(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
+        (named(RUN, asked_late(old(cleaned(0, 1)), changed)), Decision::Wait(None)),
+        (named(again, asked_late(old(cleaned(0, 0)), changed)), plan(1, 1)),
+        // What the Pod says now cannot be run, so what runs is left alone.
+        (Observation { refused: true, ..named(RUN, old(live(0))) }, Decision::Wait(None)),
         // Its plan was begun and never written.
         (
             Observation {

@@ -1,0 +1,62 @@
+//! Which cluster it is, as far as its kubeconfig tells: nothing else that says so can be read by a Node.
+
+use std::collections::BTreeSet;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use kube::Config;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// What tells a cluster from another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cluster {
+    /// The address of its API server.
+    pub server: String,
+    /// The certificate authorities that its API server is known by, as digests; none when the system's own are trusted.
+    pub authorities: BTreeSet<String>,
+}
+
+impl Cluster {
+    /// The cluster that a kubeconfig leads to.
+    pub fn of(config: &Config) -> Self {
+        let digest = |certificate: &Vec<u8>| BASE64_STANDARD.encode(Sha256::digest(certificate));
+        Self {
+            server: config.cluster_url.to_string(),
+            authorities: config.root_cert.iter().flatten().map(digest).collect(),
+        }
+    }
+
+    /// Whether it is certainly another one. A cluster can change its address, and replace its authority; nobody does both at once.
+    pub fn differs_from(&self, other: &Self) -> bool {
+        let known = !self.authorities.is_empty() && !other.authorities.is_empty();
+        known && self.server != other.server && self.authorities.is_disjoint(&other.authorities)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_stays_the_same_while_one_of_both_does() {
+        let of = |server: &str, authorities: &[&[u8]]| {
+            let mut config = Config::new(server.parse().unwrap());
+            config.root_cert = Some(authorities.iter().map(|one| one.to_vec()).collect());
+            Cluster::of(&config)
+        };
+        let here = of("https://a:6443", &[b"old", b"new"]);
+        for (other, differs) in [
+            (of("https://a:6443", &[b"else"]), false),
+            (of("https://b:6443", &[b"new"]), false),
+            (of("https://b:6443", &[]), false),
+            (of("https://b:6443", &[b"else"]), true),
+        ] {
+            assert_eq!(
+                (here.differs_from(&other), other.differs_from(&here)),
+                (differs, differs),
+                "{other:?}"
+            );
+        }
+    }
+}
