@@ -1,6 +1,7 @@
 //! What the API server is told about a Pod: a pure function of what was observed.
 
-mod conditions;
+pub mod conditions;
+pub mod ephemeral;
 mod gates;
 mod init;
 
@@ -15,12 +16,17 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use self::conditions::Condition;
-use super::admission::{Refusal, VmPlan};
+use super::admission::{Refusal, VmPlan, read};
 use super::decide::{Observation, Wanted};
 use super::restart::{RestartPolicy, Verdict};
 use crate::duration;
 use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};
 use crate::vm::{Restart, VmName};
+
+/// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
+pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// The rest of them.
+pub const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
 
 /// What a status rests on besides the observation.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +91,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         ready: matches!(container.state, Shown::Running) && container.status.ready,
         container: &container.status.name,
         unmet_gates: gates::unmet(context.pod),
-        evicted: seen.evicted.as_deref(),
+        evicted: seen.eviction(),
+        resized: current.is_some_and(|attempt| is_resized(context.pod, attempt)),
     };
     let generation = context.pod.metadata.generation;
     let conditions = conditions::all(&facts).into_iter();
@@ -98,6 +105,7 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         conditions: Some(conditions),
         container_statuses: Some(vec![container.status]),
         init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
+        ephemeral_container_statuses: ephemeral::statuses(context.pod, &old, seen.now),
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
         host_ip: context.host_ip.map(|ip| ip.to_string()),
         host_ips: context.host_ip.map(|ip| vec![HostIP { ip: ip.to_string() }]),
@@ -108,16 +116,24 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     }
 }
 
+/// Whether a VM was planned with another size than its Pod asks for by now.
+fn is_resized(pod: &Pod, attempt: &AttemptView) -> bool {
+    let planned = attempt.spec.as_ref().filter(|_| attempt.outcome.is_none());
+    planned.zip(read(pod).ok()).is_some_and(|(planned, asked)| {
+        (planned.cpu, planned.memory_mib) != (asked.size.cpu, asked.size.memory_mib)
+    })
+}
+
 /// Why the Pod as a whole has failed, once nothing of it runs any more.
 fn failure(seen: &Observation) -> Option<(&'static str, String)> {
     if !seen.is_idle() {
         return None;
     }
-    if let Some(why) = &seen.evicted {
-        return Some(("Evicted", why.clone()));
+    if let Some(why) = seen.eviction() {
+        return Some(("Evicted", why.to_owned()));
     }
     seen.missed_deadline()?;
-    Some(("DeadlineExceeded", "the Pod was active for longer than spec.activeDeadlineSeconds".to_owned()))
+    Some((DEADLINE_EXCEEDED, TOO_LONG.to_owned()))
 }
 
 /// Whether a phase is one that a Pod never leaves.

@@ -1,13 +1,14 @@
 //! What a person is told of a Pod, by its status and in Events, each thing once, and what the host's figures learn of it.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tracing::warn;
 
 use super::PodName;
 use super::decide::{Observation, Wanted};
 use super::restart::Verdict;
 use super::starting::{stages, start, waits};
-use super::status::{Context, is_final, render};
+use super::status::conditions::{RESIZE_LATER, RESIZE_PENDING};
+use super::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, render};
 use super::worker::Worker;
 use crate::guest::script::REASONS;
 use crate::report::chain;
@@ -20,6 +21,7 @@ use crate::volume::MountFailure;
 pub(super) struct Told {
     pub(super) refused: bool,
     pub(super) crowded: bool,
+    pub(super) late: bool,
     pub(super) backed_off: bool,
     pub(super) shortage: Option<String>,
     pub(super) stale: Vec<MountFailure>,
@@ -57,13 +59,20 @@ impl Worker {
             host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
         };
         let status = render(seen, &context);
+        for name in ephemeral::answered(&status, context.before) {
+            let note = format!("Error: container {name} cannot be started: {}", ephemeral::WHY);
+            self.host.events.warning(&pod, "Failed", &note);
+        }
+        if waits_for_size(Some(&status)) && !waits_for_size(context.before) {
+            self.host.events.warning(&pod, "ResizeDeferred", &format!("Pod resize Deferred: {RESIZE_LATER}"));
+        }
         if let Some(reason) = &status.reason
             && self.shown.as_ref().and_then(|shown| shown.reason.as_ref()) != Some(reason)
         {
             self.host.metrics.failed(reason);
         }
         self.shown = Some(status.clone());
-        self.publisher.want(status);
+        self.publisher.want(status, &pod);
     }
 
     /// Tells what is new in an observation.
@@ -80,6 +89,9 @@ impl Worker {
             && !std::mem::replace(&mut self.told.backed_off, true)
         {
             events.normal(pod, "BackOff", &words);
+        }
+        if seen.missed_deadline().is_some() && !std::mem::replace(&mut self.told.late, true) {
+            events.normal(pod, DEADLINE_EXCEEDED, TOO_LONG);
         }
         let Some(attempt) = seen.attempts.last() else { return };
         if let Some(start) = start(attempt, self.host.address_patience, seen.now) {
@@ -174,6 +186,11 @@ impl Worker {
             warn!(pod = %self.name, error = chain(&error), "what has been told cannot be written down");
         }
     }
+}
+
+fn waits_for_size(status: Option<&PodStatus>) -> bool {
+    let mut conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == RESIZE_PENDING)
 }
 
 /// Whether the API already shows a Pod's container as running, after this many restarts.

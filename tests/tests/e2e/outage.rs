@@ -1,6 +1,7 @@
 //! The API server is away; VMs and their ends are not.
 
 use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use tart_kubelet_tests::wait;
@@ -67,4 +68,28 @@ async fn a_deletion_during_an_outage_is_carried_out_after_it() -> Result<()> {
     let gone = wait::until_gone(&scene.pods, "graceful", DEADLINE).await;
     gone.with_context(|| agent.log().unwrap_or_default())?;
     scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn an_end_in_time_is_no_missed_deadline_whenever_it_is_told() -> Result<()> {
+    let (scene, proxy, agent) = Scene::behind_proxy("in-time").await?;
+    let deadline = json!({"activeDeadlineSeconds": 3600});
+    scene.create(&scene.pod("in-time", &until_told(0), &deadline)).await?;
+    let pod = scene.phase("in-time", "Running").await?;
+    let start = pod.status.as_ref().and_then(|status| status.start_time.clone()).context("no start")?.0;
+    proxy.block();
+    end(&scene, &Scene::vm_of(&pod)?).await?;
+    // The deadline comes after the end, and before anybody is told of it.
+    let active = Timestamp::now().duration_since(start).as_secs() + 2;
+    let patch = json!({"spec": {"activeDeadlineSeconds": active}}).to_string();
+    scene.kubectl.run(["patch", "pod", "in-time", "--patch", &patch]).await?;
+    wait::eventually("the deadline", DEADLINE, async || {
+        ensure!(Timestamp::now().duration_since(start).as_secs() > active, "it is not over");
+        Ok(())
+    })
+    .await?;
+    proxy.open();
+    let pod = scene.phase("in-time", "Succeeded").await.with_context(|| agent.log().unwrap_or_default())?;
+    assert_eq!(exit_code(&pod)?, 0);
+    Ok(())
 }
