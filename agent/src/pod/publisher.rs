@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-use super::status::conditions::RESIZE_PENDING;
 use super::status::is_final;
 use super::{PodName, PodUid};
 use crate::crash;
@@ -194,11 +193,6 @@ fn patch(uid: &PodUid, status: &PodStatus) -> Value {
             condition.entry(name).or_insert(Value::Null);
         }
     }
-    // This one is there only while it holds.
-    let conditions = fields.get_mut("conditions").and_then(Value::as_array_mut);
-    if let Some(all) = conditions.filter(|all| all.iter().all(|one| one["type"] != RESIZE_PENDING)) {
-        all.push(json!({"$patch": "delete", "type": RESIZE_PENDING}));
-    }
     // Addresses are merged by default: a restarted VM would keep its old one, and so would a Node that has moved.
     fields["podIPs"] = replaced(status.pod_ips.iter().flatten().map(|address| &address.ip));
     if let Some(addresses) = &status.host_ips {
@@ -287,13 +281,8 @@ mod tests {
         let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
         let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
         let body = patch(&"0b1c".parse().unwrap(), &status);
-        let ready = json!({"type": "Ready", "status": "True", "reason": null, "message": null});
-        let no_resize = json!({"$patch": "delete", "type": RESIZE_PENDING});
-        assert_eq!(body["status"]["conditions"], json!([ready, no_resize]));
-        let pending = PodCondition { type_: RESIZE_PENDING.into(), ..PodCondition::default() };
-        let status = PodStatus { conditions: Some(vec![pending]), ..PodStatus::default() };
-        let body = patch(&"0b1c".parse().unwrap(), &status);
-        assert_eq!(body["status"]["conditions"].as_array().map(Vec::len), Some(1));
+        let expected = json!([{"type": "Ready", "status": "True", "reason": null, "message": null}]);
+        assert_eq!(body["status"]["conditions"], expected);
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! What a person is told of a Pod, by its status and in Events, each thing once, and what the host's figures learn of it.
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::Pod;
 use tracing::warn;
 
 use super::PodName;
 use super::decide::{Observation, Wanted};
 use super::restart::Verdict;
 use super::starting::{stages, start, waits};
-use super::status::conditions::{RESIZE_LATER, RESIZE_PENDING};
 use super::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, render};
 use super::worker::Worker;
 use crate::guest::script::REASONS;
@@ -62,9 +61,6 @@ impl Worker {
         for name in ephemeral::answered(&status, context.before) {
             let note = format!("Error: container {name} cannot be started: {}", ephemeral::WHY);
             self.host.events.warning(&pod, "Failed", &note);
-        }
-        if waits_for_size(Some(&status)) && !waits_for_size(context.before) {
-            self.host.events.warning(&pod, "ResizeDeferred", &format!("Pod resize Deferred: {RESIZE_LATER}"));
         }
         if let Some(reason) = &status.reason
             && self.shown.as_ref().and_then(|shown| shown.reason.as_ref()) != Some(reason)
@@ -186,11 +182,6 @@ impl Worker {
             warn!(pod = %self.name, error = chain(&error), "what has been told cannot be written down");
         }
     }
-}
-
-fn waits_for_size(status: Option<&PodStatus>) -> bool {
-    let mut conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.any(|condition| condition.type_ == RESIZE_PENDING)
 }
 
 /// Whether the API already shows a Pod's container as running, after this many restarts.

@@ -12,12 +12,6 @@ fn condition(pod: &Pod, kind: &str) -> Option<PodCondition> {
     conditions.find(|condition| condition.type_ == kind).cloned()
 }
 
-/// The cores that a VM was made with.
-fn cores(scene: &Scene, vm: &str) -> Result<Option<u64>> {
-    let config = std::fs::read_to_string(scene.mac.tart_home().join("vms").join(vm).join("config.json"))?;
-    Ok(serde_json::from_str::<serde_json::Value>(&config)?["cpuCount"].as_u64())
-}
-
 #[tokio::test]
 async fn a_container_that_joins_is_refused_and_the_pod_goes_on() -> Result<()> {
     let (scene, agent) = Scene::with_agent("debug").await?;
@@ -44,40 +38,32 @@ async fn a_container_that_joins_is_refused_and_the_pod_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn new_resources_are_those_of_the_next_start() -> Result<()> {
-    let scene = Scene::new("resize").await?;
-    let agent = scene.agent.clone().flag("--host-cpu", "16").flag("--host-memory-mb", "32768").start()?;
-    scene.node_ready(&agent).await?;
-    let container = json!({"resources": {"limits": {"cpu": "5", "memory": "6Gi"}}});
-    scene.create(&scene.pod("resize", &container, &json!({"restartPolicy": "Always"}))).await?;
-    let vm = Scene::vm_of(&scene.phase("resize", "Running").await?)?;
-    let cpu = json!({"limits": {"cpu": "6"}, "requests": {"cpu": "6"}});
-    let larger = json!({"spec": {"containers": [{"name": "main", "resources": cpu}]}}).to_string();
-    scene.kubectl.run(["patch", "pod", "resize", "--subresource=resize", "--patch", &larger]).await?;
-    let pod = wait::until(&scene.pods, "resize", "told", DEADLINE, |pod| {
-        condition(pod, "PodResizePending").is_some()
+async fn every_condition_says_which_pod_it_is_about() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("observed").await?;
+    scene.create(&scene.pod("observed", &json!({}), &json!({}))).await?;
+    scene.phase("observed", "Running").await?;
+    let change = r#"{"spec": {"activeDeadlineSeconds": 3600}}"#;
+    scene.kubectl.run(["patch", "pod", "observed", "--patch", change]).await?;
+    let kinds = ["PodScheduled", "Initialized", "PodReadyToStartContainers", "ContainersReady", "Ready"];
+    let observed = wait::until(&scene.pods, "observed", "observed", DEADLINE, |pod| {
+        let generation = pod.metadata.generation;
+        let by_condition = |kind| condition(pod, kind).and_then(|one: PodCondition| one.observed_generation);
+        generation == Some(2)
+            && pod.status.as_ref().is_some_and(|status| status.observed_generation == generation)
+            && kinds.into_iter().all(|kind| by_condition(kind) == generation)
     });
-    let pod = pod.await.with_context(|| scene.agent_log())?;
-    let pending = condition(&pod, "PodResizePending").unwrap_or_default();
-    assert_eq!((pending.status.as_str(), pending.reason.as_deref()), ("True", Some("Deferred")));
-    let generation = pod.metadata.generation;
-    ensure!(generation > Some(1), "{generation:?}");
-    for kind in ["PodResizePending", "PodScheduled", "Initialized", "ContainersReady", "Ready"] {
-        let observed = condition(&pod, kind).and_then(|one| one.observed_generation);
-        assert_eq!(observed, generation, "{kind}");
-    }
-    scene
-        .told_as("resize", "ResizeDeferred", "Pod resize Deferred: a VM is not resized while it runs")
-        .await?;
-    assert_eq!(cores(&scene, &vm)?, Some(5), "it goes on as it was");
+    observed.await.map(drop)
+}
 
-    scene.shut_down(&vm).await;
-    let pod = wait::until(&scene.pods, "resize", "started again", DEADLINE, |pod| {
-        let ready = condition(pod, "Ready").is_some_and(|one| one.status == "True");
-        ready && Scene::vm_of(pod).is_ok_and(|now| now != vm)
-    });
-    let pod = pod.await.with_context(|| scene.agent_log())?;
-    assert_eq!(cores(&scene, &Scene::vm_of(&pod)?)?, Some(6));
-    assert_eq!(condition(&pod, "PodResizePending"), None);
+#[tokio::test]
+async fn resizing_is_refused_in_words() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("resize").await?;
+    let cpu = |amount: &str| json!({"name": "main", "resources": {"requests": {"cpu": amount}}});
+    scene.create(&scene.pod("resize", &cpu("100m"), &json!({}))).await?;
+    scene.phase("resize", "Running").await?;
+    let larger = json!({"spec": {"containers": [cpu("200m")]}});
+    let resize = ["patch", "pod", "resize", "--subresource=resize", "--patch", &larger.to_string()];
+    let refusal = scene.kubectl.run(resize).await.err().context("then the agent has to follow")?;
+    ensure!(format!("{refusal:#}").contains("node without support for resize"), "{refusal:#}");
     Ok(())
 }

@@ -165,7 +165,8 @@ async fn seen(pods: Api<Pod>, name: &str) -> Result<Vec<String>> {
         match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => seen.push(shown(&pod)),
             WatchEvent::Deleted(_) => break,
-            other => bail!("{other:?}"),
+            WatchEvent::Bookmark(_) => {}
+            WatchEvent::Error(error) => bail!("{error}"),
         }
     }
     seen.dedup();

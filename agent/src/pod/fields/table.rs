@@ -178,12 +178,7 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.containers[].ports[].name", Elsewhere("Services")),
     ("spec.containers[].ports[].protocol", Honoured("TCP and UDP can have a `hostPort`, SCTP cannot")),
     ("spec.containers[].readinessProbe", Like("spec.containers[].livenessProbe")),
-    (
-        "spec.containers[].resizePolicy",
-        Moot(
-            "a running VM is not resized: new resources are those of the container's next start, and `PodResizePending` until then",
-        ),
-    ),
+    ("spec.containers[].resizePolicy", Moot("the API server resizes Pods on Linux nodes only")),
     ("spec.containers[].resources", Parts),
     ("spec.containers[].resources.claims", Refused("a VM cannot be given devices")),
     (

@@ -12,15 +12,7 @@ pub(super) struct Facts<'a> {
     pub(super) unmet_gates: Option<String>,
     /// Why the Pod is evicted, when it is.
     pub(super) evicted: Option<&'a str>,
-    /// Whether the VM has another size than the Pod asks for by now.
-    pub(super) resized: bool,
 }
-
-/// What is there only while a Pod waits for another size.
-pub const RESIZE_PENDING: &str = "PodResizePending";
-/// Why a Pod waits for it.
-pub const RESIZE_LATER: &str =
-    "a VM is not resized while it runs; the container has its new resources when it starts again";
 
 /// One condition.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,15 +32,7 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Condition> {
         containers_ready("ContainersReady", facts),
         plain("PodScheduled", true),
     ];
-    own.into_iter().chain(facts.evicted.map(disrupted)).chain(facts.resized.then(resize_pending)).collect()
-}
-
-fn resize_pending() -> Condition {
-    Condition {
-        reason: Some("Deferred"),
-        message: Some(RESIZE_LATER.to_owned()),
-        ..plain(RESIZE_PENDING, true)
-    }
+    own.into_iter().chain(facts.evicted.map(disrupted)).collect()
 }
 
 /// Tells a Job that it is not the Pod's own fault. Absent otherwise: the API server and others set it, too.
@@ -116,7 +100,6 @@ mod tests {
             container: "main",
             unmet_gates: None,
             evicted: None,
-            resized: false,
         }
     }
 
@@ -151,8 +134,6 @@ mod tests {
         }
         let evicted = Facts { evicted: Some("too large"), ..facts() };
         assert_eq!(said(&evicted, "DisruptionTarget"), "true TerminationByKubelet too large");
-        let resized = Facts { resized: true, ..facts() };
-        assert_eq!(said(&resized, RESIZE_PENDING), format!("true Deferred {RESIZE_LATER}"));
         assert_eq!(all(&facts()).len(), 5, "others may have set it");
     }
 }

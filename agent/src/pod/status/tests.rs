@@ -287,6 +287,31 @@ fn a_missed_deadline_fails_the_pod_once_nothing_of_it_runs() {
 }
 
 #[test]
+fn in_a_pod_that_is_over_nothing_waits() {
+    let deadline = Some(Deadline { at: at(99), grace: Duration::ZERO });
+    let crashed = || {
+        let mut view = attempt(1, None, Some(exited(7)));
+        view.spec = view.spec.map(|spec| ShimSpec { crashes: 1, ..spec });
+        vec![attempt(0, None, Some(exited(5))), view]
+    };
+    let codes = |observation: &Observation| {
+        let status = shown(observation);
+        assert_eq!(status.phase.as_deref(), Some("Failed"), "{observation:?}");
+        let container = status.container_statuses.unwrap().remove(0);
+        let code =
+            |state: Option<ContainerState>| state.and_then(|state| state.terminated).map(|end| end.exit_code);
+        (code(container.state), code(container.last_state))
+    };
+    // It would have started again, but for the deadline.
+    assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, crashed()) }), (Some(7), Some(5)));
+    let evicted = Some("too large".to_owned());
+    assert_eq!(codes(&Observation { evicted, ..seen(ALWAYS, crashed()) }), (Some(7), Some(5)));
+    // Its image never came.
+    assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, vec![]) }), (Some(137), None));
+    assert_eq!(codes(&seen(STOP, vec![])), (Some(137), None));
+}
+
+#[test]
 fn a_pod_that_was_over_before_its_deadline_has_not_missed_it() {
     // The container ended at 60.
     let told = |deadline, wanted, code| {
