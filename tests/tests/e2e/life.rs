@@ -142,7 +142,17 @@ async fn a_pod_that_is_active_for_too_long_fails() -> Result<()> {
     assert_eq!(reason.as_deref(), Some("DeadlineExceeded"));
     let words = "Pod was active on the node longer than the specified deadline";
     scene.told_as("late", "DeadlineExceeded", words).await?;
-    scene.no_vms().await
+    scene.no_vms().await?;
+
+    // One that still waits for its image waits for nothing any more.
+    let missing = json!({"image": "registry.test/macos/none:1"});
+    scene.create(&scene.pod("stuck", &missing, &json!({"activeDeadlineSeconds": 3600}))).await?;
+    scene.told("pod", "stuck", "ErrImagePull").await?;
+    scene.kubectl.run(["patch", "pod", "stuck", "--patch", shorter]).await?;
+    let pod = scene.phase("stuck", "Failed").await?;
+    let state = state_of(&pod).unwrap_or_default();
+    ensure!(state.waiting.is_none() && state.terminated.is_some(), "{state:?}");
+    Ok(())
 }
 
 /// A Pod in the words of `kubectl get pod`, and whether it is ready.

@@ -84,8 +84,7 @@ async fn a_daemon_set_that_is_made_for_linux_is_refused_cheaply() -> Result<()> 
     scene.mac.set_fault("calls", "")?;
     let everywhere =
         json!({"hostNetwork": true, "tolerations": [{"operator": "Exists"}], "restartPolicy": "Always"});
-    let container =
-        json!({"image": "registry.k8s.io/kube-proxy:v1", "securityContext": {"privileged": true}});
+    let container = json!({"image": "registry.k8s.io/kube-proxy:v1"});
     scene
         .create(&json!({
             "apiVersion": "apps/v1",
