@@ -23,6 +23,7 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
     let vm = Scene::vm_of(&pod)?;
     let uid = pod.metadata.uid.clone().context("no UID")?;
     assert_eq!(vm, format!("tk-{uid}-0"));
+    assert_eq!(pod.metadata.finalizers, None, "a Pod of a Mac that dies must be able to go");
     assert_eq!(scene.mac.tart(["ip", &vm]).await?.trim(), address);
     assert_eq!(status.host_ip.as_deref(), Some("127.0.0.1"));
     let container = &status.container_statuses.context("no container status")?[0];
