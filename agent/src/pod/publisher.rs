@@ -251,7 +251,7 @@ mod tests {
         let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
         let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
         let published = Published::new(status.clone(), &pod("9", "True", "Running"));
-        let table = [
+        let table = vec![
             (pod("9", "True", "Running"), false),
             (pod("10", "True", "Running"), false),
             // A condition of somebody else is theirs to change.

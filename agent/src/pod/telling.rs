@@ -17,6 +17,7 @@ use crate::volume::MountFailure;
 
 /// What has been told in Events already, by this process.
 #[derive(Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is told on its own")]
 pub(super) struct Told {
     pub(super) refused: bool,
     pub(super) crowded: bool,
