@@ -3,20 +3,33 @@
 use std::error::Error;
 use std::io;
 
+use kube::core::Status;
+
 /// An error with all its causes, in one line.
-pub fn chain(error: &dyn Error) -> String {
-    let mut line = error.to_string();
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut line = words(error);
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = error.to_string();
+        let (text, words) = (error.to_string(), words(error));
         // Some libraries repeat their cause in their own text.
-        if !line.contains(&text) {
+        if line.contains(&text) {
+            line = line.replace(&text, &words);
+        } else if !line.contains(&words) {
             line.push_str(": ");
-            line.push_str(&text);
+            line.push_str(&words);
         }
         cause = error.source();
     }
     line.replace('\n', " ")
+}
+
+/// What an error says itself. The client shows an answer of the API server with all its fields; people want its message.
+fn words(error: &(dyn Error + 'static)) -> String {
+    let answer = match error.downcast_ref() {
+        Some(kube::Error::Api(answer)) => Some(answer),
+        _ => error.downcast_ref::<Box<Status>>(),
+    };
+    answer.map_or_else(|| error.to_string(), |answer| answer.message.clone())
 }
 
 /// Whether a full disk is behind an error.
@@ -39,6 +52,25 @@ mod tests {
     #[test]
     fn causes_follow_in_one_line() {
         assert_eq!(chain(&Outer(std::io::Error::other("in\nner"))), "outer: in ner");
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("refused: {0}")]
+    struct Repeats(#[source] kube::Error);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("refused")]
+    struct Refused(#[source] kube::Error);
+
+    #[test]
+    fn of_an_answer_of_the_api_server_only_the_message_is_shown() {
+        let answer = || {
+            let message = "secrets \"pull\" not found";
+            kube::Error::Api(Box::new(Status::failure(message, "NotFound").with_code(404)))
+        };
+        assert_eq!(chain(&answer()), "secrets \"pull\" not found");
+        assert_eq!(chain(&Refused(answer())), "refused: secrets \"pull\" not found");
+        assert_eq!(chain(&Repeats(answer())), "refused: secrets \"pull\" not found");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::restart::{RestartPolicy, Verdict, verdict};
 use super::time::later;
 use crate::probe::verdict::Health;
-use crate::state::{AttemptView, Holder, Outcome, StopCause, StopRequest};
+use crate::state::{AttemptView, Ending, Holder, Outcome, StopCause, StopRequest};
 use crate::vm::Restart;
 
 /// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
@@ -74,9 +74,36 @@ pub struct Deadline {
 }
 
 impl Observation {
-    /// The deadline that a Pod which is to run has missed.
+    /// The deadline that a Pod which is to run has missed. One that was over in time has not, whenever that can be told.
     pub fn missed_deadline(&self) -> Option<Deadline> {
-        self.deadline.filter(|deadline| deadline.at <= self.now && matches!(self.wanted, Wanted::Run(_)))
+        let in_time = |at| self.last_end().is_some_and(|(_, end)| end.finished_at < at);
+        self.deadline.filter(|deadline| {
+            deadline.at <= self.now && matches!(self.wanted, Wanted::Run(_)) && !in_time(deadline.at)
+        })
+    }
+
+    /// Why the Pod is evicted, unless its container had ended by itself before anything was done about it.
+    pub fn eviction(&self) -> Option<&str> {
+        self.evicted.as_deref().filter(|_| !self.has_ended_by_itself())
+    }
+
+    /// Whether the Pod's container has ended, and nothing follows.
+    pub fn is_over(&self) -> bool {
+        self.last_end().is_some()
+    }
+
+    fn has_ended_by_itself(&self) -> bool {
+        self.last_end().is_some_and(|(attempt, end)| {
+            attempt.stop.is_none() && matches!(end.ending, Ending::Exited { .. } | Ending::InitFailed { .. })
+        })
+    }
+
+    /// The end of the Pod's container that nothing follows.
+    fn last_end(&self) -> Option<(&AttemptView, &Outcome)> {
+        let attempt = self.attempts.last()?;
+        let end = attempt.outcome.as_ref().or(attempt.result.as_ref())?;
+        let is_last = matches!(self.verdict(attempt, end), Verdict::Succeeded | Verdict::Failed);
+        is_last.then_some((attempt, end))
     }
 
     /// Whether macOS may count a VM of the Pod: one that was taken up and is not known to be over.
@@ -206,10 +233,10 @@ fn step(seen: &Observation) -> Decision {
         return tear_down(seen, grace).unwrap_or(Decision::Wait(None));
     }
     if let Wanted::Run(_) = seen.wanted {
-        if seen.evicted.is_some() {
+        if seen.eviction().is_some() {
             return tear_down(seen, EVICTION_GRACE).unwrap_or(Decision::Wait(None));
         }
-        if seen.too_large {
+        if seen.too_large && seen.evicted.is_none() && !seen.has_ended_by_itself() {
             return Decision::Evict;
         }
     }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
 use super::status::is_final;
@@ -17,12 +17,73 @@ use crate::report::chain;
 const LIMIT: Duration = Duration::from_secs(15);
 const FIRST_DELAY: Duration = Duration::from_millis(250);
 const LONGEST_DELAY: Duration = Duration::from_secs(15);
+/// How soon after our last word we insist on it, as for the kubelet: who keeps changing it is not answered at once.
+const INSIST_AFTER: Duration = Duration::from_secs(10);
 
 /// Publishes the latest status of one Pod from a task of its own, so that an API server that is away holds up nothing else.
 #[derive(Debug)]
 pub struct Publisher {
     wanted: watch::Sender<Option<PodStatus>>,
-    published: watch::Receiver<Option<PodStatus>>,
+    published: watch::Receiver<Option<Published>>,
+}
+
+/// A status that the API server has taken.
+#[derive(Debug, Clone)]
+struct Published {
+    status: PodStatus,
+    /// What the API server then showed of it.
+    shown: PodStatus,
+    /// The version of the Pod that has it; absent when there is no Pod any more.
+    version: Option<u64>,
+    at: Instant,
+}
+
+impl Published {
+    fn new(status: PodStatus, answer: &Pod) -> Self {
+        let shown = own_part(answer.status.as_ref(), &status);
+        Self { status, shown, version: version(answer), at: Instant::now() }
+    }
+
+    /// What nobody will ever read.
+    fn in_vain(status: PodStatus) -> Self {
+        Self { status, shown: PodStatus::default(), version: None, at: Instant::now() }
+    }
+
+    /// Whether somebody has changed since then what is ours to say. The node lifecycle controller does it to the Pods of a Node that
+    /// it has given up, and leaves it to the Node to put them right.
+    fn is_undone_by(&self, pod: &Pod) -> bool {
+        // What the watch still shows of the time before is no news.
+        let is_newer = version(pod).zip(self.version).is_some_and(|(now, then)| now > then);
+        is_newer && own_part(pod.status.as_ref(), &self.status) != self.shown
+    }
+}
+
+/// Versions of one object grow.
+fn version(pod: &Pod) -> Option<u64> {
+    pod.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+/// What `shown` has of the fields that a status of ours sets. A condition is one of ours when we have one of its type.
+fn own_part(shown: Option<&PodStatus>, ours: &PodStatus) -> PodStatus {
+    let Some(shown) = shown else { return PodStatus::default() };
+    let kinds = || ours.conditions.iter().flatten().map(|one| &one.type_);
+    let of = |kind: &String| shown.conditions.iter().flatten().find(|one| one.type_ == *kind).cloned();
+    PodStatus {
+        phase: shown.phase.clone(),
+        reason: shown.reason.clone(),
+        message: shown.message.clone(),
+        conditions: Some(kinds().filter_map(of).collect()),
+        container_statuses: shown.container_statuses.clone(),
+        init_container_statuses: shown.init_container_statuses.clone(),
+        ephemeral_container_statuses: shown.ephemeral_container_statuses.clone(),
+        start_time: shown.start_time.clone(),
+        host_ip: shown.host_ip.clone(),
+        host_ips: shown.host_ips.clone(),
+        pod_ip: shown.pod_ip.clone(),
+        pod_ips: shown.pod_ips.clone(),
+        observed_generation: shown.observed_generation,
+        ..PodStatus::default()
+    }
 }
 
 impl Publisher {
@@ -34,10 +95,14 @@ impl Publisher {
         Self { wanted, published }
     }
 
-    /// Asks for a status to be published; one that is asked for already costs nothing.
-    pub fn want(&self, status: PodStatus) {
+    /// Asks for a status to be published; one that is asked for already costs nothing, unless `pod` shows that somebody has
+    /// changed it.
+    pub fn want(&self, status: PodStatus, pod: &Pod) {
+        let undone = self.published.borrow().as_ref().is_some_and(|last| {
+            last.status == status && last.at.elapsed() >= INSIST_AFTER && last.is_undone_by(pod)
+        });
         self.wanted.send_if_modified(|wanted| {
-            let changed = wanted.as_ref() != Some(&status);
+            let changed = undone || wanted.as_ref() != Some(&status);
             if changed {
                 *wanted = Some(status);
             }
@@ -47,7 +112,7 @@ impl Publisher {
 
     /// Whether the API server has taken a final phase from us.
     pub fn has_published_final(&self) -> bool {
-        is_final(self.published.borrow().as_ref())
+        is_final(self.published.borrow().as_ref().map(|last| &last.status))
     }
 
     /// Waits until the API server has taken another status.
@@ -63,7 +128,7 @@ async fn publish(
     pod: PodName,
     uid: PodUid,
     mut wanted: watch::Receiver<Option<PodStatus>>,
-    published: watch::Sender<Option<PodStatus>>,
+    published: watch::Sender<Option<Published>>,
 ) {
     let mut delay = FIRST_DELAY;
     loop {
@@ -79,18 +144,17 @@ async fn publish(
         let attempt = timeout(LIMIT, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
         crash::point(if is_last { "agent.publish-final.after" } else { "agent.publish.after" });
         let problem = match attempt {
-            Ok(Ok(_)) => {
+            Ok(Ok(answer)) => {
                 debug!(%pod, phase = status.phase, "status published");
-                published.send_replace(Some(status));
+                published.send_replace(Some(Published::new(status, &answer)));
                 delay = FIRST_DELAY;
                 if wanted.changed().await.is_err() {
                     return;
                 }
                 continue;
             }
-            // Nobody will ever read this status.
             Ok(Err(kube::Error::Api(answer))) if is_gone(answer.code, &answer.message) => {
-                published.send_replace(Some(status));
+                published.send_replace(Some(Published::in_vain(status)));
                 return;
             }
             Ok(Err(error)) => chain(&error),
@@ -163,6 +227,49 @@ mod tests {
     }
 
     #[test]
+    fn what_others_change_of_ours_is_seen() {
+        let pod = |version: &str, ready: &str, phase: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"resourceVersion": version},
+                "status": {"phase": phase, "qosClass": "Burstable", "conditions": [
+                    {"type": "Theirs", "status": ready},
+                    {"type": "Ready", "status": "True"},
+                ]},
+            }))
+            .unwrap()
+        };
+        let unready = |version| {
+            let mut pod = pod(version, "True", "Running");
+            pod.status.as_mut().unwrap().conditions.as_mut().unwrap()[1].status = "False".into();
+            pod
+        };
+        let without = |version| {
+            let mut pod = pod(version, "True", "Running");
+            pod.status.as_mut().unwrap().conditions.as_mut().unwrap().pop();
+            pod
+        };
+        let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
+        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
+        let published = Published::new(status.clone(), &pod("9", "True", "Running"));
+        let table = vec![
+            (pod("9", "True", "Running"), false),
+            (pod("10", "True", "Running"), false),
+            // A condition of somebody else is theirs to change.
+            (pod("10", "False", "Running"), false),
+            (pod("10", "True", "Pending"), true),
+            (unready("10"), true),
+            (without("10"), true),
+            // What was before our last word, or says nothing of when it was, is no news.
+            (unready("8"), false),
+            (unready("what"), false),
+        ];
+        for (pod, undone) in table {
+            assert_eq!(published.is_undone_by(&pod), undone, "{pod:?}");
+        }
+        assert!(!Published::in_vain(status).is_undone_by(&unready("10")));
+    }
+
+    #[test]
     fn the_address_of_a_node_that_has_moved_is_replaced() {
         let host_ips = Some(vec![HostIP { ip: "10.0.0.2".to_owned() }]);
         let body = patch(&"0b1c".parse().unwrap(), &PodStatus { host_ips, ..PodStatus::default() });
@@ -185,12 +292,6 @@ mod tests {
         assert_eq!(
             body["status"],
             json!({"reason": null, "message": null, "podIP": null, "podIPs": [{"$patch": "replace"}]})
-        );
-        let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
-        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
-        assert_eq!(
-            patch(&"0b1c".parse().unwrap(), &status)["status"]["conditions"],
-            json!([{"type": "Ready", "status": "True", "reason": null, "message": null}])
         );
     }
 }

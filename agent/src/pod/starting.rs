@@ -8,13 +8,16 @@ use super::decide::{Observation, Wanted};
 use crate::node::starts::Start;
 use crate::state::{AttemptView, Ending, Holder, HostFault, Outcome, Progress, Stage};
 
-/// Whether a Pod that is to run has not got its first VM yet.
+/// Whether a Pod that is to run has never run yet. One whose VMs fail to start, again and again, still waits.
 pub fn waits(seen: &Observation) -> bool {
-    let started = |attempt: &AttemptView| {
-        let running = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
-        attempt.outcome.is_some() || running
+    let has_run = |attempt: &AttemptView| {
+        let runs = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
+        runs || attempt.outcome.as_ref().is_some_and(|outcome| outcome.started_at.is_some())
     };
-    matches!(seen.wanted, Wanted::Run(_)) && !seen.refused && !seen.attempts.iter().any(started)
+    matches!(seen.wanted, Wanted::Run(_))
+        && !seen.refused
+        && !seen.is_over()
+        && !seen.attempts.iter().any(has_run)
 }
 
 /// What a VM says about the host that it is on.
@@ -140,14 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_waits_until_its_first_vm_runs_or_fails() {
+    fn a_pod_waits_until_it_has_run_or_is_over() {
         let seen = |wanted, attempts| Observation::example(wanted, attempts, at(3000));
         let run = Wanted::Run(RestartPolicy::Always);
         let address = "127.0.0.2".parse().unwrap();
         assert!(waits(&seen(run, vec![])));
         assert!(waits(&seen(run, vec![attempt(Some(Stage::Up { address }), None)])));
         assert!(!waits(&seen(run, vec![attempt(Some(Stage::Running { address }), None)])));
-        assert!(!waits(&seen(run, vec![attempt(Some(Stage::Booting), Some(not_started(None)))])));
+        let failed = || vec![attempt(Some(Stage::Booting), Some(not_started(None)))];
+        assert!(waits(&seen(run, failed())));
+        assert!(!waits(&seen(Wanted::Run(RestartPolicy::Never), failed())));
+        let ran = Some(Stage::Running { address });
+        assert!(!waits(&seen(run, vec![attempt(ran, Some(Ending::Lost)), attempt(None, None)])));
         assert!(!waits(&seen(Wanted::Gone, vec![])));
         assert!(!waits(&Observation { refused: true, ..seen(run, vec![]) }));
     }

@@ -1,6 +1,7 @@
 //! What the API server is told about a Pod: a pure function of what was observed.
 
 mod conditions;
+pub mod ephemeral;
 mod gates;
 mod init;
 
@@ -21,6 +22,11 @@ use super::restart::{RestartPolicy, Verdict};
 use crate::duration;
 use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};
 use crate::vm::{Restart, VmName};
+
+/// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
+pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// The rest of them.
+pub const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
 
 /// What a status rests on besides the observation.
 #[derive(Debug, Clone, Copy)]
@@ -73,8 +79,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         }
     };
     let context = &context;
-    let container = container(seen, context, plan);
     let failure = failure(seen);
+    let container = container(seen, context, plan, failure.is_some());
     let phase = if failure.is_some() { "Failed" } else { phase(seen, &container) };
     let current = seen.attempts.last();
     let address = address(current);
@@ -85,12 +91,12 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         ready: matches!(container.state, Shown::Running) && container.status.ready,
         container: &container.status.name,
         unmet_gates: gates::unmet(context.pod),
-        evicted: seen.evicted.as_deref(),
+        evicted: seen.eviction(),
     };
     let generation = context.pod.metadata.generation;
     let conditions = conditions::all(&facts).into_iter();
     let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
-    let init_statuses = init::statuses(context, current);
+    let init_statuses = init::statuses(context, current, is_final_phase(phase));
     PodStatus {
         phase: Some(phase.to_owned()),
         reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
@@ -98,6 +104,7 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         conditions: Some(conditions),
         container_statuses: Some(vec![container.status]),
         init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
+        ephemeral_container_statuses: ephemeral::statuses(context.pod, &old, seen.now),
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
         host_ip: context.host_ip.map(|ip| ip.to_string()),
         host_ips: context.host_ip.map(|ip| vec![HostIP { ip: ip.to_string() }]),
@@ -113,16 +120,20 @@ fn failure(seen: &Observation) -> Option<(&'static str, String)> {
     if !seen.is_idle() {
         return None;
     }
-    if let Some(why) = &seen.evicted {
-        return Some(("Evicted", why.clone()));
+    if let Some(why) = seen.eviction() {
+        return Some(("Evicted", why.to_owned()));
     }
     seen.missed_deadline()?;
-    Some(("DeadlineExceeded", "the Pod was active for longer than spec.activeDeadlineSeconds".to_owned()))
+    Some((DEADLINE_EXCEEDED, TOO_LONG.to_owned()))
 }
 
 /// Whether a phase is one that a Pod never leaves.
 pub fn is_final(status: Option<&PodStatus>) -> bool {
-    matches!(status.and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"))
+    status.and_then(|status| status.phase.as_deref()).is_some_and(is_final_phase)
+}
+
+fn is_final_phase(phase: &str) -> bool {
+    matches!(phase, "Succeeded" | "Failed")
 }
 
 struct ShownContainer {
@@ -137,13 +148,20 @@ enum Shown {
     Over(Verdict),
 }
 
-fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownContainer {
+/// The Pod's container. In a Pod that has failed as a whole, as in any that is over, it has ended: nothing follows that it could wait for.
+fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan, has_failed: bool) -> ShownContainer {
     let current = seen.attempts.last();
     let previous = seen.attempts.len().checked_sub(2).map(|index| &seen.attempts[index]);
     let restart = current.map_or(Restart(0), |attempt| attempt.restart);
     let (state, last, shown) = match current {
+        None if (has_failed || is_to_stop(seen.wanted)) && plan.init.is_empty() => {
+            (never_ran(), None, Shown::Waiting)
+        }
         None => (waiting(context, plan), None, Shown::Waiting),
         Some(attempt) => match (&attempt.outcome, &attempt.progress) {
+            (Some(outcome), _) if has_failed => {
+                (last_word(attempt, outcome), None, Shown::Over(Verdict::Failed))
+            }
             (Some(outcome), _) => over(seen, context, plan, attempt, outcome),
             (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
                 let running = ContainerStateRunning { started_at: Some(Time(*since)) };
@@ -184,11 +202,7 @@ fn over(
     attempt: &AttemptView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
-    let end = match &outcome.ending {
-        // It never came to the main container.
-        Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
-        _ => end_of(attempt, outcome),
-    };
+    let end = last_word(attempt, outcome);
     match (seen.verdict(attempt, outcome), context.trouble) {
         // Its time has come, but something is in the way.
         (next @ Verdict::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
@@ -206,6 +220,26 @@ fn over(
         }
         (next, _) => (end, None, Shown::Over(next)),
     }
+}
+
+/// The end of a container as it is shown when nothing follows.
+fn last_word(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
+    match &outcome.ending {
+        // It never came to the main container.
+        Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
+        _ => end_of(attempt, outcome),
+    }
+}
+
+/// The end of a container that there never was, in the kubelet's word for it.
+fn never_ran() -> ContainerState {
+    let terminated = ContainerStateTerminated {
+        exit_code: 137,
+        reason: Some("ContainerStatusUnknown".to_owned()),
+        message: Some("the Pod was over before its container had started".to_owned()),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
 /// Whether a container that the API server has once seen to end like this may never be seen in another state. The policy would
@@ -304,16 +338,19 @@ pub(super) fn container_id(vm: &VmName) -> String {
 }
 
 fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {
-    let stopping = matches!(seen.wanted, Wanted::Stop(_) | Wanted::Finished(_) | Wanted::Gone);
     match container.state {
         Shown::Running | Shown::Over(Verdict::Restart { .. }) => "Running",
         Shown::Over(Verdict::Succeeded) => "Succeeded",
         Shown::Over(Verdict::Failed) => "Failed",
         // A Pod that is deleted before it ever ran has not done what it was for.
-        Shown::Waiting if stopping && seen.attempts.is_empty() => "Failed",
+        Shown::Waiting if is_to_stop(seen.wanted) && seen.attempts.is_empty() => "Failed",
         Shown::Waiting if container.status.restart_count > 0 => "Running",
         Shown::Waiting => "Pending",
     }
+}
+
+fn is_to_stop(wanted: Wanted) -> bool {
+    matches!(wanted, Wanted::Stop(_) | Wanted::Finished(_) | Wanted::Gone)
 }
 
 /// A condition that keeps its transition time for as long as it does not change.

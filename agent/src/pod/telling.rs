@@ -7,7 +7,7 @@ use super::PodName;
 use super::decide::{Observation, Wanted};
 use super::restart::Verdict;
 use super::starting::{stages, start, waits};
-use super::status::{Context, is_final, render};
+use super::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, render};
 use super::worker::Worker;
 use crate::guest::script::REASONS;
 use crate::report::chain;
@@ -17,9 +17,11 @@ use crate::volume::MountFailure;
 
 /// What has been told in Events already, by this process.
 #[derive(Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is told on its own")]
 pub(super) struct Told {
     pub(super) refused: bool,
     pub(super) crowded: bool,
+    pub(super) late: bool,
     pub(super) backed_off: bool,
     pub(super) shortage: Option<String>,
     pub(super) stale: Vec<MountFailure>,
@@ -57,13 +59,17 @@ impl Worker {
             host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
         };
         let status = render(seen, &context);
+        for name in ephemeral::answered(&status, context.before) {
+            let note = format!("Error: container {name} cannot be started: {}", ephemeral::WHY);
+            self.host.events.warning(&pod, "Failed", &note);
+        }
         if let Some(reason) = &status.reason
             && self.shown.as_ref().and_then(|shown| shown.reason.as_ref()) != Some(reason)
         {
             self.host.metrics.failed(reason);
         }
         self.shown = Some(status.clone());
-        self.publisher.want(status);
+        self.publisher.want(status, &pod);
     }
 
     /// Tells what is new in an observation.
@@ -80,6 +86,9 @@ impl Worker {
             && !std::mem::replace(&mut self.told.backed_off, true)
         {
             events.normal(pod, "BackOff", &words);
+        }
+        if seen.missed_deadline().is_some() && !std::mem::replace(&mut self.told.late, true) {
+            events.normal(pod, DEADLINE_EXCEEDED, TOO_LONG);
         }
         let Some(attempt) = seen.attempts.last() else { return };
         if let Some(start) = start(attempt, self.host.address_patience, seen.now) {

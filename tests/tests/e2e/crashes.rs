@@ -118,6 +118,57 @@ async fn a_vm_that_loses_its_shim_is_stopped_and_its_pod_fails() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_vm_that_somebody_has_deleted_keeps_no_pod() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("deleted").await?;
+    let always = json!({"restartPolicy": "Always"});
+    scene.create(&scene.pod("running", &json!({}), &json!({}))).await?;
+    scene.create(&scene.pod("restarting", &json!({}), &always)).await?;
+    let running = Scene::vm_of(&scene.phase("running", "Running").await?)?;
+    let restarting = Scene::vm_of(&scene.phase("restarting", "Running").await?)?;
+    let vms = scene.mac.tart_home().join("vms");
+    // One goes under its running VM, as `rm` does it; the other between the VM's end and the agent's own look.
+    std::fs::remove_dir_all(vms.join(&running))?;
+    scene.mac.tart(["stop", &restarting]).await?;
+    let _ = scene.mac.tart(["delete", &restarting]).await;
+    wait::until(&scene.pods, "restarting", "running again", DEADLINE, |pod| {
+        Scene::vm_of(pod).is_ok_and(|vm| vm != restarting) && phase_of(pod) == "Running"
+    })
+    .await?;
+    scene.kubectl.run(["delete", "pod", "running", "restarting", "--wait=false"]).await?;
+    for name in ["running", "restarting"] {
+        let gone = wait::until_gone(&scene.pods, name, DEADLINE).await;
+        gone.with_context(|| scene.agent_log())?;
+    }
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn agents_that_are_all_restarted_at_once_find_all_as_it_was() -> Result<()> {
+    let mut macs = Vec::new();
+    for name in ["fleet-a", "fleet-b", "fleet-c"] {
+        let (scene, agent) = Scene::with_agent(name).await?;
+        scene.create(&scene.pod("web", &json!({}), &json!({}))).await?;
+        let vm = Scene::vm_of(&scene.phase("web", "Running").await?)?;
+        macs.push((scene, agent, vm));
+    }
+    for (_, agent, _) in &macs {
+        agent.kill9()?;
+    }
+    let since = jiff::Timestamp::now();
+    let mut agents = Vec::new();
+    for (scene, ..) in &macs {
+        agents.push(scene.agent.start()?);
+    }
+    for (scene, _, vm) in &macs {
+        agent_is_back(scene, since).await?;
+        assert_eq!(scene.running_vms().await?, std::slice::from_ref(vm));
+        let pod = scene.pods.get("web").await?;
+        assert_eq!((phase_of(&pod), &Scene::vm_of(&pod)?), ("Running", vm));
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_shim_whose_directory_was_deleted_does_not_stay_for_ever() -> Result<()> {
     let (scene, agent) = Scene::with_agent("erased").await?;
     scene.create(&scene.pod("erased", &json!({}), &json!({}))).await?;

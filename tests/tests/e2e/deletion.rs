@@ -119,6 +119,35 @@ async fn a_pod_whose_image_is_on_its_way_does_not_wait_for_it() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_pod_whose_vm_is_being_made_does_not_wait_for_it() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("making").await?;
+    // Its base is there, so that the next clone is that of a Pod's VM.
+    scene.create(&scene.pod("first", &json!({"command": ["true"]}), &json!({}))).await?;
+    scene.phase("first", "Succeeded").await?;
+    scene.kubectl.run(["delete", "pod", "first"]).await?;
+    for command in ["clone", "set", "run"] {
+        scene.mac.set_fault("hang", command)?;
+        scene.mac.set_fault("calls", "")?;
+        scene.create(&scene.pod(command, &json!({}), &json!({}))).await?;
+        let calls = scene.mac.host().join("calls");
+        wait::eventually(&format!("a call of `tart {command}`"), DEADLINE, async || {
+            let calls = std::fs::read_to_string(&calls).unwrap_or_default();
+            ensure!(calls.lines().any(|line| line == command), "{calls}");
+            Ok(())
+        })
+        .await?;
+        let patience = ["delete", "pod", command, "--grace-period=2", "--wait=false"];
+        scene.kubectl.run(patience).await?;
+        let gone = wait::until_gone(&scene.pods, command, DEADLINE).await;
+        gone.with_context(|| format!("{command}: {}", agent.log().unwrap_or_default()))?;
+        scene.mac.clear_fault("hang")?;
+        scene.nothing_left().await.context(command)?;
+        std::fs::remove_file(&calls)?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_pod_of_the_same_name_gets_a_vm_of_its_own() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("twin").await?;
     let pod = scene.pod("twin", &json!({}), &json!({}));

@@ -1,6 +1,6 @@
 //! What `kubectl describe pod` tells somebody whose Pod does not run: what happened, and what to do.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use crate::scene::{IMAGE, Scene};
@@ -32,6 +32,8 @@ async fn an_image_that_cannot_be_had() -> Result<()> {
     let secret = json!({"imagePullSecrets": [{"name": "pull"}]});
     let words = ["cannot use pull secret `pull`", "not found", "kubectl create secret docker-registry pull"];
     tells(&scene, "keyless", &image(private), &secret, &words).await?;
+    let described = scene.kubectl.run(["describe", "pod", "keyless"]).await?;
+    ensure!(!described.contains("Status {"), "that is for machines:\n{described}");
     let words = ["ErrImagePull", "check that the host reaches the registry"];
     tells(&scene, "nowhere", &image("nowhere.test/macos:1"), &nothing, &words).await
 }

@@ -62,6 +62,13 @@ async fn what_does_not_fit_is_refused_in_the_kubelets_words() -> Result<()> {
             "NodeAffinity",
             "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
         ),
+        (
+            "windows",
+            json!({}),
+            json!({"os": {"name": "windows"}}),
+            "PodOSNotSupported",
+            "spec.os: Kubernetes knows only linux and windows, and this Node runs macOS",
+        ),
     ];
     for (name, container, spec, reason, message) in table {
         scene.create(&bound(&scene, name, &container, &spec)).await?;

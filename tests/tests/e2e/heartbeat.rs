@@ -17,7 +17,7 @@ use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, Scene, condition};
+use crate::scene::{DEADLINE, IMAGE, Scene, condition};
 
 /// For how long the control plane trusts one renewal.
 const TRUST: Duration = Duration::from_secs(40);
@@ -210,6 +210,36 @@ async fn a_node_that_was_given_up_is_back_with_the_next_beat() -> Result<()> {
     for kind in ["MemoryPressure", "DiskPressure", "PIDPressure"] {
         ensure!(condition(&node, kind) == "False", "{kind} is {}", condition(&node, kind));
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_pods_of_a_node_that_was_given_up_are_ready_again_with_it() -> Result<()> {
+    let (control_plane, mac, agent, nodes) = impatient().await?;
+    mac.add_image(IMAGE, &json!({}))?;
+    let agent = agent.start()?;
+    wait::until(&nodes, "mac", "ready", DEADLINE, |node| condition(node, "Ready") == "True").await?;
+    let namespace = control_plane.namespace("given-up").await?;
+    let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, &namespace);
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "web"},
+        "spec": {"nodeName": "mac", "containers": [{"name": "main", "image": IMAGE}]},
+    }))?;
+    pods.create(&PostParams::default(), &pod).await?;
+    let ready = async |status: &'static str| {
+        let what = format!("ready: {status}");
+        let found = wait::until(&pods, "web", &what, DEADLINE, |pod| {
+            let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            conditions.any(|one| one.type_ == "Ready" && one.status == status)
+        });
+        found.await.with_context(|| agent.log().unwrap_or_default())
+    };
+    let vm = Scene::vm_of(&ready("True").await?)?;
+    agent.kill(Signal::SIGSTOP)?;
+    // It is the control plane that says so: nobody can be asked.
+    ready("False").await?;
+    agent.kill(Signal::SIGCONT)?;
+    assert_eq!(Scene::vm_of(&ready("True").await?)?, vm);
     Ok(())
 }
 

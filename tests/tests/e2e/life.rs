@@ -2,11 +2,15 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{WatchEvent, WatchParams};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, IMAGE, Scene};
+use crate::scene::{DEADLINE, IMAGE, Scene, state_of};
 
 #[tokio::test]
 async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<()> {
@@ -19,6 +23,7 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
     let vm = Scene::vm_of(&pod)?;
     let uid = pod.metadata.uid.clone().context("no UID")?;
     assert_eq!(vm, format!("tk-{uid}-0"));
+    assert_eq!(pod.metadata.finalizers, None, "a Pod of a Mac that dies must be able to go");
     assert_eq!(scene.mac.tart(["ip", &vm]).await?.trim(), address);
     assert_eq!(status.host_ip.as_deref(), Some("127.0.0.1"));
     let container = &status.container_statuses.context("no container status")?[0];
@@ -106,7 +111,7 @@ async fn two_pods_run_side_by_side_in_vms_of_their_own() -> Result<()> {
     }
     let one = scene.phase("one", "Running").await?;
     let two = scene.phase("two", "Running").await?;
-    let address = |pod: &k8s_openapi::api::core::v1::Pod| pod.status.as_ref().and_then(|s| s.pod_ip.clone());
+    let address = |pod: &Pod| pod.status.as_ref().and_then(|s| s.pod_ip.clone());
     assert_ne!(address(&one), address(&two));
     assert_ne!(Scene::vm_of(&one)?, Scene::vm_of(&two)?);
 
@@ -136,7 +141,73 @@ async fn a_pod_that_is_active_for_too_long_fails() -> Result<()> {
     let pod = scene.phase("late", "Failed").await?;
     let reason = pod.status.and_then(|status| status.reason);
     assert_eq!(reason.as_deref(), Some("DeadlineExceeded"));
-    scene.no_vms().await
+    let words = "Pod was active on the node longer than the specified deadline";
+    scene.told_as("late", "DeadlineExceeded", words).await?;
+    scene.no_vms().await?;
+
+    // One that still waits for its image waits for nothing any more.
+    let missing = json!({"image": "registry.test/macos/none:1"});
+    scene.create(&scene.pod("stuck", &missing, &json!({"activeDeadlineSeconds": 3600}))).await?;
+    scene.told("pod", "stuck", "ErrImagePull").await?;
+    scene.kubectl.run(["patch", "pod", "stuck", "--patch", shorter]).await?;
+    let pod = scene.phase("stuck", "Failed").await?;
+    let state = state_of(&pod).unwrap_or_default();
+    ensure!(state.waiting.is_none() && state.terminated.is_some(), "{state:?}");
+    Ok(())
+}
+
+/// A Pod in the words of `kubectl get pod`, and whether it is ready.
+fn shown(pod: &Pod) -> String {
+    let status = pod.status.clone().unwrap_or_default();
+    let state = state_of(pod).unwrap_or_default();
+    let reason = state.waiting.and_then(|one| one.reason).or(state.terminated.and_then(|one| one.reason));
+    let reason = reason.or(state.running.map(|_| "started".to_owned()));
+    let ready = status.conditions.into_iter().flatten().find(|one| one.type_ == "Ready");
+    let words = [status.phase, reason, ready.map(|one| one.status)];
+    words.map(|word| word.unwrap_or_else(|| "-".to_owned())).join(" ")
+}
+
+/// Follows a Pod from before it is created until it is gone, and tells what could be seen of it, in turn.
+async fn seen(pods: Api<Pod>, name: &str) -> Result<Vec<String>> {
+    let only = WatchParams::default().fields(&format!("metadata.name={name}"));
+    let mut events = pods.watch(&only, "0").await?.boxed();
+    let mut seen = Vec::new();
+    while let Some(event) = events.try_next().await? {
+        match event {
+            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => seen.push(shown(&pod)),
+            WatchEvent::Deleted(_) => break,
+            WatchEvent::Bookmark(_) => {}
+            WatchEvent::Error(error) => bail!("{error}"),
+        }
+    }
+    seen.dedup();
+    Ok(seen)
+}
+
+#[tokio::test]
+async fn whoever_watches_a_pod_sees_it_go_forward_only() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("watched").await?;
+    let story = tokio::spawn(seen(scene.pods.clone(), "ends"));
+    let retold = tokio::spawn(seen(scene.pods.clone(), "restarts"));
+    scene.create(&scene.pod("ends", &json!({"command": ["/bin/sleep", "1"]}), &json!({}))).await?;
+    scene.phase("ends", "Succeeded").await?;
+    scene.kubectl.run(["delete", "pod", "ends"]).await?;
+    let started = ["Pending - -", "Pending ContainerCreating False", "Running started True"];
+    let expected: Vec<_> = started.into_iter().chain(["Succeeded Completed False"]).collect();
+    assert_eq!(story.await??, expected);
+
+    let fails = json!({"command": ["/bin/sh", "-c", "sleep 1; exit 3"]});
+    scene.create(&scene.pod("restarts", &fails, &json!({"restartPolicy": "OnFailure"}))).await?;
+    wait::until(&scene.pods, "restarts", "backing off", DEADLINE, |pod| {
+        shown(pod).contains("CrashLoopBackOff")
+    })
+    .await?;
+    scene.kubectl.run(["delete", "pod", "restarts"]).await?;
+    let again = ["Running Error False", "Running ContainerCreating False", "Running started True"];
+    let end = ["Running CrashLoopBackOff False", "Failed Error False"];
+    let expected: Vec<_> = started.into_iter().chain(again).chain(end).collect();
+    assert_eq!(retold.await??, expected);
+    Ok(())
 }
 
 #[tokio::test]

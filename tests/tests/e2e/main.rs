@@ -2,6 +2,7 @@
 
 mod bases;
 mod broken_input;
+mod changes;
 mod commands;
 mod conditions;
 mod crash;

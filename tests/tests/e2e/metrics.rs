@@ -42,6 +42,12 @@ async fn health_and_figures_are_served_on_the_host() -> Result<()> {
     })
     .await?;
     scene.kubectl.run(["delete", "pod", "waiting"]).await?;
+    // One that starts again and again, and never runs, waits as well.
+    scene.mac.set_fault("no-space", "run")?;
+    scene.create(&scene.pod("hopeless", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
+    scene.told("pod", "hopeless", "Back-off restarting failed container").await?;
+    ensure!((agent.metric("tart_kubelet_pods_waiting").await? - 1.0).abs() < f64::EPSILON);
+    scene.kubectl.run(["delete", "pod", "hopeless"]).await?;
     wait::eventually("no Pod that waits", DEADLINE, async || {
         ensure!(agent.metric("tart_kubelet_pods_waiting").await?.abs() < f64::EPSILON);
         Ok(())

@@ -14,16 +14,23 @@ use tart_kubelet_tests::wait;
 use crate::image_gc::{MIB, SIZE, add_image, agent, left, pod, small, use_once};
 use crate::scene::{DEADLINE, Scene, phase_of};
 
+/// Has an agent use two images once, `a` before `b`, so that nobody needs either of them any more.
+async fn use_both(scene: &Scene, running: &RunningAgent, sizes: [u64; 2]) -> Result<()> {
+    let both = ["a", "b"];
+    for (name, size) in both.into_iter().zip(sizes) {
+        add_image(scene, name, size)?;
+    }
+    scene.node_ready(running).await?;
+    for name in both {
+        use_once(scene, name).await?;
+    }
+    left(scene, &both, 2).await
+}
+
 /// Two images that nobody uses, `a` before `b`, on a host where nothing is collected unasked.
 async fn two_idle_images(scene: &Scene) -> Result<RunningAgent> {
     let running = agent(scene, 100, 99).start()?;
-    for (name, size) in [("a", MIB), ("b", 2 * MIB)] {
-        add_image(scene, name, size)?;
-    }
-    scene.node_ready(&running).await?;
-    use_once(scene, "a").await?;
-    use_once(scene, "b").await?;
-    left(scene, &["a", "b"], 2).await?;
+    use_both(scene, &running, [MIB, 2 * MIB]).await?;
     Ok(running)
 }
 
@@ -118,12 +125,7 @@ async fn shared_disk(name: &str) -> Result<Option<(Scene, SmallDisk, PathBuf, Ru
     let Some((scene, disk)) = small(name, 300 * MIB).await? else { return Ok(None) };
     let state = scene.mac.tart_home().join("state");
     let running = agent(&scene, 100, 99).flag("--state-dir", &state.display().to_string()).start()?;
-    add_image(&scene, "a", SIZE.into())?;
-    add_image(&scene, "b", MIB)?;
-    scene.node_ready(&running).await?;
-    use_once(&scene, "a").await?;
-    use_once(&scene, "b").await?;
-    left(&scene, &["a", "b"], 2).await?;
+    use_both(&scene, &running, [SIZE.into(), MIB]).await?;
     Ok(Some((scene, disk, state, running)))
 }
 
@@ -321,13 +323,7 @@ async fn no_image_goes_for_a_disk_that_it_is_not_on() -> Result<()> {
     std::fs::create_dir(&state)?;
     let Some(disk) = SmallDisk::mount(&state, 4 * MIB)? else { return Ok(()) };
     let running = agent(&scene, 100, 99).flag("--state-dir", &state.display().to_string()).start()?;
-    for (name, size) in [("a", MIB), ("b", 2 * MIB)] {
-        add_image(&scene, name, size)?;
-    }
-    scene.node_ready(&running).await?;
-    use_once(&scene, "a").await?;
-    use_once(&scene, "b").await?;
-    left(&scene, &["a", "b"], 2).await?;
+    use_both(&scene, &running, [MIB, 2 * MIB]).await?;
     disk.fill_up()?;
     scene.create(&pod(&scene, "stuck", "b", &json!({"command": ["true"]}))).await?;
     scene.told("pod", "stuck", "free some disk space on the host").await?;
@@ -340,14 +336,7 @@ async fn no_image_goes_for_a_disk_that_it_is_not_on() -> Result<()> {
 #[tokio::test]
 async fn a_clone_without_room_has_the_agent_make_some() -> Result<()> {
     let scene = Scene::new("clone").await?;
-    let running = agent(&scene, 100, 99).start()?;
-    for (name, size) in [("a", MIB), ("b", 2 * MIB)] {
-        add_image(&scene, name, size)?;
-    }
-    scene.node_ready(&running).await?;
-    use_once(&scene, "a").await?;
-    use_once(&scene, "b").await?;
-    left(&scene, &["a", "b"], 2).await?;
+    let _running = two_idle_images(&scene).await?;
     scene.mac.set_fault("no-space", "clone")?;
     scene.create(&pod(&scene, "full", "b", &json!({"command": ["true"]}))).await?;
     scene.phase("full", "Failed").await?;

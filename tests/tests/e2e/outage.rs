@@ -1,6 +1,9 @@
 //! The API server is away; VMs and their ends are not.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use tart_kubelet_tests::wait;
@@ -67,4 +70,29 @@ async fn a_deletion_during_an_outage_is_carried_out_after_it() -> Result<()> {
     let gone = wait::until_gone(&scene.pods, "graceful", DEADLINE).await;
     gone.with_context(|| agent.log().unwrap_or_default())?;
     scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn an_end_in_time_is_no_missed_deadline_whenever_it_is_told() -> Result<()> {
+    const ACTIVE: i64 = 20;
+    let (scene, proxy, agent) = Scene::behind_proxy("in-time").await?;
+    let spec = json!({"activeDeadlineSeconds": ACTIVE});
+    scene.create(&scene.pod("in-time", &until_told(0), &spec)).await?;
+    let pod = scene.phase("in-time", "Running").await?;
+    let start = pod.status.as_ref().and_then(|status| status.start_time.clone()).context("no start")?.0;
+    let deadline = start + Duration::from_secs(ACTIVE.unsigned_abs());
+    // What is asked for meanwhile is lost, not late.
+    proxy.sever();
+    end(&scene, &Scene::vm_of(&pod)?).await?;
+    // The deadline comes after the end, and before anybody is told of it.
+    ensure!(Timestamp::now() < deadline, "it took too long to begin with");
+    wait::eventually("the deadline", DEADLINE, async || {
+        ensure!(Timestamp::now() > deadline + Duration::from_secs(1), "it is not over");
+        Ok(())
+    })
+    .await?;
+    proxy.open();
+    let pod = scene.phase("in-time", "Succeeded").await.with_context(|| agent.log().unwrap_or_default())?;
+    assert_eq!(exit_code(&pod)?, 0);
+    Ok(())
 }

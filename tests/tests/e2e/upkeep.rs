@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, Scene, state_of};
+use crate::scene::{DEADLINE, Scene, phase_of, state_of};
 
 #[tokio::test]
 async fn no_grace_period_is_too_long() -> Result<()> {
@@ -61,6 +61,12 @@ async fn a_pull_without_end_hides_nothing() -> Result<()> {
     let late = scene.phase("late", "Failed").await?;
     let reason = late.status.and_then(|status| status.reason);
     assert_eq!(reason.as_deref(), Some("DeadlineExceeded"));
+    // Nor does it hold up a Pod with an image of another registry, of which tart pulls one image at a time.
+    let other = "other.test/macos/sequoia:15";
+    scene.mac.add_image(other, &json!({}))?;
+    scene.create(&scene.pod("other", &json!({"image": other, "command": ["true"]}), &json!({}))).await?;
+    scene.phase("other", "Succeeded").await?;
+    assert_eq!(phase_of(&scene.pods.get("lacking").await?), "Pending");
     Ok(())
 }
 

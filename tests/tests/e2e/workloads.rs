@@ -1,5 +1,7 @@
 //! What people really create: controllers of all kinds run macOS Pods as they run Pods on any other Node.
 
+use std::collections::HashSet;
+
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
@@ -62,6 +64,62 @@ async fn a_job_is_tried_again_and_gives_up_at_its_limit() -> Result<()> {
     scene.no_vms().await?;
     scene.kubectl.run(["delete", "job", "--all"]).await?;
     scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn a_job_counts_restarts_in_place() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("in-place").await?;
+    let mut job = job(&scene, "hopeless", "exit 3", &json!({"backoffLimit": 1}));
+    job["spec"]["template"]["spec"]["restartPolicy"] = json!("OnFailure");
+    scene.create(&job).await?;
+    let (_, reason) = ended(&scene, "hopeless", "Failed").await?;
+    assert_eq!(reason, "BackoffLimitExceeded");
+    // Its Pod goes, and so does whatever it had on the Mac.
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn a_daemon_set_that_is_made_for_linux_is_refused_cheaply() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("daemons").await?;
+    scene.mac.set_fault("calls", "")?;
+    let everywhere =
+        json!({"hostNetwork": true, "tolerations": [{"operator": "Exists"}], "restartPolicy": "Always"});
+    let container = json!({"image": "registry.k8s.io/kube-proxy:v1"});
+    scene
+        .create(&json!({
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": "proxy"},
+            "spec": {
+                "selector": {"matchLabels": {"app": "proxy"}},
+                "template": template(&scene, "proxy", &container, &everywhere),
+            },
+        }))
+        .await?;
+    let refused = async || {
+        let events = ["get", "events", "--field-selector", "reason=UnsupportedPod", "--output", "json"];
+        let events: Value = serde_json::from_str(&scene.kubectl.run(events).await?)?;
+        let about = |event: &Value| event["involvedObject"]["name"].as_str().map(str::to_owned);
+        let pods: HashSet<_> = events["items"].as_array().into_iter().flatten().filter_map(about).collect();
+        let words = events.to_string();
+        anyhow::Ok((pods.len(), words))
+    };
+    // The controller tries again, as it does everywhere.
+    wait::eventually("two refusals", DEADLINE, async || {
+        let (pods, words) = refused().await?;
+        ensure!(pods >= 2 && words.contains("spec."), "{words}");
+        Ok(())
+    })
+    .await?;
+    // Nobody else is held up, and nothing of it came as far as tart.
+    scene.create(&scene.pod("mine", &json!({"command": ["true"]}), &json!({}))).await?;
+    scene.phase("mine", "Succeeded").await?;
+    let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
+    assert_eq!(calls.lines().filter(|call| *call == "run").count(), 1, "{calls}");
+    assert_eq!(calls.lines().filter(|call| *call == "pull").count(), 1, "{calls}");
+    let pods = std::fs::read_dir(scene.agent.state_dir().join("pods"))?.count();
+    assert_eq!(pods, 1, "what is refused is not written down");
+    Ok(())
 }
 
 #[tokio::test]

@@ -48,6 +48,11 @@ fn ended(restart: u32, code: i32) -> AttemptView {
     AttemptView { holder: Holder::Nobody, outcome: Some(outcome), ..live(restart) }
 }
 
+/// One whose container has ended, and whose VM has not.
+fn with_result(code: i32, view: AttemptView) -> AttemptView {
+    AttemptView { result: ended(view.restart.0, code).outcome, ..view }
+}
+
 fn cleaned(restart: u32, code: i32) -> AttemptView {
     AttemptView { cleaned: true, ..ended(restart, code) }
 }
@@ -312,6 +317,10 @@ fn a_pod_that_is_evicted() {
         (evicted(vec![live(0)]), Decision::AskToStop(Restart(0), Duration::from_secs(1))),
         (evicted(vec![going(live(0))]), Decision::Wait(Some(at(131)))),
         (evicted(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        // What has ended by itself is beyond all that.
+        (large(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (large(vec![cleaned(0, 1)]), Decision::Wait(None)),
+        (large(vec![with_result(0, live(0))]), Decision::Wait(None)),
         // Whatever its restart policy says.
         (
             Observation { wanted: Wanted::Run(RestartPolicy::Always), ..evicted(vec![cleaned(0, 0)]) },
@@ -363,6 +372,8 @@ fn a_pod_with_a_deadline() {
         (with(100, vec![planned(0)]), Decision::RecordLoss(Restart(0))),
         (with(100, vec![cleaned(0, 1)]), Decision::Wait(None)),
         (with(100, vec![]), Decision::Wait(None)),
+        // Over in time, though nobody could be told: its end is its own.
+        (with(100, vec![with_result(0, live(0))]), Decision::Wait(None)),
         (Observation { wanted: Wanted::Gone, ..with(100, vec![]) }, Decision::Forget),
     ];
     for (observation, decision) in table {

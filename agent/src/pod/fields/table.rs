@@ -178,7 +178,7 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.containers[].ports[].name", Elsewhere("Services")),
     ("spec.containers[].ports[].protocol", Honoured("TCP and UDP can have a `hostPort`, SCTP cannot")),
     ("spec.containers[].readinessProbe", Like("spec.containers[].livenessProbe")),
-    ("spec.containers[].resizePolicy", Moot("a running VM is not resized")),
+    ("spec.containers[].resizePolicy", Moot("the API server resizes Pods on Linux nodes only")),
     ("spec.containers[].resources", Parts),
     ("spec.containers[].resources.claims", Refused("a VM cannot be given devices")),
     (
@@ -328,7 +328,12 @@ pub(super) const FIELDS: &[Field] = &[
         ),
     ),
     ("spec.enableServiceLinks", Honoured("the Services of the Pod's namespace are in the environment")),
-    ("spec.ephemeralContainers", Refused("a VM cannot be joined by a container")),
+    (
+        "spec.ephemeralContainers",
+        Refused(
+            "a VM cannot be joined by a container; one that is added to a running Pod is shown as failed",
+        ),
+    ),
     (
         "spec.hostAliases",
         Honoured(

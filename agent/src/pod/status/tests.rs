@@ -286,6 +286,14 @@ fn an_evicted_pod_fails_once_nothing_of_it_runs() {
     let status = with(attempt(0, None, Some(Ending::Stopped { killed: false })));
     let told = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
     assert_eq!(told, (Some("Failed"), Some("Evicted"), Some("too large")));
+    // One that had ended by itself is what it made of itself.
+    for (code, phase) in [(0, "Succeeded"), (3, "Failed")] {
+        let ended = seen(NEVER, vec![attempt(0, None, Some(exited(code)))]);
+        let status = shown(&Observation { evicted: Some("too large".into()), ..ended });
+        assert_eq!((status.phase.as_deref(), status.reason), (Some(phase), None));
+        let conditions = status.conditions.unwrap_or_default();
+        assert!(conditions.iter().all(|one| one.type_ != "DisruptionTarget"));
+    }
 }
 
 #[test]
@@ -300,6 +308,47 @@ fn a_missed_deadline_fails_the_pod_once_nothing_of_it_runs() {
         (status.phase.as_deref(), status.reason.as_deref()),
         (Some("Failed"), Some("DeadlineExceeded"))
     );
+}
+
+#[test]
+fn in_a_pod_that_is_over_nothing_waits() {
+    let deadline = Some(Deadline { at: at(99), grace: Duration::ZERO });
+    let crashed = || {
+        let mut view = attempt(1, None, Some(exited(7)));
+        view.spec = view.spec.map(|spec| ShimSpec { crashes: 1, ..spec });
+        vec![attempt(0, None, Some(exited(5))), view]
+    };
+    let codes = |observation: &Observation| {
+        let status = shown(observation);
+        assert_eq!(status.phase.as_deref(), Some("Failed"), "{observation:?}");
+        let container = status.container_statuses.unwrap().remove(0);
+        let code =
+            |state: Option<ContainerState>| state.and_then(|state| state.terminated).map(|end| end.exit_code);
+        (code(container.state), code(container.last_state))
+    };
+    // It would have started again, but for the deadline.
+    assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, crashed()) }), (Some(7), Some(5)));
+    let evicted = Some("too large".to_owned());
+    assert_eq!(codes(&Observation { evicted, ..seen(ALWAYS, crashed()) }), (Some(7), Some(5)));
+    // Its image never came.
+    assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, vec![]) }), (Some(137), None));
+    assert_eq!(codes(&seen(STOP, vec![])), (Some(137), None));
+}
+
+#[test]
+fn a_pod_that_was_over_before_its_deadline_has_not_missed_it() {
+    // The container ended at 60.
+    let told = |deadline, wanted, code| {
+        let deadline = Some(Deadline { at: at(deadline), grace: Duration::ZERO });
+        let status =
+            shown(&Observation { deadline, ..seen(wanted, vec![attempt(0, None, Some(exited(code)))]) });
+        status.reason.or(status.phase).unwrap_or_default()
+    };
+    assert_eq!(told(61, NEVER, 0), "Succeeded");
+    assert_eq!(told(61, NEVER, 1), "Failed");
+    assert_eq!(told(60, NEVER, 0), "DeadlineExceeded");
+    // One that is to start again is not over.
+    assert_eq!(told(61, ALWAYS, 0), "DeadlineExceeded");
 }
 
 #[test]
@@ -340,6 +389,31 @@ fn a_pod_that_is_in_is_not_put_out() {
     assert_eq!(waiting.phase.as_deref(), Some("Pending"));
     let state = waiting.container_statuses.unwrap().remove(0).state.unwrap().waiting.unwrap();
     assert_eq!(state.message.as_deref(), Some("spec.volumes: no"));
+}
+
+#[test]
+fn no_container_can_join_a_vm() {
+    let pod: Pod = serde_json::from_value(serde_json::json!({
+        "spec": {"containers": [], "ephemeralContainers": [{"name": "debugger", "image": "busybox"}]},
+    }))
+    .unwrap();
+    let plan = plan();
+    let told = |before: Option<&PodStatus>, now| {
+        let context =
+            Context { pod: &pod, before, plan: Ok(&plan), accepted_at: None, trouble: None, host_ip: None };
+        let observation = Observation { now: at(now), ..seen(NEVER, vec![]) };
+        render(&observation, &context)
+    };
+    let status = told(None, 100);
+    let container = status.ephemeral_container_statuses.clone().unwrap().remove(0);
+    assert_eq!((container.name.as_str(), container.image.as_str()), ("debugger", "busybox"));
+    let end = container.state.and_then(|state| state.terminated).unwrap();
+    assert_eq!(end.message.as_deref(), Some(ephemeral::WHY));
+    assert_eq!(ephemeral::answered(&status, None).collect::<Vec<_>>(), ["debugger"]);
+    // It is answered once.
+    let later = told(Some(&status), 200);
+    assert_eq!(later.ephemeral_container_statuses, status.ephemeral_container_statuses);
+    assert_eq!(ephemeral::answered(&later, Some(&status)).count(), 0);
 }
 
 #[test]

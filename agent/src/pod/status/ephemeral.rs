@@ -1,0 +1,52 @@
+//! What the API server is told about containers that `kubectl debug` adds to a Pod: no container can join a VM.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateTerminated, ContainerStatus, EphemeralContainer, Pod, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Why such a container does not run, and what does instead.
+pub const WHY: &str = "a VM cannot be joined by a container; `kubectl debug POD --copy-to=NAME --container=CONTAINER -- COMMAND` \
+                       runs another command in a VM of its own";
+
+/// The names of those that a status says something of, and the one before did not.
+pub fn answered<'a>(
+    status: &'a PodStatus,
+    before: Option<&'a PodStatus>,
+) -> impl Iterator<Item = &'a String> {
+    let all = status.ephemeral_container_statuses.iter().flatten().map(|container| &container.name);
+    all.filter(move |name| known(before, name).is_none())
+}
+
+/// Their statuses: each has failed, so that whoever waits for one is told at once.
+pub(super) fn statuses(pod: &Pod, before: &PodStatus, now: Timestamp) -> Option<Vec<ContainerStatus>> {
+    let added = pod.spec.as_ref()?.ephemeral_containers.as_ref()?.iter();
+    let status = |container: &EphemeralContainer| {
+        let known = known(Some(before), &container.name).cloned();
+        known.unwrap_or_else(|| refused(container, now))
+    };
+    Some(added.map(status).collect())
+}
+
+fn known<'a>(status: Option<&'a PodStatus>, name: &str) -> Option<&'a ContainerStatus> {
+    status?.ephemeral_container_statuses.as_ref()?.iter().find(|one| one.name == name)
+}
+
+fn refused(container: &EphemeralContainer, now: Timestamp) -> ContainerStatus {
+    let terminated = ContainerStateTerminated {
+        exit_code: 128,
+        reason: Some("StartError".to_owned()),
+        message: Some(WHY.to_owned()),
+        finished_at: Some(Time(now)),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        state: Some(ContainerState { terminated: Some(terminated), ..ContainerState::default() }),
+        last_state: Some(ContainerState::default()),
+        started: Some(false),
+        ..ContainerStatus::default()
+    }
+}
