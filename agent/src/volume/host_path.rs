@@ -9,7 +9,10 @@ use std::str::FromStr;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
 use super::dir::Dir;
+use super::place::Place;
 use super::share::tart_can_say;
+use crate::pod::PodUid;
+use crate::state::{StateDir, StateError};
 
 /// The mode of directories that are made because a Pod asks for them.
 const DIR_MODE: u32 = 0o755;
@@ -60,6 +63,25 @@ pub enum HostPathError {
     /// The agent's state is in it, or it is in the agent's state.
     #[error("hostPath {0} would give the Pod the state of this Node's agent")]
     State(String),
+    /// Somebody could put another directory in its place while its VM is made.
+    #[error(
+        "hostPath {path} is inside {outer}, which Pod {pod} can write to, so that it could become any other directory of the host; \
+         it can be had when that Pod is over"
+    )]
+    Inside {
+        /// The directory.
+        path: String,
+        /// The one that the other Pod has.
+        outer: String,
+        /// The other Pod.
+        pod: String,
+    },
+    /// What the path led to is not there any more.
+    #[error("hostPath {0} has just been replaced")]
+    Replaced(String),
+    /// It is not known who writes to what.
+    #[error("cannot say whether another Pod can replace hostPath {0}")]
+    Writers(String, #[source] StateError),
     /// It has to be there, and is not, or is something else.
     #[error("hostPath type check failed: {0} is not a directory")]
     NotDirectory(String),
@@ -84,6 +106,8 @@ pub(super) struct HostDir {
     pub(super) dir: Dir,
     /// Where it is, without links.
     pub(super) path: PathBuf,
+    /// Which directory that is.
+    pub(super) place: Place,
     /// Whether the Pod may write to it.
     pub(super) writable: bool,
 }
@@ -95,7 +119,11 @@ impl HostPaths {
     }
 
     /// Has a directory ready for a Pod.
-    pub(super) fn prepare(&self, source: &HostPathVolumeSource) -> Result<HostDir, HostPathError> {
+    pub(super) fn prepare(
+        &self,
+        source: &HostPathVolumeSource,
+        uid: &PodUid,
+    ) -> Result<HostDir, HostPathError> {
         let shown = || source.path.clone();
         let kind = source.type_.as_deref().unwrap_or_default();
         let may_create = match kind {
@@ -117,8 +145,21 @@ impl HostPaths {
         if !tart_can_say(&path) {
             return Err(HostPathError::Unspeakable(shown()));
         }
+        let writers = StateDir::at(&self.state).writers_but(uid);
+        let writers = writers.map_err(|error| HostPathError::Writers(shown(), error))?;
+        if let Some(writer) = writers.into_iter().find(|writer| writer.can_replace(&path)) {
+            let outer = writer.path.display().to_string();
+            return Err(HostPathError::Inside { path: shown(), outer, pod: writer.pod });
+        }
         match open_below(&allowed.path, &path, may_create && !allowed.read_only) {
-            Ok(dir) => Ok(HostDir { dir, path, writable: !allowed.read_only }),
+            Ok(dir) => {
+                let place = Place::of(dir.this().map_err(failed)?);
+                // The way to what is allowed may have been bent, too, by one who is allowed more.
+                if !place.is_at(&path).map_err(failed)? {
+                    return Err(HostPathError::Replaced(shown()));
+                }
+                Ok(HostDir { dir, path, place, writable: !allowed.read_only })
+            }
             Err(error) if error.kind() == io::ErrorKind::NotADirectory && kind.is_empty() => {
                 Err(HostPathError::OnlyDirectories(shown()))
             }
@@ -220,7 +261,7 @@ mod tests {
             let allowed = vec![allow("data"), allow("ro:ro"), allow("new")];
             let paths = HostPaths::new(allowed, &self.temp.path().join("state"));
             let source = HostPathVolumeSource { path: self.path(inside), type_: Some(kind.to_owned()) };
-            paths.prepare(&source).map_err(|error| error.to_string())
+            paths.prepare(&source, &"0b1c".parse().unwrap()).map_err(|error| error.to_string())
         }
 
         fn refusal(&self, inside: &str, kind: &str) -> String {
@@ -299,7 +340,9 @@ mod tests {
     fn nobody_gets_the_agents_state() {
         let mac = Mac::new();
         let paths = HostPaths::new(vec!["/".parse().unwrap()], &mac.temp.path().join("state"));
-        let ask = |path: String| paths.prepare(&HostPathVolumeSource { path, type_: None });
+        let ask = |path: String| {
+            paths.prepare(&HostPathVolumeSource { path, type_: None }, &"0b1c".parse().unwrap())
+        };
         for inside in ["state", "state/pods", ""] {
             assert!(matches!(ask(mac.path(inside)), Err(HostPathError::State(_))), "{inside}");
         }
