@@ -2,6 +2,7 @@
 //! a list of arguments, and need nothing of the guest but `/bin/sh` and, where the user is not root, `sudo` without a password.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser};
 
@@ -47,7 +48,7 @@ pub fn set_up(
     if let Some((identity, address)) = identity {
         identify(&mut script, identity, address);
     }
-    user(&mut script, command.user);
+    user(&mut script, &command.user);
     for mount in &container.mounts {
         let place = if mount.in_memory.is_some() { MEMORY } else { SHARES };
         let source = match mount.sub_path.as_str() {
@@ -78,6 +79,8 @@ pub fn set_up(
     // The process whose number is written down becomes the command.
     let _ = writeln!(script, "put start {}", quote(&format!("echo $$ >\"${{0%/*}}/pid\"\n{enter}")));
     let _ = writeln!(script, "put run {}", quote(RUN));
+    let _ = writeln!(script, "put within {}", quote(WITHIN));
+    let _ = writeln!(script, "put probe {}", quote(PROBE));
     script.push_str("pipe over\nhand_over\n");
     let program = command.argv.first().map_or("", String::as_str);
     let _ = writeln!(script, "find_program {}", quote(program));
@@ -85,11 +88,11 @@ pub fn set_up(
     script
 }
 
-/// What the set-up script said.
-pub fn read_set_up(output: &[u8], user: GuestUser) -> Result<Ready, NotReady> {
+/// How the set-up ended by the script's own account; `None` when it has said nothing of it, or not all of it.
+pub fn read_set_up(output: &[u8], user: &GuestUser) -> Option<Result<Ready, NotReady>> {
     let text = String::from_utf8_lossy(output);
     let mut notices = Vec::new();
-    for line in text.lines() {
+    for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
         match line.split_once(' ') {
             Some(("notice", words)) => notices.push(words.chars().take(MAX_WORDS).collect()),
             Some(("failed", rest)) => {
@@ -97,18 +100,24 @@ pub fn read_set_up(output: &[u8], user: GuestUser) -> Result<Ready, NotReady> {
                 let reason =
                     REASONS.iter().find(|known| **known == reason).unwrap_or(&"CreateContainerError");
                 let message = words.chars().take(MAX_WORDS).collect();
-                return Err(NotReady { reason: (*reason).to_owned(), message });
+                return Some(Err(NotReady { reason: (*reason).to_owned(), message }));
             }
             Some(("ready", rest)) => {
                 let (how, dir) = rest.split_once(' ').unwrap_or((rest, ""));
-                return Ok(Ready { dir: dir.to_owned(), become_user: become_user(how, user), notices });
+                let become_user = become_user(how, user);
+                return Some(Ok(Ready { dir: dir.to_owned(), become_user, notices }));
             }
             _ => {}
         }
     }
-    let words: String = text.trim().chars().take(MAX_WORDS).collect();
+    None
+}
+
+/// A script that has ended without a word of how.
+pub fn no_end(output: &[u8]) -> NotReady {
+    let words: String = String::from_utf8_lossy(output).trim().chars().take(MAX_WORDS).collect();
     let message = format!("the guest cannot be prepared for the container: {words}");
-    Err(NotReady { reason: "CreateContainerError".to_owned(), message })
+    NotReady { reason: "CreateContainerError".to_owned(), message }
 }
 
 impl Ready {
@@ -117,11 +126,9 @@ impl Ready {
         self.line("run", argv)
     }
 
-    /// The line that waits for the end of the container's command, and prints its exit code.
-    pub fn wait(&self) -> Vec<String> {
-        let script = "[ -e \"$0/code\" ] || read -r _ <\"$0/over\"; cat \"$0/code\"";
-        let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
-        self.become_user.iter().cloned().chain(words).collect()
+    /// The line that waits for the end of the container's command, for so long, and prints its exit code.
+    pub fn wait(&self, limit: Duration) -> Vec<String> {
+        self.limited(limit, "[ -e \"$0/code\" ] || read -r _ <\"$0/over\"; cat \"$0/code\"")
     }
 
     /// What goes before a command that is to run beside the container's, in its environment.
@@ -129,12 +136,26 @@ impl Ready {
         self.line("enter", &[])
     }
 
-    /// The line that asks the container's command to end.
-    pub fn terminate(&self) -> Vec<String> {
+    /// What goes before the seconds that such a command may take, and the command.
+    pub fn probe(&self) -> Vec<String> {
+        self.line("probe", &[])
+    }
+
+    /// The line that asks the container's command to end, and takes no longer than this.
+    pub fn terminate(&self, limit: Duration) -> Vec<String> {
         // It may only just be starting.
-        let script = "until [ -s \"$0/pid\" ]; do sleep 0.1; done; kill -TERM \"$(cat \"$0/pid\")\"";
+        self.limited(limit, "until [ -s \"$0/pid\" ]; do sleep 0.1; done; kill -TERM \"$(cat \"$0/pid\")\"")
+    }
+
+    /// A script of the container's user that is over in time.
+    fn limited(&self, limit: Duration, script: &str) -> Vec<String> {
         let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
-        self.become_user.iter().cloned().chain(words).collect()
+        // What the guest agent has started as its own user it can end, too.
+        if self.become_user.is_empty() {
+            return words.to_vec();
+        }
+        let seconds = limit.as_secs().to_string();
+        self.line("within", &[&[seconds], &words[..]].concat())
     }
 
     fn line(&self, script: &str, argv: &[String]) -> Vec<String> {
@@ -149,19 +170,20 @@ pub fn last_words(path: &str) -> Vec<String> {
     ["/bin/sh", "-c", script, path].map(str::to_owned).to_vec()
 }
 
-/// The words by which the guest's user becomes the container's: through `sudo`, or through `chroot:UID:GID` for a number that
-/// `sudo` does not take.
-fn become_user(how: &str, user: GuestUser) -> Vec<String> {
-    let numbers = how.strip_prefix("chroot:").and_then(|numbers| numbers.split_once(':'));
-    let mut words = vec!["sudo".to_owned(), "-n".to_owned()];
-    match numbers {
-        Some((uid, gid)) => {
-            words.extend(["chroot", "-u", uid, "-g", gid, "-G", gid, "/"].map(str::to_owned));
-            return words;
-        }
-        None if how != "sudo" => return Vec::new(),
-        None => words.push("-H".to_owned()),
+/// The words by which the guest's user becomes the container's: through `sudo`, or through `chroot:UID:GID:GROUPS` for what `sudo`
+/// does not take, to which one who is not root still needs it: `sudo-chroot:…`.
+fn become_user(how: &str, user: &GuestUser) -> Vec<String> {
+    if let Some((before, numbers)) = how.split_once("chroot:") {
+        let numbers: Vec<&str> = numbers.splitn(3, ':').collect();
+        let [uid, gid, groups] = numbers[..] else { return Vec::new() };
+        let sudo: &[&str] = if before.is_empty() { &[] } else { &["sudo", "-n"] };
+        let chroot = ["chroot", "-u", uid, "-g", gid, "-G", groups, "/"];
+        return sudo.iter().chain(&chroot).map(|&word| word.to_owned()).collect();
     }
+    if how != "sudo" {
+        return Vec::new();
+    }
+    let mut words = ["sudo", "-n", "-H"].map(str::to_owned).to_vec();
     if let Some(uid) = user.uid {
         words.extend(["-u".to_owned(), format!("#{uid}")]);
     }
@@ -196,9 +218,18 @@ fn identify(script: &mut String, identity: &GuestIdentity, address: &str) {
     }
 }
 
-fn user(script: &mut String, user: GuestUser) {
+fn user(script: &mut String, user: &GuestUser) {
     let number = |id: Option<u32>| id.map(|id| id.to_string()).unwrap_or_default();
-    let _ = writeln!(script, "be '{}' '{}' {}", number(user.uid), number(user.gid), user.not_root);
+    let groups: Vec<String> = user.groups.iter().map(u32::to_string).collect();
+    let _ = writeln!(
+        script,
+        "be '{}' '{}' {} '{}' {}",
+        number(user.uid),
+        number(user.gid),
+        user.not_root,
+        groups.join(" "),
+        user.only_groups
+    );
 }
 
 fn change_to(directory: &str) -> String {
@@ -220,6 +251,12 @@ pub fn is_shell_name(name: &str) -> bool {
 }
 
 const RUN: &str = include_str!("run.sh");
+const WITHIN: &str = include_str!("within.sh");
+/// A command in the container's environment, within so many seconds.
+const PROBE: &str = r#"d=${0%/*} limit=$1
+shift
+exec /bin/sh "$d/within" "$limit" /bin/sh "$d/enter" "$@"
+"#;
 const PRELUDE: &str = include_str!("set_up.sh");
 
 #[cfg(test)]
@@ -250,11 +287,12 @@ mod tests {
             .spawn()
             .unwrap();
         shell.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-        read_set_up(&shell.wait_with_output().unwrap().stdout, command.user)
+        let said = shell.wait_with_output().unwrap().stdout;
+        read_set_up(&said, &command.user).unwrap_or_else(|| Err(no_end(&said)))
     }
 
     fn run(ready: &Ready, argv: &[String]) -> (Option<i32>, String, String) {
-        let (line, wait) = (ready.run(argv), ready.wait());
+        let (line, wait) = (ready.run(argv), ready.wait(Duration::from_mins(1)));
         let waiter = Command::new(&wait[0]).args(&wait[1..]).stdout(Stdio::piped()).spawn().unwrap();
         let output = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
         let told = String::from_utf8(waiter.wait_with_output().unwrap().stdout).unwrap();
@@ -382,19 +420,50 @@ mod tests {
 
     #[test]
     fn only_known_reasons_are_believed() {
-        let said = |text: &str| read_set_up(text.as_bytes(), GuestUser::default());
-        assert_eq!(said("failed Evil words here\n").unwrap_err().reason, "CreateContainerError");
-        assert_eq!(said("").unwrap_err().reason, "CreateContainerError");
-        let ready = said("noise\nnotice careful\nready self /var/tmp/x y\n").unwrap();
+        let said = |text: &str| read_set_up(text.as_bytes(), &GuestUser::default());
+        assert_eq!(said("failed Evil words here\n").unwrap().unwrap_err().reason, "CreateContainerError");
+        for unfinished in ["", "noise\n", "ready self /var/tm", "failed StartError a"] {
+            assert_eq!(said(unfinished), None, "{unfinished}");
+        }
+        let ready = said("noise\nnotice careful\nready self /var/tmp/x y\nnoise").unwrap().unwrap();
         assert_eq!(
             (ready.dir.as_str(), ready.notices.as_slice()),
             ("/var/tmp/x y", ["careful".to_owned()].as_slice())
         );
-        let user = GuestUser { uid: Some(1), gid: Some(2), not_root: false };
-        let enter = |said: &str| read_set_up(said.as_bytes(), user).unwrap().enter().join(" ");
+        let user = GuestUser { uid: Some(1), gid: Some(2), ..GuestUser::default() };
+        let ready = |said: &str| read_set_up(said.as_bytes(), &user).unwrap().unwrap();
+        let enter = |said: &str| ready(said).enter().join(" ");
         assert_eq!(enter("ready self /d\n"), "/bin/sh /d/enter");
         assert_eq!(enter("ready sudo /d\n"), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/enter");
-        assert_eq!(enter("ready chroot:1:2 /d\n"), "sudo -n chroot -u 1 -g 2 -G 2 / /bin/sh /d/enter");
+        let chroot = "chroot -u 1 -g 2 -G 2,5 / /bin/sh /d/enter";
+        assert_eq!(enter("ready chroot:1:2:2,5 /d\n"), chroot);
+        assert_eq!(enter("ready sudo-chroot:1:2:2,5 /d\n"), format!("sudo -n {chroot}"));
+        assert_eq!(ready("ready sudo /d\n").probe().join(" "), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/probe");
+        // Whom the guest agent cannot kill has a limit of its own.
+        let limit = Duration::from_secs(7);
+        let lines =
+            |said: &str| [ready(said).wait(limit), ready(said).terminate(limit)].map(|line| line.join(" "));
+        assert!(lines("ready self /d\n").iter().all(|line| line.starts_with("/bin/sh -c ")));
+        let limited = "sudo -n -H -u #1 -g #2 -- /bin/sh /d/within 7 /bin/sh -c ";
+        assert!(lines("ready sudo /d\n").iter().all(|line| line.starts_with(limited)));
+    }
+
+    #[test]
+    fn what_hangs_is_killed_with_all_that_it_has_started() {
+        let mut command = GuestCommand::example(&["true"]);
+        command.env = vec![("V".into(), "known".into())];
+        let ready = prepare(&container(), &command).unwrap();
+        let probe = |script: &str| {
+            let mut line = ready.probe();
+            line.extend(["1", "/bin/sh", "-c", script].map(str::to_owned));
+            let done = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
+            (done.status.code(), String::from_utf8(done.stdout).unwrap())
+        };
+        assert_eq!(probe("echo $V; exit 3"), (Some(3), "known\n".to_owned()));
+        assert_eq!(probe("kill -TERM $$"), (Some(143), String::new()));
+        // Both would hold the output open for an hour.
+        assert_eq!(probe("trap '' TERM ALRM; sleep 3600 & sleep 3600; echo never").0, Some(137));
+        std::fs::remove_dir_all(&ready.dir).unwrap();
     }
 
     #[test]

@@ -153,19 +153,22 @@ impl Shim {
         let not_started = |reason: &str, message| {
             Run::Over(Ending::NotStarted { reason: reason.to_owned(), message, fault: None })
         };
-        let said = match said {
-            Ok(said) => said,
-            Err(GuestError::Unreachable(error)) => {
+        let ready = match (script::read_set_up(&said.output, &command.user), said.end) {
+            // What the script has said of its end counts, whatever the guest agent says of the script.
+            (Some(ready), _) => ready.map_err(|failure| not_started(&failure.reason, failure.message))?,
+            (None, Ok(_)) => {
+                let failure = script::no_end(&said.output);
+                return Err(not_started(&failure.reason, failure.message));
+            }
+            (None, Err(GuestError::Unreachable(error))) => {
                 warn!(error = chain(error.as_ref()), "lost the guest agent while the guest was prepared");
                 return Err(Run::Lost);
             }
-            Err(error) => {
+            (None, Err(error)) => {
                 let message = format!("the guest cannot be prepared for the container: {}", chain(&error));
                 return Err(not_started("CreateContainerError", message));
             }
         };
-        let ready = script::read_set_up(&said.output, command.user)
-            .map_err(|failure| not_started(&failure.reason, failure.message))?;
         for words in &ready.notices {
             self.notice("GuestSetup", words.clone());
         }
@@ -235,10 +238,11 @@ impl Shim {
             limit.grant(LEAST_AFTER_HOOK);
         }
         let terminate = async {
-            let exec = Exec { argv: ready.terminate(), ..Exec::default() };
-            match guest.run(exec, SIGNAL_LIMIT, SET_UP_WORDS).await {
-                Ok(done) if done.code == 0 => crash::point("shim.terminated"),
-                Ok(done) => {
+            let exec = Exec { argv: ready.terminate(SIGNAL_LIMIT), ..Exec::default() };
+            let done = guest.run(exec, SIGNAL_LIMIT, SET_UP_WORDS).await;
+            match done.end {
+                Ok(0) => crash::point("shim.terminated"),
+                Ok(_) => {
                     info!(said = %String::from_utf8_lossy(&done.output), "the command took no SIGTERM");
                 }
                 Err(error) => warn!(error = chain(&error), "cannot send SIGTERM to the command"),
@@ -290,7 +294,7 @@ fn exit_code(code: i32) -> i32 {
 pub(super) async fn flush(guest: &mut Guest) {
     const LIMIT: Duration = Duration::from_secs(5);
     let exec = Exec { argv: vec!["/bin/sync".to_owned()], ..Exec::default() };
-    if guest.run(exec, LIMIT, 0).await.is_err() {
+    if guest.run(exec, LIMIT, 0).await.end.is_err() {
         warn!("the guest did not write back what it has in memory");
     }
 }

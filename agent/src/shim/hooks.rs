@@ -51,12 +51,14 @@ pub(super) async fn run_command(
     let program = argv.first().cloned().unwrap_or_default();
     let exec = Exec { argv: enter.iter().chain(argv).cloned().collect(), ..Exec::default() };
     let done = guest.run(exec, LIMIT, MAX_OUTPUT).await;
-    let done = done.map_err(|error| HookError::Guest(program.clone(), error))?;
-    if done.code == 0 {
-        return Ok(());
+    match done.end {
+        Ok(0) => Ok(()),
+        Ok(code) => {
+            let said = String::from_utf8_lossy(&done.output).trim().to_owned();
+            Err(HookError::Command { program, code, said })
+        }
+        Err(error) => Err(HookError::Guest(program, error)),
     }
-    let said = String::from_utf8_lossy(&done.output).trim().to_owned();
-    Err(HookError::Command { program, code: done.code, said })
 }
 
 /// Runs a hook that needs nobody in the guest.

@@ -92,7 +92,7 @@ async fn names_are_looked_up_as_the_pod_says() -> Result<()> {
     let locked = "registry.test/macos/locked:1";
     scene.mac.add_image(locked, &json!({"uid": 501, "sudo": false}))?;
     let container = shell("true", &json!({"image": locked}));
-    let words = "the guest cannot be given the Pod's dnsConfig: its user may not use sudo without a password";
+    let words = "the guest cannot be given the Pod's dnsConfig: networksetup refuses it for Ethernet, or the guest's user may not use sudo without a password";
     let plain = json!({"dnsPolicy": "None", "dnsConfig": config, "hostname": "x"});
     refused("locked", &container, plain, words).await
 }
@@ -215,6 +215,29 @@ async fn a_newer_guest_agent_may_say_more() -> Result<()> {
     let pod = scene.phase("newer", "Failed").await?;
     assert_eq!(end_of(&pod)?.exit_code, 5);
     assert_eq!(scene.log(&pod, "main", 0)?, ["here"]);
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn what_the_guest_has_said_counts_though_its_agent_breaks_off() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("breaks-off").await?;
+    let image = "registry.test/macos/breaks-off:1";
+    scene.mac.add_image(image, &json!({"agentForgetsExit": true}))?;
+    let extra = json!({"image": image, "terminationMessagePath": "/private/tmp/not/there/words"});
+    let script = "echo here; printf bye >/private/tmp/not/there/words; exit 5";
+    scene.create(&scene.pod("loud", &shell(script, &extra), &json!({}))).await?;
+    let pod = scene.phase("loud", "Failed").await?;
+    let end = end_of(&pod)?;
+    assert_eq!((end.exit_code, end.message.as_deref()), (5, Some("bye")));
+    assert_eq!(scene.log(&pod, "main", 0)?, ["here"]);
+    // One that has said nothing has run all the same, and once.
+    let volumes = json!({"restartPolicy": "OnFailure", "volumes": [{"name": "trace", "emptyDir": {}}]});
+    let mounts = json!([{"name": "trace", "mountPath": "/private/tmp/trace"}]);
+    let extra = json!({"image": image, "volumeMounts": mounts});
+    let script = "echo >>/private/tmp/trace/runs; [ $(wc -l </private/tmp/trace/runs) = 1 ]";
+    scene.create(&scene.pod("silent", &shell(script, &extra), &volumes)).await?;
+    let pod = scene.phase("silent", "Succeeded").await?;
+    assert_eq!(end_of(&pod)?.exit_code, 0);
     scene.no_vms().await
 }
 
