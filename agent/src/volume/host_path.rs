@@ -49,6 +49,8 @@ pub struct HostPaths {
     allowed: Vec<AllowedHostPath>,
     /// The agent's own directory, which no Pod may reach.
     state: PathBuf,
+    /// The directory with all VMs and images, which none may either.
+    tart_home: PathBuf,
 }
 
 /// A directory of the host that a Pod cannot have.
@@ -63,6 +65,9 @@ pub enum HostPathError {
     /// The agent's state is in it, or it is in the agent's state.
     #[error("hostPath {0} would give the Pod the state of this Node's agent")]
     State(String),
+    /// The disks of all VMs are in it, or it is one of them.
+    #[error("hostPath {0} would give the Pod the VMs and images of this Node")]
+    Vms(String),
     /// Somebody could put another directory in its place while its VM is made.
     #[error(
         "hostPath {path} is inside {outer}, which Pod {pod} can write to, so that it could become any other directory of the host; \
@@ -113,9 +118,9 @@ pub(super) struct HostDir {
 }
 
 impl HostPaths {
-    /// What the flags allow; `state` is the agent's own directory.
-    pub fn new(allowed: Vec<AllowedHostPath>, state: &Path) -> Self {
-        Self { allowed, state: state.to_owned() }
+    /// What the flags allow; `state` is the agent's own directory, `tart_home` that of its VMs.
+    pub fn new(allowed: Vec<AllowedHostPath>, state: &Path, tart_home: &Path) -> Self {
+        Self { allowed, state: state.to_owned(), tart_home: tart_home.to_owned() }
     }
 
     /// Has a directory ready for a Pod.
@@ -138,9 +143,15 @@ impl HostPaths {
         let failed = |error| HostPathError::Io(shown(), error);
         let path = resolve(path).map_err(failed)?;
         let allowed = self.allowed_root(&path).ok_or_else(|| HostPathError::NotAllowed(shown()))?;
-        let state = resolve(&self.state).map_err(failed)?;
-        if path.starts_with(&state) || state.starts_with(&path) {
+        let touches = |other: &Path| {
+            let other = resolve(other).map_err(failed)?;
+            Ok(path.starts_with(&other) || other.starts_with(&path))
+        };
+        if touches(&self.state)? {
             return Err(HostPathError::State(shown()));
+        }
+        if touches(&self.tart_home)? {
+            return Err(HostPathError::Vms(shown()));
         }
         if !tart_can_say(&path) {
             return Err(HostPathError::Unspeakable(shown()));
@@ -259,7 +270,8 @@ mod tests {
         fn ask(&self, inside: &str, kind: &str) -> Result<HostDir, String> {
             let allow = |text: &str| self.path(text).parse().unwrap();
             let allowed = vec![allow("data"), allow("ro:ro"), allow("new")];
-            let paths = HostPaths::new(allowed, &self.temp.path().join("state"));
+            let at = |inside: &str| self.temp.path().join(inside);
+            let paths = HostPaths::new(allowed, &at("state"), &at("tart"));
             let source = HostPathVolumeSource { path: self.path(inside), type_: Some(kind.to_owned()) };
             paths.prepare(&source, &"0b1c".parse().unwrap()).map_err(|error| error.to_string())
         }
@@ -339,7 +351,8 @@ mod tests {
     #[test]
     fn nobody_gets_the_agents_state() {
         let mac = Mac::new();
-        let paths = HostPaths::new(vec!["/".parse().unwrap()], &mac.temp.path().join("state"));
+        let at = |inside: &str| mac.temp.path().join(inside);
+        let paths = HostPaths::new(vec!["/".parse().unwrap()], &at("state"), &at("tart"));
         let ask = |path: String| {
             paths.prepare(&HostPathVolumeSource { path, type_: None }, &"0b1c".parse().unwrap())
         };
@@ -347,6 +360,9 @@ mod tests {
             assert!(matches!(ask(mac.path(inside)), Err(HostPathError::State(_))), "{inside}");
         }
         assert!(matches!(ask("/".to_owned()), Err(HostPathError::State(_))));
+        for inside in ["tart", "tart/vms"] {
+            assert!(matches!(ask(mac.path(inside)), Err(HostPathError::Vms(_))), "{inside}");
+        }
         assert!(ask(mac.path("data")).is_ok());
     }
 }

@@ -373,8 +373,10 @@ async fn only_allowed_directories_of_the_host_are_shared() -> Result<()> {
         std::fs::write(host.join(dir).join("file"), dir)?;
     }
     let at = |inside: &str| host.join(inside).display().to_string();
+    let tart_home = scene.mac.tart_home().display().to_string();
     scene.agent = scene
         .agent
+        .flag("--allowed-host-path", &tart_home)
         .flag("--allowed-host-path", &at("open"))
         .flag("--allowed-host-path", &format!("{}:ro", at("read")));
     let agent = scene.agent.start()?;
@@ -406,7 +408,10 @@ async fn only_allowed_directories_of_the_host_are_shared() -> Result<()> {
         scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
         wait::until_gone(&scene.pods, name, DEADLINE).await?;
     }
-    Ok(())
+    // Whatever the flags say, no Pod has the disks of the others.
+    let vms = (json!({"name": "vms", "hostPath": {"path": tart_home}}), json!({}));
+    scene.create(&pod(&scene, "vms", "true", &[vms])).await?;
+    scene.told("pod", "vms", "would give the Pod the VMs and images of this Node").await
 }
 
 #[tokio::test]

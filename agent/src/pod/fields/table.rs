@@ -486,7 +486,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.volumes[].hostPath.path",
         Honoured(
-            "a directory that `--allowed-host-path` allows. One inside of a directory that another Pod can write to has to wait until that Pod is \
+            "a directory that `--allowed-host-path` allows, and that has neither the agent's state nor tart's home in it. One inside of a directory that another Pod can write to has to wait until that Pod is \
              over, and a VM whose directory is replaced while it starts is stopped: either could be made to lead anywhere on the host",
         ),
     ),

@@ -29,7 +29,8 @@ impl Scene {
 
     fn volumes(&self) -> PodVolumes {
         let allowed = vec![self.temp.path().join("host").display().to_string().parse().unwrap()];
-        let host_paths = HostPaths::new(allowed, &self.temp.path().join("state"));
+        let at = |inside: &str| self.temp.path().join(inside);
+        let host_paths = HostPaths::new(allowed, &at("state"), &at("tart"));
         PodVolumes::new(&self.dir, self.pod.subscribe(), self.world.clone(), Arc::new(host_paths))
     }
 
