@@ -32,8 +32,10 @@ pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) 
             let line = command.join(" ");
             Finding::Failed(format!("command timed out: {line:?} timed out after {limit:?}"))
         }
-        // Whether the guest, its agent or the container's program is to blame cannot be told from here, and each of them is
-        // reason enough to say that the container is not well.
-        Ok(Err(error)) => Finding::Failed(chain(&error)),
+        // Whether the guest or its agent is to blame cannot be told from here, and either is reason enough to say that the container
+        // is not well.
+        Ok(Err(error @ GuestError::Unreachable(_))) => Finding::Failed(chain(&error)),
+        // Some guest agents break off at a command's very end.
+        Ok(Err(error)) => Finding::Errored(chain(&error)),
     }
 }

@@ -55,6 +55,6 @@ impl Shim {
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
             return Err("the guest agent does not answer".to_owned());
         };
-        hooks::run_command(argv, &mut guest, &[]).await.map_err(|error| chain(&error))
+        hooks::run_command(argv, &mut guest, None).await.map_err(|error| chain(&error))
     }
 }

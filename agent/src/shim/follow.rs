@@ -57,7 +57,7 @@ pub(super) async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
 }
 
 /// An exit code that was told, on a line of its own.
-fn told_code(output: &[u8]) -> Option<i32> {
+pub(super) fn told_code(output: &[u8]) -> Option<i32> {
     let text = String::from_utf8_lossy(output);
     text.strip_suffix('\n')?.parse::<u8>().ok().map(i32::from)
 }

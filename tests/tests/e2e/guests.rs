@@ -230,6 +230,19 @@ async fn what_the_guest_has_said_counts_though_its_agent_breaks_off() -> Result<
     let end = end_of(&pod)?;
     assert_eq!((end.exit_code, end.message.as_deref()), (5, Some("bye")));
     assert_eq!(scene.log(&pod, "main", 0)?, ["here"]);
+    // A hook that has succeeded has, and one that has failed has, too.
+    let post_start = |script: &str| {
+        let hook = json!({"exec": {"command": ["/bin/sh", "-c", script]}});
+        json!({"image": image, "lifecycle": {"postStart": hook}})
+    };
+    let waits = "until [ -e /private/tmp/go ]; do sleep 0.05; done";
+    let good = shell(waits, &post_start("touch /private/tmp/go"));
+    scene.create(&scene.pod("good", &good, &json!({}))).await?;
+    scene.phase("good", "Succeeded").await?;
+    scene.create(&scene.pod("bad", &shell("sleep 1000", &post_start("exit 9")), &json!({}))).await?;
+    scene.phase("bad", "Failed").await?;
+    let words = "PostStartHookError: command `/bin/sh` exited with 9";
+    scene.told_as("bad", "FailedPostStartHook", words).await?;
     // One that has said nothing has run all the same, and once.
     let volumes = json!({"restartPolicy": "OnFailure", "volumes": [{"name": "trace", "emptyDir": {}}]});
     let mounts = json!([{"name": "trace", "mountPath": "/private/tmp/trace"}]);
