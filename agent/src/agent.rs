@@ -143,7 +143,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         boot_limit: args.host.vm_boot_timeout,
         dhcp_leases: args.host.dhcp_leases.clone(),
         world: World::new(&client, Arc::new(config.resources.allocatable.clone()), health_seen.clone()),
-        host_paths: Arc::new(HostPaths::new(args.allowed_host_path.clone(), state.path())),
+        host_paths: Arc::new(HostPaths::new(args.allowed_host_path.clone(), state.path(), tart.home())),
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
         slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),

@@ -77,11 +77,11 @@ pub enum Stdin {
     Open,
 }
 
-/// What a program that has ended left behind.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What is known of a program that has run.
+#[derive(Debug)]
 pub struct Completed {
-    /// Its exit code; -1 means that a signal killed it.
-    pub code: i32,
+    /// Its exit code; -1 means that a signal killed it. Some guest agents break off at a program's very end, and others never run it.
+    pub end: Result<i32, GuestError>,
     /// The beginning of what it wrote to either output.
     pub output: Vec<u8>,
 }
@@ -149,10 +149,10 @@ impl Guest {
     }
 
     /// Runs a program to its end, keeping no more than `keep` bytes of what it writes.
-    pub async fn run(&mut self, exec: Exec, limit: Duration, keep: usize) -> Result<Completed, GuestError> {
+    pub async fn run(&mut self, exec: Exec, limit: Duration, keep: usize) -> Completed {
+        let mut output = Vec::new();
         let run = async {
             let mut events = self.exec(exec).await?;
-            let mut output = Vec::new();
             while let Some(event) = events.next().await {
                 match event? {
                     ExecEvent::Started => {}
@@ -160,12 +160,13 @@ impl Guest {
                         let room = keep.saturating_sub(output.len());
                         output.extend_from_slice(&bytes[..bytes.len().min(room)]);
                     }
-                    ExecEvent::Exit(code) => return Ok(Completed { code, output }),
+                    ExecEvent::Exit(code) => return Ok(code),
                 }
             }
             Err(GuestError::Nonsense("a command without an end".to_owned()))
         };
-        timeout(limit, run).await.unwrap_or(Err(GuestError::Late(limit)))
+        let end = timeout(limit, run).await.unwrap_or(Err(GuestError::Late(limit)));
+        Completed { end, output }
     }
 
     async fn ready(&mut self) -> Result<(), GuestError> {

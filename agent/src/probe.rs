@@ -38,6 +38,9 @@ pub struct Target {
     pub control_socket: PathBuf,
     /// The words that make a command run as the container's own would; none when the guest's user can run it as it is.
     pub enter: Vec<String>,
+    /// The same for one that the guest ends when it takes too long, before the seconds that it may take; none where only the guest
+    /// agent can end it.
+    pub probe: Vec<String>,
 }
 
 /// Where warnings go: a reason and a note.

@@ -18,6 +18,7 @@ mod limit;
 mod log;
 mod making;
 mod room;
+mod shares;
 mod shutdown;
 mod stop;
 mod vm_output;
@@ -171,7 +172,10 @@ impl Shim {
     }
 
     async fn run_once(&mut self, ports: &HostPorts) -> Ran {
-        self.enter(Stage::Booting, Vec::new());
+        self.enter(Stage::Booting);
+        if let Some(doubt) = self.shares_in_doubt().await {
+            return Ran::not_started(doubt);
+        }
         let mut child = match self.tart.run(&self.spec.vm, &self.spec.shares) {
             Ok(child) => child,
             Err(error) => return Ran::not_started(not_started("StartError", &error)),
@@ -252,9 +256,12 @@ impl Shim {
         };
         let Ok(address) = address else { return GuestEnd::Over(no_address(limit)) };
         container.is_up = true;
+        if let Some(replaced) = self.shares_replaced().await {
+            return GuestEnd::Over(replaced);
+        }
         let _forwarding = ports.serve(address);
         let Some(command) = &self.spec.main.command else { return self.boot(container, address).await };
-        self.enter(Stage::Up { address }, Vec::new());
+        self.enter(Stage::Up { address });
         crash::point("shim.up");
         let agent = tokio::select! {
             agent = timeout(limit, self.guest_agent()) => agent,
@@ -295,12 +302,19 @@ impl Shim {
 
     fn running(&self, container: &mut Container, address: IpAddr, ready: Option<&Ready>) {
         container.started_at = Some(Timestamp::now());
-        self.enter(Stage::Running { address }, ready.map(Ready::enter).unwrap_or_default());
+        self.reach(Stage::Running { address }, ready);
         crash::point("shim.running");
     }
 
-    fn enter(&self, stage: Stage, enter: Vec<String>) {
-        if let Err(error) = self.attempt.progress(&Progress { stage, since: Timestamp::now(), enter }) {
+    fn enter(&self, stage: Stage) {
+        self.reach(stage, None);
+    }
+
+    fn reach(&self, stage: Stage, ready: Option<&Ready>) {
+        let enter = ready.map(Ready::enter).unwrap_or_default();
+        let probe = ready.map(Ready::probe).unwrap_or_default();
+        let progress = Progress { stage, since: Timestamp::now(), enter, probe };
+        if let Err(error) = self.attempt.progress(&progress) {
             // The VM goes on; a full disk must not end somebody's job.
             warn!(error = chain(&error), ?stage, "how far the VM has come cannot be written down");
         }

@@ -38,6 +38,7 @@ mod pod;
 mod record;
 mod secret;
 mod spec;
+mod writer;
 
 pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
 pub use claim::{Claim, ClaimError};
@@ -53,6 +54,7 @@ pub use record::{
 };
 pub use secret::write_secret;
 pub use spec::{HostPort, Protocol, ShimSpec};
+pub use writer::Writer;
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;

@@ -241,7 +241,7 @@ impl Tart {
         let args =
             ["run", &vm.to_string(), "--no-graphics", "--no-audio", "--root-disk-opts", "caching=cached"];
         let mut command = self.command(&args);
-        for Share { name, path, read_only } in shares {
+        for Share { name, path, read_only, .. } in shares {
             let mut share = std::ffi::OsString::from(format!("--dir={name}:"));
             share.push(path);
             if *read_only {

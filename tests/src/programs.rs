@@ -45,6 +45,13 @@ fn named_or_near(variable: &str, name: &str) -> Result<PathBuf> {
     }
 }
 
+/// Whether the agent knows a variable that only builds for tests read.
+pub fn agent_knows(variable: &str) -> Result<bool> {
+    let program = agent()?;
+    let bytes = std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+    Ok(String::from_utf8_lossy(&bytes).contains(variable))
+}
+
 /// Finds programs of the control plane, building what is missing, and returns the directory that holds them.
 ///
 /// What takes minutes is told on stderr.

@@ -2,6 +2,7 @@
 //! a list of arguments, and need nothing of the guest but `/bin/sh` and, where the user is not root, `sudo` without a password.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser};
 
@@ -47,7 +48,7 @@ pub fn set_up(
     if let Some((identity, address)) = identity {
         identify(&mut script, identity, address);
     }
-    user(&mut script, command.user);
+    user(&mut script, &command.user);
     for mount in &container.mounts {
         let place = if mount.in_memory.is_some() { MEMORY } else { SHARES };
         let source = match mount.sub_path.as_str() {
@@ -78,6 +79,9 @@ pub fn set_up(
     // The process whose number is written down becomes the command.
     let _ = writeln!(script, "put start {}", quote(&format!("echo $$ >\"${{0%/*}}/pid\"\n{enter}")));
     let _ = writeln!(script, "put run {}", quote(RUN));
+    let _ = writeln!(script, "put within {}", quote(WITHIN));
+    let _ = writeln!(script, "put probe {}", quote(PROBE));
+    let _ = writeln!(script, "put hook {}", quote(HOOK));
     script.push_str("pipe over\nhand_over\n");
     let program = command.argv.first().map_or("", String::as_str);
     let _ = writeln!(script, "find_program {}", quote(program));
@@ -85,11 +89,11 @@ pub fn set_up(
     script
 }
 
-/// What the set-up script said.
-pub fn read_set_up(output: &[u8], user: GuestUser) -> Result<Ready, NotReady> {
+/// How the set-up ended by the script's own account; `None` when it has said nothing of it, or not all of it.
+pub fn read_set_up(output: &[u8], user: &GuestUser) -> Option<Result<Ready, NotReady>> {
     let text = String::from_utf8_lossy(output);
     let mut notices = Vec::new();
-    for line in text.lines() {
+    for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
         match line.split_once(' ') {
             Some(("notice", words)) => notices.push(words.chars().take(MAX_WORDS).collect()),
             Some(("failed", rest)) => {
@@ -97,18 +101,24 @@ pub fn read_set_up(output: &[u8], user: GuestUser) -> Result<Ready, NotReady> {
                 let reason =
                     REASONS.iter().find(|known| **known == reason).unwrap_or(&"CreateContainerError");
                 let message = words.chars().take(MAX_WORDS).collect();
-                return Err(NotReady { reason: (*reason).to_owned(), message });
+                return Some(Err(NotReady { reason: (*reason).to_owned(), message }));
             }
             Some(("ready", rest)) => {
                 let (how, dir) = rest.split_once(' ').unwrap_or((rest, ""));
-                return Ok(Ready { dir: dir.to_owned(), become_user: become_user(how, user), notices });
+                let become_user = become_user(how, user);
+                return Some(Ok(Ready { dir: dir.to_owned(), become_user, notices }));
             }
             _ => {}
         }
     }
-    let words: String = text.trim().chars().take(MAX_WORDS).collect();
+    None
+}
+
+/// A script that has ended without a word of how.
+pub fn no_end(output: &[u8]) -> NotReady {
+    let words: String = String::from_utf8_lossy(output).trim().chars().take(MAX_WORDS).collect();
     let message = format!("the guest cannot be prepared for the container: {words}");
-    Err(NotReady { reason: "CreateContainerError".to_owned(), message })
+    NotReady { reason: "CreateContainerError".to_owned(), message }
 }
 
 impl Ready {
@@ -117,11 +127,9 @@ impl Ready {
         self.line("run", argv)
     }
 
-    /// The line that waits for the end of the container's command, and prints its exit code.
-    pub fn wait(&self) -> Vec<String> {
-        let script = "[ -e \"$0/code\" ] || read -r _ <\"$0/over\"; cat \"$0/code\"";
-        let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
-        self.become_user.iter().cloned().chain(words).collect()
+    /// The line that waits for the end of the container's command, for so long, and prints its exit code.
+    pub fn wait(&self, limit: Duration) -> Vec<String> {
+        self.limited(limit, "[ -e \"$0/code\" ] || read -r _ <\"$0/over\"; cat \"$0/code\"")
     }
 
     /// The line that prints the exit code of the container's command, unless it still runs. What the command's own shell was killed over
@@ -137,12 +145,36 @@ impl Ready {
         self.line("enter", &[])
     }
 
-    /// The line that asks the container's command to end.
-    pub fn terminate(&self) -> Vec<String> {
+    /// What goes before a hook: a command as [`enter`](Self::enter) has it, whose exit code is kept under a name.
+    pub fn hook(&self, name: &str) -> Vec<String> {
+        self.line("hook", &[name.to_owned()])
+    }
+
+    /// The line that prints the exit code that was kept under a name, and takes no longer than this.
+    pub fn hook_code(&self, name: &str, limit: Duration) -> Vec<String> {
+        self.limited(limit, &format!("cat \"$0/{name}.code\""))
+    }
+
+    /// What goes before the seconds that such a command may take, and the command.
+    pub fn probe(&self) -> Vec<String> {
+        self.line("probe", &[])
+    }
+
+    /// The line that asks the container's command to end, and takes no longer than this.
+    pub fn terminate(&self, limit: Duration) -> Vec<String> {
         // It may only just be starting.
-        let script = "until [ -s \"$0/pid\" ]; do sleep 0.1; done; kill -TERM \"$(cat \"$0/pid\")\"";
+        self.limited(limit, "until [ -s \"$0/pid\" ]; do sleep 0.1; done; kill -TERM \"$(cat \"$0/pid\")\"")
+    }
+
+    /// A script of the container's user that is over in time.
+    fn limited(&self, limit: Duration, script: &str) -> Vec<String> {
         let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
-        self.become_user.iter().cloned().chain(words).collect()
+        // What the guest agent has started as its own user it can end, too.
+        if self.become_user.is_empty() {
+            return words.to_vec();
+        }
+        let seconds = limit.as_secs().to_string();
+        self.line("within", &[&[seconds], &words[..]].concat())
     }
 
     fn line(&self, script: &str, argv: &[String]) -> Vec<String> {
@@ -157,19 +189,20 @@ pub fn last_words(path: &str) -> Vec<String> {
     ["/bin/sh", "-c", script, path].map(str::to_owned).to_vec()
 }
 
-/// The words by which the guest's user becomes the container's: through `sudo`, or through `chroot:UID:GID` for a number that
-/// `sudo` does not take.
-fn become_user(how: &str, user: GuestUser) -> Vec<String> {
-    let numbers = how.strip_prefix("chroot:").and_then(|numbers| numbers.split_once(':'));
-    let mut words = vec!["sudo".to_owned(), "-n".to_owned()];
-    match numbers {
-        Some((uid, gid)) => {
-            words.extend(["chroot", "-u", uid, "-g", gid, "-G", gid, "/"].map(str::to_owned));
-            return words;
-        }
-        None if how != "sudo" => return Vec::new(),
-        None => words.push("-H".to_owned()),
+/// The words by which the guest's user becomes the container's: through `sudo`, or through `chroot:UID:GID:GROUPS` for what `sudo`
+/// does not take, to which one who is not root still needs it: `sudo-chroot:…`.
+fn become_user(how: &str, user: &GuestUser) -> Vec<String> {
+    if let Some((before, numbers)) = how.split_once("chroot:") {
+        let numbers: Vec<&str> = numbers.splitn(3, ':').collect();
+        let [uid, gid, groups] = numbers[..] else { return Vec::new() };
+        let sudo: &[&str] = if before.is_empty() { &[] } else { &["sudo", "-n"] };
+        let chroot = ["chroot", "-u", uid, "-g", gid, "-G", groups, "/"];
+        return sudo.iter().chain(&chroot).map(|&word| word.to_owned()).collect();
     }
+    if how != "sudo" {
+        return Vec::new();
+    }
+    let mut words = ["sudo", "-n", "-H"].map(str::to_owned).to_vec();
     if let Some(uid) = user.uid {
         words.extend(["-u".to_owned(), format!("#{uid}")]);
     }
@@ -204,9 +237,18 @@ fn identify(script: &mut String, identity: &GuestIdentity, address: &str) {
     }
 }
 
-fn user(script: &mut String, user: GuestUser) {
+fn user(script: &mut String, user: &GuestUser) {
     let number = |id: Option<u32>| id.map(|id| id.to_string()).unwrap_or_default();
-    let _ = writeln!(script, "be '{}' '{}' {}", number(user.uid), number(user.gid), user.not_root);
+    let groups: Vec<String> = user.groups.iter().map(u32::to_string).collect();
+    let _ = writeln!(
+        script,
+        "be '{}' '{}' {} '{}' {}",
+        number(user.uid),
+        number(user.gid),
+        user.not_root,
+        groups.join(" "),
+        user.only_groups
+    );
 }
 
 fn change_to(directory: &str) -> String {
@@ -228,241 +270,21 @@ pub fn is_shell_name(name: &str) -> bool {
 }
 
 const RUN: &str = include_str!("run.sh");
+const WITHIN: &str = include_str!("within.sh");
+/// A command in the container's environment, with a name for its exit code: the guest agent may fail to tell that.
+const HOOK: &str = r#"d=${0%/*} name=$1
+shift
+/bin/sh "$d/enter" "$@"
+code=$?
+echo $code >"$d/$name.code"
+exit $code
+"#;
+/// A command in the container's environment, within so many seconds.
+const PROBE: &str = r#"d=${0%/*} limit=$1
+shift
+exec /bin/sh "$d/within" "$limit" /bin/sh "$d/enter" "$@"
+"#;
 const PRELUDE: &str = include_str!("set_up.sh");
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write as _;
-    use std::process::{Command, Stdio};
-
-    use super::*;
-    use crate::state::{Mount, ShimSpec};
-    use crate::vm::{Restart, VmName};
-    use proptest::prelude::*;
-
-    fn container() -> ContainerSpec {
-        ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0))).main
-    }
-
-    /// Has this machine's shell prepare itself for a command.
-    fn prepare(container: &ContainerSpec, command: &GuestCommand) -> Result<Ready, NotReady> {
-        // A test that is killed leaves its directories where somebody cleans up.
-        let place = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
-        let script =
-            set_up(container, command, None).replace("/var/tmp", &place.path().display().to_string());
-        let mut shell = Command::new("/bin/sh")
-            .arg("-s")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        shell.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-        read_set_up(&shell.wait_with_output().unwrap().stdout, command.user)
-    }
-
-    fn run(ready: &Ready, argv: &[String]) -> (Option<i32>, String, String) {
-        let (line, wait) = (ready.run(argv), ready.wait());
-        let waiter = Command::new(&wait[0]).args(&wait[1..]).stdout(Stdio::piped()).spawn().unwrap();
-        let output = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
-        let told = String::from_utf8(waiter.wait_with_output().unwrap().stdout).unwrap();
-        assert_eq!(told.trim().parse().ok(), output.status.code());
-        assert_eq!(exit(ready).trim().parse().ok(), output.status.code());
-        std::fs::rename(format!("{}/code", ready.dir), format!("{}/code.tmp", ready.dir)).unwrap();
-        assert_eq!(exit(ready).trim().parse().ok(), output.status.code());
-        std::fs::remove_dir_all(&ready.dir).unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (output.status.code(), text(&output.stdout), text(&output.stderr))
-    }
-
-    fn exit(ready: &Ready) -> String {
-        let line = ready.exit();
-        let said = Command::new(&line[0]).args(&line[1..]).stderr(Stdio::null()).output().unwrap();
-        String::from_utf8(said.stdout).unwrap()
-    }
-
-    fn result_of(command: &GuestCommand) -> (Option<i32>, String, String) {
-        let mut container = container();
-        container.termination.path = "/dev/null".to_owned();
-        let ready = prepare(&container, command).unwrap();
-        assert_eq!(exit(&ready), "", "it has not even started");
-        run(&ready, &command.argv)
-    }
-
-    #[test]
-    fn exit_codes_and_signals_are_the_commands_own() {
-        let shell = |script: &str| GuestCommand::example(&["/bin/sh", "-c", script]);
-        let table = [
-            ("exit 0", 0, ""),
-            ("exit 7", 7, ""),
-            ("kill -9 $$", 137, ""),
-            ("kill -TERM $$", 143, ""),
-            ("echo oops >&2; exit 1", 1, "oops\n"),
-        ];
-        for (script, code, said) in table {
-            assert_eq!(result_of(&shell(script)), (Some(code), String::new(), said.to_owned()), "{script}");
-        }
-    }
-
-    #[test]
-    fn the_shell_is_asked_for_nothing_that_would_end_it() {
-        let mut command = GuestCommand::example(&["true"]);
-        command.env = vec![("UID".into(), "0b1c".into()), ("POD_UID".into(), "0b1c".into())];
-        let script = set_up(&container(), &command, None);
-        assert!(script.contains("export POD_UID=") && !script.contains("export UID="), "{script}");
-        // As macOS has it; see the script.
-        let substitutions = PRELUDE.split("$(\n").skip(1).filter_map(|rest| rest.split("\n\t)\n").next());
-        let cases =
-            substitutions.flat_map(|inside| inside.lines().filter(|line| line.trim_end().ends_with(";;")));
-        let cases: Vec<&str> = cases.collect();
-        assert!(cases.iter().all(|line| line.trim_start().starts_with('(')), "{cases:?}");
-        assert!(!PRELUDE.contains(": >"), "a special command with a file");
-    }
-
-    #[test]
-    fn no_variable_gets_in_the_way_of_the_exit_code() {
-        let mut command = GuestCommand::example(&["/bin/sh", "-c", "echo $d $PATH; exit 3"]);
-        command.env = vec![("PATH".into(), "/no/where".into()), ("d".into(), "/no/such".into())];
-        assert_eq!(result_of(&command), (Some(3), "/no/such /no/where\n".to_owned(), String::new()));
-    }
-
-    #[test]
-    fn a_function_of_the_script_is_no_program() {
-        assert_eq!(
-            prepare(&container(), &GuestCommand::example(&["ready"])).unwrap_err().reason,
-            "StartError"
-        );
-    }
-
-    /// What a call of the script's functions leaves, with `/etc` and the shares below `place`.
-    fn call(place: &std::path::Path, calls: &str) -> std::process::Output {
-        let place = place.display().to_string();
-        let script = format!("{PRELUDE}{calls}\nrm -r \"$dir\"")
-            .replace("/var/tmp", &place)
-            .replace("/etc/hosts", &format!("{place}/hosts"))
-            .replace(SHARES, &format!("{place}/shares"));
-        Command::new("/bin/sh").arg("-c").arg(script).output().unwrap()
-    }
-
-    #[test]
-    fn a_link_of_the_image_is_mounted_over_by_one_container_after_the_other() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let at = |path: &str| dir.path().join(path);
-        for path in ["private/tmp/old", "shares/one", "shares/two"] {
-            std::fs::create_dir_all(at(path)).unwrap();
-        }
-        std::os::unix::fs::symlink("private/tmp", at("tmp")).unwrap();
-        for share in ["one", "two", "two"] {
-            let source = quote(&at("shares").join(share).display().to_string());
-            let done =
-                call(dir.path(), &format!("mount_at {source} {}", quote(&at("tmp").display().to_string())));
-            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
-            assert_eq!(at("tmp").canonicalize().unwrap(), at("shares").join(share).canonicalize().unwrap());
-        }
-        assert_eq!(at("tmp").read_link().unwrap(), std::path::Path::new("private/tmp"));
-        assert!(at("private/tmp.hidden-by-volume/old").exists());
-    }
-
-    #[test]
-    fn names_are_added_once_and_on_lines_of_their_own() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        std::fs::write(dir.path().join("hosts"), "127.0.0.1\tlocalhost").unwrap();
-        for calls in ["hosts '10.0.0.1\ta\n'", "hosts '10.0.0.1\ta\n10.0.0.2\tb\n'"] {
-            assert!(call(dir.path(), calls).status.success());
-        }
-        let hosts = std::fs::read_to_string(dir.path().join("hosts")).unwrap();
-        assert_eq!(hosts, "127.0.0.1\tlocalhost\n10.0.0.1\ta\n10.0.0.2\tb\n");
-    }
-
-    #[test]
-    fn the_directory_is_made_and_entered() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let wanted = dir.path().join("it's new/inside");
-        let mut command = GuestCommand::example(&["pwd"]);
-        command.working_dir = Some(wanted.display().to_string());
-        assert_eq!(result_of(&command).1.trim(), wanted.display().to_string());
-    }
-
-    #[test]
-    fn what_is_missing_is_told() {
-        let failure = prepare(&container(), &GuestCommand::example(&["/no/such/program"])).unwrap_err();
-        assert_eq!(failure.reason, "StartError");
-        assert!(failure.message.contains("`/no/such/program`"), "{failure:?}");
-        let nobody = GuestUser { uid: Some(3_999_999), ..GuestUser::default() };
-        let failure =
-            prepare(&container(), &GuestCommand { user: nobody, ..GuestCommand::example(&["true"]) })
-                .unwrap_err();
-        assert_eq!(failure.reason, "CreateContainerConfigError");
-        assert!(failure.message.contains("user 3999999"), "{failure:?}");
-    }
-
-    #[test]
-    fn only_known_reasons_are_believed() {
-        let said = |text: &str| read_set_up(text.as_bytes(), GuestUser::default());
-        assert_eq!(said("failed Evil words here\n").unwrap_err().reason, "CreateContainerError");
-        assert_eq!(said("").unwrap_err().reason, "CreateContainerError");
-        let ready = said("noise\nnotice careful\nready self /var/tmp/x y\n").unwrap();
-        assert_eq!(
-            (ready.dir.as_str(), ready.notices.as_slice()),
-            ("/var/tmp/x y", ["careful".to_owned()].as_slice())
-        );
-        let user = GuestUser { uid: Some(1), gid: Some(2), not_root: false };
-        let enter = |said: &str| read_set_up(said.as_bytes(), user).unwrap().enter().join(" ");
-        assert_eq!(enter("ready self /d\n"), "/bin/sh /d/enter");
-        assert_eq!(enter("ready sudo /d\n"), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/enter");
-        assert_eq!(enter("ready chroot:1:2 /d\n"), "sudo -n chroot -u 1 -g 2 -G 2 / /bin/sh /d/enter");
-    }
-
-    #[test]
-    fn a_mount_hides_what_is_there_and_can_be_made_twice() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let (path, script) = (dir.path().join("a/data"), dir.path().join("share"));
-        std::fs::create_dir_all(path.join("old")).unwrap();
-        std::fs::create_dir(&script).unwrap();
-        std::fs::write(script.join("file"), "new").unwrap();
-        let call = format!(
-            "mount_at {} {}\n",
-            quote(&script.display().to_string()),
-            quote(&path.display().to_string())
-        );
-        let link = Command::new("/bin/sh")
-            .arg("-c")
-            .arg(
-                format!("{PRELUDE}{call}rm -r \"$dir\"")
-                    .replace("/var/tmp", &dir.path().display().to_string()),
-            )
-            .output()
-            .unwrap();
-        assert!(link.status.success(), "{}", String::from_utf8_lossy(&link.stdout));
-        assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
-        assert!(dir.path().join("a/data.hidden-by-volume/old").exists());
-        let mount = |in_memory| Mount {
-            share: "v".into(),
-            sub_path: "in/side".into(),
-            path: "/opt/x".into(),
-            in_memory,
-        };
-        let script = |in_memory| {
-            let container = ContainerSpec { mounts: vec![mount(in_memory)], ..container() };
-            set_up(&container, &GuestCommand::example(&["true"]), None)
-        };
-        assert!(script(None).contains("mount_at '/Volumes/My Shared Files/v/in/side' '/opt/x'"));
-        let place = "/private/var/tart-kubelet/v";
-        let lines = format!("in_memory '{place}' 7 '{place}/in/side'\nmount_at '{place}/in/side' '/opt/x'");
-        assert!(script(Some(7)).contains(&lines));
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(16))]
-        #[test]
-        fn variables_and_arguments_arrive_unchanged(value in "[^\0]{0,40}", argument in "[^\0]{0,40}") {
-            let mut command = GuestCommand::example(&["/bin/sh", "-c", "printf '%s|%s' \"$V\" \"$1\"", "sh", &argument]);
-            command.env = vec![("V".into(), value.clone()), ("not-for.sh".into(), "x".into())];
-            prop_assert_eq!(result_of(&command).1, format!("{value}|{argument}"));
-        }
-    }
-}
+mod tests;

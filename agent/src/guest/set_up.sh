@@ -77,23 +77,35 @@ known() {
 
 cannot_resolve() { fail CreateContainerError "the guest cannot be given the Pod's dnsConfig: $1"; }
 
-# Sudo knows the guest's own users and their groups only. For any other number there is chroot, which changes the user, but
-# not the root here.
+# Sudo knows the guest's own users and their groups only. For any other number, and for further groups, there is chroot, which changes
+# the user, but not the root here.
 be() {
 	[ "$3" = false ] || [ "${1:-$(id -u)}" != 0 ] ||
 		fail CreateContainerConfigError 'container has runAsNonRoot and image will run as root'
-	[ "${1:-$(id -u)}:${2:-$(id -g)}" = "$(id -u):$(id -g)" ] && return
+	choosy=
+	[ -z "$4" ] && [ "$5" = false ] || choosy=groups
+	[ -z "$choosy" ] && [ "${1:-$(id -u)}:${2:-$(id -g)}" = "$(id -u):$(id -g)" ] && return
 	owner=${1:-$(id -u)} uid=$1 gid=$2
 	first='unset SUDO_COMMAND SUDO_USER SUDO_UID SUDO_GID
 '
-	if sudo -n ${1:+-u "#$1"} ${2:+-g "#$2"} -- true </dev/null >/dev/null 2>&1; then
+	if [ -z "$choosy" ] && sudo -n ${1:+-u "#$1"} ${2:+-g "#$2"} -- true </dev/null >/dev/null 2>&1; then
 		as=sudo
 		return
 	fi
-	group=${2:-$(id -g)}
-	root chroot -u "$owner" -g "$group" -G "$group" / /usr/bin/true >/dev/null ||
-		fail CreateContainerConfigError "the guest cannot run a command as user $owner${2:+, group $2}: it has no such user, or its own may not use sudo without a password"
-	as=chroot:$owner:$group
+	group=${2:-$(id -g "$owner" 2>/dev/null || id -g)}
+	groups=$group number=1
+	for one in $4 $([ "$5" = true ] || id -G "$owner" 2>/dev/null); do
+		# More than these no process of macOS can have.
+		[ $number -lt 16 ] || break
+		case ",$groups," in
+		*",$one,"*) ;;
+		*) groups=$groups,$one number=$((number + 1)) ;;
+		esac
+	done
+	root chroot -u "$owner" -g "$group" -G "$groups" / /usr/bin/true >/dev/null ||
+		fail CreateContainerConfigError "the guest cannot run a command as user $owner${2:+, group $2}${4:+, in groups $4}: it has no such user, or its own may not use sudo without a password"
+	as=chroot:$owner:$group:$groups
+	[ "$(id -u)" = 0 ] || as=sudo-$as
 	# Chroot tells a user neither its name nor where it is at home; for one whom the guest does not know, nobody can.
 	name=$(id -un "$owner" 2>/dev/null) home=
 	case $name in
@@ -110,7 +122,7 @@ as_user() {
 	case $as in
 	self) "$@" ;;
 	sudo) sudo -n -H ${uid:+-u "#$uid"} ${gid:+-g "#$gid"} -- "$@" ;;
-	*) root chroot -u "$owner" -g "$group" -G "$group" / "$@" ;;
+	*) root chroot -u "$owner" -g "$group" -G "$groups" / "$@" ;;
 	esac </dev/null >/dev/null 2>&1
 }
 
@@ -161,6 +173,8 @@ cannot_mount() {
 }
 
 last_words() {
+	parent=${1%/*}
+	[ -d "${parent:-/}" ] || (umask 022; try mkdir -p "$parent")
 	{ true >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c 'true >"$0" && chmod 666 "$0"' "$1" ||
 		[ "$1" = /dev/termination-log ] || notice "no termination message can be left at $1 in the guest"
 }

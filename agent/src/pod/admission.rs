@@ -82,6 +82,7 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
         return Err(Refusal { reason, message: format!("{field}: {why}") });
     }
     volume::admission::check(spec)?;
+    groups(spec)?;
     initial(spec, container)?;
     read(pod)
 }
@@ -117,6 +118,17 @@ fn only_container(spec: &PodSpec) -> Result<&Container, Refusal> {
             "a VM is one container; put the others into Pods of their own",
         )),
     }
+}
+
+/// One group is the user's own.
+fn groups(spec: &PodSpec) -> Result<(), Refusal> {
+    const MOST: usize = 15;
+    let groups = spec.security_context.as_ref().and_then(|security| security.supplemental_groups.as_ref());
+    if groups.is_some_and(|groups| groups.len() > MOST) {
+        let why = format!("are more than {MOST}, and a process of macOS can be in no more");
+        return Err(unsupported("spec.securityContext.supplementalGroups", &why));
+    }
+    Ok(())
 }
 
 /// Init containers run in the guest of the main one, so they share its image and need a command.
@@ -158,6 +170,14 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
         ("securityContext.runAsUser", pods.is_some_and(|it| it.run_as_user.is_some())),
         ("securityContext.runAsGroup", pods.is_some_and(|it| it.run_as_group.is_some())),
         ("securityContext.runAsNonRoot", pods.is_some_and(|it| it.run_as_non_root == Some(true))),
+        (
+            "securityContext.supplementalGroups",
+            pods.is_some_and(|it| it.supplemental_groups.as_ref().is_some_and(|all| !all.is_empty())),
+        ),
+        (
+            "securityContext.supplementalGroupsPolicy",
+            pods.is_some_and(|it| it.supplemental_groups_policy.as_deref() == Some("Strict")),
+        ),
         ("containers[0].securityContext.runAsUser", own.is_some_and(|it| it.run_as_user.is_some())),
         ("containers[0].securityContext.runAsGroup", own.is_some_and(|it| it.run_as_group.is_some())),
         (

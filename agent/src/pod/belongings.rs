@@ -34,6 +34,8 @@ pub(super) struct Belongings {
     /// The environments of containers whose VM is not planned yet, by the containers' names.
     environments: Vec<(String, Environment)>,
     shortage: Option<Shortage>,
+    /// The Pod as it was when everything was last looked for.
+    tried: Option<Arc<Pod>>,
 }
 
 /// All that a Pod brings along.
@@ -68,7 +70,7 @@ impl Belongings {
         host_paths: Arc<HostPaths>,
     ) -> Self {
         let volumes = Some(PodVolumes::new(dir, pod.clone(), world.clone(), host_paths));
-        Self { world, pod, volumes, environments: Vec::new(), shortage: None }
+        Self { world, pod, volumes, environments: Vec::new(), shortage: None, tried: None }
     }
 
     /// Has everything ready for a VM, or says what is missing.
@@ -87,6 +89,7 @@ impl Belongings {
 
     async fn try_gather(&mut self) -> Result<Gathered, Shortage> {
         let pod = self.pod.borrow().clone();
+        self.tried = Some(pod.clone());
         let spec = pod.spec.clone().unwrap_or_default();
         root_against_its_own_word(&pod)?;
         if self.environments.is_empty() {
@@ -94,6 +97,7 @@ impl Belongings {
             let environment = |c| Environment::of(pod.clone(), c, &self.world);
             self.environments = all.map(|one| (one.name.clone(), environment(one))).collect();
         }
+        self.environments.iter_mut().for_each(|(_, one)| one.follow(&pod));
         let Some(volumes) = &mut self.volumes else {
             return Err(Shortage::new("FailedMount", None, "the Pod is over".to_owned()));
         };
@@ -159,10 +163,24 @@ impl Belongings {
         let environments =
             self.environments.iter_mut().map(|(_, one)| -> BoxFuture<'_, ()> { Box::pin(one.changed()) });
         let volumes = self.volumes.iter_mut().map(|all| -> BoxFuture<'_, ()> { Box::pin(all.changed()) });
-        first_of(environments.chain(volumes).collect()).await;
+        let tried = self.tried.clone().filter(|_| self.shortage.is_some());
+        let pod = tried.map(|tried| -> BoxFuture<'_, ()> { Box::pin(described(self.pod.clone(), tried)) });
+        first_of(environments.chain(volumes).chain(pod).collect()).await;
+        // Once is enough to be told, also when nobody tries again.
+        self.tried = Some(self.pod.borrow().clone());
         if let Some(shortage) = &mut self.shortage {
             shortage.retry_at = Timestamp::now();
         }
+    }
+}
+
+/// Waits until a Pod has other labels or annotations: both can be in variables, and so in the paths of volumes.
+async fn described(mut pod: watch::Receiver<Arc<Pod>>, tried: Arc<Pod>) {
+    let says_more = |pod: &Arc<Pod>| {
+        pod.metadata.labels != tried.metadata.labels || pod.metadata.annotations != tried.metadata.annotations
+    };
+    if pod.wait_for(says_more).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -77,6 +77,11 @@ pub(super) fn user(pod: Option<&PodSecurityContext>, container: Option<&Security
             .and_then(|c| c.run_as_non_root)
             .or_else(|| pod.and_then(|p| p.run_as_non_root))
             .unwrap_or(false),
+        groups: pod
+            .and_then(|p| p.supplemental_groups.as_ref())
+            .map(|groups| groups.iter().filter_map(|&group| u32::try_from(group).ok()).collect())
+            .unwrap_or_default(),
+        only_groups: pod.and_then(|p| p.supplemental_groups_policy.as_deref()) == Some("Strict"),
     }
 }
 
@@ -172,7 +177,7 @@ mod tests {
             let extra = json!({"args": ["x"], "securityContext": own});
             spec_of(&extra, &json!({"securityContext": pods})).command.unwrap().user
         };
-        let of = |uid, gid, not_root| GuestUser { uid, gid, not_root };
+        let of = |uid, gid, not_root| GuestUser { uid, gid, not_root, ..GuestUser::default() };
         assert_eq!(user(json!({}), json!({})), of(None, None, false));
         assert_eq!(
             user(json!({"runAsUser": 1}), json!({"runAsUser": 2, "runAsGroup": 3})),
@@ -183,6 +188,9 @@ mod tests {
             of(None, None, false)
         );
         assert_eq!(user(json!({}), json!({"runAsNonRoot": true})), of(None, None, true));
+        let groups = json!({"supplementalGroups": [5, 6], "supplementalGroupsPolicy": "Strict"});
+        let in_groups = GuestUser { groups: vec![5, 6], only_groups: true, ..GuestUser::default() };
+        assert_eq!(user(json!({}), groups), in_groups);
     }
 
     #[test]

@@ -47,6 +47,11 @@ impl Environment {
         }
     }
 
+    /// Goes by what the Pod says now: its labels and annotations may be in variables.
+    pub fn follow(&mut self, pod: &Arc<Pod>) {
+        self.pod = pod.clone();
+    }
+
     /// All variables as they are to be now, or what is in the way. Waits some seconds for objects at most.
     pub async fn resolve(&mut self) -> Result<Resolved, ConfigError> {
         // All objects are looked at, even if one cannot be read: `changed` counts from here.

@@ -57,9 +57,12 @@ impl Probing {
 fn running<'a>(attempt: &'a AttemptView, tart: &Tart) -> Option<(&'a AttemptView, Target, Timestamp)> {
     let vm = &attempt.spec.as_ref()?.vm;
     match &attempt.progress {
-        Some(Progress { stage: Stage::Running { address }, since, enter }) if attempt.outcome.is_none() => {
+        Some(Progress { stage: Stage::Running { address }, since, enter, probe })
+            if attempt.outcome.is_none() =>
+        {
             let control_socket = tart.vm_dir(vm).join("control.sock");
-            Some((attempt, Target { address: *address, control_socket, enter: enter.clone() }, *since))
+            let (enter, probe) = (enter.clone(), probe.clone());
+            Some((attempt, Target { address: *address, control_socket, enter, probe }, *since))
         }
         _ => None,
     }

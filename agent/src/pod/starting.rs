@@ -76,7 +76,12 @@ mod tests {
             holder: Holder::Shim,
             spec: None,
             begun: stage.is_some(),
-            progress: stage.map(|stage| Progress { stage, since: at(1000), enter: Vec::new() }),
+            progress: stage.map(|stage| Progress {
+                stage,
+                since: at(1000),
+                enter: Vec::new(),
+                probe: Vec::new(),
+            }),
             init: Vec::new(),
             notices: Vec::new(),
             wants_room: false,
@@ -124,7 +129,8 @@ mod tests {
     #[test]
     fn a_stage_lasts_until_the_next_one() {
         let address = "127.0.0.2".parse().unwrap();
-        let step = |stage, second| Progress { stage, since: at(second), enter: Vec::new() };
+        let step =
+            |stage, second| Progress { stage, since: at(second), enter: Vec::new(), probe: Vec::new() };
         let steps = [
             step(Stage::Cloning, 0),
             step(Stage::Configuring, 1),

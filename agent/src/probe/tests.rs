@@ -91,6 +91,7 @@ async fn a_prober_probes_and_tells() {
         address: "127.0.0.1".parse().unwrap(),
         control_socket: "/nowhere".into(),
         enter: Vec::new(),
+        probe: Vec::new(),
     };
     let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
     let tell: Tell = Arc::new(move |reason, note| _ = sender.send(format!("{reason}: {note}")));
@@ -128,6 +129,7 @@ async fn a_guest_agent_that_is_not_there_is_a_failure() {
         address: "127.0.0.1".parse().unwrap(),
         control_socket: "/nowhere".into(),
         enter: Vec::new(),
+        probe: Vec::new(),
     };
     let exec = ProbeSpec { action: Ok(Action::Exec(vec!["true".into()])), ..spec(1) };
     match find(&exec, &target).await {

@@ -14,7 +14,7 @@ use crate::state::{Ending, Hook, Stage};
 impl Shim {
     /// Sees a guest without a command through its hooks, until it is to be shut down.
     pub(super) async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
-        self.enter(Stage::Up { address }, Vec::new());
+        self.enter(Stage::Up { address });
         let mut stop = self.stop.clone();
         if let Some(hook) = &self.spec.main.post_start {
             crash::point("shim.post-start.before");
@@ -55,6 +55,6 @@ impl Shim {
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
             return Err("the guest agent does not answer".to_owned());
         };
-        hooks::run_command(argv, &mut guest, &[]).await.map_err(|error| chain(&error))
+        hooks::run_command(argv, &mut guest, None).await.map_err(|error| chain(&error))
     }
 }

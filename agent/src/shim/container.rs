@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::Shim;
 use super::follow::{Followed, disconnected, drain, exit_of, follow};
-use super::hooks;
+use super::hooks::{self, Turn};
 use super::last_words::{LastWords, Tail};
 use super::limit::Limit;
 use super::log::Log;
@@ -24,6 +24,8 @@ use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, LastComma
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);
 pub(super) const SET_UP_WORDS: usize = 16 << 10;
+/// How often it is tried when the guest agent breaks off.
+const SET_UP_TRIES: u32 = 3;
 /// How long the guest may take to pass a signal on.
 const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
 /// How long the guest may take to tell the exit code of a command whose connection broke off.
@@ -157,26 +159,38 @@ impl Shim {
         let argv = ["/bin/sh", "-s"].map(str::to_owned).to_vec();
         let exec = Exec { argv, stdin: Stdin::Bytes(script), ..Exec::default() };
         let mut stop = self.stop.clone();
-        let said = tokio::select! {
-            said = guest.run(exec, SET_UP_LIMIT, SET_UP_WORDS) => said,
-            _ = stop.requested() => return Err(Run::NotBegun),
+        let mut tries = 1;
+        let said = loop {
+            let said = tokio::select! {
+                said = guest.run(exec.clone(), SET_UP_LIMIT, SET_UP_WORDS) => said,
+                _ = stop.requested() => return Err(Run::NotBegun),
+            };
+            // A guest agent that breaks off may lose all that was said. It can be done twice, as after a container that has failed.
+            let is_known = script::read_set_up(&said.output, &command.user).is_some();
+            if is_known || tries == SET_UP_TRIES || !matches!(said.end, Err(GuestError::Refused(_))) {
+                break said;
+            }
+            tries += 1;
         };
         let not_started = |reason: &str, message| {
             Run::Over(Ending::NotStarted { reason: reason.to_owned(), message, fault: None })
         };
-        let said = match said {
-            Ok(said) => said,
-            Err(GuestError::Unreachable(error)) => {
+        let ready = match (script::read_set_up(&said.output, &command.user), said.end) {
+            // What the script has said of its end counts, whatever the guest agent says of the script.
+            (Some(ready), _) => ready.map_err(|failure| not_started(&failure.reason, failure.message))?,
+            (None, Ok(_)) => {
+                let failure = script::no_end(&said.output);
+                return Err(not_started(&failure.reason, failure.message));
+            }
+            (None, Err(GuestError::Unreachable(error))) => {
                 warn!(error = chain(error.as_ref()), "lost the guest agent while the guest was prepared");
                 return Err(Run::Lost);
             }
-            Err(error) => {
+            (None, Err(error)) => {
                 let message = format!("the guest cannot be prepared for the container: {}", chain(&error));
                 return Err(not_started("CreateContainerError", message));
             }
         };
-        let ready = script::read_set_up(&said.output, command.user)
-            .map_err(|failure| not_started(&failure.reason, failure.message))?;
         for words in &ready.notices {
             self.notice("GuestSetup", words.clone());
         }
@@ -194,9 +208,9 @@ impl Shim {
     ) -> Attended {
         let mut stop = self.stop.clone();
         if let Some(hook) = &task.spec.post_start {
-            let enter = ready.enter();
             crash::point("shim.post-start.before");
-            let run = hooks::run(hook, guest, &enter, task.address);
+            let turn = Turn { ready, name: "post-start" };
+            let run = hooks::run(hook, guest, turn, task.address);
             let failure = tokio::select! {
                 result = run => result.err(),
                 end = follow.as_mut() => return end.into(),
@@ -229,10 +243,10 @@ impl Shim {
         mut limit: Limit,
     ) -> Attended {
         if let Some(hook) = task.spec.pre_stop.as_ref().filter(|_| !limit.is_over()) {
-            let enter = ready.enter();
             let mut hook_guest = guest.clone();
             crash::point("shim.pre-stop.before");
-            let run = hooks::run(hook, &mut hook_guest, &enter, task.address);
+            let turn = Turn { ready, name: "pre-stop" };
+            let run = hooks::run(hook, &mut hook_guest, turn, task.address);
             tokio::select! {
                 end = follow.as_mut() => return end.into(),
                 result = run => if let Err(error) = result {
@@ -246,10 +260,11 @@ impl Shim {
             limit.grant(LEAST_AFTER_HOOK);
         }
         let terminate = async {
-            let exec = Exec { argv: ready.terminate(), ..Exec::default() };
-            match guest.run(exec, SIGNAL_LIMIT, SET_UP_WORDS).await {
-                Ok(done) if done.code == 0 => crash::point("shim.terminated"),
-                Ok(done) => {
+            let exec = Exec { argv: ready.terminate(SIGNAL_LIMIT), ..Exec::default() };
+            let done = guest.run(exec, SIGNAL_LIMIT, SET_UP_WORDS).await;
+            match done.end {
+                Ok(0) => crash::point("shim.terminated"),
+                Ok(_) => {
                     info!(said = %String::from_utf8_lossy(&done.output), "the command took no SIGTERM");
                 }
                 Err(error) => warn!(error = chain(&error), "cannot send SIGTERM to the command"),
@@ -301,7 +316,7 @@ fn exit_code(code: i32) -> i32 {
 pub(super) async fn flush(guest: &mut Guest) {
     const LIMIT: Duration = Duration::from_secs(5);
     let exec = Exec { argv: vec!["/bin/sync".to_owned()], ..Exec::default() };
-    if guest.run(exec, LIMIT, 0).await.is_err() {
+    if guest.run(exec, LIMIT, 0).await.end.is_err() {
         warn!("the guest did not write back what it has in memory");
     }
 }

@@ -12,7 +12,7 @@ use super::container::SET_UP_WORDS;
 use super::last_words::Tail;
 use super::log::{Log, Source};
 use crate::guest::script::Ready;
-use crate::guest::{Completed, Exec, ExecEvent, Guest, GuestError};
+use crate::guest::{Exec, ExecEvent, Guest, GuestError};
 use crate::report::chain;
 
 /// How long the output of a command that has ended may pause before it is all there is, and how long it may take in all.
@@ -44,16 +44,22 @@ pub(super) async fn drain(mut follow: Pin<&mut impl Future<Output = Followed>>, 
 
 /// Waits for the exit code that the command's own shell tells, for as long as it takes.
 pub(super) async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
-    let exec = Exec { argv: ready.wait(), ..Exec::default() };
+    let exec = Exec { argv: ready.wait(WAIT_LIMIT), ..Exec::default() };
     loop {
         let told = guest.run(exec.clone(), WAIT_LIMIT, SET_UP_WORDS).await;
-        let code = |done: &Completed| String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok();
-        if let Some(code) = told.ok().as_ref().and_then(code) {
-            return code.into();
+        // Once it is said, it counts, whatever the guest agent says of the one who said it.
+        if let Some(code) = told_code(&told.output) {
+            return code;
         }
         // Somebody in the guest may have killed the one who waited for us.
         sleep(WAIT_AGAIN).await;
     }
+}
+
+/// An exit code that was told, on a line of its own.
+pub(super) fn told_code(output: &[u8]) -> Option<i32> {
+    let text = String::from_utf8_lossy(output);
+    text.strip_suffix('\n')?.parse::<u8>().ok().map(i32::from)
 }
 
 /// Copies a command's output to the log until it ends.
@@ -106,6 +112,14 @@ mod tests {
             Followed::Exit(code) => format!("exit {code}"),
             Followed::Refused(why) => format!("refused: {why}"),
             Followed::Lost => "lost".to_owned(),
+        }
+    }
+
+    #[test]
+    fn half_a_code_is_none() {
+        assert_eq!(told_code(b"143\n"), Some(143));
+        for bad in ["", "14", "\n", "-1\n", "256\n", "1\n2\n", "no such file\n"] {
+            assert_eq!(told_code(bad.as_bytes()), None, "{bad:?}");
         }
     }
 

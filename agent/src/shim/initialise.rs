@@ -66,6 +66,10 @@ impl Shim {
                     Run::Overdue => Ending::Stopped { killed: true },
                     Run::Lost => Ending::Lost,
                 };
+                if let Ending::NotStarted { message, .. } = &ending {
+                    // The VM lives on, so that nobody else tells why.
+                    self.notice("Failed", format!("Error: {message}"));
+                }
                 let outcome = Outcome { ending, started_at, finished_at: Timestamp::now() };
                 let next = next(spec, &outcome.ending, self.spec.init_again, states[index].restarts);
                 if lost || (self.stop.latest().is_some() && next != Next::Go) {

@@ -30,14 +30,14 @@ impl LastWords<'_> {
     /// The message of a container that ended with `code`. The guest reads the file, so no path of it is the host's.
     pub(super) async fn read(&self, guest: &mut Guest, code: i32, tail: &Tail) -> Option<String> {
         let exec = Exec { argv: script::last_words(self.path), ..Exec::default() };
-        let message = match guest.run(exec, LIMIT, MAX_MESSAGE).await {
-            Ok(done) if done.code == 0 => text(&done.output),
-            Ok(_) => None,
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "the termination message cannot be read");
-                None
-            }
-        };
+        let done = guest.run(exec, LIMIT, MAX_MESSAGE).await;
+        if let Err(error) = &done.end {
+            tracing::warn!(
+                error = chain(error),
+                "the guest has not said that this is all of the termination message"
+            );
+        }
+        let message = text(&done.output).filter(|_| matches!(done.end, Ok(0) | Err(_)));
         message.or_else(|| (self.or_log && code != 0).then(|| tail.text()).flatten())
     }
 }

@@ -13,14 +13,14 @@ use crate::tart::{Fault, Size, TartError};
 impl Shim {
     /// Makes the VM.
     pub(super) async fn prepare(&self) -> Result<(), Ending> {
-        self.enter(Stage::Cloning, Vec::new());
+        self.enter(Stage::Cloning);
         // The disk has time for this while tart clones.
         let attempt = self.attempt.clone();
         let begun = spawn_blocking(move || attempt.sync_begun());
         let failed = |error| not_started("CreateContainerError", &error);
         self.with_room(async || self.clone_vm().await).await.map_err(failed)?;
         crash::point("shim.cloned");
-        self.enter(Stage::Configuring, Vec::new());
+        self.enter(Stage::Configuring);
         self.with_room(async || self.configure().await).await.map_err(failed)?;
         if !matches!(begun.await, Ok(Ok(()))) {
             self.persist("that the VM is begun", || self.attempt.sync_begun()).await;

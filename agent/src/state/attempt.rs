@@ -181,6 +181,13 @@ impl Attempt {
         })
     }
 
+    /// What was planned, unless the VM is over.
+    pub fn live_spec(&self) -> Result<Option<ShimSpec>, StateError> {
+        let spec = self.read("spec.json")?;
+        let is_over = || ["outcome.json", "cleaned"].iter().any(|name| self.path.join(name).exists());
+        Ok(spec.filter(|_: &ShimSpec| !is_over()))
+    }
+
     /// The addresses that other live VMs of this host have.
     pub fn addresses_of_others(&self) -> Result<Vec<IpAddr>, StateError> {
         // <state>/pods/<uid>/<restart>

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::probe::http::HttpGet;
+use crate::volume::Place;
 
 /// Stands for the Pod's address wherever it is not known before the guest has one: in variables and arguments.
 pub const POD_IP: &str = "\0pod-ip\0";
@@ -49,7 +50,7 @@ pub struct GuestCommand {
 }
 
 /// Whom a command runs as: the user that is logged in to the guest unless this says otherwise.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GuestUser {
     /// `runAsUser`.
@@ -58,6 +59,10 @@ pub struct GuestUser {
     pub gid: Option<u32>,
     /// `runAsNonRoot`.
     pub not_root: bool,
+    /// `supplementalGroups`.
+    pub groups: Vec<u32>,
+    /// Whether it is in no other groups, whatever the guest says: `supplementalGroupsPolicy: Strict`.
+    pub only_groups: bool,
 }
 
 /// A place in the guest where a container expects a volume.
@@ -84,6 +89,9 @@ pub struct Share {
     pub path: PathBuf,
     /// Whether the guest can only read it.
     pub read_only: bool,
+    /// Which directory is meant, where others than the agent could put something else in its place; the plan of an older agent
+    /// does not say.
+    pub place: Option<Place>,
 }
 
 /// `terminationMessagePath` and `terminationMessagePolicy`.

@@ -70,9 +70,15 @@ fn replace<T: Serialize>(
     value: &T,
     before_rename: impl Fn(&File) -> io::Result<()>,
 ) -> io::Result<()> {
+    let bytes = serde_json::to_vec(value)?;
+    // Nobody would read it, and it would be written again for ever.
+    if u64::try_from(bytes.len()).is_ok_and(|length| length > MAX_BYTES) {
+        let words = format!("{} bytes are more than the {MAX_BYTES} that it may have", bytes.len());
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, words));
+    }
     let temp = path.with_extension("tmp");
     let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&temp)?;
-    file.write_all(&serde_json::to_vec(value)?)?;
+    file.write_all(&bytes)?;
     before_rename(&file)?;
     crash_half_written(path);
     fs::rename(&temp, path)
@@ -181,6 +187,15 @@ mod tests {
         write(&path, &8).unwrap();
         assert_eq!(read::<u32>(&path).unwrap(), Some(8));
         assert_eq!(entries(dir.path()).unwrap(), ["a.json"]);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_not_written() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let error = write(&dir.path().join("a.json"), &"x".repeat(5 << 20)).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::FileTooLarge);
+        assert!(entries(dir.path()).unwrap().is_empty());
     }
 
     #[test]

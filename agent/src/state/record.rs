@@ -27,6 +27,9 @@ pub struct Progress {
     /// What goes before a command that is to run in the main container's environment; empty while there is none.
     #[serde(default)]
     pub enter: Vec<String>,
+    /// The same for one that has a limit: the seconds come after it, and then the command. The shim of an older agent has none.
+    #[serde(default)]
+    pub probe: Vec<String>,
 }
 
 /// The steps of a shim, in order.

@@ -104,13 +104,15 @@ impl fmt::Display for Protocol {
 }
 
 impl ShimSpec {
-    /// Drops variables and arguments, which may be secret, and are of no use once the VM is over.
+    /// Drops variables, arguments and what may be made of them, which can be secret, and is of no use once the VM is over.
     pub(super) fn forget_secrets(&mut self) {
         for container in self.init.iter_mut().chain([&mut self.main]) {
             if let Some(command) = &mut container.command {
                 command.env.clear();
                 command.argv.truncate(1);
             }
+            // `subPathExpr` has variables in it.
+            container.mounts.clear();
             container.post_start = None;
             container.pre_stop = None;
         }
@@ -156,8 +158,25 @@ impl ShimSpec {
 
 #[cfg(test)]
 mod tests {
+    use super::super::container::{GuestCommand, Hook, Mount};
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn no_secret_stays_in_the_plan_of_a_vm_that_is_over() {
+        let secret = || "hunter2".to_owned();
+        let mut spec = ShimSpec::example("tk-0b1c-2".parse().unwrap());
+        let mut command = GuestCommand::example(&["tool", "hunter2"]);
+        command.env = vec![("A".to_owned(), secret())];
+        spec.main.command = Some(command);
+        spec.main.mounts = vec![Mount { sub_path: secret(), ..Mount::default() }];
+        spec.main.pre_stop = Some(Hook::Exec(vec![secret()]));
+        spec.main.post_start = Some(Hook::Exec(vec![secret()]));
+        spec.init = vec![spec.main.clone()];
+        spec.forget_secrets();
+        let left = serde_json::to_string(&spec).unwrap();
+        assert!(!left.contains("hunter2") && left.contains("tool"), "{left}");
+    }
 
     #[test]
     fn a_plan_of_an_older_or_a_newer_agent_is_read() {
@@ -174,7 +193,7 @@ mod tests {
         });
         let read: ShimSpec = serde_json::from_value(plan).unwrap();
         assert_eq!((read.vm.restart().0, read.crashes, read.shares[0].read_only), (2, 3, true));
-        assert_eq!(read.image_name, None);
+        assert_eq!((read.image_name, read.shares[0].place), (None, None));
         assert_eq!(read.main.command.map(|command| command.argv), Some(vec!["true".to_owned()]));
     }
 }

@@ -51,6 +51,7 @@ pub fn lay(pod: &PodDir, restart: Restart, environment: &str) -> io::Result<Boot
         name: name.to_owned(),
         path: path.to_owned(),
         read_only,
+        place: None,
     };
     let shares = vec![share(ENVIRONMENT, &environment_dir, true), share(STATUS, &status_dir, false)];
     Ok(BootShares { shares, status_dir })

@@ -31,6 +31,8 @@ pub(crate) struct Entry {
     pub(crate) kind: Kind,
     /// The file system that it is on.
     pub(crate) device: u64,
+    /// Its number there.
+    pub(crate) inode: u64,
     /// Its permission bits.
     pub(crate) mode: u32,
     /// What it takes on disk, in bytes.
@@ -181,6 +183,7 @@ impl Entry {
         Self {
             kind,
             device: stat.st_dev as u64,
+            inode: stat.st_ino,
             mode: u32::from(stat.st_mode) & 0o7777,
             used: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
             names: u64::from(stat.st_nlink),

@@ -9,7 +9,10 @@ use std::str::FromStr;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
 use super::dir::Dir;
+use super::place::Place;
 use super::share::tart_can_say;
+use crate::pod::PodUid;
+use crate::state::{StateDir, StateError};
 
 /// The mode of directories that are made because a Pod asks for them.
 const DIR_MODE: u32 = 0o755;
@@ -46,6 +49,8 @@ pub struct HostPaths {
     allowed: Vec<AllowedHostPath>,
     /// The agent's own directory, which no Pod may reach.
     state: PathBuf,
+    /// The directory with all VMs and images, which none may either.
+    tart_home: PathBuf,
 }
 
 /// A directory of the host that a Pod cannot have.
@@ -60,6 +65,28 @@ pub enum HostPathError {
     /// The agent's state is in it, or it is in the agent's state.
     #[error("hostPath {0} would give the Pod the state of this Node's agent")]
     State(String),
+    /// The disks of all VMs are in it, or it is one of them.
+    #[error("hostPath {0} would give the Pod the VMs and images of this Node")]
+    Vms(String),
+    /// Somebody could put another directory in its place while its VM is made.
+    #[error(
+        "hostPath {path} is inside {outer}, which Pod {pod} can write to, so that it could become any other directory of the host; \
+         it can be had when that Pod is over"
+    )]
+    Inside {
+        /// The directory.
+        path: String,
+        /// The one that the other Pod has.
+        outer: String,
+        /// The other Pod.
+        pod: String,
+    },
+    /// What the path led to is not there any more.
+    #[error("hostPath {0} has just been replaced")]
+    Replaced(String),
+    /// It is not known who writes to what.
+    #[error("cannot say whether another Pod can replace hostPath {0}")]
+    Writers(String, #[source] StateError),
     /// It has to be there, and is not, or is something else.
     #[error("hostPath type check failed: {0} is not a directory")]
     NotDirectory(String),
@@ -84,18 +111,24 @@ pub(super) struct HostDir {
     pub(super) dir: Dir,
     /// Where it is, without links.
     pub(super) path: PathBuf,
+    /// Which directory that is.
+    pub(super) place: Place,
     /// Whether the Pod may write to it.
     pub(super) writable: bool,
 }
 
 impl HostPaths {
-    /// What the flags allow; `state` is the agent's own directory.
-    pub fn new(allowed: Vec<AllowedHostPath>, state: &Path) -> Self {
-        Self { allowed, state: state.to_owned() }
+    /// What the flags allow; `state` is the agent's own directory, `tart_home` that of its VMs.
+    pub fn new(allowed: Vec<AllowedHostPath>, state: &Path, tart_home: &Path) -> Self {
+        Self { allowed, state: state.to_owned(), tart_home: tart_home.to_owned() }
     }
 
     /// Has a directory ready for a Pod.
-    pub(super) fn prepare(&self, source: &HostPathVolumeSource) -> Result<HostDir, HostPathError> {
+    pub(super) fn prepare(
+        &self,
+        source: &HostPathVolumeSource,
+        uid: &PodUid,
+    ) -> Result<HostDir, HostPathError> {
         let shown = || source.path.clone();
         let kind = source.type_.as_deref().unwrap_or_default();
         let may_create = match kind {
@@ -110,15 +143,34 @@ impl HostPaths {
         let failed = |error| HostPathError::Io(shown(), error);
         let path = resolve(path).map_err(failed)?;
         let allowed = self.allowed_root(&path).ok_or_else(|| HostPathError::NotAllowed(shown()))?;
-        let state = resolve(&self.state).map_err(failed)?;
-        if path.starts_with(&state) || state.starts_with(&path) {
+        let touches = |other: &Path| {
+            let other = resolve(other).map_err(failed)?;
+            Ok(path.starts_with(&other) || other.starts_with(&path))
+        };
+        if touches(&self.state)? {
             return Err(HostPathError::State(shown()));
+        }
+        if touches(&self.tart_home)? {
+            return Err(HostPathError::Vms(shown()));
         }
         if !tart_can_say(&path) {
             return Err(HostPathError::Unspeakable(shown()));
         }
+        let writers = StateDir::at(&self.state).writers_but(uid);
+        let writers = writers.map_err(|error| HostPathError::Writers(shown(), error))?;
+        if let Some(writer) = writers.into_iter().find(|writer| writer.can_replace(&path)) {
+            let outer = writer.path.display().to_string();
+            return Err(HostPathError::Inside { path: shown(), outer, pod: writer.pod });
+        }
         match open_below(&allowed.path, &path, may_create && !allowed.read_only) {
-            Ok(dir) => Ok(HostDir { dir, path, writable: !allowed.read_only }),
+            Ok(dir) => {
+                let place = Place::of(dir.this().map_err(failed)?);
+                // The way to what is allowed may have been bent, too, by one who is allowed more.
+                if !place.is_at(&path).map_err(failed)? {
+                    return Err(HostPathError::Replaced(shown()));
+                }
+                Ok(HostDir { dir, path, place, writable: !allowed.read_only })
+            }
             Err(error) if error.kind() == io::ErrorKind::NotADirectory && kind.is_empty() => {
                 Err(HostPathError::OnlyDirectories(shown()))
             }
@@ -218,9 +270,10 @@ mod tests {
         fn ask(&self, inside: &str, kind: &str) -> Result<HostDir, String> {
             let allow = |text: &str| self.path(text).parse().unwrap();
             let allowed = vec![allow("data"), allow("ro:ro"), allow("new")];
-            let paths = HostPaths::new(allowed, &self.temp.path().join("state"));
+            let at = |inside: &str| self.temp.path().join(inside);
+            let paths = HostPaths::new(allowed, &at("state"), &at("tart"));
             let source = HostPathVolumeSource { path: self.path(inside), type_: Some(kind.to_owned()) };
-            paths.prepare(&source).map_err(|error| error.to_string())
+            paths.prepare(&source, &"0b1c".parse().unwrap()).map_err(|error| error.to_string())
         }
 
         fn refusal(&self, inside: &str, kind: &str) -> String {
@@ -298,12 +351,18 @@ mod tests {
     #[test]
     fn nobody_gets_the_agents_state() {
         let mac = Mac::new();
-        let paths = HostPaths::new(vec!["/".parse().unwrap()], &mac.temp.path().join("state"));
-        let ask = |path: String| paths.prepare(&HostPathVolumeSource { path, type_: None });
+        let at = |inside: &str| mac.temp.path().join(inside);
+        let paths = HostPaths::new(vec!["/".parse().unwrap()], &at("state"), &at("tart"));
+        let ask = |path: String| {
+            paths.prepare(&HostPathVolumeSource { path, type_: None }, &"0b1c".parse().unwrap())
+        };
         for inside in ["state", "state/pods", ""] {
             assert!(matches!(ask(mac.path(inside)), Err(HostPathError::State(_))), "{inside}");
         }
         assert!(matches!(ask("/".to_owned()), Err(HostPathError::State(_))));
+        for inside in ["tart", "tart/vms"] {
+            assert!(matches!(ask(mac.path(inside)), Err(HostPathError::Vms(_))), "{inside}");
+        }
         assert!(ask(mac.path("data")).is_ok());
     }
 }

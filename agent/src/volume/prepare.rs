@@ -21,6 +21,7 @@ use super::memory;
 use super::problem::Problem;
 use super::share::{self, Access, is_read_only};
 use super::sub_path::{self, SubPathError};
+use crate::pod::PodUid;
 use crate::pod::blueprint::has_command;
 use crate::pod::world::World;
 use crate::state::{Mount, PodDir, Share};
@@ -32,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The volumes of one Pod. What it has started ends when it is dropped.
 #[derive(Debug)]
 pub struct PodVolumes {
+    /// Whose they are.
+    uid: PodUid,
     /// The directory with all of them.
     dir: PathBuf,
     /// Those that a container mounts, and that are on the host.
@@ -147,6 +150,7 @@ impl PodVolumes {
             .collect();
         let (report, seen) = watch::channel(Report::default());
         Self {
+            uid: dir.uid().clone(),
             dir: dir.volumes_path(),
             volumes,
             in_memory,
@@ -285,11 +289,12 @@ impl PodVolumes {
 
     /// Makes the directories of all volumes.
     async fn lay_grounds(&self) -> Result<BTreeMap<String, Ground>, PrepareError> {
-        let (dir, volumes, host_paths) = (self.dir.clone(), self.volumes.clone(), self.host_paths.clone());
+        let (uid, dir) = (self.uid.clone(), self.dir.clone());
+        let (volumes, host_paths) = (self.volumes.clone(), self.host_paths.clone());
         let lay = move || {
             let (mut grounds, mut failures) = (BTreeMap::new(), Vec::new());
             for volume in &volumes {
-                match Ground::lay(&dir, volume, &host_paths) {
+                match Ground::lay(&uid, &dir, volume, &host_paths) {
                     Ok(ground) => drop(grounds.insert(volume.name.clone(), ground)),
                     Err(failure) => failures.push(failure),
                 }
@@ -330,6 +335,7 @@ impl PodVolumes {
                 name: share::name(volume, access, read_only),
                 path: ground.path.clone(),
                 read_only,
+                place: ground.place,
             })
         });
         shares.collect()

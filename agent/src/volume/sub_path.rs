@@ -56,11 +56,13 @@ pub(super) fn of(
         None => mount.sub_path.clone().unwrap_or_default(),
     };
     let path = Path::new(&text);
+    // What an expression has become may be secret.
+    let shown = || mount.sub_path_expr.clone().filter(|it| !it.is_empty()).unwrap_or_else(|| text.clone());
     if path.is_absolute() {
-        return Err(SubPathError::Absolute(text));
+        return Err(SubPathError::Absolute(shown()));
     }
     if path.components().any(|part| part == Component::ParentDir) {
-        return Err(SubPathError::Backstep(text));
+        return Err(SubPathError::Backstep(shown()));
     }
     // Without `.` and doubled slashes.
     let parts = path.components().filter(|part| *part != Component::CurDir);
@@ -178,8 +180,8 @@ mod tests {
             ("", "$$(POD)", Ok("$(POD)")),
             ("$(POD)", "", Ok("$(POD)")),
             ("", "$(NOBODY)-$(EMPTY)", Err("missing value for EMPTY, NOBODY")),
-            ("", "$(ROOT)", Err("error SubPath `/etc` must not be an absolute path")),
-            ("", "a/$(UP)", Err("unable to provision SubPath `a/../x`: must not contain '..'")),
+            ("", "$(ROOT)", Err("error SubPath `$(ROOT)` must not be an absolute path")),
+            ("", "a/$(UP)", Err("unable to provision SubPath `a/$(UP)`: must not contain '..'")),
             ("/a", "", Err("error SubPath `/a` must not be an absolute path")),
             ("a/..", "", Err("unable to provision SubPath `a/..`: must not contain '..'")),
             ("a..b/...", "", Ok("a..b/...")),

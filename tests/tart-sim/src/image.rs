@@ -50,6 +50,8 @@ pub(crate) struct Image {
     pub(crate) agent_version: String,
     /// Whether the guest agent says first of all that a command has started.
     pub(crate) agent_says_started: bool,
+    /// Whether the guest agent breaks off at the end of a command instead of telling its exit code.
+    pub(crate) agent_forgets_exit: bool,
     /// Seconds that a shutdown from within takes at least.
     pub(crate) shutdown_delay: f64,
     /// Whether the guest's system files are read-only, as macOS has them.
@@ -80,6 +82,7 @@ impl Default for Image {
             agent: true,
             agent_version: "0.11.0".into(),
             agent_says_started: false,
+            agent_forgets_exit: false,
             shutdown_delay: 0.1,
             sealed: true,
             user: "admin".into(),

@@ -219,6 +219,42 @@ async fn a_newer_guest_agent_may_say_more() -> Result<()> {
 }
 
 #[tokio::test]
+async fn what_the_guest_has_said_counts_though_its_agent_breaks_off() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("breaks-off").await?;
+    let image = "registry.test/macos/breaks-off:1";
+    scene.mac.add_image(image, &json!({"agentForgetsExit": true}))?;
+    let extra = json!({"image": image, "terminationMessagePath": "/private/tmp/not/there/words"});
+    let script = "echo here; printf bye >/private/tmp/not/there/words; exit 5";
+    scene.create(&scene.pod("loud", &shell(script, &extra), &json!({}))).await?;
+    let pod = scene.phase("loud", "Failed").await?;
+    let end = end_of(&pod)?;
+    assert_eq!((end.exit_code, end.message.as_deref()), (5, Some("bye")));
+    assert_eq!(scene.log(&pod, "main", 0)?, ["here"]);
+    // A hook that has succeeded has, and one that has failed has, too.
+    let post_start = |script: &str| {
+        let hook = json!({"exec": {"command": ["/bin/sh", "-c", script]}});
+        json!({"image": image, "lifecycle": {"postStart": hook}})
+    };
+    let waits = "until [ -e /private/tmp/go ]; do sleep 0.05; done";
+    let good = shell(waits, &post_start("touch /private/tmp/go"));
+    scene.create(&scene.pod("good", &good, &json!({}))).await?;
+    scene.phase("good", "Succeeded").await?;
+    scene.create(&scene.pod("bad", &shell("sleep 1000", &post_start("exit 9")), &json!({}))).await?;
+    scene.phase("bad", "Failed").await?;
+    let words = "PostStartHookError: command `/bin/sh` exited with 9";
+    scene.told_as("bad", "FailedPostStartHook", words).await?;
+    // One that has said nothing has run all the same, and once.
+    let volumes = json!({"restartPolicy": "OnFailure", "volumes": [{"name": "trace", "emptyDir": {}}]});
+    let mounts = json!([{"name": "trace", "mountPath": "/private/tmp/trace"}]);
+    let extra = json!({"image": image, "volumeMounts": mounts});
+    let script = "echo >>/private/tmp/trace/runs; [ $(wc -l </private/tmp/trace/runs) = 1 ]";
+    scene.create(&scene.pod("silent", &shell(script, &extra), &volumes)).await?;
+    let pod = scene.phase("silent", "Succeeded").await?;
+    assert_eq!(end_of(&pod)?.exit_code, 0);
+    scene.no_vms().await
+}
+
+#[tokio::test]
 async fn every_container_can_have_a_volume_at_tmp() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("tmp").await?;
     let mounts = json!([{"name": "tmp", "mountPath": "/tmp"}]);

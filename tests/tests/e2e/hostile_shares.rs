@@ -1,15 +1,17 @@
 //! Guests that attack their shares: the agent reads and writes nothing but what is that Pod's.
 
-use std::path::Path;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene, state_of};
 
 /// A directory that is no business of any guest, with one file in it.
-fn outside(scene: &Scene) -> Result<std::path::PathBuf> {
+fn outside(scene: &Scene) -> Result<PathBuf> {
     let outside = scene.mac.sandbox().directory("outside")?;
     std::fs::write(outside.join("kept"), "kept")?;
     Ok(outside)
@@ -119,4 +121,147 @@ async fn a_directory_that_changes_while_the_agent_writes_leads_nowhere() -> Resu
     delete(&scene, "swapper").await?;
     scene.nothing_left().await?;
     is_untouched(&outside)
+}
+
+/// A scene whose Pods may have the directory `shared` of the host, with the directory `inner` in it.
+async fn sharing(name: &str) -> Result<(Scene, RunningAgent, PathBuf)> {
+    let mut scene = Scene::new(name).await?;
+    let shared = scene.mac.sandbox().directory("shared")?;
+    std::fs::create_dir(shared.join("inner"))?;
+    scene.agent = scene.agent.flag("--allowed-host-path", &shared.display().to_string());
+    let agent = scene.agent.start()?;
+    scene.node_ready(&agent).await?;
+    Ok((scene, agent, shared))
+}
+
+/// A Pod that writes to a directory of the host.
+fn writer(scene: &Scene, name: &str, path: &Path, script: &str) -> Value {
+    let mounts = json!([{"name": "host", "mountPath": "/private/tmp/host"}]);
+    let container = json!({"command": ["/bin/sh", "-c", script], "volumeMounts": mounts});
+    scene.pod(name, &container, &json!({"volumes": [{"name": "host", "hostPath": {"path": path}}]}))
+}
+
+/// Puts a link that leads elsewhere in the place of `shared/inner`, as a guest with all of `shared` could.
+fn replace(shared: &Path, outside: &Path) -> Result<()> {
+    std::fs::rename(shared.join("inner"), shared.join("aside"))?;
+    Ok(symlink(outside, shared.join("inner"))?)
+}
+
+/// The directory of a Pod's first VM, once a shim is at work on it.
+async fn begun(scene: &Scene, pod: &str) -> Result<PathBuf> {
+    let uid =
+        wait::until(&scene.pods, pod, "a Pod", DEADLINE, |_| true).await?.metadata.uid.context("no UID")?;
+    let attempt = scene.agent.state_dir().join("pods").join(uid).join("0");
+    wait::eventually("a shim", DEADLINE, async || {
+        ensure!(attempt.join("begun").exists());
+        Ok(())
+    })
+    .await?;
+    Ok(attempt)
+}
+
+/// Waits until a Pod has failed because of what was put in the place of its directory, and nothing was written there.
+async fn is_not_fooled(scene: &Scene, pod: &str, outside: &Path) -> Result<()> {
+    let end = state_of(&scene.phase(pod, "Failed").await?).and_then(|state| state.terminated);
+    assert_eq!(end.and_then(|end| end.reason).as_deref(), Some("CreateContainerError"));
+    scene.told("pod", pod, "has been replaced since the VM was planned").await?;
+    scene.no_vms().await?;
+    is_untouched(outside)
+}
+
+const WRITE: &str = "echo x >/private/tmp/host/written";
+
+#[tokio::test]
+async fn a_directory_that_another_guest_could_replace_is_not_shared() -> Result<()> {
+    let (scene, _agent, shared) = sharing("nested").await?;
+    let outside = outside(&scene)?;
+    // From a moment on it does what it can to have the other one write elsewhere.
+    let script = format!(
+        "cd /private/tmp/host; until [ -e go ]; do sleep 0.05; done; \
+         while :; do mv inner aside; ln -s {} inner; rm inner; mv aside inner; touch swapped; done 2>/dev/null",
+        outside.display()
+    );
+    scene.create(&writer(&scene, "outer", &shared, &script)).await?;
+    scene.phase("outer", "Running").await?;
+    let inner = shared.join("inner");
+    scene.create(&writer(&scene, "inner", &inner, WRITE)).await?;
+    let why = format!(
+        "MountVolume.SetUp failed for volume \"host\" : hostPath {} is inside {}, which Pod {}/outer can write to",
+        inner.display(),
+        shared.display(),
+        scene.namespace()
+    );
+    scene.told_as("inner", "FailedMount", &why).await?;
+    std::fs::write(shared.join("go"), "")?;
+    wait::eventually("a guest that swaps", DEADLINE, async || {
+        ensure!(shared.join("swapped").exists());
+        Ok(())
+    })
+    .await?;
+    assert_eq!(scene.vms().await?.len(), 1);
+    delete(&scene, "outer").await?;
+    is_untouched(&outside)?;
+    // However it has left things: what is meant is there now, or can be put there.
+    if inner.is_symlink() {
+        std::fs::remove_file(&inner)?;
+    }
+    if !inner.exists() {
+        std::fs::rename(shared.join("aside"), &inner)?;
+    }
+    scene.phase("inner", "Succeeded").await?;
+    ensure!(inner.join("written").exists());
+    is_untouched(&outside)
+}
+
+#[tokio::test]
+async fn a_directory_that_is_replaced_before_its_vm_runs_is_not_shared() -> Result<()> {
+    let (scene, _agent, shared) = sharing("replaced").await?;
+    let outside = outside(&scene)?;
+    scene.mac.set_fault("hang", "set")?;
+    scene.create(&writer(&scene, "early", &shared.join("inner"), WRITE)).await?;
+    begun(&scene, "early").await?;
+    replace(&shared, &outside)?;
+    scene.mac.clear_fault("hang")?;
+    is_not_fooled(&scene, "early", &outside).await
+}
+
+#[tokio::test]
+async fn a_directory_that_is_replaced_while_a_vm_waits_for_room_is_not_shared() -> Result<()> {
+    let (scene, agent, shared) = sharing("replaced-room").await?;
+    let outside = outside(&scene)?;
+    scene.mac.set_fault("hang", "set")?;
+    scene.mac.set_fault("no-space", "run")?;
+    scene.create(&writer(&scene, "roomless", &shared.join("inner"), WRITE)).await?;
+    let attempt = begun(&scene, "roomless").await?;
+    // Nobody makes room, so that it waits.
+    agent.kill9()?;
+    scene.mac.clear_fault("hang")?;
+    wait::eventually("a shim that wants room", DEADLINE, async || {
+        ensure!(attempt.join("wants-room").exists());
+        Ok(())
+    })
+    .await?;
+    replace(&shared, &outside)?;
+    scene.mac.clear_fault("no-space")?;
+    let _agent = agent.restart()?;
+    is_not_fooled(&scene, "roomless", &outside).await
+}
+
+#[tokio::test]
+async fn a_vm_whose_directory_is_replaced_while_it_boots_does_not_go_on() -> Result<()> {
+    let (scene, _agent, shared) = sharing("replaced-boot").await?;
+    let outside = outside(&scene)?;
+    // It runs, but nobody learns its address.
+    scene.mac.set_fault("hang", "ip")?;
+    scene.mac.set_fault("agent-stall", "")?;
+    scene.create(&writer(&scene, "late", &shared.join("inner"), WRITE)).await?;
+    wait::eventually("a VM that runs", DEADLINE, async || {
+        ensure!(!scene.running_vms().await?.is_empty());
+        Ok(())
+    })
+    .await?;
+    replace(&shared, &outside)?;
+    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault("agent-stall")?;
+    is_not_fooled(&scene, "late", &outside).await
 }

@@ -125,6 +125,19 @@ async fn one_that_keeps_failing_backs_off_and_says_so() -> Result<()> {
 }
 
 #[tokio::test]
+async fn one_that_cannot_be_started_says_why() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init-why").await?;
+    let mut lost = shell("one", "");
+    lost["command"] = json!(["/no/such/program"]);
+    for (name, policy) in [("once", "Never"), ("again", "Always")] {
+        scene.create(&pod(&scene, name, std::slice::from_ref(&lost), policy)).await?;
+        scene.told_as(name, "Failed", "Error: cannot start `/no/such/program` in the guest").await?;
+        scene.kubectl.run(["delete", "pod", name]).await?;
+    }
+    scene.nothing_left().await
+}
+
+#[tokio::test]
 async fn one_with_another_image_is_refused() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-image").await?;
     let mut other = shell("one", "true");

@@ -71,9 +71,14 @@ async fn a_command_runs_as_any_user_and_group() -> Result<()> {
         ("unknown", json!({"runAsUser": 12345, "runAsNonRoot": true}), "12345 20 / itself"),
         ("both", json!({"runAsUser": 12345, "runAsGroup": 54321}), "12345 54321 / itself"),
         ("group", json!({"runAsGroup": 1}), "501 1 /Users/admin itself"),
+        // Root needs no sudo for it.
+        ("from-root", json!({"runAsUser": 12345, "runAsGroup": 54321}), "12345 54321 / itself"),
     ];
     for (name, security, expected) in table {
         let mut container = shell(script, &security);
+        if name == "from-root" {
+            container["image"] = json!(crate::scene::IMAGE);
+        }
         container["env"] = json!([{"name": "WHO", "value": "itself"}]);
         container["workingDir"] = json!("/opt/work");
         let said = scene.said(name, &container, &json!({})).await.with_context(|| name.to_owned())?;
@@ -111,6 +116,60 @@ async fn a_command_runs_as_any_user_and_group() -> Result<()> {
     scene.kubectl.run(["patch", "pod", "probed", "--type=merge", "--patch", free]).await?;
     let end = state_of(&ended).and_then(|state| state.terminated).context("no end")?;
     assert_eq!(end.exit_code, 9, "it was told to end by its own user");
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn a_command_is_in_the_groups_that_the_pod_says() -> Result<()> {
+    let (scene, _agent) = scene("groups").await?;
+    let groups = |security: Value| json!({"securityContext": security});
+    let table = [
+        // The guest's own user, in its own groups and these.
+        ("own", json!({"supplementalGroups": [4001, 4002]}), "501 20 20 4001 4002 /Users/admin"),
+        (
+            "other",
+            json!({"supplementalGroups": [4001], "runAsUser": 12345, "runAsGroup": 7}),
+            "12345 7 7 4001 /",
+        ),
+        (
+            "strict",
+            json!({"supplementalGroups": [20], "supplementalGroupsPolicy": "Strict", "runAsUser": 1}),
+            "1 1 1 20 /usr/sbin",
+        ),
+    ];
+    for (name, security, expected) in table {
+        let container = shell("echo $(id -u) $(id -g) $(id -G) $HOME", &json!({}));
+        let said = scene.said(name, &container, &groups(security)).await.with_context(|| name.to_owned())?;
+        assert_eq!(said, [expected], "{name}");
+    }
+    let many: Vec<u32> = (1..=16).collect();
+    let container = shell("true", &json!({}));
+    scene.create(&scene.pod("many", &container, &groups(json!({"supplementalGroups": many})))).await?;
+    scene.phase("many", "Failed").await?;
+    scene.told("pod", "many", "spec.securityContext.supplementalGroups: are more than 15").await
+}
+
+#[tokio::test]
+async fn probes_that_hang_leave_no_process_behind() -> Result<()> {
+    let (scene, _agent) = scene("hanging").await?;
+    let users = [
+        ("own", json!({})),
+        // Neither through sudo nor through chroot can the guest agent reach these.
+        ("known", json!({"runAsUser": 1})),
+        ("unknown", json!({"runAsUser": 12345})),
+    ];
+    // It is over once there have been six probes, of which two at most are still there.
+    let script = "until [ $(wc -l </private/tmp/asked) -ge 6 ] && \
+                  [ $(cat /proc/[0-9]*/comm 2>/dev/null | grep -cx sleep) -le 4 ]; do sleep 0.2; done";
+    let hang = "echo asked >>/private/tmp/asked; trap '' TERM; sleep 3601 & sleep 3601; true";
+    for (name, security) in users {
+        let mut container = shell(&format!("touch /private/tmp/asked; {script}"), &security);
+        container["readinessProbe"] =
+            json!({"exec": {"command": ["/bin/sh", "-c", hang]}, "periodSeconds": 1, "timeoutSeconds": 1});
+        scene.create(&scene.pod(name, &container, &json!({}))).await?;
+        scene.phase(name, "Succeeded").await.with_context(|| name.to_owned())?;
+        scene.told_as(name, "Unhealthy", "Readiness probe failed: command timed out: ").await?;
+    }
     scene.no_vms().await
 }
 

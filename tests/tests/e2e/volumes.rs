@@ -301,6 +301,52 @@ async fn parts_of_a_volume_are_mounted_and_made() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_part_that_an_annotation_names_is_had_once_that_is_there() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("named-part").await?;
+    let cache = json!({"name": "cache", "emptyDir": {}});
+    let volumes = [
+        (cache.clone(), json!({"subPathExpr": "$(PART)"})),
+        (cache, json!({"mountPath": "/private/tmp/whole"})),
+    ];
+    let mut pod = pod(&scene, "named", "ls /private/tmp/whole; echo $PART", &volumes);
+    let part = json!({"fieldRef": {"fieldPath": "metadata.annotations['part']"}});
+    pod["spec"]["containers"][0]["env"] = json!([{"name": "PART", "valueFrom": part}]);
+    scene.create(&pod).await?;
+    scene.told_as("named", "Failed", "Error: missing value for PART").await?;
+    scene.kubectl.run(["annotate", "pod", "named", "part=seven"]).await?;
+    let ended = scene.phase("named", "Succeeded").await?;
+    assert_eq!(scene.log(&ended, "main", 0)?, ["seven", "seven"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_part_that_has_a_secret_name_is_told_to_nobody() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("secret-part").await?;
+    scene.kubectl.apply(&secret("keys")).await?;
+    let cache = json!({"name": "cache", "emptyDir": {}});
+    let from = json!({"secretKeyRef": {"name": "keys", "key": "password"}});
+    let with = |name: &str, part: &str, script: &str| {
+        let mut pod = pod(&scene, name, script, &[(cache.clone(), json!({"subPathExpr": part}))]);
+        pod["spec"]["containers"][0]["env"] =
+            json!([{"name": "WORD", "valueFrom": from.clone()}, {"name": "ROOT", "value": "/$(WORD)"}]);
+        pod
+    };
+    scene.create(&with("fine", "$(WORD)", "echo made > /private/tmp/cache/file")).await?;
+    scene.phase("fine", "Succeeded").await?;
+    scene.create(&with("absolute", "$(ROOT)", "true")).await?;
+    scene.told_as("absolute", "Failed", "Error: error SubPath `$(ROOT)` must not be").await?;
+    scene.create(&with("inner", "$(WORD)/in", "true")).await?;
+    scene.phase("inner", "Succeeded").await?;
+    scene.nowhere_on_disk(SECRET).await?;
+    let told = scene.kubectl.run(["get", "pods,events", "--output", "yaml"]).await?;
+    ensure!(!told.contains(SECRET), "it is in the API");
+    for log in [agent.log()?, scene.shim_log("fine").await?, scene.shim_log("inner").await?] {
+        ensure!(!log.contains(SECRET), "{log}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_read_only_mount_cannot_be_written_to() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("readonly").await?;
     scene.kubectl.apply(&config_map("settings", "mode", "fast")).await?;
@@ -327,8 +373,10 @@ async fn only_allowed_directories_of_the_host_are_shared() -> Result<()> {
         std::fs::write(host.join(dir).join("file"), dir)?;
     }
     let at = |inside: &str| host.join(inside).display().to_string();
+    let tart_home = scene.mac.tart_home().display().to_string();
     scene.agent = scene
         .agent
+        .flag("--allowed-host-path", &tart_home)
         .flag("--allowed-host-path", &at("open"))
         .flag("--allowed-host-path", &format!("{}:ro", at("read")));
     let agent = scene.agent.start()?;
@@ -360,7 +408,10 @@ async fn only_allowed_directories_of_the_host_are_shared() -> Result<()> {
         scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
         wait::until_gone(&scene.pods, name, DEADLINE).await?;
     }
-    Ok(())
+    // Whatever the flags say, no Pod has the disks of the others.
+    let vms = (json!({"name": "vms", "hostPath": {"path": tart_home}}), json!({}));
+    scene.create(&pod(&scene, "vms", "true", &[vms])).await?;
+    scene.told("pod", "vms", "would give the Pod the VMs and images of this Node").await
 }
 
 #[tokio::test]

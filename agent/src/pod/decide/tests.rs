@@ -33,7 +33,7 @@ fn planned(restart: u32) -> AttemptView {
 }
 
 fn live(restart: u32) -> AttemptView {
-    let progress = Progress { stage: Stage::Booting, since: at(90), enter: Vec::new() };
+    let progress = Progress { stage: Stage::Booting, since: at(90), enter: Vec::new(), probe: Vec::new() };
     AttemptView { holder: Holder::Shim, begun: true, progress: Some(progress), ..planned(restart) }
 }
 

@@ -391,7 +391,10 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.schedulingGroup", Elsewhere("scheduler")),
     ("spec.securityContext", Parts),
     ("spec.securityContext.appArmorProfile", Refused("macOS has no AppArmor")),
-    ("spec.securityContext.fsGroup", Refused("shares have no groups of the guest's")),
+    (
+        "spec.securityContext.fsGroup",
+        Refused("a share has the owners of the host's files, which this agent cannot change"),
+    ),
     ("spec.securityContext.fsGroupChangePolicy", Refused("shares have no groups of the guest's")),
     ("spec.securityContext.runAsGroup", Honoured("as in the container's securityContext, which comes first")),
     (
@@ -409,11 +412,14 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.securityContext.seLinuxOptions", Refused("macOS has no SELinux")),
     (
         "spec.securityContext.supplementalGroups",
-        Refused("a user of the guest is in the groups that the guest says"),
+        Honoured(
+            "the command runs in these groups of the guest, through `chroot -G`, which takes `sudo` without a password; no more than 15, and a \
+             container without a command cannot have them. They count for the guest's own files: in shares everything is the user's",
+        ),
     ),
     (
         "spec.securityContext.supplementalGroupsPolicy",
-        Refused("a user of the guest is in the groups that the guest says"),
+        Honoured("`Strict` keeps the command out of the groups that the guest has its user in"),
     ),
     ("spec.securityContext.sysctls", Refused("set them with `sudo sysctl` in the command")),
     ("spec.securityContext.windowsOptions", Refused("this Node runs macOS")),
@@ -485,8 +491,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.volumes[].hostPath.path",
         Honoured(
-            "a directory that `--allowed-host-path` allows; whoever can write to a directory around it can put a link in its place while \
-             the VM starts, so let no Pod that is not trusted write to a directory that has another Pod's `hostPath` in it",
+            "a directory that `--allowed-host-path` allows, and that has neither the agent's state nor tart's home in it. One inside of a directory that another Pod can write to has to wait until that Pod is \
+             over, and a VM whose directory is replaced while it starts is stopped: either could be made to lead anywhere on the host",
         ),
     ),
     (

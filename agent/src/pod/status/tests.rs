@@ -32,7 +32,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
         holder: Holder::Nobody,
         spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))),
         begun: stage.is_some(),
-        progress: stage.map(|stage| Progress { stage, since: at(50), enter: Vec::new() }),
+        progress: stage.map(|stage| Progress { stage, since: at(50), enter: Vec::new(), probe: Vec::new() }),
         init: Vec::new(),
         notices: Vec::new(),
         wants_room: false,

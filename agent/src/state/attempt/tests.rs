@@ -32,11 +32,21 @@ fn a_life_as_its_files_tell_it() {
     let shim = attempt.inherit_shim_lock(lock).unwrap().expect("it is the right lock");
     let tart = attempt.take_tart_lock().unwrap().unwrap();
     attempt.begin().unwrap();
-    let progress = Progress { stage: Stage::Booting, since: Timestamp::UNIX_EPOCH, enter: Vec::new() };
+    let progress = Progress {
+        stage: Stage::Booting,
+        since: Timestamp::UNIX_EPOCH,
+        enter: Vec::new(),
+        probe: Vec::new(),
+    };
     attempt.progress(&progress).unwrap();
     assert_eq!((seen().holder, seen().begun, seen().progress), (Holder::Shim, true, Some(progress.clone())));
     let address = "127.0.0.9".parse().unwrap();
-    let up = Progress { stage: Stage::Up { address }, since: Timestamp::UNIX_EPOCH, enter: Vec::new() };
+    let up = Progress {
+        stage: Stage::Up { address },
+        since: Timestamp::UNIX_EPOCH,
+        enter: Vec::new(),
+        probe: Vec::new(),
+    };
     attempt.progress(&up).unwrap();
     assert_eq!((seen().progress.as_ref(), attempt.steps().unwrap()), (Some(&up), vec![progress, up.clone()]));
 
@@ -87,7 +97,7 @@ fn only_live_vms_of_others_have_their_addresses() {
     let up = |attempt: &Attempt, last| {
         attempt.plan(&spec(attempt)).unwrap();
         let stage = Stage::Running { address: address(last) };
-        let progress = Progress { stage, since: Timestamp::UNIX_EPOCH, enter: Vec::new() };
+        let progress = Progress { stage, since: Timestamp::UNIX_EPOCH, enter: Vec::new(), probe: Vec::new() };
         attempt.progress(&progress).unwrap();
     };
     let (own, live, over) = (

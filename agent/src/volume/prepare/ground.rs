@@ -7,7 +7,9 @@ use k8s_openapi::api::core::v1::Volume;
 use tracing::warn;
 
 use super::MountFailure;
+use crate::pod::PodUid;
 use crate::report::chain;
+use crate::volume::Place;
 use crate::volume::dir::Dir;
 use crate::volume::host_path::{HostDir, HostPaths};
 use crate::volume::share::tart_can_say;
@@ -21,21 +23,28 @@ const CONTENT_MODE: u32 = 0o755;
 pub(super) struct Ground {
     pub(super) path: PathBuf,
     pub(super) writable: bool,
+    /// Which directory it is, when it is not one of the agent's own.
+    pub(super) place: Option<Place>,
     /// The directory, unless its files are the agent's own.
     dir: Option<Dir>,
 }
 
 impl Ground {
     /// Makes the directory of a volume. Directories are made here and nowhere else: what is removed stays so.
-    pub(super) fn lay(pod_dir: &Path, volume: &Volume, host_paths: &HostPaths) -> Result<Self, MountFailure> {
+    pub(super) fn lay(
+        uid: &PodUid,
+        pod_dir: &Path,
+        volume: &Volume,
+        host_paths: &HostPaths,
+    ) -> Result<Self, MountFailure> {
         if let Some(source) = &volume.host_path {
-            let prepared = host_paths.prepare(source);
-            let HostDir { dir, path, writable } = prepared.map_err(|error| MountFailure {
+            let prepared = host_paths.prepare(source, uid);
+            let HostDir { dir, path, place, writable } = prepared.map_err(|error| MountFailure {
                 volume: volume.name.clone(),
                 // Another volume than ours may be full, which is nothing that images could make room on.
                 problem: chain(&error).as_str().into(),
             })?;
-            return Ok(Self { path, writable, dir: Some(dir) });
+            return Ok(Self { path, writable, place: Some(place), dir: Some(dir) });
         }
         let is_empty_dir = volume.empty_dir.is_some();
         let mode = if is_empty_dir { EMPTY_DIR_MODE } else { CONTENT_MODE };
@@ -46,7 +55,7 @@ impl Ground {
             if tart_can_say(&path) { Ok(dir) } else { Err(io::Error::other(problem)) }
         });
         let dir = made.map_err(|error| MountFailure::new(&volume.name, &error))?;
-        Ok(Self { path, writable: is_empty_dir, dir: is_empty_dir.then_some(dir) })
+        Ok(Self { path, writable: is_empty_dir, place: None, dir: is_empty_dir.then_some(dir) })
     }
 }
 
@@ -70,17 +79,18 @@ pub(super) fn placed(
         return Ok(sub_path.to_owned());
     };
     let (volume, container) = (volume.to_owned(), container.to_owned());
+    // The path may be made of variables, and those of Secrets: it is in no log.
     match locate(dir, sub_path, ground.writable) {
         Ok(path) => match path.into_os_string().into_string() {
             Ok(path) => Ok(path),
             Err(_) => Err(SubPathError::Prepare { volume, container }),
         },
         Err(Unusable::Uncreatable(error)) => {
-            warn!(volume, container, sub_path, %error, "cannot make the subPath");
+            warn!(volume, container, %error, "cannot make the subPath");
             Err(SubPathError::Create { volume, container })
         }
         Err(Unusable::Elsewhere(error)) => {
-            warn!(volume, container, sub_path, %error, "cannot use the subPath");
+            warn!(volume, container, %error, "cannot use the subPath");
             Err(SubPathError::Prepare { volume, container })
         }
     }

@@ -1,5 +1,6 @@
 use super::*;
-use crate::state::StateDir;
+use crate::state::{ShimSpec, StateDir};
+use crate::vm::Restart;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -28,7 +29,8 @@ impl Scene {
 
     fn volumes(&self) -> PodVolumes {
         let allowed = vec![self.temp.path().join("host").display().to_string().parse().unwrap()];
-        let host_paths = HostPaths::new(allowed, &self.temp.path().join("state"));
+        let at = |inside: &str| self.temp.path().join(inside);
+        let host_paths = HostPaths::new(allowed, &at("state"), &at("tart"));
         PodVolumes::new(&self.dir, self.pod.subscribe(), self.world.clone(), Arc::new(host_paths))
     }
 
@@ -84,6 +86,8 @@ async fn a_pod_gets_its_volumes_as_shares() {
         name: name.into(),
         path: scene.path(volume),
         read_only,
+        // Nobody can put anything in the place of the agent's own.
+        place: None,
     };
     assert_eq!(
         prepared.shares,
@@ -237,9 +241,30 @@ async fn host_directories_are_shared_where_they_are() {
     here.pod = scene(&host).pod;
     let prepared = here.prepare().await.unwrap();
     let path = host.canonicalize().unwrap();
-    assert_eq!(prepared.shares, [Share { name: "host".into(), path, read_only: false }]);
+    let [share] = prepared.shares.as_slice() else { panic!("{prepared:?}") };
+    assert_eq!((share.name.as_str(), &share.path, share.read_only), ("host", &path, false));
+    assert!(share.place.unwrap().is_at(&path).unwrap());
     assert_eq!(prepared.mounts["main"], [mount("host", "new", "/h")]);
     assert!(host.join("new").is_dir());
+}
+
+#[tokio::test]
+async fn a_directory_that_another_pod_could_replace_has_to_wait() {
+    let mut here = Scene::new(&json!({"containers": []}));
+    let path = here.temp.path().canonicalize().unwrap().join("host");
+    let volumes = json!([{"name": "host", "hostPath": {"path": path.join("data")}}]);
+    here.pod = Scene::new(&with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h"}]))).pod;
+    let other =
+        StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).attempt(Restart(0));
+    let shares = vec![Share { path: path.clone(), ..Share::default() }];
+    other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
+    let refused = here.prepare().await.unwrap_err();
+    assert_eq!(refused.reason(), "FailedMount");
+    let words = format!("data is inside {}, which Pod 2d3e can write to", path.display());
+    assert!(refused.to_string().contains(&words), "{refused}");
+    assert!(!path.exists(), "nothing was made there");
+    other.mark_cleaned().unwrap();
+    assert!(here.prepare().await.is_ok());
 }
 
 #[tokio::test]

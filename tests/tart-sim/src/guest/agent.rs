@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::process::Stdio;
 
 use nix::pty::openpty;
+use nix::unistd::Pid;
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
@@ -46,7 +47,7 @@ type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// A running command, as its streams.
 struct Running {
-    group: nix::unistd::Pid,
+    group: Pid,
     stdin: Option<Writer>,
     /// Each with what its chunks are called.
     outputs: Vec<(Reader, Label)>,
@@ -143,7 +144,9 @@ impl Agent for GuestAgent {
             // There is room for one, and a client that is gone already does not matter.
             let _ = responses.try_send(Ok(Output::Exit(Exit { code: 0 }).into()));
         } else {
-            tokio::spawn(attend(running, requests, responses));
+            let (processes, user) = (self.processes.clone(), self.environment.user());
+            let kill = move |group| processes.kill(group, user);
+            tokio::spawn(attend(running, requests, responses, self.boot.forgets_exit, kill));
         }
         Ok(Responses::begin(stream).await)
     }
@@ -161,6 +164,8 @@ async fn attend(
     running: Running,
     requests: Streaming<ExecRequest>,
     responses: Sender<Result<ExecResponse, Status>>,
+    forgets_exit: bool,
+    kill: impl FnOnce(Pid),
 ) {
     let Running { group, stdin, outputs, exit_code, terminal } = running;
     let outputs =
@@ -174,10 +179,16 @@ async fn attend(
     };
     tokio::select! {
         code = finished => {
-            let _ = responses.send(Ok(Output::Exit(Exit { code }).into())).await;
+            let end = if forgets_exit {
+                // A reader whose pipe is closed under it speaks first.
+                Err(Status::unknown("read |0: file already closed"))
+            } else {
+                Ok(Output::Exit(Exit { code }).into())
+            };
+            let _ = responses.send(end).await;
         }
-        () = responses.closed() => Processes::kill(group),
-        _ = forward_input(requests, stdin, terminal) => Processes::kill(group),
+        () = responses.closed() => kill(group),
+        _ = forward_input(requests, stdin, terminal) => kill(group),
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Boot {
     pub(crate) old_agent: bool,
     /// Whether the guest agent says that a command has started, as newer ones do.
     pub(crate) says_started: bool,
+    /// Whether the guest agent breaks off at the end of a command, without its exit code.
+    pub(crate) forgets_exit: bool,
     /// How long a shutdown takes at least.
     pub(crate) shutdown_delay: Duration,
 }
@@ -114,6 +116,7 @@ pub(super) mod tests {
             agent_delay: Duration::ZERO,
             old_agent: false,
             says_started: false,
+            forgets_exit: false,
             shutdown_delay: Duration::ZERO,
         }
     }

@@ -58,6 +58,11 @@ impl Environment {
         Self { own_program, home, variables, user }
     }
 
+    /// The user's number and group, where that is not init's own user.
+    pub(super) fn user(&self) -> Option<(u32, u32)> {
+        self.user
+    }
+
     /// A command in the user's home directory, or the words that the agent's Go runtime has for why there is none.
     pub(super) fn command(&self, request: &Request<'_>) -> Result<Command, String> {
         let directory = match request.directory {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::process::{ChildStderr, ChildStdin, ChildStdout, Command};
+use std::process::{ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
@@ -98,11 +98,21 @@ impl Processes {
         })
     }
 
-    /// Kills a process that was started here, and its group.
-    pub(super) fn kill(group: Pid) {
-        // There may be no group yet, or only the group any more.
-        let _ = kill(group, Signal::SIGKILL);
-        let _ = killpg(group, Signal::SIGKILL);
+    /// Kills a process that was started here, and its group, as far as the user with that number and group may. Init itself, which
+    /// stands for a user where there is none, may kill anybody.
+    pub(super) fn kill(&self, group: Pid, user: Option<(u32, u32)>) {
+        let Some((uid, gid)) = user else {
+            // There may be no group yet, or only the group any more.
+            let _ = kill(group, Signal::SIGKILL);
+            let _ = killpg(group, Signal::SIGKILL);
+            return;
+        };
+        // The system knows who may signal whom.
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "kill -KILL $0; kill -KILL -$0"]).arg(group.to_string()).uid(uid).gid(gid);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // A guest without a shell kills nobody.
+        let _ = self.start(&mut command, Kind::Plain);
     }
 
     /// Reaps for ever.

@@ -250,6 +250,7 @@ impl Vm {
             agent_delay: self.faults.duration("agent-delay").unwrap_or_else(|| seconds(image.agent_delay)),
             old_agent: image.has_old_agent(),
             says_started: image.agent_says_started,
+            forgets_exit: image.agent_forgets_exit,
             shutdown_delay: seconds(image.shutdown_delay),
         }
     }

@@ -1,0 +1,262 @@
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use super::*;
+use crate::state::{Mount, ShimSpec};
+use crate::vm::{Restart, VmName};
+use proptest::prelude::*;
+
+fn container() -> ContainerSpec {
+    ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0))).main
+}
+
+/// Has this machine's shell prepare itself for a command.
+fn prepare(container: &ContainerSpec, command: &GuestCommand) -> Result<Ready, NotReady> {
+    // A test that is killed leaves its directories where somebody cleans up.
+    let place = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
+    let script = set_up(container, command, None).replace("/var/tmp", &place.path().display().to_string());
+    let mut shell = Command::new("/bin/sh")
+        .arg("-s")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    shell.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    let said = shell.wait_with_output().unwrap().stdout;
+    read_set_up(&said, &command.user).unwrap_or_else(|| Err(no_end(&said)))
+}
+
+fn run(ready: &Ready, argv: &[String]) -> (Option<i32>, String, String) {
+    let (line, wait) = (ready.run(argv), ready.wait(Duration::from_mins(1)));
+    let waiter = Command::new(&wait[0]).args(&wait[1..]).stdout(Stdio::piped()).spawn().unwrap();
+    let output = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
+    let told = String::from_utf8(waiter.wait_with_output().unwrap().stdout).unwrap();
+    assert_eq!(told.trim().parse().ok(), output.status.code());
+    assert_eq!(exit(ready).trim().parse().ok(), output.status.code());
+    std::fs::rename(format!("{}/code", ready.dir), format!("{}/code.tmp", ready.dir)).unwrap();
+    assert_eq!(exit(ready).trim().parse().ok(), output.status.code());
+    std::fs::remove_dir_all(&ready.dir).unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+fn exit(ready: &Ready) -> String {
+    let line = ready.exit();
+    let said = Command::new(&line[0]).args(&line[1..]).stderr(Stdio::null()).output().unwrap();
+    String::from_utf8(said.stdout).unwrap()
+}
+
+fn result_of(command: &GuestCommand) -> (Option<i32>, String, String) {
+    let mut container = container();
+    container.termination.path = "/dev/null".to_owned();
+    let ready = prepare(&container, command).unwrap();
+    assert_eq!(exit(&ready), "", "it has not even started");
+    run(&ready, &command.argv)
+}
+
+#[test]
+fn exit_codes_and_signals_are_the_commands_own() {
+    let shell = |script: &str| GuestCommand::example(&["/bin/sh", "-c", script]);
+    let table = [
+        ("exit 0", 0, ""),
+        ("exit 7", 7, ""),
+        ("kill -9 $$", 137, ""),
+        ("kill -TERM $$", 143, ""),
+        ("echo oops >&2; exit 1", 1, "oops\n"),
+    ];
+    for (script, code, said) in table {
+        assert_eq!(result_of(&shell(script)), (Some(code), String::new(), said.to_owned()), "{script}");
+    }
+}
+
+#[test]
+fn the_shell_is_asked_for_nothing_that_would_end_it() {
+    let mut command = GuestCommand::example(&["true"]);
+    command.env = vec![("UID".into(), "0b1c".into()), ("POD_UID".into(), "0b1c".into())];
+    let script = set_up(&container(), &command, None);
+    assert!(script.contains("export POD_UID=") && !script.contains("export UID="), "{script}");
+    // As macOS has it; see the script.
+    let substitutions = PRELUDE.split("$(\n").skip(1).filter_map(|rest| rest.split("\n\t)\n").next());
+    let cases =
+        substitutions.flat_map(|inside| inside.lines().filter(|line| line.trim_end().ends_with(";;")));
+    let cases: Vec<&str> = cases.collect();
+    assert!(cases.iter().all(|line| line.trim_start().starts_with('(')), "{cases:?}");
+    assert!(!PRELUDE.contains(": >"), "a special command with a file");
+}
+
+#[test]
+fn no_variable_gets_in_the_way_of_the_exit_code() {
+    let mut command = GuestCommand::example(&["/bin/sh", "-c", "echo $d $PATH; exit 3"]);
+    command.env = vec![("PATH".into(), "/no/where".into()), ("d".into(), "/no/such".into())];
+    assert_eq!(result_of(&command), (Some(3), "/no/such /no/where\n".to_owned(), String::new()));
+}
+
+#[test]
+fn a_function_of_the_script_is_no_program() {
+    assert_eq!(prepare(&container(), &GuestCommand::example(&["ready"])).unwrap_err().reason, "StartError");
+}
+
+/// What a call of the script's functions leaves, with `/etc` and the shares below `place`.
+fn call(place: &std::path::Path, calls: &str) -> std::process::Output {
+    let place = place.display().to_string();
+    let script = format!("{PRELUDE}{calls}\nrm -r \"$dir\"")
+        .replace("/var/tmp", &place)
+        .replace("/etc/hosts", &format!("{place}/hosts"))
+        .replace(SHARES, &format!("{place}/shares"));
+    Command::new("/bin/sh").arg("-c").arg(script).output().unwrap()
+}
+
+#[test]
+fn a_link_of_the_image_is_mounted_over_by_one_container_after_the_other() {
+    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    let at = |path: &str| dir.path().join(path);
+    for path in ["private/tmp/old", "shares/one", "shares/two"] {
+        std::fs::create_dir_all(at(path)).unwrap();
+    }
+    std::os::unix::fs::symlink("private/tmp", at("tmp")).unwrap();
+    for share in ["one", "two", "two"] {
+        let source = quote(&at("shares").join(share).display().to_string());
+        let done =
+            call(dir.path(), &format!("mount_at {source} {}", quote(&at("tmp").display().to_string())));
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+        assert_eq!(at("tmp").canonicalize().unwrap(), at("shares").join(share).canonicalize().unwrap());
+    }
+    assert_eq!(at("tmp").read_link().unwrap(), std::path::Path::new("private/tmp"));
+    assert!(at("private/tmp.hidden-by-volume/old").exists());
+}
+
+#[test]
+fn names_are_added_once_and_on_lines_of_their_own() {
+    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    std::fs::write(dir.path().join("hosts"), "127.0.0.1\tlocalhost").unwrap();
+    for calls in ["hosts '10.0.0.1\ta\n'", "hosts '10.0.0.1\ta\n10.0.0.2\tb\n'"] {
+        assert!(call(dir.path(), calls).status.success());
+    }
+    let hosts = std::fs::read_to_string(dir.path().join("hosts")).unwrap();
+    assert_eq!(hosts, "127.0.0.1\tlocalhost\n10.0.0.1\ta\n10.0.0.2\tb\n");
+}
+
+#[test]
+fn the_directory_is_made_and_entered() {
+    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    let wanted = dir.path().join("it's new/inside");
+    let mut command = GuestCommand::example(&["pwd"]);
+    command.working_dir = Some(wanted.display().to_string());
+    assert_eq!(result_of(&command).1.trim(), wanted.display().to_string());
+}
+
+#[test]
+fn what_is_missing_is_told() {
+    let failure = prepare(&container(), &GuestCommand::example(&["/no/such/program"])).unwrap_err();
+    assert_eq!(failure.reason, "StartError");
+    assert!(failure.message.contains("`/no/such/program`"), "{failure:?}");
+    let nobody = GuestUser { uid: Some(3_999_999), ..GuestUser::default() };
+    let failure = prepare(&container(), &GuestCommand { user: nobody, ..GuestCommand::example(&["true"]) })
+        .unwrap_err();
+    assert_eq!(failure.reason, "CreateContainerConfigError");
+    assert!(failure.message.contains("user 3999999"), "{failure:?}");
+}
+
+#[test]
+fn only_known_reasons_are_believed() {
+    let said = |text: &str| read_set_up(text.as_bytes(), &GuestUser::default());
+    assert_eq!(said("failed Evil words here\n").unwrap().unwrap_err().reason, "CreateContainerError");
+    for unfinished in ["", "noise\n", "ready self /var/tm", "failed StartError a"] {
+        assert_eq!(said(unfinished), None, "{unfinished}");
+    }
+    let ready = said("noise\nnotice careful\nready self /var/tmp/x y\nnoise").unwrap().unwrap();
+    assert_eq!(
+        (ready.dir.as_str(), ready.notices.as_slice()),
+        ("/var/tmp/x y", ["careful".to_owned()].as_slice())
+    );
+    let user = GuestUser { uid: Some(1), gid: Some(2), ..GuestUser::default() };
+    let ready = |said: &str| read_set_up(said.as_bytes(), &user).unwrap().unwrap();
+    let enter = |said: &str| ready(said).enter().join(" ");
+    assert_eq!(enter("ready self /d\n"), "/bin/sh /d/enter");
+    assert_eq!(enter("ready sudo /d\n"), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/enter");
+    let chroot = "chroot -u 1 -g 2 -G 2,5 / /bin/sh /d/enter";
+    assert_eq!(enter("ready chroot:1:2:2,5 /d\n"), chroot);
+    assert_eq!(enter("ready sudo-chroot:1:2:2,5 /d\n"), format!("sudo -n {chroot}"));
+    assert_eq!(ready("ready sudo /d\n").probe().join(" "), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/probe");
+    // Whom the guest agent cannot kill has a limit of its own.
+    let limit = Duration::from_secs(7);
+    let lines =
+        |said: &str| [ready(said).wait(limit), ready(said).terminate(limit)].map(|line| line.join(" "));
+    assert!(lines("ready self /d\n").iter().all(|line| line.starts_with("/bin/sh -c ")));
+    let limited = "sudo -n -H -u #1 -g #2 -- /bin/sh /d/within 7 /bin/sh -c ";
+    assert!(lines("ready sudo /d\n").iter().all(|line| line.starts_with(limited)));
+}
+
+#[test]
+fn what_hangs_is_killed_with_all_that_it_has_started() {
+    let mut command = GuestCommand::example(&["true"]);
+    command.env = vec![("V".into(), "known".into())];
+    let ready = prepare(&container(), &command).unwrap();
+    let probe = |script: &str| {
+        let mut line = ready.probe();
+        line.extend(["1", "/bin/sh", "-c", script].map(str::to_owned));
+        let done = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
+        (done.status.code(), String::from_utf8(done.stdout).unwrap())
+    };
+    assert_eq!(probe("echo $V; exit 3"), (Some(3), "known\n".to_owned()));
+    assert_eq!(probe("kill -TERM $$"), (Some(143), String::new()));
+    // Both would hold the output open for an hour.
+    assert_eq!(probe("trap '' TERM ALRM; sleep 3600 & sleep 3600; echo never").0, Some(137));
+    std::fs::remove_dir_all(&ready.dir).unwrap();
+}
+
+#[test]
+fn the_exit_code_of_a_hook_is_kept() {
+    let mut command = GuestCommand::example(&["true"]);
+    command.env = vec![("V".into(), "known".into())];
+    let ready = prepare(&container(), &command).unwrap();
+    let said = |line: Vec<String>| Command::new(&line[0]).args(&line[1..]).output().unwrap();
+    for (script, code) in [("exit 5", 5), ("[ $V = known ]", 0)] {
+        let mut line = ready.hook("post-start");
+        line.extend(["/bin/sh", "-c", script].map(str::to_owned));
+        assert_eq!(said(line).status.code(), Some(code), "{script}");
+        let kept = said(ready.hook_code("post-start", Duration::from_secs(5))).stdout;
+        assert_eq!(String::from_utf8(kept).unwrap(), format!("{code}\n"));
+    }
+    std::fs::remove_dir_all(&ready.dir).unwrap();
+}
+
+#[test]
+fn a_mount_hides_what_is_there_and_can_be_made_twice() {
+    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    let (path, script) = (dir.path().join("a/data"), dir.path().join("share"));
+    std::fs::create_dir_all(path.join("old")).unwrap();
+    std::fs::create_dir(&script).unwrap();
+    std::fs::write(script.join("file"), "new").unwrap();
+    let call =
+        format!("mount_at {} {}\n", quote(&script.display().to_string()), quote(&path.display().to_string()));
+    let link = Command::new("/bin/sh")
+        .arg("-c")
+        .arg(format!("{PRELUDE}{call}rm -r \"$dir\"").replace("/var/tmp", &dir.path().display().to_string()))
+        .output()
+        .unwrap();
+    assert!(link.status.success(), "{}", String::from_utf8_lossy(&link.stdout));
+    assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
+    assert!(dir.path().join("a/data.hidden-by-volume/old").exists());
+    let mount =
+        |in_memory| Mount { share: "v".into(), sub_path: "in/side".into(), path: "/opt/x".into(), in_memory };
+    let script = |in_memory| {
+        let container = ContainerSpec { mounts: vec![mount(in_memory)], ..container() };
+        set_up(&container, &GuestCommand::example(&["true"]), None)
+    };
+    assert!(script(None).contains("mount_at '/Volumes/My Shared Files/v/in/side' '/opt/x'"));
+    let place = "/private/var/tart-kubelet/v";
+    let lines = format!("in_memory '{place}' 7 '{place}/in/side'\nmount_at '{place}/in/side' '/opt/x'");
+    assert!(script(Some(7)).contains(&lines));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+    #[test]
+    fn variables_and_arguments_arrive_unchanged(value in "[^\0]{0,40}", argument in "[^\0]{0,40}") {
+        let mut command = GuestCommand::example(&["/bin/sh", "-c", "printf '%s|%s' \"$V\" \"$1\"", "sh", &argument]);
+        command.env = vec![("V".into(), value.clone()), ("not-for.sh".into(), "x".into())];
+        prop_assert_eq!(result_of(&command).1, format!("{value}|{argument}"));
+    }
+}
