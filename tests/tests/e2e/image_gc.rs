@@ -305,3 +305,34 @@ async fn a_base_that_two_images_share_stays_while_one_is_in_use() -> Result<()> 
     scene.told("pod", "other", "FreeDiskSpaceFailed").await?;
     left(&scene, &["idle", "busy"], 1).await
 }
+
+#[tokio::test]
+async fn an_image_that_a_pod_is_about_to_start_from_stays() -> Result<()> {
+    let scene = Scene::new("about-to-start").await?;
+    let running = agent(&scene, 100, 99).start()?;
+    for (name, size) in [("a", MIB), ("b", 2 * MIB), ("next", 3 * MIB), ("other", 4 * MIB)] {
+        add_image(&scene, name, size)?;
+    }
+    scene.node_ready(&running).await?;
+    use_once(&scene, "a").await?;
+    use_once(&scene, "b").await?;
+    // Its image is here, and no VM yet: nothing but the Pod's wish keeps it.
+    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault("hang", "clone")?;
+    scene.create(&pod(&scene, "next", "next", &json!({}))).await?;
+    let calls = || std::fs::read_to_string(scene.mac.host().join("calls"));
+    wait::eventually("a clone", DEADLINE, async || {
+        ensure!(calls()?.lines().any(|call| call == "clone"), "{}", calls()?);
+        Ok(())
+    })
+    .await?;
+    scene.mac.set_fault("no-space", "pull")?;
+    scene.create(&pod(&scene, "other", "other", &json!({}))).await?;
+    scene.told("pod", "other", "FreeDiskSpaceFailed").await?;
+    left(&scene, &["b", "next"], 1).await?;
+    scene.kubectl.run(["delete", "pod", "other"]).await?;
+    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault("hang")?;
+    scene.phase("next", "Running").await?;
+    left(&scene, &["b", "next"], 2).await
+}
