@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use tracing::info;
 
 use super::container::flush;
+use super::follow::told_code;
 use super::guest_status;
 use super::last_words::{LastWords, Tail};
 use super::leftovers::gone;
@@ -134,15 +135,10 @@ async fn exit_of(
             return Some((guest, code));
         }
         let exec = Exec { argv: command.exit.clone(), ..Exec::default() };
-        let said = guest.run(exec, EXIT_LIMIT, EXIT_WORDS).await.ok()?;
-        let code = exit_code(&said.output)?;
+        let code = told_code(&guest.run(exec, EXIT_LIMIT, EXIT_WORDS).await.output)?;
         Some((guest, code))
     };
     timeout(EXIT_LIMIT, ask).await.ok().flatten()
-}
-
-fn exit_code(said: &[u8]) -> Option<i32> {
-    std::str::from_utf8(said).ok()?.trim().parse::<u8>().ok().map(i32::from)
 }
 
 #[cfg(test)]
@@ -170,22 +166,6 @@ mod tests {
         change(&mut spec);
         attempt.plan(&spec).unwrap();
         (dir, attempt)
-    }
-
-    #[test]
-    fn only_a_small_number_is_an_exit_code() {
-        for (said, code) in [
-            ("7\n", Some(7)),
-            ("255", Some(255)),
-            ("256", None),
-            ("-1", None),
-            ("", None),
-            ("cat: no such file", None),
-            ("7 8", None),
-        ] {
-            assert_eq!(exit_code(said.as_bytes()), code, "{said:?}");
-        }
-        assert_eq!(exit_code(&[0xff, b'7']), None);
     }
 
     #[test]
