@@ -56,6 +56,21 @@ impl Mortal {
         self.running.wait_for_exit(DEADLINE).await.map(drop)
     }
 
+    /// Leaves the agent dead after its first death, which is at the first point. Does something then, and returns when its shims have
+    /// come to the other points.
+    pub(crate) async fn leave_dead(self, then: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.running.wait_for_exit(DEADLINE).await?;
+        then()?;
+        wait::eventually("a shim's death without its agent", DEADLINE, async || {
+            let next = self.next()?;
+            if !next.is_empty() {
+                bail!("{next} is next");
+            }
+            Ok(())
+        })
+        .await
+    }
+
     async fn come_to_the_last(&mut self) -> Result<()> {
         loop {
             let point = self.next()?;

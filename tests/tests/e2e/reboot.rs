@@ -20,7 +20,7 @@ async fn pods_after_a_reboot_are_what_their_policy_says() -> Result<()> {
     scene.phase("never", "Running").await?;
 
     scene.mac.lose_power()?;
-    ensure!(agent.process().exit_status()?.is_some(), "the agent survived");
+    agent.wait_for_exit(DEADLINE).await.context("the agent survived")?;
     ensure!(scene.running_vms().await?.is_empty(), "a VM survived");
     let _agent = scene.agent.start()?;
 
@@ -144,24 +144,51 @@ async fn while_a_vm_is_planned_and_while_one_is_over_but_not_deleted() -> Result
 }
 
 #[tokio::test]
-async fn after_a_container_has_ended_and_before_its_vm_has() -> Result<()> {
-    let scene = Scene::new("reboot-exit").await?;
-    let script = json!({"command": ["/bin/sh", "-c", "exit 7"]});
-    for (index, point) in ["shim.exited", "shim.result", "shim.stopped"].into_iter().enumerate() {
+async fn at_each_step_of_a_shim() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("reboot-shim").await?;
+    // From here on, the only clones are those of shims.
+    scene.create(&scene.pod("first", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
+    scene.phase("first", "Succeeded").await?;
+    forget(&scene, "first").await?;
+    agent.kill9()?;
+    let steps = [
+        // Nobody who knows how it ended is left.
+        ("shim.cloned", 137),
+        ("shim.configured", 137),
+        ("shim.run", 137),
+        ("shim.up", 137),
+        ("shim.set-up", 137),
+        ("write.command.json", 137),
+        ("shim.running", 137),
+        ("shim.exit", 137),
+        ("write.result.json", 137),
+        // It is written down.
+        ("shim.exited", 7),
+        ("shim.result", 7),
+        ("shim.stopped", 7),
+        ("write.outcome.json", 7),
+        ("shim.ended", 7),
+    ];
+    for (index, (point, code)) in steps.into_iter().enumerate() {
         let name = format!("pod-{index}");
-        let mortal = Mortal::start(&scene, &[point])?;
-        scene.create(&scene.pod(&name, &script, &json!({}))).await?;
-        let agent = mortal.outlive().await?;
-        scene.mac.lose_power()?;
-        ensure!(agent.process().exit_status()?.is_some(), "the agent survived");
-        let agent = scene.agent.start()?;
-        let pod = scene.phase(&name, "Failed").await.with_context(|| format!("after {point}"))?;
-        assert_eq!(
-            (point, end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?),
-            (point, 7, 0, index + 1)
-        );
-        forget(&scene, &name).await?;
-        agent.kill9()?;
+        let step = async {
+            let before = boots(&scene)?;
+            scene.mac.set_fault("hang", "clone")?;
+            let mortal = Mortal::start(&scene, &["agent.launch.after", point])?;
+            scene
+                .create(&scene.pod(&name, &json!({"command": ["/bin/sh", "-c", "exit 7"]}), &json!({})))
+                .await?;
+            // The shim waits until there is no agent that would notice.
+            mortal.leave_dead(|| scene.mac.clear_fault("hang")).await?;
+            scene.mac.lose_power()?;
+            let agent = scene.agent.start()?;
+            let pod = scene.phase(&name, "Failed").await?;
+            ensure!(end_of(&pod)?.exit_code == code, "{:?}", end_of(&pod)?);
+            ensure!(container(&pod)?.restart_count == 0 && boots(&scene)? <= before + 1, "it ran again");
+            forget(&scene, &name).await?;
+            agent.kill9().map(drop)
+        };
+        step.await.with_context(|| format!("at {point}"))?;
     }
     Ok(())
 }
