@@ -4,22 +4,18 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Context, backing_off, container_id, image_of, never_ran, terminated, waiting_for};
+use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
 use crate::state::{AttemptView, InitStage, InitState, ShimSpec};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
-pub(super) fn statuses(
-    context: &Context<'_>,
-    current: Option<&AttemptView>,
-    is_over: bool,
-) -> Vec<ContainerStatus> {
+pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> Vec<ContainerStatus> {
     let Ok(plan) = context.plan else { return Vec::new() };
     let states = current.map_or(&[][..], |attempt| &attempt.init);
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
         let (now, last) =
-            state.map_or_else(|| (pending(context), None), |state| shown(context.pod, spec, state, is_over));
+            state.map_or_else(|| (pending(context), None), |state| shown(context.pod, spec, state));
         ContainerStatus {
             name: name.clone(),
             image: image_of(spec, plan),
@@ -58,22 +54,13 @@ fn pending(context: &Context<'_>) -> ContainerState {
     }
 }
 
-/// One that was begun; when the Pod is over, so is it.
-fn shown(
-    pod: &Pod,
-    spec: Option<&ShimSpec>,
-    state: &InitState,
-    is_over: bool,
-) -> (ContainerState, Option<ContainerState>) {
+fn shown(pod: &Pod, spec: Option<&ShimSpec>, state: &InitState) -> (ContainerState, Option<ContainerState>) {
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
     let now = match &state.now {
-        InitStage::Over(outcome) => terminated(spec, None, outcome),
-        InitStage::BackOff(_) | InitStage::Running(_) if is_over => {
-            return (last.unwrap_or_else(never_ran), None);
-        }
         InitStage::Waiting => waiting_for("PodInitializing", None),
         InitStage::BackOff(delay) => backing_off(pod, &state.name, *delay),
         InitStage::Running(since) => running(*since),
+        InitStage::Over(outcome) => terminated(spec, None, outcome),
     };
     (now, last)
 }
