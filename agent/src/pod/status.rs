@@ -79,8 +79,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         }
     };
     let context = &context;
+    let container = container(seen, context, plan);
     let failure = failure(seen);
-    let container = container(seen, context, plan, failure.is_some());
     let phase = if failure.is_some() { "Failed" } else { phase(seen, &container) };
     let current = seen.attempts.last();
     let address = address(current);
@@ -96,14 +96,19 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let generation = context.pod.metadata.generation;
     let conditions = conditions::all(&facts).into_iter();
     let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
-    let init_statuses = init::statuses(context, current, is_final_phase(phase));
+    let mut statuses = (vec![container.status], init::statuses(context, current));
+    if is_final_phase(phase) {
+        settle(&mut statuses.0, plan.init.is_empty());
+        settle(&mut statuses.1, false);
+    }
+    let (main, init) = statuses;
     PodStatus {
         phase: Some(phase.to_owned()),
         reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
         message: failure.map(|(_, message)| message),
         conditions: Some(conditions),
-        container_statuses: Some(vec![container.status]),
-        init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
+        container_statuses: Some(main),
+        init_container_statuses: (!init.is_empty()).then_some(init),
         ephemeral_container_statuses: ephemeral::statuses(context.pod, &old, seen.now),
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
         host_ip: context.host_ip.map(|ip| ip.to_string()),
@@ -148,20 +153,13 @@ enum Shown {
     Over(Verdict),
 }
 
-/// The Pod's container. In a Pod that has failed as a whole, as in any that is over, it has ended: nothing follows that it could wait for.
-fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan, has_failed: bool) -> ShownContainer {
+fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownContainer {
     let current = seen.attempts.last();
     let previous = seen.attempts.len().checked_sub(2).map(|index| &seen.attempts[index]);
     let restart = current.map_or(Restart(0), |attempt| attempt.restart);
     let (state, last, shown) = match current {
-        None if (has_failed || is_to_stop(seen.wanted)) && plan.init.is_empty() => {
-            (never_ran(), None, Shown::Waiting)
-        }
         None => (waiting(context, plan), None, Shown::Waiting),
         Some(attempt) => match (&attempt.outcome, &attempt.progress) {
-            (Some(outcome), _) if has_failed => {
-                (last_word(attempt, outcome), None, Shown::Over(Verdict::Failed))
-            }
             (Some(outcome), _) => over(seen, context, plan, attempt, outcome),
             (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
                 let running = ContainerStateRunning { started_at: Some(Time(*since)) };
@@ -202,7 +200,11 @@ fn over(
     attempt: &AttemptView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
-    let end = last_word(attempt, outcome);
+    let end = match &outcome.ending {
+        // It never came to the main container.
+        Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
+        _ => end_of(attempt, outcome),
+    };
     match (seen.verdict(attempt, outcome), context.trouble) {
         // Its time has come, but something is in the way.
         (next @ Verdict::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
@@ -222,12 +224,16 @@ fn over(
     }
 }
 
-/// The end of a container as it is shown when nothing follows.
-fn last_word(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
-    match &outcome.ending {
-        // It never came to the main container.
-        Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
-        _ => end_of(attempt, outcome),
+/// In a Pod that is over nothing waits: what was to start again has ended as it did the last time. Where all must have ended, so has
+/// what never began.
+fn settle(statuses: &mut [ContainerStatus], all: bool) {
+    for status in statuses {
+        let waits = status.state.as_ref().is_some_and(|state| state.waiting.is_some());
+        let last = status.last_state.take_if(|last| waits && last.terminated.is_some());
+        if let Some(end) = last.or_else(|| (waits && all).then(never_ran)) {
+            status.state = Some(end);
+            status.last_state.get_or_insert_default();
+        }
     }
 }
 
@@ -338,19 +344,16 @@ pub(super) fn container_id(vm: &VmName) -> String {
 }
 
 fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {
+    let stopping = matches!(seen.wanted, Wanted::Stop(_) | Wanted::Finished(_) | Wanted::Gone);
     match container.state {
         Shown::Running | Shown::Over(Verdict::Restart { .. }) => "Running",
         Shown::Over(Verdict::Succeeded) => "Succeeded",
         Shown::Over(Verdict::Failed) => "Failed",
         // A Pod that is deleted before it ever ran has not done what it was for.
-        Shown::Waiting if is_to_stop(seen.wanted) && seen.attempts.is_empty() => "Failed",
+        Shown::Waiting if stopping && seen.attempts.is_empty() => "Failed",
         Shown::Waiting if container.status.restart_count > 0 => "Running",
         Shown::Waiting => "Pending",
     }
-}
-
-fn is_to_stop(wanted: Wanted) -> bool {
-    matches!(wanted, Wanted::Stop(_) | Wanted::Finished(_) | Wanted::Gone)
 }
 
 /// A condition that keeps its transition time for as long as it does not change.

@@ -27,7 +27,7 @@ async fn a_container_that_joins_is_refused_and_the_pod_goes_on() -> Result<()> {
     assert_eq!(end.reason.as_deref(), Some("StartError"));
     let words = "Error: container joins cannot be started: a VM cannot be joined by a container";
     scene.told_as("debug", "Failed", words).await?;
-    assert_eq!(scene.running_vms().await?, [vm.clone()]);
+    assert_eq!(scene.running_vms().await?, [vm]);
     // It is told once, whoever comes after.
     let _agent = agent.restart()?;
     scene.kubectl.run(["delete", "pod", "debug", "--wait=false"]).await?;

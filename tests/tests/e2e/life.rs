@@ -160,8 +160,9 @@ async fn a_pod_that_is_active_for_too_long_fails() -> Result<()> {
 fn shown(pod: &Pod) -> String {
     let status = pod.status.clone().unwrap_or_default();
     let state = state_of(pod).unwrap_or_default();
-    let reason = state.waiting.and_then(|one| one.reason).or(state.terminated.and_then(|one| one.reason));
-    let reason = reason.or(state.running.map(|_| "started".to_owned()));
+    let reason = state.waiting.and_then(|one| one.reason);
+    let reason = reason.or_else(|| state.terminated.and_then(|one| one.reason));
+    let reason = reason.or_else(|| state.running.map(|_| "started".to_owned()));
     let ready = status.conditions.into_iter().flatten().find(|one| one.type_ == "Ready");
     let words = [status.phase, reason, ready.map(|one| one.status)];
     words.map(|word| word.unwrap_or_else(|| "-".to_owned())).join(" ")

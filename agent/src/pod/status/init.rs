@@ -4,22 +4,18 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Context, backing_off, container_id, image_of, never_ran, terminated, waiting_for};
+use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
 use crate::state::{AttemptView, Ending, InitStage, InitState, Outcome};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
-pub(super) fn statuses(
-    context: &Context<'_>,
-    current: Option<&AttemptView>,
-    is_over: bool,
-) -> Vec<ContainerStatus> {
+pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> Vec<ContainerStatus> {
     let Ok(plan) = context.plan else { return Vec::new() };
     let states = current.map_or(&[][..], |attempt| &attempt.init);
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
-        let (now, last) = state
-            .map_or_else(|| (pending(context), None), |state| shown(context.pod, current, state, is_over));
+        let (now, last) =
+            state.map_or_else(|| (pending(context), None), |state| shown(context.pod, current, state));
         ContainerStatus {
             name: name.clone(),
             image: image_of(spec, plan),
@@ -58,28 +54,23 @@ fn pending(context: &Context<'_>) -> ContainerState {
     }
 }
 
-/// One that was begun; when the Pod is over, so is it.
 fn shown(
     pod: &Pod,
     current: Option<&AttemptView>,
     state: &InitState,
-    is_over: bool,
 ) -> (ContainerState, Option<ContainerState>) {
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
     let now = match (&state.now, current.and_then(|attempt| attempt.outcome.as_ref())) {
-        (InitStage::Over(outcome), _) => terminated(spec, None, outcome),
+        (InitStage::Waiting, _) => waiting_for("PodInitializing", None),
+        (InitStage::BackOff(delay), _) => backing_off(pod, &state.name, *delay),
+        (InitStage::Running(since), None) => running(*since),
         // Nobody saw its end, but that of the VM is one.
         (InitStage::Running(since), Some(end)) => {
             let outcome = Outcome { ending: Ending::Lost, started_at: Some(*since), ..end.clone() };
             terminated(spec, None, &outcome)
         }
-        (InitStage::BackOff(_) | InitStage::Running(_), _) if is_over => {
-            return (last.unwrap_or_else(never_ran), None);
-        }
-        (InitStage::Waiting, _) => waiting_for("PodInitializing", None),
-        (InitStage::BackOff(delay), _) => backing_off(pod, &state.name, *delay),
-        (InitStage::Running(since), None) => running(*since),
+        (InitStage::Over(outcome), _) => terminated(spec, None, outcome),
     };
     (now, last)
 }

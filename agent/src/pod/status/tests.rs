@@ -327,9 +327,9 @@ fn in_a_pod_that_is_over_nothing_waits() {
         (code(container.state), code(container.last_state))
     };
     // It would have started again, but for the deadline.
-    assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, crashed()) }), (Some(7), Some(5)));
+    assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, crashed()) }), (Some(7), None));
     let evicted = Some("too large".to_owned());
-    assert_eq!(codes(&Observation { evicted, ..seen(ALWAYS, crashed()) }), (Some(7), Some(5)));
+    assert_eq!(codes(&Observation { evicted, ..seen(ALWAYS, crashed()) }), (Some(7), None));
     // Its image never came.
     assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, vec![]) }), (Some(137), None));
     assert_eq!(codes(&seen(STOP, vec![])), (Some(137), None));
