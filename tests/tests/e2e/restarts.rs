@@ -97,10 +97,15 @@ async fn a_container_that_fails_its_probe_and_then_ends_well_starts_again() -> R
     let (scene, _agent) = Scene::with_agent("unwell").await?;
     let script = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
     let probe = json!({"exec": {"command": ["/usr/bin/false"]}, "periodSeconds": 1, "failureThreshold": 1});
-    let container = json!({"command": ["/bin/sh", "-c", script], "livenessProbe": probe});
-    scene.create(&scene.pod("unwell", &container, &json!({"restartPolicy": "OnFailure"}))).await?;
-    let again = runs_in(&scene, "unwell", 1).await?;
+    let probed = json!({"command": ["/bin/sh", "-c", script], "livenessProbe": probe});
+    scene.create(&scene.pod("unwell", &probed, &json!({"restartPolicy": "OnFailure"}))).await?;
+    // It may be stopped again before anybody has seen it run.
+    let again = wait::until(&scene.pods, "unwell", "started again", DEADLINE, |pod| {
+        container(pod).is_some_and(|one| one.restart_count >= 1) && last_end(pod).is_some()
+    });
+    let again = again.await.with_context(|| scene.agent_log())?;
     assert_eq!(last_end(&again).map(|end| end.exit_code), Some(0));
+    assert_eq!(crate::scene::phase_of(&again), "Running");
     Ok(())
 }
 
