@@ -149,7 +149,7 @@ async fn run_in_spite_of(scene: &str, points: &[&str], restarts: i32) -> Result<
     let traced = Traced::new(scene).await?;
     for (index, point) in points.iter().enumerate() {
         let name = format!("pod-{index}");
-        let run = runs_in_spite_of(&traced, &name, point, restarts).await;
+        let run = Box::pin(runs_in_spite_of(&traced, &name, point, restarts)).await;
         run.with_context(|| format!("after a crash at {point}"))?;
     }
     Ok(())
