@@ -194,6 +194,9 @@ impl Shim {
         let mut no_space = false;
         let ending = match end {
             End::Vm(status) => {
+                if container.is_up {
+                    self.note_own_end();
+                }
                 let ending = output.ending(status).await;
                 no_space = is_for_want_of_space(&ending);
                 self.vm_ending(ending)
@@ -298,6 +301,15 @@ impl Shim {
             container::flush(guest).await;
         }
         end
+    }
+
+    /// Notes that the container has ended, unless somebody was heard who wants it to: who comes too late has not stopped it.
+    fn note_own_end(&self) {
+        if self.stop.latest().is_none()
+            && let Err(error) = self.attempt.mark_by_itself()
+        {
+            warn!(error = chain(&error), "that the container has ended by itself cannot be written down");
+        }
     }
 
     fn running(&self, container: &mut Container, address: IpAddr, ready: Option<&Ready>) {

@@ -17,6 +17,7 @@
 //!     notices.json, told.json   what the agent is to tell for the shim, and how much of it has been told
 //!     wants-room                the shim has found no space, and waits until the agent has done what it can about it
 //!     stop.json                 the agent asks the shim to stop the VM
+//!     by-itself                 the container has ended before the shim had read any stop.json
 //!     result.json               how its command ended, written while the VM still has to be stopped
 //!     asked                     the shim is gone, and the guest was asked for what it knows; the rest is lost
 //!     outcome.json              how it ended, written once: nothing of it runs any more

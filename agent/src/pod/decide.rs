@@ -124,18 +124,19 @@ impl Observation {
 
     /// What follows the end of a VM's container.
     pub fn verdict(&self, attempt: &AttemptView, outcome: &Outcome) -> Verdict {
+        let stop = attempt.heeded_stop();
         let Wanted::Run(policy) = self.wanted else {
             // Whatever the policy says, a Pod that is to go does not start again.
-            return verdict(RestartPolicy::Never, 0, attempt.stop, outcome);
+            return verdict(RestartPolicy::Never, 0, stop, outcome);
         };
-        match attempt.stop.and_then(|stop| stop.cause) {
+        match stop.and_then(|stop| stop.cause) {
             // As for the kubelet: it was stopped for the sake of another image, and has to start with that, whatever the policy says.
             Some(StopCause::Changed) if !ended_before_asked(attempt, outcome) => {
                 Verdict::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
             }
             // How often it has failed with another image says nothing of this one.
-            _ if self.is_outdated(attempt) => verdict(policy, 0, attempt.stop, outcome),
-            _ => verdict(policy, attempt.crashes(), attempt.stop, outcome),
+            _ if self.is_outdated(attempt) => verdict(policy, 0, stop, outcome),
+            _ => verdict(policy, attempt.crashes(), stop, outcome),
         }
     }
 

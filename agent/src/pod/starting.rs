@@ -87,6 +87,7 @@ mod tests {
             wants_room: false,
             stop: None,
             result: None,
+            by_itself: false,
             asked: false,
             outcome: ending.map(|ending| Outcome { ending, started_at: None, finished_at: at(2000) }),
             cleaned: false,

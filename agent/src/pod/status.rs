@@ -293,7 +293,7 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
 }
 
 fn end_of(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
-    let cause = attempt.stop.and_then(|stop| stop.cause);
+    let cause = attempt.heeded_stop().and_then(|stop| stop.cause);
     terminated(attempt.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
 }
 

@@ -134,6 +134,7 @@ impl Shim {
         let code = exit_code(code);
         if task.is_main {
             crash::point("shim.exit");
+            self.note_own_end();
             // Reading its last words takes time in which we could die.
             let ending = Ending::Exited { code, message: None };
             let finished_at = *self.exited_at.get_or_init(Timestamp::now);

@@ -57,6 +57,8 @@ pub struct AttemptView {
     pub stop: Option<StopRequest>,
     /// How its command ended, when that is known before the VM is gone.
     pub result: Option<Outcome>,
+    /// Whether its container has ended before the shim had heard of anybody who wants it to.
+    pub by_itself: bool,
     /// Whether the guest was asked what it knows of an end that the shim did not live to write down.
     pub asked: bool,
     /// How it ended; nothing of it runs any more.
@@ -69,6 +71,11 @@ impl AttemptView {
     /// How often in a row the container had failed before this VM; not at all where the plan is lost.
     pub fn crashes(&self) -> u32 {
         self.spec.as_ref().map_or(0, |spec| spec.crashes)
+    }
+
+    /// What its container was stopped for, unless it was over by then.
+    pub fn heeded_stop(&self) -> Option<StopRequest> {
+        self.stop.filter(|_| !self.by_itself)
     }
 
     /// Since when its container runs, or ran; absent when it never did.
@@ -159,6 +166,7 @@ impl Attempt {
             wants_room: self.wants_room(),
             stop: self.read("stop.json")?,
             result: self.read("result.json")?,
+            by_itself: self.path.join("by-itself").exists(),
             asked: self.path.join("asked").exists(),
             // One that is spoilt counts as none: it is lost how the VM ended, and that is written down in its place.
             outcome: self.read("outcome.json")?,
@@ -353,6 +361,11 @@ impl Attempt {
     /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
     pub fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
         file::write_durably(&self.path.join("result.json"), outcome)
+    }
+
+    /// Records that nobody was heeded who may have asked for the end of the container.
+    pub fn mark_by_itself(&self) -> Result<(), StateError> {
+        self.touch("by-itself")
     }
 
     /// Records that the guest has told all that it knows.

@@ -107,6 +107,37 @@ async fn a_pod_that_is_deleted_while_the_agent_is_away_is_cleaned_up() -> Result
 }
 
 #[tokio::test]
+async fn a_container_that_ended_before_it_was_stopped_is_over() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("too-late").await?;
+    let other = "registry.test/macos/other:1";
+    scene.mac.add_image(other, &json!({}))?;
+    let script = "until [ -e /private/tmp/go ]; do sleep 0.05; done";
+    scene.create(&scene.pod("ends", &json!({"command": ["/bin/sh", "-c", script]}), &json!({}))).await?;
+    let pod = scene.phase("ends", "Running").await?;
+    let uid = pod.metadata.uid.clone().context("no UID")?;
+    agent.kill9()?;
+    scene.kubectl.run(["set", "image", "pod/ends", &format!("main={other}")]).await?;
+    scene.mac.tart(["exec", &Scene::vm_of(&pod)?, "touch", "/private/tmp/go"]).await?;
+    let attempt = scene.agent.state_dir().join("pods").join(uid).join("0");
+    wait::eventually("an end", DEADLINE, async || {
+        ensure!(attempt.join("result.json").exists());
+        Ok(())
+    })
+    .await?;
+    // As an agent leaves it that had looked a moment before.
+    let stop = json!({"deadline": jiff::Timestamp::now(), "cause": "changed"});
+    std::fs::write(attempt.join("stop.json"), stop.to_string())?;
+    let _agent = scene.agent.start()?;
+    let pod = wait::until(&scene.pods, "ends", "over, or started again", DEADLINE, |pod| {
+        phase_of(pod) == "Succeeded"
+            || crate::crash::container(pod).is_ok_and(|status| status.restart_count > 0)
+    })
+    .await?;
+    assert_eq!((phase_of(&pod), crate::crash::boots(&scene)?), ("Succeeded", 1));
+    scene.no_vms().await
+}
+
+#[tokio::test]
 async fn a_vm_that_loses_its_shim_is_stopped_and_its_pod_fails() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("orphan").await?;
     scene.create(&scene.pod("orphan", &json!({}), &json!({}))).await?;

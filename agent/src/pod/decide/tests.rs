@@ -26,6 +26,7 @@ fn planned(restart: u32) -> AttemptView {
         wants_room: false,
         stop: None,
         result: None,
+        by_itself: false,
         asked: false,
         outcome: None,
         cleaned: false,
@@ -259,6 +260,11 @@ fn a_container_that_is_to_have_another_image() {
         (named(RUN, asked(old(ended(0, 0)), changed)), Decision::Clean(Restart(0))),
         (named(RUN, asked(old(cleaned(0, 0)), changed)), plan(1, 0)),
         (named(RUN, asked(old(cleaned(0, 137)), changed)), plan(1, 0)),
+        // Who asked came too late.
+        (
+            named(RUN, AttemptView { by_itself: true, ..asked(old(cleaned(0, 0)), changed) }),
+            Decision::Wait(None),
+        ),
         // Even when it is the first one again.
         (named(RUN, asked(made_of("b", cleaned(0, 0)), changed)), plan(1, 0)),
         // Asked when it had ended already: what follows is up to the policy.

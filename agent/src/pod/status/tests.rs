@@ -38,6 +38,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
         wants_room: false,
         stop: None,
         result: None,
+        by_itself: false,
         asked: false,
         outcome: ending.map(|ending| Outcome { ending, started_at: Some(at(50)), finished_at: at(60) }),
         cleaned: false,
