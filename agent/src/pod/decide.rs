@@ -131,7 +131,7 @@ impl Observation {
         };
         match stop.and_then(|stop| stop.cause) {
             // As for the kubelet: it was stopped for the sake of another image, and has to start with that, whatever the policy says.
-            Some(StopCause::Changed) if !ended_before_asked(attempt, outcome) => {
+            Some(StopCause::Changed) => {
                 Verdict::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
             }
             // How often it has failed with another image says nothing of this one.
@@ -286,13 +286,6 @@ fn run(seen: &Observation) -> Decision {
             Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
         },
     }
-}
-
-/// Whether a container had ended by itself when it was asked to: nobody had seen it yet.
-fn ended_before_asked(attempt: &AttemptView, outcome: &Outcome) -> bool {
-    // For the sake of an image it was given its Pod's grace period, from the moment that it was asked.
-    let asked = attempt.stop.zip(attempt.spec.as_ref());
-    asked.is_some_and(|(stop, spec)| later(outcome.finished_at, spec.grace) < stop.deadline)
 }
 
 /// The next step for a VM whose shim is at work: none, unless it needs room, or its container has failed a probe or is to have

@@ -232,8 +232,7 @@ fn a_container_that_is_to_have_another_image() {
     let again = Wanted::Run(RestartPolicy::Always);
     let named = |wanted, attempt| Observation { image: Some("b".into()), ..seen(wanted, vec![attempt]) };
     let asked = |view, cause| AttemptView { stop: Some(StopRequest { deadline: at(129), cause }), ..view };
-    let asked_late =
-        |view, cause| AttemptView { stop: Some(StopRequest { deadline: at(130), cause }), ..view };
+    let asked_late = |view, cause| AttemptView { by_itself: true, ..asked(view, cause) };
     let changed = Some(StopCause::Changed);
     let stop = Decision::StopFor(Restart(0), StopCause::Changed);
     let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
@@ -260,11 +259,6 @@ fn a_container_that_is_to_have_another_image() {
         (named(RUN, asked(old(ended(0, 0)), changed)), Decision::Clean(Restart(0))),
         (named(RUN, asked(old(cleaned(0, 0)), changed)), plan(1, 0)),
         (named(RUN, asked(old(cleaned(0, 137)), changed)), plan(1, 0)),
-        // Who asked came too late.
-        (
-            named(RUN, AttemptView { by_itself: true, ..asked(old(cleaned(0, 0)), changed) }),
-            Decision::Wait(None),
-        ),
         // Even when it is the first one again.
         (named(RUN, asked(made_of("b", cleaned(0, 0)), changed)), plan(1, 0)),
         // Asked when it had ended already: what follows is up to the policy.
