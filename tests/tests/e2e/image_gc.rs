@@ -141,7 +141,8 @@ async fn the_least_recently_used_images_make_room() -> Result<()> {
     let count = running.metric("tart_kubelet_image_gc_deleted_total").await?;
     ensure!((count - 2.0).abs() < 0.5, "{count} images were deleted");
     let freed = running.metric("tart_kubelet_image_gc_freed_bytes_total").await?;
-    ensure!(freed >= 2.0 * f64::from(SIZE), "{freed} bytes were freed");
+    // What others write meanwhile is not free.
+    ensure!(freed > 1.99 * f64::from(SIZE), "{freed} bytes were freed");
     wait::eventually("the reasons to keep images", DEADLINE, async || {
         for reason in ["in-use", "foreign"] {
             ensure!(

@@ -185,6 +185,14 @@ async fn seen(pods: Api<Pod>, name: &str) -> Result<Vec<String>> {
     Ok(seen)
 }
 
+/// What was seen is what was to be expected, in that order, up to the end. On a busy machine a state may come and go unseen.
+fn goes_forward(seen: &[String], expected: &[&str]) -> Result<()> {
+    let mut to_come = expected.iter();
+    let in_order = seen.iter().all(|state| to_come.any(|next| next == state));
+    ensure!(in_order && seen.last().map(String::as_str) == expected.last().copied(), "{seen:#?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn whoever_watches_a_pod_sees_it_go_forward_only() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("watched").await?;
@@ -195,7 +203,7 @@ async fn whoever_watches_a_pod_sees_it_go_forward_only() -> Result<()> {
     scene.kubectl.run(["delete", "pod", "ends"]).await?;
     let started = ["Pending - -", "Pending ContainerCreating False", "Running started True"];
     let expected: Vec<_> = started.into_iter().chain(["Succeeded Completed False"]).collect();
-    assert_eq!(story.await??, expected);
+    goes_forward(&story.await??, &expected)?;
 
     let fails = json!({"command": ["/bin/sh", "-c", "sleep 1; exit 3"]});
     scene.create(&scene.pod("restarts", &fails, &json!({"restartPolicy": "OnFailure"}))).await?;
@@ -207,7 +215,7 @@ async fn whoever_watches_a_pod_sees_it_go_forward_only() -> Result<()> {
     let again = ["Running Error False", "Running ContainerCreating False", "Running started True"];
     let end = ["Running CrashLoopBackOff False", "Failed Error False"];
     let expected: Vec<_> = started.into_iter().chain(again).chain(end).collect();
-    assert_eq!(retold.await??, expected);
+    goes_forward(&retold.await??, &expected)?;
     Ok(())
 }
 
