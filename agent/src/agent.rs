@@ -177,6 +177,14 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         }
         Ok(())
     };
+    let end = async {
+        tokio::select! {
+            _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
+            _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
+        }
+        // While Pods still wait for their images: a pull that nobody wants leaves nothing behind.
+        images.ground().await;
+    };
     tokio::select! {
         result = work => result?,
         // On a task of its own: whatever holds up the others must not cost the Node its identity.
@@ -185,10 +193,8 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         () = health::follow(sources, health) => {}
         () = images.clone().watch() => {}
         () = server => {}
-        _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
-        _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
+        () = end => {}
     }
-    images.ground().await;
     Ok(())
 }
 

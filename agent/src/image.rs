@@ -198,10 +198,19 @@ impl Images {
 
     /// Ends all pulls, so that what has arrived is there for the next agent. Nothing more is done about them.
     pub async fn ground(&self) {
+        // Any other tart command takes what a pull lets go of for garbage.
+        let _ = timeout(LANDING_LIMIT, self.tart.retire()).await;
+        let images: Vec<String> = lock(&self.flights).keys().map(|(image, _)| image.clone()).collect();
         self.grounded.send_replace(true);
         let landed = async {
             while !lock(&self.flights).is_empty() {
                 sleep(LANDING_INTERVAL).await;
+            }
+            // A tart that is killed lets go of it only when it is dead.
+            for image in images {
+                while self.partials.keep(&image) && self.partials.is_under_way(&image) {
+                    sleep(LANDING_INTERVAL).await;
+                }
             }
         };
         // A tart that does not even die is not worth waiting for.

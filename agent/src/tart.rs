@@ -25,9 +25,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::process::{Child, Command};
+use tokio::sync::Semaphore;
 
 use crate::image::credentials::Credential;
 use crate::state::Share;
@@ -41,11 +43,15 @@ const DELETE: Duration = Duration::from_mins(5);
 /// How long a pull may take, with the time that it waits for others.
 pub const PULL: Duration = Duration::from_hours(2);
 
+/// More calls than are ever under way at once.
+const ALL_CALLS: u32 = 10_000;
+
 /// A `tart` program and the home directory that it works in.
 #[derive(Debug, Clone)]
 pub struct Tart {
     program: PathBuf,
     home: PathBuf,
+    calls: Arc<Semaphore>,
 }
 
 /// What a VM gets that its image does not decide.
@@ -64,13 +70,24 @@ impl Tart {
             Some(home) => PathBuf::from(home),
             None => std::env::home_dir().unwrap_or_else(|| PathBuf::from("/")).join(".tart"),
         };
-        Self { program: program.to_owned(), home }
+        Self::with_home(program, home)
     }
 
     /// The program at `program`, with a home directory for a test.
     #[cfg(test)]
     pub(crate) fn in_home(program: &Path, home: &Path) -> Self {
-        Self { program: program.to_owned(), home: home.to_owned() }
+        Self::with_home(program, home.to_owned())
+    }
+
+    fn with_home(program: &Path, home: PathBuf) -> Self {
+        Self { program: program.to_owned(), home, calls: Arc::new(Semaphore::new(ALL_CALLS as usize)) }
+    }
+
+    /// Waits until no call but pulls and VMs is under way, and lets no other begin from then on: this process is about to end.
+    pub async fn retire(&self) {
+        if let Ok(calls) = self.calls.acquire_many(ALL_CALLS).await {
+            calls.forget();
+        }
     }
 
     /// The program itself.
@@ -319,6 +336,8 @@ impl Tart {
         args: &[A],
         limit: Duration,
     ) -> Result<TartOutput, TartError> {
+        // None is given back only when the process ends.
+        let _call = self.calls.acquire().await;
         call::call(self.command(args), limit).await
     }
 
