@@ -56,7 +56,7 @@ pub use record::{
 };
 pub use secret::write_secret;
 pub use spec::{HostPort, Protocol, ShimSpec};
-pub use writer::Writer;
+pub use writer::{Promise, Writer};
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
