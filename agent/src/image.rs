@@ -82,7 +82,7 @@ pub struct Images {
 impl Images {
     /// The images that `tart` keeps, and what an earlier agent has noted down about them.
     pub fn open(tart: Tart, state: StateDir, pulls: usize, metrics: Metrics) -> Result<Self, StateError> {
-        let mut record = state.images()?;
+        let mut record = state.images_to_go_on_with()?;
         let partials = Partials::new(tart.clone());
         // Before any tart command takes it for garbage.
         for image in record.pulls() {
@@ -304,7 +304,7 @@ impl Images {
 
     /// Reads the record again: somebody else may have written to it.
     fn reload(&self) -> Result<(), StateError> {
-        *lock(&self.record) = self.state.images()?;
+        *lock(&self.record) = self.state.images_to_go_on_with()?;
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! agent.lock                    held by the one agent that owns this directory
 //! pki/                          the agent's own keys and certificates, see `identity::store`
 //! images.json                   which images the agent has pulled, see `image::record`
+//! images.json.spoilt            one that could not be read: nobody knows which base VMs it has accounted for
 //! images.sock                   where the agent can be asked to pull an image, see `image::door`
 //! instance.json                 which agent that is, for others that use the same Node name
 //! pods/<uid>/pod.json           the Pod as it was accepted
@@ -55,12 +56,14 @@ pub use record::{
 };
 pub use secret::write_secret;
 pub use spec::{HostPort, Protocol, ShimSpec};
-pub use writer::Writer;
+pub use writer::{Promise, Writer};
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+
+use tracing::warn;
 
 use crate::image::record::ImageRecord;
 use crate::pod::PodUid;
@@ -125,12 +128,41 @@ impl StateDir {
 
     /// What is known of this host's images.
     pub fn images(&self) -> Result<ImageRecord, StateError> {
-        Ok(file::read(&self.0.join("images.json"))?.unwrap_or_default())
+        Ok(file::read(&self.images_path())?.unwrap_or_default())
+    }
+
+    /// The same, for who is going to write it: what is spoilt is put aside first, so that it stays known that something was lost.
+    pub fn images_to_go_on_with(&self) -> Result<ImageRecord, StateError> {
+        let (path, aside) = (self.images_path(), self.spoilt_images_path());
+        if file::is_spoilt::<ImageRecord>(&path)? {
+            std::fs::rename(&path, &aside).map_err(|source| StateError::new("put aside", &path, source))?;
+            warn!(
+                aside = %aside.display(),
+                "the record of images is spoilt and was put aside; while it is there, no base VM is taken for an orphan"
+            );
+        }
+        self.images()
+    }
+
+    /// Whether there were images of which nothing is known any more.
+    pub fn has_lost_images(&self) -> Result<bool, StateError> {
+        let aside = self.spoilt_images_path();
+        let is_aside = aside.try_exists().map_err(|source| StateError::new("look for", &aside, source))?;
+        Ok(is_aside || file::is_spoilt::<ImageRecord>(&self.images_path())?)
+    }
+
+    /// Where a record of images is that could not be read.
+    pub fn spoilt_images_path(&self) -> PathBuf {
+        self.0.join("images.json.spoilt")
+    }
+
+    fn images_path(&self) -> PathBuf {
+        self.0.join("images.json")
     }
 
     /// Writes down what is known of this host's images, so that not even a power cut can undo it.
     pub fn write_images(&self, record: &ImageRecord) -> Result<(), StateError> {
-        file::write_durably(&self.0.join("images.json"), record)
+        file::write_durably(&self.images_path(), record)
     }
 
     /// The base VMs of all VMs that are planned and not deleted yet, whether or not they were cloned from them; `None` when that
@@ -234,6 +266,30 @@ mod tests {
         assert_eq!(in_use(), None);
         attempt.mark_cleaned().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
+    }
+
+    #[test]
+    fn a_record_of_images_that_is_spoilt_stays_known_as_lost() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let record = dir.path().join("images.json");
+        let is_lost = || state.has_lost_images().unwrap();
+        assert!(!is_lost(), "a new directory has lost nothing");
+        state.write_images(&ImageRecord::default()).unwrap();
+        assert_eq!(state.images_to_go_on_with().unwrap(), ImageRecord::default());
+        assert!(!is_lost());
+        // Half a file, and one of an agent that writes something else.
+        for content in ["{", "", "{\"images\":{}}"] {
+            std::fs::write(&record, content).unwrap();
+            assert!(is_lost(), "{content}");
+            assert_eq!(state.images_to_go_on_with().unwrap(), ImageRecord::default());
+            state.write_images(&ImageRecord::default()).unwrap();
+            assert!(is_lost(), "{content}, and another agent has begun anew");
+            assert_eq!(std::fs::read_to_string(state.spoilt_images_path()).unwrap(), content);
+            std::fs::remove_file(state.spoilt_images_path()).unwrap();
+            assert!(!is_lost());
+        }
     }
 
     #[test]

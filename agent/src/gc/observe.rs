@@ -50,7 +50,15 @@ impl Observer {
         let remains = self.state.pods().map_err(unknown);
         let remains = remains.map(|dirs| dirs.iter().map(|dir| remains_of(dir, ages, now)).collect());
         let pods = self.bound().await;
-        World { vms, remains, pods, at_work, bases: self.bases(), min_age: self.min_age }
+        World {
+            vms,
+            remains,
+            pods,
+            at_work,
+            bases: self.bases(),
+            cached: self.cached(),
+            min_age: self.min_age,
+        }
     }
 
     /// Looks again at one VM.
@@ -67,7 +75,15 @@ impl Observer {
         let is_there = self.tart.home().join("vms").join(name).exists();
         let vms = Ok(is_there.then(|| self.vm(name.to_owned(), ages, Now::ask())).into_iter().collect());
         let pods = self.bound().await;
-        World { vms, remains: Ok(Vec::new()), pods, at_work, bases: self.bases(), min_age: self.min_age }
+        World {
+            vms,
+            remains: Ok(Vec::new()),
+            pods,
+            at_work,
+            bases: self.bases(),
+            cached: self.cached(),
+            min_age: self.min_age,
+        }
     }
 
     /// Looks again at what one Pod has left in the state directory.
@@ -77,7 +93,15 @@ impl Observer {
         let vms = vms.map(|names| names.iter().map(|vm| self.vm(vm.to_string(), ages, now)).collect());
         let remains = Ok(vec![remains_of(dir, ages, now)]);
         let pods = self.bound().await;
-        World { vms, remains, pods, at_work, bases: self.bases(), min_age: self.min_age }
+        World {
+            vms,
+            remains,
+            pods,
+            at_work,
+            bases: self.bases(),
+            cached: self.cached(),
+            min_age: self.min_age,
+        }
     }
 
     /// The names of all VMs, and of those of ours of which only a part is there.
@@ -111,6 +135,12 @@ impl Observer {
 
     /// The base VMs that are accounted for.
     fn bases(&self) -> Result<HashSet<BaseName>, Unknown> {
+        if self.state.has_lost_images().map_err(unknown)? {
+            return Err(format!(
+                "the record of images was spoilt; remove {} to have base VMs collected that nothing else needs",
+                self.state.spoilt_images_path().display()
+            ));
+        }
         let known = match &self.images {
             Some(images) => images.known(),
             None => self.state.images().map_err(unknown)?.images().to_vec(),
@@ -122,6 +152,12 @@ impl Observer {
         };
         bases.extend(recorded);
         Ok(bases)
+    }
+
+    /// The base VMs that tart could make again, from what it has.
+    fn cached(&self) -> Result<HashSet<BaseName>, Unknown> {
+        let images = self.tart.cached_images().map_err(|error| chain(&error))?;
+        Ok(images.iter().map(|image| BaseName::of(&image.digest)).collect())
     }
 
     /// The Pods of this Node, from the API server itself and not from any cache of ours.

@@ -3,7 +3,7 @@
 //! Deleted is only what all of this holds for: its name is in the agent's own grammar, no Pod with its UID is bound to this Node, no
 //! worker of the agent, no shim and no tart is at work on it, and nobody has touched it for a while. Whatever is not known keeps it.
 //!
-//! Base VMs go with their images. One that the record of images has lost is an orphan, too.
+//! Base VMs go with their images. One that the record of images has lost is an orphan, too, if it can be made again.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -32,6 +32,8 @@ pub struct World {
     pub at_work: HashSet<PodUid>,
     /// The base VMs that are accounted for: by the record of images, or by a VM that was made from one or is planned.
     pub bases: Result<HashSet<BaseName>, Unknown>,
+    /// The base VMs, made or not, whose images are in tart's cache.
+    pub cached: Result<HashSet<BaseName>, Unknown>,
     /// What is younger is left alone.
     pub min_age: Duration,
 }
@@ -103,6 +105,8 @@ pub enum Guard {
     Foreign,
     /// VMs of Pods are cloned from it.
     Base,
+    /// There may be no other copy of its image.
+    OnlyCopy,
     /// Nobody knows which base VMs are needed.
     BasesUnknown(Unknown),
     /// Nobody knows which Pods there are.
@@ -134,15 +138,14 @@ pub enum Guard {
 }
 
 impl World {
-    /// What could not be found out at all. As long as anything could not, nothing that rests on it is deleted.
+    /// What could not be found out at all. As long as anything could not, nothing that rests on it is deleted. Which base VMs are
+    /// needed is not among it: that can stay unknown for as long as one VM runs, and no more than the bases rest on it.
     pub fn unknown(&self) -> Vec<String> {
         let vms = self.vms.as_ref().err().map(|why| format!("cannot list VMs: {why}"));
         let remains =
             self.remains.as_ref().err().map(|why| format!("cannot read the state directory: {why}"));
         let pods = self.pods.as_ref().err().map(|why| format!("cannot list Pods: {why}"));
-        let bases =
-            self.bases.as_ref().err().map(|why| format!("cannot tell which base VMs are needed: {why}"));
-        [vms, remains, pods, bases].into_iter().flatten().collect()
+        [vms, remains, pods].into_iter().flatten().collect()
     }
 }
 
@@ -186,7 +189,7 @@ impl Guard {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Foreign => "foreign",
-            Self::Base => "base",
+            Self::Base | Self::OnlyCopy => "base",
             Self::PodsUnknown(_)
             | Self::VmsUnknown(_)
             | Self::BasesUnknown(_)
@@ -209,6 +212,9 @@ impl fmt::Display for Guard {
         match self {
             Self::Foreign => f.write_str("not made by this agent"),
             Self::Base => f.write_str("VMs of Pods are cloned from it"),
+            Self::OnlyCopy => f.write_str(
+                "its image is not in tart's cache, so that it may be the only copy; `tart delete` removes it",
+            ),
             Self::PodsUnknown(why) => write!(f, "the Pods of this Node are not known: {why}"),
             Self::BasesUnknown(why) => write!(f, "it is not known whether it is needed: {why}"),
             Self::VmsUnknown(why) => write!(f, "the VMs of this host are not known: {why}"),
@@ -296,6 +302,9 @@ fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
 fn judge_base(world: &World, vm: &Vm, base: &BaseName) -> Result<Judgement, Guard> {
     if world.bases.as_ref().map_err(|why| Guard::BasesUnknown(why.clone()))?.contains(base) {
         return Err(Guard::Base);
+    }
+    if !world.cached.as_ref().map_err(|why| Guard::BasesUnknown(why.clone()))?.contains(base) {
+        return Err(Guard::OnlyCopy);
     }
     // A Pod may want it, and then it is known in a moment.
     world.pods.as_ref().map_err(|why| Guard::PodsUnknown(why.clone()))?;

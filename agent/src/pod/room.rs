@@ -1,18 +1,27 @@
 //! Room on the disk for the volumes of a Pod: what has been deleted for them once has to do.
 
+use std::time::Duration;
+
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::worker::Worker;
+use crate::volume::MountFailure;
+
+/// How long nobody asks again after nothing could go: it costs what is kept of unfinished pulls, and volumes are tried more often.
+const ASK_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Whether room was made for a Pod's volumes. They are tried again and again, but images go for them only once: when that does not help,
 /// something else fills the disk.
 #[derive(Debug, Default)]
 pub(super) enum RoomForVolumes {
-    /// Nobody has asked, or nothing could go.
+    /// Nobody has asked.
     #[default]
-    NotMade,
-    /// Somebody is at it: what it comes to is told here.
-    Asked(watch::Receiver<Option<bool>>),
+    NotAsked,
+    /// Somebody is at it since then: what it comes to is told here.
+    Asked(Instant, watch::Receiver<Option<bool>>),
+    /// Nothing could go when it was asked for then.
+    NotMade(Instant),
     /// Something is gone.
     Made,
 }
@@ -20,32 +29,69 @@ pub(super) enum RoomForVolumes {
 impl RoomForVolumes {
     /// Volumes have found no space: `make` makes some, and says whether there is more than before. It goes on by itself: the image that
     /// is being fetched may be making room, too, and does so only while it is polled.
-    pub(super) fn want(&mut self, make: impl Future<Output = bool> + Send + 'static) {
-        if let Self::Asked(answer) = self {
-            let (made, is_over) = (*answer.borrow(), answer.has_changed().is_err());
+    pub(super) fn want(&mut self, now: Instant, make: impl Future<Output = bool> + Send + 'static) {
+        if let Self::Asked(since, answer) = self {
+            let (made, is_over, since) = (*answer.borrow(), answer.has_changed().is_err(), *since);
             match made {
                 Some(true) => *self = Self::Made,
-                Some(false) => *self = Self::NotMade,
+                Some(false) => *self = Self::NotMade(since),
                 // The task has died.
-                None if is_over => *self = Self::NotMade,
+                None if is_over => *self = Self::NotMade(since),
                 None => {}
             }
         }
-        if let Self::NotMade = self {
+        let is_time = match self {
+            Self::NotAsked => true,
+            Self::NotMade(since) => now.duration_since(*since) >= ASK_INTERVAL,
+            Self::Asked(..) | Self::Made => false,
+        };
+        if is_time {
             let (answer, asked) = watch::channel(None);
             tokio::spawn(async move { answer.send_replace(Some(make.await)) });
-            *self = Self::Asked(asked);
+            *self = Self::Asked(now, asked);
         }
     }
+
+    /// Volumes of a VM that runs lack these things, and before they lacked those. Once none lacks space any more, images may go for
+    /// the next one that does, whatever else is wrong.
+    fn follow(
+        &mut self,
+        lacked: (&[MountFailure], &[MountFailure]),
+        now: Instant,
+        make: impl Future<Output = bool> + Send + 'static,
+    ) {
+        let (lack, before) = lacked;
+        if lack_space(lack) {
+            self.want(now, make);
+        } else if lack_space(before) {
+            *self = Self::default();
+        }
+    }
+}
+
+/// Whether any of these is for want of space.
+fn lack_space(failures: &[MountFailure]) -> bool {
+    failures.iter().any(|failure| failure.problem.is_for_want_of_space())
 }
 
 impl Worker {
     /// The Pod's volumes have found no space.
     pub(super) fn want_room_for_volumes(&mut self) {
-        if let Some(collector) = self.host.collector.clone() {
-            let place = self.dir.volumes_path();
-            self.room.want(async move { collector.make_room_at(&place).await });
+        if let Some(make) = self.make_room_for_volumes() {
+            self.room.want(Instant::now(), make);
         }
+    }
+
+    /// The volumes of a VM that runs lack these things, and before they lacked those.
+    pub(super) fn volumes_lack(&mut self, lack: &[MountFailure], before: &[MountFailure]) {
+        if let Some(make) = self.make_room_for_volumes() {
+            self.room.follow((lack, before), Instant::now(), make);
+        }
+    }
+
+    fn make_room_for_volumes(&self) -> Option<impl Future<Output = bool> + Send + use<>> {
+        let (collector, place) = (self.host.collector.clone()?, self.dir.volumes_path());
+        Some(async move { collector.make_room_at(&place).await })
     }
 
     /// They have what they need, or lack something else.
@@ -57,31 +103,95 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    #[tokio::test]
-    async fn images_go_once_for_the_volumes_of_a_pod() {
-        let passes = Arc::new(AtomicU32::new(0));
-        let mut room = RoomForVolumes::default();
-        let mut want = async |made: bool| {
-            let count = passes.clone();
-            room.want(async move {
-                count.fetch_add(1, Ordering::Relaxed);
+    /// Counts how often room is made.
+    struct Host {
+        room: RoomForVolumes,
+        passes: Arc<AtomicU32>,
+        start: Instant,
+    }
+
+    impl Host {
+        fn new() -> Self {
+            Self { room: RoomForVolumes::default(), passes: Arc::default(), start: Instant::now() }
+        }
+
+        fn pass(&self, made: bool) -> impl Future<Output = bool> + Send + use<> {
+            let passes = self.passes.clone();
+            async move {
+                passes.fetch_add(1, Ordering::Relaxed);
                 made
-            });
-            if let RoomForVolumes::Asked(answer) = &mut room {
+            }
+        }
+
+        /// How often it was made, once nobody is at it.
+        async fn passes(&mut self) -> u32 {
+            if let RoomForVolumes::Asked(_, answer) = &mut self.room {
                 answer.wait_for(Option::is_some).await.unwrap();
             }
-            passes.load(Ordering::Relaxed)
-        };
-        assert_eq!(want(false).await, 1);
-        assert_eq!(want(true).await, 2, "nothing could go before");
-        assert_eq!(want(true).await, 2, "something is gone, and it was of no use");
-        assert_eq!(want(true).await, 2);
-        room = RoomForVolumes::default();
-        room.want(std::future::pending());
-        room.want(async { panic!("one pass at a time") });
-        assert!(matches!(room, RoomForVolumes::Asked(_)));
+            self.passes.load(Ordering::Relaxed)
+        }
+
+        async fn want(&mut self, second: u64, made: bool) -> u32 {
+            let pass = self.pass(made);
+            self.room.want(self.start + Duration::from_secs(second), pass);
+            self.passes().await
+        }
+
+        async fn follow(&mut self, lack: &[MountFailure], before: &[MountFailure], made: bool) -> u32 {
+            let pass = self.pass(made);
+            self.room.follow((lack, before), self.start, pass);
+            self.passes().await
+        }
+    }
+
+    #[tokio::test]
+    async fn images_go_once_for_the_volumes_of_a_pod() {
+        let mut host = Host::new();
+        assert_eq!(host.want(0, false).await, 1);
+        assert_eq!(host.want(60, true).await, 2, "nothing could go before");
+        assert_eq!(host.want(61, true).await, 2, "something is gone, and it was of no use");
+        assert_eq!(host.want(3600, true).await, 2);
+        host.room = RoomForVolumes::default();
+        host.room.want(host.start, std::future::pending());
+        host.room.want(host.start + ASK_INTERVAL, async { panic!("one pass at a time") });
+        assert!(matches!(host.room, RoomForVolumes::Asked(..)));
+    }
+
+    #[tokio::test]
+    async fn where_nothing_can_go_nobody_asks_at_every_look() {
+        let mut host = Host::new();
+        for second in 0..60 {
+            assert_eq!(host.want(second, false).await, 1, "{second}");
+        }
+        for second in 60..120 {
+            assert_eq!(host.want(second, false).await, 2, "{second}");
+        }
+        // One that has died has made nothing either.
+        host.room = RoomForVolumes::default();
+        host.room.want(host.start, async { panic!("it dies") });
+        let RoomForVolumes::Asked(_, answer) = &mut host.room else { panic!("nobody asked") };
+        assert!(answer.changed().await.is_err());
+        assert_eq!(host.want(59, true).await, 2);
+        assert_eq!(host.want(60, true).await, 3);
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_lacks_something_else_by_now_may_lack_space_again() {
+        let full = [MountFailure::new("data", &io::Error::from(io::ErrorKind::StorageFull))];
+        let absent = [MountFailure::new("data", &io::Error::from(io::ErrorKind::NotFound))];
+        let mut host = Host::new();
+        assert_eq!(host.follow(&absent, &[], true).await, 0);
+        assert_eq!(host.follow(&full, &absent, true).await, 1);
+        assert_eq!(host.follow(&full, &full, true).await, 1, "what is gone has to do");
+        assert_eq!(host.follow(&absent, &full, true).await, 1);
+        assert_eq!(host.follow(&absent, &absent, true).await, 1);
+        assert_eq!(host.follow(&full, &absent, true).await, 2);
+        // What the next VM lacks is asked for elsewhere, and is no matter here.
+        assert_eq!(host.follow(&[], &[], true).await, 2);
+        assert_eq!(host.want(60, true).await, 2);
     }
 }

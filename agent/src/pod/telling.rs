@@ -132,16 +132,12 @@ impl Worker {
         self.tell_back_off(pod, seen, attempt);
         self.tell_notices(pod, attempt);
         let stale = self.belongings.problems();
-        if stale.iter().any(|failure| failure.problem.is_for_want_of_space()) {
-            self.want_room_for_volumes();
-        } else if !self.told.stale.is_empty() && stale.is_empty() {
-            self.want_no_room_for_volumes();
-        }
-        if self.told.stale != stale {
+        let before = std::mem::replace(&mut self.told.stale, stale.clone());
+        self.volumes_lack(&stale, &before);
+        if before != stale {
             for problem in &stale {
                 self.host.events.afresh().warning(pod, "FailedMount", &problem.to_string());
             }
-            self.told.stale = stale;
         }
     }
 

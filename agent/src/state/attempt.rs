@@ -196,6 +196,12 @@ impl Attempt {
         Ok(spec.filter(|_: &ShimSpec| !is_over()))
     }
 
+    /// Whether the guest has come up.
+    pub fn is_up(&self) -> Result<bool, StateError> {
+        let progress: Option<Progress> = self.read("progress.json")?;
+        Ok(progress.is_some_and(|progress| progress.stage.address().is_some()))
+    }
+
     /// The addresses that other live VMs of this host have.
     pub fn addresses_of_others(&self) -> Result<Vec<IpAddr>, StateError> {
         // <state>/pods/<uid>/<restart>

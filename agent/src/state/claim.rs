@@ -10,16 +10,21 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use super::file::{self, StateError};
 use super::lock::Lock;
 use crate::identity::Cluster;
 use crate::node::NodeName;
+use crate::report::chain;
 use crate::tart::{Tart, VmLock, touched};
 use crate::vm::VmName;
 
 /// Between any two steps of a shim that makes a VM there is less.
 const QUIET: Duration = Duration::from_mins(1);
+
+/// Where it is written down whose a home is.
+const OWNER: &str = "tart-kubelet.json";
 
 /// Tart's home is this agent's for as long as it lives.
 #[derive(Debug)]
@@ -61,8 +66,9 @@ pub enum ClaimError {
     /// An agent for a Node of the same name in another cluster has.
     #[error(
         "tart's home {} belongs to Node `{node}` of another cluster ({server}), and VMs of its Pods are at work there: {}; start the \
-         agent with a kubeconfig for that cluster, or stop these VMs with `tart stop`, or give this agent a TART_HOME of its own",
-        .home.display(), list(.vms)
+         agent with a kubeconfig for that cluster, or stop these VMs with `tart stop`, or give this agent a TART_HOME of its own; if it \
+         is the same cluster with a new address and a new authority, remove {}: the VMs run on",
+        .home.display(), list(.vms), .home.join(OWNER).display()
     )]
     Elsewhere {
         /// The directory.
@@ -139,11 +145,14 @@ impl Claim {
     }
 
     /// Makes it this cluster's, once that is known. From another one's it is taken over only when nothing of its Pods is at work.
+    ///
+    /// Where nothing says that it was another one's, a full disk is no reason to refuse: only an agent that runs can make room on it.
     pub fn join(&self, cluster: Cluster) -> Result<(), ClaimError> {
         if self.before.as_ref() == Some(&cluster) {
             return Ok(());
         }
-        if let Some(before) = self.before.as_ref().filter(|before| before.differs_from(&cluster)) {
+        let other = self.before.as_ref().filter(|before| before.differs_from(&cluster));
+        if let Some(before) = other {
             let (vms, is_cloning) = at_work(&self.tart)?;
             if is_cloning || !vms.is_empty() {
                 let (home, node) = (self.tart.home().to_owned(), self.node.clone());
@@ -151,12 +160,22 @@ impl Claim {
             }
         }
         let owner = Owner::Member { node: self.node.clone(), cluster };
-        Ok(file::write_durably(&owner_path(&self.tart), &owner)?)
+        match file::write_durably(&owner_path(&self.tart), &owner) {
+            Err(error) if other.is_none() => {
+                let error = chain(&error);
+                warn!(
+                    error,
+                    "cannot write down which cluster tart's home serves; the next start tries again"
+                );
+                Ok(())
+            }
+            written => Ok(written?),
+        }
     }
 }
 
 fn owner_path(tart: &Tart) -> PathBuf {
-    tart.home().join("tart-kubelet.json")
+    tart.home().join(OWNER)
 }
 
 /// The VMs of Pods that run or are about to, and whether one more is being made. Their shims are not ours to ask.
@@ -232,6 +251,8 @@ mod tests {
         join(cluster("one", &["x"])).unwrap();
         let refused = join(cluster("two", &["y"])).unwrap_err().to_string();
         assert!(refused.contains("https://one:6443") && refused.contains("tk-0b1c-0"), "{refused}");
+        let way_out = format!("remove {}", dir.path().join("tart-kubelet.json").display());
+        assert!(refused.contains(&way_out), "{refused}");
         // Its address changes, and later its authority.
         join(cluster("three", &["x"])).unwrap();
         join(cluster("three", &["y"])).unwrap();
@@ -242,5 +263,33 @@ mod tests {
         drop(Claim::take(&tart, &node("b")).unwrap());
         fs::create_dir_all(&vm).unwrap();
         assert!(Claim::take(&tart, &node("a")).is_err());
+    }
+
+    #[test]
+    fn who_cannot_write_down_its_cluster_works_all_the_same() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let tart = Tart::in_home("/tart".as_ref(), dir.path());
+        let cluster = |server: &str, authority: &str| Cluster {
+            server: format!("https://{server}:6443"),
+            authorities: [authority.to_owned()].into(),
+        };
+        let (owner, in_the_way) =
+            (dir.path().join("tart-kubelet.json"), dir.path().join("tart-kubelet.tmp/in-the-way"));
+        let join = |cluster| Claim::take(&tart, &node("a")).unwrap().join(cluster);
+        // As an older agent has left it, on a disk that takes nothing more.
+        fs::write(&owner, "\"a\"").unwrap();
+        fs::create_dir_all(&in_the_way).unwrap();
+        join(cluster("one", "x")).unwrap();
+        assert_eq!(fs::read_to_string(&owner).unwrap(), "\"a\"");
+        fs::remove_dir_all(in_the_way.parent().unwrap()).unwrap();
+        join(cluster("one", "x")).unwrap();
+        let written = fs::read_to_string(&owner).unwrap();
+        assert!(written.contains("https://one:6443"), "{written}");
+        fs::create_dir_all(&in_the_way).unwrap();
+        join(cluster("two", "x")).unwrap();
+        assert_eq!(fs::read_to_string(&owner).unwrap(), written);
+        // What would say for ever that it belongs to another cluster has to go.
+        assert!(matches!(join(cluster("two", "y")), Err(ClaimError::State(_))));
     }
 }

@@ -107,6 +107,14 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateE
     }
 }
 
+/// Whether something is there that cannot be read as what it is to be.
+pub(super) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, StateError> {
+    match read_strictly::<T>(path) {
+        Err(StateError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => Ok(true),
+        other => other.map(|_| false),
+    }
+}
+
 fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
     let attempt = || -> io::Result<Option<T>> {
         let file = match File::open(path) {

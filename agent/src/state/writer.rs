@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::file::StateError;
-use super::{Attempt, StateDir};
+use super::{Attempt, Share, StateDir};
 use crate::pod::PodUid;
 
 /// A Pod whose guest can write to a directory of the host.
@@ -22,16 +22,54 @@ impl Writer {
     }
 }
 
+/// A directory of the host that a VM is to be given by its path, and has not got yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Promise {
+    /// The Pod, as people call it.
+    pub pod: String,
+    /// The directory.
+    pub path: PathBuf,
+}
+
+/// A VM of a Pod that is not over.
+struct Live {
+    pod: String,
+    attempt: Attempt,
+    shares: Vec<Share>,
+}
+
+impl Live {
+    fn writers(self) -> impl Iterator<Item = Writer> {
+        let written = self.shares.into_iter().filter(|share| !share.read_only);
+        written.map(move |share| Writer { pod: self.pod.clone(), path: share.path })
+    }
+}
+
 impl StateDir {
     /// All that other Pods write to, or will as soon as their VMs run.
     pub fn writers_but(&self, uid: &PodUid) -> Result<Vec<Writer>, StateError> {
+        Ok(self.live_but(uid)?.into_iter().flat_map(Live::writers).collect())
+    }
+
+    /// The directories that other Pods are about to get. Until their guests are up, nobody may put anything else in their place.
+    pub fn promises_but(&self, uid: &PodUid) -> Result<Vec<Promise>, StateError> {
+        let mut found = Vec::new();
+        for Live { pod, attempt, shares } in self.live_but(uid)? {
+            if !attempt.is_up()? {
+                let of_host = shares.into_iter().filter(|share| share.place.is_some());
+                found.extend(of_host.map(|share| Promise { pod: pod.clone(), path: share.path }));
+            }
+        }
+        Ok(found)
+    }
+
+    fn live_but(&self, uid: &PodUid) -> Result<Vec<Live>, StateError> {
         let mut found = Vec::new();
         for pod in self.pods()?.iter().filter(|pod| pod.uid() != uid) {
             let name = pod.record()?.map_or_else(|| pod.uid().to_string(), |record| record.pod.to_string());
             for attempt in pod.attempts()? {
                 let Some(spec) = attempt.live_spec()? else { continue };
-                let written = spec.shares.into_iter().filter(|share| !share.read_only);
-                found.extend(written.map(|share| Writer { pod: name.clone(), path: share.path }));
+                found.push(Live { pod: name.clone(), attempt, shares: spec.shares });
             }
         }
         Ok(found)
@@ -39,18 +77,25 @@ impl StateDir {
 }
 
 impl Attempt {
-    /// The same as [`StateDir::writers_but`], for a shim.
+    /// The same as [`StateDir::writers_but`], for a shim: without those that are only planned. They have written nothing yet, and
+    /// whoever plans a VM waits for this one.
     pub fn other_writers(&self) -> Result<Vec<Writer>, StateError> {
         // <state>/pods/<uid>/<restart>
         let Some(state) = self.path().ancestors().nth(3) else { return Ok(Vec::new()) };
-        StateDir::at(state).writers_but(self.vm().uid())
+        let mut found = Vec::new();
+        for live in StateDir::at(state).live_but(self.vm().uid())? {
+            if live.attempt.has_begun()? {
+                found.extend(live.writers());
+            }
+        }
+        Ok(found)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::{Ending, Outcome, Share, ShimSpec};
+    use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage};
     use crate::vm::Restart;
     use jiff::Timestamp;
 
@@ -68,6 +113,8 @@ mod tests {
         assert_eq!(state.writers_but(&own).unwrap(), std::slice::from_ref(&writer));
         assert_eq!(state.writers_but(&other).unwrap(), []);
         let shim = state.pod(own.clone()).attempt(Restart(0));
+        assert_eq!(shim.other_writers().unwrap(), [], "it is only planned");
+        attempt.begin().unwrap();
         assert_eq!(shim.other_writers().unwrap(), std::slice::from_ref(&writer));
         for (path, can) in [("/shared/a/b", true), ("/shared", false), ("/shared2", false), ("/", false)] {
             assert_eq!(writer.can_replace(Path::new(path)), can, "{path}");
@@ -75,5 +122,31 @@ mod tests {
         let now = Timestamp::now();
         attempt.finish(&Outcome { ending: Ending::Lost, started_at: None, finished_at: now }).unwrap();
         assert_eq!(state.writers_but(&own).unwrap(), []);
+    }
+
+    #[test]
+    fn a_directory_is_promised_until_its_guest_is_up() {
+        let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
+        let dir = tempfile::tempdir_in(sandbox.path()).unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let (own, other) = ("0b1c".parse().unwrap(), "2d3e".parse::<PodUid>().unwrap());
+        let attempt = state.pod(other.clone()).attempt(Restart(0));
+        let place = Some(serde_json::from_value(serde_json::json!({"inode": 2})).unwrap());
+        let of_host = Share { path: "/shared/a".into(), read_only: true, place, ..Share::default() };
+        let of_agent = Share { path: "/volumes/b".into(), ..Share::default() };
+        let shares = vec![of_host, of_agent];
+        attempt.plan(&ShimSpec { shares, ..ShimSpec::example(attempt.vm()) }).unwrap();
+        let promised = || state.promises_but(&own).unwrap();
+        let promise = [Promise { pod: "2d3e".to_owned(), path: "/shared/a".into() }];
+        assert_eq!(promised(), promise);
+        assert_eq!(state.promises_but(&other).unwrap(), []);
+        let reach = |stage| {
+            let (enter, probe) = (Vec::new(), Vec::new());
+            attempt.progress(&Progress { stage, since: Timestamp::now(), enter, probe }).unwrap();
+        };
+        reach(Stage::Booting);
+        assert_eq!(promised(), promise);
+        reach(Stage::Up { address: [192, 168, 64, 2].into() });
+        assert_eq!(promised(), []);
     }
 }

@@ -12,7 +12,7 @@ use super::dir::Dir;
 use super::place::Place;
 use super::share::tart_can_say;
 use crate::pod::PodUid;
-use crate::state::{StateDir, StateError};
+use crate::state::{Promise, StateDir, StateError, Writer};
 
 /// The mode of directories that are made because a Pod asks for them.
 const DIR_MODE: u32 = 0o755;
@@ -78,6 +78,19 @@ pub enum HostPathError {
         path: String,
         /// The one that the other Pod has.
         outer: String,
+        /// The other Pod.
+        pod: String,
+    },
+    /// Its guest could put another directory in the place of one that a VM is about to get.
+    #[error(
+        "hostPath {path} has {inner} in it, which Pod {pod} is about to get, and which must stay what it is until then; it can be had \
+         when that Pod is up"
+    )]
+    Around {
+        /// The directory.
+        path: String,
+        /// The one that the other Pod gets.
+        inner: String,
         /// The other Pod.
         pod: String,
     },
@@ -178,6 +191,20 @@ impl HostPaths {
                 Err(HostPathError::NotDirectory(shown()))
             }
             Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Whether a Pod may write to a directory yet: not while the VM of another one is on its way to something inside.
+    pub(super) fn may_be_written(&self, path: &Path, uid: &PodUid) -> Result<(), HostPathError> {
+        let shown = || path.display().to_string();
+        let promises = StateDir::at(&self.state).promises_but(uid);
+        let promises = promises.map_err(|error| HostPathError::Writers(shown(), error))?;
+        let writer = Writer { pod: uid.to_string(), path: path.to_owned() };
+        match promises.into_iter().find(|promise| writer.can_replace(&promise.path)) {
+            Some(Promise { pod, path: inner }) => {
+                Err(HostPathError::Around { path: shown(), inner: inner.display().to_string(), pod })
+            }
+            None => Ok(()),
         }
     }
 

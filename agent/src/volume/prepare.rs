@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::admission::guest_path;
 use super::content::Content;
 use super::fill::{Filling, fill};
-use super::host_path::HostPaths;
+use super::host_path::{HostPathError, HostPaths};
 use super::limit::{self, Exceeded, Limit};
 use super::memory;
 use super::problem::Problem;
@@ -24,6 +24,7 @@ use super::sub_path::{self, SubPathError};
 use crate::pod::PodUid;
 use crate::pod::blueprint::has_command;
 use crate::pod::world::World;
+use crate::report::chain;
 use crate::state::{Mount, PodDir, Share};
 use ground::{Ground, placed};
 
@@ -111,8 +112,13 @@ pub struct MountFailure {
 }
 
 impl MountFailure {
-    fn new(volume: &str, problem: &(dyn std::error::Error + 'static)) -> Self {
+    pub(crate) fn new(volume: &str, problem: &(dyn std::error::Error + 'static)) -> Self {
         Self { volume: volume.to_owned(), problem: Problem::of(problem) }
+    }
+
+    /// Another volume than ours may be full, which is nothing that images could make room on.
+    fn of_host(volume: &str, problem: &HostPathError) -> Self {
+        Self { volume: volume.to_owned(), problem: chain(problem).as_str().into() }
     }
 }
 
@@ -192,7 +198,14 @@ impl PodVolumes {
         let accesses: HashMap<String, Access> =
             grounds.iter().map(|(volume, ground)| (volume.clone(), self.access(volume, ground))).collect();
         let in_memory = self.in_memory.clone();
+        let (host_paths, uid) = (self.host_paths.clone(), self.uid.clone());
         let place = move || -> Result<Prepared, PrepareError> {
+            for (volume, ground) in &grounds {
+                if ground.place.is_some() && accesses.get(volume).is_some_and(|access| access.writable) {
+                    let failed = |error| PrepareError::Mount(vec![MountFailure::of_host(volume, &error)]);
+                    host_paths.may_be_written(&ground.path, &uid).map_err(failed)?;
+                }
+            }
             for (container, mount, sub_path) in wanted {
                 let path = guest_path(&mount.mount_path).display().to_string();
                 if let Some(size) = in_memory.get(&mount.name) {

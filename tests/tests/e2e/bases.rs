@@ -4,7 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
+use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, IMAGE, Scene};
@@ -170,9 +171,7 @@ async fn a_base_that_the_record_has_lost_goes_once_nothing_needs_it() -> Result<
     scene.create(&scene.pod("lives", &json!({"image": other}), &json!({}))).await?;
     scene.phase("lives", "Running").await?;
     agent.kill9()?;
-    let record = scene.agent.state_dir().join("images.json");
-    ensure!(record.exists(), "there was no record");
-    std::fs::write(&record, "{")?;
+    forget_image(&scene, base)?;
     // What somebody else has cloned from a base has another name, and that is all that counts.
     scene.mac.tart(["clone", base, "tk-base-of-mine"]).await?;
 
@@ -198,6 +197,78 @@ async fn a_base_that_the_record_has_lost_goes_once_nothing_needs_it() -> Result<
     run_to_its_end_beside(&scene, "again").await?;
     ensure!(scene.bases().await?.contains(base));
     scene.phase("lives", "Running").await.map(drop)
+}
+
+#[tokio::test]
+async fn a_record_that_is_spoilt_makes_no_base_an_orphan() -> Result<()> {
+    let scene = Scene::new("spoilt-record").await?;
+    let eager = scene.agent.clone().flag("--vm-gc-interval", "300ms").flag("--vm-gc-min-age", "0s");
+    let agent = eager.start()?;
+    run_to_its_end(&scene, "first").await?;
+    let bases = scene.bases().await?;
+    let [base] = bases.as_slice() else { anyhow::bail!("not one base: {bases:?}") };
+    agent.kill9()?;
+    std::fs::write(record(&scene), "{")?;
+    let is_kept = async |agent: &RunningAgent, why: &str| -> Result<()> {
+        two_passes(agent).await?;
+        let table = agent.agent().run(&["gc", "--dry-run"]).await?;
+        let row =
+            table.lines().find(|line| line.split_whitespace().nth(1) == Some(base)).context("no row")?;
+        ensure!(row.contains(" keep ") && row.contains(why), "{table}");
+        ensure!(scene.bases().await?.contains(base), "the base is gone");
+        Ok(())
+    };
+
+    let agent = eager.start()?;
+    is_kept(&agent, "the record of images was spoilt").await?;
+    // Another image is written down in a new record, and the next agent reads that one.
+    let other = "registry.test/macos/other:1";
+    scene.mac.add_image(other, &json!({"cpu": 6}))?;
+    scene.create(&scene.pod("second", &json!({"image": other, "command": ["true"]}), &json!({}))).await?;
+    scene.phase("second", "Succeeded").await?;
+    let agent = agent.restart()?;
+    is_kept(&agent, "the record of images was spoilt").await?;
+
+    // A person has looked. What is not in tart's cache any more may be the only copy.
+    let cache = scene.mac.tart_home().join("cache/OCIs");
+    let aside = scene.mac.tart_home().join("cache-aside");
+    std::fs::rename(&cache, &aside)?;
+    std::fs::remove_file(record(&scene).with_extension("json.spoilt"))?;
+    is_kept(&agent, "it may be the only copy").await?;
+    std::fs::rename(&aside, &cache)?;
+    wait::eventually("the end of the base", DEADLINE, async || {
+        ensure!(!scene.bases().await?.contains(base));
+        Ok(())
+    })
+    .await
+}
+
+fn record(scene: &Scene) -> PathBuf {
+    scene.agent.state_dir().join("images.json")
+}
+
+/// Has the record of images lose the one that a base was made from.
+fn forget_image(scene: &Scene, base: &str) -> Result<()> {
+    let mut known: Value = serde_json::from_slice(&std::fs::read(record(scene))?)?;
+    let images = known["images"].as_array_mut().context("no images")?;
+    let digits = base.strip_prefix("tk-base-").context("no base")?.to_owned();
+    let before = images.len();
+    images.retain(|image| !image.to_string().contains(&digits));
+    ensure!(images.len() + 1 == before, "{known}");
+    Ok(std::fs::write(record(scene), known.to_string())?)
+}
+
+/// Waits until the collector has looked, judged and looked again, all of it after now.
+async fn two_passes(agent: &RunningAgent) -> Result<()> {
+    const PASSES: &str = "tart_kubelet_vm_gc_passes_total{result=\"success\"}";
+    let mut before = None;
+    wait::eventually("two more passes of the collector", DEADLINE, async || {
+        let passes = agent.metric(PASSES).await?;
+        ensure!(passes >= *before.get_or_insert(passes) + 2.0);
+        Ok(())
+    })
+    .await
+    .with_context(|| agent.log().unwrap_or_default())
 }
 
 /// A Pod that ends while another one runs on.

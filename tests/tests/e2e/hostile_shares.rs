@@ -214,6 +214,32 @@ async fn a_directory_that_another_guest_could_replace_is_not_shared() -> Result<
 }
 
 #[tokio::test]
+async fn a_guest_that_could_replace_a_directory_waits_until_its_vm_has_it() -> Result<()> {
+    let (scene, _agent, shared) = sharing("around").await?;
+    let inner = shared.join("inner");
+    scene.mac.set_fault("hang", "set")?;
+    let script = "until [ -e /private/tmp/host/go ]; do sleep 0.05; done";
+    scene.create(&writer(&scene, "inner", &inner, script)).await?;
+    begun(&scene, "inner").await?;
+    scene.create(&writer(&scene, "outer", &shared, WRITE)).await?;
+    let why = format!(
+        "MountVolume.SetUp failed for volume \"host\" : hostPath {} has {} in it, which Pod {}/inner is about to get",
+        shared.display(),
+        inner.display(),
+        scene.namespace()
+    );
+    scene.told_as("outer", "FailedMount", &why).await?;
+    ensure!(!shared.join("written").exists());
+    // Neither fails for the other.
+    scene.mac.clear_fault("hang")?;
+    scene.phase("inner", "Running").await?;
+    scene.phase("outer", "Succeeded").await?;
+    ensure!(shared.join("written").exists());
+    std::fs::write(inner.join("go"), "")?;
+    scene.phase("inner", "Succeeded").await.map(drop)
+}
+
+#[tokio::test]
 async fn a_directory_that_is_replaced_before_its_vm_runs_is_not_shared() -> Result<()> {
     let (scene, _agent, shared) = sharing("replaced").await?;
     let outside = outside(&scene)?;

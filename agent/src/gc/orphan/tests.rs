@@ -26,6 +26,7 @@ fn world(vms: Vec<Vm>) -> World {
         pods: Ok(HashMap::new()),
         at_work: HashSet::new(),
         bases: Ok(HashSet::new()),
+        cached: Ok(['0', 'a', 'f'].map(base).into()),
         min_age: MIN_AGE,
     }
 }
@@ -97,6 +98,8 @@ fn a_base_that_nobody_knows_is_an_orphan() {
     assert_eq!(with(|seen| seen.bases = Ok(HashSet::from([base('0')]))), "base");
     assert_eq!(with(|seen| seen.bases = Ok(HashSet::from([base('1')]))), "");
     assert_eq!(with(|seen| seen.bases = Err("no".into())), "unknown");
+    assert_eq!(with(|seen| seen.cached = Ok(HashSet::from([base('1')]))), "base", "it may be the only copy");
+    assert_eq!(with(|seen| seen.cached = Err("no".into())), "unknown");
     assert_eq!(with(|seen| seen.pods = Err("no".into())), "unknown");
     for (lock, guard) in [
         (Ok(VmLock::Runs), "tart"),
@@ -117,6 +120,14 @@ fn a_base_that_nobody_knows_is_an_orphan() {
     for name in [format!("{name}0"), name[..name.len() - 1].to_owned(), name.replace('0', "G")] {
         assert_eq!(kept(&world(vec![orphan(&name)])), "foreign", "{name}");
     }
+}
+
+#[test]
+fn bases_that_nobody_can_judge_keep_nothing_else() {
+    let mut seen = world(vec![orphan(&base('0').to_string()), orphan("tk-a-0")]);
+    (seen.bases, seen.cached) = (Err("no".into()), Err("no".into()));
+    assert_eq!(doomed(&seen), ["tk-a-0"]);
+    assert_eq!(seen.unknown(), Vec::<String>::new(), "and no pass fails for them");
 }
 
 #[test]
@@ -212,12 +223,14 @@ prop_compose! {
         bound in perhaps(prop::collection::vec(uids(), 0..4)),
         at_work in prop::collection::vec(uids(), 0..2),
         bases in perhaps(prop::sample::subsequence(vec!['0', 'a', 'f'], 0..3)),
+        cached in perhaps(prop::sample::subsequence(vec!['0', 'a', 'f'], 1..=3)),
     ) -> World {
         let name = |text: &String| PodName { namespace: "n".into(), name: text.clone() };
         let pods = bound.map(|all| all.iter().map(|text| (uid(text), name(text))).collect());
         let bases = bases.map(|all| all.into_iter().map(base).collect());
+        let cached = cached.map(|all| all.into_iter().map(base).collect());
         let at_work = at_work.iter().map(|text| uid(text)).collect();
-        World { vms, remains, pods, at_work, bases, min_age: MIN_AGE }
+        World { vms, remains, pods, at_work, bases, cached, min_age: MIN_AGE }
     }
 }
 
@@ -226,7 +239,8 @@ fn is_protected(world: &World, vm: &Vm) -> bool {
     let is_young = vm.age.as_ref().map_or(true, |age| *age < world.min_age);
     if let Ok(base) = vm.name.parse::<BaseName>() {
         let is_needed = world.bases.as_ref().map_or(true, |bases| bases.contains(&base));
-        return is_needed || world.pods.is_err() || vm.lock != Ok(VmLock::Free) || is_young;
+        let is_only_copy = world.cached.as_ref().map_or(true, |cached| !cached.contains(&base));
+        return is_needed || is_only_copy || world.pods.is_err() || vm.lock != Ok(VmLock::Free) || is_young;
     }
     let Ok(name) = vm.name.parse::<VmName>() else { return true };
     let guards = [

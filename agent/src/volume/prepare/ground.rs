@@ -8,7 +8,6 @@ use tracing::warn;
 
 use super::MountFailure;
 use crate::pod::PodUid;
-use crate::report::chain;
 use crate::volume::Place;
 use crate::volume::dir::Dir;
 use crate::volume::host_path::{HostDir, HostPaths};
@@ -39,11 +38,8 @@ impl Ground {
     ) -> Result<Self, MountFailure> {
         if let Some(source) = &volume.host_path {
             let prepared = host_paths.prepare(source, uid);
-            let HostDir { dir, path, place, writable } = prepared.map_err(|error| MountFailure {
-                volume: volume.name.clone(),
-                // Another volume than ours may be full, which is nothing that images could make room on.
-                problem: chain(&error).as_str().into(),
-            })?;
+            let HostDir { dir, path, place, writable } =
+                prepared.map_err(|error| MountFailure::of_host(&volume.name, &error))?;
             return Ok(Self { path, writable, place: Some(place), dir: Some(dir) });
         }
         let is_empty_dir = volume.empty_dir.is_some();

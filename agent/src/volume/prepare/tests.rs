@@ -1,5 +1,5 @@
 use super::*;
-use crate::state::{ShimSpec, StateDir};
+use crate::state::{Progress, ShimSpec, Stage, StateDir};
 use crate::vm::Restart;
 use serde_json::{Value, json};
 use std::fs;
@@ -264,6 +264,34 @@ async fn a_directory_that_another_pod_could_replace_has_to_wait() {
     assert!(refused.to_string().contains(&words), "{refused}");
     assert!(!path.exists(), "nothing was made there");
     other.mark_cleaned().unwrap();
+    assert!(here.prepare().await.is_ok());
+}
+
+#[tokio::test]
+async fn a_directory_around_one_that_another_pod_is_about_to_get_has_to_wait() {
+    let mut here = Scene::new(&json!({"containers": []}));
+    let path = here.temp.path().canonicalize().unwrap().join("host");
+    let volumes = json!([{"name": "host", "hostPath": {"path": path}}]);
+    let pod = |read_only: bool| {
+        let mounts = json!([{"name": "host", "mountPath": "/h", "readOnly": read_only}]);
+        Scene::new(&with_volumes(&volumes, &mounts)).pod
+    };
+    let other =
+        StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).attempt(Restart(0));
+    let place = Some(serde_json::from_value(json!({"inode": 2})).unwrap());
+    let shares = vec![Share { path: path.join("data"), place, ..Share::default() }];
+    other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
+    here.pod = pod(true);
+    assert!(here.prepare().await.is_ok(), "who only reads replaces nothing");
+    here.pod = pod(false);
+    let refused = here.prepare().await.unwrap_err();
+    assert_eq!(refused.reason(), "FailedMount");
+    let (outer, inner) = (path.display(), path.join("data").display().to_string());
+    let words = format!("hostPath {outer} has {inner} in it, which Pod 2d3e is about to get");
+    assert!(refused.to_string().contains(&words), "{refused}");
+    let stage = Stage::Up { address: [192, 168, 64, 2].into() };
+    let (enter, probe) = (Vec::new(), Vec::new());
+    other.progress(&Progress { stage, since: jiff::Timestamp::now(), enter, probe }).unwrap();
     assert!(here.prepare().await.is_ok());
 }
 
