@@ -56,6 +56,8 @@ pub struct Observation {
     pub has_volumes: bool,
     /// When the Pod has been active for long enough, whatever it does.
     pub deadline: Option<Deadline>,
+    /// The VM without a shim whose guest was asked, whether or not that could be written down.
+    pub asked: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop, and something of it is still there.
     pub vain_stops: u32,
     /// Whether the API server has taken a final phase for this Pod.
@@ -353,7 +355,9 @@ fn end(seen: &Observation, attempt: &AttemptView, grace: Duration) -> Option<Dec
 /// The next step for a VM without a shim of which something still runs.
 fn stop_orphan(seen: &Observation, attempt: &AttemptView) -> Decision {
     let restart = attempt.restart;
-    if attempt.outcome.is_none() && !attempt.asked {
+    let is_asked = attempt.asked || seen.asked == Some(restart);
+    // Of a Pod that is gone nobody wants to know.
+    if attempt.outcome.is_none() && !is_asked && seen.wanted != Wanted::Gone {
         Decision::AskGuest(restart)
     } else if seen.vain_stops < ORPHAN_STOPS {
         Decision::StopOrphan(restart)
@@ -384,6 +388,7 @@ impl Observation {
             evicted: None,
             has_volumes: false,
             deadline: None,
+            asked: None,
             vain_stops: 0,
             final_status_published: false,
             now,

@@ -8,6 +8,7 @@ use tokio::task::block_in_place;
 use tokio::time::timeout;
 use tracing::warn;
 
+use super::PodUid;
 use super::decide::Wanted;
 use super::restart::RestartPolicy;
 use super::setback::WorkError;
@@ -18,7 +19,7 @@ use crate::crash;
 use crate::probe;
 use crate::shim;
 use crate::state::{Attempt, Ending, Outcome, StopCause, StopRequest};
-use crate::vm::Restart;
+use crate::vm::{Restart, VmName};
 
 const API_LIMIT: Duration = Duration::from_secs(15);
 
@@ -50,13 +51,21 @@ impl Worker {
         let attempt = self.dir.attempt(restart);
         // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
         let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
-        let view = attempt.view()?;
+        let mut view = attempt.view()?;
+        view.asked |= self.asked == Some(restart);
         if view.outcome.is_some() {
             return Ok(());
         }
         let now = Timestamp::now();
         let lost = || Outcome { ending: Ending::Lost, started_at: view.running_since(), finished_at: now };
         Ok(attempt.finish(&shim::known_end(&view, now).unwrap_or_else(lost))?)
+    }
+
+    /// A VM of the Pod that exists though nothing says that it was begun, when this one is about to be.
+    pub(super) fn forgotten(&self, next: Restart) -> Result<Option<Attempt>, WorkError> {
+        let known: Vec<Restart> = self.dir.attempts()?.iter().map(Attempt::restart).collect();
+        let vms = self.host.tart.vm_dirs().map_err(WorkError::Vms)?;
+        Ok(forgotten(&vms, self.dir.uid(), &known, next).map(|restart| self.dir.attempt(restart)))
     }
 
     /// Ends a VM that was never begun, by all that is known of it, and exists: somebody has deleted the Pod's directory while it ran. That
@@ -66,7 +75,7 @@ impl Worker {
         // Its shim would write down its end as that of the next one.
         block_in_place(|| shim::kill_leftovers(attempt))?;
         self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;
-        Ok(attempt.begin()?)
+        Ok(attempt.begin_again()?)
     }
 
     /// Deletes a VM that has ended, and forgets what may be secret in its plan.
@@ -106,5 +115,36 @@ impl Worker {
         // The watch says when it is gone.
         self.wait_at_most(SAFETY_NET).await;
         Ok(())
+    }
+}
+
+/// The first of a Pod's VMs that was made and is not known: neither planned nor over, or planned to be the next and there already.
+fn forgotten(vms: &[VmName], uid: &PodUid, known: &[Restart], next: Restart) -> Option<Restart> {
+    let own = vms.iter().filter(|vm| vm.uid() == uid).map(VmName::restart);
+    own.filter(|restart| *restart == next || !known.contains(restart)).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_was_made_for_the_pod_and_is_not_known_is_forgotten() {
+        let table = [
+            (vec![], vec![0], 0, None),
+            (vec!["tk-0b1c-0"], vec![0], 0, Some(0)),
+            (vec!["tk-0b1c-3"], vec![0], 0, Some(3)),
+            (vec!["tk-0b1c-3", "tk-0b1c-2"], vec![0], 0, Some(2)),
+            (vec!["tk-0b1c-3", "tk-0b1c-2"], vec![0, 2], 0, Some(3)),
+            // What is known to be over is somebody else's to delete.
+            (vec!["tk-0b1c-0"], vec![0, 1], 1, None),
+            (vec!["tk-0b1d-0", "tk-0b1c-0-3"], vec![0], 0, None),
+        ];
+        for (vms, known, next, expected) in table {
+            let names: Vec<VmName> = vms.iter().map(|name| name.parse().unwrap()).collect();
+            let known: Vec<Restart> = known.iter().copied().map(Restart).collect();
+            let found = forgotten(&names, &"0b1c".parse().unwrap(), &known, Restart(next));
+            assert_eq!(found, expected.map(Restart), "{vms:?}");
+        }
     }
 }

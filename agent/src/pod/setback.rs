@@ -25,6 +25,8 @@ pub(super) enum WorkError {
     Launch(#[from] LaunchError),
     #[error(transparent)]
     Leftovers(#[from] LeftoversError),
+    #[error("cannot see which VMs there are")]
+    Vms(#[source] io::Error),
     #[error("cannot make the directories of a guest that only boots")]
     Boot(#[source] io::Error),
     #[error("cannot delete the Pod from the API")]
@@ -37,7 +39,7 @@ impl WorkError {
         match self {
             Self::Tart(error) => error.fault() == Some(Fault::NoSpace),
             Self::State(_) | Self::Launch(_) | Self::Boot(_) => report::is_for_want_of_space(self),
-            Self::Leftovers(_) | Self::Delete(_) => false,
+            Self::Leftovers(_) | Self::Vms(_) | Self::Delete(_) => false,
         }
     }
 }

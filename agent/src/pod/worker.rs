@@ -42,6 +42,7 @@ use crate::report::chain;
 use crate::shim;
 use crate::state::{Attempt, PodDir, PodRecord, StateError, StopRequest};
 use crate::tart::Tart;
+use crate::vm::Restart;
 use crate::volume::HostPaths;
 
 /// How often a Pod is looked at even though nothing was seen to change.
@@ -112,6 +113,8 @@ pub struct Worker {
     pub(super) belongings: Belongings,
     pub(super) image_failure: Option<Failure>,
     pub(super) setback: Option<Setback>,
+    /// The VM without a shim whose guest was asked last.
+    pub(super) asked: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop.
     vain_stops: u32,
     /// The status that was last asked to be published.
@@ -162,6 +165,7 @@ impl Worker {
             belongings,
             image_failure: None,
             setback: None,
+            asked: None,
             vain_stops: 0,
             shown: None,
             told: Told::default(),
@@ -233,6 +237,7 @@ impl Worker {
             evicted: self.dir.evicted()?,
             has_volumes: self.dir.has_volumes(),
             deadline: deadline(&pod),
+            asked: self.asked,
             vain_stops: self.vain_stops,
             final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
             now: Timestamp::now(),
@@ -283,8 +288,8 @@ impl Worker {
             Decision::Plan { restart, crashes } => self.plan(restart, crashes).await?,
             Decision::Launch(restart) => {
                 let attempt = self.dir.attempt(restart);
-                if self.host.tart.vm_dir(&attempt.vm()).exists() {
-                    return self.end_forgotten(&attempt).await;
+                if let Some(forgotten) = self.forgotten(restart)? {
+                    return self.end_forgotten(&forgotten).await;
                 }
                 let mut changes = self.host.slots.changes();
                 if !self.host.slots.take(self.dir.uid()) {
@@ -333,6 +338,8 @@ impl Worker {
             Decision::AskGuest(restart) => {
                 let attempt = self.dir.attempt(restart);
                 warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; asking its guest what it knows");
+                // Noted first: a VM that nobody minds is stopped next, also when nothing can be written down.
+                self.asked = Some(restart);
                 shim::ask_guest(&attempt, &self.host.tart).await?;
             }
             Decision::StopOrphan(restart) => {

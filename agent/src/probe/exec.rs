@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::Target;
 use super::finding::Finding;
@@ -20,22 +20,55 @@ pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) 
         let seconds = limit.as_secs().max(1).to_string();
         target.probe.iter().chain([&seconds]).chain(command).cloned().collect()
     };
+    let begun = Instant::now();
     let run = async {
         let mut guest = Guest::connect(&target.control_socket).await?;
         let Completed { end, output } = guest.run(Exec { argv, ..Exec::default() }, limit, MAX_OUTPUT).await;
         Ok((end?, output))
     };
-    match timeout(limit, run).await {
-        Ok(Ok((0, _))) => Finding::Passed,
-        Ok(Ok((_, output))) => Finding::Failed(String::from_utf8_lossy(&output).into_owned()),
-        Ok(Err(GuestError::Late(_))) | Err(_) => {
+    let end = timeout(limit, run).await.unwrap_or(Err(GuestError::Late(limit)));
+    finding(end, begun.elapsed(), command, limit)
+}
+
+/// What the end of a command means that was seen after so long.
+fn finding(
+    end: Result<(i32, Vec<u8>), GuestError>,
+    took: Duration,
+    command: &[String],
+    limit: Duration,
+) -> Finding {
+    match end {
+        Ok((0, _)) => Finding::Passed,
+        Ok((_, output)) if took < limit => Finding::Failed(String::from_utf8_lossy(&output).into_owned()),
+        // The guest keeps the same limit, and its word of that may be here before our own clock is heard.
+        Ok(_) | Err(GuestError::Late(_)) => {
             let line = command.join(" ");
             Finding::Failed(format!("command timed out: {line:?} timed out after {limit:?}"))
         }
         // Whether the guest or its agent is to blame cannot be told from here, and either is reason enough to say that the container
         // is not well.
-        Ok(Err(error @ GuestError::Unreachable(_))) => Finding::Failed(chain(&error)),
+        Err(error @ GuestError::Unreachable(_)) => Finding::Failed(chain(&error)),
         // Some guest agents break off at a command's very end.
-        Ok(Err(error)) => Finding::Errored(chain(&error)),
+        Err(error) => Finding::Errored(chain(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_killed_for_being_late_has_timed_out_whoever_says_so_first() {
+        let limit = Duration::from_secs(1);
+        let command = ["sleep".to_owned(), "9".to_owned()];
+        let after = |millis, end| finding(end, Duration::from_millis(millis), &command, limit);
+        let late = Finding::Failed("command timed out: \"sleep 9\" timed out after 1s".into());
+        assert_eq!(after(1000, Err(GuestError::Late(limit))), late);
+        assert_eq!(after(1000, Ok((137, Vec::new()))), late);
+        assert_eq!(after(2000, Ok((1, b"no".to_vec()))), late);
+        // In time, and as somebody else's kill.
+        assert_eq!(after(999, Ok((137, b"no".to_vec()))), Finding::Failed("no".into()));
+        // It has done what it was to do, and may have done so long before we came to look.
+        assert_eq!(after(2000, Ok((0, Vec::new()))), Finding::Passed);
     }
 }

@@ -46,10 +46,12 @@ pub fn known_end(view: &AttemptView, now: Timestamp) -> Option<Outcome> {
     view.result.clone().or_else(|| init_failure(view)).or_else(|| told_by_guest(view, now))
 }
 
-/// The end that a guest without a command tells of. One that had to be stopped has not ended as it says.
+/// The end that a guest without a command tells of. One that had to be stopped has not ended as it says. Nor, maybe, has one that says
+/// all is well: its host may have lost power, or its tart crashed, while it still worked. Only a shim that has seen its VM end well can
+/// tell, and work that is done twice hurts less than work that only seems done.
 fn told_by_guest(view: &AttemptView, now: Timestamp) -> Option<Outcome> {
     let ending = view.spec.as_ref().filter(|_| !view.asked).and_then(guest_status::of)?;
-    Some(Outcome { ending, started_at: view.running_since(), finished_at: now })
+    (ending.exit_code() != 0).then(|| Outcome { ending, started_at: view.running_since(), finished_at: now })
 }
 
 /// The end of a Pod one of whose init containers has failed for good.
@@ -66,7 +68,7 @@ fn init_failure(view: &AttemptView) -> Option<Outcome> {
     })
 }
 
-/// Gives a guest without a command that has said how it ends the time to do so.
+/// Gives a guest without a command that has said that it fails the time to do so.
 async fn wait_for_last_word(attempt: &Attempt, view: &AttemptView) -> Result<(), StateError> {
     if view.result.is_some() || told_by_guest(view, Timestamp::now()).is_none() {
         return Ok(());
@@ -196,8 +198,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_guest_is_believed_that_it_has_failed_and_not_that_all_is_well() {
+        let place =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let (_dir, attempt) = orphan(|spec| spec.status_dir = Some(place.path().to_owned()));
+        for (said, code) in [("0\nwell", None), ("1\nnot well", Some(1)), ("0", None), ("255", Some(255))] {
+            std::fs::write(place.path().join("status"), said).unwrap();
+            let end = known_end(&attempt.view().unwrap(), NOW).map(|end| end.ending.exit_code());
+            assert_eq!(end, code, "{said:?}");
+        }
+        // Its shim has seen it end.
+        attempt.result(&outcome(0)).unwrap();
+        assert_eq!(known_end(&attempt.view().unwrap(), NOW), Some(outcome(0)));
+    }
+
     #[tokio::test]
-    async fn a_guest_is_believed_about_its_end_unless_it_had_to_be_stopped() {
+    async fn a_guest_that_had_to_be_stopped_is_not_believed() {
         let place =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         std::fs::write(place.path().join("status"), "7\nit is over").unwrap();

@@ -280,6 +280,12 @@ impl Attempt {
         self.touch("begun")
     }
 
+    /// Records the same of a VM of which nothing else may be known.
+    pub fn begin_again(&self) -> Result<(), StateError> {
+        file::create_dir(&self.path)?;
+        self.begin()
+    }
+
     /// Returns when not even a power cut can undo [`begin`](Self::begin).
     pub fn sync_begun(&self) -> Result<(), StateError> {
         file::sync(&self.path.join("begun"))?;

@@ -163,11 +163,24 @@ fn a_pod_to_stop() {
 fn what_does_not_stop_is_killed() {
     let asked = || vec![AttemptView { asked: true, ..orphan() }];
     for wanted in [RUN, Wanted::Stop(GRACE), Wanted::Finished(GRACE), Wanted::Gone] {
-        assert_eq!(decide(&seen(wanted, vec![orphan()])), Decision::AskGuest(Restart(0)));
         let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, asked()) });
         assert_eq!(after(2), Decision::StopOrphan(Restart(0)));
         assert_eq!(after(3), Decision::KillLeftovers(Restart(0)));
     }
+}
+
+#[test]
+fn a_guest_is_asked_once_and_only_for_somebody() {
+    let (ask, stop) = (Decision::AskGuest(Restart(0)), Decision::StopOrphan(Restart(0)));
+    let asked = |wanted, asked| Observation { asked, ..seen(wanted, vec![orphan()]) };
+    for wanted in [RUN, Wanted::Stop(GRACE), Wanted::Finished(GRACE)] {
+        assert_eq!(decide(&asked(wanted, None)), ask);
+        // Though that could not be written down.
+        assert_eq!(decide(&asked(wanted, Some(Restart(0)))), stop);
+        // That was another one.
+        assert_eq!(decide(&asked(wanted, Some(Restart(1)))), ask);
+    }
+    assert_eq!(decide(&asked(Wanted::Gone, None)), stop);
 }
 
 #[test]
@@ -422,12 +435,14 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         Just(Some(Health { started: false, ready: false, failed: None })),
         Just(Some(Health { started: true, ready: true, failed: Some(StopCause::FailedLiveness) })),
     ];
-    (wanted, attempts, health, any::<[bool; 3]>(), 0..5u32).prop_map(
-        |(wanted, attempts, health, [refused, accepted, published], vain_stops)| Observation {
+    let asked = prop_oneof![Just(None), (0..2u32).prop_map(|restart| Some(Restart(restart)))];
+    (wanted, attempts, health, any::<[bool; 3]>(), asked, 0..5u32).prop_map(
+        |(wanted, attempts, health, [refused, accepted, published], asked, vain_stops)| Observation {
             refused,
             accepted,
             image: Some("b".into()),
             health,
+            asked,
             vain_stops,
             final_status_published: published,
             ..seen(wanted, attempts)
@@ -469,7 +484,19 @@ proptest! {
         if let Decision::StopOrphan(restart) | Decision::KillLeftovers(restart) = decide(&seen) {
             let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
             prop_assert_eq!(attempt.holder, Holder::Tart);
-            prop_assert!(attempt.asked || attempt.outcome.is_some());
+            let is_asked = attempt.asked || seen.asked == Some(restart);
+            prop_assert!(is_asked || attempt.outcome.is_some() || seen.wanted == Wanted::Gone);
+        }
+    }
+
+    /// A VM without a shim is stopped before anything else happens to it, whatever cannot be written down: its guest is asked once.
+    #[test]
+    fn no_guest_is_asked_twice(mut seen in any_observation()) {
+        if let Decision::AskGuest(restart) = decide(&seen) {
+            prop_assert!(seen.wanted != Wanted::Gone);
+            seen.asked = Some(restart);
+            let next = decide(&seen);
+            prop_assert!(next == Decision::StopOrphan(restart) || next == Decision::KillLeftovers(restart), "{:?}", next);
         }
     }
 

@@ -115,7 +115,7 @@ async fn a_guest_that_only_boots_is_believed_once_it_has_ended() -> Result<()> {
 
     // It still runs, but is about to end.
     let go = "until [ -e /private/tmp/go ]; do sleep 0.05; done; sudo shutdown -h now";
-    let leaves = appliance(&scene, "leaves", "printf '0\\nwell' >", go)?;
+    let leaves = appliance(&scene, "leaves", "printf '3\\nnot well' >", go)?;
     let agent = scene.agent.start()?;
     scene.create(&scene.pod("leaves", &json!({"image": leaves}), &json!({}))).await?;
     let pod = scene.phase("leaves", "Running").await?;
@@ -123,8 +123,8 @@ async fn a_guest_that_only_boots_is_believed_once_it_has_ended() -> Result<()> {
     scene.kill_shims()?;
     scene.mac.tart(["exec", &Scene::vm_of(&pod)?, "touch", "/private/tmp/go"]).await?;
     let agent = scene.agent.start()?;
-    let end = end_of(&scene.phase("leaves", "Succeeded").await?)?;
-    assert_eq!(end.message.as_deref(), Some("well"));
+    let end = end_of(&scene.phase("leaves", "Failed").await?)?;
+    assert_eq!((end.exit_code, end.message.as_deref()), (3, Some("not well")));
     forget(&scene, "leaves").await?;
     agent.kill9()?;
 
@@ -146,6 +146,45 @@ async fn a_guest_that_only_boots_is_believed_once_it_has_ended() -> Result<()> {
     let end = end_of(&scene.phase("links", "Failed").await?)?;
     assert_eq!(end.reason.as_deref(), Some("ContainerStatusUnknown"));
     Ok(())
+}
+
+#[tokio::test]
+async fn a_guest_that_was_cut_off_has_not_done_its_work() -> Result<()> {
+    let (scene, mut agent) = Scene::with_agent("last-cut").await?;
+    let lost = (137, Some("ContainerStatusUnknown"));
+    for (name, word, expected) in [("well", "0\\nwell", lost), ("ill", "3\\nill", (3, Some("Error")))] {
+        let image = appliance(&scene, name, &format!("printf '{word}' >"), "sleep 1000")?;
+        scene.create(&scene.pod(name, &json!({"image": image}), &json!({}))).await?;
+        let uid = scene.phase(name, "Running").await?.metadata.uid.context("no UID")?;
+        let status = scene.agent.state_dir().join("volumes").join(uid).join(".boot-0/pod_status/status");
+        wait::eventually("the guest's word", DEADLINE, async || {
+            ensure!(std::fs::read_to_string(&status)?.ends_with("ll"));
+            Ok(())
+        })
+        .await?;
+        scene.mac.lose_power()?;
+        agent.wait_for_exit(DEADLINE).await?;
+        agent = scene.agent.start()?;
+        let end = end_of(&scene.phase(name, "Failed").await?)?;
+        assert_eq!((name, (end.exit_code, end.reason.as_deref())), (name, expected));
+        forget(&scene, name).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_vm_is_stopped_though_nothing_can_be_written_down() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("last-unwritten").await?;
+    scene.create(&scene.pod("orphan", &json!({"command": ["/bin/sleep", "1000"]}), &json!({}))).await?;
+    let pod = scene.phase("orphan", "Running").await?;
+    let dir = scene.agent.state_dir().join("pods").join(pod.metadata.uid.context("no UID")?).join("0");
+    // Whoever creates it through the link fails.
+    std::os::unix::fs::symlink("nowhere/asked", dir.join("asked"))?;
+    scene.kill_shims()?;
+    scene.told_as("orphan", "FailedSync", "cannot write down how the VM ended").await?;
+    let end = end_of(&scene.phase("orphan", "Failed").await?)?;
+    assert_eq!(end.reason.as_deref(), Some("ContainerStatusUnknown"));
+    forget(&scene, "orphan").await
 }
 
 #[tokio::test]

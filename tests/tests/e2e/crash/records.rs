@@ -74,6 +74,32 @@ async fn all_of_a_vm_that_runs() -> Result<()> {
 }
 
 #[tokio::test]
+async fn all_of_a_vm_that_is_not_the_first() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("lost-later").await?;
+    let script = "until [ -e /private/tmp/go ]; do sleep 0.05; done; exit 7";
+    let again = json!({"restartPolicy": "OnFailure"});
+    scene.create(&scene.pod("again", &json!({"command": ["/bin/sh", "-c", script]}), &again)).await?;
+    let first = Scene::vm_of(&scene.phase("again", "Running").await?)?;
+    scene.mac.tart(["exec", &first, "touch", "/private/tmp/go"]).await?;
+    let restarted = async |count| {
+        let ready = wait::until(&scene.pods, "again", "started again", DEADLINE, |pod| {
+            container(pod).is_ok_and(|status| status.restart_count == count && status.ready)
+        });
+        ready.await.with_context(|| scene.agent_log())
+    };
+    restarted(1).await?;
+    agent.kill9()?;
+    std::fs::remove_dir_all(scene.agent.state_dir().join("pods"))?;
+    let _agent = scene.agent.start()?;
+    // The one that ran is ended and counted, and never is there another beside it.
+    let pod = restarted(2).await?;
+    assert_eq!(last_end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
+    assert_eq!((scene.vms().await?, boots(&scene)?), (vec![Scene::vm_of(&pod)?], 3));
+    scene.kubectl.run(["delete", "pod", "again", "--grace-period=1"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
 async fn of_a_vm_that_is_planned_and_of_one_that_is_over() -> Result<()> {
     let scene = Scene::new("lost-others").await?;
     let dir = async |pod: &str| {
