@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::{Api, Client};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -177,14 +177,6 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         }
         Ok(())
     };
-    let end = async {
-        tokio::select! {
-            _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
-            _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
-        }
-        // While Pods still wait for their images: a pull that nobody wants leaves nothing behind.
-        images.ground().await;
-    };
     tokio::select! {
         result = work => result?,
         // On a task of its own: whatever holds up the others must not cost the Node its identity.
@@ -193,9 +185,19 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         () = health::follow(sources, health) => {}
         () = images.clone().watch() => {}
         () = server => {}
-        () = end => {}
+        () = end(terminate, interrupt, &images) => {}
     }
     Ok(())
+}
+
+/// Waits until the agent is told to end, and has it leave in order.
+async fn end(mut terminate: Signal, mut interrupt: Signal, images: &Images) {
+    tokio::select! {
+        _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
+        _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
+    }
+    // While Pods still wait for their images: a pull that nobody wants leaves nothing behind.
+    images.ground().await;
 }
 
 /// Where the agent's credentials come from.

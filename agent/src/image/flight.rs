@@ -1,5 +1,6 @@
 //! Pulls: one for all who want the same image at the same time, and no more at once than may be.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,7 +42,13 @@ impl Images {
                 Pulling::Over(result) => return result,
                 Pulling::Arrived(percent) => arrived(percent),
             }
-            flight.changed().await.map_err(|_| ImageError::Interrupted(image.to_owned()))?;
+            if flight.changed().await.is_err() {
+                if *self.grounded.borrow() {
+                    // The agent ends, and nothing is wrong with the image.
+                    pending::<()>().await;
+                }
+                return Err(ImageError::Interrupted(image.to_owned()));
+            }
         }
     }
 

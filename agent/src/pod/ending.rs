@@ -52,7 +52,8 @@ impl Worker {
         // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
         let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
         let mut view = attempt.view()?;
-        view.asked |= self.asked == Some(restart);
+        // What a guest says that had to be stopped is no end of its own.
+        view.asked |= self.stopped == Some(restart);
         if view.outcome.is_some() {
             return Ok(());
         }
@@ -74,6 +75,11 @@ impl Worker {
         warn!(pod = %self.name, vm = %attempt.vm(), "nothing is known of a VM of the Pod; stopping it");
         // Its shim would write down its end as that of the next one.
         block_in_place(|| shim::kill_leftovers(attempt))?;
+        // What a deletion has left that was cut short is no VM to tart.
+        block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(WorkError::Vms)?;
+        if !self.host.tart.vm_dir(&attempt.vm()).exists() {
+            return Ok(());
+        }
         self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;
         Ok(attempt.begin_again()?)
     }
@@ -85,6 +91,8 @@ impl Worker {
         let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
         let view = attempt.view()?;
         self.host.tart.delete(&attempt.vm()).await?;
+        // What a deletion leaves that was cut short is no VM to tart.
+        block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(WorkError::Vms)?;
         crash::point("agent.clean.deleted");
         attempt.scrub()?;
         crash::point("agent.clean.scrubbed");

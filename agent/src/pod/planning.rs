@@ -71,12 +71,19 @@ impl Worker {
                 () = &mut called_off => return Ok(()),
             }
         };
-        let image = match image {
-            Some(image) => image,
-            None => tokio::select! {
-                fetched = &mut fetch => fetched,
-                () = &mut called_off => return Ok(()),
-            },
+        let (image, gathered) = match image {
+            Some(image) => (image, gathered),
+            None => {
+                let image = tokio::select! {
+                    fetched = &mut fetch => fetched,
+                    () = &mut called_off => return Ok(()),
+                };
+                // Meanwhile others may have been planned whose volumes cannot be had together with these.
+                tokio::select! {
+                    gathered = self.belongings.gather() => (image, gathered),
+                    () = &mut called_off => return Ok(()),
+                }
+            }
         };
         let image = match image {
             Ok(image) => image,

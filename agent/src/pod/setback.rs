@@ -61,6 +61,10 @@ impl Worker {
         let before = self.setback.take().filter(|before| before.problem == problem);
         if is_full && before.is_none() && self.make_room(error).await {
             self.setback = Some(Setback { problem, delay: None });
+            if let Decision::AskGuest(_) = decision {
+                // What it says can be written down now.
+                self.asked = None;
+            }
             return;
         }
         let delay = match before.and_then(|before| before.delay) {

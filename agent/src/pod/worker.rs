@@ -115,6 +115,8 @@ pub struct Worker {
     pub(super) setback: Option<Setback>,
     /// The VM without a shim whose guest was asked last.
     pub(super) asked: Option<Restart>,
+    /// The VM without a shim that was told to stop last.
+    pub(super) stopped: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop.
     vain_stops: u32,
     /// The status that was last asked to be published.
@@ -166,6 +168,7 @@ impl Worker {
             image_failure: None,
             setback: None,
             asked: None,
+            stopped: None,
             vain_stops: 0,
             shown: None,
             told: Told::default(),
@@ -345,6 +348,7 @@ impl Worker {
             Decision::StopOrphan(restart) => {
                 let attempt = self.dir.attempt(restart);
                 warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; stopping it");
+                self.stopped = Some(restart);
                 // Counted first: a stop that hangs is in vain, too.
                 self.vain_stops += 1;
                 self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;

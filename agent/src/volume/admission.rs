@@ -4,9 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::memory::is_in_memory;
 use crate::pod::admission::Refusal;
-use crate::pod::blueprint::has_command;
 
 /// Where the guest keeps what a container needs to run.
 const SCRATCH: &str = "/private/var/tmp";
@@ -21,26 +19,6 @@ pub fn check(spec: &PodSpec) -> Result<(), Refusal> {
     for (field, container) in init.chain(main) {
         let own = check_container(&field, container, &elsewhere)?;
         elsewhere.extend(own);
-    }
-    check_memory(spec)
-}
-
-/// What is in the guest's memory is made by its guest agent, and is there for all to write to.
-fn check_memory(spec: &PodSpec) -> Result<(), Refusal> {
-    let only_boots = spec.containers.last().is_some_and(|main| !has_command(main));
-    let all = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let mounts: Vec<_> = all.flat_map(|container| container.volume_mounts.iter().flatten()).collect();
-    let volumes = spec.volumes.iter().flatten().enumerate();
-    for (index, volume) in volumes.filter(|(_, volume)| is_in_memory(volume)) {
-        let mounts_it_read_only =
-            mounts.iter().any(|mount| mount.name == volume.name && mount.read_only == Some(true));
-        let why = match (only_boots, mounts_it_read_only) {
-            (true, _) => "needs a container with a command: a VM that only boots is as its image has it",
-            (_, true) => "a volume in memory cannot be read-only for some",
-            _ => continue,
-        };
-        let message = format!("spec.volumes[{index}].emptyDir.medium: {why}");
-        return Err(Refusal { reason: "UnsupportedPod", message });
     }
     Ok(())
 }
@@ -126,22 +104,6 @@ mod tests {
         for (first, second) in [("/work", "/work/src"), ("/work/src", "/work"), ("/private/tmp", "/tmp/x")] {
             let message = refusal(first, second).unwrap();
             assert!(message.starts_with("spec.containers[0].volumeMounts[0].mountPath: "), "{message}");
-        }
-    }
-
-    #[test]
-    fn what_is_in_memory_takes_a_command_and_is_written_to() {
-        let refusal = |command: &[&str], read_only: bool| {
-            let mount = json!({"name": "v", "mountPath": "/v", "readOnly": read_only});
-            let volumes = json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]);
-            let container = json!({"name": "main", "command": command, "volumeMounts": [mount]});
-            let spec = json!({"containers": [container], "volumes": volumes});
-            check(&serde_json::from_value(spec).unwrap()).err().map(|refusal| refusal.message)
-        };
-        assert_eq!(refusal(&["true"], false), None);
-        for (command, read_only) in [(&["true"][..], true), (&[], false)] {
-            let message = refusal(command, read_only).unwrap();
-            assert!(message.starts_with("spec.volumes[0].emptyDir.medium: "), "{message}");
         }
     }
 

@@ -1,18 +1,28 @@
-//! `emptyDir.medium: Memory`: a volume that is no share, but a file system in the guest's own memory.
+//! `emptyDir.medium: Memory`: where it can be, no share, but a file system in the guest's own memory.
 
-use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
+use crate::pod::blueprint::has_command;
+use crate::pod::restart::RestartPolicy;
 use crate::quantity;
 
-/// Whether a volume is one in memory.
-pub(super) fn is_in_memory(volume: &Volume) -> bool {
-    volume.empty_dir.as_ref().and_then(|source| source.medium.as_deref()) == Some("Memory")
+/// Whether a volume is one in the guest's memory. That goes with the VM, and a container that restarts is to find its volume again. It
+/// is made by the guest agent, for all to write to. Any other is a directory of the host, as if it had no medium.
+pub(super) fn is_in_memory(spec: &PodSpec, volume: &Volume) -> bool {
+    let wants_memory =
+        volume.empty_dir.as_ref().and_then(|source| source.medium.as_deref()) == Some("Memory");
+    let runs_once = RestartPolicy::of(spec.restart_policy.as_deref()) == RestartPolicy::Never;
+    let runs_a_command = spec.containers.last().is_some_and(has_command);
+    let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let mut mounts = all.flat_map(|container| container.volume_mounts.iter().flatten());
+    let is_read_only = mounts.any(|mount| mount.name == volume.name && mount.read_only == Some(true));
+    wants_memory && runs_once && runs_a_command && !is_read_only
 }
 
-/// How large a volume in memory may be, in bytes; 0 for as large as the guest lets it be. `None` for any other volume.
-pub(super) fn size(volume: &Volume) -> Option<u64> {
-    let source = volume.empty_dir.as_ref().filter(|_| is_in_memory(volume))?;
-    Some(source.size_limit.as_ref().and_then(quantity::whole).unwrap_or(0))
+/// How large a volume in memory may be, in bytes; 0 for as large as the guest lets it be.
+pub(super) fn size(volume: &Volume) -> u64 {
+    let limit = volume.empty_dir.as_ref().and_then(|source| source.size_limit.as_ref());
+    limit.and_then(quantity::whole).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -20,13 +30,33 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
+    fn volume(source: &Value) -> Volume {
+        serde_json::from_value(json!({"name": "v", "emptyDir": source})).unwrap()
+    }
+
     #[test]
-    fn only_a_volume_in_memory_has_a_size_there() {
-        let of =
-            |source: Value| size(&serde_json::from_value(json!({"name": "v", "emptyDir": source})).unwrap());
-        assert_eq!(of(json!({})), None);
-        assert_eq!(of(json!({"sizeLimit": "1Mi"})), None);
-        assert_eq!(of(json!({"medium": "Memory"})), Some(0));
-        assert_eq!(of(json!({"medium": "Memory", "sizeLimit": "1Mi"})), Some(1 << 20));
+    fn what_must_outlive_its_vm_is_not_in_memory() {
+        let memory = json!({"medium": "Memory"});
+        let table = [
+            (&memory, "Never", &["true"][..], false, true),
+            (&json!({}), "Never", &["true"], false, false),
+            (&memory, "Always", &["true"], false, false),
+            (&memory, "OnFailure", &["true"], false, false),
+            (&memory, "Never", &[], false, false),
+            (&memory, "Never", &["true"], true, false),
+        ];
+        for (source, policy, command, read_only, expected) in table {
+            let mount = json!({"name": "v", "mountPath": "/v", "readOnly": read_only});
+            let container = json!({"name": "main", "command": command, "volumeMounts": [mount]});
+            let spec = json!({"restartPolicy": policy, "containers": [container]});
+            let found = is_in_memory(&serde_json::from_value(spec).unwrap(), &volume(source));
+            assert_eq!(found, expected, "{source} {policy} {command:?} {read_only}");
+        }
+    }
+
+    #[test]
+    fn its_limit_is_its_size() {
+        assert_eq!(size(&volume(&json!({"medium": "Memory"}))), 0);
+        assert_eq!(size(&volume(&json!({"medium": "Memory", "sizeLimit": "1Mi"}))), 1 << 20);
     }
 }

@@ -148,12 +148,10 @@ impl PodVolumes {
         let only_boots = spec.containers.last().is_some_and(|main| !has_command(main));
         let is_mounted =
             |volume: &Volume| mounts.iter().flat_map(|of| &of.mounts).any(|mount| mount.name == volume.name);
-        let mounted = spec.volumes.into_iter().flatten().filter(is_mounted);
-        let (in_memory, volumes): (Vec<_>, Vec<_>) = mounted.partition(memory::is_in_memory);
-        let in_memory = in_memory
-            .iter()
-            .filter_map(|volume| Some((volume.name.clone(), memory::size(volume)?)))
-            .collect();
+        let mounted = spec.volumes.iter().flatten().filter(|volume| is_mounted(volume)).cloned();
+        let (in_memory, volumes): (Vec<_>, Vec<_>) =
+            mounted.partition(|volume| memory::is_in_memory(&spec, volume));
+        let in_memory = in_memory.iter().map(|volume| (volume.name.clone(), memory::size(volume))).collect();
         let (report, seen) = watch::channel(Report::default());
         Self {
             uid: dir.uid().clone(),

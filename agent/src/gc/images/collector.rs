@@ -277,6 +277,9 @@ impl Collector {
         }
         let before = measure(self.tart.home()).await;
         self.tart.delete_base(&known.base()).await?;
+        let (tart, base) = (self.tart.clone(), known.base());
+        let removed = spawn_blocking(move || tart.remove_rest_of_base(&base)).await;
+        removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)?;
         crash::point("agent.collect.base");
         self.delete_cached(&known).await?;
         crash::point("agent.collect.image");
@@ -333,6 +336,8 @@ enum DeleteError {
     State(#[from] StateError),
     #[error(transparent)]
     Tart(#[from] TartError),
+    #[error("cannot remove what is left of a base VM")]
+    Rest(#[source] std::io::Error),
     #[error("cannot look into tart's cache")]
     Look(#[source] std::io::Error),
     #[error("the disk has not answered within {} s", LOOK_LIMIT.as_secs())]

@@ -470,8 +470,9 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.volumes[].emptyDir.medium",
         Only(
             &["Memory"],
-            "a tmpfs in the guest, out of the VM's memory; a container that restarts finds it empty, since its VM is a new one; it cannot be \
-             read-only for some, and a container without a command cannot have it",
+            "a tmpfs in the guest, out of the VM's memory, where `restartPolicy` is `Never`, the container has a command, and nobody mounts it \
+             read-only. Elsewhere it is on the host's disk, as if it had no medium: a container that restarts has a new VM, and finds it again; \
+             it is erased with the Pod",
         ),
     ),
     (

@@ -100,6 +100,28 @@ async fn all_of_a_vm_that_is_not_the_first() -> Result<()> {
 }
 
 #[tokio::test]
+async fn all_but_a_rest_that_is_no_vm_to_tart() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("lost-rest").await?;
+    let again = json!({"restartPolicy": "OnFailure"});
+    let script = "until [ -e /private/tmp/go ]; do sleep 0.05; done; exit 7";
+    scene.create(&scene.pod("rest", &json!({"command": ["/bin/sh", "-c", script]}), &again)).await?;
+    let pod = scene.phase("rest", "Running").await?;
+    // As a deletion leaves it that was cut short.
+    let uid = pod.metadata.uid.clone().context("no UID")?;
+    let rest = scene.mac.tart_home().join("vms").join(format!("tk-{uid}-3"));
+    std::fs::create_dir(&rest)?;
+    std::fs::write(rest.join("disk.img"), "what is left")?;
+    scene.mac.tart(["exec", &Scene::vm_of(&pod)?, "touch", "/private/tmp/go"]).await?;
+    let ready = wait::until(&scene.pods, "rest", "started again", DEADLINE, |pod| {
+        container(pod).is_ok_and(|status| status.restart_count > 0 && status.ready)
+    });
+    ready.await.with_context(|| agent.log().unwrap_or_default())?;
+    ensure!(!rest.exists(), "it is still there");
+    scene.kubectl.run(["delete", "pod", "rest", "--grace-period=1"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
 async fn of_a_vm_that_is_planned_and_of_one_that_is_over() -> Result<()> {
     let scene = Scene::new("lost-others").await?;
     let dir = async |pod: &str| {
