@@ -175,8 +175,16 @@ cannot_mount() {
 last_words() {
 	parent=${1%/*}
 	[ -d "${parent:-/}" ] || (umask 022; try mkdir -p "$parent")
-	{ true >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c 'true >"$0" && chmod 666 "$0"' "$1" ||
-		[ "$1" = /dev/termination-log ] || notice "no termination message can be left at $1 in the guest"
+	emptied "$1" || linked "$1" || notice "no termination message can be left at $1 in the guest"
+}
+
+emptied() { { true >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c 'true >"$0" && chmod 666 "$0"' "$1"; }
+
+# Among its devices macOS takes no files, but links. The usual path of a termination message is one there.
+linked() {
+	case $1 in /dev/*/*) return 1 ;; /dev/*) ;; *) return 1 ;; esac
+	words=/private/var/tart-kubelet/last-words
+	(umask 022; root mkdir -p "$words") && emptied "$words/${1##*/}" && root ln -s "$words/${1##*/}" "$1" && emptied "$1"
 }
 
 work_in() {

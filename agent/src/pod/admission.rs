@@ -33,10 +33,10 @@ pub struct VmPlan {
     pub pull: PullPolicy,
     /// The size that the container's resources ask for.
     pub size: Size,
-    /// Whether no limit says how many cores: the VM may have more.
-    pub cpu_is_minimum: bool,
+    /// Whether it is a limit that says how many cores.
+    pub cpu_is_limit: bool,
     /// The same of its memory.
-    pub memory_is_minimum: bool,
+    pub memory_is_limit: bool,
     /// The names of the containers that run before the main one.
     pub init: Vec<String>,
     /// Ports of the host that lead into the guest; one without an address is at the Node's.
@@ -53,8 +53,8 @@ impl VmPlan {
             pull_secrets: Vec::new(),
             pull: PullPolicy::IfNotPresent,
             size: Size::default(),
-            cpu_is_minimum: true,
-            memory_is_minimum: true,
+            cpu_is_limit: false,
+            memory_is_limit: false,
             init: Vec::new(),
             host_ports: Vec::new(),
         }
@@ -103,8 +103,8 @@ pub fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
             _ => PullPolicy::IfNotPresent,
         },
         size: largest(spec)?,
-        cpu_is_minimum: !has_limit(container, "cpu"),
-        memory_is_minimum: !has_limit(container, "memory"),
+        cpu_is_limit: has_limit(container, "cpu"),
+        memory_is_limit: has_limit(container, "memory"),
         init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
         host_ports: host_ports(container)?,
     })
@@ -160,6 +160,8 @@ fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
 fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
     let pods = spec.security_context.as_ref();
     let own = main.security_context.as_ref();
+    // Who runs what in a guest that boots is the image's affair; a command of the Pod's would have to run as its user.
+    let runs = runs_commands(main);
     let mounts = |has: fn(&VolumeMount) -> bool| main.volume_mounts.iter().flatten().any(has);
     let fields = [
         ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
@@ -167,9 +169,9 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
         ("setHostnameAsFQDN", spec.set_hostname_as_fqdn == Some(true)),
         ("hostnameOverride", says(spec.hostname_override.as_ref(), "")),
         ("dnsConfig", spec.dns_config.as_ref().is_some_and(|it| *it != PodDNSConfig::default())),
-        ("securityContext.runAsUser", pods.is_some_and(|it| it.run_as_user.is_some())),
-        ("securityContext.runAsGroup", pods.is_some_and(|it| it.run_as_group.is_some())),
-        ("securityContext.runAsNonRoot", pods.is_some_and(|it| it.run_as_non_root == Some(true))),
+        ("securityContext.runAsUser", runs && pods.is_some_and(|it| it.run_as_user.is_some())),
+        ("securityContext.runAsGroup", runs && pods.is_some_and(|it| it.run_as_group.is_some())),
+        ("securityContext.runAsNonRoot", runs && pods.is_some_and(|it| it.run_as_non_root == Some(true))),
         (
             "securityContext.supplementalGroups",
             pods.is_some_and(|it| it.supplemental_groups.as_ref().is_some_and(|all| !all.is_empty())),
@@ -178,11 +180,11 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
             "securityContext.supplementalGroupsPolicy",
             pods.is_some_and(|it| it.supplemental_groups_policy.as_deref() == Some("Strict")),
         ),
-        ("containers[0].securityContext.runAsUser", own.is_some_and(|it| it.run_as_user.is_some())),
-        ("containers[0].securityContext.runAsGroup", own.is_some_and(|it| it.run_as_group.is_some())),
+        ("containers[0].securityContext.runAsUser", runs && own.is_some_and(|it| it.run_as_user.is_some())),
+        ("containers[0].securityContext.runAsGroup", runs && own.is_some_and(|it| it.run_as_group.is_some())),
         (
             "containers[0].securityContext.runAsNonRoot",
-            own.is_some_and(|it| it.run_as_non_root == Some(true)),
+            runs && own.is_some_and(|it| it.run_as_non_root == Some(true)),
         ),
         ("containers[0].workingDir", says(main.working_dir.as_ref(), "")),
         ("containers[0].volumeMounts[].subPath", mounts(|it| says(it.sub_path.as_ref(), ""))),
@@ -197,6 +199,15 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
         ("containers[0].terminationMessagePolicy", says(main.termination_message_policy.as_ref(), "File")),
     ];
     fields.into_iter().find(|(_, is_set)| *is_set).map(|(field, _)| field)
+}
+
+/// Whether a container has a hook or a probe that is a command.
+fn runs_commands(container: &Container) -> bool {
+    let hooks = container.lifecycle.as_ref();
+    let hooks = [hooks.and_then(|it| it.post_start.as_ref()), hooks.and_then(|it| it.pre_stop.as_ref())];
+    let probes = [&container.startup_probe, &container.liveness_probe, &container.readiness_probe];
+    hooks.into_iter().flatten().any(|hook| hook.exec.is_some())
+        || probes.into_iter().flatten().any(|probe| probe.exec.is_some())
 }
 
 /// Whether a field says anything but what is usual.

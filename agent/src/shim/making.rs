@@ -53,29 +53,47 @@ impl Shim {
     }
 
     async fn configure(&self) -> Result<(), TartError> {
-        let size = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
-        let mut result = self.tart.configure(&self.spec.vm, size).await;
-        for size in larger(size, self.spec.cpu_is_minimum, self.spec.memory_is_minimum) {
+        let asked = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
+        let mut result = self.tart.configure(&self.spec.vm, asked).await;
+        for size in larger(asked) {
             match result {
                 Err(error) if error.fault() == Some(Fault::BadSize) => {
                     result = self.tart.configure(&self.spec.vm, size).await;
                 }
                 done => return done,
             }
+            if result.is_ok() {
+                self.tell_exceeded(size);
+            }
         }
         result
     }
+
+    /// Tells which limits the image's own size goes beyond.
+    fn tell_exceeded(&self, size: Size) {
+        let cpu = self.spec.cpu.filter(|_| self.spec.cpu_is_limit && size.cpu.is_none());
+        let memory = self.spec.memory_mib.filter(|_| self.spec.memory_is_limit && size.memory_mib.is_none());
+        let exceeded: Vec<String> = cpu
+            .map(|cores| format!("cpu ({cores})"))
+            .into_iter()
+            .chain(memory.map(|mib| format!("memory ({mib} MiB)")))
+            .collect();
+        if !exceeded.is_empty() {
+            let message = format!(
+                "the image needs a larger VM than the container's limits allow: {}; the VM is as large as its image has it",
+                exceeded.join(", ")
+            );
+            self.notice("LimitsTooSmall", message);
+        }
+    }
 }
 
-/// What to try when a VM cannot be as small as asked for. A request says what is enough, not how much it has to be: where the image
-/// needs more of one, or of both, it is the image that counts.
-fn larger(size: Size, cpu_is_minimum: bool, memory_is_minimum: bool) -> Vec<Size> {
-    let without = |cpu: bool, memory: bool| Size {
-        cpu: size.cpu.filter(|_| !cpu),
-        memory_mib: size.memory_mib.filter(|_| !memory),
-    };
-    let (cpu, memory) = (cpu_is_minimum, memory_is_minimum);
-    let mut sizes = vec![without(cpu, false), without(false, memory), without(cpu, memory)];
+/// What to try when a VM cannot be as small as asked for: where the image needs more of one, or of both, it is the image that counts.
+/// No VM could be smaller, and most limits were written with containers in mind.
+fn larger(size: Size) -> Vec<Size> {
+    let more_cpu = Size { cpu: None, ..size };
+    let more_memory = Size { memory_mib: None, ..size };
+    let mut sizes = vec![more_cpu, more_memory, Size::default()];
     sizes.retain(|other| *other != size);
     sizes.dedup();
     sizes
@@ -86,20 +104,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_a_minimum_may_grow() {
+    fn no_more_grows_than_has_to() {
         let of = |cpu, memory_mib| Size { cpu, memory_mib };
-        let size = of(Some(1), Some(64));
         let (more_cpu, more_memory) = (of(None, Some(64)), of(Some(1), None));
         let table = [
-            (size, false, false, vec![]),
-            (size, true, false, vec![more_cpu]),
-            (size, false, true, vec![more_memory]),
-            (size, true, true, vec![more_cpu, more_memory, Size::default()]),
-            (of(Some(1), None), true, true, vec![Size::default()]),
-            (Size::default(), true, true, vec![]),
+            (of(Some(1), Some(64)), vec![more_cpu, more_memory, Size::default()]),
+            (of(Some(1), None), vec![Size::default()]),
+            (Size::default(), vec![]),
         ];
-        for (size, cpu, memory, expected) in table {
-            assert_eq!(larger(size, cpu, memory), expected, "{size:?} {cpu} {memory}");
+        for (size, expected) in table {
+            assert_eq!(larger(size), expected, "{size:?}");
         }
     }
 }

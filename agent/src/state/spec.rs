@@ -33,12 +33,12 @@ pub struct ShimSpec {
     /// Memory for the VM in MiB; the image's own size when absent.
     #[serde(default)]
     pub memory_mib: Option<u64>,
-    /// Whether so many cores are enough, and the image may have more.
+    /// Whether so many cores are a limit: more, where the image needs them, is worth telling.
     #[serde(default)]
-    pub cpu_is_minimum: bool,
-    /// Whether so much memory is enough, and the image may have more.
+    pub cpu_is_limit: bool,
+    /// The same of its memory.
     #[serde(default)]
-    pub memory_is_minimum: bool,
+    pub memory_is_limit: bool,
     /// Directories of the host that the guest gets to see.
     #[serde(default)]
     pub shares: Vec<Share>,
@@ -131,8 +131,8 @@ impl ShimSpec {
             tart: "/tart".into(),
             cpu: None,
             memory_mib: None,
-            cpu_is_minimum: false,
-            memory_is_minimum: false,
+            cpu_is_limit: false,
+            memory_is_limit: false,
             shares: Vec::new(),
             identity: GuestIdentity::default(),
             init: Vec::new(),

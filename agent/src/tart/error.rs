@@ -115,7 +115,6 @@ impl Fault {
             }
             Self::HostSession => "; log the host's user in at its screen, so that it has a GUI session",
             Self::NoSpace => "; free some disk space on the host",
-            Self::BadSize => "; raise the container's resource limits",
             Self::TooLarge => {
                 "; lower the container's resource limits: the VM is as large as they are, and the host is smaller"
             }

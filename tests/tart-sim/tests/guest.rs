@@ -34,6 +34,27 @@ fn the_system_is_sealed_and_the_rest_is_writable() {
 }
 
 #[test]
+fn links_can_be_made_among_the_devices_and_nothing_else() {
+    let mac = Mac::new();
+    mac.create("a");
+    mac.set_image("a", r#"{"uid": 501}"#);
+    let _a = mac.run(&["a"]);
+    mac.wait_for_agent("a");
+    let refused = mac.sh("a", "ln -s /tmp/words /dev/words");
+    assert_ne!(refused.code(), 0, "{refused:?}");
+    mac.sh("a", "sudo ln -s /tmp/words /dev/words && echo DONE >/dev/words").ok();
+    assert_eq!(mac.sh("a", "cat /tmp/words").ok(), "DONE\n");
+    // Another one needs to be asked for.
+    assert_ne!(mac.sh("a", "sudo ln -s /tmp/other /dev/words").code(), 0);
+    mac.sh("a", "sudo ln -sfn /tmp/other /dev/words && test \"$(readlink /dev/words)\" = /tmp/other").ok();
+    let refused = mac.sh("a", "sudo touch /dev/file");
+    assert!(refused.stderr.contains("Read-only file system"), "{refused:?}");
+    // Elsewhere it is what it always is.
+    mac.sh("a", "mkdir d && echo 1 >a && ln -s ../a d && ln a hard && ln -s a b && cat d/a hard b").ok();
+    assert_ne!(mac.sh("a", "ln -s a b").code(), 0);
+}
+
+#[test]
 fn an_image_may_leave_its_system_open() {
     let mac = Mac::new();
     mac.create("a");

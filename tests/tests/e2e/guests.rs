@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use serde_json::{Value, json};
 
-use crate::scene::{Scene, state_of};
+use crate::scene::{IMAGE, Scene, state_of};
 
 fn shell(script: &str, extra: &Value) -> Value {
     let mut container = json!({"command": ["/bin/sh", "-c", script]});
@@ -113,13 +113,32 @@ async fn last_words_come_from_a_file_or_from_the_log() -> Result<()> {
     let said = message("log", "echo all is lost; exit 1", &fallback, "Failed").await?;
     assert_eq!(said.as_deref(), Some("all is lost\n"));
     assert_eq!(message("fine", "echo all is well", &fallback, "Succeeded").await?, None);
-    // The usual path is one that macOS has no file for; an image that leaves its system open may.
-    let open = "registry.test/macos/unsealed:1";
-    scene.mac.add_image(open, &json!({"sealed": false}))?;
-    let leave = "printf DONE >/dev/termination-log";
-    assert_eq!(message("sealed", leave, &json!({}), "Failed").await?, None);
-    let said = message("open", leave, &json!({"image": open}), "Succeeded").await?;
+    // The usual path is one that macOS takes no file at.
+    let leave = |path: &str| format!("printf DONE >{path}");
+    let usual = leave("/dev/termination-log");
+    let said = message("usual", &usual, &json!({}), "Succeeded").await?;
     assert_eq!(said.as_deref(), Some("DONE"));
+    let stranger =
+        json!({"terminationMessagePath": "/dev/my-words", "securityContext": {"runAsUser": 10000}});
+    let said = message("stranger", &leave("/dev/my-words"), &stranger, "Succeeded").await?;
+    assert_eq!(said.as_deref(), Some("DONE"));
+    // Nobody without sudo makes a link there.
+    let locked = "registry.test/macos/speechless:1";
+    scene.mac.add_image(locked, &json!({"uid": 501, "sudo": false}))?;
+    let container = shell(&usual, &json!({"image": locked}));
+    let tokenless = json!({"automountServiceAccountToken": false});
+    scene.create(&scene.pod("locked", &container, &tokenless)).await?;
+    assert_eq!(end_of(&scene.phase("locked", "Failed").await?)?.message, None);
+    scene.told("pod", "locked", "no termination message can be left at /dev/termination-log").await?;
+    // One container after the other in the same guest.
+    let container = |name: &str, script: &str| json!({"name": name, "image": IMAGE, "command": ["/bin/sh", "-c", script]});
+    let extra = json!({"initContainers": [container("first", "printf first >/dev/termination-log")]});
+    scene.create(&scene.pod("two", &shell("true", &json!({})), &extra)).await?;
+    let pod = scene.phase("two", "Succeeded").await?;
+    assert_eq!(end_of(&pod)?.message, None);
+    let first = &pod.status.as_ref().context("status")?.init_container_statuses.as_ref().context("init")?[0];
+    let ended = first.state.as_ref().and_then(|state| state.terminated.as_ref()).context("not ended")?;
+    assert_eq!(ended.message.as_deref(), Some("first"));
     Ok(())
 }
 

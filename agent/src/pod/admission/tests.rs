@@ -28,9 +28,6 @@ fn limits_else_requests_size_the_vm() {
 #[test]
 fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
     let own = [
-        json!({"securityContext": {"runAsUser": 501}}),
-        json!({"securityContext": {"runAsGroup": 20}}),
-        json!({"securityContext": {"runAsNonRoot": true}}),
         json!({"workingDir": "/tmp"}),
         json!({"stdin": true}),
         json!({"tty": true}),
@@ -48,9 +45,6 @@ fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
         json!({"setHostnameAsFQDN": true}),
         json!({"hostnameOverride": "c.test"}),
         json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["192.0.2.53"]}}),
-        json!({"securityContext": {"runAsUser": 501}}),
-        json!({"securityContext": {"runAsGroup": 20}}),
-        json!({"securityContext": {"runAsNonRoot": true}}),
     ];
     for field in whole {
         let mut spec = json!({"containers": [{"name": "a", "image": "i"}]});
@@ -65,18 +59,52 @@ fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
     assert_eq!(admit(&pod(&filled)).err(), None);
 }
 
+/// The Pod Security Standard `restricted` wants `runAsNonRoot` of every Pod.
+#[test]
+fn a_vm_that_only_boots_may_name_a_user_whom_nothing_runs_as() {
+    let commands = [
+        json!({"lifecycle": {"postStart": {"exec": {"command": ["true"]}}}}),
+        json!({"lifecycle": {"preStop": {"exec": {"command": ["true"]}}}}),
+        json!({"readinessProbe": {"exec": {"command": ["true"]}}}),
+    ];
+    let users = [json!({"runAsUser": 501}), json!({"runAsGroup": 20}), json!({"runAsNonRoot": true})];
+    let others = json!({"lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
+        "readinessProbe": {"tcpSocket": {"port": 22}}});
+    for user in users {
+        let admitted = |container: &Value, of_pod: bool| {
+            let mut container = container.clone();
+            container
+                .as_object_mut()
+                .unwrap()
+                .extend([("name".into(), "a".into()), ("image".into(), "i".into())]);
+            let mut spec = json!({});
+            let place = if of_pod { &mut spec } else { &mut container };
+            place["securityContext"] = user.clone();
+            spec["containers"] = json!([container]);
+            admit(&pod(&spec))
+        };
+        for of_pod in [false, true] {
+            assert_eq!(admitted(&others, of_pod).err(), None, "{user}");
+            for command in &commands {
+                let refusal = admitted(command, of_pod).unwrap_err();
+                assert!(refusal.message.contains("needs a container with a command"), "{refusal:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn only_a_limit_is_a_limit() {
-    let is_minimum = |resources: Value| {
+    let is_limit = |resources: Value| {
         let plan = admit(&with_container(&json!({"resources": resources}))).unwrap();
-        (plan.cpu_is_minimum, plan.memory_is_minimum)
+        (plan.cpu_is_limit, plan.memory_is_limit)
     };
-    assert_eq!(is_minimum(json!({"requests": {"cpu": "2"}})), (true, true));
-    assert_eq!(is_minimum(json!({"limits": {"ephemeral-storage": "1Gi"}})), (true, true));
+    assert_eq!(is_limit(json!({"requests": {"cpu": "2"}})), (false, false));
+    assert_eq!(is_limit(json!({"limits": {"ephemeral-storage": "1Gi"}})), (false, false));
     // What many Pods have.
     let one = json!({"requests": {"cpu": "100m", "memory": "4Gi"}, "limits": {"memory": "4Gi"}});
-    assert_eq!(is_minimum(one), (true, false));
-    assert_eq!(is_minimum(json!({"limits": {"cpu": "4", "memory": "4Gi"}})), (false, false));
+    assert_eq!(is_limit(one), (false, true));
+    assert_eq!(is_limit(json!({"limits": {"cpu": "4", "memory": "4Gi"}})), (true, true));
 }
 
 #[test]

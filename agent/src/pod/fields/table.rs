@@ -184,7 +184,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].resources.limits",
         Honoured(
-            "`cpu` and `memory` size the VM, rounded up to cores and MiB; `ephemeral-storage` is not enforced",
+            "`cpu` and `memory` size the VM, rounded up to cores and MiB, but not below what its image needs: an Event tells when a limit is less; \
+             `ephemeral-storage` is not enforced",
         ),
     ),
     (
@@ -223,20 +224,20 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].securityContext.runAsGroup",
         Honoured(
-            "any number; the guest's user must be able to use `sudo` without a password; a container without a command cannot have it",
+            "any number; the guest's user must be able to use `sudo` without a password; without a command it has no effect, as `runAsUser`",
         ),
     ),
     (
         "spec.containers[].securityContext.runAsNonRoot",
         Honoured(
-            "the container does not start when its user in the guest is root; a container without a command cannot have it",
+            "the container does not start when its user in the guest is root; without a command it has no effect, as `runAsUser`",
         ),
     ),
     (
         "spec.containers[].securityContext.runAsUser",
         Honoured(
             "any number; the guest's user must be able to use `sudo` without a password; one that the guest does not know has `/` for its \
-             home; a container without a command cannot have it",
+             home; in a VM that only boots the image says who runs what, and it has no effect: hooks and probes by `exec` are refused there beside it",
         ),
     ),
     ("spec.containers[].securityContext.seccompProfile", Parts),
@@ -258,8 +259,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].terminationMessagePath",
         Honoured(
-            "a file in the guest, read when the command has ended; macOS has no file at the default `/dev/termination-log`, \
-             so name another one; a container without a command cannot have another one",
+            "a file in the guest, read when the command has ended; in `/dev`, as the default `/dev/termination-log`, it is a link to a file elsewhere, which takes \
+             `sudo` without a password; a container without a command cannot have another one",
         ),
     ),
     (

@@ -19,8 +19,8 @@ fn plan() -> VmPlan {
         pull_secrets: Vec::new(),
         pull: PullPolicy::IfNotPresent,
         size: Size::default(),
-        cpu_is_minimum: false,
-        memory_is_minimum: false,
+        cpu_is_limit: false,
+        memory_is_limit: false,
         init: Vec::new(),
         host_ports: Vec::new(),
     }

@@ -9,6 +9,7 @@ mod boot;
 mod commands;
 mod init;
 mod layout;
+mod links;
 #[cfg(target_os = "linux")]
 mod linux;
 mod machine;

@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::commands::INIT_PID;
+use super::links::ln;
 use super::name_service::networksetup;
 use super::users::{chroot, sudo};
 
@@ -29,6 +30,7 @@ const PROGRAMS: &[(&str, &str, Program)] = &[
     ("/usr/bin", "sw_vers", sw_vers),
     ("/usr/sbin", "chroot", chroot),
     ("/usr/sbin", "networksetup", networksetup),
+    ("/bin", "ln", ln),
     ("/sbin", "shutdown", shutdown),
     ("/sbin", "halt", halt),
     ("/sbin", "reboot", reboot),

@@ -25,7 +25,7 @@ use super::machine::exit;
 use super::{Boot, INIT, programs};
 use crate::file_lock::FileLock;
 
-pub(super) use mounts::mount_memory;
+pub(super) use mounts::{mount_memory, with_open_devices};
 pub(super) use shares::mount_share;
 
 /// The argument that tells init that it is root only in a user namespace of its own.

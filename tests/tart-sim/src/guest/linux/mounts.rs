@@ -1,8 +1,10 @@
 //! The three kinds of mounts that a guest is made of.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
@@ -13,6 +15,23 @@ pub(super) fn bind(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Makes one mount read-only, not what is mounted in it.
 pub(super) fn make_read_only(path: &Path) -> io::Result<()> {
+    change(path, MsFlags::MS_RDONLY)
+}
+
+/// Does something among the devices, which are sealed before and after.
+pub(in crate::guest) fn with_open_devices<T>(act: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let devices = Path::new("/dev");
+    // One at a time, or the first to be done would seal them for all.
+    let directory = File::open(devices)?;
+    let _turn = Flock::lock(directory, FlockArg::LockExclusive).map_err(|(_, error)| error)?;
+    change(devices, MsFlags::empty())?;
+    let done = act();
+    make_read_only(devices)?;
+    done
+}
+
+/// Makes one mount read-only, or writable.
+fn change(path: &Path, access: MsFlags) -> io::Result<()> {
     // A user namespace may add restrictions but not lift those that the mount came with.
     let present = statvfs(path)?.flags();
     let kept = [
@@ -27,7 +46,7 @@ pub(super) fn make_read_only(path: &Path) -> io::Result<()> {
     .filter(|(flag, _)| present.contains(*flag))
     .map(|(_, flag)| flag)
     .collect::<MsFlags>();
-    mount_at(None, path, None, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | kept, None)
+    mount_at(None, path, None, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | access | kept, None)
 }
 
 /// Mounts a file system, or changes a mount when it has no type.
