@@ -67,14 +67,17 @@ pub fn kill_leftovers(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
     Ok(found.iter().map(|one| one.pid).collect())
 }
 
-/// Which processes are what the shim of a VM has left, itself included.
+/// Which processes are what the shim of a VM has left, itself included, and first: it would write down how the others have ended.
 fn leftovers<'a>(running: &'a [Running], vm: &str, shim: Option<Pid>) -> Vec<&'a Running> {
     let is_marked = |one: &Running| one.variable(MARK) == Some(vm);
     let in_session = |one: &Running| shim.is_some() && one.session == shim;
     // macOS hides the environment of some programs. But no process gets an ID that is still the ID of a session: when one process
     // of the session is the shim's, all are.
     let session_is_ours = running.iter().any(|one| in_session(one) && (is_marked(one) || one.names(vm)));
-    running.iter().filter(|one| is_marked(one) || (session_is_ours && in_session(one))).collect()
+    let mut found: Vec<_> =
+        running.iter().filter(|one| is_marked(one) || (session_is_ours && in_session(one))).collect();
+    found.sort_by_key(|one| one.session != Some(one.pid));
+    found
 }
 
 #[cfg(test)]
@@ -107,6 +110,15 @@ mod tests {
     fn all_of_the_session_once_one_of_it_is_known() {
         assert_eq!(found(&[named(71, SHIM), unknown(72, SHIM), unknown(80, 80)], Some(SHIM)), [71, 72]);
         assert_eq!(found(&[marked(71, SHIM), unknown(72, SHIM), unknown(80, 80)], Some(SHIM)), [71, 72]);
+    }
+
+    #[test]
+    fn the_shim_goes_before_those_whose_end_it_would_tell() {
+        assert_eq!(
+            found(&[named(71, SHIM), marked(SHIM, SHIM), marked(72, SHIM)], Some(SHIM)),
+            [SHIM, 71, 72]
+        );
+        assert_eq!(found(&[marked(71, SHIM), marked(SHIM, SHIM)], None), [SHIM, 71]);
     }
 
     #[test]
