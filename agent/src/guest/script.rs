@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser};
+use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Missing};
 
 /// Where a macOS guest sees the host's shares.
 const SHARES: &str = "/Volumes/My Shared Files";
@@ -55,11 +55,21 @@ pub fn set_up(
             "" => format!("{place}/{}", mount.share),
             inside => format!("{place}/{}/{inside}", mount.share),
         };
-        if let Some(bytes) = mount.in_memory {
-            let root = format!("{place}/{}", mount.share);
-            let _ = writeln!(script, "in_memory {} {bytes} {}", quote(&root), quote(&source));
-        }
-        let _ = writeln!(script, "mount_at {} {}", quote(&source), quote(&mount.path));
+        let (root, source) = (quote(&format!("{place}/{}", mount.share)), quote(&source));
+        let path = quote(&mount.path);
+        let _ = match (mount.in_memory, &mount.missing) {
+            (Some(bytes), _) => {
+                writeln!(script, "in_memory {root} {bytes} {source} {path}\nmount_at {source} {path}")
+            }
+            (None, Missing::Awaited) => writeln!(script, "mount_at {source} {path}"),
+            (None, Missing::Made { share, mode }) => {
+                let root = format!("{place}/{share}");
+                let part = quote(&format!("{root}/{}", mount.sub_path));
+                let (root, mask) = (quote(&root), 0o777 & !mode);
+                writeln!(script, "make_part {root} {mask:03o} {part} {path}\nmount_at {source} {path}")
+            }
+            (None, Missing::Empty) => writeln!(script, "mount_or_empty {root} {source} {path}"),
+        };
     }
     let _ = writeln!(script, "last_words {}", quote(&container.termination.path));
     let variables: String = command.env.iter().filter(|(name, _)| is_shell_name(name)).fold(

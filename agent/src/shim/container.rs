@@ -156,7 +156,9 @@ impl Shim {
     async fn set_up(&self, guest: &mut Guest, task: &Task<'_>, command: &GuestCommand) -> Result<Ready, Run> {
         let address = task.address.to_string();
         let identity = task.identity.map(|identity| (identity, address.as_str()));
-        let script = script::set_up(task.spec, command, identity).into_bytes();
+        let mounts = task.spec.mounts.iter().map(|mount| mount.at(&address)).collect();
+        let container = ContainerSpec { mounts, ..task.spec.clone() };
+        let script = script::set_up(&container, command, identity).into_bytes();
         let argv = ["/bin/sh", "-s"].map(str::to_owned).to_vec();
         let exec = Exec { argv, stdin: Stdin::Bytes(script), ..Exec::default() };
         let mut stop = self.stop.clone();

@@ -31,6 +31,7 @@ mod orphans;
 mod outage;
 mod partials;
 mod ports;
+mod parts;
 mod probes;
 mod reboot;
 mod registration;
