@@ -394,9 +394,9 @@ impl Attempt {
     pub fn scrub(&self) -> Result<(), StateError> {
         let path = self.path.join("spec.json");
         file::remove_half_written(&path)?;
-        let Some(mut spec) = file::read::<ShimSpec>(&path)? else { return file::remove(&path) };
-        spec.forget_secrets();
-        file::write(&path, &spec)
+        let Some(spec) = file::read::<ShimSpec>(&path)? else { return file::remove(&path) };
+        let scrubbed = spec.without_secrets();
+        if scrubbed == spec { Ok(()) } else { file::write(&path, &scrubbed) }
     }
 
     /// Records that the VM is deleted.
