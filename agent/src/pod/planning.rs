@@ -22,7 +22,7 @@ use super::worker::Worker;
 use crate::crash;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
-use crate::state::{ContainerSpec, HostPort, Share, ShimSpec};
+use crate::state::{ContainerSpec, HostPort, InitState, Share, ShimSpec};
 use crate::vm::Restart;
 use crate::volume::boot::{self, BootShares};
 
@@ -144,6 +144,7 @@ impl Worker {
         let boot = self.boot_shares(pod, &spec.containers, gathered, restart)?;
         crash::point("agent.plan.shares");
         let mut shares: Vec<Share> = gathered.volumes.shares.clone();
+        let init_before = self.init_before(restart)?;
         let status_dir = boot.as_ref().map(|boot| boot.status_dir.clone());
         shares.extend(boot.into_iter().flat_map(|boot| boot.shares));
         let attempt = self.dir.attempt(restart);
@@ -158,6 +159,7 @@ impl Worker {
             memory_mib: plan.size.memory_mib,
             cpu_is_minimum: plan.cpu_is_minimum,
             memory_is_minimum: plan.memory_is_minimum,
+            init_before,
             shares,
             identity: blueprint::identity(pod, &self.host.cluster_domain),
             init: containers(spec.init_containers.as_deref().unwrap_or_default()),
@@ -169,6 +171,17 @@ impl Worker {
             dhcp_leases: Some(self.host.dhcp_leases.clone()),
             crashes,
         })?;
+    /// What is known of the init containers from the VM before this one.
+    fn init_before(&self, restart: Restart) -> Result<Vec<InitState>, WorkError> {
+        let attempts = self.dir.attempts()?;
+        let Some(before) = attempts.iter().rfind(|attempt| attempt.restart() < restart) else {
+            return Ok(Vec::new());
+        };
+        let view = before.view()?;
+        let Some(end) = &view.outcome else { return Ok(Vec::new()) };
+        Ok(view.init_states().iter().map(|state| state.in_next_vm(end)).collect())
+    }
+
         Ok(())
     }
 

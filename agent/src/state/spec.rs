@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(test)]
 use super::container::Termination;
 use super::container::{ContainerSpec, GuestIdentity, Share};
+use super::record::InitState;
 use crate::vm::{BaseName, VmName};
 
 /// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
@@ -48,6 +49,9 @@ pub struct ShimSpec {
     /// Containers that run one after the other before the main one.
     #[serde(default)]
     pub init: Vec<ContainerSpec>,
+    /// What is known of them from the VMs before.
+    #[serde(default)]
+    pub init_before: Vec<InitState>,
     /// Whether one of those that fails is tried again, in the same guest.
     #[serde(default)]
     pub init_again: bool,
@@ -117,11 +121,11 @@ impl ShimSpec {
             container.post_start = None;
             container.pre_stop = None;
         }
+        spec
     }
 }
 
 #[cfg(test)]
-        spec
 impl ShimSpec {
     /// A spec for tests that do not care what is in it.
     pub(crate) fn example(vm: VmName) -> Self {
@@ -138,6 +142,7 @@ impl ShimSpec {
             shares: Vec::new(),
             identity: GuestIdentity::default(),
             init: Vec::new(),
+            init_before: Vec::new(),
             init_again: false,
             main: ContainerSpec {
                 name: "main".to_owned(),
