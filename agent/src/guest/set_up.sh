@@ -214,6 +214,8 @@ work_in() {
 		fail StartError "the working directory $1 cannot be made in the guest"
 }
 
+odd_names() { [ -x /usr/bin/perl ] || notice "the guest has no perl to set variables that no shell can set: $1"; }
+
 # From here on only the container's user can look into the directory.
 hand_over() {
 	own "$dir"/* && own "$dir" || fail CreateContainerConfigError "the guest's user cannot give files to user $owner"

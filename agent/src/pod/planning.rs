@@ -106,9 +106,6 @@ impl Worker {
         if restart > Restart(0) {
             self.host.metrics.container_restarts();
         }
-        for words in gathered.environments.values().flat_map(|resolved| &resolved.skipped) {
-            self.host.events.warning(&pod, "InvalidEnvironmentVariableNames", words);
-        }
         crash::point("agent.plan.gathered");
         self.write_plan(&pod, &plan, image, &gathered, restart, crashes)
     }
@@ -144,10 +141,10 @@ impl Worker {
         let boot = self.boot_shares(pod, &spec.containers, gathered, restart)?;
         crash::point("agent.plan.shares");
         let mut shares: Vec<Share> = gathered.volumes.shares.clone();
-        let init_before = self.init_before(restart)?;
         let status_dir = boot.as_ref().map(|boot| boot.status_dir.clone());
         shares.extend(boot.into_iter().flat_map(|boot| boot.shares));
         let attempt = self.dir.attempt(restart);
+        let init_before = self.init_before(restart)?;
         attempt.plan(&ShimSpec {
             vm: attempt.vm(),
             image: image.digest.to_string(),
@@ -159,10 +156,10 @@ impl Worker {
             memory_mib: plan.size.memory_mib,
             cpu_is_minimum: plan.cpu_is_minimum,
             memory_is_minimum: plan.memory_is_minimum,
-            init_before,
             shares,
             identity: blueprint::identity(pod, &self.host.cluster_domain),
             init: containers(spec.init_containers.as_deref().unwrap_or_default()),
+            init_before,
             init_again: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
             main,
             status_dir,
@@ -171,6 +168,9 @@ impl Worker {
             dhcp_leases: Some(self.host.dhcp_leases.clone()),
             crashes,
         })?;
+        Ok(())
+    }
+
     /// What is known of the init containers from the VM before this one.
     fn init_before(&self, restart: Restart) -> Result<Vec<InitState>, WorkError> {
         let attempts = self.dir.attempts()?;
@@ -180,9 +180,6 @@ impl Worker {
         let view = before.view()?;
         let Some(end) = &view.outcome else { return Ok(Vec::new()) };
         Ok(view.init_states().iter().map(|state| state.in_next_vm(end)).collect())
-    }
-
-        Ok(())
     }
 
     /// What a guest that only boots is given in place of a command's environment, and to say how it ended.

@@ -93,6 +93,37 @@ fn no_variable_gets_in_the_way_of_the_exit_code() {
 }
 
 #[test]
+fn variables_that_no_shell_can_set_reach_the_command_and_what_runs_beside_it() {
+    let mut command = GuestCommand::example(&["/usr/bin/env"]);
+    let variables = [
+        ("my.key", "it's \\ $HOME\nand more"),
+        ("UID", "0b1c"),
+        ("a b'c\\", "x"),
+        // Perl would complain of the one, and heed the other.
+        ("LC_ALL", "no-such-language"),
+        ("PERL5OPT", "-d"),
+        ("DYLD_LIBRARY_PATH", "/lib"),
+        ("PLAIN", "y"),
+    ];
+    command.env = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let ready =
+        prepare(&ContainerSpec { termination: Termination::default(), ..container() }, &command).unwrap();
+    let mut beside = ready.enter();
+    beside.push("/usr/bin/env".to_owned());
+    let beside = Command::new(&beside[0]).args(&beside[1..]).output().unwrap();
+    let (code, said, complaints) = run(&ready, &command.argv);
+    assert_eq!((code, complaints.as_str()), (Some(0), ""));
+    for said in [said, String::from_utf8_lossy(&beside.stdout).into_owned()] {
+        for (name, value) in variables {
+            assert!(said.contains(&format!("{name}={value}\n")), "{name}: {said}");
+        }
+    }
+    let script = set_up(&container(), &command, None);
+    let started: Vec<&str> = script.lines().filter(|line| line.starts_with("exec ")).collect();
+    assert!(started.iter().all(|line| !line.contains("0b1c") && !line.contains("my.key")), "{started:?}");
+}
+
+#[test]
 fn a_function_of_the_script_is_no_program() {
     assert_eq!(prepare(&container(), &GuestCommand::example(&["ready"])).unwrap_err().reason, "StartError");
 }
@@ -240,10 +271,15 @@ fn a_mount_hides_what_is_there_and_can_be_made_twice() {
     assert!(link.status.success(), "{}", String::from_utf8_lossy(&link.stdout));
     assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
     assert!(dir.path().join("a/data.hidden-by-volume/old").exists());
-    let mount =
-        |in_memory| Mount { share: "v".into(), sub_path: "in/side".into(), path: "/opt/x".into(), in_memory };
-    let script = |in_memory| {
-        let container = ContainerSpec { mounts: vec![mount(in_memory)], ..container() };
+    let script = |in_memory, missing| {
+        let mount = Mount {
+            share: "v".into(),
+            sub_path: "in/side".into(),
+            path: "/opt/x".into(),
+            in_memory,
+            missing,
+        };
+        let container = ContainerSpec { mounts: vec![mount], ..container() };
         set_up(&container, &GuestCommand::example(&["true"]), None)
     };
     let share = "/Volumes/My Shared Files/v";
