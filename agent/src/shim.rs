@@ -206,6 +206,10 @@ impl Shim {
                 let told = (!killed).then(|| self.told_by_guest()).flatten();
                 told.unwrap_or(Ending::Stopped { killed })
             }
+            End::Guest(GuestEnd::Failed(limit, message)) => {
+                shut_down(&self.tart, &self.spec.vm, &mut child, limit).await;
+                Ending::Exited { code: 137, message: Some(message) }
+            }
             // The connection breaks a moment before tart says why.
             End::Guest(GuestEnd::Lost) => match timeout(LAST_WORDS, child.wait()).await {
                 Ok(status) => {
@@ -349,7 +353,11 @@ impl Shim {
     }
 
     async fn end(&self, outcome: &Outcome) {
-        info!(vm = %self.spec.vm, ending = ?outcome.ending, "ended");
+        // What a container says at last may be secret.
+        match &outcome.ending {
+            Ending::Exited { code, .. } => info!(vm = %self.spec.vm, code, "ended"),
+            ending => info!(vm = %self.spec.vm, ?ending, "ended"),
+        }
         self.persist("how the VM ended", || self.attempt.finish(outcome)).await;
         crash::point("shim.ended");
     }
@@ -401,6 +409,8 @@ enum GuestEnd {
     Over(Ending),
     /// The guest is to be shut down, within this time.
     Asked(Limit),
+    /// The same because its `postStart` hook has failed, and how.
+    Failed(Limit, String),
     /// Nobody knows: the guest agent is gone.
     Lost,
 }

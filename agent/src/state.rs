@@ -26,7 +26,7 @@
 //!     shim.lock                 held while the shim lives
 //!     shim.pid                  which process that is, for the one that has to be killed
 //!     tart.lock                 held while any `tart` that the shim started lives
-//! logs/<uid>/<container>/<restart>.log  its output; apart, so that a chatty guest does not wake the agent
+//! logs/<uid>/<container>/<restartCount>.log  its output; apart, so that a chatty guest does not wake the agent
 //! logs/<uid>/<restart>.shim.log         what the shim says it does
 //! volumes/<uid>/<volume>/       the files of a volume, see `volume::tree`, or those that the guest writes; apart for the same reason
 //! ```
@@ -36,6 +36,7 @@ mod claim;
 mod container;
 mod file;
 mod lock;
+mod logs;
 mod pod;
 mod record;
 mod secret;
@@ -45,7 +46,8 @@ mod writer;
 pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
 pub use claim::{Claim, ClaimError};
 pub use container::{
-    ContainerSpec, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Share, Termination,
+    ContainerSpec, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP, Share,
+    Termination,
 };
 pub use file::StateError;
 pub use lock::Lock;

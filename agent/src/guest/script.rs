@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser};
+use crate::state::{ContainerSpec, GuestCommand, GuestIdentity, GuestUser, Missing};
 
 /// Where a macOS guest sees the host's shares.
 const SHARES: &str = "/Volumes/My Shared Files";
@@ -55,11 +55,21 @@ pub fn set_up(
             "" => format!("{place}/{}", mount.share),
             inside => format!("{place}/{}/{inside}", mount.share),
         };
-        if let Some(bytes) = mount.in_memory {
-            let root = format!("{place}/{}", mount.share);
-            let _ = writeln!(script, "in_memory {} {bytes} {}", quote(&root), quote(&source));
-        }
-        let _ = writeln!(script, "mount_at {} {}", quote(&source), quote(&mount.path));
+        let (root, source) = (quote(&format!("{place}/{}", mount.share)), quote(&source));
+        let path = quote(&mount.path);
+        let _ = match (mount.in_memory, &mount.missing) {
+            (Some(bytes), _) => {
+                writeln!(script, "in_memory {root} {bytes} {source} {path}\nmount_at {source} {path}")
+            }
+            (None, Missing::Awaited) => writeln!(script, "mount_at {source} {path}"),
+            (None, Missing::Made { share, mode }) => {
+                let root = format!("{place}/{share}");
+                let part = quote(&format!("{root}/{}", mount.sub_path));
+                let (root, mask) = (quote(&root), 0o777 & !mode);
+                writeln!(script, "make_part {root} {mask:03o} {part} {path}\nmount_at {source} {path}")
+            }
+            (None, Missing::Empty) => writeln!(script, "mount_or_empty {root} {source} {path}"),
+        };
     }
     let _ = writeln!(script, "last_words {}", quote(&container.termination.path));
     let variables: String = command.env.iter().filter(|(name, _)| is_shell_name(name)).fold(
@@ -72,9 +82,10 @@ pub fn set_up(
     let _ = writeln!(script, "put env \"$first\"{}", quote(&variables));
     let directory = command.working_dir.as_deref().unwrap_or_default();
     let _ = writeln!(script, "work_in {}", quote(directory));
+    let borne = bear(&mut script, &command.env);
     // No name is taken from the container's variables, and macOS takes some of them (`DYLD_…`) from every shell that is started
     // with them, so that there must be none after this one.
-    let enter = format!(". \"${{0%/*}}/env\"\n{}exec \"$@\"\n", change_to(directory));
+    let enter = format!(". \"${{0%/*}}/env\"\n{}{borne}exec \"$@\"\n", change_to(directory));
     let _ = writeln!(script, "put enter {}", quote(&enter));
     // The process whose number is written down becomes the command.
     let _ = writeln!(script, "put start {}", quote(&format!("echo $$ >\"${{0%/*}}/pid\"\n{enter}")));
@@ -251,6 +262,30 @@ fn user(script: &mut String, user: &GuestUser) {
     );
 }
 
+/// Has perl set the variables that no shell can set; what it is to run with them goes before the command. Those that it would heed
+/// itself, or that macOS would take from it, wait until then, too.
+fn bear(script: &mut String, variables: &[(String, String)]) -> String {
+    let odd: Vec<&str> =
+        variables.iter().map(|(name, _)| name.as_str()).filter(|name| !is_shell_name(name)).collect();
+    if odd.is_empty() {
+        return String::new();
+    }
+    let is_heeded = |name: &str| ["DYLD_", "LANG", "LC_", "PERL"].iter().any(|it| name.starts_with(it));
+    let word = |text: &str| format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"));
+    let (mut lines, mut heeded) = (String::new(), String::new());
+    for (name, value) in variables {
+        let is_odd = !is_shell_name(name);
+        if is_odd || is_heeded(name) {
+            let _ = writeln!(lines, "$ENV{{{}}} = {};", word(name), word(value));
+        }
+        if !is_odd && is_heeded(name) {
+            let _ = writeln!(heeded, "unset {name}");
+        }
+    }
+    let _ = writeln!(script, "odd_names {}\nput names {}", quote(&odd.join(", ")), quote(&lines));
+    format!("if [ -x /usr/bin/perl ]; then\n{heeded}{BEAR} \"${{0%/*}}/names\" \"$@\"\nfi\n")
+}
+
 fn change_to(directory: &str) -> String {
     if directory.is_empty() { String::new() } else { format!("cd {} || exit 126\n", quote(directory)) }
 }
@@ -260,8 +295,7 @@ fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// Whether the shell can set a variable of that name. Others reach the command only through a guest agent that takes
-/// variables itself.
+/// Whether the shell can set a variable of that name.
 pub fn is_shell_name(name: &str) -> bool {
     !KEPT_BY_SHELL.contains(&name)
         && !name.starts_with(|first: char| first.is_ascii_digit())
@@ -284,6 +318,8 @@ const PROBE: &str = r#"d=${0%/*} limit=$1
 shift
 exec /bin/sh "$d/within" "$limit" /bin/sh "$d/enter" "$@"
 "#;
+/// What sets variables and becomes the command. Neither is in any list of arguments.
+const BEAR: &str = "exec /usr/bin/perl -e 'do shift; exec { $ARGV[0] } @ARGV; exit($! == 2 ? 127 : 126)'";
 const PRELUDE: &str = include_str!("set_up.sh");
 
 #[cfg(test)]

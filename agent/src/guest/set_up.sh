@@ -126,21 +126,49 @@ as_user() {
 	esac </dev/null >/dev/null 2>&1
 }
 
-mount_at() {
+# Shares come a moment after the guest. Which part of one is meant may be secret, so that nobody is told.
+await() {
 	tries=0
-	until [ -e "$1" ]; do
+	until try test -e "$1"; do
 		tries=$((tries + 1))
-		[ $tries -le 30 ] || fail CreateContainerError "the guest does not see the share of volume mount $2 at $1"
+		[ $tries -le 30 ] || fail CreateContainerError "the guest does not see the share of volume mount $2, or what is to be in it"
 		sleep 1 </dev/null
 	done
-	path=$2
+}
+
+mount_at() {
+	await "$1" "$2"
+	make_way "$2"
+	try ln -s "$1" "$path" || cannot_mount "$2"
+}
+
+# Of files that the host has; what is missing is an empty directory.
+mount_or_empty() {
+	await "$1" "$3"
+	if try test -e "$2"; then
+		mount_at "$2" "$3"
+	else
+		make_way "$3"
+		(umask 022; try mkdir "$path") || cannot_mount "$3"
+	fi
+}
+
+# What containers before this one have not made in a volume.
+make_part() {
+	await "$1" "$4"
+	try test -e "$3" || (umask "$2"; try mkdir -p "$3") || cannot_make "$4"
+}
+
+# Leaves nothing at a path, which is then $path, but all that is needed above it.
+make_way() {
+	path=$1
 	# The image's own links are followed, as /tmp is one; that of a container before, or one that leads nowhere, goes.
 	while [ -L "$path" ]; do
 		to=$(readlink "$path")
 		[ -e "$path" ] || to=
 		case $to in
 		'' | '/Volumes/My Shared Files'* | /private/var/tart-kubelet/*)
-			try rm -f "$path" || cannot_mount "$2"
+			try rm -f "$path" || cannot_mount "$1"
 			break
 			;;
 		/*) path=$to ;;
@@ -148,10 +176,9 @@ mount_at() {
 		esac
 	done
 	parent=${path%/*}
-	[ -d "${parent:-/}" ] || (umask 022; try mkdir -p "$parent") || cannot_mount "$2"
+	[ -d "${parent:-/}" ] || (umask 022; try mkdir -p "$parent") || cannot_mount "$1"
 	# What the image has there is hidden, as a mount would hide it.
-	[ ! -e "$path" ] || rmdir "$path" 2>/dev/null || try mv "$path" "$path.hidden-by-volume" || cannot_mount "$2"
-	try ln -s "$1" "$path" || cannot_mount "$2"
+	[ ! -e "$path" ] || rmdir "$path" 2>/dev/null || try mv "$path" "$path.hidden-by-volume" || cannot_mount "$1"
 }
 
 # A file system in memory, for all containers of the guest, and the part of it that is wanted.
@@ -165,10 +192,13 @@ in_memory() {
 			fail CreateContainerError "volume ${1##*/} cannot be had in the guest's memory: it has no mount_tmpfs, or its user may not use sudo without a password"
 		;;
 	esac
-	[ -d "$3" ] || (umask 0; try mkdir -p "$3") || fail CreateContainerError "$3 cannot be made in the guest"
+	try test -e "$3" || (umask 0; try mkdir -p "$3") || cannot_make "$4"
 }
 
+cannot_make() { fail CreateContainerError "the subPath of volume mount $1 cannot be made in the guest"; }
+
 cannot_mount() {
+	root true || fail CreateContainerError "volume mount $1 cannot be had in the guest: its user may not write there, nor use sudo without a password; choose another path or image"
 	fail CreateContainerError "volume mount $1 cannot be had in the guest: macOS seals its root; choose a path below /Users, /private, /opt, /usr/local, /Library or /Volumes, or an image that has the directory"
 }
 
@@ -191,6 +221,8 @@ work_in() {
 	[ -z "$1" ] || try test -d "$1" || { (umask 022; try mkdir -p "$1") && own "$1"; } ||
 		fail StartError "the working directory $1 cannot be made in the guest"
 }
+
+odd_names() { [ -x /usr/bin/perl ] || notice "the guest has no perl to set variables that no shell can set: $1"; }
 
 # From here on only the container's user can look into the directory.
 hand_over() {

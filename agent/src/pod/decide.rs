@@ -54,6 +54,8 @@ pub struct Observation {
     pub evicted: Option<String>,
     /// Whether there is anything of its volumes on the disk.
     pub has_volumes: bool,
+    /// Whether the last thing that was tried is to remove them, in vain.
+    pub vain_wipe: bool,
     /// When the Pod has been active for long enough, whatever it does.
     pub deadline: Option<Deadline>,
     /// The VM without a shim whose guest was asked, whether or not that could be written down.
@@ -233,11 +235,11 @@ pub fn decide(seen: &Observation) -> Decision {
 
 fn step(seen: &Observation) -> Decision {
     if let Some(Deadline { grace, .. }) = seen.missed_deadline() {
-        return tear_down(seen, grace).unwrap_or(Decision::Wait(None));
+        return put_away(seen, grace).unwrap_or(Decision::Wait(None));
     }
     if let Wanted::Run(_) = seen.wanted {
         if seen.eviction().is_some() {
-            return tear_down(seen, EVICTION_GRACE).unwrap_or(Decision::Wait(None));
+            return put_away(seen, EVICTION_GRACE).unwrap_or(Decision::Wait(None));
         }
         if seen.too_large && seen.evicted.is_none() && !seen.has_ended_by_itself() {
             return Decision::Evict;
@@ -246,14 +248,18 @@ fn step(seen: &Observation) -> Decision {
     match seen.wanted {
         Wanted::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
         Wanted::Run(_) if !seen.accepted => Decision::Accept,
-        Wanted::Run(_) => run(seen),
-        Wanted::Stop(grace) => tear_down(seen, grace)
-            .or_else(|| wipe(seen))
-            .unwrap_or(if seen.final_status_published { Decision::DeletePod } else { Decision::Wait(None) }),
-        Wanted::Finished(grace) => {
-            tear_down(seen, grace).or_else(|| wipe(seen)).unwrap_or(Decision::Wait(None))
+        // Nothing starts it again, whenever the API server hears of that.
+        Wanted::Run(_) if seen.is_over() && seen.is_idle() => {
+            put_away(seen, Duration::ZERO).unwrap_or(Decision::Wait(None))
         }
-        Wanted::Gone => tear_down(seen, Duration::ZERO).unwrap_or(Decision::Forget),
+        Wanted::Run(_) => run(seen),
+        Wanted::Stop(grace) => put_away(seen, grace).unwrap_or(if seen.final_status_published {
+            Decision::DeletePod
+        } else {
+            Decision::Wait(None)
+        }),
+        Wanted::Finished(grace) => put_away(seen, grace).unwrap_or(Decision::Wait(None)),
+        Wanted::Gone => put_away(seen, Duration::ZERO).unwrap_or(Decision::Forget),
     }
 }
 
@@ -315,9 +321,12 @@ fn plan(seen: &Observation, restart: Restart, crashes: u32) -> Decision {
     }
 }
 
-/// Nothing that may be secret stays longer than the Pod's last VM.
-fn wipe(seen: &Observation) -> Option<Decision> {
-    seen.has_volumes.then_some(Decision::Wipe)
+/// The next step towards a Pod of which nothing runs and nothing may be secret; `None` when nothing does and is. Volumes go as soon as
+/// nothing runs: a VM may take long to delete. When they cannot, that holds up no VM either.
+fn put_away(seen: &Observation, grace: Duration) -> Option<Decision> {
+    let wipe = (seen.has_volumes && seen.is_idle()).then_some(Decision::Wipe);
+    let tear_down = tear_down(seen, grace);
+    if seen.vain_wipe { tear_down.or(wipe) } else { wipe.or(tear_down) }
 }
 
 /// How often the container has failed in a row before a VM whose plan was begun and never written.
@@ -387,6 +396,7 @@ impl Observation {
             too_large: false,
             evicted: None,
             has_volumes: false,
+            vain_wipe: false,
             deadline: None,
             asked: None,
             vain_stops: 0,

@@ -84,18 +84,20 @@ impl Worker {
         Ok(attempt.begin_again()?)
     }
 
-    /// Deletes a VM that has ended, and forgets what may be secret in its plan.
+    /// Forgets what may be secret in the plan of a VM that has ended, and deletes it.
     pub(super) async fn clean(&self, restart: Restart) -> Result<(), WorkError> {
         let attempt = self.dir.attempt(restart);
         // A shim that has written its outcome is gone in a moment.
         let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
         let view = attempt.view()?;
+        // First: tart may take long to delete a VM. A disk that is too full for it has room once the VM is gone.
+        let scrubbed = attempt.scrub();
+        crash::point("agent.clean.scrubbed");
         self.host.tart.delete(&attempt.vm()).await?;
         // What a deletion leaves that was cut short is no VM to tart.
         block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(WorkError::Vms)?;
         crash::point("agent.clean.deleted");
-        attempt.scrub()?;
-        crash::point("agent.clean.scrubbed");
+        scrubbed.or_else(|_| attempt.scrub())?;
         attempt.mark_cleaned()?;
         // A clone that failed may mean that the image is no longer where it was.
         if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =

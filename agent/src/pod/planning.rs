@@ -22,7 +22,7 @@ use super::worker::Worker;
 use crate::crash;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
-use crate::state::{ContainerSpec, HostPort, Share, ShimSpec};
+use crate::state::{ContainerSpec, HostPort, InitState, Share, ShimSpec};
 use crate::vm::Restart;
 use crate::volume::boot::{self, BootShares};
 
@@ -106,9 +106,6 @@ impl Worker {
         if restart > Restart(0) {
             self.host.metrics.container_restarts();
         }
-        for words in gathered.environments.values().flat_map(|resolved| &resolved.skipped) {
-            self.host.events.warning(&pod, "InvalidEnvironmentVariableNames", words);
-        }
         crash::point("agent.plan.gathered");
         self.write_plan(&pod, &plan, image, &gathered, restart, crashes)
     }
@@ -147,6 +144,7 @@ impl Worker {
         let status_dir = boot.as_ref().map(|boot| boot.status_dir.clone());
         shares.extend(boot.into_iter().flat_map(|boot| boot.shares));
         let attempt = self.dir.attempt(restart);
+        let init_before = self.init_before(restart)?;
         attempt.plan(&ShimSpec {
             vm: attempt.vm(),
             image: image.digest.to_string(),
@@ -161,6 +159,7 @@ impl Worker {
             shares,
             identity: blueprint::identity(pod, &self.host.cluster_domain),
             init: containers(spec.init_containers.as_deref().unwrap_or_default()),
+            init_before,
             init_again: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
             main,
             status_dir,
@@ -170,6 +169,17 @@ impl Worker {
             crashes,
         })?;
         Ok(())
+    }
+
+    /// What is known of the init containers from the VM before this one.
+    fn init_before(&self, restart: Restart) -> Result<Vec<InitState>, WorkError> {
+        let attempts = self.dir.attempts()?;
+        let Some(before) = attempts.iter().rfind(|attempt| attempt.restart() < restart) else {
+            return Ok(Vec::new());
+        };
+        let view = before.view()?;
+        let Some(end) = &view.outcome else { return Ok(Vec::new()) };
+        Ok(view.init_states().iter().map(|state| state.in_next_vm(end)).collect())
     }
 
     /// What a guest that only boots is given in place of a command's environment, and to say how it ended.

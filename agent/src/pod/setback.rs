@@ -46,6 +46,8 @@ impl WorkError {
 
 /// An effect that keeps failing.
 pub(super) struct Setback {
+    /// The step that fails.
+    pub(super) step: Decision,
     problem: String,
     /// How long it was waited for the last time; not at all after room was made for it.
     delay: Option<Duration>,
@@ -60,7 +62,7 @@ impl Worker {
         let problem = format!("{}: {}{advice}", describe(decision), chain(error));
         let before = self.setback.take().filter(|before| before.problem == problem);
         if is_full && before.is_none() && self.make_room(error).await {
-            self.setback = Some(Setback { problem, delay: None });
+            self.setback = Some(Setback { step: decision, problem, delay: None });
             if let Decision::AskGuest(_) = decision {
                 // What it says can be written down now.
                 self.asked = None;
@@ -75,7 +77,7 @@ impl Worker {
                 RETRY
             }
         };
-        self.setback = Some(Setback { problem, delay: Some(delay) });
+        self.setback = Some(Setback { step: decision, problem, delay: Some(delay) });
         // What the failed effect itself has stirred in the directory is no reason to hurry.
         tokio::select! {
             Ok(()) = self.pod.changed() => {}

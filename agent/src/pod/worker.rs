@@ -239,6 +239,7 @@ impl Worker {
             too_large: self.belongings.exceeded().is_some(),
             evicted: self.dir.evicted()?,
             has_volumes: self.dir.has_volumes(),
+            vain_wipe: self.setback.as_ref().is_some_and(|setback| setback.step == Decision::Wipe),
             deadline: deadline(&pod),
             asked: self.asked,
             vain_stops: self.vain_stops,

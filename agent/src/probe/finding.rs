@@ -80,7 +80,9 @@ fn http(answer: Result<super::http::Answer, HttpError>) -> Finding {
         Ok(answer) => {
             Finding::Failed(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16()))
         }
-        Err(error @ HttpError::NoAnswer { .. }) => Finding::Failed(error.to_string()),
+        Err(error @ (HttpError::NoAnswer { .. } | HttpError::NotTls { .. })) => {
+            Finding::Failed(error.to_string())
+        }
         Err(error @ HttpError::BrokenBody { .. }) => Finding::Errored(error.to_string()),
     }
 }

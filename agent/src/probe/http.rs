@@ -7,7 +7,7 @@ mod tls;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use http::header::{ACCEPT, CONNECTION, HOST, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONNECTION, HOST, USER_AGENT};
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Empty};
@@ -80,6 +80,12 @@ pub enum HttpError {
         /// What was in the way.
         why: String,
     },
+    /// Whoever answers does not speak TLS; the text is the kubelet's.
+    #[error("Get \"{url}\": tls: first record does not look like a TLS handshake")]
+    NotTls {
+        /// What was asked for.
+        url: String,
+    },
     /// The answer broke off.
     #[error("the answer to Get \"{url}\" broke off: {why}")]
     BrokenBody {
@@ -115,7 +121,10 @@ impl HttpGet {
                 headers.remove(HOST);
             }
             let exchange = match timeout_at(deadline, exchange(&url, headers)).await {
-                Ok(exchange) => exchange.map_err(|why| no_answer(&url, why))?,
+                Ok(exchange) => exchange.map_err(|failure| match failure {
+                    Failure::NotTls => HttpError::NotTls { url: url.to_string() },
+                    Failure::Other(why) => no_answer(&url, why),
+                })?,
                 Err(_) => return Err(no_answer(&url, late("while awaiting headers"))),
             };
             let redirect = redirect::of(&exchange.response, &url).map_err(|why| no_answer(&url, why))?;
@@ -140,9 +149,22 @@ impl HttpGet {
         Err(no_answer(&url, format!("stopped after {MAX_REQUESTS} redirects")))
     }
 
-    fn url(&self, pod: IpAddr) -> Result<Uri, HttpError> {
+    /// The same without TLS, and so without what proves to a server who asks.
+    #[must_use]
+    pub fn without_tls(&self) -> Self {
+        let mut plain = Self { https: false, ..self.clone() };
+        plain.headers.retain(|(name, _)| !name.eq_ignore_ascii_case(AUTHORIZATION.as_str()));
+        plain
+    }
+
+    /// Whom it asks: host and port.
+    pub fn authority(&self, pod: IpAddr) -> String {
         let host = self.host.clone().unwrap_or_else(|| pod.to_string());
-        let authority = super::tcp::address(&host, self.port);
+        super::tcp::address(&host, self.port)
+    }
+
+    fn url(&self, pod: IpAddr) -> Result<Uri, HttpError> {
+        let authority = self.authority(pod);
         let scheme = if self.https { Scheme::HTTPS } else { Scheme::HTTP };
         let path = redirect::escaped(&self.path);
         let text = format!("{scheme}://{authority}{path}");
@@ -195,7 +217,20 @@ impl Exchange {
     }
 }
 
-async fn exchange(url: &Uri, mut headers: HeaderMap) -> Result<Exchange, String> {
+/// Why a request was not answered.
+enum Failure {
+    /// The server does not speak TLS.
+    NotTls,
+    Other(String),
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self::Other(why)
+    }
+}
+
+async fn exchange(url: &Uri, mut headers: HeaderMap) -> Result<Exchange, Failure> {
     let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     // Brackets belong to the URL, not to the address.
     let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
@@ -208,11 +243,12 @@ async fn exchange(url: &Uri, mut headers: HeaderMap) -> Result<Exchange, String>
     let mut request = Request::get(target).body(Empty::new()).map_err(|error| error.to_string())?;
     *request.headers_mut() = headers;
     let stream = super::tcp::connect(host, port).await?;
-    if https {
+    let exchange = if https {
         converse(tls::wrap(host, stream).await?, request).await
     } else {
         converse(stream, request).await
-    }
+    };
+    Ok(exchange?)
 }
 
 async fn converse<S>(stream: S, request: Request<Empty<Bytes>>) -> Result<Exchange, String>

@@ -2,59 +2,59 @@
 
 use std::net::IpAddr;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::container::LEAST_AFTER_HOOK;
 use super::limit::Limit;
 use super::{Container, GuestEnd, Shim, hooks};
 use crate::crash;
-use crate::report::chain;
-use crate::state::{Ending, Hook, Stage};
+use crate::state::{Hook, Stage};
 
 impl Shim {
     /// Sees a guest without a command through its hooks, until it is to be shut down.
     pub(super) async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
         self.enter(Stage::Up { address });
         let mut stop = self.stop.clone();
+        let mut failure = None;
         if let Some(hook) = &self.spec.main.post_start {
             crash::point("shim.post-start.before");
-            let failure = tokio::select! {
-                result = self.hook(hook, address) => result.err(),
-                _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
+            let done = tokio::select! {
+                done = self.hook(hook, address) => done,
+                _ = stop.requested() => Ok(None),
             };
-            if let Some(why) = failure {
-                let message = format!("PostStartHookError: {why}");
-                self.notice("FailedPostStartHook", message.clone());
-                return GuestEnd::Over(Ending::Exited { code: 137, message: Some(message) });
-            }
             crash::point("shim.post-start.after");
+            failure = self.started_by(done).err();
         }
-        self.running(container, address, None);
-        stop.requested().await;
-        let mut limit = Limit::asked(stop);
+        let own = if failure.is_none() {
+            self.running(container, address, None);
+            stop.requested().await;
+            None
+        } else {
+            Some(Instant::now() + self.spec.grace)
+        };
+        let mut limit = Limit { own, ..Limit::asked(stop) };
         if let Some(hook) = self.spec.main.pre_stop.as_ref().filter(|_| !limit.is_over()) {
             crash::point("shim.pre-stop.before");
-            let failure = tokio::select! {
-                result = self.hook(hook, address) => result.err(),
-                () = limit.over() => Some("it did not end within the grace period".to_owned()),
+            let done = tokio::select! {
+                done = self.hook(hook, address) => Some(done),
+                () = limit.over() => None,
             };
-            if let Some(why) = failure {
-                self.notice("FailedPreStopHook", format!("PreStopHook failed: {why}"));
-            }
+            self.stopped_by(done);
             crash::point("shim.pre-stop.after");
             limit.grant(LEAST_AFTER_HOOK);
         }
-        GuestEnd::Asked(limit)
+        match failure {
+            Some(message) => GuestEnd::Failed(limit, message),
+            None => GuestEnd::Asked(limit),
+        }
     }
 
-    async fn hook(&self, hook: &Hook, address: IpAddr) -> Result<(), String> {
-        let Hook::Exec(argv) = hook else {
-            return hooks::run_outside(hook, address).await.map_err(|error| chain(&error));
-        };
+    async fn hook(&self, hook: &Hook, address: IpAddr) -> hooks::Done {
+        let Hook::Exec(argv) = hook else { return hooks::run_outside(hook, address).await };
         // Only a command needs the guest agent, which the image may not have.
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
-            return Err("the guest agent does not answer".to_owned());
+            return Err(hooks::HookError::NoAgent);
         };
-        hooks::run_command(argv, &mut guest, None).await.map_err(|error| chain(&error))
+        hooks::run_command(argv, &mut guest, None).await
     }
 }

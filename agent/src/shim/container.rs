@@ -19,7 +19,7 @@ use crate::crash;
 use crate::guest::script::{self, Ready};
 use crate::guest::{Exec, Guest, GuestError, Stdin};
 use crate::report::chain;
-use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, LastCommand, Outcome};
+use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, LastCommand, Notice, Outcome};
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);
@@ -156,7 +156,9 @@ impl Shim {
     async fn set_up(&self, guest: &mut Guest, task: &Task<'_>, command: &GuestCommand) -> Result<Ready, Run> {
         let address = task.address.to_string();
         let identity = task.identity.map(|identity| (identity, address.as_str()));
-        let script = script::set_up(task.spec, command, identity).into_bytes();
+        let mounts = task.spec.mounts.iter().map(|mount| mount.at(&address)).collect();
+        let container = ContainerSpec { mounts, ..task.spec.clone() };
+        let script = script::set_up(&container, command, identity).into_bytes();
         let argv = ["/bin/sh", "-s"].map(str::to_owned).to_vec();
         let exec = Exec { argv, stdin: Stdin::Bytes(script), ..Exec::default() };
         let mut stop = self.stop.clone();
@@ -212,15 +214,13 @@ impl Shim {
             crash::point("shim.post-start.before");
             let turn = Turn { ready, name: "post-start" };
             let run = hooks::run(hook, guest, turn, task.address);
-            let failure = tokio::select! {
-                result = run => result.err(),
+            let done = tokio::select! {
+                done = run => done,
                 end = follow.as_mut() => return end.into(),
-                _ = stop.requested() => None,
+                _ = stop.requested() => Ok(None),
             };
             crash::point("shim.post-start.after");
-            if let Some(error) = failure {
-                let message = format!("PostStartHookError: {}", chain(&error));
-                self.notice("FailedPostStartHook", message.clone());
+            if let Err(message) = self.started_by(done) {
                 let limit = Limit { own: Some(Instant::now() + self.spec.grace), ..Limit::asked(stop) };
                 let end = self.end_container(guest, task, ready, follow, limit).await;
                 return Attended::HookFailed(end.code(), message);
@@ -232,6 +232,40 @@ impl Shim {
             _ = stop.requested() => {}
         }
         self.end_container(guest, task, ready, follow, Limit::asked(stop)).await
+    }
+
+    /// Tells of a `postStart` hook; when it has failed, what the container's status says of that.
+    pub(super) fn started_by(&self, done: hooks::Done) -> Result<(), String> {
+        match done {
+            Ok(told) => {
+                if let Some(Notice { reason, message }) = told {
+                    self.notice(&reason, message);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                warn!(error = chain(&error), "the postStart hook has failed");
+                // The kubelet's words: what the hook has said may be secret.
+                self.notice("FailedPostStartHook", "PostStartHook failed".to_owned());
+                Err(format!("PostStartHookError: {}", error.in_full()))
+            }
+        }
+    }
+
+    /// Tells of a `preStop` hook, or of one that has run out of time.
+    pub(super) fn stopped_by(&self, done: Option<hooks::Done>) {
+        match done {
+            Some(Ok(None)) => {}
+            Some(Ok(Some(Notice { reason, message }))) => self.notice(&reason, message),
+            Some(Err(error)) => {
+                warn!(error = chain(&error), "the preStop hook has failed");
+                self.notice("FailedPreStopHook", "PreStopHook failed".to_owned());
+            }
+            None => {
+                let words = "PreStopHook did not end within the grace period";
+                self.notice("FailedPreStopHook", words.to_owned());
+            }
+        }
     }
 
     /// Ends a container as the kubelet does: its hook, then SIGTERM, then nothing but time.
@@ -250,12 +284,8 @@ impl Shim {
             let run = hooks::run(hook, &mut hook_guest, turn, task.address);
             tokio::select! {
                 end = follow.as_mut() => return end.into(),
-                result = run => if let Err(error) = result {
-                    self.notice("FailedPreStopHook", format!("PreStopHook failed: {}", chain(&error)));
-                },
-                () = limit.over() => {
-                    self.notice("FailedPreStopHook", "PreStopHook did not end within the grace period".to_owned());
-                }
+                done = run => self.stopped_by(Some(done)),
+                () = limit.over() => self.stopped_by(None),
             }
             crash::point("shim.pre-stop.after");
             limit.grant(LEAST_AFTER_HOOK);

@@ -8,30 +8,44 @@ use tokio::time::sleep;
 use super::follow::told_code;
 use crate::guest::script::Ready;
 use crate::guest::{Exec, Guest, GuestError};
-use crate::probe::http::{HttpError, Purpose};
-use crate::state::Hook;
+use crate::probe::http::{HttpError, HttpGet, Purpose};
+use crate::report::chain;
+use crate::state::{Hook, Notice};
 
 /// A hook that runs for longer than this has been forgotten; the grace period ends it sooner.
 const LIMIT: Duration = Duration::from_hours(24);
 /// How long the guest may take to tell the exit code of one whose connection broke off.
 const CODE_LIMIT: Duration = Duration::from_secs(5);
-/// How much of its output is told when it fails.
+/// How much of its output the container's status shows when it fails.
 const MAX_OUTPUT: usize = 1 << 10;
 
-/// A hook that failed.
+/// A hook that failed. What it has said may be secret, and is in none of these words.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HookError {
-    #[error("command `{program}` exited with {code}: {said}")]
+    #[error("command `{program}` exited with {code}")]
     Command { program: String, code: i32, said: String },
     #[error(transparent)]
     Http(#[from] HttpError),
-    #[error("HTTP hook failed with statuscode: {0}")]
-    Status(u16),
     #[error("{0}")]
     Impossible(String),
     #[error("command `{0}` could not be run")]
     Guest(String, #[source] GuestError),
+    #[error("the guest agent does not answer")]
+    NoAgent,
 }
+
+impl HookError {
+    /// All that is known of it, for nothing but the container's status: no Event, and no log.
+    pub(super) fn in_full(&self) -> String {
+        match self {
+            Self::Command { said, .. } if !said.is_empty() => format!("{}: {said}", chain(self)),
+            _ => chain(self),
+        }
+    }
+}
+
+/// A hook that has done its work, and what a person should be told of it all the same.
+pub(super) type Done = Result<Option<Notice>, HookError>;
 
 /// A turn in the life of a container that has its environment in the guest.
 #[derive(Debug, Clone, Copy)]
@@ -41,12 +55,7 @@ pub(super) struct Turn<'a> {
 }
 
 /// Runs a hook of a container to its end.
-pub(super) async fn run(
-    hook: &Hook,
-    guest: &mut Guest,
-    turn: Turn<'_>,
-    address: IpAddr,
-) -> Result<(), HookError> {
+pub(super) async fn run(hook: &Hook, guest: &mut Guest, turn: Turn<'_>, address: IpAddr) -> Done {
     match hook {
         Hook::Exec(argv) => run_command(argv, guest, Some(turn)).await,
         other => run_outside(other, address).await,
@@ -54,11 +63,7 @@ pub(super) async fn run(
 }
 
 /// Runs a hook that is a command in the guest, in the environment of a container when there is one.
-pub(super) async fn run_command(
-    argv: &[String],
-    guest: &mut Guest,
-    turn: Option<Turn<'_>>,
-) -> Result<(), HookError> {
+pub(super) async fn run_command(argv: &[String], guest: &mut Guest, turn: Option<Turn<'_>>) -> Done {
     let program = argv.first().cloned().unwrap_or_default();
     let before = turn.map(|turn| turn.ready.hook(turn.name)).unwrap_or_default();
     let exec = Exec { argv: before.iter().chain(argv).cloned().collect(), ..Exec::default() };
@@ -72,7 +77,7 @@ pub(super) async fn run_command(
         (end, _) => end,
     };
     match end {
-        Ok(0) => Ok(()),
+        Ok(0) => Ok(None),
         Ok(code) => {
             let said = String::from_utf8_lossy(&done.output).trim().to_owned();
             Err(HookError::Command { program, code, said })
@@ -82,20 +87,33 @@ pub(super) async fn run_command(
 }
 
 /// Runs a hook that needs nobody in the guest.
-pub(super) async fn run_outside(hook: &Hook, address: IpAddr) -> Result<(), HookError> {
+pub(super) async fn run_outside(hook: &Hook, address: IpAddr) -> Done {
     match hook {
         Hook::Sleep(time) => {
             sleep(*time).await;
-            Ok(())
+            Ok(None)
         }
         Hook::Impossible(why) => Err(HookError::Impossible(why.clone())),
-        Hook::HttpGet(get) => {
-            let answer = get.send(address, Purpose::Lifecycle, LIMIT).await?;
-            if answer.status.is_success() || answer.status.is_redirection() {
-                return Ok(());
-            }
-            Err(HookError::Status(answer.status.as_u16()))
-        }
+        Hook::HttpGet(get) => ask(get, address).await,
         Hook::Exec(_) => Err(HookError::Impossible("a command cannot run outside of the guest".to_owned())),
+    }
+}
+
+/// As for the kubelet, any answer will do, and a server that is to speak TLS and does not is asked without.
+async fn ask(get: &HttpGet, address: IpAddr) -> Done {
+    let refusal = match get.send(address, Purpose::Lifecycle, LIMIT).await {
+        Ok(_) | Err(HttpError::BrokenBody { .. }) => return Ok(None),
+        Err(error @ HttpError::NotTls { .. }) => error,
+        Err(error) => return Err(error.into()),
+    };
+    match get.without_tls().send(address, Purpose::Lifecycle, LIMIT).await {
+        Ok(_) | Err(HttpError::BrokenBody { .. }) => Ok(Some(Notice {
+            reason: "LifecycleHTTPFallback".to_owned(),
+            message: format!(
+                "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
+                get.authority(address)
+            ),
+        })),
+        Err(_) => Err(refusal.into()),
     }
 }

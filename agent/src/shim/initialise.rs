@@ -38,16 +38,19 @@ enum Next {
 impl Shim {
     /// Runs all init containers, each until it succeeds.
     pub(super) async fn initialise(&self, guest: &mut Guest, address: IpAddr) -> Initialised {
-        let waiting = |spec: &ContainerSpec| InitState {
-            name: spec.name.clone(),
-            now: InitStage::Waiting,
-            restarts: 0,
-            last: None,
+        let before = |spec: &ContainerSpec| {
+            let known = self.spec.init_before.iter().find(|state| state.name == spec.name);
+            known.cloned().unwrap_or_else(|| InitState::new(&spec.name))
         };
-        let mut states: Vec<InitState> = self.spec.init.iter().map(waiting).collect();
-        for (index, spec) in self.spec.init.iter().enumerate() {
-            let Some(command) = &spec.command else { continue };
+        let mut states: Vec<InitState> = self.spec.init.iter().map(before).collect();
+        for (index, planned) in self.spec.init.iter().enumerate() {
+            let Some(command) = &planned.command else { continue };
+            let mut failures = 0;
             loop {
+                if states[index].last.is_some() {
+                    states[index].restarts += 1;
+                }
+                let spec = &self.with_own_log(planned, states[index].restarts);
                 let identity = (index == 0).then_some(&self.spec.identity);
                 let task = Task { spec, command, address, identity, is_main: false };
                 let mut started_at = None;
@@ -71,7 +74,7 @@ impl Shim {
                     self.notice("Failed", format!("Error: {message}"));
                 }
                 let outcome = Outcome { ending, started_at, finished_at: Timestamp::now() };
-                let next = next(spec, &outcome.ending, self.spec.init_again, states[index].restarts);
+                let next = next(spec, &outcome.ending, self.spec.init_again, failures);
                 if lost || (self.stop.latest().is_some() && next != Next::Go) {
                     states[index].now = InitStage::Over(outcome);
                     self.record(&states);
@@ -109,12 +112,20 @@ impl Shim {
                                 return Initialised::Ended(GuestEnd::Over(stopped_early()));
                             }
                         }
-                        states[index].restarts += 1;
+                        failures += 1;
                     }
                 }
             }
         }
         Initialised::Done
+    }
+
+    /// A container with a log of its own for this start. That of the start before stays, and no other.
+    fn with_own_log(&self, spec: &ContainerSpec, restarts: u32) -> ContainerSpec {
+        if let Err(error) = spec.keep_logs(restarts, 1) {
+            warn!(vm = %self.spec.vm, error = chain(&error), "old logs of an init container cannot be removed");
+        }
+        ContainerSpec { log: spec.log_after(restarts), ..spec.clone() }
     }
 
     fn record(&self, states: &[InitState]) {
@@ -124,10 +135,10 @@ impl Shim {
     }
 }
 
-fn next(spec: &ContainerSpec, ending: &Ending, again: bool, restarts: u32) -> Next {
+fn next(spec: &ContainerSpec, ending: &Ending, again: bool, failures: u32) -> Next {
     match ending.exit_code() {
         0 => Next::Go,
-        _ if again => Next::Again(back_off(restarts)),
+        _ if again => Next::Again(back_off(failures)),
         code => Next::Fail(Ending::InitFailed { container: spec.name.clone(), code }),
     }
 }

@@ -100,7 +100,9 @@ async fn ask_for_exit(
     let Some((mut guest, code)) = exit_of(tart, &attempt.vm(), command, known).await else { return Ok(()) };
     let finished_at = view.result.as_ref().map_or_else(Timestamp::now, |result| result.finished_at);
     let words = LastWords { path: &container.termination.path, or_log: container.termination.or_log };
-    let message = words.read(&mut guest, code, &Tail::of_log(&container.log)).await;
+    let state = view.init.iter().find(|state| state.name == container.name);
+    let log = state.map_or_else(|| container.log.clone(), |state| container.log_after(state.restarts));
+    let message = words.read(&mut guest, code, &Tail::of_log(&log)).await;
     info!(vm = %attempt.vm(), container = container.name, code, "the guest knows how the container has ended");
     let ending = Ending::Exited { code, message };
     let outcome = Outcome { ending, started_at: Some(command.begun), finished_at };

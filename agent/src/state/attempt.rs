@@ -73,6 +73,14 @@ impl AttemptView {
         self.spec.as_ref().map_or(0, |spec| spec.crashes)
     }
 
+    /// What is known of the containers before the main one, from this VM or from those before it.
+    pub fn init_states(&self) -> &[InitState] {
+        match &self.spec {
+            Some(spec) if self.init.is_empty() => &spec.init_before,
+            _ => &self.init,
+        }
+    }
+
     /// What its container was stopped for, unless it was over by then.
     pub fn heeded_stop(&self) -> Option<StopRequest> {
         self.stop.filter(|_| !self.by_itself)
@@ -394,9 +402,9 @@ impl Attempt {
     pub fn scrub(&self) -> Result<(), StateError> {
         let path = self.path.join("spec.json");
         file::remove_half_written(&path)?;
-        let Some(mut spec) = file::read::<ShimSpec>(&path)? else { return file::remove(&path) };
-        spec.forget_secrets();
-        file::write(&path, &spec)
+        let Some(spec) = file::read::<ShimSpec>(&path)? else { return file::remove(&path) };
+        let scrubbed = spec.without_secrets();
+        if scrubbed == spec { Ok(()) } else { file::write(&path, &scrubbed) }
     }
 
     /// Records that the VM is deleted.

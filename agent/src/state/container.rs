@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::probe::http::HttpGet;
 use crate::volume::Place;
 
-/// Stands for the Pod's address wherever it is not known before the guest has one: in variables and arguments.
+/// Stands for the Pod's address wherever it is not known before the guest has one: in variables, arguments and paths.
 pub const POD_IP: &str = "\0pod-ip\0";
 
 /// One container: the main one, or one that runs before it in the same guest.
@@ -77,6 +77,26 @@ pub struct Mount {
     pub path: String,
     /// The size in bytes of a volume in the guest's memory, which stands for the share of that name; 0 for one without a limit.
     pub in_memory: Option<u64>,
+    /// What is done when that part of the share is not there.
+    pub missing: Missing,
+}
+
+/// What is done when a part of a share is not there as its container starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Missing {
+    /// It is there: the host has looked, and nobody who could remove it has run since.
+    #[default]
+    Awaited,
+    /// The guest makes it: containers before this one may have made it already, or something else.
+    Made {
+        /// The share of the same volume that the guest can write to.
+        share: String,
+        /// The mode of directories that are made.
+        mode: u32,
+    },
+    /// An empty directory stands for it.
+    Empty,
 }
 
 /// A directory of the host that the guest sees at `/Volumes/My Shared Files/<name>`.
@@ -161,6 +181,14 @@ impl std::fmt::Debug for GuestCommand {
             self.argv.len().saturating_sub(1),
             self.env.len()
         )
+    }
+}
+
+impl Mount {
+    /// The same with the guest's address where it is spoken of.
+    #[must_use]
+    pub fn at(&self, address: &str) -> Self {
+        Self { sub_path: self.sub_path.replace(POD_IP, address), ..self.clone() }
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::attempt::{Attempt, Holder};
 use super::file::{self, StateError};
+use super::logs;
 use super::record::PodRecord;
 use crate::crash;
 use crate::pod::PodUid;
@@ -110,26 +111,26 @@ impl PodDir {
 
     /// Forgets one VM: what may be secret first, its directory last, so that a crash in between is found and finished.
     pub fn forget_attempt(&self, restart: Restart) -> Result<(), StateError> {
+        let attempt = self.attempt(restart);
+        // Without it there is nothing left to do.
+        if !attempt.path().exists() {
+            return Ok(());
+        }
         let boot = crate::volume::boot::dir_name(restart);
         crate::volume::remove(&self.volumes_path(), &boot)
             .map_err(|source| StateError::new("remove", &self.volumes_path().join(boot), source))?;
         crash::point("agent.drop.volumes");
         file::remove(&self.shim_log_path(restart))?;
+        let init = attempt.view()?.spec.map(|spec| spec.init).unwrap_or_default();
         for container in file::entries(&self.logs)? {
-            let logs = self.logs.join(container);
-            // The logs of shims are here, too.
-            if !logs.is_dir() {
-                continue;
-            }
-            let (current, older) = (format!("{restart}.log"), format!("{restart}.log."));
-            for name in file::entries(&logs)? {
-                if name == current || name.starts_with(&older) {
-                    file::remove(&logs.join(name))?;
-                }
+            let logs = self.logs.join(&container);
+            // The logs of shims are here, too. Init containers have counts of their own, and shims that see to their logs.
+            if logs.is_dir() && init.iter().all(|one| one.name != container) {
+                logs::remove(&logs, |number| number == restart.0)?;
             }
         }
         crash::point("agent.drop.logs");
-        self.attempt(restart).remove()
+        attempt.remove()
     }
 
     /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
@@ -144,7 +145,7 @@ impl PodDir {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ShimSpec, StateDir};
+    use super::super::{ContainerSpec, ShimSpec, StateDir};
     use super::*;
 
     #[test]
@@ -177,7 +178,9 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
-        pod.create_logs(["main", "first"]).unwrap();
+        pod.create_logs(["main", "first", "init"]).unwrap();
+        let of_init = pod.log_path("init", Restart(1));
+        std::fs::write(&of_init, "").unwrap();
         let of = |restart: u32| {
             let attempt = pod.attempt(Restart(restart));
             let older = pod.log_path("main", Restart(restart)).with_extension("log.1");
@@ -187,7 +190,8 @@ mod tests {
         };
         for restart in [1, 11] {
             let (attempt, logs, _) = of(restart);
-            attempt.plan(&ShimSpec::example(attempt.vm())).unwrap();
+            let init = vec![ContainerSpec { name: "init".to_owned(), ..ContainerSpec::default() }];
+            attempt.plan(&ShimSpec { init, ..ShimSpec::example(attempt.vm()) }).unwrap();
             crate::volume::boot::lay(&pod, Restart(restart), "SECRET=1").unwrap();
             for log in logs {
                 std::fs::write(log, "").unwrap();
@@ -201,5 +205,6 @@ mod tests {
             assert_eq!((attempt.path().exists(), boot.exists()), (stays, stays), "{restart}");
             assert!(logs.iter().all(|log| log.exists() == stays), "{restart}");
         }
+        assert!(of_init.exists(), "its number is not that of a VM");
     }
 }

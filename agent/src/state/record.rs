@@ -138,6 +138,31 @@ pub struct InitState {
     pub last: Option<Outcome>,
 }
 
+impl InitState {
+    /// One that has never run.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), now: InitStage::Waiting, restarts: 0, last: None }
+    }
+
+    /// The same container as it waits for its turn in the next VM, after one that has ended so.
+    #[must_use]
+    pub fn in_next_vm(&self, vm: &Outcome) -> Self {
+        let last = match &self.now {
+            InitStage::Over(outcome) => Some(outcome.clone()),
+            InitStage::Running(since) => Some(Outcome::lost_with(*since, vm)),
+            InitStage::Waiting | InitStage::BackOff(_) => self.last.clone(),
+        };
+        Self { name: self.name.clone(), now: InitStage::Waiting, restarts: self.restarts, last }
+    }
+}
+
+impl Outcome {
+    /// The end of a container that nobody saw, but that of its VM is one.
+    pub fn lost_with(since: Timestamp, vm: &Self) -> Self {
+        Self { ending: Ending::Lost, started_at: Some(since), finished_at: vm.finished_at }
+    }
+}
+
 /// What such a container does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

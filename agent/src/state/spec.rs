@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(test)]
 use super::container::Termination;
 use super::container::{ContainerSpec, GuestIdentity, Share};
+use super::record::InitState;
 use crate::vm::{BaseName, VmName};
 
 /// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
@@ -48,6 +49,9 @@ pub struct ShimSpec {
     /// Containers that run one after the other before the main one.
     #[serde(default)]
     pub init: Vec<ContainerSpec>,
+    /// What is known of them from the VMs before.
+    #[serde(default)]
+    pub init_before: Vec<InitState>,
     /// Whether one of those that fails is tried again, in the same guest.
     #[serde(default)]
     pub init_again: bool,
@@ -104,9 +108,10 @@ impl fmt::Display for Protocol {
 }
 
 impl ShimSpec {
-    /// Drops variables, arguments and what may be made of them, which can be secret, and is of no use once the VM is over.
-    pub(super) fn forget_secrets(&mut self) {
-        for container in self.init.iter_mut().chain([&mut self.main]) {
+    /// The same without variables, arguments and what may be made of them, which can be secret, and is of no use once the VM is over.
+    pub(super) fn without_secrets(&self) -> Self {
+        let mut spec = self.clone();
+        for container in spec.init.iter_mut().chain([&mut spec.main]) {
             if let Some(command) = &mut container.command {
                 command.env.clear();
                 command.argv.truncate(1);
@@ -116,6 +121,7 @@ impl ShimSpec {
             container.post_start = None;
             container.pre_stop = None;
         }
+        spec
     }
 }
 
@@ -136,6 +142,7 @@ impl ShimSpec {
             shares: Vec::new(),
             identity: GuestIdentity::default(),
             init: Vec::new(),
+            init_before: Vec::new(),
             init_again: false,
             main: ContainerSpec {
                 name: "main".to_owned(),
@@ -173,8 +180,7 @@ mod tests {
         spec.main.pre_stop = Some(Hook::Exec(vec![secret()]));
         spec.main.post_start = Some(Hook::Exec(vec![secret()]));
         spec.init = vec![spec.main.clone()];
-        spec.forget_secrets();
-        let left = serde_json::to_string(&spec).unwrap();
+        let left = serde_json::to_string(&spec.without_secrets()).unwrap();
         assert!(!left.contains("hunter2") && left.contains("tool"), "{left}");
     }
 

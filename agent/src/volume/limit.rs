@@ -59,21 +59,28 @@ impl Limit {
     }
 }
 
-/// A volume that is larger than it may be; its Pod is to be evicted.
+/// A volume that is larger than it may be, or may be; its Pod is to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exceeded {
-    /// The volume.
-    pub volume: String,
-    /// The limit, as the Pod has it.
-    pub limit: String,
-    /// How many bytes it takes at least; unknown when it is too deep, too full or too locked up to be measured.
-    pub used: Option<u64>,
+    volume: String,
+    /// As the Pod has it.
+    limit: String,
+    usage: Usage,
 }
 
 impl std::fmt::Display for Exceeded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The kubelet's words, with the space at their end.
-        write!(f, "Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", self.volume, self.limit)
+        let Self { volume, limit, usage } = self;
+        match usage {
+            // The kubelet's words, with the space at their end.
+            Usage::Bytes(_) => write!(f, "Usage of EmptyDir volume {volume:?} exceeds the limit {limit:?}. "),
+            Usage::Unmeasurable(why) => {
+                write!(
+                    f,
+                    "Usage of EmptyDir volume {volume:?} with the limit {limit:?} cannot be measured: {why}. "
+                )
+            }
+        }
     }
 }
 
@@ -85,14 +92,10 @@ pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
         for (limit, strikes) in limits.iter().zip(&mut strikes) {
             let usage = measure(volumes.clone(), limit.clone()).await;
             debug!(volume = limit.volume, ?usage, "measured");
-            *strikes = if matches!(usage, Some(Usage::Unmeasurable)) { *strikes + 1 } else { 0 };
+            *strikes = if matches!(usage, Some(Usage::Unmeasurable(_))) { *strikes + 1 } else { 0 };
             if let Some(usage) = usage.filter(|usage| is_too_large(*usage, limit.bytes, *strikes)) {
-                let used = match usage {
-                    Usage::Bytes(used) => Some(used),
-                    Usage::Unmeasurable => None,
-                };
                 let Limit { volume, text, .. } = limit.clone();
-                return Exceeded { volume, limit: text, used };
+                return Exceeded { volume, limit: text, usage };
             }
         }
         sleep(INTERVAL.max(began.elapsed() * REST)).await;
@@ -102,7 +105,7 @@ pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
 fn is_too_large(usage: Usage, limit: u64, strikes: u32) -> bool {
     match usage {
         Usage::Bytes(used) => used > limit,
-        Usage::Unmeasurable => strikes >= STRIKES,
+        Usage::Unmeasurable(_) => strikes >= STRIKES,
     }
 }
 
@@ -132,6 +135,7 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::measure::Obstacle;
     use super::*;
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
     use std::fs;
@@ -141,9 +145,17 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_the_kubelets() {
-        let exceeded = Exceeded { volume: "cache".into(), limit: "1Mi".into(), used: Some(2 << 20) };
-        assert_eq!(exceeded.to_string(), "Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". ");
+    fn the_words_are_the_kubelets_where_it_has_any() {
+        let words = |usage| Exceeded { volume: "cache".into(), limit: "1Mi".into(), usage }.to_string();
+        assert_eq!(
+            words(Usage::Bytes(2 << 20)),
+            "Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". "
+        );
+        assert_eq!(
+            words(Usage::Unmeasurable(Obstacle::TooDeep)),
+            "Usage of EmptyDir volume \"cache\" with the limit \"1Mi\" cannot be measured: more than 64 of its \
+             directories are inside each other. "
+        );
     }
 
     #[test]
@@ -158,8 +170,8 @@ mod tests {
         let table = [
             (Usage::Bytes(11), 0, true),
             (Usage::Bytes(10), 0, false),
-            (Usage::Unmeasurable, STRIKES - 1, false),
-            (Usage::Unmeasurable, STRIKES, true),
+            (Usage::Unmeasurable(Obstacle::Locked), STRIKES - 1, false),
+            (Usage::Unmeasurable(Obstacle::Locked), STRIKES, true),
         ];
         for (usage, strikes, expected) in table {
             assert_eq!(is_too_large(usage, 10, strikes), expected, "{usage:?} {strikes}");
@@ -177,7 +189,7 @@ mod tests {
         let limits = ["absent", "small", "large"].map(|name| Limit::of(name, &source("1Mi")).unwrap());
         let exceeded = watch(temp.path().to_owned(), limits.to_vec()).await;
         assert_eq!(exceeded.volume, "large");
-        assert!(exceeded.used.unwrap() > 1 << 20);
+        assert!(matches!(exceeded.usage, Usage::Bytes(used) if used > 1 << 20));
     }
 
     #[tokio::test]

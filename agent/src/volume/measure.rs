@@ -16,8 +16,22 @@ const MAX_ENTRIES: u64 = 20_000_000;
 pub(crate) enum Usage {
     /// So many bytes.
     Bytes(u64),
-    /// There is too much in it, too deep inside each other, or where this user cannot look.
-    Unmeasurable,
+    /// Nobody can say.
+    Unmeasurable(Obstacle),
+}
+
+/// Why a directory cannot be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Obstacle {
+    /// There is too much in it.
+    #[error("it has more than {MAX_ENTRIES} files")]
+    TooMuch,
+    /// It goes on and on.
+    #[error("more than {MAX_LEVELS} of its directories are inside each other")]
+    TooDeep,
+    /// Somebody does not want it to be looked at.
+    #[error("one of its directories cannot be read by the agent's user")]
+    Locked,
 }
 
 /// How many entries are looked at in a directory that is measured in one go.
@@ -30,7 +44,7 @@ pub fn taken(path: &Path) -> Option<u64> {
     match begun.and_then(|mut measurement| measurement.advance(MAX_ENTRIES_AT_ONCE, u64::MAX)) {
         Ok(Some(Usage::Bytes(bytes))) => Some(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Some(0),
-        Ok(Some(Usage::Unmeasurable) | None) | Err(_) => None,
+        Ok(Some(Usage::Unmeasurable(_)) | None) | Err(_) => None,
     }
 }
 
@@ -70,7 +84,7 @@ impl Measurement {
             let name = name?;
             self.entries += 1;
             if self.entries > MAX_ENTRIES {
-                return Ok(Some(Usage::Unmeasurable));
+                return Ok(Some(Usage::Unmeasurable(Obstacle::TooMuch)));
             }
             let Some(entry) = dir.look(&name)? else { continue };
             if entry.device != self.device {
@@ -79,10 +93,12 @@ impl Measurement {
             self.bytes = self.bytes.saturating_add(share_of(entry));
             if entry.kind == Kind::Directory {
                 let inner = match dir.open(&name) {
-                    Ok(_) if self.levels.len() == MAX_LEVELS => return Ok(Some(Usage::Unmeasurable)),
+                    Ok(_) if self.levels.len() == MAX_LEVELS => {
+                        return Ok(Some(Usage::Unmeasurable(Obstacle::TooDeep)));
+                    }
                     Ok(inner) => inner,
                     Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                        return Ok(Some(Usage::Unmeasurable));
+                        return Ok(Some(Usage::Unmeasurable(Obstacle::Locked)));
                     }
                     // It is gone, or a link by now.
                     Err(_) => continue,
@@ -124,7 +140,7 @@ mod tests {
     fn bytes(path: &Path) -> u64 {
         match usage(path, u64::MAX) {
             Usage::Bytes(bytes) => bytes,
-            Usage::Unmeasurable => u64::MAX,
+            Usage::Unmeasurable(_) => u64::MAX,
         }
     }
 
@@ -175,7 +191,8 @@ mod tests {
             let root = temp.path().join(name);
             fs::create_dir(&root).unwrap();
             hostile::dig(&root, levels);
-            assert_eq!(usage(&root, u64::MAX) == Usage::Unmeasurable, levels >= MAX_LEVELS, "{name}");
+            let is_too_deep = usage(&root, u64::MAX) == Usage::Unmeasurable(Obstacle::TooDeep);
+            assert_eq!(is_too_deep, levels >= MAX_LEVELS, "{name}");
             // What is removed by path, as by the end of this test, must be within reach.
             super::super::remove::remove(&Dir::trusted(temp.path()).unwrap(), OsStr::new(name)).unwrap();
         }

@@ -25,8 +25,8 @@ use crate::pod::PodUid;
 use crate::pod::blueprint::has_command;
 use crate::pod::world::World;
 use crate::report::chain;
-use crate::state::{Mount, PodDir, Share};
-use ground::{Ground, placed};
+use crate::state::{Missing, Mount, PodDir, Share};
+use ground::{Ground, Part};
 
 /// How long the first filling of all volumes, and the host's disk, may take before the Pod is told to wait.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -183,10 +183,12 @@ impl PodVolumes {
         self.follow();
         self.filled().await?;
         let mut wanted = Vec::new();
-        for ContainerMounts { container, mounts } in &self.mounts {
+        for (turn, ContainerMounts { container, mounts }) in self.mounts.iter().enumerate() {
             for mount in mounts {
                 let sub_path = sub_path::of(mount, |name| variable(container, name))?;
-                wanted.push((container.clone(), mount.clone(), sub_path));
+                let is_first =
+                    !self.mounts[..turn].iter().flat_map(|of| &of.mounts).any(|it| it.name == mount.name);
+                wanted.push((container.clone(), mount.clone(), sub_path, is_first));
             }
         }
         let mut prepared = Prepared { shares: self.shares(&grounds), ..Prepared::default() };
@@ -204,22 +206,22 @@ impl PodVolumes {
                     host_paths.may_be_written(&ground.path, &uid).map_err(failed)?;
                 }
             }
-            for (container, mount, sub_path) in wanted {
+            for (container, mount, sub_path, is_first) in wanted {
                 let path = guest_path(&mount.mount_path).display().to_string();
                 if let Some(size) = in_memory.get(&mount.name) {
-                    let mount = Mount { share: mount.name, sub_path, path, in_memory: Some(*size) };
+                    let (in_memory, missing) = (Some(*size), Missing::Awaited);
+                    let mount = Mount { share: mount.name, sub_path, path, in_memory, missing };
                     prepared.mounts.entry(container).or_default().push(mount);
                     continue;
                 }
                 let Some((ground, access)) = grounds.get(&mount.name).zip(accesses.get(&mount.name)) else {
                     return Err(PrepareError::Unknown { volume: mount.name, container });
                 };
-                let mount = Mount {
-                    share: share::name(&mount.name, *access, is_read_only(&mount, ground.writable)),
-                    sub_path: placed(ground, &sub_path, &mount.name, &container)?,
-                    path,
-                    in_memory: None,
-                };
+                let writable = access.writable.then(|| share::name(&mount.name, *access, false));
+                let part = Part { sub_path, volume: &mount.name, container: &container, is_first, writable };
+                let (sub_path, missing) = part.placed(ground)?;
+                let share = share::name(&mount.name, *access, is_read_only(&mount, ground.writable));
+                let mount = Mount { share, sub_path, path, in_memory: None, missing };
                 prepared.mounts.entry(container).or_default().push(mount);
             }
             Ok(prepared)

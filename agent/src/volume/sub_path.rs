@@ -28,6 +28,9 @@ pub enum SubPathError {
     /// It leads out of the volume.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backstep(String),
+    /// It has the Pod's address in it, and nobody in the guest could make it.
+    #[error("a SubPath with the Pod's address is made in the guest, which can only read the volume")]
+    Address,
     /// The directory cannot be made.
     #[error("failed to create subPath directory for volumeMount \"{volume}\" of container \"{container}\"")]
     Create {

@@ -164,3 +164,26 @@ async fn a_pod_of_the_same_name_gets_a_vm_of_its_own() -> Result<()> {
     })
     .await
 }
+
+#[tokio::test]
+async fn no_secret_waits_for_a_vm_that_cannot_be_deleted() -> Result<()> {
+    const SECRET: &str = "horse-staple-correct";
+    let (scene, _agent) = Scene::with_agent("undeletable").await?;
+    let literal = format!("--from-literal=token={SECRET}");
+    scene.kubectl.run(["create", "secret", "generic", "keys", &literal]).await?;
+    let from = json!({"secretKeyRef": {"name": "keys", "key": "token"}});
+    let container = json!({
+        "command": ["/bin/sleep", "1000"],
+        "env": [{"name": "TOKEN", "valueFrom": from}],
+        "volumeMounts": [{"name": "keys", "mountPath": "/private/tmp/keys"}],
+    });
+    let spec = json!({"volumes": [{"name": "keys", "secret": {"secretName": "keys"}}]});
+    scene.create(&scene.pod("keeps", &container, &spec)).await?;
+    let pod = scene.phase("keeps", "Running").await?;
+    scene.mac.set_fault("hang", "delete")?;
+    scene.kubectl.run(["delete", "pod", "keeps", "--grace-period=0", "--force"]).await?;
+    scene.nowhere_on_disk(SECRET).await?;
+    assert_eq!(scene.vms().await?, [Scene::vm_of(&pod)?], "the VM is still there");
+    scene.mac.clear_fault("hang")?;
+    scene.nothing_left().await
+}

@@ -72,6 +72,76 @@ async fn variables_come_from_everywhere() -> Result<()> {
 }
 
 #[tokio::test]
+async fn all_that_the_pod_knows_of_itself_can_be_a_variable() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("fields").await?;
+    scene.kubectl.apply(&object("Secret", "keys", &json!({"TOKEN": SECRET}))).await?;
+    let fields = [
+        ("NAMESPACE", "metadata.namespace"),
+        ("POD_UID", "metadata.uid"),
+        ("NOTE", "metadata.annotations['note']"),
+        ("ACCOUNT", "spec.serviceAccountName"),
+        ("HOST", "status.hostIP"),
+        ("HOSTS", "status.hostIPs"),
+        ("IP", "status.podIP"),
+        ("IPS", "status.podIPs"),
+    ];
+    let mut env: Vec<Value> = fields
+        .iter()
+        .map(|(name, path)| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}))
+        .collect();
+    // Without a limit it is what the Node has for Pods.
+    let cores = json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}});
+    env.push(json!({"name": "CORES", "valueFrom": cores}));
+    let script = "echo $NAMESPACE $POD_UID $NOTE $ACCOUNT $HOST $HOSTS $S_TOKEN; [ $IP = $IPS ] && echo $CORES; \
+                  echo ${KUBERNETES_SERVICE_HOST:+master} ${WEB_SERVICE_HOST:-unlinked}";
+    let from = json!([{"prefix": "S_", "secretRef": {"name": "keys"}}]);
+    let container = json!({"command": ["/bin/sh", "-c", script], "env": env, "envFrom": from});
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]},
+    });
+    scene.kubectl.apply(&service.to_string()).await?;
+    let mut pod = scene.pod("fields", &container, &json!({"enableServiceLinks": false}));
+    pod["metadata"]["annotations"] = json!({"note": "well"});
+    scene.create(&pod).await?;
+    let pod = scene.phase("fields", "Succeeded").await?;
+    let node = scene.nodes.get(&scene.node).await?;
+    let cores = node.status.and_then(|status| status.allocatable?.get("cpu").cloned()).map(|cpu| cpu.0);
+    let cores = cores.unwrap_or_default();
+    let cores = cores.strip_suffix('m').map_or_else(|| format!("{cores}000"), str::to_owned);
+    let (namespace, uid) = (scene.namespace(), pod.metadata.uid.clone().unwrap_or_default());
+    assert_eq!(
+        scene.log(&pod, "main", 0)?,
+        [
+            format!("{namespace} {uid} well default 127.0.0.1 127.0.0.1 {SECRET}"),
+            cores,
+            "master unlinked".to_owned(),
+        ]
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_name_that_no_shell_can_set_is_one_all_the_same() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("odd-names").await?;
+    let (old, admin) = ("registry.test/macos/old:1", "registry.test/macos/admin:1");
+    scene.mac.add_image(old, &json!({"agentVersion": "0.9.0"}))?;
+    scene.mac.add_image(admin, &json!({"uid": 501}))?;
+    scene.kubectl.apply(&object("ConfigMap", "settings", &json!({"my.key": "it's here"}))).await?;
+    for (name, image, user) in [("old", old, json!({})), ("other", admin, json!({"runAsUser": 12345}))] {
+        let container = json!({
+            "image": image, "securityContext": user, "command": ["/usr/bin/env"],
+            "envFrom": [{"configMapRef": {"name": "settings"}}], "env": [{"name": "UID", "value": "my own"}],
+        });
+        scene.create(&scene.pod(name, &container, &json!({}))).await?;
+        let log = scene.log(&scene.phase(name, "Succeeded").await?, "main", 0)?;
+        for line in ["my.key=it's here", "UID=my own"] {
+            ensure!(log.iter().any(|said| said == line), "{name}: {log:?}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_is_missing_is_told_and_heals() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("missing").await?;
     let env = json!([
@@ -156,6 +226,25 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
     let end = state_of(&pod).and_then(|state| state.terminated);
     let end = end.map(|end| (end.exit_code, end.message.unwrap_or_default()));
     assert_eq!(end, Some((7, "it's over".to_owned())));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_vm_that_only_boots_finds_its_volumes() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("boot-volume").await?;
+    scene.kubectl.apply(&object("ConfigMap", "settings", &json!({"mode": "fast"}))).await?;
+    let image = "registry.test/macos/reader:1";
+    let shares = "/Volumes/My Shared Files";
+    let script = format!(
+        "printf '3\\n%s' \"$(cat '{shares}/settings/mode')\" >'{shares}/pod_status/status'; sudo shutdown -h now"
+    );
+    scene.mac.add_image(image, &json!({"boot": ["/bin/sh", "-c", script]}))?;
+    let mounts = json!([{"name": "settings", "mountPath": "/etc/settings"}]);
+    let spec = json!({"volumes": [{"name": "settings", "configMap": {"name": "settings"}}]});
+    scene.create(&scene.pod("reader", &json!({"image": image, "volumeMounts": mounts}), &spec)).await?;
+    let end = state_of(&scene.phase("reader", "Failed").await?).and_then(|state| state.terminated);
+    let end = end.map(|end| (end.exit_code, end.message.unwrap_or_default()));
+    assert_eq!(end, Some((3, "fast".to_owned())));
     Ok(())
 }
 

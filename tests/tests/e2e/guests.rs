@@ -259,9 +259,9 @@ async fn what_the_guest_has_said_counts_though_its_agent_breaks_off() -> Result<
     scene.create(&scene.pod("good", &good, &json!({}))).await?;
     scene.phase("good", "Succeeded").await?;
     scene.create(&scene.pod("bad", &shell("sleep 1000", &post_start("exit 9")), &json!({}))).await?;
-    scene.phase("bad", "Failed").await?;
-    let words = "PostStartHookError: command `/bin/sh` exited with 9";
-    scene.told_as("bad", "FailedPostStartHook", words).await?;
+    let bad = end_of(&scene.phase("bad", "Failed").await?)?;
+    assert_eq!(bad.message.as_deref(), Some("PostStartHookError: command `/bin/sh` exited with 9"));
+    scene.told_as("bad", "FailedPostStartHook", "PostStartHook failed").await?;
     // One that has said nothing has run all the same, and once.
     let volumes = json!({"restartPolicy": "OnFailure", "volumes": [{"name": "trace", "emptyDir": {}}]});
     let mounts = json!([{"name": "trace", "mountPath": "/private/tmp/trace"}]);

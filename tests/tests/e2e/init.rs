@@ -99,6 +99,26 @@ async fn one_that_fails_is_tried_again_in_the_same_vm() -> Result<()> {
 }
 
 #[tokio::test]
+async fn their_restarts_are_counted_and_told_apart_whatever_vm_they_run_in() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init-count").await?;
+    // Fails the first time; the main container fails once, too, and has a new VM then.
+    let init = "cd /private/tmp/scratch; echo x >>tries; n=$(grep -c x tries); echo try $n; [ $n -ne 1 ]";
+    let mut pod = pod(&scene, "count", &[shell("one", init)], "OnFailure");
+    let main = "cd /private/tmp/scratch; [ -e again ] || { touch again; exit 1; }";
+    pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", main]);
+    scene.create(&pod).await?;
+    let pod = scene.phase("count", "Succeeded").await?;
+    let [one] = init_statuses(&pod) else { anyhow::bail!("{:?}", init_statuses(&pod)) };
+    assert_eq!(one.restart_count, 2);
+    let last = one.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    assert_eq!(last.map(|end| end.exit_code), Some(0));
+    assert_eq!(scene.log(&pod, "one", 1)?, ["try 2"]);
+    assert_eq!(scene.log(&pod, "one", 2)?, ["try 3"]);
+    ensure!(scene.log(&pod, "one", 0).is_err(), "only the last two are kept");
+    Ok(())
+}
+
+#[tokio::test]
 async fn one_that_keeps_failing_backs_off_and_says_so() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-loop").await?;
     scene.create(&pod(&scene, "loop", &[shell("one", "exit 3"), shell("two", "true")], "Always")).await?;

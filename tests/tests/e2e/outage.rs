@@ -97,3 +97,25 @@ async fn an_end_in_time_is_no_missed_deadline_whenever_it_is_told() -> Result<()
     assert_eq!(exit_code(&pod)?, 0);
     Ok(())
 }
+
+#[tokio::test]
+async fn a_pod_that_is_over_keeps_no_secrets_until_somebody_can_be_told() -> Result<()> {
+    const SECRET: &str = "battery-correct-horse";
+    let (scene, proxy, agent) = Scene::behind_proxy("untold").await?;
+    let literal = format!("--from-literal=token={SECRET}");
+    scene.kubectl.run(["create", "secret", "generic", "keys", &literal]).await?;
+    let mut container = until_told(0);
+    container["volumeMounts"] = json!([{"name": "keys", "mountPath": "/private/tmp/keys"}]);
+    let spec = json!({"volumes": [{"name": "keys", "secret": {"secretName": "keys"}}]});
+    scene.create(&scene.pod("over", &container, &spec)).await?;
+    let vm = Scene::vm_of(&scene.phase("over", "Running").await?)?;
+    proxy.block();
+    end(&scene, &vm).await?;
+    scene.nowhere_on_disk(SECRET).await?;
+    // An agent that knows nothing but what it finds runs nothing again.
+    let agent = agent.restart()?;
+    proxy.open();
+    let pod = scene.phase("over", "Succeeded").await.with_context(|| agent.log().unwrap_or_default())?;
+    assert_eq!(exit_code(&pod)?, 0);
+    scene.no_vms().await
+}

@@ -123,6 +123,35 @@ async fn a_changed_config_map_is_seen_by_a_running_guest() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_changed_label_is_seen_by_a_running_guest() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("label").await?;
+    let items = json!([{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]);
+    let volume = json!({"name": "info", "downwardAPI": {"items": items}});
+    let script =
+        "until grep -q shade /private/tmp/info/labels; do sleep 0.05; done; cat /private/tmp/info/labels";
+    scene.create(&pod(&scene, "label", script, &[(volume, json!({}))])).await?;
+    scene.phase("label", "Running").await?;
+    scene.kubectl.run(["label", "pod", "label", "shade=dark"]).await?;
+    let ended = scene.phase("label", "Succeeded").await?;
+    assert_eq!(scene.log(&ended, "main", 0)?, ["shade=\"dark\""]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_arrive_as_they_are() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("binary").await?;
+    // The bytes 00 ff 0a 80.
+    let data = json!({"blob": "AP8KgA=="});
+    let map =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "bytes"}, "binaryData": data});
+    scene.kubectl.apply(&map.to_string()).await?;
+    let volume = json!({"name": "bytes", "configMap": {"name": "bytes"}});
+    let script = "od -An -tx1 /private/tmp/bytes/blob | xargs";
+    assert_eq!(run(&scene, "binary", script, &[(volume, json!({}))]).await?, ["00 ff 0a 80"]);
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_is_optional_comes_and_goes_in_a_running_guest() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("optional").await?;
     let volumes = [

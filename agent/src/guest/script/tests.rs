@@ -2,7 +2,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use super::*;
-use crate::state::{Mount, ShimSpec};
+use crate::state::{Missing, Mount, ShimSpec, Termination};
 use crate::vm::{Restart, VmName};
 use proptest::prelude::*;
 
@@ -90,6 +90,37 @@ fn no_variable_gets_in_the_way_of_the_exit_code() {
     let mut command = GuestCommand::example(&["/bin/sh", "-c", "echo $d $PATH; exit 3"]);
     command.env = vec![("PATH".into(), "/no/where".into()), ("d".into(), "/no/such".into())];
     assert_eq!(result_of(&command), (Some(3), "/no/such /no/where\n".to_owned(), String::new()));
+}
+
+#[test]
+fn variables_that_no_shell_can_set_reach_the_command_and_what_runs_beside_it() {
+    let mut command = GuestCommand::example(&["/usr/bin/env"]);
+    let variables = [
+        ("my.key", "it's \\ $HOME\nand more"),
+        ("UID", "0b1c"),
+        ("a b'c\\", "x"),
+        // Perl would complain of the one, and heed the other.
+        ("LC_ALL", "no-such-language"),
+        ("PERL5OPT", "-d"),
+        ("DYLD_LIBRARY_PATH", "/lib"),
+        ("PLAIN", "y"),
+    ];
+    command.env = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let ready =
+        prepare(&ContainerSpec { termination: Termination::default(), ..container() }, &command).unwrap();
+    let mut beside = ready.enter();
+    beside.push("/usr/bin/env".to_owned());
+    let beside = Command::new(&beside[0]).args(&beside[1..]).output().unwrap();
+    let (code, said, complaints) = run(&ready, &command.argv);
+    assert_eq!((code, complaints.as_str()), (Some(0), ""));
+    for said in [said, String::from_utf8_lossy(&beside.stdout).into_owned()] {
+        for (name, value) in variables {
+            assert!(said.contains(&format!("{name}={value}\n")), "{name}: {said}");
+        }
+    }
+    let script = set_up(&container(), &command, None);
+    let started: Vec<&str> = script.lines().filter(|line| line.starts_with("exec ")).collect();
+    assert!(started.iter().all(|line| !line.contains("0b1c") && !line.contains("my.key")), "{started:?}");
 }
 
 #[test]
@@ -240,16 +271,65 @@ fn a_mount_hides_what_is_there_and_can_be_made_twice() {
     assert!(link.status.success(), "{}", String::from_utf8_lossy(&link.stdout));
     assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
     assert!(dir.path().join("a/data.hidden-by-volume/old").exists());
-    let mount =
-        |in_memory| Mount { share: "v".into(), sub_path: "in/side".into(), path: "/opt/x".into(), in_memory };
-    let script = |in_memory| {
-        let container = ContainerSpec { mounts: vec![mount(in_memory)], ..container() };
+    let script = |in_memory, missing| {
+        let mount = Mount {
+            share: "v".into(),
+            sub_path: "in/side".into(),
+            path: "/opt/x".into(),
+            in_memory,
+            missing,
+        };
+        let container = ContainerSpec { mounts: vec![mount], ..container() };
         set_up(&container, &GuestCommand::example(&["true"]), None)
     };
-    assert!(script(None).contains("mount_at '/Volumes/My Shared Files/v/in/side' '/opt/x'"));
+    let share = "/Volumes/My Shared Files/v";
+    let mount = format!("mount_at '{share}/in/side' '/opt/x'\n");
+    assert!(script(None, Missing::Awaited).contains(&mount));
+    let made = Missing::Made { share: "w".into(), mode: 0o755 };
+    let part = "make_part '/Volumes/My Shared Files/w' 022 '/Volumes/My Shared Files/w/in/side' '/opt/x'\n";
+    assert!(script(None, made).contains(&format!("{part}{mount}")));
+    let empty = format!("mount_or_empty '{share}' '{share}/in/side' '/opt/x'\n");
+    assert!(script(None, Missing::Empty).contains(&empty));
     let place = "/private/var/tart-kubelet/v";
-    let lines = format!("in_memory '{place}' 7 '{place}/in/side'\nmount_at '{place}/in/side' '/opt/x'");
-    assert!(script(Some(7)).contains(&lines));
+    let lines =
+        format!("in_memory '{place}' 7 '{place}/in/side' '/opt/x'\nmount_at '{place}/in/side' '/opt/x'\n");
+    assert!(script(Some(7), Missing::Awaited).contains(&lines));
+}
+
+#[test]
+fn what_is_missing_in_a_volume_is_made_or_stands_empty() {
+    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    let at = |path: &str| dir.path().join(path);
+    let word = |path: &str| quote(&at(path).display().to_string());
+    std::fs::create_dir_all(at("shares/v/files")).unwrap();
+    std::fs::write(at("shares/v/config.yaml"), "from init").unwrap();
+    std::fs::create_dir(at("image")).unwrap();
+    std::fs::write(at("image/own"), "").unwrap();
+    let calls = [
+        format!("make_part {} 000 {} /x", word("shares/v"), word("shares/v/config.yaml")),
+        format!("make_part {} 027 {} /x", word("shares/v"), word("shares/v/new/er")),
+        format!("mount_or_empty {} {} {}", word("shares/v"), word("shares/v/none"), word("image")),
+        format!("mount_or_empty {} {} {}", word("shares/v"), word("shares/v/config.yaml"), word("config")),
+    ];
+    // A container that is tried again finds what is there.
+    for _ in 0..2 {
+        let done = call(dir.path(), &calls.join("\n"));
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+        assert_eq!(std::fs::read_to_string(at("shares/v/config.yaml")).unwrap(), "from init");
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&at("shares/v/new/er").metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o750);
+        assert_eq!(at("image").read_dir().unwrap().count(), 0);
+        assert_eq!(std::fs::read_to_string(at("config")).unwrap(), "from init");
+    }
+    std::os::unix::fs::symlink("nowhere", at("shares/v/dangling")).unwrap();
+    let done =
+        call(dir.path(), &format!("make_part {} 000 {} /x", word("shares/v"), word("shares/v/dangling")));
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert_eq!(
+        said,
+        "failed CreateContainerError the subPath of volume mount /x cannot be made in the guest\n"
+    );
 }
 
 proptest! {

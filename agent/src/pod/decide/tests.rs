@@ -357,16 +357,40 @@ fn nothing_secret_outlives_the_last_vm() {
         final_status_published: true,
         ..seen(wanted, attempts)
     };
+    let again = Wanted::Run(RestartPolicy::Always);
+    let evicted = |attempts| Observation { evicted: Some("too large".into()), ..with(again, attempts) };
+    let deadline = Some(Deadline { at: at(90), grace: GRACE });
+    let late = |attempts| Observation { deadline, ..with(again, attempts) };
+    let vain = |attempts| Observation { vain_wipe: true, ..with(Wanted::Stop(GRACE), attempts) };
     let table = [
-        (with(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
-        (with(Wanted::Finished(GRACE), vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        // Also while the API server cannot be told.
+        (with(RUN, vec![ended(0, 0)]), Decision::Wipe),
+        (with(RUN, vec![cleaned(0, 0)]), Decision::Wipe),
+        (with(RUN, vec![ended(0, 1), live(1)]), Decision::Clean(Restart(0))),
+        (with(again, vec![ended(0, 1)]), Decision::Clean(Restart(0))),
+        (with(again, vec![cleaned(0, 1)]), Decision::Plan { restart: Restart(1), crashes: 1 }),
+        // What still runs still has them.
+        (
+            with(RUN, vec![AttemptView { holder: Holder::Tart, ..ended(0, 0) }]),
+            Decision::StopOrphan(Restart(0)),
+        ),
+        (with(RUN, vec![with_result(0, live(0))]), Decision::Wait(None)),
+        (with(Wanted::Finished(GRACE), vec![ended(0, 0)]), Decision::Wipe),
+        (with(Wanted::Stop(GRACE), vec![ended(0, 0)]), Decision::Wipe),
+        (with(Wanted::Stop(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        (with(Wanted::Gone, vec![ended(0, 0)]), Decision::Wipe),
+        (evicted(vec![ended(0, 0)]), Decision::Wipe),
+        (late(vec![ended(0, 0)]), Decision::Wipe),
+        // Neither waits for the other.
+        (vain(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (vain(vec![cleaned(0, 0)]), Decision::Wipe),
         (with(Wanted::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
         (with(Wanted::Stop(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
         (
             Observation { has_volumes: false, ..with(Wanted::Stop(GRACE), vec![cleaned(0, 0)]) },
             Decision::DeletePod,
         ),
-        (with(Wanted::Gone, vec![cleaned(0, 0)]), Decision::Forget),
+        (Observation { has_volumes: false, ..with(Wanted::Gone, vec![cleaned(0, 0)]) }, Decision::Forget),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -436,16 +460,20 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         Just(Some(Health { started: true, ready: true, failed: Some(StopCause::FailedLiveness) })),
     ];
     let asked = prop_oneof![Just(None), (0..2u32).prop_map(|restart| Some(Restart(restart)))];
-    (wanted, attempts, health, any::<[bool; 3]>(), asked, 0..5u32).prop_map(
-        |(wanted, attempts, health, [refused, accepted, published], asked, vain_stops)| Observation {
-            refused,
-            accepted,
-            image: Some("b".into()),
-            health,
-            asked,
-            vain_stops,
-            final_status_published: published,
-            ..seen(wanted, attempts)
+    (wanted, attempts, health, any::<[bool; 5]>(), asked, 0..5u32).prop_map(
+        |(wanted, attempts, health, [refused, accepted, published, volumes, vain], asked, vain_stops)| {
+            Observation {
+                has_volumes: volumes,
+                vain_wipe: vain,
+                refused,
+                accepted,
+                image: Some("b".into()),
+                health,
+                asked,
+                vain_stops,
+                final_status_published: published,
+                ..seen(wanted, attempts)
+            }
         },
     )
 }
@@ -515,6 +543,17 @@ proptest! {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Volumes go only when nothing has them, and nothing will.
+    #[test]
+    fn nobody_is_left_without_volumes(seen in any_observation()) {
+        if decide(&seen) == Decision::Wipe {
+            prop_assert!(seen.is_idle());
+            let wiped = Observation { has_volumes: false, now: at(100_000), ..seen };
+            let starts = matches!(decide(&wiped), Decision::Plan { .. } | Decision::Launch(_));
+            prop_assert!(!starts);
         }
     }
 

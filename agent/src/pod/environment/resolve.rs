@@ -72,14 +72,12 @@ pub struct Snapshot {
 pub struct Resolved {
     /// Names, each of them once, and values. Some are secret. [`POD_IP`](crate::state::POD_IP) stands for the Pod's address.
     pub variables: Vec<(String, String)>,
-    /// What to tell in Events `InvalidEnvironmentVariableNames`: the keys that are no names for variables.
-    pub skipped: Vec<String>,
 }
 
 impl fmt::Debug for Resolved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.variables.iter().map(|(name, _)| name).collect();
-        f.debug_struct("Resolved").field("names", &names).field("skipped", &self.skipped).finish()
+        f.debug_struct("Resolved").field("names", &names).finish()
     }
 }
 
@@ -141,20 +139,10 @@ pub fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Result<Res
         variables.set(name.clone(), value.clone());
     }
     let sources = Sources { pod, container, known, namespace: pod.namespace().unwrap_or_default() };
-    let mut skipped = Vec::new();
     for from in container.env_from.iter().flatten() {
-        let Some((object, data)) = sources.whole(from)? else { continue };
-        let prefix = from.prefix.as_deref().unwrap_or_default();
-        let named = data.into_iter().map(|(key, value)| (format!("{prefix}{key}"), value));
-        let (good, bad): (Vec<_>, Vec<_>) = named.partition(|(name, _)| is_name(name));
-        if !bad.is_empty() {
-            let keys = bad.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
-            skipped.push(format!(
-                "Keys [{keys}] from the EnvFrom {object} were skipped since they are considered invalid \
-                 environment variable names."
-            ));
-        }
-        for (name, value) in good {
+        // As for the kubelet, whatever the API server takes for a name is one.
+        for (key, value) in sources.whole(from)?.into_iter().flatten() {
+            let name = format!("{}{key}", from.prefix.as_deref().unwrap_or_default());
             let value = without_nul(&name, value)?;
             variables.set(name, value);
         }
@@ -174,12 +162,7 @@ pub fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Result<Res
             variables.set(variable.name.clone(), value);
         }
     }
-    Ok(Resolved { variables: variables.list, skipped })
-}
-
-/// Whether a variable can have this name. As in Kubernetes since 1.34, almost anything goes.
-fn is_name(name: &str) -> bool {
-    !name.is_empty() && name.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'=')
+    Ok(Resolved { variables: variables.list })
 }
 
 fn without_nul(name: &str, value: String) -> Result<String, ConfigError> {
@@ -194,20 +177,17 @@ struct Sources<'a> {
     namespace: String,
 }
 
-/// An object in words, and all that is in it.
-type Whole = (String, Vec<(String, String)>);
-
 impl Sources<'_> {
     /// All of an object; nothing when it is optional and does not exist.
-    fn whole(&self, from: &EnvFromSource) -> Result<Option<Whole>, ConfigError> {
+    fn whole(&self, from: &EnvFromSource) -> Result<Option<Vec<(String, String)>>, ConfigError> {
         if let Some(source) = &from.config_map_ref {
             let Some(object) = self.config_map(&source.name, source.optional)? else { return Ok(None) };
             let data = object.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
-            Ok(Some((format!("configMap {}/{}", self.namespace, source.name), data.collect())))
+            Ok(Some(data.collect()))
         } else if let Some(source) = &from.secret_ref {
             let Some(object) = self.secret(&source.name, source.optional)? else { return Ok(None) };
             let data = object.data.iter().flatten().map(|(key, value)| (key.clone(), text(&value.0)));
-            Ok(Some((format!("secret {}/{}", self.namespace, source.name), data.collect())))
+            Ok(Some(data.collect()))
         } else {
             Ok(None)
         }

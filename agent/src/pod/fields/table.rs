@@ -50,9 +50,9 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].env[].name",
         Honoured(
-            "set for the command, but for names that the guest's shell keeps for itself (`UID`, `EUID`, `PPID`); one that is no name for a shell \
-             (`my.key`) reaches only the command itself, from a guest agent since 0.10 and without `runAsUser`; a VM that only boots finds \
-             what a shell can set in `/Volumes/My Shared Files/pod_environment/environment`",
+            "set for the command and its hooks and probes; a name that no shell can set (`my.key`), or that the guest's keeps for itself (`BASHOPTS`, \
+             `BASH_VERSINFO`, `EUID`, `PPID`, `SHELLOPTS`, `UID`), is set with the guest's perl; a VM that only boots finds what a shell can \
+             set in `/Volumes/My Shared Files/pod_environment/environment`",
         ),
     ),
     (
@@ -62,7 +62,10 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.containers[].env[].valueFrom", Parts),
     (
         "spec.containers[].env[].valueFrom.configMapKeyRef",
-        Honoured("without it, unless `optional`, the container waits with `CreateContainerConfigError`"),
+        Honoured(
+            "without it, unless `optional`, the Pod waits with `CreateContainerConfigError`; it is looked for before the VM starts, so that no init \
+             container can make it",
+        ),
     ),
     (
         "spec.containers[].env[].valueFrom.fieldRef",
@@ -83,7 +86,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].envFrom",
         Honoured(
-            "ConfigMaps and Secrets, with prefix and optional; keys that are no names are told in an Event",
+            "ConfigMaps and Secrets, with prefix and optional; what a VM that only boots does not find in its file is told in an Event",
         ),
     ),
     (
@@ -97,11 +100,15 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.containers[].lifecycle.postStart", Parts),
     (
         "spec.containers[].lifecycle.postStart.exec",
-        Honoured("runs in the guest, in the container's environment; its failure ends the container"),
+        Honoured(
+            "runs in the guest, in the container's environment; its failure ends the container, whose status alone says what it has written",
+        ),
     ),
     (
         "spec.containers[].lifecycle.postStart.httpGet",
-        Honoured("asked by the host; its failure ends the container"),
+        Honoured(
+            "asked by the host; any answer will do, also one without TLS where `scheme` is `HTTPS`, which is told in an Event; none ends the container",
+        ),
     ),
     ("spec.containers[].lifecycle.postStart.sleep", Honoured("the container counts as started after it")),
     (
@@ -113,7 +120,10 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.containers[].lifecycle.preStop.exec",
         Honoured("runs in the guest within the grace period, before the command gets its SIGTERM"),
     ),
-    ("spec.containers[].lifecycle.preStop.httpGet", Honoured("asked by the host within the grace period")),
+    (
+        "spec.containers[].lifecycle.preStop.httpGet",
+        Honoured("asked by the host within the grace period; any answer will do"),
+    ),
     ("spec.containers[].lifecycle.preStop.sleep", Honoured("within the grace period")),
     (
         "spec.containers[].lifecycle.preStop.tcpSocket",
@@ -162,7 +172,7 @@ pub(super) const FIELDS: &[Field] = &[
         Honoured("the guest shuts down in that time when the probe has failed"),
     ),
     ("spec.containers[].livenessProbe.timeoutSeconds", Honoured("what takes longer has failed")),
-    ("spec.containers[].name", Honoured("one container is one VM")),
+    ("spec.containers[].name", Honoured("one container is one VM; a second one is refused")),
     ("spec.containers[].ports", Parts),
     (
         "spec.containers[].ports[].containerPort",
@@ -300,12 +310,15 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].volumeMounts[].subPath",
         Honoured(
-            "made when missing; of a volume with files, it follows changes; a container without a command cannot have it",
+            "a directory is made when it is missing as the container starts, so that an init container may have made a file of it; what a volume with \
+             files lacks is an empty directory, and what it has follows changes; a container without a command cannot have it",
         ),
     ),
     (
         "spec.containers[].volumeMounts[].subPathExpr",
-        Honoured("as `subPath`, `$(NAME)` expanded from the container's environment"),
+        Honoured(
+            "as `subPath`, `$(NAME)` expanded from the container's environment; not with the Pod's address in a volume that it can only read",
+        ),
     ),
     (
         "spec.containers[].workingDir",
@@ -357,10 +370,11 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.hostUsers", Moot("a VM has users of its own")),
     ("spec.imagePullSecrets", Honoured("tried in order, for the image's own registry only")),
     ("spec.initContainers", Parts),
+    ("spec.initContainers[]", Like("spec.containers[]")),
     (
         "spec.initContainers[].image",
         Honoured(
-            "only the image of the Pod's container: init containers run in its VM, one after the other; later changes have no effect of their own",
+            "only the image of the Pod's container: init containers run in its VM, one after the other, and again in each new one; later changes have no effect of their own",
         ),
     ),
     (
@@ -384,7 +398,9 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.resources", Refused("set the container's resources instead: they are the VM's")),
     (
         "spec.restartPolicy",
-        Honoured("a restart is a new VM, at once the first time, then with a back-off from 10 s to 5 min"),
+        Honoured(
+            "a restart is a new VM, in which init containers run again; at once the first time, then with a back-off from 10 s to 5 min",
+        ),
     ),
     ("spec.runtimeClassName", Refused("this Node has one runtime, tart")),
     ("spec.schedulerName", Elsewhere("scheduler")),
@@ -479,7 +495,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.volumes[].emptyDir.sizeLimit",
         Honoured(
-            "measured every 10 s; a Pod that exceeds it is evicted; of a volume in memory it is the size, and there is no space left beyond it",
+            "measured every 10 s; a Pod that exceeds it is evicted, and so is one whose volume cannot be measured: more than 64 directories inside each \
+             other, or one that the host cannot read for half a minute; of a volume in memory it is the size, and there is no space left beyond it",
         ),
     ),
     ("spec.volumes[].ephemeral", Refused(NO_STORAGE)),

@@ -1,21 +1,21 @@
 //! What the API server is told about init containers.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
-use crate::state::{AttemptView, Ending, InitStage, InitState, Outcome};
+use crate::state::{AttemptView, InitStage, InitState, Outcome};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
 pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> Vec<ContainerStatus> {
     let Ok(plan) = context.plan else { return Vec::new() };
-    let states = current.map_or(&[][..], |attempt| &attempt.init);
+    let states = current.map_or(&[][..], AttemptView::init_states);
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
         let (now, last) =
-            state.map_or_else(|| (pending(context), None), |state| shown(context.pod, current, state));
+            state.map_or_else(|| (pending(context), None), |state| shown(context, current, state));
         ContainerStatus {
             name: name.clone(),
             image: image_of(spec, plan),
@@ -55,21 +55,17 @@ fn pending(context: &Context<'_>) -> ContainerState {
 }
 
 fn shown(
-    pod: &Pod,
+    context: &Context<'_>,
     current: Option<&AttemptView>,
     state: &InitState,
 ) -> (ContainerState, Option<ContainerState>) {
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
     let now = match (&state.now, current.and_then(|attempt| attempt.outcome.as_ref())) {
-        (InitStage::Waiting, _) => waiting_for("PodInitializing", None),
-        (InitStage::BackOff(delay), _) => backing_off(pod, &state.name, *delay),
+        (InitStage::Waiting, _) => pending(context),
+        (InitStage::BackOff(delay), _) => backing_off(context.pod, &state.name, *delay),
         (InitStage::Running(since), None) => running(*since),
-        // Nobody saw its end, but that of the VM is one.
-        (InitStage::Running(since), Some(end)) => {
-            let outcome = Outcome { ending: Ending::Lost, started_at: Some(*since), ..end.clone() };
-            terminated(spec, None, &outcome)
-        }
+        (InitStage::Running(since), Some(end)) => terminated(spec, None, &Outcome::lost_with(*since, end)),
         (InitStage::Over(outcome), _) => terminated(spec, None, outcome),
     };
     (now, last)

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, InvalidMessage, SignatureScheme};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::Failure;
 use crate::report::chain;
 
 /// Speaks TLS on a connection to `host`.
-pub(super) async fn wrap(host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
+pub(super) async fn wrap(host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>, Failure> {
     let name = ServerName::try_from(host.to_owned()).map_err(|error| format!("tls: {error}"))?;
     let provider = Arc::new(ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider.clone())
@@ -24,7 +25,12 @@ pub(super) async fn wrap(host: &str, stream: TcpStream) -> Result<TlsStream<TcpS
         .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
         .with_no_client_auth();
     let connector = TlsConnector::from(Arc::new(config));
-    connector.connect(name, stream).await.map_err(|error| format!("tls: {}", chain(&error)))
+    connector.connect(name, stream).await.map_err(|error| {
+        match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+            Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => Failure::NotTls,
+            _ => Failure::Other(format!("tls: {}", chain(&error))),
+        }
+    })
 }
 
 /// Takes every certificate. A signature by a key that nobody vouches for proves nothing either.

@@ -1,4 +1,4 @@
-//! Where a volume is: its directory on the host, and the part of it that a mount is.
+//! Where a volume is: its directory on the host, and the part of it that a container mounts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use tracing::warn;
 
 use super::MountFailure;
 use crate::pod::PodUid;
+use crate::state::{Missing, POD_IP};
 use crate::volume::Place;
 use crate::volume::dir::Dir;
 use crate::volume::host_path::{HostDir, HostPaths};
@@ -63,31 +64,59 @@ fn make(pod_dir: &Path, volume: &str, mode: u32) -> io::Result<Dir> {
     Dir::trusted(parent)?.open_or_create(name, 0o700)?.open_or_create(volume.as_ref(), mode)
 }
 
-/// Which part of a share a mount is.
-pub(super) fn placed(
-    ground: &Ground,
-    sub_path: &str,
-    volume: &str,
-    container: &str,
-) -> Result<String, SubPathError> {
-    let Some(dir) = ground.dir.as_ref().filter(|_| !sub_path.is_empty()) else {
-        // Files of the agent's own may come later, and be found then.
-        return Ok(sub_path.to_owned());
-    };
-    let (volume, container) = (volume.to_owned(), container.to_owned());
-    // The path may be made of variables, and those of Secrets: it is in no log.
-    match locate(dir, sub_path, ground.writable) {
-        Ok(path) => match path.into_os_string().into_string() {
-            Ok(path) => Ok(path),
-            Err(_) => Err(SubPathError::Prepare { volume, container }),
-        },
-        Err(Unusable::Uncreatable(error)) => {
-            warn!(volume, container, %error, "cannot make the subPath");
-            Err(SubPathError::Create { volume, container })
+/// A part of a volume that a container mounts.
+pub(super) struct Part<'a> {
+    /// Which; empty for all of it.
+    pub(super) sub_path: String,
+    pub(super) volume: &'a str,
+    pub(super) container: &'a str,
+    /// Whether no container before this one has the volume.
+    pub(super) is_first: bool,
+    /// The share by which the guest can write to the volume, if it can.
+    pub(super) writable: Option<String>,
+}
+
+impl Part<'_> {
+    /// Where in a share it is, and what is done when it is not there. The host looks for what is there before the VM runs, and
+    /// makes it. What containers before this one may make, or what has the guest's address in its name, is for the guest to
+    /// look for: a link that leads out of the volume leads nowhere but into that guest.
+    pub(super) fn placed(self, ground: &Ground) -> Result<(String, Missing), SubPathError> {
+        if self.sub_path.is_empty() {
+            return Ok((self.sub_path, Missing::Awaited));
         }
-        Err(Unusable::Elsewhere(error)) => {
-            warn!(volume, container, %error, "cannot use the subPath");
-            Err(SubPathError::Prepare { volume, container })
+        // Files of the agent's own are as they are; as for the kubelet, one that is missing is an empty directory.
+        let Some(dir) = &ground.dir else { return Ok((self.sub_path, Missing::Empty)) };
+        let has_address = self.sub_path.contains(POD_IP);
+        match self.writable.clone() {
+            Some(share) if has_address || !self.is_first => {
+                let mode =
+                    dir.this().map_err(|error| self.unusable(Unusable::Elsewhere(error)))?.mode & 0o777;
+                Ok((self.sub_path, Missing::Made { share, mode }))
+            }
+            None if has_address => Err(SubPathError::Address),
+            _ => {
+                let found = locate(dir, &self.sub_path, ground.writable);
+                let path = found.and_then(|path| {
+                    let not_text = |_| Unusable::Elsewhere(io::ErrorKind::InvalidData.into());
+                    path.into_os_string().into_string().map_err(not_text)
+                });
+                Ok((path.map_err(|why| self.unusable(why))?, Missing::Awaited))
+            }
+        }
+    }
+
+    /// The path may be made of variables, and those of Secrets: it is in no log.
+    fn unusable(&self, why: Unusable) -> SubPathError {
+        let (volume, container) = (self.volume.to_owned(), self.container.to_owned());
+        match why {
+            Unusable::Uncreatable(error) => {
+                warn!(volume, container, %error, "cannot make the subPath");
+                SubPathError::Create { volume, container }
+            }
+            Unusable::Elsewhere(error) => {
+                warn!(volume, container, %error, "cannot use the subPath");
+                SubPathError::Prepare { volume, container }
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::state::{Progress, ShimSpec, Stage, StateDir};
+use crate::state::{POD_IP, Progress, ShimSpec, Stage, StateDir};
 use crate::vm::Restart;
 use serde_json::{Value, json};
 use std::fs;
@@ -68,7 +68,8 @@ fn labels() -> Value {
 }
 
 fn mount(share: &str, sub_path: &str, path: &str) -> Mount {
-    Mount { share: share.into(), sub_path: sub_path.into(), path: path.into(), in_memory: None }
+    let missing = Missing::Awaited;
+    Mount { share: share.into(), sub_path: sub_path.into(), path: path.into(), in_memory: None, missing }
 }
 
 #[tokio::test]
@@ -97,7 +98,7 @@ async fn a_pod_gets_its_volumes_as_shares() {
         prepared.mounts["main"],
         [
             mount("info", "", "/etc/podinfo"),
-            mount("info", "labels", "/labels"),
+            Mount { missing: Missing::Empty, ..mount("info", "labels", "/labels") },
             mount("cache", "", "/cache"),
             mount("cache.ro", "value/deep", "/old"),
         ]
@@ -108,6 +109,41 @@ async fn a_pod_gets_its_volumes_as_shares() {
     assert_eq!(mode(scene.path("info/labels")), 0o400);
     assert!(scene.path("cache/value/deep").is_dir());
     assert!(!scene.path("unused").exists());
+}
+
+#[tokio::test]
+async fn what_a_container_before_may_make_is_left_to_the_guest() {
+    let mounts = |sub_path: &str| json!([{"name": "work", "mountPath": "/work", "subPath": sub_path}]);
+    let mut spec =
+        with_volumes(&json!([{"name": "work", "emptyDir": {}}]), &mounts("made/by-init/config.yaml"));
+    spec["initContainers"] = json!([{"name": "init", "volumeMounts": mounts("made/by-host")}]);
+    let scene = Scene::new(&spec);
+    // What an earlier VM has left leads nobody on the host anywhere.
+    fs::create_dir_all(scene.path("work/made")).unwrap();
+    fs::set_permissions(scene.path("work"), fs::Permissions::from_mode(0o770)).unwrap();
+    symlink(scene.temp.path(), scene.path("work/made/by-init")).unwrap();
+    let prepared = scene.prepare().await.unwrap();
+    let missing = Missing::Made { share: "work".into(), mode: 0o770 };
+    let found = Mount { missing, ..mount("work", "made/by-init/config.yaml", "/work") };
+    assert_eq!(prepared.mounts["main"], [found]);
+    assert_eq!(prepared.mounts["init"], [mount("work", "made/by-host", "/work")]);
+    assert!(scene.path("work/made/by-host").is_dir());
+    assert!(!scene.temp.path().join("config.yaml").exists());
+}
+
+#[tokio::test]
+async fn a_part_with_the_guests_address_is_made_by_the_guest_or_not_at_all() {
+    let named = |read_only: bool| {
+        let part = json!({"name": "v", "mountPath": "/v", "subPathExpr": "at-$(IP)", "readOnly": read_only});
+        Scene::new(&with_volumes(&json!([{"name": "v", "emptyDir": {}}]), &json!([part])))
+    };
+    let address = |_: &str, _: &str| Some(POD_IP.to_owned());
+    let prepared = named(false).volumes().prepare(address).await.unwrap();
+    let [part] = &prepared.mounts["main"][..] else { panic!("{prepared:?}") };
+    assert_eq!(part.at("192.168.64.2").sub_path, "at-192.168.64.2");
+    assert!(matches!(part.missing, Missing::Made { .. }), "{part:?}");
+    let refused = named(true).volumes().prepare(address).await.unwrap_err();
+    assert_eq!(refused, PrepareError::SubPath(SubPathError::Address));
 }
 
 #[tokio::test]

@@ -49,13 +49,13 @@ async fn a_pod_runs_to_its_end_and_is_deleted() -> Result<()> {
         "agent.plan.after",
         "agent.launch.before",
         "agent.launch.after",
-        "agent.clean.before",
-        "agent.clean.deleted",
-        "write.spec.json",
-        "agent.clean.scrubbed",
-        "agent.clean.after",
         "agent.wipe.before",
         "agent.wipe.after",
+        "agent.clean.before",
+        "write.spec.json",
+        "agent.clean.scrubbed",
+        "agent.clean.deleted",
+        "agent.clean.after",
     ];
     let agent = dies_at(&scene, &points).await?;
     let pod = scene.phase("run", "Failed").await?;
@@ -87,11 +87,12 @@ async fn a_pod_that_boots_is_deleted() -> Result<()> {
         "agent.ask-to-stop.before",
         "write.stop.json",
         "agent.ask-to-stop.after",
-        "agent.clean.before",
-        "agent.clean.deleted",
-        "agent.clean.after",
         "agent.wipe.before",
         "agent.wipe.after",
+        "agent.clean.before",
+        "agent.clean.scrubbed",
+        "agent.clean.deleted",
+        "agent.clean.after",
         "agent.delete-pod.before",
         "agent.delete-pod.after",
         "agent.forget.before",
@@ -196,8 +197,8 @@ async fn a_pod_is_evicted() -> Result<()> {
         "agent.evict.after",
         "agent.ask-to-stop.before",
         "agent.ask-to-stop.after",
-        "agent.clean.before",
         "agent.wipe.after",
+        "agent.clean.before",
     ];
     let _agent = dies_at(&scene, &points).await?;
     let pod = scene.phase("evict", "Failed").await?;

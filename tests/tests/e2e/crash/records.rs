@@ -140,7 +140,8 @@ async fn of_a_vm_that_is_planned_and_of_one_that_is_over() -> Result<()> {
 
     // How it ended is lost, but not that it has.
     scene.create(&scene.pod("over", &script, &json!({}))).await?;
-    Mortal::start(&scene, &["agent.clean.before"])?.die().await?;
+    // Before anybody is told of it.
+    Mortal::start(&scene, &["agent.wipe.before"])?.die().await?;
     ensure!(spoil(&dir("over").await?)? >= 4, "there are hardly any records");
     let _agent = scene.agent.start()?;
     let pod = scene.phase("over", "Failed").await?;

@@ -2,9 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use tart_kubelet_tests::wait;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 
 use super::{condition, container, http, is_ready, quick, restarts, scene, status};
-use crate::scene::phase_of;
+use crate::scene::{DEADLINE, phase_of};
 
 const NOT_READY: &str = "containers with unready status: [main]";
 
@@ -153,4 +156,50 @@ async fn a_redirect_to_another_host_is_good_enough_but_told() -> Result<()> {
     scene
         .told_as("redirect", "Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500")
         .await
+}
+
+#[tokio::test]
+async fn a_host_that_the_pod_names_is_asked_in_its_place() -> Result<()> {
+    let (scene, _agent) = scene("host", &json!({})).await?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    // Nobody listens there at the Pod's own address.
+    let port = listener.local_addr()?.port();
+    let server = tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            if matches!(connection.read(&mut [0; 1024]).await, Ok(1..)) {
+                let _ = connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+            }
+        }
+    });
+    for (name, probe) in [
+        ("by-http", json!({"httpGet": {"host": "127.0.0.1", "port": port}})),
+        ("by-tcp", json!({"tcpSocket": {"host": "127.0.0.1", "port": port}})),
+    ] {
+        let probes = json!({"readinessProbe": quick(&probe)});
+        scene.create(&scene.pod(name, &container(&["up"], &probes), &json!({}))).await?;
+        scene.until(name, "ready", is_ready).await?;
+    }
+    server.abort();
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_probe_with_a_delay_waits_for_it() -> Result<()> {
+    let (scene, _agent) = scene("delay", &json!({})).await?;
+    let note =
+        |file: &str| json!({"exec": {"command": ["/bin/sh", "-c", format!("echo x >>/private/tmp/{file}")]}});
+    let mut late = quick(&note("late"));
+    late["initialDelaySeconds"] = json!(3600);
+    let probes = json!({"readinessProbe": late, "livenessProbe": quick(&note("soon"))});
+    scene.create(&scene.pod("delay", &container(&["up"], &probes), &json!({}))).await?;
+    scene.phase("delay", "Running").await?;
+    wait::eventually("three probes", DEADLINE, async || {
+        let asked = scene.sh("delay", "cat soon").await?;
+        ensure!(asked.lines().count() >= 3, "{asked}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(scene.sh("delay", "ls late 2>/dev/null || true").await?, "");
+    ensure!(!is_ready(&scene.pods.get("delay").await?), "it is ready though nobody has asked");
+    Ok(())
 }

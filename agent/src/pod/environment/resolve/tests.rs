@@ -172,20 +172,6 @@ fn what_is_optional_may_be_missing() {
 }
 
 #[test]
-fn keys_that_are_no_names_are_skipped_and_told() {
-    let container = json!({"envFrom": [{"secretRef": {"name": "secret"}, "prefix": "a=b"}]});
-    let resolved = resolved(&container).unwrap();
-    assert_eq!(resolved.variables.len(), 2, "those of Services");
-    assert_eq!(
-        resolved.skipped,
-        [
-            "Keys [a=bA, a=bPASSWORD, a=bRAW] from the EnvFrom secret ci/secret were skipped since they are considered \
-             invalid environment variable names."
-        ]
-    );
-}
-
-#[test]
 fn paths_use_the_environment() {
     let value = json!({"env": [{"name": "DIR", "value": "src"}]});
     let resolved = resolved(&value).unwrap();
