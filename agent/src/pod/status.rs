@@ -339,8 +339,16 @@ fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outc
     ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
+/// How the name of a VM begins where it is a container's.
+const SCHEME: &str = "tart://";
+
 pub(super) fn container_id(vm: &VmName) -> String {
-    format!("tart://{vm}")
+    format!("{SCHEME}{vm}")
+}
+
+/// The VM that a container's ID names; `None` when it is none of this agent's.
+pub(super) fn vm_of(container_id: &str) -> Option<VmName> {
+    container_id.strip_prefix(SCHEME)?.parse().ok()
 }
 
 fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {

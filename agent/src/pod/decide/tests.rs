@@ -6,6 +6,30 @@ use crate::vm::VmName;
 
 const GRACE: Duration = Duration::from_secs(30);
 
+impl Observation {
+    /// A Pod that was taken, and of which there is nothing else to say, for tests.
+    pub(crate) fn example(wanted: Wanted, attempts: Vec<AttemptView>, now: Timestamp) -> Self {
+        Self {
+            wanted,
+            refused: false,
+            accepted: true,
+            image: None,
+            attempts,
+            started: None,
+            health: None,
+            retry_at: None,
+            too_large: false,
+            evicted: None,
+            has_volumes: false,
+            deadline: None,
+            asked: None,
+            vain_stops: 0,
+            final_status_published: false,
+            now,
+        }
+    }
+}
+
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
@@ -82,6 +106,13 @@ fn a_pod_to_run() {
     let table = [
         (seen(RUN, vec![]), plan(0, 0)),
         (Observation { accepted: false, ..seen(RUN, vec![]) }, Decision::Accept),
+        // The API knows of a VM, and nobody else does.
+        (Observation { accepted: false, started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Accept),
+        (Observation { started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Recall(Restart(3))),
+        (
+            Observation { started: Some(Restart(0)), ..seen(RUN, vec![planned(0)]) },
+            Decision::Launch(Restart(0)),
+        ),
         (Observation { accepted: false, refused: true, ..seen(RUN, vec![]) }, Decision::Wait(None)),
         (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![]) }, Decision::Wait(Some(at(110)))),
         (Observation { refused: true, ..seen(RUN, vec![]) }, Decision::Wait(None)),
@@ -436,16 +467,20 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         Just(Some(Health { started: true, ready: true, failed: Some(StopCause::FailedLiveness) })),
     ];
     let asked = prop_oneof![Just(None), (0..2u32).prop_map(|restart| Some(Restart(restart)))];
-    (wanted, attempts, health, any::<[bool; 3]>(), asked, 0..5u32).prop_map(
-        |(wanted, attempts, health, [refused, accepted, published], asked, vain_stops)| Observation {
-            refused,
-            accepted,
-            image: Some("b".into()),
-            health,
-            asked,
-            vain_stops,
-            final_status_published: published,
-            ..seen(wanted, attempts)
+    let started = asked.clone();
+    (wanted, attempts, health, any::<[bool; 3]>(), asked, started, 0..5u32).prop_map(
+        |(wanted, attempts, health, [refused, accepted, published], asked, started, vain_stops)| {
+            Observation {
+                started,
+                refused,
+                accepted,
+                image: Some("b".into()),
+                health,
+                asked,
+                vain_stops,
+                final_status_published: published,
+                ..seen(wanted, attempts)
+            }
         },
     )
 }
@@ -460,6 +495,14 @@ proptest! {
                 let untouched = attempt.outcome.is_none() && !attempt.begun;
                 prop_assert!(attempt.cleaned || untouched, "{:?}", attempt);
             }
+        }
+    }
+
+    /// What the API has seen running does not run again because nobody here remembers it.
+    #[test]
+    fn what_has_started_is_not_begun_anew(seen in any_observation()) {
+        if let Decision::Plan { restart, .. } = decide(&seen) {
+            prop_assert!(seen.started.is_none() || !seen.attempts.is_empty(), "{:?}", restart);
         }
     }
 
