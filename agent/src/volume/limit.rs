@@ -62,6 +62,7 @@ impl Limit {
 /// A volume that is larger than it may be; its Pod is to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exceeded {
+    place: Place,
     /// The volume.
     pub volume: String,
     /// The limit, as the Pod has it.
@@ -72,8 +73,16 @@ pub struct Exceeded {
 
 impl std::fmt::Display for Exceeded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The kubelet's words, with the space at their end.
-        write!(f, "Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", self.volume, self.limit)
+        let Self { place, volume, limit, .. } = self;
+        match place {
+            // The kubelet's words, with the space at their end.
+            Place::Volume => write!(f, "Usage of EmptyDir volume {volume:?} exceeds the limit {limit:?}. "),
+            Place::BootStatus => write!(
+                f,
+                "The guest has written more than {limit} to its share {volume}, which is for its exit code and a few words; have it write to \
+                 an emptyDir volume instead"
+            ),
+        }
     }
 }
 
@@ -91,8 +100,8 @@ pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
                     Usage::Bytes(used) => Some(used),
                     Usage::Unmeasurable => None,
                 };
-                let Limit { volume, text, .. } = limit.clone();
-                return Exceeded { volume, limit: text, used };
+                let Limit { place, volume, text, .. } = limit.clone();
+                return Exceeded { place, volume, limit: text, used };
             }
         }
         sleep(INTERVAL.max(began.elapsed() * REST)).await;
@@ -142,7 +151,8 @@ mod tests {
 
     #[test]
     fn the_words_are_the_kubelets() {
-        let exceeded = Exceeded { volume: "cache".into(), limit: "1Mi".into(), used: Some(2 << 20) };
+        let (volume, limit) = ("cache".into(), "1Mi".into());
+        let exceeded = Exceeded { place: Place::Volume, volume, limit, used: Some(2 << 20) };
         assert_eq!(exceeded.to_string(), "Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". ");
     }
 
@@ -194,6 +204,7 @@ mod tests {
         fs::write(temp.path().join(".boot-10/pod_status/file"), vec![1; 2 << 20]).unwrap();
         assert!(is_full(measured().await));
         let exceeded = watch(temp.path().to_owned(), vec![Limit::of_boot_status()]).await;
-        assert_eq!((exceeded.volume.as_str(), exceeded.limit.as_str()), ("pod_status", "1Mi"));
+        let words = exceeded.to_string();
+        assert!(words.starts_with("The guest has written more than 1Mi to its share pod_status"), "{words}");
     }
 }
