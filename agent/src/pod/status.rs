@@ -102,6 +102,9 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         settle(&mut statuses.1, false);
     }
     let (main, init) = statuses;
+    let pod_ip = address.map(|ip| ip.to_string());
+    // As for the kubelet: who looks at a Pod that is over may want to know where it was.
+    let pod_ip = pod_ip.or_else(|| was_at(current, &old).filter(|_| is_final_phase(phase)));
     PodStatus {
         phase: Some(phase.to_owned()),
         reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
@@ -113,8 +116,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
         host_ip: context.host_ip.map(|ip| ip.to_string()),
         host_ips: context.host_ip.map(|ip| vec![HostIP { ip: ip.to_string() }]),
-        pod_ip: address.map(|ip| ip.to_string()),
-        pod_ips: address.map(|ip| vec![PodIP { ip: ip.to_string() }]),
+        pod_ips: pod_ip.clone().map(|ip| vec![PodIP { ip }]),
+        pod_ip,
         observed_generation: context.pod.metadata.generation,
         ..PodStatus::default()
     }
@@ -285,6 +288,13 @@ fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
 fn address(current: Option<&AttemptView>) -> Option<IpAddr> {
     let current = current.filter(|attempt| attempt.outcome.is_none())?;
     current.progress.as_ref()?.stage.address()
+}
+
+/// The last address that the guest is known to have had.
+fn was_at(current: Option<&AttemptView>, old: &PodStatus) -> Option<String> {
+    let progress = current.and_then(|attempt| attempt.progress.as_ref());
+    let last = progress.and_then(|progress| progress.stage.address());
+    last.map(|ip| ip.to_string()).or_else(|| old.pod_ip.clone())
 }
 
 fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
