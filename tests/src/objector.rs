@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Collected, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
@@ -104,7 +104,7 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor, mood: Arc<Mood>) {
         connections.spawn(async move {
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let service = service_fn(async |request: Request<Incoming>| {
-                let asked = request.into_body().collect().await.map(|body| body.to_bytes());
+                let asked = request.into_body().collect().await.map(Collected::to_bytes);
                 let answer = mood.answer(&asked.unwrap_or_default());
                 let body = Full::new(Bytes::from(answer.to_string()));
                 let response = Response::builder().header("Content-Type", "application/json").body(body);
