@@ -15,6 +15,7 @@ pub mod image;
 pub mod metrics;
 pub mod node;
 pub mod objects;
+pub mod open_files;
 pub mod pod;
 pub mod probe;
 pub mod processes;

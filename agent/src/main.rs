@@ -12,7 +12,7 @@ use tart_kubelet::gc::dry_run;
 use tart_kubelet::image::command::{self, Said};
 use tart_kubelet::image::list;
 use tart_kubelet::report::chain;
-use tart_kubelet::{agent, shim};
+use tart_kubelet::{agent, open_files, shim};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -47,6 +47,7 @@ fn main() -> ExitCode {
 }
 
 fn run_agent(args: AgentArgs) -> Result<(), String> {
+    open_files::ask_for_many();
     let runtime = start(Builder::new_multi_thread().worker_threads(2))?;
     let ended = runtime.block_on(agent::run(args)).map_err(|error| chain(&error));
     // What is still under way is either safe to repeat or owned by a shim.
@@ -55,6 +56,7 @@ fn run_agent(args: AgentArgs) -> Result<(), String> {
 }
 
 fn run_shim(dir: &Path) -> Result<(), String> {
+    open_files::ask_for_many();
     let runtime = start(&mut Builder::new_current_thread())?;
     let stdin =
         io::stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no standard input: {error}"))?;

@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod affinity;
 pub mod at_work;
+mod bell;
 mod belongings;
 pub mod blueprint;
 pub mod decide;
@@ -14,6 +15,7 @@ pub(crate) mod expansion;
 mod fetch;
 pub mod fields;
 pub mod fit;
+mod launching;
 pub mod manager;
 mod planning;
 mod probing;

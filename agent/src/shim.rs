@@ -62,8 +62,10 @@ use vm_output::{VmOutput, is_for_want_of_space};
 
 /// How often something that could not be written down is tried again.
 const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a VM may take to follow a command that a signal has ended.
-const DYING: Duration = Duration::from_millis(500);
+/// How long a VM may take to follow a command that was killed. Whoever waits for the Pod's end waits for this, too.
+const DYING: Duration = Duration::from_millis(200);
+/// The exit code of a command that was killed.
+const KILLED: i32 = 137;
 /// How long tart may take to say why a VM is gone whose guest agent has gone.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
@@ -89,7 +91,8 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
         return Ok(());
     };
     let stop = StopSignal::watch(&attempt);
-    let shim = Shim { tart: Tart::new(&spec.tart), attempt, spec, stop, exited_at: OnceLock::new() };
+    let (begun_at, exited_at) = (OnceLock::new(), OnceLock::new());
+    let shim = Shim { tart: Tart::new(&spec.tart), attempt, spec, stop, begun_at, exited_at };
     shim.persist("who runs the VM", || shim.attempt.sign(std::process::id())).await;
     let Some(tart_lock) = shim.attempt.take_tart_lock()? else {
         let message = "another tart is still at work on the VM".to_owned();
@@ -107,7 +110,9 @@ struct Shim {
     attempt: Attempt,
     spec: ShimSpec,
     stop: StopSignal,
-    /// When the main container's command ended.
+    /// When the main container's command was started in the guest.
+    begun_at: OnceLock<Timestamp>,
+    /// When it ended.
     exited_at: OnceLock<Timestamp>,
 }
 
@@ -229,13 +234,16 @@ impl Shim {
         };
         let has_started = container.is_up || !matches!(ending, Ending::NotStarted { .. });
         let finished_at = self.exited_at.get().copied().unwrap_or_else(Timestamp::now);
-        let outcome = Outcome { ending, started_at: container.started_at, finished_at };
+        // One that has ended under its `postStart` hook had started all the same.
+        let begun_at = self.begun_at.get().copied().filter(|_| !matches!(ending, Ending::NotStarted { .. }));
+        let outcome = Outcome { ending, started_at: container.started_at.or(begun_at), finished_at };
         Ran { child: Some(child), outcome, no_space, has_started }
     }
 
-    /// Whether a signal that nobody has asked for ended the command: a guest that dies takes it along.
+    /// Whether the command was killed, and nobody has asked for it: a VM that breaks down takes it along, and has more to say. A guest that
+    /// shuts down asks first, and says nothing.
     fn may_be_the_vms(&self, ending: &Ending) -> bool {
-        matches!(ending, Ending::Exited { code: 129.., .. }) && self.stop.latest().is_none()
+        matches!(ending, Ending::Exited { code: KILLED, .. }) && self.stop.latest().is_none()
     }
 
     /// The end of a VM that ended by itself: the guest may have said more about it than tart can.

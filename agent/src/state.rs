@@ -188,7 +188,7 @@ impl StateDir {
         &self.0
     }
 
-    /// The part of the directory that changes when something happens to a VM.
+    /// What there is of Pods and their VMs.
     pub fn pods_path(&self) -> PathBuf {
         self.0.join("pods")
     }
@@ -210,31 +210,12 @@ impl StateDir {
         let volumes = self.0.join("volumes");
         PodDir { uid, path, logs, volumes }
     }
-
-    /// The Pod that a changed path belongs to.
-    pub fn pod_of(&self, changed: &Path) -> Option<PodUid> {
-        let inside = changed.strip_prefix(self.pods_path()).ok()?;
-        inside.components().next()?.as_os_str().to_str()?.parse().ok()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::vm::Restart;
-
-    #[test]
-    fn a_changed_path_names_its_pod() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let state = StateDir::open(dir.path()).unwrap();
-        let uid: PodUid = "0b1c".parse().unwrap();
-        for inside in ["0b1c", "0b1c/pod.json", "0b1c/0/outcome.json"] {
-            assert_eq!(state.pod_of(&state.pods_path().join(inside)), Some(uid.clone()));
-        }
-        assert_eq!(state.pod_of(&state.pods_path()), None);
-        assert_eq!(state.pod_of(Path::new("/elsewhere/0b1c")), None);
-    }
 
     #[test]
     fn an_instance_stays_with_its_directory() {

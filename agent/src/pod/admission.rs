@@ -97,17 +97,26 @@ pub fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
         container: container.name.clone(),
         image: image.ok_or_else(|| unsupported("spec.containers[0].image", "is missing"))?,
         pull_secrets: spec.image_pull_secrets.iter().flatten().map(|secret| secret.name.clone()).collect(),
-        pull: match container.image_pull_policy.as_deref() {
-            Some("Always") => PullPolicy::Always,
-            Some("Never") => PullPolicy::Never,
-            _ => PullPolicy::IfNotPresent,
-        },
+        pull: strictest(spec),
         size: largest(spec)?,
         cpu_is_limit: has_limit(container, "cpu"),
         memory_is_limit: has_limit(container, "memory"),
         init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
         host_ports: host_ports(container)?,
     })
+}
+
+/// All containers have one image, so that who asks for the most of it has it for all.
+fn strictest(spec: &PodSpec) -> PullPolicy {
+    let all = || spec.init_containers.iter().flatten().chain(&spec.containers);
+    let one_says = |policy: &str| all().any(|one| one.image_pull_policy.as_deref() == Some(policy));
+    if one_says("Always") {
+        PullPolicy::Always
+    } else if one_says("Never") {
+        PullPolicy::Never
+    } else {
+        PullPolicy::IfNotPresent
+    }
 }
 
 fn only_container(spec: &PodSpec) -> Result<&Container, Refusal> {

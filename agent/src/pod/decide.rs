@@ -44,6 +44,8 @@ pub struct Observation {
     pub image: Option<String>,
     /// The VMs that were made for it, oldest first.
     pub attempts: Vec<AttemptView>,
+    /// The last VM that the API shows as started, whether or not anything is known of it here.
+    pub started: Option<Restart>,
     /// What probes say of the current VM's container; absent when nothing probes it.
     pub health: Option<Health>,
     /// When the plan may be tried again, after its image or something that the Pod brings along was missing.
@@ -110,6 +112,11 @@ impl Observation {
         is_last.then_some((attempt, end))
     }
 
+    /// The VM of a Pod that is to run of which only the API still knows.
+    pub fn forgotten(&self) -> Option<Restart> {
+        self.started.filter(|_| self.attempts.is_empty() && matches!(self.wanted, Wanted::Run(_)))
+    }
+
     /// Whether macOS may count a VM of the Pod: one that was taken up and is not known to be over.
     pub fn has_vm(&self) -> bool {
         let counts = |attempt: &AttemptView| match attempt.holder {
@@ -162,6 +169,8 @@ pub enum Decision {
         /// How often the container has failed in a row before it.
         crashes: u32,
     },
+    /// Write down that a VM has run, and is lost, of which only the API still knows.
+    Recall(Restart),
     /// Start the shim of a planned VM.
     Launch(Restart),
     /// Make room on the disk for a shim that has found none.
@@ -202,6 +211,7 @@ impl Decision {
         match self {
             Self::Accept => "accept",
             Self::Plan { .. } => "plan",
+            Self::Recall(_) => "recall",
             Self::Launch(_) => "launch",
             Self::MakeRoom(_) => "make-room",
             Self::AskToStop(..) => "ask-to-stop",
@@ -265,7 +275,7 @@ fn step(seen: &Observation) -> Decision {
 
 fn run(seen: &Observation) -> Decision {
     let Some((current, older)) = seen.attempts.split_last() else {
-        return plan(seen, Restart(0), 0);
+        return seen.forgotten().map_or_else(|| plan(seen, Restart(0), 0), Decision::Recall);
     };
     // The one before the current VM stays known: it is the container's last state, and its log can be asked for.
     let (previous, forgotten) = older.split_last().map_or((None, older), |(last, rest)| (Some(last), rest));
@@ -379,31 +389,6 @@ fn stop_orphan(seen: &Observation, attempt: &AttemptView) -> Decision {
 fn await_shim(restart: Restart, stop: StopRequest, now: Timestamp) -> Decision {
     let overdue = later(stop.deadline, SHIM_PATIENCE);
     if now < overdue { Decision::Wait(Some(overdue)) } else { Decision::KillShim(restart) }
-}
-
-#[cfg(test)]
-impl Observation {
-    /// A Pod that was taken, and of which there is nothing else to say, for tests.
-    pub(crate) fn example(wanted: Wanted, attempts: Vec<AttemptView>, now: Timestamp) -> Self {
-        Self {
-            wanted,
-            refused: false,
-            accepted: true,
-            image: None,
-            attempts,
-            health: None,
-            retry_at: None,
-            too_large: false,
-            evicted: None,
-            has_volumes: false,
-            vain_wipe: false,
-            deadline: None,
-            asked: None,
-            vain_stops: 0,
-            final_status_published: false,
-            now,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -72,16 +72,32 @@ impl Worker {
     /// Ends a VM that was never begun, by all that is known of it, and exists: somebody has deleted the Pod's directory while it ran. That
     /// it was begun is written down again, so that it does not run twice.
     pub(super) async fn end_forgotten(&self, attempt: &Attempt) -> Result<(), WorkError> {
-        warn!(pod = %self.name, vm = %attempt.vm(), "nothing is known of a VM of the Pod; stopping it");
+        if self.silence(attempt).await? {
+            attempt.begin_again()?;
+        }
+        Ok(())
+    }
+
+    /// Writes down that a VM has run, and is lost, of which only the API still knows: the Mac was set up anew, or somebody has tidied up.
+    pub(super) async fn recall(&self, restart: Restart) -> Result<(), WorkError> {
+        let attempt = self.dir.attempt(restart);
+        self.silence(&attempt).await?;
+        attempt.begin_again()?;
+        self.record_loss(restart)
+    }
+
+    /// Stops a VM of which nothing is known; whether there is one.
+    async fn silence(&self, attempt: &Attempt) -> Result<bool, WorkError> {
         // Its shim would write down its end as that of the next one.
         block_in_place(|| shim::kill_leftovers(attempt))?;
         // What a deletion has left that was cut short is no VM to tart.
         block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(WorkError::Vms)?;
-        if !self.host.tart.vm_dir(&attempt.vm()).exists() {
-            return Ok(());
+        let exists = self.host.tart.vm_dir(&attempt.vm()).exists();
+        if exists {
+            warn!(pod = %self.name, vm = %attempt.vm(), "nothing is known of a VM of the Pod; stopping it");
+            self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;
         }
-        self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;
-        Ok(attempt.begin_again()?)
+        Ok(exists)
     }
 
     /// Forgets what may be secret in the plan of a VM that has ended, and deletes it.

@@ -1,4 +1,5 @@
-//! Every field of a Pod, and what becomes of it. Nothing is ignored without being listed in the table.
+//! Every field of a Pod that this version of the API has, and what becomes of it. Nothing of that is ignored without being listed in the
+//! table. What only a later API server knows is not seen here, nor by a kubelet of this version.
 
 mod table;
 
@@ -76,7 +77,8 @@ pub fn document() -> String {
         "# Pods, field by field\n\n\
          A Pod is a VM. This is what becomes of each field of its spec; the table is made from the one that the agent \
          decides by\n(`make docs`). A Pod that sets a refused field gets phase Failed at once, with reason `UnsupportedPod` \
-         (for `spec.os`,\n`PodOSNotSupported`), and an Event that names the field.\n\n| field | | |\n|---|---|---|\n",
+         (for `spec.os`,\n`PodOSNotSupported`), and an Event that names the field. Fields that are newer than the agent's Kubernetes, 1.36, are not \
+         seen, as with\na kubelet. What a VM without a command finds in its guest is in [boot.md](boot.md).\n\n| field | | |\n|---|---|---|\n",
     );
     for (path, handling) in FIELDS {
         let (verdict, why) = match handling {

@@ -9,6 +9,10 @@ use super::affinity;
 use crate::node::offer::Offer;
 use crate::quantity;
 
+const OUT_OF_PODS: &str = "OutOfpods";
+/// A Pod that was refused is not asked for again by itself.
+const NO_PLACE: &str = "; macOS runs two VMs at a time: when a Pod of this Node has ended or is deleted, create this one again, or add a Mac";
+
 /// What a Pod takes of its Node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Claim {
@@ -87,7 +91,7 @@ pub fn fits(pod: &Pod, offer: &Offer, others: &[&Claim]) -> Result<(), Refusal> 
     let claim = Claim::of(pod);
     let spec = pod.spec.clone().unwrap_or_default();
     let pods = u64::try_from(others.len()).unwrap_or(u64::MAX);
-    enough("pods", "OutOfpods", 1, pods, Some(offer.pods))?;
+    enough("pods", OUT_OF_PODS, 1, pods, Some(offer.pods))?;
     let used = |part: fn(&Claim) -> u64| others.iter().map(|other| part(other)).fold(0, u64::saturating_add);
     enough("cpu", "OutOfcpu", claim.cpu_milli, used(|c| c.cpu_milli), Some(offer.cpu_milli))?;
     enough("memory", "OutOfmemory", claim.memory, used(|c| c.memory), Some(offer.memory))?;
@@ -128,7 +132,9 @@ fn enough(
         return Ok(());
     }
     // What would not fit either if the Node were empty will not fit later.
-    let advice = if requested > capacity {
+    let advice = if reason == OUT_OF_PODS {
+        NO_PLACE
+    } else if requested > capacity {
         "; request less, or choose a larger Node: this one has less in all"
     } else {
         ""
@@ -211,7 +217,8 @@ mod tests {
                 pod(&json!({})),
                 &both[..],
                 "OutOfpods",
-                "Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2",
+                "Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2; macOS runs two VMs at a time: when a Pod of this \
+                 Node has ended or is deleted, create this one again, or add a Mac",
             ),
             (
                 requesting(&json!({"cpu": "2500m"})),

@@ -1,4 +1,4 @@
-//! Gives every Pod of this Node its worker, and tells the worker what the API and the state directory say.
+//! Gives every Pod of this Node its worker, and tells the worker what the API says.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,8 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -45,7 +44,6 @@ struct Handle {
     claim: Option<Claim>,
     pod: watch::Sender<Arc<Pod>>,
     gone: watch::Sender<bool>,
-    stirred: Arc<Notify>,
 }
 
 impl Handle {
@@ -64,9 +62,6 @@ pub enum ManagerError {
     /// The state directory cannot be read.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The state directory cannot be watched.
-    #[error("cannot watch {0}")]
-    Watch(String, #[source] notify::Error),
     /// A Pod is without its worker.
     #[error("the worker of a Pod has died")]
     Worker(#[from] tokio::task::JoinError),
@@ -87,8 +82,6 @@ impl Manager {
 
     /// Manages Pods for as long as it is polled.
     pub async fn run(mut self) -> Result<(), ManagerError> {
-        let (stirred, mut stirs) = mpsc::unbounded_channel();
-        let _watcher = watch_state(&self.state, stirred)?;
         // Until its worker has looked, any Pod of an earlier agent may have a VM.
         for dir in self.state.pods()? {
             self.host.slots.note(dir.uid(), true);
@@ -115,11 +108,6 @@ impl Manager {
                         }
                     }
                 },
-                Some(uid) = stirs.recv() => {
-                    if let Some(handle) = self.pods.get(&uid) {
-                        handle.stirred.notify_one();
-                    }
-                }
                 // No Pod may be without a worker: an agent that starts again finds all that the dead one knew on the disk.
                 Some(ended) = self.workers.join_next() => {
                     let uid = ended?;
@@ -233,43 +221,16 @@ impl Manager {
         let claim = plan.is_ok().then(|| Claim::of(&pod));
         let (pod, pod_seen) = watch::channel(Arc::new(pod));
         let (gone, gone_seen) = watch::channel(is_gone);
-        let stirred = Arc::new(Notify::new());
         self.host.roster.enter(uid.clone(), pod_seen.clone());
-        let feed = PodFeed { plan, pod: pod_seen, gone: gone_seen, stirred: stirred.clone() };
+        let feed = PodFeed { plan, pod: pod_seen, gone: gone_seen };
         let ticket = self.host.at_work.begin(uid.clone());
         let worker = Worker::new(self.host.clone(), self.client.clone(), name, dir, feed);
         self.workers.spawn(async move {
             let _ticket = ticket;
             worker.run().await
         });
-        self.pods.insert(uid, Handle { claim, pod, gone, stirred });
+        self.pods.insert(uid, Handle { claim, pod, gone });
     }
-}
-
-/// Rings for every Pod in whose directory something changes.
-fn watch_state(
-    state: &StateDir,
-    stirred: mpsc::UnboundedSender<PodUid>,
-) -> Result<RecommendedWatcher, ManagerError> {
-    let watched = state.clone();
-    let ring = move |event: notify::Result<notify::Event>| {
-        let Ok(event) = event else { return };
-        // Opening a lock to probe it is an event too; it must not ring the bell that made us probe.
-        if event.kind.is_access() {
-            return;
-        }
-        // A file that is being written says nothing until it is renamed.
-        let settled =
-            event.paths.iter().filter(|path| path.extension().is_none_or(|extension| extension != "tmp"));
-        for uid in settled.filter_map(|path| watched.pod_of(path)) {
-            let _ = stirred.send(uid);
-        }
-    };
-    let path = state.pods_path();
-    let failed = |error| ManagerError::Watch(path.display().to_string(), error);
-    let mut watcher = notify::recommended_watcher(ring).map_err(failed)?;
-    watcher.watch(&path, RecursiveMode::Recursive).map_err(failed)?;
-    Ok(watcher)
 }
 
 fn uid_of(pod: &Pod) -> Option<PodUid> {

@@ -110,6 +110,11 @@ impl Publisher {
         });
     }
 
+    /// Publishes nothing more: the Pod is gone.
+    pub fn cease(&self) {
+        self.wanted.send_if_modified(|wanted| wanted.take().is_some());
+    }
+
     /// Whether the API server has taken a final phase from us.
     pub fn has_published_final(&self) -> bool {
         is_final(self.published.borrow().as_ref().map(|last| &last.status))
@@ -143,22 +148,33 @@ async fn publish(
         crash::point(if is_last { "agent.publish-final.before" } else { "agent.publish.before" });
         let attempt = timeout(LIMIT, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
         crash::point(if is_last { "agent.publish-final.after" } else { "agent.publish.after" });
-        let problem = match attempt {
+        let done = match attempt {
             Ok(Ok(answer)) => {
                 debug!(%pod, phase = status.phase, "status published");
-                published.send_replace(Some(Published::new(status, &answer)));
+                Ok(Published::new(status, &answer))
+            }
+            Ok(Err(kube::Error::Api(answer))) if is_replaced(answer.code, &answer.message) => {
+                Ok(Published::in_vain(status))
+            }
+            Ok(Err(error)) => {
+                // It is most likely gone. The watch knows for sure; until then somebody on the way may have said it.
+                if matches!(&error, kube::Error::Api(answer) if answer.code == 404) {
+                    delay = LONGEST_DELAY;
+                }
+                Err(chain(&error))
+            }
+            Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
+        };
+        let problem = match done {
+            Ok(last) => {
+                published.send_replace(Some(last));
                 delay = FIRST_DELAY;
                 if wanted.changed().await.is_err() {
                     return;
                 }
                 continue;
             }
-            Ok(Err(kube::Error::Api(answer))) if is_gone(answer.code, &answer.message) => {
-                published.send_replace(Some(Published::in_vain(status)));
-                return;
-            }
-            Ok(Err(error)) => chain(&error),
-            Err(_) => format!("no answer within {} s", LIMIT.as_secs()),
+            Err(problem) => problem,
         };
         warn!(%pod, problem, "cannot publish the Pod's status; trying again");
         tokio::select! {
@@ -170,12 +186,12 @@ async fn publish(
     }
 }
 
-/// Whether an answer means that the Pod is gone, or that another one has its name. Any other conflict passes.
-fn is_gone(code: u16, message: &str) -> bool {
+/// Whether an answer means that another Pod has the name. Any other conflict passes.
+fn is_replaced(code: u16, message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     // A Pod may have any of these in its name, but not with what follows.
     let words = ["uid in precondition: ", "uid in the precondition (", "metadata.uid: "];
-    code == 404 || (matches!(code, 409 | 422) && words.iter().any(|words| message.contains(words)))
+    matches!(code, 409 | 422) && words.iter().any(|words| message.contains(words))
 }
 
 /// The patch for a status. The UID makes it miss a newer Pod of the same name; absent fields are removed.
@@ -211,19 +227,50 @@ fn replaced<'a>(addresses: impl Iterator<Item = &'a String>) -> Value {
 mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::{HostIP, PodCondition};
+    use kube::Client;
+    use kube::client::Body;
+    use std::convert::Infallible;
+    use tokio::sync::mpsc;
+
+    #[tokio::test]
+    async fn who_says_that_there_is_no_such_pod_is_told_the_next_status_all_the_same() {
+        let (asked, mut asks) = mpsc::unbounded_channel();
+        let missing = json!({"status": "Failure", "message": "no", "reason": "NotFound", "code": 404});
+        let mut answers = vec![(200, json!({"metadata": {"name": "p"}})), (404, missing)];
+        let answer = move |_: http::Request<Body>| {
+            let (code, body) = answers.pop().unwrap();
+            let _ = asked.send(code);
+            let answer =
+                http::Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
+            std::future::ready(Ok::<_, Infallible>(answer.unwrap()))
+        };
+        let client = Client::new(tower::service_fn(answer), "default");
+        let name = PodName { namespace: "default".into(), name: "p".into() };
+        let mut publisher = Publisher::spawn(Api::default_namespaced(client), name, "0b1c".parse().unwrap());
+        let failed = PodStatus { phase: Some("Failed".into()), ..PodStatus::default() };
+        publisher.want(failed.clone(), &Pod::default());
+        assert_eq!(asks.recv().await, Some(404));
+        assert!(!publisher.has_published_final());
+        publisher.want(PodStatus { reason: Some("Error".into()), ..failed }, &Pod::default());
+        publisher.changed().await;
+        assert!(publisher.has_published_final());
+    }
 
     #[test]
-    fn only_a_missing_or_another_pod_ends_the_tries() {
-        assert!(is_gone(404, "pods \"a\" not found"));
-        assert!(is_gone(409, "Precondition failed: UID in precondition: a, UID in object meta: b"));
-        assert!(!is_gone(409, "the object has been modified"));
-        assert!(is_gone(422, "Pod \"a\" is invalid: metadata.uid: Invalid value: \"b\": field is immutable"));
-        assert!(!is_gone(
+    fn only_another_pod_of_the_name_ends_the_tries() {
+        assert!(!is_replaced(404, "pods \"a\" not found"));
+        assert!(is_replaced(409, "Precondition failed: UID in precondition: a, UID in object meta: b"));
+        assert!(!is_replaced(409, "the object has been modified"));
+        assert!(is_replaced(
+            422,
+            "Pod \"a\" is invalid: metadata.uid: Invalid value: \"b\": field is immutable"
+        ));
+        assert!(!is_replaced(
             409,
             "Operation cannot be fulfilled on pods \"fluid-0\": the object has been modified"
         ));
-        assert!(!is_gone(422, "Pod \"metadata.uid\" is invalid: status.hostIPs[0]: Invalid value"));
-        assert!(!is_gone(500, "uid"));
+        assert!(!is_replaced(422, "Pod \"metadata.uid\" is invalid: status.hostIPs[0]: Invalid value"));
+        assert!(!is_replaced(500, "uid"));
     }
 
     #[test]

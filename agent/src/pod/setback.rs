@@ -1,6 +1,7 @@
 //! Effects that fail: what a person is told of it, and when a worker tries again.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -23,6 +24,8 @@ pub(super) enum WorkError {
     Tart(#[from] TartError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    #[error("its shim has ended ({status}) before it had taken the VM up; what it has said is in {}", .log.display())]
+    ShimDied { status: String, log: PathBuf },
     #[error(transparent)]
     Leftovers(#[from] LeftoversError),
     #[error("cannot see which VMs there are")]
@@ -39,7 +42,7 @@ impl WorkError {
         match self {
             Self::Tart(error) => error.fault() == Some(Fault::NoSpace),
             Self::State(_) | Self::Launch(_) | Self::Boot(_) => report::is_for_want_of_space(self),
-            Self::Leftovers(_) | Self::Vms(_) | Self::Delete(_) => false,
+            Self::ShimDied { .. } | Self::Leftovers(_) | Self::Vms(_) | Self::Delete(_) => false,
         }
     }
 }
@@ -106,7 +109,9 @@ fn describe(decision: Decision) -> &'static str {
         | Decision::KillShim(_)
         | Decision::StopOrphan(_)
         | Decision::KillLeftovers(_) => "cannot stop the VM",
-        Decision::AskGuest(_) | Decision::RecordLoss(_) => "cannot write down how the VM ended",
+        Decision::AskGuest(_) | Decision::Recall(_) | Decision::RecordLoss(_) => {
+            "cannot write down how the VM ended"
+        }
         Decision::Clean(_) => "cannot delete the VM",
         Decision::Evict => "cannot evict the Pod",
         Decision::Wipe => "cannot remove the Pod's volumes",

@@ -102,6 +102,9 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         settle(&mut statuses.1, false);
     }
     let (main, init) = statuses;
+    let pod_ip = address.map(|ip| ip.to_string());
+    // As for the kubelet: who looks at a Pod that is over may want to know where it was.
+    let pod_ip = pod_ip.or_else(|| was_at(current, &old).filter(|_| is_final_phase(phase)));
     PodStatus {
         phase: Some(phase.to_owned()),
         reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
@@ -113,8 +116,8 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
         host_ip: context.host_ip.map(|ip| ip.to_string()),
         host_ips: context.host_ip.map(|ip| vec![HostIP { ip: ip.to_string() }]),
-        pod_ip: address.map(|ip| ip.to_string()),
-        pod_ips: address.map(|ip| vec![PodIP { ip: ip.to_string() }]),
+        pod_ips: pod_ip.clone().map(|ip| vec![PodIP { ip }]),
+        pod_ip,
         observed_generation: context.pod.metadata.generation,
         ..PodStatus::default()
     }
@@ -287,6 +290,13 @@ fn address(current: Option<&AttemptView>) -> Option<IpAddr> {
     current.progress.as_ref()?.stage.address()
 }
 
+/// The last address that the guest is known to have had.
+fn was_at(current: Option<&AttemptView>, old: &PodStatus) -> Option<String> {
+    let progress = current.and_then(|attempt| attempt.progress.as_ref());
+    let last = progress.and_then(|progress| progress.stage.address());
+    last.map(|ip| ip.to_string()).or_else(|| old.pod_ip.clone())
+}
+
 fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
     let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
@@ -339,8 +349,16 @@ fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outc
     ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
+/// How the name of a VM begins where it is a container's.
+const SCHEME: &str = "tart://";
+
 pub(super) fn container_id(vm: &VmName) -> String {
-    format!("tart://{vm}")
+    format!("{SCHEME}{vm}")
+}
+
+/// The VM that a container's ID names; `None` when it is none of this agent's.
+pub(super) fn vm_of(container_id: &str) -> Option<VmName> {
+    container_id.strip_prefix(SCHEME)?.parse().ok()
 }
 
 fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {

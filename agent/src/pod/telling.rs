@@ -40,8 +40,16 @@ impl Worker {
         if !waits(seen) {
             self.host.metrics.pod_waits(self.dir.uid(), None);
         }
-        // A final phase stays as it is, and nobody reads the status of a Pod that is gone.
-        if seen.wanted == Wanted::Gone || is_final(pod.status.as_ref()) {
+        if seen.wanted == Wanted::Gone {
+            self.publisher.cease();
+            return;
+        }
+        // A final phase stays as it is.
+        if is_final(pod.status.as_ref()) {
+            return;
+        }
+        // What the API shows of a VM that is to be remembered first is not taken back.
+        if seen.forgotten().is_some() && !seen.refused {
             return;
         }
         let accepted_at = self.dir.record().ok().flatten().map(|record| record.accepted_at);

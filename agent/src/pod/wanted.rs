@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use super::PodUid;
 use super::decide::{Deadline, Wanted};
 use super::restart::RestartPolicy;
-use super::status::is_final;
+use super::status::{is_final, vm_of};
 use super::time::seconds;
+use crate::vm::Restart;
 
 /// When a Pod has been active for long enough. It counts from the start time that the API shows.
 pub(super) fn deadline(pod: &Pod) -> Option<Deadline> {
@@ -16,6 +18,17 @@ pub(super) fn deadline(pod: &Pod) -> Option<Deadline> {
     let active = Duration::from_secs(spec.active_deadline_seconds?.try_into().unwrap_or(0));
     let at = start.checked_add(active).ok()?;
     Some(Deadline { at, grace: seconds(spec.termination_grace_period_seconds) })
+}
+
+/// The last VM of a Pod that the API shows as started: one that runs, or has ended.
+pub(super) fn started(pod: &Pod, uid: &PodUid) -> Option<Restart> {
+    let status = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
+    let (state, last) = (status.state.as_ref(), status.last_state.as_ref());
+    let running = state.and_then(|state| state.running.as_ref()).and(status.container_id.as_ref());
+    let ended = [state, last].into_iter().flatten();
+    let ended = ended.filter_map(|state| state.terminated.as_ref()?.container_id.as_ref());
+    let vms = running.into_iter().chain(ended).filter_map(|id| vm_of(id));
+    vms.filter(|vm| vm.uid() == uid).map(|vm| vm.restart()).max()
 }
 
 /// What the API wants of a Pod.
@@ -29,5 +42,36 @@ pub(super) fn wanted(pod: &Pod, gone: bool) -> Wanted {
         Wanted::Finished(seconds(spec.and_then(|spec| spec.termination_grace_period_seconds)))
     } else {
         Wanted::Run(RestartPolicy::of(spec.and_then(|spec| spec.restart_policy.as_deref())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn what_has_started_is_known_by_its_vm() {
+        let uid: PodUid = "0b1c".parse().unwrap();
+        let last = |state: &Value, id: Option<&str>, last_state: &Value| {
+            let status = json!({
+                "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+                "state": state, "lastState": last_state, "containerID": id,
+            });
+            let pod = json!({"status": {"containerStatuses": [status]}});
+            started(&serde_json::from_value(pod).unwrap(), &uid).map(|restart| restart.0)
+        };
+        let ended = |vm: &str| json!({"terminated": {"exitCode": 0, "containerID": format!("tart://{vm}")}});
+        let (running, waiting) =
+            (json!({"running": {}}), json!({"waiting": {"reason": "ContainerCreating"}}));
+        assert_eq!(last(&running, Some("tart://tk-0b1c-2"), &json!({})), Some(2));
+        assert_eq!(last(&ended("tk-0b1c-2"), Some("tart://tk-0b1c-2"), &ended("tk-0b1c-1")), Some(2));
+        // The next one is planned, and may never have been begun.
+        assert_eq!(last(&waiting, Some("tart://tk-0b1c-2"), &ended("tk-0b1c-1")), Some(1));
+        assert_eq!(last(&waiting, Some("tart://tk-0b1c-0"), &json!({})), None);
+        assert_eq!(last(&running, Some("containerd://0b1c"), &json!({})), None);
+        assert_eq!(last(&running, Some("tart://tk-0b1d-0"), &json!({})), None);
+        assert_eq!(last(&running, None, &json!({})), None);
+        assert_eq!(started(&Pod::default(), &uid), None);
     }
 }

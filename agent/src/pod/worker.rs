@@ -1,6 +1,5 @@
 //! One task per Pod: observe, decide, do one thing, and again.
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +15,11 @@ use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
 use super::at_work::AtWork;
+use super::bell::Bell;
 use super::belongings::Belongings;
 use super::decide::{Decision, Observation, Wanted, decide};
 use super::events::Events;
+use super::launching::Launched;
 use super::probing::Probing;
 use super::publisher::Publisher;
 use super::pulling::Failure;
@@ -29,7 +30,7 @@ use super::slots::Slots;
 use super::status::is_final;
 use super::telling::Told;
 use super::time::later;
-use super::wanted::{deadline, wanted};
+use super::wanted::{deadline, started, wanted};
 use super::world::World;
 use super::{PodName, PodUid};
 use crate::crash;
@@ -105,14 +106,16 @@ pub struct Worker {
     pub(super) pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows the Pod.
     pub(super) gone: watch::Receiver<bool>,
-    /// Rung when something changed in the Pod's directory.
-    stirred: Arc<Notify>,
+    /// Rung when something has happened to one of the Pod's VMs.
+    pub(super) stirred: Arc<Notify>,
+    bell: Bell,
     pub(super) publisher: Publisher,
     pub(super) plan: Result<VmPlan, Refusal>,
     probing: Probing,
     pub(super) belongings: Belongings,
     pub(super) image_failure: Option<Failure>,
     pub(super) setback: Option<Setback>,
+    pub(super) launched: Option<Launched>,
     /// The VM without a shim whose guest was asked last.
     pub(super) asked: Option<Restart>,
     /// The VM without a shim that was told to stop last.
@@ -134,8 +137,6 @@ pub struct PodFeed {
     pub pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows it.
     pub gone: watch::Receiver<bool>,
-    /// Rung when something changed in the Pod's directory.
-    pub stirred: Arc<Notify>,
 }
 
 impl std::fmt::Debug for Worker {
@@ -150,7 +151,8 @@ impl Worker {
         let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
         let secrets = Api::namespaced(client, &name.namespace);
         let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
-        let PodFeed { plan, pod, gone, stirred } = feed;
+        let PodFeed { plan, pod, gone } = feed;
+        let stirred = Arc::new(Notify::new());
         let belongings = Belongings::new(&dir, pod.clone(), host.world.clone(), host.host_paths.clone());
         Self {
             host,
@@ -160,6 +162,7 @@ impl Worker {
             name,
             pod,
             gone,
+            bell: Bell::new(stirred.clone()),
             stirred,
             publisher,
             plan,
@@ -167,6 +170,7 @@ impl Worker {
             belongings,
             image_failure: None,
             setback: None,
+            launched: None,
             asked: None,
             stopped: None,
             vain_stops: 0,
@@ -200,7 +204,10 @@ impl Worker {
                 self.failed(decision, &error).await;
                 continue;
             }
-            self.setback = None;
+            // Whether a shim that was started is of any use is seen later.
+            if !matches!(decision, Decision::Launch(_)) {
+                self.setback = None;
+            }
             if !matches!(decision, Decision::StopOrphan(_)) {
                 self.vain_stops = 0;
             }
@@ -216,7 +223,10 @@ impl Worker {
     pub(super) fn observe(&mut self) -> Result<Observation, StateError> {
         let gone = *self.gone.borrow_and_update();
         let pod = self.pod.borrow_and_update().clone();
-        let attempts = self.dir.attempts()?.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
+        let attempts = self.dir.attempts()?;
+        // Before anything is read: what happens after that rings.
+        self.bell.hang_over(attempts.iter().filter(|one| !one.is_cleaned()).map(Attempt::path));
+        let attempts = attempts.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
         let wanted = wanted(&pod, gone);
         let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone());
         // That another image could not be had says nothing of this one.
@@ -234,6 +244,7 @@ impl Worker {
             accepted: self.dir.record()?.is_some(),
             image,
             attempts,
+            started: started(&pod, self.dir.uid()),
             health,
             retry_at: self.image_failure.as_ref().map(Failure::retry_at).max(self.belongings.retry_at()),
             too_large: self.belongings.exceeded().is_some(),
@@ -270,19 +281,6 @@ impl Worker {
         }
     }
 
-    /// Waits until a VM that is no longer wanted has gone: there was no place for this Pod's.
-    async fn wait_for_place(&mut self, changes: &mut watch::Receiver<HashSet<PodUid>>) {
-        if !std::mem::replace(&mut self.told.crowded, true) {
-            let pod = self.pod.borrow().clone();
-            let note = "waiting until the VM of a Pod that has ended is gone; macOS still counts it";
-            self.host.events.normal(&pod, "WaitingForVM", note);
-        }
-        tokio::select! {
-            Ok(()) = changes.changed() => {}
-            () = self.wait_at_most(SAFETY_NET) => {}
-        }
-    }
-
     async fn act(&mut self, decision: Decision) -> Result<(), WorkError> {
         match decision {
             Decision::Accept => {
@@ -290,20 +288,8 @@ impl Worker {
                 self.dir.accept(&record)?;
             }
             Decision::Plan { restart, crashes } => self.plan(restart, crashes).await?,
-            Decision::Launch(restart) => {
-                let attempt = self.dir.attempt(restart);
-                if let Some(forgotten) = self.forgotten(restart)? {
-                    return self.end_forgotten(&forgotten).await;
-                }
-                let mut changes = self.host.slots.changes();
-                if !self.host.slots.take(self.dir.uid()) {
-                    self.wait_for_place(&mut changes).await;
-                    return Ok(());
-                }
-                let stirred = self.stirred.clone();
-                let ended = move || stirred.notify_one();
-                block_in_place(|| shim::launch(&self.host.program, &self.dir, &attempt, ended))?;
-            }
+            Decision::Recall(restart) => self.recall(restart).await?,
+            Decision::Launch(restart) => self.launch(restart).await?,
             Decision::MakeRoom(restart) => {
                 let made = match &self.host.collector {
                     // The shim asks only for the volume that images are on.

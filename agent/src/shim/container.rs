@@ -79,6 +79,9 @@ impl Shim {
         let exec = Exec { argv, env: command.env.clone(), stdin, tty: command.tty };
         let mut tail = Tail::default();
         let begun = Timestamp::now();
+        if task.is_main {
+            let _ = self.begun_at.set(begun);
+        }
         self.note_command(task.spec, begun, &ready);
         let (mut runner, mut waiter) = (guest.clone(), guest.clone());
         let end = {

@@ -3,9 +3,10 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use tokio::process::Command;
+use tokio::task::JoinHandle;
 
 use super::leftovers;
 use crate::state::{Attempt, PodDir, StateError};
@@ -24,18 +25,19 @@ pub enum LaunchError {
     Spawn(PathBuf, #[source] io::Error),
 }
 
-/// Starts the shim of a VM that is planned, unless it has, or had, one. `ended` is called when it ends while this process lives.
+/// Starts the shim of a VM that is planned, unless it has, or had, one. `ended` is called when it ends while this process lives; how it
+/// ended is what the returned task says.
 pub fn launch(
     program: &Path,
     pod: &PodDir,
     attempt: &Attempt,
     ended: impl FnOnce() + Send + 'static,
-) -> Result<(), LaunchError> {
+) -> Result<Option<JoinHandle<Option<ExitStatus>>>, LaunchError> {
     // The lock is taken here and handed over as the shim's standard input, so that it is held without a gap: there is no
     // moment in which a second agent, or this one, could take the VM for one without a shim.
-    let Some(lock) = attempt.seal()? else { return Ok(()) };
+    let Some(lock) = attempt.seal()? else { return Ok(None) };
     if attempt.has_begun()? {
-        return Ok(());
+        return Ok(None);
     }
     pod.create_logs([])?;
     let log_path = pod.shim_log_path(attempt.restart());
@@ -55,9 +57,9 @@ pub fn launch(
         .spawn()
         .map_err(|error| LaunchError::Spawn(program.to_owned(), error))?;
     // How it ended is read from its directory; but one that is killed changes nothing there, nor should it stay a zombie.
-    tokio::spawn(async move {
-        let _ = child.wait().await;
+    Ok(Some(tokio::spawn(async move {
+        let status = child.wait().await.ok();
         ended();
-    });
-    Ok(())
+        status
+    })))
 }

@@ -178,7 +178,7 @@ impl Attempt {
             asked: self.path.join("asked").exists(),
             // One that is spoilt counts as none: it is lost how the VM ended, and that is written down in its place.
             outcome: self.read("outcome.json")?,
-            cleaned: self.path.join("cleaned").exists(),
+            cleaned: self.is_cleaned(),
         })
     }
 
@@ -186,7 +186,7 @@ impl Attempt {
     pub fn image(&self) -> Result<UsedImage, StateError> {
         // The plan first: a VM that is found to be deleted after that needs nothing, whatever was planned.
         let spec: Option<ShimSpec> = self.read("spec.json")?;
-        if self.path.join("cleaned").exists() {
+        if self.is_cleaned() {
             return Ok(UsedImage::None);
         }
         Ok(match spec {
@@ -410,6 +410,11 @@ impl Attempt {
     /// Records that the VM is deleted.
     pub fn mark_cleaned(&self) -> Result<(), StateError> {
         self.touch("cleaned")
+    }
+
+    /// Whether the VM is known to be deleted.
+    pub fn is_cleaned(&self) -> bool {
+        self.path.join("cleaned").exists()
     }
 
     /// Forgets the VM.

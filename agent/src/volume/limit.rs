@@ -62,6 +62,7 @@ impl Limit {
 /// A volume that is larger than it may be, or may be; its Pod is to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exceeded {
+    place: Place,
     volume: String,
     /// As the Pod has it.
     limit: String,
@@ -70,16 +71,23 @@ pub struct Exceeded {
 
 impl std::fmt::Display for Exceeded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { volume, limit, usage } = self;
-        match usage {
+        let Self { place, volume, limit, usage } = self;
+        match (place, usage) {
             // The kubelet's words, with the space at their end.
-            Usage::Bytes(_) => write!(f, "Usage of EmptyDir volume {volume:?} exceeds the limit {limit:?}. "),
-            Usage::Unmeasurable(why) => {
+            (Place::Volume, Usage::Bytes(_)) => {
+                write!(f, "Usage of EmptyDir volume {volume:?} exceeds the limit {limit:?}. ")
+            }
+            (Place::Volume, Usage::Unmeasurable(why)) => {
                 write!(
                     f,
                     "Usage of EmptyDir volume {volume:?} with the limit {limit:?} cannot be measured: {why}. "
                 )
             }
+            (Place::BootStatus, _) => write!(
+                f,
+                "The guest has written more than {limit} to its share {volume}, which is for its exit code and a few words; have it write to \
+                 an emptyDir volume instead"
+            ),
         }
     }
 }
@@ -94,8 +102,8 @@ pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
             debug!(volume = limit.volume, ?usage, "measured");
             *strikes = if matches!(usage, Some(Usage::Unmeasurable(_))) { *strikes + 1 } else { 0 };
             if let Some(usage) = usage.filter(|usage| is_too_large(*usage, limit.bytes, *strikes)) {
-                let Limit { volume, text, .. } = limit.clone();
-                return Exceeded { volume, limit: text, usage };
+                let Limit { place, volume, text, .. } = limit.clone();
+                return Exceeded { place, volume, limit: text, usage };
             }
         }
         sleep(INTERVAL.max(began.elapsed() * REST)).await;
@@ -146,7 +154,9 @@ mod tests {
 
     #[test]
     fn the_words_are_the_kubelets_where_it_has_any() {
-        let words = |usage| Exceeded { volume: "cache".into(), limit: "1Mi".into(), usage }.to_string();
+        let words = |usage| {
+            Exceeded { place: Place::Volume, volume: "cache".into(), limit: "1Mi".into(), usage }.to_string()
+        };
         assert_eq!(
             words(Usage::Bytes(2 << 20)),
             "Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". "
@@ -206,6 +216,7 @@ mod tests {
         fs::write(temp.path().join(".boot-10/pod_status/file"), vec![1; 2 << 20]).unwrap();
         assert!(is_full(measured().await));
         let exceeded = watch(temp.path().to_owned(), vec![Limit::of_boot_status()]).await;
-        assert_eq!((exceeded.volume.as_str(), exceeded.limit.as_str()), ("pod_status", "1Mi"));
+        let words = exceeded.to_string();
+        assert!(words.starts_with("The guest has written more than 1Mi to its share pod_status"), "{words}");
     }
 }

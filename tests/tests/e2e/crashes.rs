@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
+use crate::crash::{boots, container};
 use crate::scene::{DEADLINE, Scene, phase_of};
 
 /// The process of the one VM that runs on the scene's Mac: another boot would be another process.
@@ -129,11 +130,10 @@ async fn a_container_that_ended_before_it_was_stopped_is_over() -> Result<()> {
     std::fs::write(attempt.join("stop.json"), stop.to_string())?;
     let _agent = scene.agent.start()?;
     let pod = wait::until(&scene.pods, "ends", "over, or started again", DEADLINE, |pod| {
-        phase_of(pod) == "Succeeded"
-            || crate::crash::container(pod).is_ok_and(|status| status.restart_count > 0)
+        phase_of(pod) == "Succeeded" || container(pod).is_ok_and(|status| status.restart_count > 0)
     })
     .await?;
-    assert_eq!((phase_of(&pod), crate::crash::boots(&scene)?), ("Succeeded", 1));
+    assert_eq!((phase_of(&pod), boots(&scene)?), ("Succeeded", 1));
     scene.no_vms().await
 }
 
@@ -146,6 +146,31 @@ async fn a_vm_that_loses_its_shim_is_stopped_and_its_pod_fails() -> Result<()> {
     scene.phase("orphan", "Failed").await?;
     scene.told("pod", "orphan", "ContainerStatusUnknown").await?;
     scene.no_vms().await
+}
+
+#[tokio::test]
+async fn a_shim_that_dies_at_once_is_told_and_not_started_without_end() -> Result<()> {
+    let scene = Scene::new("stillborn").await?;
+    // Each of them, before it has taken its VM up.
+    let agent = scene.agent.clone().env("TART_KUBELET_CRASH", "shim.started").start()?;
+    scene.node_ready(&agent).await?;
+    scene.create(&scene.pod("born", &json!({"command": ["true"]}), &json!({}))).await?;
+    let words = "cannot start the VM: its shim has ended (signal: 9 (SIGKILL)) before it had taken the VM up; \
+                 what it has said is in ";
+    scene.told_as("born", "FailedSync", words).await?;
+    // Longer and longer it waits before the next one.
+    let deaths = async || anyhow::Ok(scene.shim_log("born").await?.matches("crash point").count());
+    wait::eventually("another start", DEADLINE, async || {
+        ensure!(deaths().await? >= 3, "there was none");
+        Ok(())
+    })
+    .await?;
+    ensure!(deaths().await? < 20, "{} starts", deaths().await?);
+    agent.kill9()?;
+    let _agent = scene.agent.start()?;
+    let pod = scene.phase("born", "Succeeded").await?;
+    assert_eq!((container(&pod)?.restart_count, boots(&scene)?), (0, 1));
+    Ok(())
 }
 
 #[tokio::test]
@@ -192,7 +217,13 @@ async fn agents_that_are_all_restarted_at_once_find_all_as_it_was() -> Result<()
     }
     for (scene, _, vm) in &macs {
         agent_is_back(scene, since).await?;
-        assert_eq!(scene.running_vms().await?, std::slice::from_ref(vm));
+        // When it has seen another Pod through its start, it has looked at this one, too.
+        scene.create(&scene.pod("next", &json!({}), &json!({}))).await?;
+        let next = Scene::vm_of(&scene.phase("next", "Running").await?)?;
+        let mut running = scene.running_vms().await?;
+        running.retain(|one| *one != next);
+        assert_eq!(running, std::slice::from_ref(vm));
+        assert_eq!(boots(scene)?, 2, "nothing was started again");
         let pod = scene.pods.get("web").await?;
         assert_eq!((phase_of(&pod), &Scene::vm_of(&pod)?), ("Running", vm));
     }

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
+use crate::crash::end_of;
 use crate::scene::{DEADLINE, Scene};
 
 #[tokio::test]
@@ -22,11 +23,17 @@ async fn a_guest_that_does_not_shut_down_is_killed_after_its_grace_period() -> R
     let (scene, _agent) = Scene::with_agent("stubborn").await?;
     let deaf = "registry.test/macos/deaf:1";
     scene.mac.add_image(deaf, &json!({"agent": false}))?;
-    scene
-        .create(&scene.pod("stubborn", &json!({"image": deaf}), &json!({"terminationGracePeriodSeconds": 1})))
-        .await?;
+    let mut pod =
+        scene.pod("stubborn", &json!({"image": deaf}), &json!({"terminationGracePeriodSeconds": 1}));
+    // It stays in the API for somebody to read how it ended.
+    pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
+    scene.create(&pod).await?;
     scene.phase("stubborn", "Running").await?;
     scene.kubectl.run(["delete", "pod", "stubborn", "--wait=false"]).await?;
+    let ended = scene.phase("stubborn", "Failed").await?;
+    assert_eq!(end_of(&ended)?.exit_code, 137);
+    let free = r#"{"metadata":{"finalizers":null}}"#;
+    scene.kubectl.run(["patch", "pod", "stubborn", "--type=merge", "--patch", free]).await?;
     wait::until_gone(&scene.pods, "stubborn", DEADLINE).await?;
     scene.nothing_left().await
 }
@@ -65,6 +72,13 @@ async fn delete_slowly(scene: &Scene) -> Result<()> {
     scene.kubectl.run(["delete", "pod", "command", "boot", "--grace-period=3600", "--wait=false"]).await?;
     for name in ["command", "boot"] {
         scene.told("pod", name, "within 3600 s").await?;
+        let uid = scene.pods.get(name).await?.metadata.uid.context("no UID")?;
+        let asked = scene.agent.state_dir().join("pods").join(uid).join("0/stop.json");
+        wait::eventually("a shim that was asked", DEADLINE, async || {
+            ensure!(asked.exists(), "it was not");
+            Ok(())
+        })
+        .await?;
     }
     assert_eq!(scene.running_vms().await?.len(), 2, "they have an hour");
     Ok(())

@@ -113,6 +113,8 @@ async fn a_post_start_hook_that_fails_ends_the_container() -> Result<()> {
     let end = end_of(&pod).context("no end")?;
     let message = format!("PostStartHookError: command `/bin/sh` exited with 5: {SECRET}");
     assert_eq!((end.exit_code, end.message.as_deref()), (143, Some(message.as_str())));
+    // It had started before its hook did.
+    ensure!(end.started_at.is_some(), "{end:?}");
     scene.told_as("bad", "FailedPostStartHook", "PostStartHook failed").await?;
     scene.no_vms().await?;
     is_kept(&scene, "bad").await

@@ -79,6 +79,27 @@ async fn endless_output_fills_neither_memory_nor_disk() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_guest_that_only_boots_cannot_fill_the_disk() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("wordy").await?;
+    scene.create(&scene.pod("wordy", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
+    let vm = Scene::vm_of(&scene.phase("wordy", "Running").await?)?;
+    let fill = "dd if=/dev/zero of='/Volumes/My Shared Files/pod_status/status' bs=1024 count=4096";
+    scene.mac.tart(["exec", &vm, "/bin/sh", "-c", fill]).await?;
+    let pod = scene.phase("wordy", "Failed").await.with_context(|| agent.log().unwrap_or_default())?;
+    let (reason, message) = pod.status.map(|status| (status.reason, status.message)).unwrap_or_default();
+    assert_eq!(reason.as_deref(), Some("Evicted"));
+    let words = "The guest has written more than 1Mi to its share pod_status";
+    ensure!(message.as_ref().is_some_and(|message| message.starts_with(words)), "{message:?}");
+    scene.told_as("wordy", "Evicted", words).await?;
+    wait::eventually("a disk without it", DEADLINE, async || {
+        let left = std::fs::read_dir(scene.agent.state_dir().join("volumes"))?.count();
+        ensure!(left == 0, "{left} Pods have volumes");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
 async fn a_guest_agent_that_talks_nonsense_is_waited_for() -> Result<()> {
     let (scene, agent) = Scene::with_agent("nonsense").await?;
     scene.mac.set_fault("agent-garbage", "")?;
@@ -110,9 +131,9 @@ async fn a_guest_agent_that_falls_silent_holds_nobody_up() -> Result<()> {
         Ok(())
     })
     .await?;
-    let agent = agent.restart()?;
-    scene.node_ready(&agent).await?;
-    assert_eq!(phase_of(&scene.pods.get("silent").await?), "Running", "silence is not an end");
+    let _agent = agent.restart()?;
+    assert_eq!(phase_of(&scene.looked_at("silent").await?), "Running", "silence is not an end");
+    assert_eq!(phase_of(&scene.looked_at("mute").await?), "Pending", "nobody took its command");
     scene.kubectl.run(["delete", "pod", "silent", "mute", "--grace-period=1"]).await?;
     scene.nothing_left().await
 }

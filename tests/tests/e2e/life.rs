@@ -31,11 +31,12 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
     assert!(container.image_id.contains("@sha256:"), "{}", container.image_id);
     let shown = scene.kubectl.run(["get", "pod", "boot", "--no-headers"]).await?;
     ensure!(shown.contains("1/1") && shown.contains("Running"), "{shown}");
+    scene.told_as("boot", "Started", &format!("VM {vm} runs at {address}")).await?;
 
     scene.shut_down(&vm).await;
-    let pod = scene.phase("boot", "Succeeded").await?;
-    let container =
-        &pod.status.and_then(|status| status.container_statuses).context("no container status")?[0];
+    let status = scene.phase("boot", "Succeeded").await?.status.context("no status")?;
+    assert_eq!(status.pod_ip, Some(address), "where it was stays known");
+    let container = &status.container_statuses.context("no container status")?[0];
     let end =
         container.state.as_ref().and_then(|state| state.terminated.as_ref()).context("not terminated")?;
     assert_eq!((end.exit_code, end.reason.as_deref()), (0, Some("Completed")));

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
+use tart_kubelet_tests::objector::Objector;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
@@ -40,8 +41,13 @@ async fn ends_that_nobody_could_be_told_of_are_told_later() -> Result<()> {
     }
     let early = Scene::vm_of(&scene.phase("early", "Running").await?)?;
     let late = Scene::vm_of(&scene.phase("late", "Running").await?)?;
-    proxy.block();
+    proxy.sever();
     end(&scene, &early).await?;
+    wait::eventually("a status that could not be told", DEADLINE, async || {
+        ensure!(agent.log()?.contains("cannot publish the Pod's status"), "{}", agent.log()?);
+        Ok(())
+    })
+    .await?;
     // The agent is rolled meanwhile, as if that were not enough.
     let agent = agent.restart()?;
     end(&scene, &late).await?;
@@ -51,6 +57,31 @@ async fn ends_that_nobody_could_be_told_of_are_told_later() -> Result<()> {
         assert_eq!(exit_code(&pod)?, code, "{}", agent.log()?);
     }
     scene.no_vms().await
+}
+
+#[tokio::test]
+async fn an_end_that_is_not_taken_at_once_is_told_again() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("objected").await?;
+    let objector = Objector::start(scene.control_plane, scene.namespace()).await?;
+    // A conflict with somebody else who writes it, and a stranger on the way who knows nothing of the Pod.
+    for (name, code, times) in [("conflict", 409, 3), ("stranger", 404, 1)] {
+        scene.create(&scene.pod(name, &until_told(7), &json!({}))).await?;
+        let vm = Scene::vm_of(&scene.phase(name, "Running").await?)?;
+        wait::eventually("an API server that asks", DEADLINE, async || {
+            // Any change of the status will do.
+            let condition = json!([{"type": "example.com/asked", "status": "True", "reason": objector.asked().to_string()}]);
+            let patch = json!({"status": {"conditions": condition}}).to_string();
+            scene.kubectl.run(["patch", "pod", name, "--subresource=status", "--patch", &patch]).await?;
+            ensure!(objector.asked() > 0, "it does not");
+            Ok(())
+        })
+        .await?;
+        objector.object(code, times);
+        end(&scene, &vm).await?;
+        let pod = scene.phase(name, "Failed").await.with_context(|| agent.log().unwrap_or_default())?;
+        assert_eq!((exit_code(&pod)?, objector.left()), (7, 0), "{name}");
+    }
+    Ok(())
 }
 
 #[tokio::test]

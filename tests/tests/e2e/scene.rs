@@ -116,6 +116,18 @@ impl Scene {
         found.with_context(|| format!("the agent says: {}", self.agent_log()))
     }
 
+    /// Waits until the agent that runs now has looked at a Pod: until its status is of a generation that only that agent has seen.
+    pub(crate) async fn looked_at(&self, pod: &str) -> Result<Pod> {
+        let generation = self.pods.get(pod).await?.metadata.generation;
+        let later = 1_000_000 - generation.unwrap_or_default();
+        let patch = json!({"spec": {"activeDeadlineSeconds": later}}).to_string();
+        self.kubectl.run(["patch", "pod", pod, "--patch", &patch]).await?;
+        let looked = wait::until(&self.pods, pod, "looked at", DEADLINE, |pod| {
+            pod.status.as_ref().and_then(|status| status.observed_generation) > generation
+        });
+        looked.await.with_context(|| format!("the agent says: {}", self.agent_log()))
+    }
+
     /// What the agent has logged, for a test that fails.
     pub(crate) fn agent_log(&self) -> String {
         let path = self.agent.state_dir().with_file_name("tart-kubelet.log");

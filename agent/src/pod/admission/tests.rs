@@ -26,6 +26,21 @@ fn limits_else_requests_size_the_vm() {
 }
 
 #[test]
+fn the_strictest_pull_policy_of_all_containers_counts() {
+    let pull = |init: &str, main: &str| {
+        let container = |name: &str, policy: &str| json!({"name": name, "image": "i", "command": ["true"], "imagePullPolicy": policy});
+        let spec =
+            json!({"initContainers": [container("init", init)], "containers": [container("main", main)]});
+        admit(&pod(&spec)).unwrap().pull
+    };
+    assert_eq!(pull("IfNotPresent", "IfNotPresent"), PullPolicy::IfNotPresent);
+    assert_eq!(pull("Always", "IfNotPresent"), PullPolicy::Always);
+    assert_eq!(pull("IfNotPresent", "Always"), PullPolicy::Always);
+    assert_eq!(pull("Never", "IfNotPresent"), PullPolicy::Never);
+    assert_eq!(pull("Never", "Always"), PullPolicy::Always);
+}
+
+#[test]
 fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
     let own = [
         json!({"workingDir": "/tmp"}),

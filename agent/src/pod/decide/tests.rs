@@ -6,6 +6,31 @@ use crate::vm::VmName;
 
 const GRACE: Duration = Duration::from_secs(30);
 
+impl Observation {
+    /// A Pod that was taken, and of which there is nothing else to say, for tests.
+    pub(crate) fn example(wanted: Wanted, attempts: Vec<AttemptView>, now: Timestamp) -> Self {
+        Self {
+            wanted,
+            refused: false,
+            accepted: true,
+            image: None,
+            attempts,
+            started: None,
+            health: None,
+            retry_at: None,
+            too_large: false,
+            evicted: None,
+            has_volumes: false,
+            vain_wipe: false,
+            deadline: None,
+            asked: None,
+            vain_stops: 0,
+            final_status_published: false,
+            now,
+        }
+    }
+}
+
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
@@ -82,6 +107,13 @@ fn a_pod_to_run() {
     let table = [
         (seen(RUN, vec![]), plan(0, 0)),
         (Observation { accepted: false, ..seen(RUN, vec![]) }, Decision::Accept),
+        // The API knows of a VM, and nobody else does.
+        (Observation { accepted: false, started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Accept),
+        (Observation { started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Recall(Restart(3))),
+        (
+            Observation { started: Some(Restart(0)), ..seen(RUN, vec![planned(0)]) },
+            Decision::Launch(Restart(0)),
+        ),
         (Observation { accepted: false, refused: true, ..seen(RUN, vec![]) }, Decision::Wait(None)),
         (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![]) }, Decision::Wait(Some(at(110)))),
         (Observation { refused: true, ..seen(RUN, vec![]) }, Decision::Wait(None)),
@@ -460,9 +492,19 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         Just(Some(Health { started: true, ready: true, failed: Some(StopCause::FailedLiveness) })),
     ];
     let asked = prop_oneof![Just(None), (0..2u32).prop_map(|restart| Some(Restart(restart)))];
-    (wanted, attempts, health, any::<[bool; 5]>(), asked, 0..5u32).prop_map(
-        |(wanted, attempts, health, [refused, accepted, published, volumes, vain], asked, vain_stops)| {
+    let started = asked.clone();
+    (wanted, attempts, health, any::<[bool; 5]>(), asked, started, 0..5u32).prop_map(
+        |(
+            wanted,
+            attempts,
+            health,
+            [refused, accepted, published, volumes, vain],
+            asked,
+            started,
+            vain_stops,
+        )| {
             Observation {
+                started,
                 has_volumes: volumes,
                 vain_wipe: vain,
                 refused,
@@ -488,6 +530,14 @@ proptest! {
                 let untouched = attempt.outcome.is_none() && !attempt.begun;
                 prop_assert!(attempt.cleaned || untouched, "{:?}", attempt);
             }
+        }
+    }
+
+    /// What the API has seen running does not run again because nobody here remembers it.
+    #[test]
+    fn what_has_started_is_not_begun_anew(seen in any_observation()) {
+        if let Decision::Plan { restart, .. } = decide(&seen) {
+            prop_assert!(seen.started.is_none() || !seen.attempts.is_empty(), "{:?}", restart);
         }
     }
 

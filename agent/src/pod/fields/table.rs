@@ -378,6 +378,13 @@ pub(super) const FIELDS: &[Field] = &[
         ),
     ),
     (
+        "spec.initContainers[].imagePullPolicy",
+        Honoured(
+            "together with the container's: one `Always` asks the registry, one `Never` without it does not",
+        ),
+    ),
+    ("spec.initContainers[].ports", Moot("as elsewhere: ports of the host lead to the Pod's container")),
+    (
         "spec.initContainers[].restartPolicy",
         Refused(
             "a VM runs one container at a time; have the main container's command start what runs beside it",

@@ -139,6 +139,22 @@ fn a_running_pod_has_an_address_and_is_ready() {
 }
 
 #[test]
+fn a_pod_that_is_over_says_where_it_was() {
+    let address = "127.0.0.9".parse().unwrap();
+    let ended = |wanted| {
+        let exited = Some(Ending::Exited { code: 1, message: None });
+        shown(&seen(wanted, vec![attempt(0, Some(Stage::Running { address }), exited)]))
+    };
+    let over = ended(NEVER);
+    assert_eq!((over.phase.as_deref(), over.pod_ip.as_deref()), (Some("Failed"), Some("127.0.0.9")));
+    assert_eq!(over.pod_ips.unwrap()[0].ip, "127.0.0.9");
+    let ready = over.conditions.unwrap().into_iter().find(|one| one.type_ == "Ready").unwrap();
+    assert_eq!(ready.status, "False");
+    // The next VM has an address of its own.
+    assert_eq!((ended(ALWAYS).pod_ip, ended(ALWAYS).pod_ips), (None, None));
+}
+
+#[test]
 fn probes_say_whether_a_running_pod_is_ready() {
     let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     let shown = |started, ready| {

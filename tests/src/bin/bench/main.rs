@@ -58,6 +58,8 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     report.add(Figure::TART_BEFORE_RUN, async || Box::pin(stage.tart_before_run()).await).await?;
     report.add(Figure::ADDRESS_TO_RUNNING, async || Box::pin(stage.address_to_running()).await).await?;
     report.add(Figure::EXIT_TO_TERMINAL, async || Box::pin(stage.exit_to_terminal()).await).await?;
+    let ends = async || Box::pin(stage.command_to_terminal(&agent.agent().state_dir())).await;
+    report.add(Figure::COMMAND_TO_TERMINAL, ends).await?;
     if report.wants(&[Figure::PSS_WITH_TWO_VMS, Figure::RESTART_TO_ADOPTED]) {
         let pods = stage.two().await?;
         #[cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
 //! How fast Pods start and end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::json;
+use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::mac::Mac;
@@ -128,6 +128,30 @@ impl Stage {
         Ok(median(times))
     }
 
+    /// Milliseconds from the end of a command to the final phase of its Pod, as a watcher sees it, for the exit code that takes longer.
+    pub(crate) async fn command_to_terminal(&self, state: &Path) -> Result<f64> {
+        let mut slowest = 0.0_f64;
+        for code in [0, 143] {
+            let mut times = Vec::new();
+            for round in 0..ROUNDS {
+                let name = format!("command-{code}-{round}");
+                let script = format!("sleep 0.5; echo over; exit {code}");
+                self.bind_running(&name, &json!({"command": ["/bin/sh", "-c", script]})).await?;
+                let over = |pod: &Pod| ["Succeeded", "Failed"].contains(&phase_of(pod));
+                let pod = wait::until(&self.pods, &name, "over", DEADLINE, over).await?;
+                let seen = SystemTime::now();
+                // The last thing that it does; its log says when.
+                let uid = pod.metadata.uid.context("no UID")?;
+                let log = std::fs::read_to_string(state.join("logs").join(uid).join("main/0.log"))?;
+                let at: jiff::Timestamp = log.split(' ').next().context("an empty log")?.parse()?;
+                times.push(milliseconds(seen, at.into()));
+                self.delete(&name).await?;
+            }
+            slowest = slowest.max(median(times));
+        }
+        Ok(slowest)
+    }
+
     /// Two Pods that run.
     pub(crate) async fn two(&self) -> Result<[Pod; 2]> {
         let names = ["left", "right"];
@@ -167,6 +191,15 @@ impl Stage {
 
     /// Creates a Pod that no scheduler touches, binds it, and tells when that was asked for.
     async fn bind(&self, name: &str) -> Result<SystemTime> {
+        self.bind_running(name, &json!({})).await
+    }
+
+    /// The same with a container that has more to it.
+    async fn bind_running(&self, name: &str, more: &Value) -> Result<SystemTime> {
+        let mut container = json!({"name": "main", "image": IMAGE});
+        if let (Some(container), Some(more)) = (container.as_object_mut(), more.as_object()) {
+            container.extend(more.clone());
+        }
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": name},
             "spec": {
@@ -174,7 +207,7 @@ impl Stage {
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 0,
                 "automountServiceAccountToken": false,
-                "containers": [{"name": "main", "image": IMAGE}],
+                "containers": [container],
             },
         }))?;
         self.pods.create(&PostParams::default(), &pod).await?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use super::{Mortal, boots, container, end_of, forget, last_end_of};
+use super::{Mortal, boots, container, dies_at, end_of, forget, last_end_of};
 use crate::scene::{DEADLINE, Scene};
 
 /// Leaves nothing but the beginning of every record in a directory, and below it. Returns how many there were.
@@ -68,6 +68,40 @@ async fn all_of_a_vm_that_runs() -> Result<()> {
     assert_eq!(last_end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
     let never = scene.phase("never", "Failed").await?;
     assert_eq!(end_of(&never)?.reason.as_deref(), Some("ContainerStatusUnknown"));
+    assert_eq!((scene.vms().await?, boots(&scene)?), (vec![Scene::vm_of(&pod)?], 3));
+    scene.kubectl.run(["delete", "pod", "--all", "--grace-period=1"]).await?;
+    scene.nothing_left().await
+}
+
+#[tokio::test]
+async fn all_of_a_vm_and_the_vm_itself() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("lost-mac").await?;
+    let always = json!({"restartPolicy": "Always"});
+    let mut vms = Vec::new();
+    for (name, spec) in [("always", &always), ("never", &json!({}))] {
+        scene.create(&scene.pod(name, &json!({"command": ["/bin/sleep", "1000"]}), spec)).await?;
+        vms.push(Scene::vm_of(&scene.phase(name, "Running").await?)?);
+    }
+    scene.mac.lose_power()?;
+    agent.wait_for_exit(DEADLINE).await?;
+    // The Mac was set up anew, under its old name.
+    for part in ["pods", "logs", "volumes"] {
+        std::fs::remove_dir_all(scene.agent.state_dir().join(part))?;
+    }
+    for vm in &vms {
+        std::fs::remove_dir_all(scene.mac.tart_home().join("vms").join(vm))?;
+    }
+    let _agent = dies_at(&scene, &["agent.recall.before", "agent.recall.after"]).await?;
+    let never = scene.phase("never", "Failed").await?;
+    assert_eq!(end_of(&never)?.reason.as_deref(), Some("ContainerStatusUnknown"));
+    assert_eq!((end_of(&never)?.exit_code, container(&never)?.restart_count), (137, 0));
+    let pod = wait::until(&scene.pods, "always", "started again", DEADLINE, |pod| {
+        container(pod).is_ok_and(|status| status.restart_count > 0 && status.ready)
+    })
+    .await
+    .with_context(|| scene.agent_log())?;
+    assert_eq!(container(&pod)?.restart_count, 1);
+    assert_eq!(last_end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
     assert_eq!((scene.vms().await?, boots(&scene)?), (vec![Scene::vm_of(&pod)?], 3));
     scene.kubectl.run(["delete", "pod", "--all", "--grace-period=1"]).await?;
     scene.nothing_left().await
