@@ -17,6 +17,7 @@ mod leftovers;
 mod limit;
 mod log;
 mod making;
+mod ran;
 mod room;
 mod shares;
 mod shutdown;
@@ -31,13 +32,11 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::ExitStatus;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use nix::unistd::setsid;
-use tokio::process::Child;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
@@ -55,6 +54,7 @@ use host_ports::HostPorts;
 use initialise::Initialised;
 use limit::Limit;
 use log::Log;
+use ran::{Container, End, GuestEnd, Ran};
 use room::Room;
 use shutdown::shut_down;
 use stop::StopSignal;
@@ -385,48 +385,4 @@ impl Shim {
             sleep(PERSIST_INTERVAL).await;
         }
     }
-}
-
-/// A VM that has run, or was to.
-struct Ran {
-    /// Its tart, which may still be there.
-    child: Option<Child>,
-    outcome: Outcome,
-    /// Whether it ended because the host's disk is full.
-    no_space: bool,
-    /// Whether anything may have run in it that must not run again on the same disk: an init container, a hook, the guest's own programs.
-    has_started: bool,
-}
-
-impl Ran {
-    fn not_started(ending: Ending) -> Self {
-        let outcome = Outcome { ending, started_at: None, finished_at: Timestamp::now() };
-        Self { child: None, outcome, no_space: false, has_started: false }
-    }
-}
-
-/// What ended a VM's life.
-enum End {
-    Vm(io::Result<ExitStatus>),
-    Guest(GuestEnd),
-}
-
-/// What ended the guest's side of it.
-enum GuestEnd {
-    /// This.
-    Over(Ending),
-    /// The guest is to be shut down, within this time.
-    Asked(Limit),
-    /// The same because its `postStart` hook has failed, and how.
-    Failed(Limit, String),
-    /// Nobody knows: the guest agent is gone.
-    Lost,
-}
-
-/// What is known of the container while it runs.
-#[derive(Debug, Default)]
-struct Container {
-    /// Whether its guest has booted.
-    is_up: bool,
-    started_at: Option<Timestamp>,
 }
