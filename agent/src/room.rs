@@ -59,6 +59,9 @@ impl Room {
     pub async fn keep(self) {
         loop {
             let short = self.shortage().await;
+            if short.is_none() {
+                self.set_space_aside().await;
+            }
             let deleted = self.collect(short.as_ref()).await;
             match short {
                 // What is gone may have been enough.
@@ -88,6 +91,17 @@ impl Room {
         }
     }
 
+    /// While there is enough for all, some is set aside for the day when there is none.
+    async fn set_space_aside(&self) {
+        let state = self.state.clone();
+        let set_aside = spawn_blocking(move || state.set_space_aside());
+        match timeout(LOOK_LIMIT, set_aside).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => warn!(error = chain(&error), "cannot set space aside"),
+            Ok(Err(_)) | Err(_) => warn!("the disk does not let any space be set aside"),
+        }
+    }
+
     async fn shortage(&self) -> Option<Shortage> {
         let (gauges, thresholds) = (self.gauges.clone(), self.thresholds.clone());
         let look = spawn_blocking(move || look(&gauges, &thresholds));
@@ -114,12 +128,12 @@ impl Room {
         let Some(claimant) = first(&claimants) else { return };
         let why = format!("{}{}", short.words, claimant.words());
         let Some(pod) = self.host.roster.pod(&claimant.uid) else { return };
-        info!(uid = %claimant.uid, "{why}");
-        self.host.events.warning(&pod, "Evicted", &why);
         // Its worker sees the file, and does the rest.
         if let Err(error) = self.state.pod(claimant.uid.clone()).evict(&why) {
-            warn!(uid = %claimant.uid, error = chain(&error), "cannot evict a Pod; trying again");
+            return warn!(uid = %claimant.uid, error = chain(&error), "cannot evict a Pod; trying again");
         }
+        info!(uid = %claimant.uid, "{why}");
+        self.host.events.warning(&pod, "Evicted", &why);
     }
 }
 

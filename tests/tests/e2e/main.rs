@@ -12,6 +12,7 @@ mod describe;
 mod drain;
 mod environment;
 mod fit;
+mod full_disk;
 mod gates;
 mod guests;
 mod heartbeat;
