@@ -62,10 +62,10 @@ impl Room {
             if short.is_none() {
                 self.set_space_aside().await;
             }
-            let deleted = self.collect(short.as_ref()).await;
+            let made_room = self.collect(short.as_ref()).await;
             match short {
                 // What is gone may have been enough.
-                Some(_) if deleted => continue,
+                Some(_) if made_room => continue,
                 Some(short) if self.is_told() => self.relieve(&short).await,
                 Some(_) | None => {}
             }
@@ -78,12 +78,12 @@ impl Room {
         self.host.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
     }
 
-    /// Whether any image is gone.
+    /// Whether anything is gone that took room.
     async fn collect(&self, short: Option<&Shortage>) -> bool {
         let Some(collector) = &self.host.collector else { return false };
         let stage = if short.is_some_and(|short| short.by_images) { Stage::Wanted } else { Stage::Routine };
         match collector.pass(stage).await {
-            Ok(pass) => pass.deleted > 0,
+            Ok(pass) => pass.has_made_room(),
             Err(error) => {
                 warn!(error = chain(&error), "cannot collect images");
                 false
