@@ -132,7 +132,7 @@ impl Images {
         if !self.tart.has_base(&base) {
             if !self.tart.has_image(digest) {
                 self.forget(image);
-                // To clone it would pull it, as nobody and unknown to anyone.
+                // To clone it would pull it, with whatever the host has for its registry, and unknown to anyone.
                 return Err(ImageError::Vanished(image.to_owned()));
             }
             self.tart.make_base(digest, &base).await.map_err(|source| {
@@ -191,9 +191,15 @@ impl Images {
         tokio::spawn(self.partials.clone().tend());
     }
 
-    /// Gives up what has arrived of images that are not whole: somebody needs the room.
-    pub fn give_up_partials(&self) {
-        self.partials.release_all();
+    /// Gives up what has arrived of images that are not whole, and has tart remove it: somebody needs the room. Says whether there was
+    /// anything.
+    pub async fn give_up_partials(&self) -> bool {
+        let was_any = self.partials.release_all();
+        if was_any && let Err(error) = self.tart.collect_garbage().await {
+            // It comes first, so it may be done all the same.
+            warn!(error = chain(&error), "tart has failed after it was to remove what is not whole");
+        }
+        was_any
     }
 
     /// Ends all pulls, so that what has arrived is there for the next agent. Nothing more is done about them.
@@ -287,10 +293,19 @@ impl Images {
         self.state.write_images(&record).map_err(failed)
     }
 
+    /// Notes down that our own tart fetches an image: what it brings is ours.
+    fn fetches(&self, image: &str) {
+        let mut record = lock(&self.record);
+        if record.fetch(image) {
+            self.write(&record);
+        }
+    }
+
     /// Notes down that nobody is at a pull any more, and that nobody has looked what became of it.
     fn abandon(&self, image: &str) {
+        let present = self.tart.cached_siblings(image).unwrap_or_default();
         let mut record = lock(&self.record);
-        record.abandon(image);
+        record.abandon(image, present);
         self.write(&record);
     }
 

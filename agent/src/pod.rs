@@ -47,6 +47,17 @@ pub struct PodUid(String);
 #[error("`{0}` is not a Pod UID: letters, digits and `-` are allowed, 63 at most, and no `-` at either end")]
 pub struct BadUid(String);
 
+impl PodUid {
+    /// Whether it is what API servers make: a UUID in lower case.
+    pub fn is_uuid(&self) -> bool {
+        self.0.len() == 36
+            && self.0.bytes().enumerate().all(|(at, byte)| match at {
+                8 | 13 | 18 | 23 => byte == b'-',
+                _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+            })
+    }
+}
+
 impl FromStr for PodUid {
     type Err = BadUid;
 
@@ -103,6 +114,22 @@ mod tests {
         assert!("0b1c2d3e-0000-4000-8000-0123456789ab".parse::<PodUid>().is_ok());
         for bad in ["", ".", "..", "a/b", "-a", "a-", "a b", "a\0", &"a".repeat(64)] {
             assert!(bad.parse::<PodUid>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_uuid_has_one_spelling() {
+        let is_uuid = |uid: &str| uid.parse::<PodUid>().unwrap().is_uuid();
+        assert!(is_uuid("0b1c2d3e-0000-4000-8000-0123456789ab"));
+        for other in [
+            "builder",
+            "0B1c2d3e-0000-4000-8000-0123456789ab",
+            "0b1c2d3e-0000-4000-8000-0123456789a",
+            "0b1c2d3e-0000-4000-8000-0123456789abc",
+            "0b1c2d3e00000-4000-8000-0123456789ab",
+            "0b1c2d3e-0000-4000-8000-0123456789ag",
+        ] {
+            assert!(!is_uuid(other), "{other}");
         }
     }
 }

@@ -59,10 +59,13 @@ impl Room {
     pub async fn keep(self) {
         loop {
             let short = self.shortage().await;
-            let deleted = self.collect(short.as_ref()).await;
+            if short.is_none() {
+                self.set_space_aside().await;
+            }
+            let made_room = self.collect(short.as_ref()).await;
             match short {
                 // What is gone may have been enough.
-                Some(_) if deleted => continue,
+                Some(_) if made_room => continue,
                 Some(short) if self.is_told() => self.relieve(&short).await,
                 Some(_) | None => {}
             }
@@ -75,16 +78,27 @@ impl Room {
         self.host.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
     }
 
-    /// Whether any image is gone.
+    /// Whether anything is gone that took room.
     async fn collect(&self, short: Option<&Shortage>) -> bool {
         let Some(collector) = &self.host.collector else { return false };
         let stage = if short.is_some_and(|short| short.by_images) { Stage::Wanted } else { Stage::Routine };
         match collector.pass(stage).await {
-            Ok(pass) => pass.deleted > 0,
+            Ok(pass) => pass.has_made_room(),
             Err(error) => {
                 warn!(error = chain(&error), "cannot collect images");
                 false
             }
+        }
+    }
+
+    /// While there is enough for all, some is set aside for the day when there is none.
+    async fn set_space_aside(&self) {
+        let state = self.state.clone();
+        let set_aside = spawn_blocking(move || state.set_space_aside());
+        match timeout(LOOK_LIMIT, set_aside).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => warn!(error = chain(&error), "cannot set space aside"),
+            Ok(Err(_)) | Err(_) => warn!("the disk does not let any space be set aside"),
         }
     }
 
@@ -114,12 +128,12 @@ impl Room {
         let Some(claimant) = first(&claimants) else { return };
         let why = format!("{}{}", short.words, claimant.words());
         let Some(pod) = self.host.roster.pod(&claimant.uid) else { return };
-        info!(uid = %claimant.uid, "{why}");
-        self.host.events.warning(&pod, "Evicted", &why);
         // Its worker sees the file, and does the rest.
         if let Err(error) = self.state.pod(claimant.uid.clone()).evict(&why) {
-            warn!(uid = %claimant.uid, error = chain(&error), "cannot evict a Pod; trying again");
+            return warn!(uid = %claimant.uid, error = chain(&error), "cannot evict a Pod; trying again");
         }
+        info!(uid = %claimant.uid, "{why}");
+        self.host.events.warning(&pod, "Evicted", &why);
     }
 }
 

@@ -159,9 +159,12 @@ impl Shim {
             shutdown::force(&self.spec.vm, &mut child).await;
             crash::point("shim.stopped");
         } else if wants_room {
-            // It is too late for this one, but the next finds some.
-            self.persist("how the container ended", || self.attempt.result(&outcome)).await;
+            let written = self.attempt.result(&outcome);
+            // It is too late for this one, but the next finds some, and so does what could not be written down.
             self.has_room_made().await;
+            if written.is_err() {
+                self.persist("how the container ended", || self.attempt.result(&outcome)).await;
+            }
         }
         self.end(&outcome).await;
     }

@@ -7,6 +7,7 @@
 //! images.json.spoilt            one that could not be read: nobody knows which base VMs it has accounted for
 //! images.sock                   where the agent can be asked to pull an image, see `image::door`
 //! instance.json                 which agent that is, for others that use the same Node name
+//! reserve                       space that is set aside, for what has to be written down when the disk is full
 //! pods/<uid>/pod.json           the Pod as it was accepted
 //! pods/<uid>/evicted.json       why it is evicted
 //! pods/<uid>/<restart>/         one VM:
@@ -39,6 +40,7 @@ mod lock;
 mod logs;
 mod pod;
 mod record;
+mod reserve;
 mod secret;
 mod spec;
 mod writer;
@@ -121,6 +123,12 @@ impl StateDir {
         let name = format!("{:032x}", u128::from_be_bytes(bytes));
         file::write(&path, &name)?;
         Ok(name)
+    }
+
+    /// Sets a little space aside, for what has to be written down when the disk is full, unless too little of it is free now.
+    pub fn set_space_aside(&self) -> Result<(), StateError> {
+        let free = crate::node::host::volume(&self.0).map_or(0, |volume| volume.available);
+        reserve::set_aside(&self.0, free)
     }
 
     /// Where the agent can be asked to pull an image, see `image::door`.

@@ -105,6 +105,11 @@ impl Tart {
         &self.home
     }
 
+    /// Whether VMs and images can be seen: their volume may be away for a moment.
+    pub fn is_readable(&self) -> bool {
+        [self.home.join("vms"), self.cache()].iter().all(|dir| std::fs::read_dir(dir).is_ok())
+    }
+
     /// Whether a path is on the volume that VMs and images are on, so that an image which goes makes room there.
     pub fn shares_volume_with(&self, path: &Path) -> bool {
         // What is not there yet comes to be where its parent is.
@@ -182,9 +187,10 @@ impl Tart {
         }
     }
 
-    /// Fetches an image into the cache, as a user of its registry or as nobody; a tag is looked up anew each time.
+    /// Fetches an image into the cache, as a user of its registry, or with what the host has for it; a tag is looked up anew each time.
     ///
-    /// `arrived` is told how much of it is here, in percent.
+    /// `arrived` is told how much of it is here, in percent, from its first moment on; never while tart waits until somebody else has
+    /// pulled the image.
     pub async fn pull(
         &self,
         image: &str,
@@ -198,7 +204,8 @@ impl Tart {
             command.env("TART_REGISTRY_USERNAME", username).env("TART_REGISTRY_PASSWORD", password);
         }
         let hear = |line: &str| {
-            if let Some(percent) = line.trim().strip_suffix('%').and_then(|number| number.parse().ok()) {
+            let percent = line.trim().strip_suffix('%').and_then(|number| number.parse().ok());
+            if let Some(percent) = percent.or_else(|| line.starts_with("pulling disk (").then_some(0)) {
                 arrived(percent);
             }
         };
@@ -210,6 +217,11 @@ impl Tart {
         partial::keep(&self.home, &full_name(image))
     }
 
+    /// Has tart remove what nobody has locked of all that is not whole. It does so before every command but a pull and a clone.
+    pub async fn collect_garbage(&self) -> Result<(), TartError> {
+        self.call(&["list", "--source", Source::Local.flag(), "--quiet"], QUICK).await.map(drop)
+    }
+
     /// Whether any VM is being cloned.
     pub fn is_cloning(&self) -> io::Result<bool> {
         partial::is_cloning(&self.home.join("tmp"))
@@ -217,6 +229,10 @@ impl Tart {
 
     /// Makes a VM from a cached image. An existing VM of that name is overwritten without a word: the caller owns the name.
     pub async fn clone_image(&self, image: &str, vm: &VmName) -> Result<(), TartError> {
+        // tart would pull it, with whatever credentials the host has, and unknown to anyone.
+        if !ImageDigest::parse(image).is_some_and(|digest| self.has_image(&digest)) {
+            return Err(TartError::NotCached(image.to_owned()));
+        }
         self.call(&["clone", image, &vm.to_string()], CLONE).await.map(drop)
     }
 
@@ -227,7 +243,7 @@ impl Tart {
 
     /// Whether there is a base VM. To look is cheaper than to ask tart, and is done for each VM that is made.
     pub fn has_base(&self, base: &BaseName) -> bool {
-        self.base_dir(base).join("config.json").is_file()
+        cache::is_whole(&self.base_dir(base))
     }
 
     /// The directory of a base VM, whether or not it exists.

@@ -34,7 +34,8 @@ impl fmt::Display for Restart {
 
 /// The name of one VM of ours: `tk-<Pod UID>-<restart>`.
 ///
-/// No other name is ever made, and no VM with another name is ever touched.
+/// No other name is ever made, and no VM with another name is ever touched. The UID is a UUID, as all that API servers make are:
+/// `tk-builder-1` is somebody else's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VmName {
     uid: PodUid,
@@ -45,6 +46,13 @@ impl VmName {
     /// The name for one Pod's VM; two Pods, or two restarts of one, never share it.
     pub fn new(uid: PodUid, restart: Restart) -> Self {
         Self { uid, restart }
+    }
+
+    /// Reads the one spelling that we write ourselves: `+1` and `01` are numbers, but not names of ours.
+    fn read(name: &str) -> Option<Self> {
+        let (uid, restart) = name.strip_prefix(PREFIX)?.rsplit_once('-')?;
+        let parsed = Self::new(uid.parse().ok()?, Restart(restart.parse().ok()?));
+        (parsed.to_string() == name).then_some(parsed)
     }
 
     /// The Pod that the VM was made for.
@@ -103,15 +111,7 @@ impl FromStr for VmName {
     type Err = ForeignVm;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let foreign = || ForeignVm(name.to_owned());
-        let (uid, restart) =
-            name.strip_prefix(PREFIX).and_then(|rest| rest.rsplit_once('-')).ok_or_else(foreign)?;
-        let parsed = Self {
-            uid: uid.parse().map_err(|_| foreign())?,
-            restart: Restart(restart.parse().map_err(|_| foreign())?),
-        };
-        // Only the one spelling that we write ourselves: `+1` and `01` are numbers, but not names of ours.
-        if parsed.to_string() == name { Ok(parsed) } else { Err(foreign()) }
+        Self::read(name).filter(|vm| vm.uid.is_uuid()).ok_or_else(|| ForeignVm(name.to_owned()))
     }
 }
 
@@ -123,7 +123,9 @@ impl serde::Serialize for VmName {
 
 impl<'de> serde::Deserialize<'de> for VmName {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        let name = String::deserialize(deserializer)?;
+        // What we have written down ourselves is ours.
+        Self::read(&name).ok_or_else(|| serde::de::Error::custom(ForeignVm(name)))
     }
 }
 
@@ -146,27 +148,22 @@ mod tests {
 
     #[test]
     fn names_of_others_are_foreign() {
-        for name in [
-            "",
-            "tk-",
-            "tk-0",
-            "tk--0",
-            "tk-a-",
-            "tk-a-x",
-            "tk-a-01",
-            "tk-a-+1",
-            "sequoia",
-            "tk-../x-0",
-            "xtk-a-0",
-            "tk-a-4294967296",
-        ] {
-            assert_eq!(name.parse::<VmName>(), Err(ForeignVm(name.to_owned())), "{name}");
+        const UID: &str = "0b1c2d3e-0000-4000-8000-0123456789ab";
+        assert!(format!("tk-{UID}-0").parse::<VmName>().is_ok());
+        let nearly =
+            ["", "-", "-x", "-01", "-+1", "-4294967296", "-0-0", "0-0"].map(|end| format!("tk-{UID}{end}"));
+        let others =
+            ["", "tk-", "tk-0", "tk--0", "tk-a-0", "tk-builder-1", "sequoia", "tk-sequoia-15", "tk-../x-0"];
+        let upper = format!("tk-{}-0", UID.to_uppercase());
+        for name in nearly.into_iter().chain(others.map(str::to_owned)).chain([format!("xtk-{UID}-0"), upper])
+        {
+            assert_eq!(name.parse::<VmName>(), Err(ForeignVm(name.clone())), "{name}");
         }
     }
 
     proptest! {
         #[test]
-        fn every_name_reads_back(uid in "[0-9a-f][0-9a-f-]{0,35}[0-9a-f]", restart: u32) {
+        fn every_name_reads_back(uid in "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", restart: u32) {
             let name = VmName::new(uid.parse().unwrap(), Restart(restart));
             prop_assert_eq!(name.to_string().parse::<VmName>(), Ok(name));
         }
@@ -184,7 +181,7 @@ mod tests {
         }
 
         #[test]
-        fn what_parses_is_what_was_written(text in "tk-[0-9a-z+-]{0,20}") {
+        fn what_parses_is_what_was_written(text in "tk-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}[0-9a-z+-]{0,4}") {
             if let Ok(name) = text.parse::<VmName>() {
                 prop_assert_eq!(name.to_string(), text);
             }

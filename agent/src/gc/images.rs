@@ -4,8 +4,10 @@
 //! Free space is what the volume says after each deletion. Nothing else tells: an image, its base VM and the VMs of Pods share blocks.
 
 mod collector;
+mod favours;
+mod line;
 
-pub use collector::{CollectError, Collector, Pass, Rules, survey};
+pub use collector::{CollectError, Collector, Made, Pass, Rules, survey};
 
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use jiff::Timestamp;
 
 use crate::node::thresholds::Figure;
 use crate::tart::ImageDigest;
+use crate::vm::BaseName;
 
 /// When images are collected, in percent of the volume that is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,6 +189,13 @@ pub fn choose(world: &World) -> Vec<(ImageDigest, Verdict)> {
         }
     }
     verdicts.into_iter().map(|(image, verdict)| (image.digest.clone(), verdict)).collect()
+}
+
+/// Whether the base VM of an image goes with it: not while another image that is known has the same. Two repositories can have one and
+/// the same image.
+fn takes_base_along<'a>(image: &ImageDigest, known: impl IntoIterator<Item = &'a ImageDigest>) -> bool {
+    let base = BaseName::of(image);
+    !known.into_iter().any(|other| other != image && BaseName::of(other) == base)
 }
 
 fn verdict(world: &World, image: &Image) -> Verdict {

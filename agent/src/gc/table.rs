@@ -72,6 +72,7 @@ pub fn render(rows: &[Row]) -> String {
 mod tests {
     use super::super::orphan::Guard;
     use super::*;
+    use crate::vm::{Restart, VmName};
     use std::time::Duration;
 
     fn rows() -> Vec<Row> {
@@ -79,7 +80,7 @@ mod tests {
         vec![
             verdict(Subject::Other("builder".into()), Judgement::Keep(Guard::Foreign)),
             verdict(
-                Subject::Vm("tk-a-0".parse().unwrap()),
+                Subject::Vm(VmName::new("a".parse().unwrap(), Restart(0))),
                 Judgement::Delete { runs: true, age: Duration::from_hours(3) },
             ),
         ]

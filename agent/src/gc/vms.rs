@@ -10,9 +10,9 @@ use tracing::{info, warn};
 use super::ages::Ages;
 use super::observe::Observer;
 use super::orphan::{Guard, Judgement, Subject, Verdict, World, judge, judge_one};
+use super::space::{freed, measure};
 use crate::crash;
 use crate::metrics::Metrics;
-use crate::node::host;
 use crate::pod::PodUid;
 use crate::pod::at_work::AtWork;
 use crate::report::chain;
@@ -108,9 +108,11 @@ impl Collector {
 
     /// Deletes something, unless a second look says otherwise; why is returned then.
     async fn delete(&mut self, subject: &Subject) -> Result<Option<Judgement>, CollectError> {
-        let home = self.observer.tart.home().to_owned();
-        let free = || host::volume(&home).map_or(0, |volume| volume.available);
-        let before = free();
+        let place = match subject {
+            Subject::Remains(_) => self.observer.state.path().to_owned(),
+            Subject::Vm(_) | Subject::Base(_) | Subject::Other(_) => self.observer.tart.home().to_owned(),
+        };
+        let before = measure(&place).await;
         let (kind, kept) = match subject {
             Subject::Vm(vm) => ("vm", self.delete_vm(vm).await?),
             Subject::Base(base) => ("base", self.delete_base(base).await?),
@@ -118,7 +120,7 @@ impl Collector {
             Subject::Other(_) => return Ok(Some(Judgement::Keep(Guard::Foreign))),
         };
         if kept.is_none() {
-            self.metrics.collected(kind, free().saturating_sub(before));
+            self.metrics.collected(kind, freed(&place, before).await);
         }
         Ok(kept)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::credentials::Credential;
 use super::{ImageError, Images};
-use crate::gc::images::Collector;
+use crate::gc::images::{Collector, Made};
 use crate::tart::ImageDigest;
 use crate::vm::BaseName;
 
@@ -32,13 +32,17 @@ impl Ahead {
         credentials: &[Credential],
         mut arrived: impl FnMut(u8),
     ) -> Result<ImageDigest, ImageError> {
-        let first = self.try_ready(name, credentials, &mut arrived).await;
-        match (first, &self.collector) {
-            (Err(error), Some(collector)) if collector.make_room_for(&error).await => {
-                self.try_ready(name, credentials, &mut arrived).await
-            }
-            (first, _) => first,
+        let mut ready = self.try_ready(name, credentials, &mut arrived).await;
+        let Some(collector) = &self.collector else { return ready };
+        if let Err(error) = &ready
+            && collector.make_room_for(name, error).await == Made::Room
+        {
+            ready = self.try_ready(name, credentials, &mut arrived).await;
         }
+        if ready.is_ok() {
+            collector.is_here(name);
+        }
+        ready
     }
 
     async fn try_ready(

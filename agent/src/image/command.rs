@@ -160,13 +160,24 @@ async fn pull_alone(
     state: &StateDir,
     lock: Lock,
     question: &Question,
-    arrived: impl FnMut(u8),
+    mut arrived: impl FnMut(u8),
 ) -> Result<String, PullError> {
     let Question { image, credentials } = question;
     let images = open(args, state)?;
     images.begin(image)?;
     drop(lock);
     images.tend_partials();
+    let mut is_noted = false;
+    let arrived = |percent| {
+        // Where an agent has come meanwhile that owns the record, the image counts as somebody else's.
+        if !std::mem::replace(&mut is_noted, true)
+            && let Ok(Some(_lock)) = state.lock()
+            && images.reload().is_ok()
+        {
+            images.fetches(image);
+        }
+        arrived(percent);
+    };
     let pulled = images.fetch(image, credentials, arrived).await;
     // Before the lock: tart may take its time to answer.
     let found = images.cached(image).await;

@@ -90,7 +90,10 @@ impl Images {
 
     /// Fetches an image when it is its turn, unless nobody waits for it any more.
     async fn fetch_while_wanted(&self, key: &FlightKey, flight: &Flight) -> Option<Result<(), ImageError>> {
-        let arrived = |percent| drop(flight.send_replace(Pulling::Arrived(percent)));
+        let arrived = |percent| {
+            self.fetches(&key.0);
+            flight.send_replace(Pulling::Arrived(percent));
+        };
         let fetch = async {
             let _turn = self.turns.acquire().await;
             let begun = Instant::now();
@@ -119,7 +122,10 @@ impl Images {
         }
     }
 
-    /// Fetches an image whose pull is noted down: tries each credential in turn; without any, the registry is asked as nobody.
+    /// Fetches an image whose pull is noted down: tries each credential in turn; without any, tart asks with what
+    /// the host has, or as nobody.
+    ///
+    /// `arrived` is told how much of it is here, in percent, from the moment on that our own tart fetches it.
     pub(super) async fn fetch(
         &self,
         image: &str,

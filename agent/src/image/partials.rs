@@ -99,8 +99,34 @@ impl Partials {
         .await;
     }
 
-    /// Lets go of everything: room on the disk is more urgent. The next tart command removes it.
-    pub(super) fn release_all(&self) {
-        lock(&self.kept).clear();
+    /// Lets go of everything: room on the disk is more urgent. The next tart command removes it. Says whether there was anything.
+    pub(super) fn release_all(&self) -> bool {
+        let mut all = lock(&self.kept);
+        let was_any = !all.is_empty();
+        all.clear();
+        was_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_is_given_up_is_nobodys() {
+        let home =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let partials = Partials::new(Tart::in_home("tart".as_ref(), home.path()));
+        assert!(!partials.release_all(), "there was nothing");
+        // The directory that tart makes of the name.
+        fs::create_dir_all(home.path().join("tmp/96f9e1e039589c6300014201b0578d5a")).unwrap();
+        let image = "registry.test:5000/macos:1";
+        assert!(partials.keep(image) && partials.holds(image));
+        assert!(partials.release_all() && !partials.holds(image));
+        assert!(
+            matches!(partials.tart.keep_partial(image), Ok(Partial::Kept(_))),
+            "it is not locked any more"
+        );
     }
 }

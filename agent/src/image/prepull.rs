@@ -98,7 +98,7 @@ impl PrePull {
         name: &str,
         node: &mut watch::Receiver<Option<Arc<Node>>>,
     ) -> Option<Result<ImageDigest, ImageError>> {
-        // The Node may read no Secret that no Pod of its names, so it asks as nobody.
+        // The Node may read no Secret that no Pod of its names, so it has no credentials of its own.
         let ahead = Ahead { images: self.host.images.clone(), collector: self.host.collector.clone() };
         let fetch = ahead.ready(name, &[], |_| ());
         tokio::pin!(fetch);

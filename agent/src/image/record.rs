@@ -1,7 +1,8 @@
 //! Which images the agent itself has brought to this host, and when each was last of use. Nothing else is ever collected.
 //!
-//! A pull is written down before it begins, with what was there before it: so its result is known to be ours even when the agent
-//! that began it is gone by then.
+//! A pull is written down before it begins, with what was there before it, and again when our own tart says that it fetches the image:
+//! so its result is known to be ours even when the agent that began it is gone by then. A tart that only waits until somebody else has
+//! pulled the image never says so, and the image is theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +31,16 @@ struct PullRecord {
     /// When it was last begun; absent once nobody is at it.
     #[serde(default)]
     begun_at: Option<Timestamp>,
+    /// Whether a tart of ours was heard to fetch it.
+    #[serde(default)]
+    is_fetched: bool,
+}
+
+impl PullRecord {
+    /// Whether an image is one that was not there before, and that we may have brought.
+    fn is_new(&self, digest: &str) -> bool {
+        !self.before.contains(digest)
+    }
 }
 
 /// An image that the agent has made a base VM of, or that it has pulled.
@@ -83,14 +94,23 @@ impl ImageRecord {
     pub fn begin(&mut self, image: &str, before: impl IntoIterator<Item = String>, now: Timestamp) {
         let name = full_name(image);
         self.partials.remove(&name);
-        let before = || PullRecord { before: before.into_iter().collect(), begun_at: None };
+        let before =
+            || PullRecord { before: before.into_iter().collect(), begun_at: None, is_fetched: false };
         self.pulls.entry(name).or_insert_with(before).begun_at = Some(now);
     }
 
-    /// Nobody is at a pull any more: what it may have brought is there by now.
-    pub fn abandon(&mut self, image: &str) {
+    /// Our own tart fetches an image now; whether that is news.
+    pub fn fetch(&mut self, image: &str) -> bool {
+        let pull = self.pulls.get_mut(&full_name(image));
+        pull.is_some_and(|pull| !std::mem::replace(&mut pull.is_fetched, true))
+    }
+
+    /// Nobody is at a pull any more: what it may have brought is there by now, among these digests of its repository. Whatever comes
+    /// later somebody else has brought.
+    pub fn abandon(&mut self, image: &str, present: impl IntoIterator<Item = String>) {
         if let Some(pull) = self.pulls.get_mut(&full_name(image)) {
             pull.begun_at = None;
+            pull.is_fetched &= present.into_iter().any(|digest| pull.is_new(&digest));
         }
     }
 
@@ -116,7 +136,7 @@ impl ImageRecord {
         now: Timestamp,
     ) -> bool {
         let Some(pull) = self.pulls.get(&full_name(image)) else { return false };
-        let is_new = found.is_some_and(|found| !pull.before.contains(found.digest.hex()));
+        let is_new = found.is_some_and(|found| pull.is_new(found.digest.hex()));
         !is_new && pull.begun_at.is_some_and(|begun_at| now.duration_since(begun_at) < limit)
     }
 
@@ -127,28 +147,28 @@ impl ImageRecord {
         let name = full_name(image);
         let Some(pull) = self.pulls.get(&name) else { return };
         if let Some(found) = found {
-            let is_new = !pull.before.contains(found.digest.hex());
-            self.note(&name, found, is_new, now);
+            let is_brought = pull.is_fetched && pull.is_new(found.digest.hex());
+            self.note(&name, found, is_brought, now);
         }
         if is_over {
             self.pulls.remove(&name);
         }
     }
 
-    fn note(&mut self, name: &str, found: &Present, is_new: bool, now: Timestamp) {
+    fn note(&mut self, name: &str, found: &Present, is_brought: bool, now: Timestamp) {
         // A name that has moved on is no longer the other image's.
         for image in self.images.iter_mut().filter(|image| image.digest != found.digest) {
             image.names.remove(name);
         }
         let inode = Some(found.inode);
         match self.images.iter_mut().find(|image| image.digest == found.digest) {
-            Some(known) if is_new || known.is_ours(inode) => {
+            Some(known) if is_brought || known.is_ours(inode) => {
                 known.names.insert(name.to_owned());
                 known.inode = inode;
             }
             // Somebody has deleted ours, and then pulled it.
             Some(known) => known.names.clear(),
-            None if is_new => self.images.push(KnownImage {
+            None if is_brought => self.images.push(KnownImage {
                 digest: found.digest.clone(),
                 names: BTreeSet::from([name.to_owned()]),
                 inode,
@@ -180,187 +200,4 @@ impl ImageRecord {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn digest(digit: char) -> ImageDigest {
-        ImageDigest::parse(&format!("r.test/macos@sha256:{}", digit.to_string().repeat(64))).unwrap()
-    }
-
-    fn hex(digit: char) -> String {
-        digest(digit).hex().to_owned()
-    }
-
-    fn present(digit: char) -> Present {
-        Present { digest: digest(digit), inode: u64::from(digit) }
-    }
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
-
-    fn ours(record: &ImageRecord) -> Vec<(char, Vec<&str>)> {
-        let names = |image: &KnownImage| -> Vec<char> { image.digest.hex().chars().take(1).collect() };
-        record.images.iter().map(|i| (names(i)[0], i.names.iter().map(String::as_str).collect())).collect()
-    }
-
-    #[test]
-    fn what_a_pull_has_brought_is_ours() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos", [hex('f')], at(0));
-        assert_eq!(record.pulls().collect::<Vec<_>>(), ["r.test/macos:latest"]);
-        record.settle("r.test/macos", Some(&present('a')), true, at(1));
-        assert_eq!(ours(&record), [('a', vec!["r.test/macos:latest"])]);
-        assert_eq!(record.pulls().count(), 0);
-    }
-
-    #[test]
-    fn what_was_there_before_is_not() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [hex('a')], at(0));
-        record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-        assert_eq!(ours(&record), []);
-        // Its base VM is.
-        record.used(&digest('a'), at(2));
-        assert_eq!(ours(&record), [('a', vec![])]);
-        record.begin("r.test/macos:1", [hex('a')], at(0));
-        record.settle("r.test/macos:1", Some(&present('a')), true, at(3));
-        assert_eq!(ours(&record), [('a', vec![])]);
-        // They have deleted it, and we have brought it back.
-        record.begin("r.test/macos:1", [], at(0));
-        record.settle("r.test/macos:1", Some(&present('a')), true, at(4));
-        assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
-    }
-
-    #[test]
-    fn a_pull_that_was_cut_short_counts_from_its_beginning() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [], at(0));
-        // The agent dies, tart goes on, and the next agent pulls again.
-        record.begin("r.test/macos:1", [hex('a')], at(0));
-        record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-        assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
-    }
-
-    #[test]
-    fn a_pull_that_failed_leaves_nothing() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [], at(0));
-        record.settle("r.test/macos:1", None, true, at(1));
-        assert_eq!(record, ImageRecord::default());
-    }
-
-    #[test]
-    fn a_pull_that_waits_in_line_may_come_until_its_time_is_over() {
-        let mut record = ImageRecord::default();
-        let limit = SignedDuration::from_secs(10);
-        let may_come = |record: &ImageRecord, found: Option<char>, second| {
-            record.may_come("r.test/macos:1", found.map(present).as_ref(), limit, at(second))
-        };
-        assert!(!may_come(&record, None, 0), "nobody has begun it");
-        record.begin("r.test/macos:1", [hex('b')], at(0));
-        assert!(may_come(&record, None, 9) && may_come(&record, Some('b'), 9));
-        assert!(!may_come(&record, Some('a'), 9), "it has come");
-        assert!(!may_come(&record, None, 10));
-        record.begin("r.test/macos:1", [], at(5));
-        assert!(may_come(&record, None, 10), "it was begun again");
-        let old = r#"{"pulls": {"r.test/macos:1": {"before": []}}, "images": []}"#;
-        assert!(!may_come(&serde_json::from_str(old).unwrap(), None, 0), "an older agent has not said when");
-    }
-
-    #[test]
-    fn a_pull_that_nobody_is_at_brings_nothing_more() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [], at(0));
-        record.abandon("r.test/macos:1");
-        record.abandon("r.test/macos:never-begun");
-        assert!(!record.may_come("r.test/macos:1", None, SignedDuration::from_secs(10), at(1)));
-        // But what it has brought is ours.
-        record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-        assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
-    }
-
-    #[test]
-    fn what_is_kept_of_an_image_makes_nobody_its_owner() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos", [], at(0));
-        record.settle("r.test/macos", None, true, at(1));
-        record.keep_partial("r.test/macos");
-        let text = serde_json::to_string(&record).unwrap();
-        assert_eq!(serde_json::from_str::<ImageRecord>(&text).unwrap(), record);
-        assert!(!record.retain_partials(|name| name == "r.test/macos:latest"), "it is there");
-        // Somebody else has gone on with it.
-        record.settle("r.test/macos", Some(&present('a')), true, at(2));
-        assert_eq!(ours(&record), []);
-        assert!(record.retain_partials(|_| false));
-        record.keep_partial("r.test/macos");
-        record.begin("r.test/macos", [hex('a')], at(3));
-        record.settle("r.test/macos", Some(&present('a')), true, at(4));
-        assert!(ours(&record).is_empty() && record == ImageRecord::default());
-    }
-
-    #[test]
-    fn a_name_stands_for_one_image() {
-        let mut record = ImageRecord::default();
-        for (digit, before) in [('a', vec![]), ('b', vec![hex('a')])] {
-            record.begin("r.test/macos:1", before, at(0));
-            record.settle("r.test/macos:1", Some(&present(digit)), true, at(1));
-        }
-        assert_eq!(ours(&record), [('a', vec![]), ('b', vec!["r.test/macos:1"])]);
-    }
-
-    #[test]
-    fn what_somebody_has_pulled_in_our_place_is_theirs() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [], at(0));
-        record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-        assert!(record.images[0].is_ours(Some(u64::from('a'))) && !record.images[0].is_ours(Some(1)));
-        assert!(!record.images[0].is_ours(None));
-        record.begin("r.test/macos:2", [hex('a')], at(0));
-        record.settle("r.test/macos:2", Some(&Present { inode: 1, ..present('a') }), true, at(1));
-        assert_eq!(ours(&record), [('a', vec![])]);
-    }
-
-    #[test]
-    fn of_two_pulls_the_last_one_ends_it() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [], at(0));
-        record.begin("r.test/macos:1", [], at(0));
-        record.settle("r.test/macos:1", None, false, at(1));
-        record.settle("r.test/macos:1", Some(&present('a')), true, at(2));
-        assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
-    }
-
-    #[test]
-    fn it_is_read_as_it_was_written() {
-        let mut record = ImageRecord::default();
-        record.begin("r.test/macos:1", [hex('b')], at(0));
-        record.settle("r.test/macos:1", Some(&present('a')), false, at(1));
-        let text = serde_json::to_string(&record).unwrap();
-        assert_eq!(serde_json::from_str::<ImageRecord>(&text).unwrap(), record);
-    }
-
-    proptest! {
-        /// Whatever happens in whatever order, an image that was always there when a pull began never gets a name.
-        #[test]
-        fn an_image_of_others_stays_theirs(
-            steps in proptest::collection::vec((0u8..4, 0u8..3, prop::char::range('a', 'd'), any::<bool>()), 0..40)
-        ) {
-            let mut record = ImageRecord::default();
-            for (step, name, digit, flag) in steps {
-                let name = format!("r.test/macos:{name}");
-                match step {
-                    0 => record.begin(&name, [hex('a')], at(0)),
-                    1 => record.settle(&name, flag.then(|| present(digit)).as_ref(), flag, at(1)),
-                    2 => record.used(&digest(digit), at(2)),
-                    _ => record.forget(&digest(digit)),
-                }
-                let theirs = record.images.iter().find(|image| image.digest == digest('a'));
-                prop_assert!(theirs.is_none_or(|image| image.names.is_empty()), "{:?}", record);
-                let mut seen = BTreeSet::new();
-                prop_assert!(record.images.iter().flat_map(|image| &image.names).all(|name| seen.insert(name)));
-            }
-        }
-    }
-}
+mod tests;

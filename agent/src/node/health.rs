@@ -88,7 +88,9 @@ impl TartHealth {
                 let reason = match &error {
                     TartError::Spawn { .. } => "TartMissing",
                     TartError::Hung { .. } => "TartHanging",
-                    TartError::Garbage { .. } | TartError::Failed { .. } => "TartBroken",
+                    TartError::Garbage { .. } | TartError::NotCached(_) | TartError::Failed { .. } => {
+                        "TartBroken"
+                    }
                 };
                 Self { version: None, problem: Some(Problem { reason, message: chain(&error) }) }
             }

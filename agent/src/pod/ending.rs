@@ -27,9 +27,10 @@ impl Worker {
     /// Writes down that the Pod is evicted, before anything is done about it.
     pub(super) fn evict(&self) -> Result<(), WorkError> {
         let Some(exceeded) = self.belongings.exceeded() else { return Ok(()) };
+        self.dir.evict(&exceeded.to_string())?;
         let pod = self.pod.borrow().clone();
         self.host.events.warning(&pod, "Evicted", &exceeded.to_string());
-        Ok(self.dir.evict(&exceeded.to_string())?)
+        Ok(())
     }
 
     /// Asks for a VM to be stopped whose container has failed a probe or is to have another image. Why is part of the request, so
@@ -167,7 +168,8 @@ mod tests {
             (vec!["tk-0b1d-0", "tk-0b1c-0-3"], vec![0], 0, None),
         ];
         for (vms, known, next, expected) in table {
-            let names: Vec<VmName> = vms.iter().map(|name| name.parse().unwrap()).collect();
+            let name = |name: &&str| serde_json::from_value(serde_json::json!(name)).unwrap();
+            let names: Vec<VmName> = vms.iter().map(name).collect();
             let known: Vec<Restart> = known.iter().copied().map(Restart).collect();
             let found = forgotten(&names, &"0b1c".parse().unwrap(), &known, Restart(next));
             assert_eq!(found, expected.map(Restart), "{vms:?}");

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::admission::VmPlan;
 use super::events::Events;
-use crate::gc::images::Collector;
+use crate::gc::images::{Collector, Made};
 use crate::image::credentials::{self, BadSecret, Credential};
 use crate::image::pins::Pin;
 use crate::image::{ImageError, Images};
@@ -76,6 +76,9 @@ impl Fetcher {
             Err(error) if self.make_room(plan, &error).await => self.ready(plan, &mut pin).await,
             result => result,
         };
+        if let (Ok(_), Some(collector)) = (&ready, &self.collector) {
+            collector.is_here(&plan.image);
+        }
         ready.map(|(digest, base)| ReadyImage { digest, base, _pin: pin })
     }
 
@@ -94,16 +97,22 @@ impl Fetcher {
     /// Makes room, if the want of it was in the way.
     async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
         let Some(collector) = &self.collector else { return false };
-        let made = collector.make_room_for(error).await;
-        if !made && error.is_for_want_of_space() {
+        let made = collector.make_room_for(&plan.image, error).await;
+        let why = match made {
+            Made::Room => return true,
+            Made::Nothing => {
+                "no image on this host may be deleted for it: each one is in use, new, the last one, or not the agent's own"
+            }
+            Made::InVain => "the images that were deleted for it were not enough, so that no more are",
+        };
+        if error.is_for_want_of_space() {
             let note = format!(
-                "there is no space for image `{}`, and no image on this host may be deleted for it: each one is in use, new, \
-                 the last one, or not the agent's own; free some disk space on the host",
+                "there is no space for image `{}`, and {why}; free some disk space on the host",
                 plan.image
             );
             self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
         }
-        made
+        false
     }
 
     async fn digest(&self, plan: &VmPlan) -> Result<ImageDigest, ImageError> {

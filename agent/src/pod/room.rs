@@ -1,4 +1,4 @@
-//! Room on the disk for the volumes of a Pod: what has been deleted for them once has to do.
+//! Room on the disk for the volumes and the VMs of a Pod: what has been deleted for them once has to do.
 
 use std::time::Duration;
 
@@ -6,6 +6,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::worker::Worker;
+use crate::state::StateError;
+use crate::vm::Restart;
 use crate::volume::MountFailure;
 
 /// How long nobody asks again after nothing could go: it costs what is kept of unfinished pulls, and volumes are tried more often.
@@ -69,12 +71,45 @@ impl RoomForVolumes {
     }
 }
 
+/// For which of a Pod's VMs images have gone. When the next one lacks room as well, no more of them go: something else fills the disk,
+/// and a container that is restarted for ever would cost them all.
+#[derive(Debug, Default)]
+pub(super) struct RoomForVms {
+    /// The last VM that lacked room, and whether images might go for it.
+    last: Option<(Restart, bool)>,
+}
+
+impl RoomForVms {
+    /// A VM lacks room; whether images may go for it.
+    fn may_go_for(&mut self, vm: Restart) -> bool {
+        let may_go = match self.last {
+            Some((last, might_go)) if last == vm => might_go,
+            Some((last, _)) => last.next() != vm,
+            None => true,
+        };
+        self.last = Some((vm, may_go));
+        may_go
+    }
+}
+
 /// Whether any of these is for want of space.
 fn lack_space(failures: &[MountFailure]) -> bool {
     failures.iter().any(|failure| failure.problem.is_for_want_of_space())
 }
 
 impl Worker {
+    /// Makes room for a shim that has found none; whether there is more than before. It asks only for the volume that images are on.
+    pub(super) async fn make_room_for_vm(&mut self, vm: Restart) -> Result<bool, StateError> {
+        let Some(collector) = self.host.collector.clone() else { return Ok(false) };
+        let attempt = self.dir.attempt(vm).view()?;
+        // The log of a container that runs asks when it needs to, and goes on.
+        let is_for_log = attempt.running_since().is_some() && attempt.result.is_none();
+        if !is_for_log && !self.room_for_vms.may_go_for(vm) {
+            return Ok(false);
+        }
+        Ok(collector.make_room_at(self.host.tart.home()).await)
+    }
+
     /// The Pod's volumes have found no space.
     pub(super) fn want_room_for_volumes(&mut self) {
         if let Some(make) = self.make_room_for_volumes() {
@@ -106,6 +141,15 @@ mod tests {
     use std::io;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn images_go_for_one_of_many_vms_that_lack_room() {
+        let mut room = RoomForVms::default();
+        let mut ask = |vm| room.may_go_for(Restart(vm));
+        assert!(ask(3) && ask(3), "its clone, and then its start");
+        assert!(!ask(4) && !ask(4) && !ask(5), "it was of no use");
+        assert!(ask(7), "the one before had room");
+    }
 
     /// Counts how often room is made.
     struct Host {

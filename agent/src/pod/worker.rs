@@ -23,7 +23,7 @@ use super::launching::Launched;
 use super::probing::Probing;
 use super::publisher::Publisher;
 use super::pulling::Failure;
-use super::room::RoomForVolumes;
+use super::room::{RoomForVms, RoomForVolumes};
 use super::roster::Roster;
 use super::setback::{Setback, WorkError};
 use super::slots::Slots;
@@ -126,6 +126,7 @@ pub struct Worker {
     pub(super) shown: Option<PodStatus>,
     pub(super) told: Told,
     pub(super) room: RoomForVolumes,
+    pub(super) room_for_vms: RoomForVms,
 }
 
 /// What a worker is told of its Pod.
@@ -177,6 +178,7 @@ impl Worker {
             shown: None,
             told: Told::default(),
             room: RoomForVolumes::default(),
+            room_for_vms: RoomForVms::default(),
         }
     }
 
@@ -291,12 +293,7 @@ impl Worker {
             Decision::Recall(restart) => self.recall(restart).await?,
             Decision::Launch(restart) => self.launch(restart).await?,
             Decision::MakeRoom(restart) => {
-                let made = match &self.host.collector {
-                    // The shim asks only for the volume that images are on.
-                    Some(collector) => collector.make_room_at(self.host.tart.home()).await,
-                    None => false,
-                };
-                if !made {
+                if !self.make_room_for_vm(restart).await? {
                     let pod = self.pod.borrow().clone();
                     self.host.events.warning(&pod, "FreeDiskSpaceFailed", NO_ROOM);
                 }

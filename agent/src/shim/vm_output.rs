@@ -154,7 +154,8 @@ mod tests {
         let Ending::NotStarted { reason, message, fault } = judge(
             Some(1),
             None,
-            "The number of VMs exceeds the system limit (other running VMs: a, tk-b-0)\n",
+            "The number of VMs exceeds the system limit (other running VMs: a, tk-builder-1, \
+             tk-0b1c2d3e-0000-4000-8000-0123456789ab-0)\n",
         ) else {
             panic!("a VM that tart refused has not started")
         };

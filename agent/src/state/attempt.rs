@@ -15,6 +15,7 @@ use super::StateDir;
 use super::file::{self, StateError};
 use super::lock::{self, Lock};
 use super::record::{InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
+use super::reserve;
 use super::spec::ShimSpec;
 use crate::pod::PodUid;
 use crate::tart::ImageDigest;
@@ -370,7 +371,8 @@ impl Attempt {
 
     /// Asks the shim to stop the VM; an earlier deadline replaces a later one.
     pub fn request_stop(&self, request: StopRequest) -> Result<(), StateError> {
-        file::write(&self.path.join("stop.json"), &request)
+        let path = self.path.join("stop.json");
+        reserve::urgently(&path, || file::write(&path, &request))
     }
 
     /// What the shim was asked for.
@@ -380,7 +382,8 @@ impl Attempt {
 
     /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
     pub fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
-        file::write_durably(&self.path.join("result.json"), outcome)
+        let path = self.path.join("result.json");
+        reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
     /// Records that nobody was heeded who may have asked for the end of the container.
@@ -395,7 +398,8 @@ impl Attempt {
 
     /// Records how the VM ended. It is the last thing that is done for it: nothing of it may run any more.
     pub fn finish(&self, outcome: &Outcome) -> Result<(), StateError> {
-        file::write_durably(&self.path.join("outcome.json"), outcome)
+        let path = self.path.join("outcome.json");
+        reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
     /// Forgets what may be secret in the plan of a VM that is over, also in one that is spoilt or was never finished.
@@ -428,7 +432,9 @@ impl Attempt {
 
     fn touch(&self, name: &str) -> Result<(), StateError> {
         let path = self.path.join(name);
-        File::create(&path).map(drop).map_err(|source| StateError::new("create", &path, source))
+        let create =
+            || File::create(&path).map(drop).map_err(|source| StateError::new("create", &path, source));
+        reserve::urgently(&path, create)
     }
 
     fn is_held(&self, name: &str) -> Result<bool, StateError> {

@@ -197,6 +197,8 @@ mod tests {
     use super::*;
     use std::fs::{self, File};
 
+    const VM: &str = "tk-0b1c2d3e-0000-4000-8000-0123456789ab-0";
+
     fn node(name: &str) -> NodeName {
         name.parse().unwrap()
     }
@@ -214,11 +216,11 @@ mod tests {
         drop(held);
 
         // A VM that was touched a moment ago.
-        let vm = dir.path().join("vms/tk-0b1c-0");
+        let vm = dir.path().join("vms").join(VM);
         fs::create_dir_all(&vm).unwrap();
         fs::create_dir_all(dir.path().join("vms/builder")).unwrap();
         let refused = words("b");
-        assert!(refused.contains("tk-0b1c-0") && !refused.contains("builder"), "{refused}");
+        assert!(refused.contains(VM) && !refused.contains("builder"), "{refused}");
         drop(Claim::take(&tart, &node("a")).unwrap());
         fs::remove_dir(&vm).unwrap();
         drop(Claim::take(&tart, &node("b")).unwrap());
@@ -246,11 +248,11 @@ mod tests {
         let join = |cluster| Claim::take(&tart, &node("a")).unwrap().join(cluster);
         // As an older agent has left it.
         fs::write(dir.path().join("tart-kubelet.json"), "\"a\"").unwrap();
-        let vm = dir.path().join("vms/tk-0b1c-0");
+        let vm = dir.path().join("vms").join(VM);
         fs::create_dir_all(&vm).unwrap();
         join(cluster("one", &["x"])).unwrap();
         let refused = join(cluster("two", &["y"])).unwrap_err().to_string();
-        assert!(refused.contains("https://one:6443") && refused.contains("tk-0b1c-0"), "{refused}");
+        assert!(refused.contains("https://one:6443") && refused.contains(VM), "{refused}");
         let way_out = format!("remove {}", dir.path().join("tart-kubelet.json").display());
         assert!(refused.contains(&way_out), "{refused}");
         // Its address changes, and later its authority.

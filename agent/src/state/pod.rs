@@ -6,6 +6,7 @@ use super::attempt::{Attempt, Holder};
 use super::file::{self, StateError};
 use super::logs;
 use super::record::PodRecord;
+use super::reserve;
 use crate::crash;
 use crate::pod::PodUid;
 use crate::vm::Restart;
@@ -85,7 +86,8 @@ impl PodDir {
 
     /// Records that the Pod is evicted, and why.
     pub fn evict(&self, why: &str) -> Result<(), StateError> {
-        file::write(&self.path.join("evicted.json"), &why)
+        let path = self.path.join("evicted.json");
+        reserve::urgently(&path, || file::write(&path, &why))
     }
 
     /// Whether there is anything of the Pod's volumes.

@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn no_secret_stays_in_the_plan_of_a_vm_that_is_over() {
         let secret = || "hunter2".to_owned();
-        let mut spec = ShimSpec::example("tk-0b1c-2".parse().unwrap());
+        let mut spec = ShimSpec::example(serde_json::from_str("\"tk-0b1c-2\"").unwrap());
         let mut command = GuestCommand::example(&["tool", "hunter2"]);
         command.env = vec![("A".to_owned(), secret())];
         spec.main.command = Some(command);

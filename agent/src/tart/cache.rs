@@ -42,7 +42,12 @@ pub(super) fn images(cache: &Path) -> io::Result<Vec<CachedImage>> {
 /// Whether an image is there and whole.
 pub(super) fn has(cache: &Path, image: &ImageDigest) -> bool {
     let (repository, digest) = image.parts();
-    cache.join(directory(repository)).join(digest).join("config.json").is_file()
+    is_whole(&cache.join(directory(repository)).join(digest))
+}
+
+/// Whether a directory has all that tart wants an image or a VM to have.
+pub(super) fn is_whole(dir: &Path) -> bool {
+    ["config.json", "disk.img", "nvram.bin"].iter().all(|file| dir.join(file).is_file())
 }
 
 /// The directory of an image, by a number that no other one has; `None` when it is not there.
@@ -95,7 +100,7 @@ fn walk(path: &Path, repository: &str, levels: usize, found: &mut Found) -> io::
                 found.tags.push((format!("{repository}:{name}"), digest));
             }
         } else if let (true, Some(digest)) = (kind.is_dir(), digest_of(&name)) {
-            if entry.path().join("config.json").is_file() {
+            if is_whole(&entry.path()) {
                 found.images.push(CachedImage { digest, tags: Vec::new(), bytes: size(&entry.path()) });
             }
         } else if kind.is_dir() && levels > 0 && !name.starts_with('.') {
@@ -116,7 +121,9 @@ pub(super) fn size(path: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Tart, TartError};
     use super::*;
+    use crate::vm::{Restart, VmName};
     use std::os::unix::fs::symlink;
 
     fn hex(digit: char) -> String {
@@ -130,11 +137,15 @@ mod tests {
         let cache = dir.path();
         assert_eq!(images(&cache.join("absent")).unwrap(), []);
         let repository = cache.join("registry.test%3A5000/team/macos");
-        for (digit, whole) in [('a', true), ('b', true), ('c', false)] {
+        for (digit, files) in [
+            ('a', vec!["config.json", "disk.img", "nvram.bin"]),
+            ('b', vec!["config.json", "disk.img", "nvram.bin"]),
+            ('c', vec!["config.json", "disk.img"]),
+        ] {
             let image = repository.join(format!("sha256:{}", hex(digit)));
             fs::create_dir_all(&image).unwrap();
-            if whole {
-                fs::write(image.join("config.json"), vec![1; 10_000]).unwrap();
+            for file in files {
+                fs::write(image.join(file), vec![1; 10_000]).unwrap();
             }
         }
         for (tag, digit) in [("2", 'b'), ("1", 'b'), ("gone", 'd')] {
@@ -157,5 +168,23 @@ mod tests {
         known.sort();
         assert_eq!(known, [hex('a'), hex('b'), hex('c')]);
         assert_eq!(siblings(cache, "registry.test/other:1").unwrap(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn what_is_not_here_is_not_cloned() {
+        let home =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let tart = Tart::in_home(Path::new("/nowhere/tart"), home.path());
+        let image = format!("registry.test/macos@sha256:{}", hex('a'));
+        let vm = VmName::new("0b1c".parse().unwrap(), Restart(0));
+        let refused = tart.clone_image(&image, &vm).await.unwrap_err();
+        assert!(matches!(refused, TartError::NotCached(_)), "{refused}");
+        let dir = home.path().join("cache/OCIs/registry.test/macos").join(format!("sha256:{}", hex('a')));
+        fs::create_dir_all(&dir).unwrap();
+        for file in ["config.json", "disk.img", "nvram.bin"] {
+            fs::write(dir.join(file), "").unwrap();
+        }
+        let failed = tart.clone_image(&image, &vm).await.unwrap_err();
+        assert!(matches!(failed, TartError::Spawn { .. }), "tart was asked: {failed}");
     }
 }

@@ -34,6 +34,9 @@ pub enum TartError {
         /// The start of what it printed.
         printed: String,
     },
+    /// It was not even asked: it would have pulled the image.
+    #[error("image {0} is no longer in tart's cache, and neither is its base VM: somebody has deleted both")]
+    NotCached(String),
     /// It failed, in its own words.
     #[error("`{command}` failed ({ended}): {message}")]
     Failed {
@@ -97,11 +100,12 @@ impl TartError {
         Self::Failed { command, ended, message: one_line(stderr), fault: Fault::of(stderr) }
     }
 
-    /// The kind of failure, when `tart` itself reported one.
+    /// The kind of failure, when that is known.
     pub fn fault(&self) -> Option<Fault> {
         match self {
             Self::Failed { fault, .. } => Some(*fault),
-            _ => None,
+            Self::NotCached(_) => Some(Fault::NotCached),
+            Self::Spawn { .. } | Self::Hung { .. } | Self::Garbage { .. } => None,
         }
     }
 }

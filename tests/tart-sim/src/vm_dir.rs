@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -12,7 +12,10 @@ use nix::libc;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::image::Image;
-use crate::{copy, faults, foundation, version};
+use crate::{copy, faults, foundation, interrupt, version};
+
+/// How often a copy that stalls looks whether it may go on.
+const POLL: Duration = Duration::from_millis(20);
 
 /// What a VM is doing, as `list` and `get` say it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,6 +211,9 @@ impl VmDir {
         let copy = |from: PathBuf, to: PathBuf| copy::file(&from, &to).map_err(|error| failed(&from, error));
         copy(self.config_path(), target.config_path())?;
         copy(self.nvram_path(), target.nvram_path())?;
+        while faults::is_on("stall-copy") {
+            interrupt::sleep(POLL)?;
+        }
         if faults::names("no-space", "clone") {
             return Err(failed(&self.disk_path(), io::ErrorKind::StorageFull.into()));
         }

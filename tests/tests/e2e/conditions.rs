@@ -1,13 +1,12 @@
 //! Conditions that mean something: each fault of the host shows on its Node, and is gone when the fault is.
 
-use std::io::Write;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
+use crate::image_gc::{MIB, small};
 use crate::scene::{DEADLINE, IMAGE, Scene, condition};
 
 fn reason<'a>(node: &'a Node, kind: &str) -> &'a str {
@@ -115,33 +114,22 @@ async fn a_mac_without_addresses_for_its_vms_is_not_ready() -> Result<()> {
 
 #[tokio::test]
 async fn a_disk_that_fills_up_is_pressure_until_there_is_room_again() -> Result<()> {
-    const ROOM: u64 = 4 << 30;
-    let scene = Scene::new("disk").await?;
-    let stat = nix::sys::statvfs::statvfs(scene.mac.tart_home())?;
-    #[allow(clippy::useless_conversion)]
-    let free = u64::from(stat.blocks_available()) * u64::from(stat.fragment_size());
-    ensure!(free > 2 * ROOM, "this test needs {} GiB of free space", ROOM >> 29);
+    let Some((scene, disk)) = small("disk", 100 * MIB).await? else { return Ok(()) };
     let agent = scene
         .agent
         .clone()
-        .flag("--eviction-hard", &format!("imagefs.available<{}", free - ROOM / 2))
+        .flag("--eviction-hard", "imagefs.available<50%")
         .flag("--eviction-pressure-transition-period", "1s")
         .start()?;
     scene.node_ready(&agent).await?;
     let node = scene.nodes.get(&scene.node).await?;
     assert_eq!(condition(&node, "DiskPressure"), "False");
 
-    let ballast = scene.mac.tart_home().join("ballast");
-    let mut file = std::fs::File::create(&ballast)?;
-    let block = vec![0; 16 << 20];
-    for _ in 0..ROOM / (16 << 20) {
-        file.write_all(&block)?;
-    }
+    disk.fill(60 * MIB)?;
     let under = |status: &'static str| move |node: &Node| condition(node, "DiskPressure") == status;
     wait::until(&scene.nodes, &scene.node, "short of space", DEADLINE, under("True")).await?;
     scene.told("node", &scene.node, "NodeHasDiskPressure").await?;
-    drop(file);
-    std::fs::remove_file(&ballast)?;
+    disk.fill(0)?;
     wait::until(&scene.nodes, &scene.node, "well again", DEADLINE, under("False")).await?;
     scene.told("node", &scene.node, "NodeHasNoDiskPressure").await
 }

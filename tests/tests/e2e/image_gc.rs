@@ -9,6 +9,7 @@ use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::disk::SmallDisk;
 use tart_kubelet_tests::wait;
 
+use crate::images::listed;
 use crate::scene::{DEADLINE, Scene, condition};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -216,12 +217,16 @@ async fn a_pull_without_room_makes_some_and_tries_again() -> Result<()> {
     left(&scene, &["large"], 1).await?;
     scene.kubectl.run(["delete", "pod", "huge"]).await?;
 
-    // On a host where the agent deletes nothing, nothing goes.
+    // On a host where the agent deletes nothing, nothing goes, though both could.
+    use_once(&scene, "a").await?;
+    left(&scene, &["a", "large"], 2).await?;
     running.kill9()?;
     let _running = agent(&scene, 1, 0).switch("--disable-vm-gc").start()?;
     scene.create(&pod(&scene, "again", "huge", &json!({}))).await?;
+    // Twice, so that whatever follows the first failure is over.
     scene.told("pod", "again", "free some disk space on the host").await?;
-    left(&scene, &["large"], 1).await
+    scene.told("pod", "again", "BackOff").await?;
+    left(&scene, &["a", "large"], 2).await
 }
 
 #[tokio::test]
@@ -265,6 +270,41 @@ async fn a_disk_that_fills_up_costs_images_first_and_then_one_pod() -> Result<()
     scene.phase("after", "Succeeded").await?;
     scene.phase("modest", "Running").await?;
     left(&scene, &["busy"], 1).await
+}
+
+#[tokio::test]
+async fn under_pressure_an_image_goes_before_any_pod() -> Result<()> {
+    let Some((scene, disk)) = small("pressure", 400 * MIB).await? else { return Ok(()) };
+    for name in ["idle", "busy"] {
+        add_image(&scene, name, SIZE.into())?;
+    }
+    // Full as it may be, nothing goes unless the Node is short of space.
+    let running = agent(&scene, 100, 99)
+        .flag("--eviction-hard", "imagefs.available<15%")
+        .flag("--eviction-pressure-transition-period", "1s")
+        .start()?;
+    scene.node_ready(&running).await?;
+    use_once(&scene, "idle").await?;
+    scene.create(&pod(&scene, "stays", "busy", &json!({}))).await?;
+    scene.phase("stays", "Running").await?;
+    left(&scene, &["idle", "busy"], 2).await?;
+    disk.fill_but(40 * MIB)?;
+    left(&scene, &["busy"], 1).await?;
+    let well = |node: &Node| condition(node, "DiskPressure") == "False";
+    wait::until(&scene.nodes, &scene.node, "well", DEADLINE, well).await?;
+    // Several more looks, after which whoever was to be evicted would be.
+    let looks = async || running.metric("tart_kubelet_image_gc_pass_duration_seconds_count").await;
+    let before = looks().await?;
+    wait::eventually("more looks", DEADLINE, async || {
+        let now = looks().await?;
+        ensure!(now >= before + 2.0, "{now}, {before} before");
+        Ok(())
+    })
+    .await?;
+    scene.phase("stays", "Running").await?;
+    let told = scene.kubectl.run(["describe", "pod", "stays"]).await?;
+    ensure!(!told.contains("Evicted"), "{told}");
+    Ok(())
 }
 
 #[tokio::test]
@@ -336,4 +376,28 @@ async fn an_image_that_a_pod_is_about_to_start_from_stays() -> Result<()> {
     scene.mac.clear_fault("hang")?;
     scene.phase("next", "Running").await?;
     left(&scene, &["b", "next"], 2).await
+}
+
+#[tokio::test]
+async fn a_home_that_is_away_for_a_moment_costs_no_memory_of_images() -> Result<()> {
+    let scene = Scene::new("away").await?;
+    let running = agent(&scene, 100, 99).start()?;
+    add_image(&scene, "a", MIB)?;
+    scene.node_ready(&running).await?;
+    use_once(&scene, "a").await?;
+    let home = scene.mac.tart_home().to_owned();
+    let away = home.with_extension("away");
+    std::fs::rename(&home, &away)?;
+    let looks = async || running.metric("tart_kubelet_image_gc_pass_duration_seconds_count").await;
+    let before = looks().await?;
+    wait::eventually("looks at nothing", DEADLINE, async || {
+        let now = looks().await?;
+        ensure!(now >= before + 2.0, "{now}, {before} before");
+        Ok(())
+    })
+    .await?;
+    std::fs::rename(&away, &home)?;
+    let line = listed(running.agent(), &reference("a")).await?;
+    ensure!(line.last().is_some_and(|by| by == "agent"), "{line:?}: {}", running.log()?);
+    Ok(())
 }

@@ -27,9 +27,10 @@ pub(crate) async fn waits_for(scene: &Scene, pod: &str, reason: &str, words: &st
 async fn a_long_pull_tells_how_far_it_has_come() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("progress").await?;
     let image = "registry.test/macos/large:1";
-    scene.mac.add_image(image, &json!({"pullSeconds": 45}))?;
+    scene.mac.add_image(image, &json!({"pullSeconds": 300}))?;
     scene.create(&scene.pod("large", &json!({"image": image}), &json!({}))).await?;
     scene.told("pod", "large", "% are here").await?;
+    scene.mac.set_fault("hurry", "")?;
     scene.phase("large", "Running").await?;
     scene
         .told("pod", "large", "image `registry.test/macos/large:1` is registry.test/macos/large@sha256:")
@@ -264,38 +265,75 @@ async fn images_are_pulled_by_hand_before_there_is_an_agent() -> Result<()> {
     Ok(())
 }
 
+/// How many pulls anybody has begun since the calls are written down.
+fn pulls(scene: &Scene) -> Result<usize> {
+    let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
+    Ok(calls.lines().filter(|call| *call == "pull").count())
+}
+
+#[tokio::test]
+async fn what_somebody_else_pulls_while_a_pod_waits_for_it_is_theirs() -> Result<()> {
+    let (scene, running) = Scene::with_agent("foreign-pull").await?;
+    let image = "registry.test/macos/foreign:1";
+    scene.mac.add_image(image, &json!({"cpu": 6}))?;
+    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault("pull", "stall at=layers")?;
+    let theirs = scene.mac.tart(["pull", image]);
+    tokio::try_join!(theirs, async {
+        wait::eventually("somebody's pull", DEADLINE, async || {
+            let begun = std::fs::read_dir(scene.mac.tart_home().join("tmp"))?.count();
+            ensure!(begun == 1, "{begun} are under way");
+            Ok(())
+        })
+        .await?;
+        scene.create(&scene.pod("waits", &json!({"image": image}), &json!({}))).await?;
+        wait::eventually("a pull for the Pod", DEADLINE, async || {
+            ensure!(pulls(&scene)? == 2);
+            Ok(())
+        })
+        .await?;
+        scene.mac.clear_fault("pull")
+    })?;
+    scene.phase("waits", "Running").await?;
+    let line = listed(running.agent(), image).await?;
+    ensure!(line.last().is_some_and(|by| by == "others"), "{line:?}: {}", running.log()?);
+    Ok(())
+}
+
 #[tokio::test]
 async fn no_more_pulls_go_on_at_once_than_may() -> Result<()> {
     let scene = Scene::new("turns").await?;
-    let agent = scene.agent.clone().flag("--max-parallel-image-pulls", "1");
+    let agent = scene.agent.clone().flag("--max-parallel-image-pulls", "1").flag("--max-pods", "3");
     let running = agent.start()?;
     scene.node_ready(&running).await?;
-    // Two registries, so that tart itself would pull both at once.
+    let brief = |name: &str| scene.pod(name, &json!({"command": ["true"]}), &json!({}));
+    scene.create(&brief("early")).await?;
+    scene.phase("early", "Succeeded").await?;
+    // Two registries, so that tart itself would pull both at once; only the first stalls.
     let images = ["one.test/macos/a:1", "two.test/macos/b:1"];
     for image in images {
         scene.mac.add_image(image, &json!({}))?;
     }
     scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("pull", "stall")?;
+    scene.mac.set_fault("pull", "stall only=one.test")?;
     for (name, image) in ["first", "second"].into_iter().zip(images) {
         scene.create(&scene.pod(name, &json!({"image": image, "command": ["true"]}), &json!({}))).await?;
         scene.told("pod", name, "pulling image").await?;
     }
-    let pulls = || -> Result<usize> {
-        let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
-        Ok(calls.lines().filter(|call| *call == "pull").count())
-    };
     wait::eventually("a pull", DEADLINE, async || {
-        ensure!(pulls()? > 0);
+        ensure!(pulls(&scene)? > 0);
         Ok(())
     })
     .await?;
-    assert_eq!(pulls()?, 1, "the second waits for its turn");
+    // Had the second not to wait for its turn, it would be over by the time that a VM which comes after it is.
+    scene.create(&brief("third")).await?;
+    scene.phase("third", "Succeeded").await?;
+    assert_eq!(pulls(&scene)?, 1, "the second waits for its turn");
     scene.mac.clear_fault("pull")?;
     for name in ["first", "second"] {
         scene.phase(name, "Succeeded").await?;
     }
-    assert_eq!(pulls()?, 2);
+    assert_eq!(pulls(&scene)?, 2);
     Ok(())
 }
 

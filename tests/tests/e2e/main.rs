@@ -13,6 +13,7 @@ mod drain;
 mod environment;
 mod fields;
 mod fit;
+mod full_disk;
 mod gates;
 mod guests;
 mod heartbeat;

@@ -132,7 +132,7 @@ async fn shared_disk(name: &str) -> Result<Option<(Scene, SmallDisk, PathBuf, Ru
 #[tokio::test]
 async fn a_log_without_room_has_some_made_and_loses_nothing() -> Result<()> {
     let Some((scene, disk, state, _running)) = shared_disk("log").await? else { return Ok(()) };
-    let script = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo line $i; sleep 0.02; done";
+    let script = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.02; done";
     scene.create(&pod(&scene, "chatty", "b", &json!({"command": ["/bin/sh", "-c", script]}))).await?;
     let uid = scene.phase("chatty", "Running").await?.metadata.uid.context("no UID")?;
     let log = state.join("logs").join(uid).join("main/0.log");
@@ -346,4 +346,50 @@ async fn a_clone_without_room_has_the_agent_make_some() -> Result<()> {
     assert_eq!(log.matches("asking the agent for some").count(), 1, "{log}");
     scene.mac.clear_fault("no-space")?;
     use_once(&scene, "b").await
+}
+
+/// Three images that nobody uses, `a` before `b` before `c`, on a host where nothing is collected unasked.
+async fn three_idle_images(scene: &Scene, running: &RunningAgent) -> Result<()> {
+    let all = ["a", "b", "c"];
+    for (name, size) in all.into_iter().zip([1, 2, 3]) {
+        add_image(scene, name, size)?;
+    }
+    scene.node_ready(running).await?;
+    for name in all {
+        use_once(scene, name).await?;
+    }
+    left(scene, &all, 3).await
+}
+
+#[tokio::test]
+async fn an_image_that_never_fits_costs_one_other() -> Result<()> {
+    let Some((scene, _disk)) = small("never-fits", 100 * MIB).await? else { return Ok(()) };
+    let running = agent(&scene, 100, 99).start()?;
+    three_idle_images(&scene, &running).await?;
+    add_image(&scene, "huge", 190 * MIB)?;
+    scene.create(&pod(&scene, "huge", "huge", &json!({}))).await?;
+    scene.told_as("huge", "FreeDiskSpaceFailed", "there is no space for image").await?;
+    scene.told("pod", "huge", "the images that were deleted for it were not enough").await?;
+    left(&scene, &["b", "c"], 2).await?;
+    // What was of no use for one may be for another.
+    scene.mac.set_fault("no-space", "pull")?;
+    add_image(&scene, "next", 4)?;
+    scene.create(&pod(&scene, "next", "next", &json!({}))).await?;
+    left(&scene, &["c"], 1).await
+}
+
+#[tokio::test]
+async fn a_container_that_restarts_for_ever_without_room_costs_one_image() -> Result<()> {
+    let scene = Scene::new("restarts-full").await?;
+    let running = agent(&scene, 100, 99).start()?;
+    three_idle_images(&scene, &running).await?;
+    scene.mac.set_fault("no-space", "clone")?;
+    let mut again = pod(&scene, "again", "c", &json!({"command": ["true"]}));
+    again["spec"]["restartPolicy"] = json!("Always");
+    scene.create(&again).await?;
+    // The second VM has asked, too.
+    scene.told("pod", "again", "FreeDiskSpaceFailed").await?;
+    left(&scene, &["b", "c"], 2).await?;
+    scene.mac.clear_fault("no-space")?;
+    scene.told("pod", "again", "Completed").await
 }

@@ -110,12 +110,20 @@ async fn build(scene: &Scene, vm: &str) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
 /// Pods. `while_passes` waits for that long. Every VM is to be the same at the end, byte for byte.
 async fn a_builder_at_work(scene: &Scene, while_passes: impl AsyncFn() -> Result<()>) -> Result<()> {
     // One of them has a name that is nearly ours.
-    let vms = ["builder", "tk-builder"];
-    scene.mac.set_fault("hang", "clone")?;
+    let vms = ["tk-builder-1", "builder"];
+    // Half of the VM is there, where tart makes it.
+    scene.mac.set_fault("stall-copy", "")?;
     let clone = build(scene, vms[0]);
     let (before, ()) = tokio::try_join!(clone, async {
+        wait::eventually("half a clone", DEADLINE, async || {
+            let made =
+                std::fs::read_dir(scene.mac.tart_home().join("tmp"))?.collect::<Result<Vec<_>, _>>()?;
+            ensure!(made.iter().any(|half| half.path().join("nvram.bin").exists()), "{made:?}");
+            Ok(())
+        })
+        .await?;
         while_passes().await?;
-        scene.mac.clear_fault("hang")
+        scene.mac.clear_fault("stall-copy")
     })?;
     let second = build(scene, vms[1]).await?;
     scene.mac.set_fault("hang", "push")?;
@@ -275,7 +283,7 @@ async fn what_somebody_holds_stays_until_they_let_go() -> Result<()> {
     let agent = eager(&scene.agent).start()?;
     passes(&agent, "success").await?;
     // A shim that the agent knows nothing of: its Pod went while nobody looked.
-    let [shims, tarts] = [format!("tk-{NOBODY}-0"), format!("tk-{}1-0", &NOBODY[1..])];
+    let [shims, tarts] = [format!("tk-{NOBODY}-0"), format!("tk-{}1-0", &NOBODY[..NOBODY.len() - 1])];
     let attempt = scene.agent.state_dir().join("pods").join(NOBODY).join("0");
     std::fs::create_dir_all(&attempt)?;
     let shim = File::create(attempt.join("shim.lock"))?;
@@ -366,16 +374,24 @@ async fn names_that_begin_alike_are_told_apart() -> Result<()> {
     scene.create(&scene.pod("lives", &json!({}), &json!({}))).await?;
     let pod = scene.phase("lives", "Running").await?;
     let (vm, uid) = (Scene::vm_of(&pod)?, pod.uid().context("no UID")?);
-    // Other attempts of the same Pod are its worker's business.
-    let stay = [format!("tk-{uid}-00"), format!("{vm}.old"), format!("tk-{uid}-7"), format!("tk-{uid}")];
     let shorter = uid.get(..uid.len() - 1).context("a short UID")?;
-    let go = [format!("tk-{shorter}-0"), format!("{vm}-0"), format!("tk-{uid}0-0")];
-    for name in stay.iter().chain(&go) {
+    let stay = [
+        // Other attempts of the same Pod are its worker's business.
+        format!("tk-{uid}-7"),
+        format!("tk-{uid}-00"),
+        format!("{vm}.old"),
+        format!("tk-{uid}"),
+        format!("{vm}-0"),
+        format!("tk-{shorter}-0"),
+        format!("tk-{uid}0-0"),
+        "tk-sequoia-15".to_owned(),
+    ];
+    let other = if uid.ends_with('0') { '1' } else { '0' };
+    let orphan = format!("tk-{shorter}{other}-0");
+    for name in stay.iter().chain([&orphan]) {
         plant(&scene, name).await?;
     }
-    for name in &go {
-        collected(&scene, &agent, name).await?;
-    }
+    collected(&scene, &agent, &orphan).await?;
     passes(&agent, "success").await?;
     for name in stay.iter().chain([&vm]) {
         ensure!(is_there(&scene, name), "{name} is gone: {}", agent.log()?);
@@ -526,6 +542,13 @@ async fn addresses_that_run_out_are_told_before_they_have() -> Result<()> {
     std::fs::write(&leases, lent(240))?;
     low("True").await?;
     scene.told("node", &scene.node, "DHCPLeaseTimeSecs -int 600").await?;
+    wait::eventually("an Event", DEADLINE, async || {
+        let about = format!("involvedObject.name={},reason=DHCPLeasesLow", scene.node);
+        let words = ["get", "events", "--all-namespaces", "--field-selector", &about, "--output", "name"];
+        ensure!(!scene.kubectl.run(words).await?.trim().is_empty());
+        Ok(())
+    })
+    .await?;
     ensure!((agent.metric(available).await? - 13.0).abs() < f64::EPSILON);
     // Somebody has done what they were told.
     std::fs::remove_file(&leases)?;

@@ -5,12 +5,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tart_kubelet_tests::wait;
 
+use crate::image_gc::{MIB, small};
 use crate::images::{listed, waits_for};
-use crate::scene::{DEADLINE, Scene};
+use crate::scene::{DEADLINE, Scene, condition};
 
 const LARGE: &str = "registry.test/macos/large:1";
 const REACHES: &str = "check that the host reaches the registry";
@@ -105,6 +107,39 @@ async fn what_is_kept_is_there_for_whoever_pulls_it_by_other_hands() -> Result<(
     // Whoever has made it whole has it.
     let line = listed(running.agent(), LARGE).await?;
     ensure!(line.last().is_some_and(|by| by == "others"), "{line:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_kept_goes_before_a_pod_does() -> Result<()> {
+    let Some((scene, _disk)) = small("kept-goes", 200 * MIB).await? else { return Ok(()) };
+    let running = scene
+        .agent
+        .clone()
+        .flag("--eviction-hard", "imagefs.available<15%")
+        .flag("--eviction-pressure-transition-period", "1s")
+        .start()?;
+    scene.node_ready(&running).await?;
+    scene.create(&scene.pod("stays", &json!({}), &json!({}))).await?;
+    scene.phase("stays", "Running").await?;
+    scene.mac.add_image(LARGE, &json!({"pullSeconds": 10}))?;
+    scene.create(&large(&scene, "large")).await?;
+    let part = a_part_is_here(&scene).await?;
+    scene.mac.set_fault("pull", "connection-lost at=layers")?;
+    waits_for(&scene, "large", "ErrImagePull", REACHES).await?;
+    // Nobody will try again, and no tart comes by.
+    scene.kubectl.run(["delete", "pod", "large"]).await?;
+    std::fs::write(part.join("weight"), vec![1; usize::try_from(180 * MIB)?])?;
+    wait::eventually("room", DEADLINE, async || {
+        ensure!(!part.exists(), "{}", running.log()?);
+        Ok(())
+    })
+    .await?;
+    let well = |node: &Node| condition(node, "DiskPressure") == "False";
+    wait::until(&scene.nodes, &scene.node, "well", DEADLINE, well).await?;
+    scene.phase("stays", "Running").await?;
+    let told = scene.kubectl.run(["describe", "pod", "stays"]).await?;
+    ensure!(!told.contains("Evicted"), "{told}");
     Ok(())
 }
 

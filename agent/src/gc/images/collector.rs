@@ -3,31 +3,27 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::MutexGuard;
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::{Image, Need, Stage, Verdict, Watermarks, World, choose};
+use super::favours::Favours;
+use super::line::Line;
+use super::{Image, Need, Stage, Verdict, Watermarks, World, choose, takes_base_along};
 use crate::crash;
+use crate::gc::space::{LOOK_LIMIT, freed, measure};
 use crate::image::record::KnownImage;
 use crate::image::{ImageError, Images};
 use crate::metrics::Metrics;
 use crate::node::host::volume;
-use crate::node::thresholds::Figure;
 use crate::report::chain;
 use crate::state::{StateDir, StateError};
-use crate::tart::{ImageDigest, Tart, TartError};
-
-/// A volume that does not answer must not hold up those who wait for room.
-const LOOK_LIMIT: Duration = Duration::from_secs(30);
-/// APFS gives blocks back a moment after their file is gone.
-const SPACE_PATIENCE: Duration = Duration::from_secs(3);
-const SPACE_INTERVAL: Duration = Duration::from_millis(100);
+use crate::tart::{ImageDigest, Tart, TartError, full_name};
+use crate::vm::BaseName;
 
 /// When images are collected.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +56,13 @@ pub struct Pass {
     pub failed: usize,
 }
 
+impl Pass {
+    /// Whether there is more room than before, as far as anybody can tell.
+    pub fn has_made_room(&self) -> bool {
+        self.deleted > 0 || self.freed > 0
+    }
+}
+
 /// Collects images. With `--disable-vm-gc` there is none.
 #[derive(Debug)]
 pub struct Collector {
@@ -69,27 +72,18 @@ pub struct Collector {
     rules: Rules,
     metrics: Metrics,
     line: Line,
+    favours: Favours,
 }
 
-/// Where those who want room wait: one pass at a time.
-#[derive(Debug, Default)]
-struct Line {
-    at_work: Mutex<()>,
-    /// How many passes have deleted something.
-    fruitful: AtomicU64,
-}
-
-impl Line {
-    fn fruitful(&self) -> u64 {
-        self.fruitful.load(Ordering::Acquire)
-    }
-
-    /// Waits for its turn. There is none for somebody who has come in time for the fruits of another's pass: a full disk is met by
-    /// many at once, and is not to cost an image for each.
-    async fn turn_unless_fruitful_since(&self, since: u64) -> Option<MutexGuard<'_, ()>> {
-        let turn = self.at_work.lock().await;
-        (self.fruitful() == since).then_some(turn)
-    }
+/// What has become of a wish for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Made {
+    /// There is more than before.
+    Room,
+    /// There is no more than before: nothing could go, or nothing that is on the volume.
+    Nothing,
+    /// Nothing more goes for this image: what went for it was not enough.
+    InVain,
 }
 
 /// What would become of the images on this host, without doing it.
@@ -145,47 +139,68 @@ fn observe(
 impl Collector {
     /// A collector of the images that the agent itself has brought here.
     pub fn new(images: Arc<Images>, tart: Tart, state: StateDir, rules: Rules, metrics: Metrics) -> Self {
-        Self { images, tart, state, rules, metrics, line: Line::default() }
+        Self { images, tart, state, rules, metrics, line: Line::default(), favours: Favours::default() }
     }
 
-    /// Makes room for an image that has found none, if that is what was in its way; whether there is more than before.
-    pub async fn make_room_for(&self, error: &ImageError) -> bool {
-        match error.full_place(self.tart.home()) {
-            Some(place) => self.make_room_at(place).await,
-            None => false,
+    /// Makes room for an image that has found none, if that is what was in its way. Once images have gone for it, no more do until it
+    /// [is here](Self::is_here), or nobody wants it any more.
+    pub async fn make_room_for(&self, image: &str, error: &ImageError) -> Made {
+        let (name, Some(place)) = (full_name(image), error.full_place(self.tart.home())) else {
+            return Made::Nothing;
+        };
+        if self.favours.were_in_vain(&name, Instant::now()) {
+            return Made::InVain;
         }
+        match self.delete_for(place).await {
+            None => Made::Nothing,
+            Some(0) => Made::Room,
+            Some(_) => {
+                self.favours.done(&name, Instant::now());
+                Made::Room
+            }
+        }
+    }
+
+    /// An image is ready, and its base VM with it: it has room enough.
+    pub fn is_here(&self, image: &str) {
+        self.favours.returned(&full_name(image));
     }
 
     /// Makes room for somebody who has found none at a place; whether there is more than before. Nothing goes for the sake of
     /// a volume that images are not on.
     pub async fn make_room_at(&self, place: &Path) -> bool {
+        self.delete_for(place).await.is_some()
+    }
+
+    /// How many images have gone for the sake of a place; `None` when there is no more room than before.
+    async fn delete_for(&self, place: &Path) -> Option<usize> {
         let since = self.line.fruitful();
         let (tart, place) = (self.tart.clone(), place.to_owned());
         let look = spawn_blocking(move || tart.shares_volume_with(&place));
         if !matches!(timeout(LOOK_LIMIT, look).await, Ok(Ok(true))) {
-            return false;
+            return None;
         }
-        let Some(turn) = self.line.turn_unless_fruitful_since(since).await else { return true };
+        let Some(turn) = self.line.turn_unless_fruitful_since(since).await else { return Some(0) };
         match self.pass_in_turn(Stage::Wanted, turn).await {
-            Ok(pass) => pass.deleted > 0,
+            Ok(pass) => pass.has_made_room().then_some(pass.deleted),
             Err(error) => {
                 warn!(error = chain(&error), "cannot make room");
-                false
+                None
             }
         }
     }
 
     /// Looks at all images, and deletes as many as have to go.
     pub async fn pass(&self, stage: Stage) -> Result<Pass, CollectError> {
-        let turn = self.line.at_work.lock().await;
+        let turn = self.line.turn().await;
         self.pass_in_turn(stage, turn).await
     }
 
     async fn pass_in_turn(&self, stage: Stage, _turn: MutexGuard<'_, ()>) -> Result<Pass, CollectError> {
         let begun = Instant::now();
         let result = self.collect(stage).await;
-        if result.as_ref().is_ok_and(|pass| pass.deleted > 0) {
-            self.line.fruitful.fetch_add(1, Ordering::Release);
+        if result.as_ref().is_ok_and(Pass::has_made_room) {
+            self.line.bears_fruit();
         }
         let failed = result.as_ref().map_or(true, |pass| pass.failed > 0);
         self.metrics.images_collected(begun.elapsed(), !failed);
@@ -193,11 +208,11 @@ impl Collector {
     }
 
     async fn collect(&self, mut stage: Stage) -> Result<Pass, CollectError> {
+        let mut done = Pass::default();
         if stage == Stage::Wanted {
-            self.images.give_up_partials();
+            done.freed = self.give_up_partials().await;
         }
         self.images.recover().await;
-        let mut done = Pass::default();
         let mut hopeless = HashSet::new();
         loop {
             let world = self.look(stage).await?;
@@ -233,6 +248,17 @@ impl Collector {
         }
     }
 
+    /// Gives up what is kept of images that are not whole; how much room that has made.
+    async fn give_up_partials(&self) -> u64 {
+        let before = measure(self.tart.home()).await;
+        if !self.images.give_up_partials().await {
+            return 0;
+        }
+        let freed = freed(self.tart.home(), before).await;
+        info!(freed, "what was kept of unfinished pulls has made room");
+        freed
+    }
+
     async fn look(&self, stage: Stage) -> Result<World, CollectError> {
         let (images, tart, state) = (self.images.clone(), self.tart.clone(), self.state.clone());
         let look = spawn_blocking(move || {
@@ -249,8 +275,10 @@ impl Collector {
                     images.used(&image.digest, now);
                 }
             }
-            // What somebody else has deleted need not be remembered.
-            for gone in known.iter().filter(|known| !found.iter().any(|image| image.digest == known.digest)) {
+            // What somebody else has deleted need not be remembered. On a volume that is away for a moment everything seems to be.
+            let is_away = !tart.is_readable();
+            let is_gone = |known: &&KnownImage| !found.iter().any(|image| image.digest == known.digest);
+            for gone in known.iter().filter(|known| !is_away && is_gone(known)) {
                 if let Some(_doom) = images.pins().doom(names(gone)) {
                     images.collected(&gone.digest);
                 }
@@ -263,7 +291,8 @@ impl Collector {
         Ok(World { images, space, watermarks, min_age, stage, now })
     }
 
-    /// Deletes an image: its base VM and what the agent has pulled, for together they hold the blocks. `None` when it is needed.
+    /// Deletes an image: its base VM, unless another image has the same, and what the agent has pulled, for together they hold the
+    /// blocks. `None` when it is needed.
     ///
     /// It is forgotten last, so that an agent that dies in between is followed by one that finishes it.
     async fn delete(&self, digest: &ImageDigest) -> Result<Option<u64>, DeleteError> {
@@ -276,16 +305,23 @@ impl Collector {
             return Ok(None);
         }
         let before = measure(self.tart.home()).await;
-        self.tart.delete_base(&known.base()).await?;
-        let (tart, base) = (self.tart.clone(), known.base());
-        let removed = spawn_blocking(move || tart.remove_rest_of_base(&base)).await;
-        removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)?;
+        let others = self.images.known();
+        if takes_base_along(digest, others.iter().map(|other| &other.digest)) {
+            self.delete_base(known.base()).await?;
+        }
         crash::point("agent.collect.base");
         self.delete_cached(&known).await?;
         crash::point("agent.collect.image");
         self.images.collected(digest);
         self.images.look().await;
-        Ok(Some(self.freed(before).await))
+        Ok(Some(freed(self.tart.home(), before).await))
+    }
+
+    async fn delete_base(&self, base: BaseName) -> Result<(), DeleteError> {
+        self.tart.delete_base(&base).await?;
+        let tart = self.tart.clone();
+        let removed = spawn_blocking(move || tart.remove_rest_of_base(&base)).await;
+        removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)
     }
 
     /// Takes the names that the agent has pulled an image by out of tart's cache. If others have names for it, it stays for them.
@@ -313,20 +349,6 @@ impl Collector {
         }
         Ok(())
     }
-
-    /// How much more is free than before, once it shows.
-    async fn freed(&self, before: Option<Figure>) -> u64 {
-        let Some(before) = before else { return 0 };
-        let give_up = Instant::now() + SPACE_PATIENCE;
-        loop {
-            let now = measure(self.tart.home()).await;
-            let freed = now.map_or(0, |now| now.available.saturating_sub(before.available));
-            if freed > 0 || Instant::now() >= give_up {
-                return freed;
-            }
-            sleep(SPACE_INTERVAL).await;
-        }
-    }
 }
 
 /// Why an image could not be deleted.
@@ -347,28 +369,4 @@ enum DeleteError {
 /// All names that an image is pinned by.
 fn names(image: &KnownImage) -> impl Iterator<Item = String> {
     std::iter::once(image.base().to_string()).chain(image.names.iter().cloned())
-}
-
-async fn measure(path: &Path) -> Option<Figure> {
-    let path = path.to_owned();
-    let look = spawn_blocking(move || volume(&path));
-    timeout(LOOK_LIMIT, look).await.ok()?.ok()?
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn who_has_waited_for_a_pass_that_made_room_needs_none_of_its_own() {
-        let line = Line::default();
-        let (first, second, third) = (line.fruitful(), line.fruitful(), line.fruitful());
-        let in_vain = line.turn_unless_fruitful_since(first).await;
-        assert!(in_vain.is_some());
-        drop(in_vain);
-        assert!(line.turn_unless_fruitful_since(second).await.is_some(), "the pass before was in vain");
-        line.fruitful.fetch_add(1, Ordering::Release);
-        assert!(line.turn_unless_fruitful_since(third).await.is_none());
-        assert!(line.turn_unless_fruitful_since(line.fruitful()).await.is_some(), "it still lacks room");
-    }
 }

@@ -7,8 +7,18 @@ use proptest::prelude::*;
 const MIN_AGE: Duration = Duration::from_mins(10);
 const OLD: Duration = Duration::from_hours(1);
 
-fn uid(text: &str) -> PodUid {
-    text.parse().unwrap()
+/// A UID that differs from others in its end only.
+fn id(end: &str) -> String {
+    format!("0b1c2d3e-0000-4000-8000-{end:0>12}")
+}
+
+fn uid(end: &str) -> PodUid {
+    id(end).parse().unwrap()
+}
+
+/// The name of a VM of the Pod whose UID ends so.
+fn vm(end: &str, restart: u32) -> String {
+    VmName::new(uid(end), Restart(restart)).to_string()
 }
 
 fn orphan(name: &str) -> Vm {
@@ -57,15 +67,16 @@ fn kept(world: &World) -> &'static str {
 
 #[test]
 fn every_guard_protects() {
-    assert_eq!(kept(&world(vec![orphan("tk-a-0")])), "", "an orphan");
+    assert_eq!(kept(&world(vec![orphan(&vm("a", 0))])), "", "an orphan");
     let with = |change: fn(&mut Vm)| {
-        let mut vm = orphan("tk-a-0");
+        let mut vm = orphan(&vm("a", 0));
         change(&mut vm);
         kept(&world(vec![vm]))
     };
     assert_eq!(with(|vm| vm.name = "builder".into()), "foreign");
     assert_eq!(with(|vm| vm.name = "tk-builder".into()), "foreign");
-    assert_eq!(with(|vm| vm.name = "tk-a-00".into()), "foreign");
+    assert_eq!(with(|vm| vm.name = "tk-builder-1".into()), "foreign");
+    assert_eq!(with(|one| one.name = format!("{}0", vm("a", 0))), "foreign");
     assert_eq!(with(|vm| vm.holder = Ok(Holder::Shim)), "shim");
     assert_eq!(with(|vm| vm.holder = Ok(Holder::Tart)), "tart");
     assert_eq!(with(|vm| vm.holder = Err("no".into())), "unknown");
@@ -74,7 +85,7 @@ fn every_guard_protects() {
     assert_eq!(with(|vm| vm.age = Ok(MIN_AGE.saturating_sub(Duration::from_nanos(1)))), "age");
     assert_eq!(with(|vm| vm.age = Err("no".into())), "unknown");
 
-    let mut one = world(vec![orphan("tk-a-0")]);
+    let mut one = world(vec![orphan(&vm("a", 0))]);
     one.at_work.insert(uid("a"));
     assert_eq!(kept(&one), "worker");
     bind(&mut one, "a");
@@ -124,16 +135,16 @@ fn a_base_that_nobody_knows_is_an_orphan() {
 
 #[test]
 fn bases_that_nobody_can_judge_keep_nothing_else() {
-    let mut seen = world(vec![orphan(&base('0').to_string()), orphan("tk-a-0")]);
+    let mut seen = world(vec![orphan(&base('0').to_string()), orphan(&vm("a", 0))]);
     (seen.bases, seen.cached) = (Err("no".into()), Err("no".into()));
-    assert_eq!(doomed(&seen), ["tk-a-0"]);
+    assert_eq!(doomed(&seen), [vm("a", 0)]);
     assert_eq!(seen.unknown(), Vec::<String>::new(), "and no pass fails for them");
 }
 
 #[test]
 fn a_running_orphan_is_stopped_first_whoever_started_it() {
     for holder in [Holder::Nobody, Holder::Tart] {
-        let vm = Vm { lock: Ok(VmLock::Runs), holder: Ok(holder), ..orphan("tk-a-0") };
+        let vm = Vm { lock: Ok(VmLock::Runs), holder: Ok(holder), ..orphan(&vm("a", 0)) };
         let judgement = judge(&world(vec![vm]))[0].judgement.clone();
         assert_eq!(judgement, Judgement::Delete { runs: true, age: OLD });
     }
@@ -141,49 +152,64 @@ fn a_running_orphan_is_stopped_first_whoever_started_it() {
 
 #[test]
 fn names_that_begin_alike_are_told_apart() {
-    let mut seen = world(["tk-a-0", "tk-a-1", "tk-a-10", "tk-ab-0", "tk-a-0-0"].map(orphan).to_vec());
+    let [short, long] = [format!("tk-{}-0", &id("a")[1..]), format!("tk-{}0-0", id("a"))];
+    let ours = [vm("a", 0), vm("a", 1), vm("a", 10), vm("ab", 0)];
+    let theirs = [short, long, format!("{}-0", vm("a", 0))];
+    let mut seen = world(ours.iter().chain(&theirs).map(|name| orphan(name)).collect());
     bind(&mut seen, "a");
-    assert_eq!(doomed(&seen), ["tk-ab-0", "tk-a-0-0"], "UIDs `ab` and `a-0` are not `a`");
+    assert_eq!(doomed(&seen), [vm("ab", 0)]);
 }
 
 #[test]
 fn a_pod_that_was_made_again_under_its_name_does_not_keep_the_old_vm() {
-    let mut seen = world(vec![orphan("tk-old-0"), orphan("tk-new-0")]);
-    bind(&mut seen, "new");
-    assert_eq!(doomed(&seen), ["tk-old-0"]);
+    let mut seen = world(vec![orphan(&vm("01d", 0)), orphan(&vm("2e3", 0))]);
+    bind(&mut seen, "2e3");
+    assert_eq!(doomed(&seen), [vm("01d", 0)]);
 }
 
 #[test]
 fn state_goes_after_the_vm() {
-    let mut seen = world(vec![orphan("tk-a-3")]);
+    let mut seen = world(vec![orphan(&vm("a", 3))]);
     seen.remains = Ok(vec![leftover("a"), leftover("b")]);
-    assert_eq!(doomed(&seen), ["tk-a-3", "b"]);
+    assert_eq!(doomed(&seen), [vm("a", 3), id("b")]);
     seen.vms = Ok(Vec::new());
-    assert_eq!(doomed(&seen), ["a", "b"]);
+    assert_eq!(doomed(&seen), [id("a"), id("b")]);
     seen.vms = Err("tart is broken".into());
     assert_eq!(doomed(&seen), Vec::<String>::new());
 }
 
 #[test]
 fn reasons_are_sentences() {
-    let mut seen = world(vec![orphan("tk-a-0")]);
+    let mut seen = world(vec![orphan(&vm("a", 0))]);
     bind(&mut seen, "a");
     assert_eq!(judge(&seen)[0].judgement.to_string(), "Pod default/same is on this Node");
     let young = Judgement::Keep(Guard::Young(Duration::from_mins(3)));
     assert_eq!(young.to_string(), "touched 3 min ago");
 }
 
-/// UIDs that are prefixes of each other, and of what others may have.
+/// The ends of UIDs.
 fn uids() -> impl Strategy<Value = String> {
-    prop::sample::select(vec!["a", "ab", "a-0", "a-0-1", "base", "0b1c2d3e-0000-4000-8000-0123456789ab"])
-        .prop_map(str::to_owned)
+    prop::sample::select(vec!["a", "ab", "0", "1", "ba5e"]).prop_map(str::to_owned)
+}
+
+/// Names of VMs that are nearly ours.
+fn theirs() -> Vec<String> {
+    let alike = [
+        format!("{}1", vm("a", 0)),
+        format!("{}.old", vm("a", 0)),
+        format!("x{}", vm("a", 0)),
+        format!("{}-0", vm("a", 0)),
+        vm("a", 0).to_uppercase().replace("TK-", "tk-"),
+        format!("tk-{}", id("a")),
+    ];
+    let others = ["builder", "tk-", "tk-a", "tk-a-0", "tk-builder-1", "tk-sequoia-15", "sequoia"];
+    alike.into_iter().chain(others.map(str::to_owned)).collect()
 }
 
 fn names() -> impl Strategy<Value = String> {
-    let foreign = ["builder", "tk-", "tk-a", "tk-a-01", "tk-A b-0", "xtk-a-0", "sequoia", "tk-a-0.old"];
     prop_oneof![
-        6 => (uids(), 0_u32..3).prop_map(|(uid, n)| VmName::new(uid.parse().unwrap(), Restart(n)).to_string()),
-        2 => prop::sample::select(foreign.to_vec()).prop_map(str::to_owned),
+        6 => (uids(), 0_u32..3).prop_map(|(end, restart)| vm(&end, restart)),
+        2 => prop::sample::select(theirs()),
         2 => prop::sample::select(vec!['0', 'a', 'f']).prop_map(|digit| base(digit).to_string()),
     ]
 }
@@ -212,26 +238,57 @@ prop_compose! {
 
 prop_compose! {
     fn remains()(text in uids(), holder in holders(), age in ages()) -> Remains {
-        Remains { uid: text.parse().unwrap(), holder, age }
+        Remains { uid: uid(&text), holder, age }
     }
 }
 
 prop_compose! {
-    fn worlds()(
-        vms in perhaps(prop::collection::vec(vms(), 0..8)),
-        remains in perhaps(prop::collection::vec(remains(), 0..5)),
-        bound in perhaps(prop::collection::vec(uids(), 0..4)),
+    /// Worlds of which all lists are known.
+    fn known_worlds()(
+        vms in prop::collection::vec(vms(), 0..8),
+        remains in prop::collection::vec(remains(), 0..5),
+        bound in prop::collection::vec(uids(), 0..4),
         at_work in prop::collection::vec(uids(), 0..2),
-        bases in perhaps(prop::sample::subsequence(vec!['0', 'a', 'f'], 0..3)),
-        cached in perhaps(prop::sample::subsequence(vec!['0', 'a', 'f'], 1..=3)),
+        bases in prop::sample::subsequence(vec!['0', 'a', 'f'], 0..3),
+        cached in prop::sample::subsequence(vec!['0', 'a', 'f'], 1..=3),
     ) -> World {
         let name = |text: &String| PodName { namespace: "n".into(), name: text.clone() };
-        let pods = bound.map(|all| all.iter().map(|text| (uid(text), name(text))).collect());
-        let bases = bases.map(|all| all.into_iter().map(base).collect());
-        let cached = cached.map(|all| all.into_iter().map(base).collect());
-        let at_work = at_work.iter().map(|text| uid(text)).collect();
-        World { vms, remains, pods, at_work, bases, cached, min_age: MIN_AGE }
+        World {
+            vms: Ok(vms),
+            remains: Ok(remains),
+            pods: Ok(bound.iter().map(|text| (uid(text), name(text))).collect()),
+            at_work: at_work.iter().map(|text| uid(text)).collect(),
+            bases: Ok(bases.into_iter().map(base).collect()),
+            cached: Ok(cached.into_iter().map(base).collect()),
+            min_age: MIN_AGE,
+        }
     }
+}
+
+/// Which lists fail: VMs, remains, Pods, bases, what is cached.
+fn failures(likely: f64) -> impl Strategy<Value = [bool; 5]> {
+    prop::array::uniform5(prop::bool::weighted(likely))
+}
+
+/// The same world, seen without some of its lists.
+fn seen_without(world: &World, [vms, remains, pods, bases, cached]: [bool; 5]) -> World {
+    fn or<T>(list: Result<T, Unknown>, fails: bool) -> Result<T, Unknown> {
+        if fails { Err("unknown".to_owned()) } else { list }
+    }
+    let World { at_work, min_age, .. } = world.clone();
+    World {
+        vms: or(world.vms.clone(), vms),
+        remains: or(world.remains.clone(), remains),
+        pods: or(world.pods.clone(), pods),
+        bases: or(world.bases.clone(), bases),
+        cached: or(world.cached.clone(), cached),
+        at_work,
+        min_age,
+    }
+}
+
+fn worlds() -> impl Strategy<Value = World> {
+    (known_worlds(), failures(0.1)).prop_map(|(world, fails)| seen_without(&world, fails))
 }
 
 /// Whether anything speaks for a VM, each guard looked at by itself.
@@ -267,9 +324,9 @@ fn is_needed(world: &World, remains: &Remains) -> bool {
     guards.contains(&true)
 }
 
-/// Does what was decided.
-fn collect(world: &mut World) {
-    let doomed = judge(world).into_iter().filter(|one| matches!(one.judgement, Judgement::Delete { .. }));
+/// Does what was decided by what was seen of a world.
+fn collect(world: &mut World, seen: &World) {
+    let doomed = judge(seen).into_iter().filter(|one| matches!(one.judgement, Judgement::Delete { .. }));
     for verdict in doomed.collect::<Vec<_>>() {
         match verdict.subject {
             Subject::Vm(name) => world.vms.as_mut().unwrap().retain(|vm| vm.name != name.to_string()),
@@ -301,18 +358,27 @@ proptest! {
     }
 
     #[test]
+    fn nothing_of_others_goes(mut seen in worlds(), name in prop::sample::select(theirs())) {
+        seen.vms = seen.vms.map(|vms| vms.into_iter().chain([orphan(&name)]).collect());
+        prop_assert!(!doomed(&seen).contains(&name));
+    }
+
+    #[test]
     fn a_list_that_fails_deletes_nothing(mut world in worlds(), which in 0..2) {
         if which == 0 { world.pods = Err("no".into()) } else { world.vms = Err("no".into()) }
         prop_assert_eq!(doomed(&world), Vec::<String>::new());
         prop_assert!(!world.unknown().is_empty());
     }
 
-    /// One pass after the lists that had failed are back, the VMs are gone; after one more, so is their state.
+    /// Whatever lists fail in one pass: with all of them back, the VMs are gone after one more, and their state after another one.
     #[test]
-    fn after_two_passes_no_orphan_is_left(world in worlds()) {
+    fn two_passes_after_one_that_failed_no_orphan_is_left(world in known_worlds(), fails in failures(0.5)) {
         let mut after = world.clone();
-        collect(&mut after);
-        collect(&mut after);
+        collect(&mut after, &seen_without(&world, fails));
+        for _ in 0..2 {
+            let seen = after.clone();
+            collect(&mut after, &seen);
+        }
         for vm in after.vms.iter().flatten() {
             prop_assert!(is_protected(&after, vm), "{:?}", vm);
         }
@@ -324,26 +390,6 @@ proptest! {
             let same_name = |other: &&Vm| other.name == vm.name && !is_protected(&world, other);
             let has_twin = world.vms.iter().flatten().any(|other| same_name(&other));
             prop_assert!(has_twin || after.vms.iter().flatten().any(|other| other == vm), "{:?}", vm);
-        }
-    }
-
-    /// Whatever list fails in one pass, the next one with all lists leaves no orphan.
-    #[test]
-    fn a_pass_that_fails_costs_no_more_than_itself(world in worlds(), which in 0..4) {
-        let mut broken = world.clone();
-        let why = || "no".to_owned();
-        match which {
-            0 => broken.pods = Err(why()),
-            1 => broken.vms = Err(why()),
-            2 => broken.bases = Err(why()),
-            _ => broken.remains = Err(why()),
-        }
-        let gone: HashSet<String> = doomed(&broken).into_iter().collect();
-        let mut after = world;
-        after.vms = after.vms.map(|vms| vms.into_iter().filter(|vm| !gone.contains(&vm.name)).collect());
-        collect(&mut after);
-        for vm in after.vms.iter().flatten() {
-            prop_assert!(is_protected(&after, vm), "{:?}", vm);
         }
     }
 

@@ -132,7 +132,9 @@ fn layers(
     let duration = remote.image.pull_duration();
     let step = step(duration);
     while percent < 100 {
-        interrupt::sleep(duration * step / 100).map_err(|_| Failure::Cancelled)?;
+        if !faults::is_on("hurry") {
+            interrupt::sleep(duration * step / 100).map_err(|_| Failure::Cancelled)?;
+        }
         outage::strike(name, Stage::Layers, attempt)?;
         percent = (percent + u64::from(step)).min(100);
         tmp.resize_disk(total * percent / 100).map_err(hopeless)?;

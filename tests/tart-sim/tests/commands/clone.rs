@@ -131,3 +131,22 @@ fn clones_wait_for_the_lock_on_the_home() {
     assert_eq!(clone.wait().unwrap().code(), Some(0));
     assert_eq!(mac.names(), ["copy", "vm"]);
 }
+
+#[test]
+fn a_copy_that_stalls_has_half_of_the_vm_locked_where_it_is_made() {
+    let mac = Mac::with_image("{}");
+    mac.ok(&["pull", IMAGE]);
+    mac.fault("stall-copy", "");
+    let mut clone = mac.command(&["clone", IMAGE, "vm"]).spawn().unwrap();
+    let half = loop {
+        if let Some(half) = mac.tmp().into_iter().find(|path| path.join("nvram.bin").exists()) {
+            break half;
+        }
+        std::thread::yield_now();
+    };
+    mac.ok(&["list"]);
+    assert!(half.exists() && !half.join("disk.img").exists() && !mac.vm("vm").exists());
+    mac.no_fault("stall-copy");
+    assert!(clone.wait().unwrap().success());
+    assert!(mac.tmp().is_empty() && mac.vm("vm").join("disk.img").exists());
+}
