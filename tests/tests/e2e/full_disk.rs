@@ -93,14 +93,3 @@ async fn a_pod_is_deleted_from_a_disk_that_is_full_to_the_last_byte() -> Result<
     wait::until_gone(&scene.pods, "greedy", DEADLINE).await.with_context(|| scene.agent_log())?;
     crowded.is_well().await
 }
-
-#[tokio::test]
-async fn a_vm_that_ends_on_a_disk_that_is_full_to_the_last_byte_makes_room() -> Result<()> {
-    let Some(crowded) = Crowded::new("full-vz", "").await? else { return Ok(()) };
-    crowded.fill().await?;
-    let scene = &crowded.scene;
-    scene.mac.set_fault("vz-out-of-disk-space", "")?;
-    scene.phase("greedy", "Failed").await?;
-    scene.mac.clear_fault("vz-out-of-disk-space")?;
-    crowded.is_well().await
-}
