@@ -216,7 +216,8 @@ async fn a_vm_that_only_boots_ends_by_its_hook_whatever_becomes_of_the_first() -
             scene.told_as(name, "FailedPostStartHook", "PostStartHook failed").await?;
         }
         delete(&scene, name).await?;
-        assert_eq!(asked.await??, "GET /down HTTP/1.1", "{name}");
+        let asked = tokio::time::timeout(DEADLINE, asked).await.context("nobody has asked")???;
+        assert_eq!(asked, "GET /down HTTP/1.1", "{name}");
     }
     scene.nothing_left().await
 }
