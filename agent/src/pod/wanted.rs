@@ -52,8 +52,10 @@ mod tests {
 
     #[test]
     fn what_has_started_is_known_by_its_vm() {
-        let uid: PodUid = "0b1c".parse().unwrap();
-        let last = |state: &Value, id: Option<&str>, last_state: &Value| {
+        const UID: &str = "0b1c0b1c-0000-4000-8000-000000000000";
+        let uid: PodUid = UID.parse().unwrap();
+        let vm = |restart: u32| format!("tart://tk-{UID}-{restart}");
+        let last = |state: &Value, id: Option<String>, last_state: &Value| {
             let status = json!({
                 "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
                 "state": state, "lastState": last_state, "containerID": id,
@@ -61,16 +63,16 @@ mod tests {
             let pod = json!({"status": {"containerStatuses": [status]}});
             started(&serde_json::from_value(pod).unwrap(), &uid).map(|restart| restart.0)
         };
-        let ended = |vm: &str| json!({"terminated": {"exitCode": 0, "containerID": format!("tart://{vm}")}});
+        let ended = |restart: u32| json!({"terminated": {"exitCode": 0, "containerID": vm(restart)}});
         let (running, waiting) =
             (json!({"running": {}}), json!({"waiting": {"reason": "ContainerCreating"}}));
-        assert_eq!(last(&running, Some("tart://tk-0b1c-2"), &json!({})), Some(2));
-        assert_eq!(last(&ended("tk-0b1c-2"), Some("tart://tk-0b1c-2"), &ended("tk-0b1c-1")), Some(2));
+        assert_eq!(last(&running, Some(vm(2)), &json!({})), Some(2));
+        assert_eq!(last(&ended(2), Some(vm(2)), &ended(1)), Some(2));
         // The next one is planned, and may never have been begun.
-        assert_eq!(last(&waiting, Some("tart://tk-0b1c-2"), &ended("tk-0b1c-1")), Some(1));
-        assert_eq!(last(&waiting, Some("tart://tk-0b1c-0"), &json!({})), None);
-        assert_eq!(last(&running, Some("containerd://0b1c"), &json!({})), None);
-        assert_eq!(last(&running, Some("tart://tk-0b1d-0"), &json!({})), None);
+        assert_eq!(last(&waiting, Some(vm(2)), &ended(1)), Some(1));
+        assert_eq!(last(&waiting, Some(vm(0)), &json!({})), None);
+        assert_eq!(last(&running, Some(format!("containerd://{UID}")), &json!({})), None);
+        assert_eq!(last(&running, Some(vm(0).replace("0b1c", "0b1d")), &json!({})), None);
         assert_eq!(last(&running, None, &json!({})), None);
         assert_eq!(started(&Pod::default(), &uid), None);
     }
