@@ -202,7 +202,7 @@ impl Shim {
         let mut no_space = false;
         let ending = match end {
             End::Vm(status) => {
-                if container.is_up {
+                if container.is_up && container.hook_failed.is_none() {
                     self.note_own_end();
                 }
                 let ending = output.ending(status).await;
@@ -213,10 +213,6 @@ impl Shim {
                 let killed = shut_down(&self.tart, &self.spec.vm, &mut child, limit).await;
                 let told = (!killed).then(|| self.told_by_guest()).flatten();
                 told.unwrap_or(Ending::Stopped { killed })
-            }
-            End::Guest(GuestEnd::Failed(limit, message)) => {
-                shut_down(&self.tart, &self.spec.vm, &mut child, limit).await;
-                Ending::Exited { code: 137, message: Some(message) }
             }
             // The connection breaks a moment before tart says why.
             End::Guest(GuestEnd::Lost) => match timeout(LAST_WORDS, child.wait()).await {
@@ -234,6 +230,11 @@ impl Shim {
                 }
             }
             End::Guest(GuestEnd::Over(ending)) => ending,
+        };
+        // Whatever the guest makes of it, that is what it ends for.
+        let ending = match container.hook_failed {
+            Some(message) => Ending::Exited { code: KILLED, message: Some(message) },
+            None => ending,
         };
         let has_started = container.is_up || !matches!(ending, Ending::NotStarted { .. });
         let finished_at = self.exited_at.get().copied().unwrap_or_else(Timestamp::now);

@@ -12,8 +12,32 @@ const SHARES: &str = "/Volumes/My Shared Files";
 const MEMORY: &str = "/private/var/tart-kubelet";
 /// The reasons for which a set-up can fail; a guest that names another one is not believed.
 pub const REASONS: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "StartError"];
-/// Names that the guest's shell keeps for itself: it ends when somebody sets them.
-const KEPT_BY_SHELL: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
+/// Names that the guest's shell keeps for itself: it ends when somebody sets them, or has values of its own for them.
+const KEPT_BY_SHELL: [&str; 23] = [
+    "BASH",
+    "BASHOPTS",
+    "BASH_ARGC",
+    "BASH_ARGV",
+    "BASH_COMMAND",
+    "BASH_LINENO",
+    "BASH_SOURCE",
+    "BASH_SUBSHELL",
+    "BASH_VERSINFO",
+    "BASH_VERSION",
+    "DIRSTACK",
+    "EUID",
+    "FUNCNAME",
+    "GROUPS",
+    "HISTCMD",
+    "LINENO",
+    "PPID",
+    "RANDOM",
+    "SECONDS",
+    "SHELLOPTS",
+    "SHLVL",
+    "UID",
+    "_",
+];
 /// How much of the guest's words is passed on.
 const MAX_WORDS: usize = 500;
 

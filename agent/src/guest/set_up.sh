@@ -177,7 +177,8 @@ make_way() {
 	done
 	parent=${path%/*}
 	[ -d "${parent:-/}" ] || (umask 022; try mkdir -p "$parent") || cannot_mount "$1"
-	# What the image has there is hidden, as a mount would hide it.
+	# What the image has there is hidden, as a mount would hide it. What came after that is of a container before.
+	[ ! -e "$path.hidden-by-volume" ] || try rm -rf "$path" || cannot_mount "$1"
 	[ ! -e "$path" ] || rmdir "$path" 2>/dev/null || try mv "$path" "$path.hidden-by-volume" || cannot_mount "$1"
 }
 
@@ -213,7 +214,8 @@ emptied() { { true >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c 'true >"
 # Among its devices macOS takes no files, but links. The usual path of a termination message is one there.
 linked() {
 	case $1 in /dev/*/*) return 1 ;; /dev/*) ;; *) return 1 ;; esac
-	words=/private/var/tart-kubelet/last-words
+	# No volume in memory has such a name.
+	words=/private/var/tart-kubelet/.last-words
 	(umask 022; root mkdir -p "$words") && emptied "$words/${1##*/}" && root ln -s "$words/${1##*/}" "$1" && emptied "$1"
 }
 

@@ -56,7 +56,7 @@ pub struct Observation {
     pub evicted: Option<String>,
     /// Whether there is anything of its volumes on the disk.
     pub has_volumes: bool,
-    /// Whether the last thing that was tried is to remove them, in vain.
+    /// Whether it was tried in vain to remove them.
     pub vain_wipe: bool,
     /// When the Pod has been active for long enough, whatever it does.
     pub deadline: Option<Deadline>,
@@ -112,9 +112,10 @@ impl Observation {
         is_last.then_some((attempt, end))
     }
 
-    /// The VM of a Pod that is to run of which only the API still knows.
+    /// The VM of which only the API still knows.
     pub fn forgotten(&self) -> Option<Restart> {
-        self.started.filter(|_| self.attempts.is_empty() && matches!(self.wanted, Wanted::Run(_)))
+        let is_wanted = matches!(self.wanted, Wanted::Run(_) | Wanted::Stop(_));
+        self.started.filter(|_| self.attempts.is_empty() && is_wanted)
     }
 
     /// Whether macOS may count a VM of the Pod: one that was taken up and is not known to be over.
@@ -244,6 +245,11 @@ pub fn decide(seen: &Observation) -> Decision {
 }
 
 fn step(seen: &Observation) -> Decision {
+    // Whatever is to become of the Pod, this VM may still run.
+    if let Some(restart) = seen.forgotten() {
+        let is_new = matches!(seen.wanted, Wanted::Run(_)) && !seen.accepted && !seen.refused;
+        return if is_new { Decision::Accept } else { Decision::Recall(restart) };
+    }
     if let Some(Deadline { grace, .. }) = seen.missed_deadline() {
         return put_away(seen, grace).unwrap_or(Decision::Wait(None));
     }
@@ -275,7 +281,7 @@ fn step(seen: &Observation) -> Decision {
 
 fn run(seen: &Observation) -> Decision {
     let Some((current, older)) = seen.attempts.split_last() else {
-        return seen.forgotten().map_or_else(|| plan(seen, Restart(0), 0), Decision::Recall);
+        return plan(seen, Restart(0), 0);
     };
     // The one before the current VM stays known: it is the container's last state, and its log can be asked for.
     let (previous, forgotten) = older.split_last().map_or((None, older), |(last, rest)| (Some(last), rest));

@@ -49,8 +49,6 @@ impl WorkError {
 
 /// An effect that keeps failing.
 pub(super) struct Setback {
-    /// The step that fails.
-    pub(super) step: Decision,
     problem: String,
     /// How long it was waited for the last time; not at all after room was made for it.
     delay: Option<Duration>,
@@ -60,12 +58,13 @@ impl Worker {
     /// Tells about an effect that failed, once, and waits before it is tried again: longer each time. When the disk is full, room
     /// is made, and it is tried once more before anybody is told.
     pub(super) async fn failed(&mut self, decision: Decision, error: &WorkError) {
+        self.vain_wipe |= decision == Decision::Wipe;
         let is_full = error.is_for_want_of_space();
         let advice = if is_full { Fault::NoSpace.advice() } else { "" };
         let problem = format!("{}: {}{advice}", describe(decision), chain(error));
         let before = self.setback.take().filter(|before| before.problem == problem);
         if is_full && before.is_none() && self.make_room(error).await {
-            self.setback = Some(Setback { step: decision, problem, delay: None });
+            self.setback = Some(Setback { problem, delay: None });
             if let Decision::AskGuest(_) = decision {
                 // What it says can be written down now.
                 self.asked = None;
@@ -80,7 +79,7 @@ impl Worker {
                 RETRY
             }
         };
-        self.setback = Some(Setback { step: decision, problem, delay: Some(delay) });
+        self.setback = Some(Setback { problem, delay: Some(delay) });
         // What the failed effect itself has stirred in the directory is no reason to hurry.
         tokio::select! {
             Ok(()) = self.pod.changed() => {}

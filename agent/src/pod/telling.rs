@@ -49,7 +49,7 @@ impl Worker {
             return;
         }
         // What the API shows of a VM that is to be remembered first is not taken back.
-        if seen.forgotten().is_some() && !seen.refused {
+        if seen.forgotten().is_some() {
             return;
         }
         let accepted_at = self.dir.record().ok().flatten().map(|record| record.accepted_at);

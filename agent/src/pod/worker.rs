@@ -122,6 +122,8 @@ pub struct Worker {
     pub(super) stopped: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop.
     vain_stops: u32,
+    /// Whether the Pod's volumes could not be removed when that was tried last.
+    pub(super) vain_wipe: bool,
     /// The status that was last asked to be published.
     pub(super) shown: Option<PodStatus>,
     pub(super) told: Told,
@@ -175,6 +177,7 @@ impl Worker {
             asked: None,
             stopped: None,
             vain_stops: 0,
+            vain_wipe: false,
             shown: None,
             told: Told::default(),
             room: RoomForVolumes::default(),
@@ -227,7 +230,10 @@ impl Worker {
         let pod = self.pod.borrow_and_update().clone();
         let attempts = self.dir.attempts()?;
         // Before anything is read: what happens after that rings.
-        self.bell.hang_over(attempts.iter().filter(|one| !one.is_cleaned()).map(Attempt::path));
+        let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(Attempt::path).collect();
+        // That it is evicted is written down beside them.
+        let own = lasting.first().map(|_| self.dir.path());
+        self.bell.hang_over(lasting.into_iter().chain(own));
         let attempts = attempts.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
         let wanted = wanted(&pod, gone);
         let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone());
@@ -252,7 +258,7 @@ impl Worker {
             too_large: self.belongings.exceeded().is_some(),
             evicted: self.dir.evicted()?,
             has_volumes: self.dir.has_volumes(),
-            vain_wipe: self.setback.as_ref().is_some_and(|setback| setback.step == Decision::Wipe),
+            vain_wipe: self.vain_wipe,
             deadline: deadline(&pod),
             asked: self.asked,
             vain_stops: self.vain_stops,
@@ -351,6 +357,7 @@ impl Worker {
                 self.belongings.end();
                 let dir = self.dir.clone();
                 block_in_place(|| dir.wipe_volumes())?;
+                self.vain_wipe = false;
             }
             Decision::Drop(restart) => block_in_place(|| self.dir.forget_attempt(restart))?,
             Decision::DeletePod => self.delete_pod().await?,

@@ -15,7 +15,6 @@ impl Shim {
     pub(super) async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
         self.enter(Stage::Up { address });
         let mut stop = self.stop.clone();
-        let mut failure = None;
         if let Some(hook) = &self.spec.main.post_start {
             crash::point("shim.post-start.before");
             let done = tokio::select! {
@@ -23,9 +22,9 @@ impl Shim {
                 _ = stop.requested() => Ok(None),
             };
             crash::point("shim.post-start.after");
-            failure = self.started_by(done).err();
+            container.hook_failed = self.started_by(done).err();
         }
-        let own = if failure.is_none() {
+        let own = if container.hook_failed.is_none() {
             self.running(container, address, None);
             stop.requested().await;
             None
@@ -43,10 +42,7 @@ impl Shim {
             crash::point("shim.pre-stop.after");
             limit.grant(LEAST_AFTER_HOOK);
         }
-        match failure {
-            Some(message) => GuestEnd::Failed(limit, message),
-            None => GuestEnd::Asked(limit),
-        }
+        GuestEnd::Asked(limit)
     }
 
     async fn hook(&self, hook: &Hook, address: IpAddr) -> hooks::Done {

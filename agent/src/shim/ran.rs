@@ -39,8 +39,6 @@ pub(super) enum GuestEnd {
     Over(Ending),
     /// The guest is to be shut down, within this time.
     Asked(Limit),
-    /// The same because its `postStart` hook has failed, and how.
-    Failed(Limit, String),
     /// Nobody knows: the guest agent is gone.
     Lost,
 }
@@ -51,4 +49,6 @@ pub(super) struct Container {
     /// Whether its guest has booted.
     pub(super) is_up: bool,
     pub(super) started_at: Option<Timestamp>,
+    /// How the `postStart` hook of one that only boots has failed, which it ends for.
+    pub(super) hook_failed: Option<String>,
 }

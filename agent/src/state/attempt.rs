@@ -346,7 +346,8 @@ impl Attempt {
 
     /// Asks the agent to make room on the disk.
     pub fn ask_for_room(&self) -> Result<(), StateError> {
-        self.touch("wants-room")
+        let path = self.path.join("wants-room");
+        reserve::repeatedly(&path, || create(&path))
     }
 
     /// Whether the agent has not done yet what it can about room.
@@ -432,9 +433,7 @@ impl Attempt {
 
     fn touch(&self, name: &str) -> Result<(), StateError> {
         let path = self.path.join(name);
-        let create =
-            || File::create(&path).map(drop).map_err(|source| StateError::new("create", &path, source));
-        reserve::urgently(&path, create)
+        reserve::urgently(&path, || create(&path))
     }
 
     fn is_held(&self, name: &str) -> Result<bool, StateError> {
@@ -446,6 +445,10 @@ impl Attempt {
         let path = self.path.join(name);
         Lock::take(&path).map_err(|source| StateError::new("lock", &path, source))
     }
+}
+
+fn create(path: &Path) -> Result<(), StateError> {
+    File::create(path).map(drop).map_err(|source| StateError::new("create", path, source))
 }
 
 #[cfg(test)]

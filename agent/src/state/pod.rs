@@ -27,6 +27,11 @@ impl PodDir {
         &self.uid
     }
 
+    /// What is written down of it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// All that there can be of the Pod.
     pub fn paths(&self) -> [PathBuf; 3] {
         [self.path.clone(), self.logs.clone(), self.volumes_path()]

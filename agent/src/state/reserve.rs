@@ -37,16 +37,28 @@ fn write(path: &Path) -> io::Result<()> {
 /// Writes what must not wait for space, at a path below `pods`. Where there is none, some of what is set aside goes for it, and it is
 /// tried once more.
 pub(super) fn urgently(path: &Path, write: impl Fn() -> Result<(), StateError>) -> Result<(), StateError> {
+    down_to(0, path, write)
+}
+
+/// The same for what may be written again and again while the disk is full. Half stays for how VMs end.
+pub(super) fn repeatedly(path: &Path, write: impl Fn() -> Result<(), StateError>) -> Result<(), StateError> {
+    down_to(BYTES / 2, path, write)
+}
+
+fn down_to(least: u64, path: &Path, write: impl Fn() -> Result<(), StateError>) -> Result<(), StateError> {
     match write() {
-        Err(error) if error.is_for_want_of_space() && release(path) => write(),
+        Err(error) if error.is_for_want_of_space() && release(path, least) => write(),
         result => result,
     }
 }
 
-/// Gives some of it away; false when there is nothing left.
-fn release(path: &Path) -> bool {
+/// Gives some of it away; false when no more than the least is left.
+fn release(path: &Path, least: u64) -> bool {
     let Some(reserve) = reserve_of(path) else { return false };
     let Ok(metadata) = fs::metadata(&reserve) else { return false };
+    if metadata.len() <= least {
+        return false;
+    }
     match metadata.len().saturating_sub(SLICE) {
         0 => fs::remove_file(&reserve).is_ok(),
         rest => File::options().write(true).open(&reserve).is_ok_and(|file| file.set_len(rest).is_ok()),
@@ -101,7 +113,11 @@ mod tests {
         assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES, "there was room");
         works_at(2).unwrap();
         assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES - SLICE);
-        for _ in 1..BYTES / SLICE {
+        for _ in 0..BYTES / SLICE {
+            repeatedly(&path, || Err(full())).unwrap_err();
+        }
+        assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES / 2, "half is for what is urgent");
+        for _ in 0..BYTES / 2 / SLICE {
             works_at(3).unwrap_err();
             assert_eq!(tries.get(), 2);
         }

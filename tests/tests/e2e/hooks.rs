@@ -219,6 +219,13 @@ async fn a_vm_that_only_boots_ends_by_its_hook_whatever_becomes_of_the_first() -
         let asked = tokio::time::timeout(DEADLINE, asked).await.context("nobody has asked")???;
         assert_eq!(asked, "GET /down HTTP/1.1", "{name}");
     }
+    // A guest that is gone before its last hook is over has not succeeded.
+    let hooks = json!({"postStart": exec("exit 5"), "preStop": exec("sudo shutdown -h now; sleep 1000")});
+    scene.create(&scene.pod("gone", &json!({"lifecycle": hooks}), &json!({}))).await?;
+    let end = end_of(&scene.phase("gone", "Failed").await?).context("no end")?;
+    assert_eq!(end.exit_code, 137);
+    ensure!(end.message.as_ref().is_some_and(|words| words.contains("PostStartHookError")), "{end:?}");
+    delete(&scene, "gone").await?;
     scene.nothing_left().await
 }
 

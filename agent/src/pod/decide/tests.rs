@@ -110,6 +110,23 @@ fn a_pod_to_run() {
         // The API knows of a VM, and nobody else does.
         (Observation { accepted: false, started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Accept),
         (Observation { started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Recall(Restart(3))),
+        // Neither a deadline, nor a deletion, nor a refusal ends a VM that nobody remembers.
+        (
+            Observation {
+                started: Some(Restart(3)),
+                deadline: Some(Deadline { at: at(50), grace: GRACE }),
+                ..seen(RUN, vec![])
+            },
+            Decision::Recall(Restart(3)),
+        ),
+        (
+            Observation { started: Some(Restart(3)), ..seen(Wanted::Stop(GRACE), vec![]) },
+            Decision::Recall(Restart(3)),
+        ),
+        (
+            Observation { accepted: false, refused: true, started: Some(Restart(3)), ..seen(RUN, vec![]) },
+            Decision::Recall(Restart(3)),
+        ),
         (
             Observation { started: Some(Restart(0)), ..seen(RUN, vec![planned(0)]) },
             Decision::Launch(Restart(0)),

@@ -50,8 +50,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].env[].name",
         Honoured(
-            "set for the command and its hooks and probes; a name that no shell can set (`my.key`), or that the guest's keeps for itself (`BASHOPTS`, \
-             `BASH_VERSINFO`, `EUID`, `PPID`, `SHELLOPTS`, `UID`), is set with the guest's perl; a VM that only boots finds what a shell can \
+            "set for the command and its hooks and probes; a name that no shell can set (`my.key`), or that the guest's keeps for itself (such as `UID`, \
+             `GROUPS` or `RANDOM`), is set with the guest's perl; a VM that only boots finds what a shell can \
              set in `/Volumes/My Shared Files/pod_environment/environment`",
         ),
     ),

@@ -87,20 +87,25 @@ impl Part<'_> {
         // Files of the agent's own are as they are; as for the kubelet, one that is missing is an empty directory.
         let Some(dir) = &ground.dir else { return Ok((self.sub_path, Missing::Empty)) };
         let has_address = self.sub_path.contains(POD_IP);
-        match self.writable.clone() {
-            Some(share) if has_address || !self.is_first => {
+        let missing = match self.writable.clone() {
+            Some(share) => {
                 let mode =
                     dir.this().map_err(|error| self.unusable(Unusable::Elsewhere(error)))?.mode & 0o777;
-                Ok((self.sub_path, Missing::Made { share, mode }))
+                Missing::Made { share, mode }
             }
-            None if has_address => Err(SubPathError::Address),
+            None => Missing::Awaited,
+        };
+        match &missing {
+            Missing::Made { .. } if has_address || !self.is_first => Ok((self.sub_path, missing)),
+            _ if has_address => Err(SubPathError::Address),
             _ => {
                 let found = locate(dir, &self.sub_path, ground.writable);
                 let path = found.and_then(|path| {
                     let not_text = |_| Unusable::Elsewhere(io::ErrorKind::InvalidData.into());
                     path.into_os_string().into_string().map_err(not_text)
                 });
-                Ok((path.map_err(|why| self.unusable(why))?, Missing::Awaited))
+                // The same container may have removed it before it is tried again.
+                Ok((path.map_err(|why| self.unusable(why))?, missing))
             }
         }
     }

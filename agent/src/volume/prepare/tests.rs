@@ -72,6 +72,11 @@ fn mount(share: &str, sub_path: &str, path: &str) -> Mount {
     Mount { share: share.into(), sub_path: sub_path.into(), path: path.into(), in_memory: None, missing }
 }
 
+/// A part of what the guest can write to by that share.
+fn part(share: &str, mode: u32, mount: Mount) -> Mount {
+    Mount { missing: Missing::Made { share: share.into(), mode }, ..mount }
+}
+
 #[tokio::test]
 async fn a_pod_gets_its_volumes_as_shares() {
     let volumes = json!([labels(), {"name": "cache", "emptyDir": {}}, {"name": "unused", "emptyDir": {}}]);
@@ -100,7 +105,7 @@ async fn a_pod_gets_its_volumes_as_shares() {
             mount("info", "", "/etc/podinfo"),
             Mount { missing: Missing::Empty, ..mount("info", "labels", "/labels") },
             mount("cache", "", "/cache"),
-            mount("cache.ro", "value/deep", "/old"),
+            part("cache", 0o777, mount("cache.ro", "value/deep", "/old")),
         ]
     );
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
@@ -123,10 +128,9 @@ async fn what_a_container_before_may_make_is_left_to_the_guest() {
     fs::set_permissions(scene.path("work"), fs::Permissions::from_mode(0o770)).unwrap();
     symlink(scene.temp.path(), scene.path("work/made/by-init")).unwrap();
     let prepared = scene.prepare().await.unwrap();
-    let missing = Missing::Made { share: "work".into(), mode: 0o770 };
-    let found = Mount { missing, ..mount("work", "made/by-init/config.yaml", "/work") };
-    assert_eq!(prepared.mounts["main"], [found]);
-    assert_eq!(prepared.mounts["init"], [mount("work", "made/by-host", "/work")]);
+    let made = |sub_path| part("work", 0o770, mount("work", sub_path, "/work"));
+    assert_eq!(prepared.mounts["main"], [made("made/by-init/config.yaml")]);
+    assert_eq!(prepared.mounts["init"], [made("made/by-host")]);
     assert!(scene.path("work/made/by-host").is_dir());
     assert!(!scene.temp.path().join("config.yaml").exists());
 }
@@ -280,7 +284,8 @@ async fn host_directories_are_shared_where_they_are() {
     let [share] = prepared.shares.as_slice() else { panic!("{prepared:?}") };
     assert_eq!((share.name.as_str(), &share.path, share.read_only), ("host", &path, false));
     assert!(share.place.unwrap().is_at(&path).unwrap());
-    assert_eq!(prepared.mounts["main"], [mount("host", "new", "/h")]);
+    let mode = fs::metadata(&host).unwrap().permissions().mode() & 0o777;
+    assert_eq!(prepared.mounts["main"], [part("host", mode, mount("host", "new", "/h"))]);
     assert!(host.join("new").is_dir());
 }
 
