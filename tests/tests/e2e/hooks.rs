@@ -225,7 +225,7 @@ async fn a_vm_that_only_boots_ends_by_its_hook_whatever_becomes_of_the_first() -
     let end = end_of(&scene.phase("gone", "Failed").await?).context("no end")?;
     assert_eq!(end.exit_code, 137);
     ensure!(end.message.as_ref().is_some_and(|words| words.contains("PostStartHookError")), "{end:?}");
-    delete(&scene, "gone").await?;
+    scene.kubectl.run(["delete", "pod", "gone"]).await?;
     scene.nothing_left().await
 }
 

@@ -45,11 +45,11 @@ async fn pods_that_are_over_cost_nothing_to_watch() -> Result<()> {
     for name in ["one", "two", "three"] {
         scene.create(&scene.pod(name, &until_told(), &json!({}))).await?;
         let vm = Scene::vm_of(&scene.phase(name, "Running").await?)?;
-        // The one that runs, and none that did.
-        watches_only(&agent, 1).await?;
+        // The one that runs and its Pod, and none that did.
+        watches_only(&agent, 2).await?;
         if name == "two" {
             agent = agent.restart()?;
-            watches_only(&agent, 1).await?;
+            watches_only(&agent, 2).await?;
         }
         scene.mac.tart(["exec", &vm, "touch", "/private/tmp/go"]).await?;
         scene.phase(name, "Succeeded").await?;
