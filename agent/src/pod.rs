@@ -7,6 +7,7 @@ mod bell;
 mod belongings;
 pub mod blueprint;
 pub mod decide;
+mod delivering;
 pub mod downward;
 mod ending;
 pub mod environment;

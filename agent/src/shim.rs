@@ -4,6 +4,7 @@
 mod address;
 mod boot;
 mod container;
+mod due;
 mod endings;
 mod follow;
 mod guest_status;
@@ -292,6 +293,16 @@ impl Shim {
             Initialised::Ended(end) => return end,
         }
         let first = self.spec.init.is_empty();
+        let delivered;
+        let command = if self.spec.main.late && !first {
+            match self.ask_for_command(&self.spec.main, 0).await {
+                Some(command) => delivered = command,
+                None => return GuestEnd::Over(stopped_early()),
+            }
+            &delivered
+        } else {
+            command
+        };
         let task = Task {
             spec: &self.spec.main,
             command,

@@ -18,6 +18,8 @@
 //!     command.json              the command that was last started in the guest, and how to ask for its exit code
 //!     notices.json, told.json   what the agent is to tell for the shim, and how much of it has been told
 //!     wants-room                the shim has found no space, and waits until the agent has done what it can about it
+//!     due.json                  the shim asks what a container runs whose turn has come
+//!     delivery.json             what it runs, until the shim has taken it
 //!     stop.json                 the agent asks the shim to stop the VM
 //!     by-itself                 the container has ended before the shim had read any stop.json
 //!     result.json               how its command ended, written while the VM still has to be stopped
@@ -55,8 +57,8 @@ pub use file::StateError;
 pub use lock::Lock;
 pub use pod::PodDir;
 pub use record::{
-    Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord, Progress, Stage,
-    StopCause, StopRequest,
+    Delivery, Due, Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord,
+    Progress, Stage, StopCause, StopRequest,
 };
 pub use secret::write_secret;
 pub use spec::{HostPort, Protocol, ShimSpec};

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use tokio::sync::watch;
 
 use super::blueprint;
-use super::environment::{ConfigError, Environment, Resolved};
+use super::environment::{self, ConfigError, Environment, Resolved};
 use super::expansion::lookup;
 use super::status::Trouble;
 use super::world::World;
@@ -33,6 +33,8 @@ pub(super) struct Belongings {
     volumes: Option<PodVolumes>,
     /// The environments of containers whose VM is not planned yet, by the containers' names.
     environments: Vec<(String, Environment)>,
+    /// The same of a container whose turn comes later, in a VM that runs.
+    due: Option<(String, Environment)>,
     shortage: Option<Shortage>,
     /// The Pod as it was when everything was last looked for.
     tried: Option<Arc<Pod>>,
@@ -41,7 +43,7 @@ pub(super) struct Belongings {
 /// All that a Pod brings along.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// By the containers' names.
+    /// By the containers' names; without those that are looked up when their turn comes.
     pub(super) environments: BTreeMap<String, Resolved>,
     /// Its volumes.
     pub(super) volumes: Prepared,
@@ -58,6 +60,8 @@ pub(super) struct Shortage {
     pub(super) no_space: bool,
     /// The container's reason to wait, when it is not just being created.
     waiting: Option<&'static str>,
+    /// The container that waits, when it is one alone.
+    container: Option<String>,
     retry_at: Timestamp,
 }
 
@@ -70,11 +74,12 @@ impl Belongings {
         host_paths: Arc<HostPaths>,
     ) -> Self {
         let volumes = Some(PodVolumes::new(dir, pod.clone(), world.clone(), host_paths));
-        Self { world, pod, volumes, environments: Vec::new(), shortage: None, tried: None }
+        Self { world, pod, volumes, environments: Vec::new(), due: None, shortage: None, tried: None }
     }
 
     /// Has everything ready for a VM, or says what is missing.
     pub(super) async fn gather(&mut self) -> Result<Gathered, Shortage> {
+        self.due = None;
         let gathered = self.try_gather().await;
         match &gathered {
             Ok(_) => {
@@ -93,9 +98,10 @@ impl Belongings {
         let spec = pod.spec.clone().unwrap_or_default();
         root_against_its_own_word(&pod)?;
         if self.environments.is_empty() {
-            let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+            let all = spec.init_containers.iter().flatten().chain(&spec.containers).enumerate();
+            let planned = all.filter(|(turn, one)| *turn == 0 || !environment::may_change(one));
             let environment = |c| Environment::of(pod.clone(), c, &self.world);
-            self.environments = all.map(|one| (one.name.clone(), environment(one))).collect();
+            self.environments = planned.map(|(_, one)| (one.name.clone(), environment(one))).collect();
         }
         self.environments.iter_mut().for_each(|(_, one)| one.follow(&pod));
         let Some(volumes) = &mut self.volumes else {
@@ -124,6 +130,23 @@ impl Belongings {
         Ok(Gathered { environments, volumes: volumes.map_err(|error| Shortage::from(&error))? })
     }
 
+    /// The variables of a container whose turn has come, or what is missing.
+    pub(super) async fn variables_of(&mut self, container: &Container) -> Result<Resolved, Shortage> {
+        let pod = self.pod.borrow().clone();
+        self.tried = Some(pod.clone());
+        let known = self.due.take().filter(|(name, _)| *name == container.name);
+        let (name, due) = self.due.insert(known.unwrap_or_else(|| {
+            (container.name.clone(), Environment::of(pod.clone(), container, &self.world))
+        }));
+        due.follow(&pod);
+        let resolved = due.resolve().await.map_err(|error| Shortage::of(name, &error));
+        self.shortage = resolved.as_ref().err().cloned();
+        if resolved.is_ok() {
+            self.due = None;
+        }
+        resolved
+    }
+
     /// Keeps the volumes of a VM that an earlier agent has started as they are to be.
     pub(super) fn follow(&mut self) {
         if let Some(volumes) = &mut self.volumes {
@@ -135,6 +158,7 @@ impl Belongings {
     pub(super) fn end(&mut self) {
         self.volumes = None;
         self.environments.clear();
+        self.due = None;
     }
 
     /// When what is missing is looked for again.
@@ -145,7 +169,11 @@ impl Belongings {
     /// What the containers wait for.
     pub(super) fn trouble(&self) -> Option<Trouble> {
         let shortage = self.shortage.as_ref()?;
-        Some(Trouble { reason: shortage.waiting?, message: shortage.message.clone() })
+        Some(Trouble {
+            reason: shortage.waiting?,
+            message: shortage.message.clone(),
+            container: shortage.container.clone(),
+        })
     }
 
     /// The emptyDir that is too large, if one is.
@@ -160,8 +188,11 @@ impl Belongings {
 
     /// Waits until something is there that was not, or is too large. Safe to cancel.
     pub(super) async fn changed(&mut self) {
-        let environments =
-            self.environments.iter_mut().map(|(_, one)| -> BoxFuture<'_, ()> { Box::pin(one.changed()) });
+        let environments = self
+            .environments
+            .iter_mut()
+            .chain(&mut self.due)
+            .map(|(_, one)| -> BoxFuture<'_, ()> { Box::pin(one.changed()) });
         let volumes = self.volumes.iter_mut().map(|all| -> BoxFuture<'_, ()> { Box::pin(all.changed()) });
         let tried = self.tried.clone().filter(|_| self.shortage.is_some());
         let pod = tried.map(|tried| -> BoxFuture<'_, ()> { Box::pin(described(self.pod.clone(), tried)) });
@@ -209,19 +240,24 @@ fn root_against_its_own_word(pod: &Pod) -> Result<(), Shortage> {
 async fn resolve(environments: &mut [(String, Environment)]) -> Result<BTreeMap<String, Resolved>, Shortage> {
     let all = environments.iter_mut().map(async |(name, one)| (name.clone(), one.resolve().await));
     let resolved = futures::future::join_all(all).await;
-    resolved.into_iter().map(|(name, one)| Ok((name, one.map_err(|error| Shortage::from(&error))?))).collect()
+    let known = |(name, one): (String, Result<Resolved, ConfigError>)| {
+        let one = one.map_err(|error| Shortage::of(&name, &error))?;
+        Ok((name, one))
+    };
+    resolved.into_iter().map(known).collect()
 }
 
 impl Shortage {
     fn new(event: &'static str, waiting: Option<&'static str>, message: String) -> Self {
-        Self { event, message, no_space: false, waiting, retry_at: Timestamp::now() + RETRY }
+        let retry_at = Timestamp::now() + RETRY;
+        Self { event, message, no_space: false, waiting, container: None, retry_at }
     }
-}
 
-impl From<&ConfigError> for Shortage {
-    fn from(error: &ConfigError) -> Self {
+    /// What is missing for the environment of one container.
+    fn of(container: &str, error: &ConfigError) -> Self {
         // The kubelet's own word for the Event.
-        Self::new("Failed", Some("CreateContainerConfigError"), chain(error))
+        let shortage = Self::new("Failed", Some("CreateContainerConfigError"), chain(error));
+        Self { container: Some(container.to_owned()), ..shortage }
     }
 }
 

@@ -28,16 +28,18 @@ pub struct Brought {
     pub mounts: Vec<Mount>,
     /// Where its output goes.
     pub log: PathBuf,
+    /// Whether its variables may be others when its turn comes.
+    pub late: bool,
 }
 
 /// What the shim is told of one container.
 pub fn container(pod: &Pod, container: &Container, brought: Brought) -> ContainerSpec {
-    let security = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let lifecycle = container.lifecycle.as_ref();
     let hook = |handler: Option<&LifecycleHandler>| handler.and_then(|handler| hook(container, handler));
     ContainerSpec {
         name: container.name.clone(),
-        command: command(container, brought.variables, user(security, container.security_context.as_ref())),
+        command: command(pod, container, brought.variables),
+        late: brought.late,
         mounts: brought.mounts,
         termination: Termination {
             path: container
@@ -58,8 +60,10 @@ pub fn has_command(container: &Container) -> bool {
     container.command.iter().chain(&container.args).flatten().next().is_some()
 }
 
-/// `args` without `command` are the command line, since a VM image has no entry point.
-fn command(container: &Container, env: Vec<(String, String)>, user: GuestUser) -> Option<GuestCommand> {
+/// What a container runs; `args` without `command` are the command line, since a VM image has no entry point.
+pub fn command(pod: &Pod, container: &Container, env: Vec<(String, String)>) -> Option<GuestCommand> {
+    let security = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let user = user(security, container.security_context.as_ref());
     let words = container.command.iter().chain(&container.args).flatten();
     let argv: Vec<String> = words.map(|word| expand(word, |name| lookup(&env, name))).collect();
     let working_dir = container.working_dir.clone().filter(|dir| !dir.is_empty());

@@ -48,7 +48,7 @@ pub struct Observation {
     pub started: Option<Restart>,
     /// What probes say of the current VM's container; absent when nothing probes it.
     pub health: Option<Health>,
-    /// When the plan may be tried again, after its image or something that the Pod brings along was missing.
+    /// When it may be tried again to plan a VM, or to start a container in it, after something was missing.
     pub retry_at: Option<Timestamp>,
     /// Whether a volume of the Pod is larger than it may be.
     pub too_large: bool,
@@ -176,6 +176,8 @@ pub enum Decision {
     Launch(Restart),
     /// Make room on the disk for a shim that has found none.
     MakeRoom(Restart),
+    /// Look up what a container runs whose turn has come.
+    Deliver(Restart),
     /// Ask a shim to stop its VM within this time.
     AskToStop(Restart, Duration),
     /// Ask a shim to stop its VM, for the container to start again in another one.
@@ -215,6 +217,7 @@ impl Decision {
             Self::Recall(_) => "recall",
             Self::Launch(_) => "launch",
             Self::MakeRoom(_) => "make-room",
+            Self::Deliver(_) => "deliver",
             Self::AskToStop(..) => "ask-to-stop",
             Self::StopFor(..) => "stop-for",
             Self::KillShim(_) => "kill-shim",
@@ -312,7 +315,7 @@ fn run(seen: &Observation) -> Decision {
     }
 }
 
-/// The next step for a VM whose shim is at work: none, unless it needs room, or its container has failed a probe or is to have
+/// The next step for a VM whose shim is at work: none, unless it needs something, or its container has failed a probe or is to have
 /// another image.
 fn attend(seen: &Observation, current: &AttemptView) -> Decision {
     if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
@@ -324,7 +327,11 @@ fn attend(seen: &Observation, current: &AttemptView) -> Decision {
         // A container that has ended by itself meanwhile is beyond all that.
         Some(cause) if current.result.is_none() => Decision::StopFor(current.restart, cause),
         _ if current.wants_room => Decision::MakeRoom(current.restart),
-        _ => Decision::Wait(None),
+        _ if current.due.is_none() => Decision::Wait(None),
+        _ => match seen.retry_at {
+            Some(at) if at > seen.now => Decision::Wait(Some(at)),
+            _ => Decision::Deliver(current.restart),
+        },
     }
 }
 

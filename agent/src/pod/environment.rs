@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVarSource, Pod, Secret};
 use kube::ResourceExt;
 
 pub use resolve::{ConfigError, MissingVariable, Resolved, Snapshot, resolve};
@@ -109,6 +109,20 @@ async fn all<T>(
     objects.into_iter().map(|(name, object)| Ok((name, object?))).collect()
 }
 
+/// Whether a container's environment may be another one by the time its turn comes, after other containers of its Pod have run: who writes
+/// `ConfigMaps`, Secrets and descriptions may be one of them. Variables in the paths of its volumes have to be known before.
+pub fn may_change(container: &Container) -> bool {
+    let from = || container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref());
+    let describes = |from: &EnvVarSource| {
+        let path = from.field_ref.as_ref().map_or("", |field| field.field_path.as_str());
+        path.starts_with("metadata.labels") || path.starts_with("metadata.annotations")
+    };
+    let has_expressions = container.volume_mounts.iter().flatten().any(|mount| mount.sub_path_expr.is_some());
+    let names = Names::of(container);
+    let is_made_of_objects = !names.config_maps.is_empty() || !names.secrets.is_empty();
+    (is_made_of_objects || from().any(describes)) && !has_expressions
+}
+
 fn wants_links(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or(true)
 }
@@ -132,5 +146,45 @@ impl Names {
             names.secrets.extend(from.secret_key_ref.iter().map(|source| source.name.clone()));
         }
         names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn what_others_can_write_may_change() {
+        let of = |fields: Value| {
+            let mut container = json!({"name": "c", "image": "i"});
+            container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            may_change(&serde_json::from_value(container).unwrap())
+        };
+        let from = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
+        let key = json!({"name": "n", "key": "k"});
+        let field = |path: &str| from(json!({"fieldRef": {"fieldPath": path}}));
+        for late in [
+            from(json!({"configMapKeyRef": key})),
+            from(json!({"secretKeyRef": key})),
+            field("metadata.labels['a']"),
+            field("metadata.annotations['a']"),
+            json!({"envFrom": [{"configMapRef": {"name": "n"}}]}),
+            json!({"envFrom": [{"secretRef": {"name": "n", "optional": true}}]}),
+        ] {
+            assert!(of(late.clone()), "{late}");
+            let mut mounted = late.clone();
+            mounted["volumeMounts"] = json!([{"name": "v", "mountPath": "/v", "subPathExpr": "$(A)"}]);
+            assert!(!of(mounted.clone()), "{mounted}");
+        }
+        for fixed in [
+            json!({}),
+            json!({"env": [{"name": "A", "value": "b"}]}),
+            field("metadata.name"),
+            field("status.podIP"),
+            from(json!({"resourceFieldRef": {"resource": "limits.cpu"}})),
+        ] {
+            assert!(!of(fixed.clone()), "{fixed}");
+        }
     }
 }

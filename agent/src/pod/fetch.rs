@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::admission::VmPlan;
 use super::events::Events;
-use crate::gc::images::{Collector, Made};
+use crate::gc::images::Collector;
 use crate::image::credentials::{self, BadSecret, Credential};
 use crate::image::pins::Pin;
 use crate::image::{ImageError, Images};
@@ -98,13 +98,7 @@ impl Fetcher {
     async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
         let Some(collector) = &self.collector else { return false };
         let made = collector.make_room_for(&plan.image, error).await;
-        let why = match made {
-            Made::Room => return true,
-            Made::Nothing => {
-                "no image on this host may be deleted for it: each one is in use, new, the last one, or not the agent's own"
-            }
-            Made::InVain => "the images that were deleted for it were not enough, so that no more are",
-        };
+        let Some(why) = made.why_not() else { return true };
         if error.is_for_want_of_space() {
             let note = format!(
                 "there is no space for image `{}`, and {why}; free some disk space on the host",

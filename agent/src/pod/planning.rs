@@ -12,6 +12,7 @@ use super::admission::{VmPlan, read};
 use super::belongings::{Gathered, Shortage};
 use super::blueprint::{self, Brought};
 use super::decide::Wanted;
+use super::environment;
 use super::fetch::{Fetcher, ReadyImage};
 use super::pulling::Failure;
 use super::restart::RestartPolicy;
@@ -132,6 +133,7 @@ impl Worker {
                     variables: variables.unwrap_or_default(),
                     mounts: mounts.unwrap_or_default(),
                     log,
+                    late: environment::may_change(one),
                 };
                 blueprint::container(pod, one, brought)
             };
@@ -224,7 +226,7 @@ impl Worker {
     }
 
     /// Tells of something that is missing, once.
-    fn lacks(&mut self, pod: &Pod, shortage: Shortage) {
+    pub(super) fn lacks(&mut self, pod: &Pod, shortage: Shortage) {
         if shortage.no_space {
             self.want_room_for_volumes();
         } else {
@@ -243,7 +245,11 @@ impl Worker {
 }
 
 /// Waits until a Pod is not to run any more, not for longer, or not with this image.
-async fn called_off(mut pod: watch::Receiver<Arc<Pod>>, mut gone: watch::Receiver<bool>, image: String) {
+pub(super) async fn called_off(
+    mut pod: watch::Receiver<Arc<Pod>>,
+    mut gone: watch::Receiver<bool>,
+    image: String,
+) {
     loop {
         let deadline = deadline(&pod.borrow_and_update());
         let has_changed = read(&pod.borrow()).is_ok_and(|plan| plan.image != image);

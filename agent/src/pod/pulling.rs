@@ -50,9 +50,9 @@ impl Failure {
         match self.back_off(now) {
             Some(words) => {
                 let message = format!("{words}: {}: {}", self.reason, self.message);
-                Trouble { reason: "ImagePullBackOff", message }
+                Trouble { reason: "ImagePullBackOff", message, container: None }
             }
-            None => Trouble { reason: self.reason, message: self.message.clone() },
+            None => Trouble { reason: self.reason, message: self.message.clone(), container: None },
         }
     }
 

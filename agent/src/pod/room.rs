@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::worker::Worker;
+use crate::gc::images::Made;
 use crate::state::StateError;
 use crate::vm::Restart;
 use crate::volume::MountFailure;
@@ -98,16 +99,17 @@ fn lack_space(failures: &[MountFailure]) -> bool {
 }
 
 impl Worker {
-    /// Makes room for a shim that has found none; whether there is more than before. It asks only for the volume that images are on.
-    pub(super) async fn make_room_for_vm(&mut self, vm: Restart) -> Result<bool, StateError> {
-        let Some(collector) = self.host.collector.clone() else { return Ok(false) };
+    /// Makes room for a shim that has found none. It asks only for the volume that images are on.
+    pub(super) async fn make_room_for_vm(&mut self, vm: Restart) -> Result<Made, StateError> {
+        let Some(collector) = self.host.collector.clone() else { return Ok(Made::Nothing) };
         let attempt = self.dir.attempt(vm).view()?;
         // The log of a container that runs asks when it needs to, and goes on.
         let is_for_log = attempt.running_since().is_some() && attempt.result.is_none();
         if !is_for_log && !self.room_for_vms.may_go_for(vm) {
-            return Ok(false);
+            return Ok(Made::InVain);
         }
-        Ok(collector.make_room_at(self.host.tart.home()).await)
+        let is_made = collector.make_room_at(self.host.tart.home()).await;
+        Ok(if is_made { Made::Room } else { Made::Nothing })
     }
 
     /// The Pod's volumes have found no space.

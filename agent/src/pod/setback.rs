@@ -32,6 +32,8 @@ pub(super) enum WorkError {
     Vms(#[source] io::Error),
     #[error("cannot make the directories of a guest that only boots")]
     Boot(#[source] io::Error),
+    #[error("the Pod has no container {0} with a command")]
+    NoContainer(String),
     #[error("cannot delete the Pod from the API")]
     Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -42,7 +44,11 @@ impl WorkError {
         match self {
             Self::Tart(error) => error.fault() == Some(Fault::NoSpace),
             Self::State(_) | Self::Launch(_) | Self::Boot(_) => report::is_for_want_of_space(self),
-            Self::ShimDied { .. } | Self::Leftovers(_) | Self::Vms(_) | Self::Delete(_) => false,
+            Self::ShimDied { .. }
+            | Self::Leftovers(_)
+            | Self::Vms(_)
+            | Self::NoContainer(_)
+            | Self::Delete(_) => false,
         }
     }
 }
@@ -102,6 +108,7 @@ fn describe(decision: Decision) -> &'static str {
         Decision::Accept => "cannot write the Pod down",
         Decision::Plan { .. } => "cannot plan a VM",
         Decision::Launch(_) => "cannot start the VM",
+        Decision::Deliver(_) => "cannot tell the VM's shim what to run",
         Decision::MakeRoom(_) => "cannot tell the VM's shim that there is room",
         Decision::AskToStop(..)
         | Decision::StopFor(..)

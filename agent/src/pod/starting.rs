@@ -85,6 +85,7 @@ mod tests {
             init: Vec::new(),
             notices: Vec::new(),
             wants_room: false,
+            due: None,
             stop: None,
             result: None,
             by_itself: false,

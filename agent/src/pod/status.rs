@@ -52,6 +52,15 @@ pub struct Trouble {
     pub reason: &'static str,
     /// What a person can do about it.
     pub message: String,
+    /// The container that waits for it, when it is one alone.
+    pub container: Option<String>,
+}
+
+impl Context<'_> {
+    /// What keeps a container from being started.
+    fn trouble_of(&self, container: &str) -> Option<&Trouble> {
+        self.trouble.filter(|trouble| trouble.container.as_deref().is_none_or(|name| name == container))
+    }
 }
 
 /// The status that the API server should show.
@@ -63,7 +72,11 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         // Who was let in is not put out: it waits, and what runs goes on.
         Err(refusal) if seen.accepted => {
             unreadable = VmPlan::unreadable(context.pod);
-            trouble = Trouble { reason: "CreateContainerConfigError", message: refusal.message.clone() };
+            trouble = Trouble {
+                reason: "CreateContainerConfigError",
+                message: refusal.message.clone(),
+                container: None,
+            };
             (&unreadable, Context { trouble: Some(&trouble), ..*context })
         }
         Err(refusal) => {
@@ -208,7 +221,7 @@ fn over(
         Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
         _ => end_of(attempt, outcome),
     };
-    match (seen.verdict(attempt, outcome), context.trouble) {
+    match (seen.verdict(attempt, outcome), context.trouble_of(&plan.container)) {
         // Its time has come, but something is in the way.
         (next @ Verdict::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
             let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
@@ -277,7 +290,7 @@ fn backing_off(pod: &Pod, container: &str, delay: Duration) -> ContainerState {
 }
 
 fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
-    match context.trouble {
+    match context.trouble_of(&plan.container) {
         Some(error) => waiting_for(error.reason, Some(error.message.clone())),
         None if plan.init.is_empty() => waiting_for("ContainerCreating", None),
         None => waiting_for("PodInitializing", None),

@@ -52,10 +52,6 @@ pub(super) const SAFETY_NET: Duration = Duration::from_secs(10);
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// How long a VM that has lost its shim may take to stop before it is killed.
 pub(super) const ORPHAN_PATIENCE: Duration = Duration::from_secs(5);
-/// What is told when a VM or its log has found no space, and the agent cannot help.
-const NO_ROOM: &str = "the Pod's VM has found no space on the disk, and no image on this host may be deleted for it; free some disk space on \
-                       the host";
-
 /// What all workers share.
 #[derive(Debug, Clone)]
 pub struct Host {
@@ -298,10 +294,14 @@ impl Worker {
             Decision::Plan { restart, crashes } => self.plan(restart, crashes).await?,
             Decision::Recall(restart) => self.recall(restart).await?,
             Decision::Launch(restart) => self.launch(restart).await?,
+            Decision::Deliver(restart) => self.deliver(restart).await?,
             Decision::MakeRoom(restart) => {
-                if !self.make_room_for_vm(restart).await? {
+                if let Some(why) = self.make_room_for_vm(restart).await?.why_not() {
                     let pod = self.pod.borrow().clone();
-                    self.host.events.warning(&pod, "FreeDiskSpaceFailed", NO_ROOM);
+                    let note = format!(
+                        "the Pod's VM has found no space on the disk, and {why}; free some disk space on the host"
+                    );
+                    self.host.events.warning(&pod, "FreeDiskSpaceFailed", &note);
                 }
                 self.dir.attempt(restart).tell_room_is_made()?;
             }

@@ -50,6 +50,18 @@ impl Shim {
                 if states[index].last.is_some() {
                     states[index].restarts += 1;
                 }
+                let delivered;
+                let command = if planned.late && (index > 0 || failures > 0) {
+                    states[index].now = InitStage::Waiting;
+                    self.record(&states);
+                    match self.ask_for_command(planned, states[index].restarts).await {
+                        Some(command) => delivered = command,
+                        None => return Initialised::Ended(GuestEnd::Over(stopped_early())),
+                    }
+                    &delivered
+                } else {
+                    command
+                };
                 let spec = &self.with_own_log(planned, states[index].restarts);
                 let identity = (index == 0).then_some(&self.spec.identity);
                 let task = Task { spec, command, address, identity, is_main: false };

@@ -14,7 +14,10 @@ const SAFETY_NET: Duration = Duration::from_secs(5);
 
 /// Follows the stop request of one VM; the latest one counts.
 #[derive(Debug, Clone)]
-pub(super) struct StopSignal(watch::Receiver<Option<StopRequest>>);
+pub(super) struct StopSignal {
+    request: watch::Receiver<Option<StopRequest>>,
+    looks: watch::Receiver<()>,
+}
 
 impl StopSignal {
     /// Starts to follow; a request that is there already is seen at once.
@@ -30,7 +33,8 @@ impl StopSignal {
         if let Err(error) = &watcher {
             tracing::warn!(%error, "cannot watch for requests to stop; looking every {} s", SAFETY_NET.as_secs());
         }
-        let (sender, receiver) = watch::channel(None);
+        let (sender, request) = watch::channel(None);
+        let (looked, looks) = watch::channel(());
         let attempt = attempt.clone();
         tokio::spawn(async move {
             let _watcher = watcher;
@@ -43,18 +47,19 @@ impl StopSignal {
                     }
                     Err(error) => tracing::warn!(error = chain(&error), "cannot read the stop request"),
                 }
+                looked.send_replace(());
                 if sender.is_closed() {
                     return;
                 }
             }
         });
-        Self(receiver)
+        Self { request, looks }
     }
 
     /// Waits until the VM is to be stopped.
     pub(super) async fn requested(&mut self) -> StopRequest {
         loop {
-            if let Some(request) = *self.0.borrow_and_update() {
+            if let Some(request) = *self.request.borrow_and_update() {
                 return request;
             }
             self.changed().await;
@@ -63,12 +68,19 @@ impl StopSignal {
 
     /// The latest request, if there is one.
     pub(super) fn latest(&self) -> Option<StopRequest> {
-        *self.0.borrow()
+        *self.request.borrow()
     }
 
     /// Waits until the request changes.
     pub(super) async fn changed(&mut self) {
-        if self.0.changed().await.is_err() {
+        if self.request.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits until the directory may have something else in it than before.
+    pub(super) async fn stirred(&mut self) {
+        if self.looks.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }

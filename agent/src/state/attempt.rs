@@ -1,5 +1,7 @@
 //! One VM of a Pod, as the files and locks of its directory tell it.
 
+mod due;
+
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
@@ -14,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::StateDir;
 use super::file::{self, StateError};
 use super::lock::{self, Lock};
-use super::record::{InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
+use super::record::{Due, InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
 use super::reserve;
 use super::spec::ShimSpec;
 use crate::pod::PodUid;
@@ -54,6 +56,8 @@ pub struct AttemptView {
     pub notices: Vec<Notice>,
     /// Whether the shim waits for room on the disk.
     pub wants_room: bool,
+    /// The container that the shim has no command for yet.
+    pub due: Option<Due>,
     /// What the shim was asked for.
     pub stop: Option<StopRequest>,
     /// How its command ended, when that is known before the VM is gone.
@@ -173,6 +177,7 @@ impl Attempt {
             init: self.read("init.json")?.unwrap_or_default(),
             notices: self.read("notices.json")?.unwrap_or_default(),
             wants_room: self.wants_room(),
+            due: self.due()?,
             stop: self.read("stop.json")?,
             result: self.read("result.json")?,
             by_itself: self.path.join("by-itself").exists(),
@@ -405,6 +410,7 @@ impl Attempt {
 
     /// Forgets what may be secret in the plan of a VM that is over, also in one that is spoilt or was never finished.
     pub fn scrub(&self) -> Result<(), StateError> {
+        self.remove_delivery()?;
         let path = self.path.join("spec.json");
         file::remove_half_written(&path)?;
         let Some(spec) = file::read::<ShimSpec>(&path)? else { return file::remove(&path) };

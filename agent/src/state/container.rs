@@ -19,6 +19,9 @@ pub struct ContainerSpec {
     pub name: String,
     /// The program to run in the guest with its arguments; the VM simply boots when absent.
     pub command: Option<GuestCommand>,
+    /// Whether its variables may be others when its turn comes. Then the agent is asked for its command, except for the first start in
+    /// a VM, which the plan is made for.
+    pub late: bool,
     /// Where its volumes are to be found.
     pub mounts: Vec<Mount>,
     /// Where its last words are looked for.

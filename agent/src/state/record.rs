@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::container::GuestCommand;
 use crate::pod::PodName;
 
 /// A Pod as it was accepted: what the agent needs once the API no longer knows the Pod.
@@ -175,6 +176,24 @@ pub enum InitStage {
     Running(Timestamp),
     /// It has ended.
     Over(Outcome),
+}
+
+/// A container whose turn has come, and whose variables are to be looked up now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Due {
+    /// Its name.
+    pub container: String,
+    /// How often it was started before.
+    pub restarts: u32,
+}
+
+/// What the agent has for a container whose turn has come. It may be secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delivery {
+    /// Which start it is for.
+    pub due: Due,
+    /// What is to run.
+    pub command: GuestCommand,
 }
 
 /// The command that was last started in the guest.

@@ -147,6 +147,7 @@ impl ShimSpec {
             main: ContainerSpec {
                 name: "main".to_owned(),
                 command: None,
+                late: false,
                 mounts: Vec::new(),
                 termination: Termination { path: "/dev/termination-log".to_owned(), or_log: false },
                 post_start: None,

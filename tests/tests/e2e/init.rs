@@ -132,9 +132,6 @@ async fn one_that_keeps_failing_backs_off_and_says_so() -> Result<()> {
     let words = format!("Back-off restarting failed container one in pod loop_{}({uid})", scene.namespace());
     scene.told_as("loop", "BackOff", &words).await?;
     assert_eq!(initialized(&pod), "False containers with incomplete status: [one two]");
-    let reasons = |all: &[ContainerStatus]| -> Vec<Option<String>> {
-        all.iter().map(|one| one.state.as_ref()?.waiting.as_ref()?.reason.clone()).collect()
-    };
     let waiting = Some("PodInitializing".to_owned());
     assert_eq!(reasons(init_statuses(&pod)), [Some("CrashLoopBackOff".to_owned()), waiting.clone()]);
     let main =
@@ -154,6 +151,102 @@ async fn one_that_cannot_be_started_says_why() -> Result<()> {
         scene.told_as(name, "Failed", "Error: cannot start `/no/such/program` in the guest").await?;
         scene.kubectl.run(["delete", "pod", name]).await?;
     }
+    scene.nothing_left().await
+}
+
+/// A container that prints a variable out of an object.
+fn printing(name: &str, source: &Value) -> Value {
+    let mut container = shell(name, "echo $LATE >>/private/tmp/scratch/trace");
+    container["env"] = json!([{"name": "LATE", "valueFrom": source}]);
+    container
+}
+
+fn reasons(all: &[ContainerStatus]) -> Vec<Option<String>> {
+    all.iter().map(|one| one.state.as_ref()?.waiting.as_ref()?.reason.clone()).collect()
+}
+
+#[tokio::test]
+async fn what_others_have_made_meanwhile_is_in_the_variables_of_the_next() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init-late").await?;
+    let go = "until [ -e /private/tmp/scratch/go ]; do sleep 0.1; done";
+    let from_map = json!({"configMapKeyRef": {"name": "made", "key": "word"}});
+    let from_secret = json!({"secretKeyRef": {"name": "made", "key": "word"}});
+    let init = [shell("one", go), printing("two", &from_map), printing("three", &from_secret)];
+    let mut pod = pod(&scene, "late", &init, "Never");
+    pod["metadata"]["labels"] = json!({"word": "old"});
+    let label = json!({"fieldRef": {"fieldPath": "metadata.labels['word']"}});
+    pod["spec"]["containers"][0]["env"] = json!([{"name": "LATE", "valueFrom": label}]);
+    let command = json!(["/bin/sh", "-c", "cat /private/tmp/scratch/trace; echo $LATE; echo $(LATE) again"]);
+    pod["spec"]["containers"][0]["command"] = command;
+    scene.create(&pod).await?;
+    let init_reasons = async |what: &str, expected: [Option<&str>; 3]| {
+        wait::until(&scene.pods, "late", what, DEADLINE, |pod| {
+            reasons(init_statuses(pod)) == expected.map(|reason| reason.map(str::to_owned))
+        })
+        .await
+    };
+    // Nothing that a later one needs keeps the first from running.
+    let (waits, lacks) = (Some("PodInitializing"), Some("CreateContainerConfigError"));
+    let running = init_reasons("its first to run", [None, waits, waits]).await?;
+    let uid = running.metadata.uid.context("no UID")?;
+    scene.kubectl.run(["label", "pod", "late", "word=new", "--overwrite"]).await?;
+    std::fs::write(scene.agent.state_dir().join("volumes").join(uid).join("scratch/go"), "")?;
+    // Only the one whose turn it is says what it lacks.
+    let lacking = init_reasons("the second to lack something", [None, lacks, waits]).await?;
+    assert_eq!(initialized(&lacking), "False containers with incomplete status: [two three]");
+    let status = lacking.status.clone().context("no status")?;
+    assert_eq!(reasons(&status.container_statuses.unwrap_or_default()), [waits.map(str::to_owned)]);
+    let shown = scene.kubectl.run(["get", "pod", "late", "--no-headers"]).await?;
+    ensure!(shown.contains("Init:CreateContainerConfigError"), "{shown}");
+    scene.told("pod", "late", "Error: configmap \"made\" not found").await?;
+    scene.kubectl.run(["create", "configmap", "made", "--from-literal=word=mapped"]).await?;
+    init_reasons("the third to lack something", [None, None, lacks]).await?;
+    scene.told("pod", "late", "Error: secret \"made\" not found").await?;
+    scene.kubectl.run(["create", "secret", "generic", "made", "--from-literal=word=sesame-in-turn"]).await?;
+    let pod = scene.phase("late", "Succeeded").await?;
+    assert_eq!(scene.log(&pod, "main", 0)?, ["mapped", "sesame-in-turn", "new", "new again"]);
+    ensure!(init_statuses(&pod).iter().all(|one| one.restart_count == 0), "{:?}", init_statuses(&pod));
+    scene.kubectl.run(["delete", "pod", "late"]).await?;
+    scene.nothing_left().await?;
+    scene.nowhere_on_disk("sesame-in-turn").await
+}
+
+#[tokio::test]
+async fn one_that_is_tried_again_has_what_is_new_and_one_that_waits_can_be_deleted() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("init-late-again").await?;
+    scene.kubectl.run(["create", "configmap", "made", "--from-literal=word=old"]).await?;
+    let source = json!({"configMapKeyRef": {"name": "made", "key": "word"}});
+    let mut one = printing("one", &source);
+    // The first try ends when its ConfigMap is another one.
+    let script = "cd /private/tmp/scratch; echo $LATE >>trace; [ $LATE = new ] && exit; until [ -e go ]; do sleep 0.1; done; exit 1";
+    one["command"] = json!(["/bin/sh", "-c", script]);
+    scene.create(&pod(&scene, "again", &[one], "OnFailure")).await?;
+    let running = wait::until(&scene.pods, "again", "the first try", DEADLINE, |pod| {
+        init_statuses(pod).iter().any(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+    });
+    let uid = running.await?.metadata.uid.context("no UID")?;
+    let newer = r#"{"data":{"word":"new"}}"#;
+    scene.kubectl.run(["patch", "configmap", "made", "--type=merge", "--patch", newer]).await?;
+    std::fs::write(scene.agent.state_dir().join("volumes").join(uid).join("scratch/go"), "")?;
+    let pod_again = scene.phase("again", "Succeeded").await?;
+    assert_eq!(scene.log(&pod_again, "main", 0)?, ["old", "new", "again"]);
+
+    let lost = json!({"configMapKeyRef": {"name": "never-made", "key": "word"}});
+    let mut waits = pod(&scene, "waits", &[shell("one", "true")], "Never");
+    waits["spec"]["containers"][0]["env"] = json!([{"name": "LATE", "valueFrom": lost}]);
+    scene.create(&waits).await?;
+    let lacks = |pod: &Pod| {
+        let main = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
+        reasons(&main.unwrap_or_default()) == [Some("CreateContainerConfigError".to_owned())]
+            && initialized(pod) == "True "
+    };
+    wait::until(&scene.pods, "waits", "its container to lack something", DEADLINE, lacks).await?;
+    // Nor does an agent that comes back forget what is asked of it.
+    agent.kill9()?;
+    let _agent = scene.agent.start()?;
+    wait::until(&scene.pods, "waits", "the same after a restart", DEADLINE, lacks).await?;
+    scene.kubectl.run(["delete", "pod", "waits"]).await?;
+    scene.kubectl.run(["delete", "pod", "again"]).await?;
     scene.nothing_left().await
 }
 

@@ -82,8 +82,21 @@ pub enum Made {
     Room,
     /// There is no more than before: nothing could go, or nothing that is on the volume.
     Nothing,
-    /// Nothing more goes for this image: what went for it was not enough.
+    /// Nothing more goes for this image or Pod: what went for it was not enough.
     InVain,
+}
+
+impl Made {
+    /// Why there is no more room than before, to follow "there is no space, and"; `None` where there is.
+    pub fn why_not(self) -> Option<&'static str> {
+        match self {
+            Self::Room => None,
+            Self::Nothing => Some(
+                "no image on this host may be deleted for it: each one is in use, new, the last one, or not the agent's own",
+            ),
+            Self::InVain => Some("the images that were deleted for it were not enough, so that no more are"),
+        }
+    }
 }
 
 /// What would become of the images on this host, without doing it.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage, StopRequest};
+use crate::state::{Due, Ending, Outcome, Progress, ShimSpec, Stage, StopRequest};
 use crate::vm::VmName;
 
 const GRACE: Duration = Duration::from_secs(30);
@@ -49,6 +49,7 @@ fn planned(restart: u32) -> AttemptView {
         init: Vec::new(),
         notices: Vec::new(),
         wants_room: false,
+        due: None,
         stop: None,
         result: None,
         by_itself: false,
@@ -61,6 +62,11 @@ fn planned(restart: u32) -> AttemptView {
 fn live(restart: u32) -> AttemptView {
     let progress = Progress { stage: Stage::Booting, since: at(90), enter: Vec::new(), probe: Vec::new() };
     AttemptView { holder: Holder::Shim, begun: true, progress: Some(progress), ..planned(restart) }
+}
+
+fn due(restart: u32) -> AttemptView {
+    let due = Due { container: "main".to_owned(), restarts: 0 };
+    AttemptView { due: Some(due), ..live(restart) }
 }
 
 /// A VM that has lost its shim.
@@ -140,6 +146,12 @@ fn a_pod_to_run() {
         (seen(RUN, vec![planned(0)]), Decision::Launch(Restart(0))),
         (seen(RUN, vec![live(0)]), Decision::Wait(None)),
         (seen(RUN, vec![AttemptView { wants_room: true, ..live(0) }]), Decision::MakeRoom(Restart(0))),
+        (seen(RUN, vec![due(0)]), Decision::Deliver(Restart(0))),
+        (seen(RUN, vec![AttemptView { wants_room: true, ..due(0) }]), Decision::MakeRoom(Restart(0))),
+        (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![due(0)]) }, Decision::Wait(Some(at(110)))),
+        (seen(Wanted::Stop(GRACE), vec![due(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        // Nobody waits for an answer any more.
+        (seen(RUN, vec![AttemptView { holder: Holder::Nobody, ..due(0) }]), Decision::RecordLoss(Restart(0))),
         (seen(RUN, vec![orphan()]), Decision::AskGuest(Restart(0))),
         (seen(RUN, vec![AttemptView { asked: true, ..orphan() }]), Decision::StopOrphan(Restart(0))),
         (

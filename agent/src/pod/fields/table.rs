@@ -63,8 +63,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].env[].valueFrom.configMapKeyRef",
         Honoured(
-            "without it, unless `optional`, the Pod waits with `CreateContainerConfigError`; it is looked for before the VM starts, so that no init \
-             container can make it",
+            "without it, unless `optional`, the container waits with `CreateContainerConfigError`; it is looked up when the container's turn comes, so that an init \
+             container may make it, but before the VM starts where a `subPathExpr` of the container needs it",
         ),
     ),
     (

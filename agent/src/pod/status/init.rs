@@ -15,7 +15,7 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> 
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
         let (now, last) =
-            state.map_or_else(|| (pending(context), None), |state| shown(context, current, state));
+            state.map_or_else(|| (pending(context, name), None), |state| shown(context, current, state));
         ContainerStatus {
             name: name.clone(),
             image: image_of(spec, plan),
@@ -47,8 +47,8 @@ fn succeeded(state: &InitState) -> bool {
 }
 
 /// One whose turn has not come.
-fn pending(context: &Context<'_>) -> ContainerState {
-    match context.trouble {
+fn pending(context: &Context<'_>, name: &str) -> ContainerState {
+    match context.trouble_of(name) {
         Some(error) => waiting_for(error.reason, Some(error.message.clone())),
         None => waiting_for("PodInitializing", None),
     }
@@ -62,7 +62,7 @@ fn shown(
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
     let now = match (&state.now, current.and_then(|attempt| attempt.outcome.as_ref())) {
-        (InitStage::Waiting, _) => pending(context),
+        (InitStage::Waiting, _) => pending(context, &state.name),
         (InitStage::BackOff(delay), _) => backing_off(context.pod, &state.name, *delay),
         (InitStage::Running(since), None) => running(*since),
         (InitStage::Running(since), Some(end)) => terminated(spec, None, &Outcome::lost_with(*since, end)),

@@ -36,6 +36,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
         init: Vec::new(),
         notices: Vec::new(),
         wants_room: false,
+        due: None,
         stop: None,
         result: None,
         by_itself: false,
@@ -270,8 +271,11 @@ fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
 
 #[test]
 fn a_restart_that_cannot_be_planned_says_why() {
-    let trouble =
-        Trouble { reason: "CreateContainerConfigError", message: "configmap \"c\" not found".into() };
+    let trouble = Trouble {
+        reason: "CreateContainerConfigError",
+        message: "configmap \"c\" not found".into(),
+        container: None,
+    };
     let (pod, plan) = (Pod::default(), plan());
     let context = Context {
         pod: &pod,

@@ -1,5 +1,6 @@
 use super::super::PodDir;
-use super::super::record::Ending;
+use super::super::container::GuestCommand;
+use super::super::record::{Delivery, Ending};
 use super::*;
 
 fn spec(attempt: &Attempt) -> ShimSpec {
@@ -133,6 +134,30 @@ fn no_secret_stays_whatever_has_become_of_the_plan() {
     attempt.scrub().unwrap();
     assert!(!whole.exists());
     attempt.scrub().unwrap();
+}
+
+#[test]
+fn what_is_asked_for_is_delivered_once_and_does_not_stay() {
+    let (_dir, pod) = pod();
+    let attempt = pod.attempt(Restart(0));
+    attempt.plan(&spec(&attempt)).unwrap();
+    let due = |restarts| Due { container: "init".to_owned(), restarts };
+    let delivery = |restarts| Delivery { due: due(restarts), command: GuestCommand::example(&["secret"]) };
+    let has_secret = || attempt.path().join("delivery.json").exists();
+    attempt.ask_for_command(&due(1)).unwrap();
+    assert_eq!(attempt.view().unwrap().due, Some(due(1)));
+    // What was delivered for the start before, by an agent that was late, is no answer.
+    attempt.deliver(&delivery(0)).unwrap();
+    assert_eq!((attempt.take_delivery(&due(1)).unwrap(), attempt.due().unwrap()), (None, Some(due(1))));
+    attempt.deliver(&delivery(1)).unwrap();
+    assert_eq!(attempt.due().unwrap(), None);
+    assert_eq!(attempt.take_delivery(&due(1)).unwrap(), Some(GuestCommand::example(&["secret"])));
+    assert!(!has_secret() && attempt.due().unwrap().is_none());
+    // Nobody takes this one.
+    attempt.deliver(&delivery(2)).unwrap();
+    std::fs::write(attempt.path().join("delivery.tmp"), "secret").unwrap();
+    attempt.scrub().unwrap();
+    assert!(!has_secret() && !attempt.path().join("delivery.tmp").exists());
 }
 
 #[test]

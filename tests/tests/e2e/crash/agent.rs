@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tart_kubelet_tests::wait;
 
 use super::{Mortal, boots, container, dies_at, end_of, forget, last_end_of};
-use crate::scene::{DEADLINE, Scene};
+use crate::scene::{DEADLINE, IMAGE, Scene};
 
 const SECRET: &str = "correct-horse-battery";
 
@@ -171,6 +171,24 @@ async fn a_container_restarts_again_and_again() -> Result<()> {
     assert_eq!(last_end_of(&pod)?.exit_code, 2);
     ensure!(scene.log(&pod, "main", 0).is_err(), "the first VM is not forgotten");
     forget(&scene, "again").await
+}
+
+#[tokio::test]
+async fn a_container_is_due() -> Result<()> {
+    let scene = Scene::new("dies-due").await?;
+    add_secret(&scene, SECRET).await?;
+    let mut pod = secretive(&scene, "due", &json!({"command": ["/bin/sh", "-c", "echo $TOKEN; exit 7"]}));
+    let init = json!({"name": "init", "image": IMAGE, "command": ["/usr/bin/true"]});
+    pod["spec"]["initContainers"] = json!([init]);
+    scene.create(&pod).await?;
+    let points =
+        ["agent.deliver.before", "agent.deliver.resolved", "write.delivery.json", "agent.deliver.after"];
+    let _agent = dies_at(&scene, &points).await?;
+    let pod = scene.phase("due", "Failed").await?;
+    assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
+    assert_eq!(scene.log(&pod, "main", 0)?, [SECRET]);
+    scene.nowhere_on_disk(SECRET).await?;
+    forget(&scene, "due").await
 }
 
 #[tokio::test]

@@ -82,7 +82,7 @@ fn decisions(agent: &Path) -> Result<Vec<String>> {
 /// The names of all files that are written by rename.
 fn files(agent: &Path) -> Result<Vec<String>> {
     let mut found = BTreeSet::new();
-    for name in ["state.rs", "state/pod.rs", "state/attempt.rs"] {
+    for name in ["state.rs", "state/pod.rs", "state/attempt.rs", "state/attempt/due.rs"] {
         let text = std::fs::read_to_string(agent.join(name))?;
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         let is_file = |word: &&str| matches!(word.rsplit_once('.'), Some((_, "json" | "pid")));

@@ -12,7 +12,7 @@ use super::{Mortal, boots, container, end_of, forget, last_end_of};
 use crate::scene::{DEADLINE, IMAGE, Scene};
 
 /// Points at which the container has not ended yet.
-const LOSES: [&str; 16] = [
+const LOSES: [&str; 19] = [
     "shim.begun",
     "write.progress.json",
     "shim.cloned",
@@ -26,6 +26,9 @@ const LOSES: [&str; 16] = [
     "shim.init.exit",
     "shim.init.failed",
     "shim.init.over",
+    "write.due.json",
+    "shim.due",
+    "shim.delivered",
     "shim.post-start.before",
     "shim.post-start.after",
     "shim.running",
@@ -68,7 +71,8 @@ impl Traced {
         let shell = |script: &str| json!(["/bin/sh", "-c", script]);
         let shared = json!({
             "image": IMAGE,
-            "env": [{"name": "POD", "value": name}],
+            // One that is looked up when its container's turn comes.
+            "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['named']"}}}],
             "volumeMounts": [{"name": "trace", "mountPath": "/private/tmp/trace"}],
         });
         let mut init = shared.clone();
@@ -87,7 +91,9 @@ impl Traced {
             "initContainers": [init],
             "volumes": [{"name": "trace", "hostPath": {"path": self.dir.display().to_string()}}],
         });
-        self.scene.pod(name, &main, &spec)
+        let mut pod = self.scene.pod(name, &main, &spec);
+        pod["metadata"]["labels"] = json!({"named": name});
+        pod
     }
 
     /// What ran in the last of a Pod's VMs, in the order of the alphabet. Nothing ran twice in a VM, and there were no more than these.
