@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as api;
 use kube::Client;
+use tokio::time::sleep;
 
 use crate::objects::{ObjectError, Scope, Shared, Shelf, first_of};
 
 /// Where the Service of the API server itself lives, of which every container is told.
 const DEFAULT_NAMESPACE: &str = "default";
 const API_SERVER: &str = "kubernetes";
+/// How long Services are still watched after a Pod has asked for them.
+const LINGER: Duration = Duration::from_mins(5);
 
 /// A Service with what its variables are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +58,7 @@ impl Service {
     }
 }
 
-/// Where Services come from. A namespace is watched for as long as a Pod of it needs to know.
+/// Where Services come from. A namespace is watched for as long as a Pod of it needs to know, and a while longer.
 #[derive(Clone)]
 pub struct Services(Arc<Shelf<api::Service, Service>>);
 
@@ -72,16 +76,27 @@ impl Services {
 
     /// The Services that a Pod is told of: those of its namespace if it wants `links`, and the API server's.
     pub fn of(&self, namespace: &str, links: bool) -> LinkedServices {
-        let own = || self.0.watch(Scope { namespace: namespace.to_owned(), name: None });
+        let own = || self.watch(Scope { namespace: namespace.to_owned(), name: None });
         let api_server = || {
             let name = Some(API_SERVER.to_owned());
-            self.0.watch(Scope { namespace: DEFAULT_NAMESPACE.to_owned(), name })
+            self.watch(Scope { namespace: DEFAULT_NAMESPACE.to_owned(), name })
         };
         LinkedServices(match (links, namespace) {
             (true, DEFAULT_NAMESPACE) => vec![own()],
             (true, _) => vec![api_server(), own()],
             (false, _) => vec![api_server()],
         })
+    }
+
+    /// Jobs come one after the other: the next one's start need not wait for the API server to list what it has listed a moment ago.
+    fn watch(&self, scope: Scope) -> Shared<Service> {
+        let watched = self.0.watch(scope);
+        let kept = watched.clone();
+        tokio::spawn(async move {
+            sleep(LINGER).await;
+            drop(kept);
+        });
+        watched
     }
 }
 
