@@ -1,9 +1,10 @@
 //! Points between two effects at which a test can have the process die, as if by `kill -9`.
 //!
 //! A crash test sets `TART_KUBELET_CRASH` to the name of a point, or to the path of a file with many, one a line: the process that
-//! comes to the first of them strikes it off and dies, and the next one goes on from there. Release builds have none of this.
+//! comes to the first of them strikes it off and dies, and the next one goes on from there. At one with `halts` after its name, it
+//! does not die but stops until somebody kills it. Release builds have none of this.
 
-/// Dies here when the test says so.
+/// Dies or halts here when the test says so.
 #[cfg(debug_assertions)]
 pub fn point(name: &str) {
     if armed::strikes(name) {
@@ -13,6 +14,10 @@ pub fn point(name: &str) {
         loop {
             std::thread::park();
         }
+    }
+    if armed::strikes(&format!("{name} halts")) {
+        tracing::error!(name, "halts at a crash point");
+        let _ = nix::sys::signal::kill(nix::unistd::getpid(), nix::sys::signal::Signal::SIGSTOP);
     }
 }
 

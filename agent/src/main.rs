@@ -60,7 +60,10 @@ fn run_shim(dir: &Path) -> Result<(), String> {
     let runtime = start(&mut Builder::new_current_thread())?;
     let stdin =
         io::stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no standard input: {error}"))?;
-    runtime.block_on(shim::run(dir, File::from(stdin))).map_err(|error| chain(&error))
+    let ended = runtime.block_on(shim::run(dir, File::from(stdin))).map_err(|error| chain(&error));
+    // A look at a disk that hangs would keep us, and the VM's lock with us, for as long as it does.
+    runtime.shutdown_background();
+    ended
 }
 
 #[expect(clippy::print_stdout, reason = "the table that was asked for")]

@@ -18,6 +18,7 @@ mod leftovers;
 mod limit;
 mod log;
 mod making;
+mod progress;
 mod ran;
 mod room;
 mod shares;
@@ -45,7 +46,7 @@ use crate::crash;
 use crate::guest::Guest;
 use crate::guest::script::Ready;
 use crate::report::chain;
-use crate::state::{Attempt, Ending, Notice, Outcome, Progress, ShimSpec, Stage, StateError};
+use crate::state::{Attempt, Ending, Notice, Outcome, ShimSpec, Stage, StateError};
 use crate::tart::Tart;
 use container::{Run, Task};
 use endings::{
@@ -55,6 +56,7 @@ use host_ports::HostPorts;
 use initialise::Initialised;
 use limit::Limit;
 use log::Log;
+use progress::Steps;
 use ran::{Container, End, GuestEnd, Ran};
 use room::Room;
 use shutdown::shut_down;
@@ -92,8 +94,8 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
         return Ok(());
     };
     let stop = StopSignal::watch(&attempt);
-    let (begun_at, exited_at) = (OnceLock::new(), OnceLock::new());
-    let shim = Shim { tart: Tart::new(&spec.tart), attempt, spec, stop, begun_at, exited_at };
+    let (begun_at, exit, steps) = (OnceLock::new(), OnceLock::new(), Steps::new(&attempt));
+    let shim = Shim { tart: Tart::new(&spec.tart), attempt, spec, stop, begun_at, exit, steps };
     shim.persist("who runs the VM", || shim.attempt.sign(std::process::id())).await;
     let Some(tart_lock) = shim.attempt.take_tart_lock()? else {
         let message = "another tart is still at work on the VM".to_owned();
@@ -113,8 +115,10 @@ struct Shim {
     stop: StopSignal,
     /// When the main container's command was started in the guest.
     begun_at: OnceLock<Timestamp>,
-    /// When it ended.
-    exited_at: OnceLock<Timestamp>,
+    /// How it ended, from the moment that its exit code is known: whatever becomes of the VM after that, it counts.
+    exit: OnceLock<Outcome>,
+    /// Where it is written down how far the VM has come.
+    steps: Steps,
 }
 
 impl Shim {
@@ -212,8 +216,7 @@ impl Shim {
             }
             End::Guest(GuestEnd::Asked(limit)) => {
                 let killed = shut_down(&self.tart, &self.spec.vm, &mut child, limit).await;
-                let told = (!killed).then(|| self.told_by_guest()).flatten();
-                told.unwrap_or(Ending::Stopped { killed })
+                self.stopped(killed)
             }
             // The connection breaks a moment before tart says why.
             End::Guest(GuestEnd::Lost) => match timeout(LAST_WORDS, child.wait()).await {
@@ -238,7 +241,7 @@ impl Shim {
             None => ending,
         };
         let has_started = container.is_up || !matches!(ending, Ending::NotStarted { .. });
-        let finished_at = self.exited_at.get().copied().unwrap_or_else(Timestamp::now);
+        let finished_at = self.exit.get().map_or_else(Timestamp::now, |exit| exit.finished_at);
         // One that has ended under its `postStart` hook had started all the same.
         let begun_at = self.begun_at.get().copied().filter(|_| !matches!(ending, Ending::NotStarted { .. }));
         let outcome = Outcome { ending, started_at: container.started_at.or(begun_at), finished_at };
@@ -251,8 +254,21 @@ impl Shim {
         matches!(ending, Ending::Exited { code: KILLED, .. }) && self.stop.latest().is_none()
     }
 
+    /// The end of a VM that was shut down because that was asked for.
+    fn stopped(&self, killed: bool) -> Ending {
+        if self.spec.main.command.is_some() {
+            // It was still on its way to its command, which is all that could have succeeded.
+            return stopped_early();
+        }
+        let told = (!killed).then(|| self.told_by_guest()).flatten();
+        told.unwrap_or(Ending::Stopped { killed })
+    }
+
     /// The end of a VM that ended by itself: the guest may have said more about it than tart can.
     fn vm_ending(&self, ending: Ending) -> Ending {
+        if let Some(Outcome { ending: exit, .. }) = self.exit.get().cloned() {
+            return if self.may_be_the_vms(&exit) { told_by_vm(ending, exit) } else { exit };
+        }
         if self.spec.main.command.is_some() {
             return lost_with(ending);
         }
@@ -343,20 +359,6 @@ impl Shim {
         container.started_at = Some(Timestamp::now());
         self.reach(Stage::Running { address }, ready);
         crash::point("shim.running");
-    }
-
-    fn enter(&self, stage: Stage) {
-        self.reach(stage, None);
-    }
-
-    fn reach(&self, stage: Stage, ready: Option<&Ready>) {
-        let enter = ready.map(Ready::enter).unwrap_or_default();
-        let probe = ready.map(Ready::probe).unwrap_or_default();
-        let progress = Progress { stage, since: Timestamp::now(), enter, probe };
-        if let Err(error) = self.attempt.progress(&progress) {
-            // The VM goes on; a full disk must not end somebody's job.
-            warn!(error = chain(&error), ?stage, "how far the VM has come cannot be written down");
-        }
     }
 
     /// Leaves something for the agent to tell in an Event.

@@ -1,5 +1,9 @@
 //! What to do next with a Pod: one decision from what the API wants and what the state directory says.
 
+mod decision;
+
+pub use decision::Decision;
+
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -14,6 +18,8 @@ use crate::vm::Restart;
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a VM that has lost its shim is told to stop before all that the shim has left is killed: a `tart` that hangs is no VM.
 const ORPHAN_STOPS: u32 = 3;
+/// How often the VM of a shim that has written its outcome is to be deleted before the shim is killed: it should have gone at once.
+const VAIN_CLEANS: u32 = 5;
 /// How long the guest of a Pod that is evicted may take to shut down, as for the kubelet.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
@@ -64,6 +70,8 @@ pub struct Observation {
     pub asked: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop, and something of it is still there.
     pub vain_stops: u32,
+    /// How often in a row a VM could not be deleted because its shim has not gone.
+    pub vain_cleans: u32,
     /// Whether the API server has taken a final phase for this Pod.
     pub final_status_published: bool,
     /// The time of the observation.
@@ -158,84 +166,6 @@ impl Observation {
     }
 }
 
-/// The next step for a Pod: one effect, safe to repeat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
-    /// Write the Pod down.
-    Accept,
-    /// Have the image ready and plan a VM.
-    Plan {
-        /// Which one.
-        restart: Restart,
-        /// How often the container has failed in a row before it.
-        crashes: u32,
-    },
-    /// Write down that a VM has run, and is lost, of which only the API still knows.
-    Recall(Restart),
-    /// Start the shim of a planned VM.
-    Launch(Restart),
-    /// Make room on the disk for a shim that has found none.
-    MakeRoom(Restart),
-    /// Look up what a container runs whose turn has come.
-    Deliver(Restart),
-    /// Ask a shim to stop its VM within this time.
-    AskToStop(Restart, Duration),
-    /// Ask a shim to stop its VM, for the container to start again in another one.
-    StopFor(Restart, StopCause),
-    /// Kill a shim that does not do what it was asked for.
-    KillShim(Restart),
-    /// Ask the guest of a VM that has lost its shim how its container has ended, in case it has.
-    AskGuest(Restart),
-    /// Stop a VM that has lost its shim.
-    StopOrphan(Restart),
-    /// Kill whatever the shim of a VM has left running.
-    KillLeftovers(Restart),
-    /// Write down that a VM ended in a way that nobody saw.
-    RecordLoss(Restart),
-    /// Delete a VM.
-    Clean(Restart),
-    /// Write down that the Pod is evicted.
-    Evict,
-    /// Remove the Pod's volumes, with the secrets in them.
-    Wipe,
-    /// Forget a VM that is older than the one before the current one.
-    Drop(Restart),
-    /// Delete the Pod from the API.
-    DeletePod,
-    /// Forget the Pod.
-    Forget,
-    /// Nothing to do until something changes, or until this time.
-    Wait(Option<Timestamp>),
-}
-
-impl Decision {
-    /// A short name, for logs and tests.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Accept => "accept",
-            Self::Plan { .. } => "plan",
-            Self::Recall(_) => "recall",
-            Self::Launch(_) => "launch",
-            Self::MakeRoom(_) => "make-room",
-            Self::Deliver(_) => "deliver",
-            Self::AskToStop(..) => "ask-to-stop",
-            Self::StopFor(..) => "stop-for",
-            Self::KillShim(_) => "kill-shim",
-            Self::AskGuest(_) => "ask-guest",
-            Self::StopOrphan(_) => "stop-orphan",
-            Self::KillLeftovers(_) => "kill-leftovers",
-            Self::RecordLoss(_) => "record-loss",
-            Self::Clean(_) => "clean",
-            Self::Evict => "evict",
-            Self::Wipe => "wipe",
-            Self::Drop(_) => "drop",
-            Self::DeletePod => "delete-pod",
-            Self::Forget => "forget",
-            Self::Wait(_) => "wait",
-        }
-    }
-}
-
 /// The next step for a Pod.
 pub fn decide(seen: &Observation) -> Decision {
     match (step(seen), seen.deadline) {
@@ -303,8 +233,7 @@ fn run(seen: &Observation) -> Decision {
         }
         (Holder::Nobody, None, false, Some(_)) => Decision::Launch(current.restart),
         (Holder::Nobody, None, true, _) => Decision::RecordLoss(current.restart),
-        // Whoever has written an outcome is on its way out.
-        (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => Decision::Clean(current.restart),
+        (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => clean(seen, current),
         (Holder::Shim | Holder::Nobody, Some(outcome), ..) => match seen.verdict(current, outcome) {
             Verdict::Restart { at, crashes, .. } if at <= seen.now => {
                 plan(seen, current.restart.next(), crashes)
@@ -379,9 +308,15 @@ fn end(seen: &Observation, attempt: &AttemptView, grace: Duration) -> Option<Dec
         }
         (Holder::Tart, _) => Some(stop_orphan(seen, attempt)),
         (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),
-        (Holder::Shim | Holder::Nobody, Some(_)) if !attempt.cleaned => Some(Decision::Clean(restart)),
+        (Holder::Shim | Holder::Nobody, Some(_)) if !attempt.cleaned => Some(clean(seen, attempt)),
         (Holder::Shim | Holder::Nobody, Some(_)) => None,
     }
+}
+
+/// The next step for a VM that is over. Whoever has written an outcome is on its way out, unless something keeps it.
+fn clean(seen: &Observation, attempt: &AttemptView) -> Decision {
+    let is_stuck = attempt.holder == Holder::Shim && seen.vain_cleans >= VAIN_CLEANS;
+    if is_stuck { Decision::KillShim(attempt.restart) } else { Decision::Clean(attempt.restart) }
 }
 
 /// The next step for a VM without a shim of which something still runs.

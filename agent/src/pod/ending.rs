@@ -14,7 +14,7 @@ use super::restart::RestartPolicy;
 use super::setback::WorkError;
 use super::time::{later, seconds};
 use super::wanted::wanted;
-use super::worker::{ORPHAN_PATIENCE, SAFETY_NET, Worker};
+use super::worker::{ORPHAN_PATIENCE, RETRY, SAFETY_NET, Worker};
 use crate::crash;
 use crate::probe;
 use crate::shim;
@@ -45,6 +45,25 @@ impl Worker {
         let grace = seconds(probe::spec::grace(&pod, cause));
         let request = StopRequest { deadline: later(Timestamp::now(), grace), cause: Some(cause) };
         Ok(self.dir.attempt(restart).request_stop(request)?)
+    }
+
+    /// Kills a shim that does not stop its VM, or that has and does not go.
+    pub(super) async fn kill_shim(&mut self, restart: Restart) -> Result<(), WorkError> {
+        let attempt = self.dir.attempt(restart);
+        let pod = self.pod.borrow().clone();
+        let vm = attempt.vm();
+        let note = if attempt.view()?.outcome.is_none() {
+            format!("the shim of VM {vm} does not stop it; killing both")
+        } else {
+            format!("the shim of VM {vm} does not go though the VM is over; killing it")
+        };
+        self.host.events.warning(&pod, "ShimStuck", &note);
+        if !attempt.kill_shim()? {
+            // Nobody knows which process it is.
+            block_in_place(|| shim::kill_leftovers(&attempt))?;
+        }
+        self.wait_at_most(RETRY).await;
+        Ok(())
     }
 
     /// Writes down that a VM ended in a way that nobody saw, unless its shim or its guest has left word of it.
@@ -102,10 +121,14 @@ impl Worker {
     }
 
     /// Forgets what may be secret in the plan of a VM that has ended, and deletes it.
-    pub(super) async fn clean(&self, restart: Restart) -> Result<(), WorkError> {
+    pub(super) async fn clean(&mut self, restart: Restart) -> Result<(), WorkError> {
         let attempt = self.dir.attempt(restart);
         // A shim that has written its outcome is gone in a moment.
-        let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
+        let Some(_lock) = block_in_place(|| attempt.seal())? else {
+            self.vain_cleans += 1;
+            return Ok(());
+        };
+        self.vain_cleans = 0;
         let view = attempt.view()?;
         // First: tart may take long to delete a VM. A disk that is too full for it has room once the VM is gone.
         let scrubbed = attempt.scrub();

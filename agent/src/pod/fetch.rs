@@ -53,8 +53,17 @@ pub(super) struct Fetcher {
 pub(super) struct ReadyImage {
     pub(super) digest: ImageDigest,
     pub(super) base: BaseName,
+    /// Whether it did not have to be pulled.
+    pub(super) was_here: bool,
     /// Until the plan that names it is written, nothing else keeps the image here.
     pub(super) _pin: Pin,
+}
+
+/// An image that is on this host.
+#[derive(Debug)]
+struct Found {
+    digest: ImageDigest,
+    was_here: bool,
 }
 
 /// A pull secret that is of no use.
@@ -79,19 +88,19 @@ impl Fetcher {
         if let (Ok(_), Some(collector)) = (&ready, &self.collector) {
             collector.is_here(&plan.image);
         }
-        ready.map(|(digest, base)| ReadyImage { digest, base, _pin: pin })
+        ready.map(|(Found { digest, was_here }, base)| ReadyImage { digest, base, was_here, _pin: pin })
     }
 
-    async fn ready(&self, plan: &VmPlan, pin: &mut Pin) -> Result<(ImageDigest, BaseName), ImageError> {
-        let digest = loop {
-            let digest = self.digest(plan).await?;
+    async fn ready(&self, plan: &VmPlan, pin: &mut Pin) -> Result<(Found, BaseName), ImageError> {
+        let found = loop {
+            let found = self.find(plan).await?;
             // Unless it was about to go, and what was found is no longer true.
-            if pin.hold(&BaseName::of(&digest).to_string()).await {
-                break digest;
+            if pin.hold(&BaseName::of(&found.digest).to_string()).await {
+                break found;
             }
         };
-        let base = self.images.base(&plan.image, &digest).await?;
-        Ok((digest, base))
+        let base = self.images.base(&plan.image, &found.digest).await?;
+        Ok((found, base))
     }
 
     /// Makes room, if the want of it was in the way.
@@ -109,9 +118,9 @@ impl Fetcher {
         false
     }
 
-    async fn digest(&self, plan: &VmPlan) -> Result<ImageDigest, ImageError> {
+    async fn find(&self, plan: &VmPlan) -> Result<Found, ImageError> {
         if let Some(digest) = self.images.present(&plan.image, plan.pull).await? {
-            return Ok(digest);
+            return Ok(Found { digest, was_here: true });
         }
         let credentials = credentials::fitting(&plan.image, self.credentials(plan).await);
         self.events.normal(&self.pod, "Pulling", &format!("pulling image `{}`", plan.image));
@@ -131,7 +140,7 @@ impl Fetcher {
             "Pulled",
             &format!("image `{}` is {digest}, after {took:.1} s", plan.image),
         );
-        Ok(digest)
+        Ok(Found { digest, was_here: false })
     }
 
     /// The credentials in the Pod's pull secrets. One that is missing is told, and the pull is tried without it: the image

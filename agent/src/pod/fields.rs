@@ -78,7 +78,9 @@ pub fn document() -> String {
          A Pod is a VM. This is what becomes of each field of its spec; the table is made from the one that the agent \
          decides by\n(`make docs`). A Pod that sets a refused field gets phase Failed at once, with reason `UnsupportedPod` \
          (for `spec.os`,\n`PodOSNotSupported`), and an Event that names the field. Fields that are newer than the agent's Kubernetes, 1.36, are not \
-         seen, as with\na kubelet. What a VM without a command finds in its guest is in [boot.md](boot.md).\n\n| field | | |\n|---|---|---|\n",
+         seen, as with\na kubelet. What a VM without a command finds in its guest is in [boot.md](boot.md).\n\n\
+         One thing is not as with a kubelet, on purpose: a VM that cannot be made or booted on this host fails a Pod with \
+         `restartPolicy: Never`,\nso that its Job can try elsewhere. A kubelet would have the Pod wait on the same node.\n\n| field | | |\n|---|---|---|\n",
     );
     for (path, handling) in FIELDS {
         let (verdict, why) = match handling {

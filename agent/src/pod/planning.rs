@@ -107,6 +107,11 @@ impl Worker {
         if restart > Restart(0) {
             self.host.metrics.container_restarts();
         }
+        if image.was_here {
+            // The kubelet's words. Only now: what is missing may be looked for many times.
+            let note = format!("Container image \"{}\" already present on machine", plan.image);
+            self.host.events.normal(&pod, "Pulled", &note);
+        }
         crash::point("agent.plan.gathered");
         self.write_plan(&pod, &plan, image, &gathered, restart, crashes)
     }

@@ -97,10 +97,11 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let phase = if failure.is_some() { "Failed" } else { phase(seen, &container) };
     let current = seen.attempts.last();
     let address = address(current);
+    let init = init::statuses(context, current);
     let facts = conditions::Facts {
         phase,
         has_address: address.is_some(),
-        incomplete: init::incomplete(context, current),
+        incomplete: init::incomplete(&init),
         ready: matches!(container.state, Shown::Running) && container.status.ready,
         container: &container.status.name,
         unmet_gates: gates::unmet(context.pod),
@@ -109,7 +110,7 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let generation = context.pod.metadata.generation;
     let conditions = conditions::all(&facts).into_iter();
     let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
-    let mut statuses = (vec![container.status], init::statuses(context, current));
+    let mut statuses = (vec![container.status], init);
     if is_final_phase(phase) {
         settle(&mut statuses.0, plan.init.is_empty());
         settle(&mut statuses.1, false);

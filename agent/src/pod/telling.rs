@@ -25,6 +25,7 @@ pub(super) struct Told {
     pub(super) backed_off: bool,
     pub(super) shortage: Option<String>,
     pub(super) stale: Vec<MountFailure>,
+    pub(super) created: Option<Restart>,
     pub(super) started: Option<Restart>,
     pub(super) ended: Option<Restart>,
     pub(super) looping: Option<Restart>,
@@ -103,6 +104,16 @@ impl Worker {
             self.host.starts.tell(&start);
         }
         let told_before = shows_running(pod, attempt.restart);
+        if let Some(Stage::Booting | Stage::Up { .. } | Stage::Running { .. }) =
+            attempt.progress.as_ref().map(|progress| progress.stage)
+            && !told_before
+            && attempt.outcome.is_none()
+            && self.told.created.replace(attempt.restart) != Some(attempt.restart)
+        {
+            let container = self.plan.as_ref().map_or("", |plan| &plan.container);
+            let vm = self.dir.attempt(attempt.restart).vm();
+            events.normal(pod, "Created", &format!("Created container {container}: VM {vm} boots"));
+        }
         if let Some(progress) = &attempt.progress
             && !told_before
             && let Stage::Running { address } = progress.stage

@@ -118,6 +118,8 @@ pub struct Worker {
     pub(super) stopped: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop.
     vain_stops: u32,
+    /// How often in a row a VM could not be deleted because its shim has not gone.
+    pub(super) vain_cleans: u32,
     /// Whether the Pod's volumes could not be removed when that was tried last.
     pub(super) vain_wipe: bool,
     /// The status that was last asked to be published.
@@ -173,6 +175,7 @@ impl Worker {
             asked: None,
             stopped: None,
             vain_stops: 0,
+            vain_cleans: 0,
             vain_wipe: false,
             shown: None,
             told: Told::default(),
@@ -211,6 +214,9 @@ impl Worker {
             }
             if !matches!(decision, Decision::StopOrphan(_)) {
                 self.vain_stops = 0;
+            }
+            if !matches!(decision, Decision::Clean(_)) {
+                self.vain_cleans = 0;
             }
             crash::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::Forget {
@@ -258,6 +264,7 @@ impl Worker {
             deadline: deadline(&pod),
             asked: self.asked,
             vain_stops: self.vain_stops,
+            vain_cleans: self.vain_cleans,
             final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
             now: Timestamp::now(),
         })
@@ -317,17 +324,7 @@ impl Worker {
                     .request_stop(StopRequest { deadline: later(Timestamp::now(), grace), cause: None })?;
             }
             Decision::StopFor(restart, cause) => self.stop_for(restart, cause)?,
-            Decision::KillShim(restart) => {
-                let attempt = self.dir.attempt(restart);
-                let pod = self.pod.borrow().clone();
-                let note = format!("the shim of VM {} does not stop it; killing both", attempt.vm());
-                self.host.events.warning(&pod, "ShimStuck", &note);
-                if !attempt.kill_shim()? {
-                    // Nobody knows which process it is.
-                    block_in_place(|| shim::kill_leftovers(&attempt))?;
-                }
-                self.wait_at_most(RETRY).await;
-            }
+            Decision::KillShim(restart) => self.kill_shim(restart).await?,
             Decision::AskGuest(restart) => {
                 let attempt = self.dir.attempt(restart);
                 warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; asking its guest what it knows");

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::Shim;
-use super::follow::{Followed, disconnected, drain, exit_of, follow};
+use super::follow::{Followed, disconnected, drain, exit_of, follow, is_drained};
 use super::hooks::{self, Turn};
 use super::last_words::{LastWords, Tail};
 use super::limit::Limit;
@@ -84,6 +84,15 @@ impl Shim {
         }
         self.note_command(task.spec, begun, &ready);
         let (mut runner, mut waiter) = (guest.clone(), guest.clone());
+        let exited = Cell::new(None);
+        // At once: what is still to be done takes time in which the VM could end, or the container's time.
+        let exit_with = |code| {
+            exited.set(Some(code));
+            if task.is_main {
+                self.note_exit(begun, code);
+            }
+            Followed::Exit(code)
+        };
         let end = {
             let follow = async {
                 let mut log = Log::open(&task.spec.log, Some(self.room()));
@@ -100,13 +109,17 @@ impl Shim {
                     tokio::pin!(follow, exit);
                     tokio::select! {
                         end = &mut follow => match end {
-                            Followed::Exit(code) => Followed::Exit(code),
+                            Followed::Exit(code) => exit_with(code),
                             // Some guest agents break off at a command's very end; the guest knows better.
-                            broken => timeout(EXIT_LIMIT, exit).await.map_or(broken, Followed::Exit),
+                            broken => timeout(EXIT_LIMIT, exit).await.map_or(broken, exit_with),
                         },
                         code = &mut exit => {
-                            drain(follow, &written).await;
-                            Followed::Exit(code)
+                            let end = exit_with(code);
+                            if !is_drained(follow.as_mut(), &written).await {
+                                self.persist_exit().await;
+                                drain(follow, &written).await;
+                            }
+                            end
                         }
                     }
                 };
@@ -116,9 +129,10 @@ impl Shim {
             tokio::pin!(follow);
             self.attend(guest, &task, &ready, follow, || started(begun, &ready)).await
         };
-        let code = match end {
-            Attended::Exit(code) => code,
-            Attended::Refused(why) => {
+        let code = match (end, exited.get()) {
+            // It has ended in time, whatever it has left behind.
+            (Attended::Exit(code), _) | (Attended::Overdue, Some(code)) => code,
+            (Attended::Refused(why), _) => {
                 let program = command.argv.first().map_or("", String::as_str);
                 let message = format!("cannot start `{program}` in the guest: {why}");
                 return Run::Over(Ending::NotStarted {
@@ -127,9 +141,10 @@ impl Shim {
                     fault: None,
                 });
             }
-            Attended::Lost => return Run::Lost,
-            Attended::Overdue => return Run::Overdue,
-            Attended::HookFailed(code, message) => {
+            (Attended::Lost, _) => return Run::Lost,
+            (Attended::Overdue, None) => return Run::Overdue,
+            (Attended::HookFailed(code, message), exited) => {
+                let code = exited.map_or(code, exit_code);
                 return Run::Over(Ending::Exited { code, message: Some(message) });
             }
         };
@@ -137,15 +152,27 @@ impl Shim {
         let code = exit_code(code);
         if task.is_main {
             crash::point("shim.exit");
-            self.note_own_end();
             // Reading its last words takes time in which we could die.
-            let ending = Ending::Exited { code, message: None };
-            let finished_at = *self.exited_at.get_or_init(Timestamp::now);
-            let outcome = Outcome { ending, started_at: Some(begun), finished_at };
-            self.persist("how the container ended", || self.attempt.result(&outcome)).await;
+            self.persist_exit().await;
             crash::point("shim.exited");
         }
         Run::Over(Ending::Exited { code, message: words.read(guest, code, &tail).await })
+    }
+
+    /// Notes how the main container has ended, and when.
+    fn note_exit(&self, begun: Timestamp, code: i32) {
+        let ending = Ending::Exited { code: exit_code(code), message: None };
+        let now = Timestamp::now();
+        let outcome = Outcome { ending, started_at: Some(begun), finished_at: now };
+        if self.exit.set(outcome).is_ok() {
+            self.note_own_end();
+        }
+    }
+
+    /// Writes that down, if it is known.
+    async fn persist_exit(&self) {
+        let Some(outcome) = self.exit.get() else { return };
+        self.persist("how the container ended", || self.attempt.result(outcome)).await;
     }
 
     /// Leaves word of where the exit code can be found if we do not live to see it.

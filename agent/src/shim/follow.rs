@@ -33,13 +33,16 @@ pub(super) enum Followed {
 /// Lets what a command has written arrive, though what it has left running may hold its output open, or even write to it.
 pub(super) async fn drain(mut follow: Pin<&mut impl Future<Output = Followed>>, written: &Cell<u64>) {
     let end = Instant::now() + LONGEST_DRAIN;
-    loop {
-        let before = written.get();
-        let ended = timeout(DRAIN, follow.as_mut()).await.is_ok();
-        if ended || written.get() == before || Instant::now() >= end {
-            return;
-        }
-    }
+    while !is_drained(follow.as_mut(), written).await && Instant::now() < end {}
+}
+
+/// Whether all that a command has written has arrived after a while: its output has ended, or paused.
+pub(super) async fn is_drained(
+    follow: Pin<&mut impl Future<Output = Followed>>,
+    written: &Cell<u64>,
+) -> bool {
+    let before = written.get();
+    timeout(DRAIN, follow).await.is_ok() || written.get() == before
 }
 
 /// Waits for the exit code that the command's own shell tells, for as long as it takes.

@@ -12,6 +12,7 @@ use tokio::process::Child;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::KILLED;
 use super::log::{Log, Source};
 use crate::state::{Ending, HostFault};
 use crate::tart::{Fault, running_vms};
@@ -19,6 +20,8 @@ use crate::vm::VmName;
 
 /// How much of the latest output is kept to explain an end.
 const TAIL: usize = 8 << 10;
+/// What it says when it ends a VM because somebody else has asked for that.
+const PLUG_PULLED: &str = "Stopping VM...";
 /// How long the pipes may stay open after tart has ended.
 const PIPE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -87,6 +90,10 @@ fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
                 let advice = if Fault::of(line) == Fault::NoSpace { Fault::NoSpace.advice() } else { "" };
                 Ending::Exited { code: 1, message: Some(format!("{}{advice}", line.trim())) }
             }
+            // `tart stop` pulls the plug. When we do so ourselves, nobody asks what it means.
+            None if said.lines().any(|line| line.trim() == PLUG_PULLED) => {
+                Ending::Exited { code: KILLED, message: Some("somebody stopped the VM with tart".to_owned()) }
+            }
             None => Ending::Exited { code: 0, message: None },
         },
         (Some(_), _) => Ending::NotStarted {
@@ -139,6 +146,8 @@ mod tests {
         let table = [
             (Some(0), None, "", exited(0, None)),
             (Some(0), None, "guest has stopped the virtual machine\n", exited(0, None)),
+            (Some(0), None, "Stopping VM...\n", exited(137, Some("somebody stopped the VM with tart"))),
+            (Some(0), None, "Requesting guest OS to stop...\n", exited(0, None)),
             (
                 Some(0),
                 None,

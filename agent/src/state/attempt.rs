@@ -266,7 +266,8 @@ impl Attempt {
 
     /// Notes which process the shim is.
     pub fn sign(&self, pid: u32) -> Result<(), StateError> {
-        file::write(&self.path.join("shim.pid"), &pid)
+        let path = self.path.join("shim.pid");
+        reserve::repeatedly(&path, || file::write(&path, &pid))
     }
 
     /// The process that has signed as the shim. It may be long gone, and another one have its number.
@@ -314,7 +315,9 @@ impl Attempt {
         if steps.len() < MOST_STEPS {
             steps.push(progress.clone());
         }
-        file::write(&self.path.join("progress.json"), &ProgressFile { now: Some(progress.clone()), steps })
+        let (path, all) =
+            (self.path.join("progress.json"), ProgressFile { now: Some(progress.clone()), steps });
+        reserve::repeatedly(&path, || file::write(&path, &all))
     }
 
     /// How the shim has come there: all its steps, in order.

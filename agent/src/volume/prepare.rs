@@ -1,6 +1,7 @@
 //! A Pod's volumes on the host: where they are, and how its VM gets them.
 
 mod ground;
+mod look;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Volume, VolumeMount};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet, spawn_blocking};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::admission::guest_path;
@@ -27,6 +28,7 @@ use crate::pod::world::World;
 use crate::report::chain;
 use crate::state::{Missing, Mount, PodDir, Share};
 use ground::{Ground, Part};
+use look::Looks;
 
 /// How long the first filling of all volumes, and the host's disk, may take before the Pod is told to wait.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -53,6 +55,8 @@ pub struct PodVolumes {
     tasks: JoinSet<()>,
     fillers: HashMap<String, AbortHandle>,
     measurer: Option<AbortHandle>,
+    /// What is looked up on the host's disks, which may hang.
+    looks: Looks,
 }
 
 /// What a VM gets.
@@ -168,6 +172,7 @@ impl PodVolumes {
             tasks: JoinSet::new(),
             fillers: HashMap::new(),
             measurer: None,
+            looks: Looks::default(),
         }
     }
 
@@ -226,10 +231,7 @@ impl PodVolumes {
             }
             Ok(prepared)
         };
-        match timeout(PATIENCE, spawn_blocking(place)).await {
-            Ok(Ok(placed)) => placed,
-            _ => Err(self.all_failed("the host's disk does not answer")),
-        }
+        self.looks.look(PATIENCE, place).await.unwrap_or_else(|| Err(self.no_answer()))
     }
 
     /// Keeps what is there as it is to be: for a Pod whose VM an earlier agent has started. Volumes that are not there are left
@@ -301,7 +303,7 @@ impl PodVolumes {
     }
 
     /// Makes the directories of all volumes.
-    async fn lay_grounds(&self) -> Result<BTreeMap<String, Ground>, PrepareError> {
+    async fn lay_grounds(&mut self) -> Result<BTreeMap<String, Ground>, PrepareError> {
         let (uid, dir) = (self.uid.clone(), self.dir.clone());
         let (volumes, host_paths) = (self.volumes.clone(), self.host_paths.clone());
         let lay = move || {
@@ -314,10 +316,7 @@ impl PodVolumes {
             }
             if failures.is_empty() { Ok(grounds) } else { Err(PrepareError::Mount(failures)) }
         };
-        match timeout(PATIENCE, spawn_blocking(lay)).await {
-            Ok(Ok(laid)) => laid,
-            _ => Err(self.all_failed("the host's disk does not answer")),
-        }
+        self.looks.look(PATIENCE, lay).await.unwrap_or_else(|| Err(self.no_answer()))
     }
 
     /// Waits until all volumes with files have them, or cannot have them.
@@ -359,7 +358,8 @@ impl PodVolumes {
         Access::of(mounts, ground.writable)
     }
 
-    fn all_failed(&self, problem: &str) -> PrepareError {
+    fn no_answer(&self) -> PrepareError {
+        let problem = "the host's disk does not answer";
         let failure = |volume: &Volume| MountFailure { volume: volume.name.clone(), problem: problem.into() };
         PrepareError::Mount(self.volumes.iter().map(failure).collect())
     }

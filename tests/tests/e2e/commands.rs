@@ -3,8 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
+use tart_kubelet_tests::wait;
 
-use crate::scene::Scene;
+use crate::scene::{DEADLINE, Scene};
 
 fn end_of(pod: &Pod) -> Result<(i32, String)> {
     let statuses =
@@ -87,6 +88,27 @@ async fn a_guest_that_shuts_down_under_its_command_is_no_success() -> Result<()>
     let pod = run(&scene, "before", &container, "Failed").await?;
     assert_eq!(end_of(&pod)?, (255, "Error".to_owned()));
     scene.told("pod", "before", "the guest shut down before its command had ended").await
+}
+
+#[tokio::test]
+async fn an_exit_code_that_is_known_survives_the_vm() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("outlived").await?;
+    // Whoever reads its last words waits for a writer, while the VM dies.
+    let script = "rm -f /private/tmp/words; mkfifo /private/tmp/words; exit 0";
+    let container =
+        json!({"command": ["/bin/sh", "-c", script], "terminationMessagePath": "/private/tmp/words"});
+    scene.create(&scene.pod("ends", &container, &json!({}))).await?;
+    let uid = scene.pods.get("ends").await?.metadata.uid.context("no UID")?;
+    let result = scene.agent.state_dir().join("pods").join(&uid).join("0/result.json");
+    wait::eventually("a result that is written down", DEADLINE, async || {
+        ensure!(result.exists());
+        Ok(())
+    })
+    .await?;
+    scene.mac.set_fault(&format!("run-dies.tk-{uid}-0"), "signal KILL")?;
+    let pod = scene.phase("ends", "Succeeded").await?;
+    assert_eq!(end_of(&pod)?, (0, "Completed".to_owned()));
+    scene.no_vms().await
 }
 
 #[tokio::test]

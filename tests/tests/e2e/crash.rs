@@ -119,6 +119,12 @@ pub(crate) fn last_end_of(pod: &Pod) -> Result<ContainerStateTerminated> {
     container(pod)?.last_state.and_then(|state| state.terminated).context("it has not ended before")
 }
 
+pub(crate) fn init_end_of(pod: &Pod) -> Result<ContainerStateTerminated> {
+    let statuses = pod.status.as_ref().and_then(|status| status.init_container_statuses.as_ref());
+    let first = statuses.and_then(|all| all.first()).context("no init container")?;
+    first.state.as_ref().and_then(|state| state.terminated.clone()).with_context(|| format!("{first:?}"))
+}
+
 /// How often a VM has booted on this Mac: each clone has a MAC address, and so a lease, of its own.
 pub(crate) fn boots(scene: &Scene) -> Result<usize> {
     let leases = match std::fs::read_to_string(scene.mac.host().join("dhcpd_leases")) {

@@ -1,6 +1,7 @@
 //! Deleting a Pod at any time of its life.
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
@@ -29,13 +30,8 @@ async fn a_guest_that_does_not_shut_down_is_killed_after_its_grace_period() -> R
     pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
     scene.create(&pod).await?;
     scene.phase("stubborn", "Running").await?;
-    scene.kubectl.run(["delete", "pod", "stubborn", "--wait=false"]).await?;
-    let ended = scene.phase("stubborn", "Failed").await?;
-    assert_eq!(end_of(&ended)?.exit_code, 137);
-    let free = r#"{"metadata":{"finalizers":null}}"#;
-    scene.kubectl.run(["patch", "pod", "stubborn", "--type=merge", "--patch", free]).await?;
-    wait::until_gone(&scene.pods, "stubborn", DEADLINE).await?;
-    scene.nothing_left().await
+    assert_eq!(end_after_deletion(&scene, "stubborn", "Failed").await?.exit_code, 137);
+    Ok(())
 }
 
 #[tokio::test]
@@ -56,6 +52,55 @@ async fn a_guest_that_is_still_booting_shuts_down_when_it_can() -> Result<()> {
         .await
         .with_context(|| agent.log().unwrap_or_default())?;
     scene.nothing_left().await
+}
+
+/// Deletes a Pod that lingers in the API for somebody to read how it ended, reads that, and lets it go.
+async fn end_after_deletion(scene: &Scene, name: &str, phase: &str) -> Result<ContainerStateTerminated> {
+    scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
+    let ended = scene.phase(name, phase).await?;
+    let free = r#"{"metadata":{"finalizers":null}}"#;
+    scene.kubectl.run(["patch", "pod", name, "--type=merge", "--patch", free]).await?;
+    wait::until_gone(&scene.pods, name, DEADLINE).await?;
+    scene.nothing_left().await?;
+    end_of(&ended)
+}
+
+#[tokio::test]
+async fn a_command_that_was_never_started_has_not_succeeded() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("never-began").await?;
+    for (name, image) in [("boots", json!({"bootDelay": 3})), ("waits", json!({"agentDelay": 3}))] {
+        let slow = format!("registry.test/macos/slow-{name}:1");
+        scene.mac.add_image(&slow, &image)?;
+        let patient = json!({"terminationGracePeriodSeconds": 3600});
+        let command = json!({"image": slow, "command": ["/bin/sleep", "1000"]});
+        let mut pod = scene.pod(name, &command, &patient);
+        pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
+        scene.create(&pod).await?;
+        wait::eventually("a VM that boots", DEADLINE, async || {
+            ensure!(!scene.running_vms().await?.is_empty(), "no VM runs");
+            Ok(())
+        })
+        .await?;
+        let end = end_after_deletion(&scene, name, "Failed").await.context(name)?;
+        ensure!(end.exit_code != 0, "{name}: {end:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_command_leaves_behind_does_not_change_how_it_ended() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("leftover").await?;
+    // It ends in time, but something goes on writing to its output for longer than the grace period.
+    let script = "(trap '' TERM; while :; do echo still here; sleep 0.1; done) & \
+                  trap 'exit 0' TERM; while :; do sleep 0.1; done";
+    let spec = json!({"terminationGracePeriodSeconds": 5});
+    let mut pod = scene.pod("leaves", &json!({"command": ["/bin/sh", "-c", script]}), &spec);
+    pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
+    scene.create(&pod).await?;
+    scene.phase("leaves", "Running").await?;
+    let end = end_after_deletion(&scene, "leaves", "Succeeded").await?;
+    assert_eq!((end.exit_code, end.reason.as_deref()), (0, Some("Completed")));
+    Ok(())
 }
 
 /// Creates two Pods that do not go by themselves, one with a command and one without, and deletes them for an hour.

@@ -7,6 +7,8 @@ use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::disk::SmallDisk;
 use tart_kubelet_tests::wait;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 use crate::image_gc::{MIB, add_image, agent, pod, small};
 use crate::scene::{DEADLINE, Scene, condition};
@@ -92,4 +94,20 @@ async fn a_pod_is_deleted_from_a_disk_that_is_full_to_the_last_byte() -> Result<
     scene.kubectl.run(["delete", "pod", "greedy", "--grace-period=2", "--wait=false"]).await?;
     wait::until_gone(&scene.pods, "greedy", DEADLINE).await.with_context(|| scene.agent_log())?;
     crowded.is_well().await
+}
+
+#[tokio::test]
+async fn a_vm_that_comes_up_on_a_disk_that_is_full_to_the_last_byte_is_seen_to_run() -> Result<()> {
+    let Some(crowded) = Crowded::new("full-start", "").await? else { return Ok(()) };
+    let scene = &crowded.scene;
+    // Its guest is up, and it counts as running when its hook is done.
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let port = listener.local_addr()?.port();
+    let up = json!({"postStart": {"httpGet": {"host": "127.0.0.1", "port": port}}});
+    scene.create(&pod(scene, "late", "only", &json!({"lifecycle": up}))).await?;
+    let (mut hook, _) = listener.accept().await?;
+    crowded.fill().await?;
+    ensure!(hook.read(&mut [0; 4096]).await? > 0, "the hook has given up");
+    hook.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+    scene.phase("late", "Running").await.map(drop)
 }

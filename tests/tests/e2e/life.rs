@@ -31,6 +31,8 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
     assert!(container.image_id.contains("@sha256:"), "{}", container.image_id);
     let shown = scene.kubectl.run(["get", "pod", "boot", "--no-headers"]).await?;
     ensure!(shown.contains("1/1") && shown.contains("Running"), "{shown}");
+    scene.told_as("boot", "Pulled", &format!("image `{IMAGE}` is ")).await?;
+    scene.told_as("boot", "Created", &format!("Created container main: VM {vm} boots")).await?;
     scene.told_as("boot", "Started", &format!("VM {vm} runs at {address}")).await?;
 
     scene.shut_down(&vm).await;
@@ -44,7 +46,11 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
 
     // The Pod stays until somebody deletes it; then nothing of it is left.
     scene.kubectl.run(["delete", "pod", "boot"]).await?;
-    scene.nothing_left().await
+    scene.nothing_left().await?;
+
+    scene.create(&scene.pod("again", &json!({}), &json!({}))).await?;
+    let here = format!("Container image \"{IMAGE}\" already present on machine");
+    scene.told_as("again", "Pulled", &here).await
 }
 
 #[tokio::test]
@@ -130,6 +136,44 @@ async fn a_guest_that_crashes_fails_its_pod() -> Result<()> {
     scene.phase("panic", "Failed").await?;
     scene.told("pod", "panic", "due to error").await?;
     scene.no_vms().await
+}
+
+#[tokio::test]
+async fn a_vm_that_somebody_stops_with_tart_fails_its_pod() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("plug").await?;
+    let names = ["boots", "commands"];
+    for (name, container) in names.into_iter().zip([json!({}), json!({"command": ["/bin/sleep", "1000"]})]) {
+        scene.create(&scene.pod(name, &container, &json!({}))).await?;
+    }
+    for name in names {
+        let vm = Scene::vm_of(&scene.phase(name, "Running").await?)?;
+        scene.mac.tart(["stop", &vm]).await?;
+        let pod = scene.phase(name, "Failed").await?;
+        let end = state_of(&pod).and_then(|state| state.terminated).context("not terminated")?;
+        let words = "somebody stopped the VM with tart";
+        assert_eq!((name, end.exit_code, end.message.as_deref()), (name, 137, Some(words)));
+    }
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn containers_can_start_once_the_guest_has_an_address() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("sandbox").await?;
+    let can_start = |pod: &Pod| {
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let found = conditions.filter(|one| one.type_ == "PodReadyToStartContainers");
+        found.map(|one| one.status.clone()).next()
+    };
+    scene.mac.set_fault("hang", "run")?;
+    scene.create(&scene.pod("starts", &json!({}), &json!({}))).await?;
+    wait::until(&scene.pods, "starts", "not ready to start", DEADLINE, |pod| {
+        can_start(pod).as_deref() == Some("False")
+    })
+    .await?;
+    scene.mac.clear_fault("hang")?;
+    let pod = scene.phase("starts", "Running").await?;
+    assert_eq!(can_start(&pod).as_deref(), Some("True"));
+    Ok(())
 }
 
 #[tokio::test]

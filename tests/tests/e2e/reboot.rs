@@ -5,7 +5,7 @@ use serde_json::json;
 use tart_kubelet_tests::wait;
 
 use crate::crash::records::spoil;
-use crate::crash::{Mortal, boots, container, end_of, forget, last_end_of};
+use crate::crash::{Mortal, boots, container, end_of, forget, init_end_of, last_end_of};
 use crate::scene::{DEADLINE, IMAGE, Scene, phase_of};
 
 #[tokio::test]
@@ -196,7 +196,9 @@ async fn at_each_step_of_a_shim() -> Result<()> {
 #[tokio::test]
 async fn that_spoils_what_was_not_yet_on_the_disk() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("reboot-spoils").await?;
-    scene.create(&scene.pod("never", &json!({}), &json!({}))).await?;
+    let init = json!([{"name": "init", "image": IMAGE, "command": ["/usr/bin/true"]}]);
+    let spec = json!({"initContainers": init});
+    scene.create(&scene.pod("never", &json!({"command": ["/bin/sleep", "1000"]}), &spec)).await?;
     scene.phase("never", "Running").await?;
     scene.mac.lose_power()?;
     ensure!(spoil(&scene.agent.state_dir().join("pods"))? >= 4, "there are hardly any records");
@@ -204,6 +206,7 @@ async fn that_spoils_what_was_not_yet_on_the_disk() -> Result<()> {
     let pod = scene.phase("never", "Failed").await?;
     assert_eq!(end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
     assert_eq!((container(&pod)?.restart_count, boots(&scene)?), (0, 1));
+    assert_eq!(init_end_of(&pod)?.exit_code, 0, "what the API has once shown to be over stays so");
     scene.kubectl.run(["delete", "pod", "never"]).await?;
     scene.nothing_left().await
 }

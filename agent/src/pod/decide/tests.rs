@@ -25,6 +25,7 @@ impl Observation {
             deadline: None,
             asked: None,
             vain_stops: 0,
+            vain_cleans: 0,
             final_status_published: false,
             now,
         }
@@ -227,6 +228,19 @@ fn what_does_not_stop_is_killed() {
         let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, asked()) });
         assert_eq!(after(2), Decision::StopOrphan(Restart(0)));
         assert_eq!(after(3), Decision::KillLeftovers(Restart(0)));
+    }
+}
+
+#[test]
+fn a_shim_that_does_not_go_after_its_vm_is_killed() {
+    for wanted in [RUN, Wanted::Stop(GRACE), Wanted::Finished(GRACE), Wanted::Gone] {
+        let after = |holder, vain_cleans| {
+            let over = AttemptView { holder, ..ended(0, 0) };
+            decide(&Observation { vain_cleans, ..seen(wanted, vec![over]) })
+        };
+        assert_eq!(after(Holder::Shim, VAIN_CLEANS - 1), Decision::Clean(Restart(0)));
+        assert_eq!(after(Holder::Shim, VAIN_CLEANS), Decision::KillShim(Restart(0)));
+        assert_eq!(after(Holder::Nobody, VAIN_CLEANS), Decision::Clean(Restart(0)), "it is gone");
     }
 }
 

@@ -14,6 +14,11 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> 
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
+        if state.is_none()
+            && let Some(kept) = ended_before(context, current, name)
+        {
+            return kept;
+        }
         let (now, last) =
             state.map_or_else(|| (pending(context, name), None), |state| shown(context, current, state));
         ContainerStatus {
@@ -32,14 +37,26 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> 
     plan.init.iter().map(status).collect()
 }
 
-/// The names of those that have not succeeded yet.
-pub(super) fn incomplete(context: &Context<'_>, current: Option<&AttemptView>) -> Vec<String> {
-    let Ok(plan) = context.plan else { return Vec::new() };
-    let done = |name: &String| {
-        current
-            .is_some_and(|attempt| attempt.init.iter().any(|state| state.name == *name && succeeded(state)))
+/// What the API shows of one that has ended and of which nothing is known here: its records are lost. The API server takes no word of it
+/// that is not of an end, and with it nothing else of the Pod. A VM that is on its way to its init containers runs them all again.
+fn ended_before(context: &Context<'_>, current: Option<&AttemptView>, name: &str) -> Option<ContainerStatus> {
+    let is_to_run = |attempt: &AttemptView| {
+        attempt.spec.is_some() && attempt.outcome.is_none() && attempt.running_since().is_none()
     };
-    plan.init.iter().filter(|name| !done(name)).cloned().collect()
+    if current.is_some_and(is_to_run) {
+        return None;
+    }
+    // What we have asked for lately may not be what the API server has taken.
+    let shown = [context.before, context.pod.status.as_ref()].into_iter().flatten();
+    let mut statuses = shown.flat_map(|status| status.init_container_statuses.iter().flatten());
+    let has_ended =
+        |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
+    statuses.find(|status| status.name == name && has_ended(status)).cloned()
+}
+
+/// The names of those that have not succeeded yet.
+pub(super) fn incomplete(statuses: &[ContainerStatus]) -> Vec<String> {
+    statuses.iter().filter(|status| !status.ready).map(|status| status.name.clone()).collect()
 }
 
 fn succeeded(state: &InitState) -> bool {

@@ -108,6 +108,48 @@ fn the_phase_tells_the_truth() {
 }
 
 #[test]
+fn what_the_api_shows_of_an_init_container_that_has_ended_is_not_taken_back_for_want_of_records() {
+    let with_init = VmPlan { init: vec!["init".into()], ..plan() };
+    let ended: PodStatus = serde_json::from_value(serde_json::json!({"initContainerStatuses": [{
+        "name": "init", "image": "i", "imageID": "", "ready": true, "restartCount": 2,
+        "state": {"terminated": {"exitCode": 0}},
+    }]}))
+    .unwrap();
+    let pod = Pod { status: Some(ended.clone()), ..Pod::default() };
+    let waiting = shown_as(&with_init, &seen(NEVER, vec![]));
+    let initialized = |status: &PodStatus| {
+        let all = status.conditions.as_ref().unwrap();
+        all.iter().find(|one| one.type_ == "Initialized").unwrap().status.clone()
+    };
+    let address = "127.0.0.2".parse().unwrap();
+    let unplanned = |attempt: AttemptView| AttemptView { spec: None, ..attempt };
+    let table = [
+        (None, true),
+        (Some(unplanned(attempt(0, None, None))), true),
+        (Some(unplanned(attempt(0, None, Some(Ending::Lost)))), true),
+        (Some(attempt(0, Some(Stage::Booting), Some(Ending::Lost))), true),
+        (Some(attempt(0, Some(Stage::Running { address }), None)), true),
+        // It runs them again.
+        (Some(attempt(1, Some(Stage::Booting), None)), false),
+    ];
+    for (current, is_kept) in table {
+        let seen = seen(NEVER, current.into_iter().collect());
+        // What was last asked for has been refused.
+        let context = Context {
+            pod: &pod,
+            before: Some(&waiting),
+            plan: Ok(&with_init),
+            accepted_at: None,
+            trouble: None,
+            host_ip: None,
+        };
+        let status = render(&seen, &context);
+        assert_eq!(status.init_container_statuses == ended.init_container_statuses, is_kept, "{seen:?}");
+        assert_eq!(initialized(&status) == "True", is_kept, "{seen:?}");
+    }
+}
+
+#[test]
 fn no_init_container_outlives_its_vm() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };

@@ -72,7 +72,7 @@ fn spelt_out(name: &str, agent: &Path) -> Result<Vec<String>> {
 
 /// The names of all steps that a Pod's worker takes.
 fn decisions(agent: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(agent.join("pod/decide.rs"))?;
+    let text = std::fs::read_to_string(agent.join("pod/decide/decision.rs"))?;
     let names = text.split("pub fn name(self)").nth(1).and_then(|rest| rest.split("\n    }\n").next());
     // To wait is no effect.
     let effects = literals(names.context("decisions have no names")?).filter(|name| *name != "wait");

@@ -2,21 +2,14 @@
 //! time, and as somebody who may lie.
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use serde_json::{Value, json};
 use tart_kubelet_tests::wait;
 
-use super::{Mortal, boots, container, dies_at, end_of, forget};
+use super::{Mortal, boots, container, dies_at, end_of, forget, init_end_of};
 use crate::scene::{DEADLINE, IMAGE, Scene, state_of};
 
 fn shell(script: &str) -> Value {
     json!(["/bin/sh", "-c", script])
-}
-
-fn init_end_of(pod: &Pod) -> Result<ContainerStateTerminated> {
-    let statuses = pod.status.as_ref().and_then(|status| status.init_container_statuses.as_ref());
-    let first = statuses.and_then(|all| all.first()).context("no init container")?;
-    first.state.as_ref().and_then(|state| state.terminated.clone()).with_context(|| format!("{first:?}"))
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use super::{Mortal, boots, container, dies_at, end_of, forget, last_end_of};
-use crate::scene::{DEADLINE, Scene};
+use super::{Mortal, boots, container, dies_at, end_of, forget, init_end_of, last_end_of};
+use crate::scene::{DEADLINE, IMAGE, Scene};
 
 /// Leaves nothing but the beginning of every record in a directory, and below it. Returns how many there were.
 pub(crate) fn spoil(dir: &Path) -> Result<usize> {
@@ -77,8 +77,9 @@ async fn all_of_a_vm_that_runs() -> Result<()> {
 async fn all_of_a_vm_and_the_vm_itself() -> Result<()> {
     let (scene, agent) = Scene::with_agent("lost-mac").await?;
     let always = json!({"restartPolicy": "Always"});
+    let init = json!([{"name": "init", "image": IMAGE, "command": ["/usr/bin/true"]}]);
     let mut vms = Vec::new();
-    for (name, spec) in [("always", &always), ("never", &json!({}))] {
+    for (name, spec) in [("always", &always), ("never", &json!({"initContainers": init}))] {
         scene.create(&scene.pod(name, &json!({"command": ["/bin/sleep", "1000"]}), spec)).await?;
         vms.push(Scene::vm_of(&scene.phase(name, "Running").await?)?);
     }
@@ -95,6 +96,7 @@ async fn all_of_a_vm_and_the_vm_itself() -> Result<()> {
     let never = scene.phase("never", "Failed").await?;
     assert_eq!(end_of(&never)?.reason.as_deref(), Some("ContainerStatusUnknown"));
     assert_eq!((end_of(&never)?.exit_code, container(&never)?.restart_count), (137, 0));
+    assert_eq!(init_end_of(&never)?.exit_code, 0, "what the API has once shown to be over stays so");
     let pod = wait::until(&scene.pods, "always", "started again", DEADLINE, |pod| {
         container(pod).is_ok_and(|status| status.restart_count > 0 && status.ready)
     })

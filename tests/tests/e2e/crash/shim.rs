@@ -210,3 +210,15 @@ async fn while_the_container_is_ended() -> Result<()> {
     wait::until_gone(&scene.pods, "boots", DEADLINE).await?;
     scene.nothing_left().await
 }
+
+#[tokio::test]
+async fn that_does_not_go_when_its_vm_is_over_is_killed() -> Result<()> {
+    let scene = Scene::new("halts").await?;
+    let mortal = Mortal::start(&scene, &["shim.ended halts"])?;
+    scene.create(&scene.pod("stays", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
+    let _agent = mortal.outlive().await?;
+    scene.phase("stays", "Succeeded").await?;
+    scene.told_as("stays", "ShimStuck", "the shim of VM ").await?;
+    scene.no_vms().await?;
+    forget(&scene, "stays").await
+}
