@@ -119,6 +119,30 @@ async fn their_restarts_are_counted_and_told_apart_whatever_vm_they_run_in() -> 
 }
 
 #[tokio::test]
+async fn while_they_run_again_the_rest_of_the_pod_is_told() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("init-told").await?;
+    // Succeeds at once, and in the second VM when it may.
+    let init = "cd /private/tmp/scratch; [ -e first ] || { touch first; exit; }; until [ -e go ]; do sleep 0.1; done";
+    let mut pod = pod(&scene, "told", &[shell("one", init)], "OnFailure");
+    let main = "cd /private/tmp/scratch; [ -e again ] || { touch again; exit 1; }";
+    pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", main]);
+    scene.create(&pod).await?;
+    // The API server takes no status in which an init container that has succeeded runs.
+    let again = wait::until(&scene.pods, "told", "the second VM", DEADLINE, |pod| {
+        let status = pod.status.clone().unwrap_or_default();
+        let main = status.container_statuses.unwrap_or_default();
+        main.first().is_some_and(|main| main.restart_count == 1) && status.pod_ip.is_some()
+    });
+    let found = again.await?;
+    let uid = found.metadata.uid.clone().context("no UID")?;
+    ensure!(init_statuses(&found).iter().all(|one| one.ready), "{:?}", init_statuses(&found));
+    std::fs::write(scene.agent.state_dir().join("volumes").join(uid).join("scratch/go"), "")?;
+    let pod = scene.phase("told", "Succeeded").await?;
+    assert_eq!(init_statuses(&pod)[0].restart_count, 1);
+    Ok(())
+}
+
+#[tokio::test]
 async fn one_that_keeps_failing_backs_off_and_says_so() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-loop").await?;
     scene.create(&pod(&scene, "loop", &[shell("one", "exit 3"), shell("two", "true")], "Always")).await?;

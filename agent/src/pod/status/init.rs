@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, Containe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
+use crate::pod::restart::RestartPolicy;
 use crate::state::{AttemptView, InitStage, InitState, Outcome};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
@@ -14,13 +15,15 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> 
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
-        if state.is_none()
-            && let Some(kept) = ended_before(context, current, name)
+        let (now, last) =
+            state.map_or_else(|| (pending(context, name), None), |state| shown(context, current, state));
+        let is_lost = state.is_none() && !current.is_some_and(is_to_run);
+        if now.terminated.is_none()
+            && let Some(kept) = ended_before(context, name)
+            && (is_lost || is_final(context, &kept))
         {
             return kept;
         }
-        let (now, last) =
-            state.map_or_else(|| (pending(context, name), None), |state| shown(context, current, state));
         ContainerStatus {
             name: name.clone(),
             image: image_of(spec, plan),
@@ -37,21 +40,30 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> 
     plan.init.iter().map(status).collect()
 }
 
-/// What the API shows of one that has ended and of which nothing is known here: its records are lost. The API server takes no word of it
-/// that is not of an end, and with it nothing else of the Pod. A VM that is on its way to its init containers runs them all again.
-fn ended_before(context: &Context<'_>, current: Option<&AttemptView>, name: &str) -> Option<ContainerStatus> {
-    let is_to_run = |attempt: &AttemptView| {
-        attempt.spec.is_some() && attempt.outcome.is_none() && attempt.running_since().is_none()
-    };
-    if current.is_some_and(is_to_run) {
-        return None;
-    }
+/// Whether a VM is on its way to its init containers: it runs them all again.
+fn is_to_run(attempt: &AttemptView) -> bool {
+    attempt.spec.is_some() && attempt.outcome.is_none() && attempt.running_since().is_none()
+}
+
+/// What the API shows of one that has ended.
+fn ended_before(context: &Context<'_>, name: &str) -> Option<ContainerStatus> {
     // What we have asked for lately may not be what the API server has taken.
     let shown = [context.before, context.pod.status.as_ref()].into_iter().flatten();
     let mut statuses = shown.flat_map(|status| status.init_container_statuses.iter().flatten());
     let has_ended =
         |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
     statuses.find(|status| status.name == name && has_ended(status)).cloned()
+}
+
+/// Whether the API server takes no word of one that is not of an end, and with it nothing else of the Pod: where the policy would not have
+/// it start again. It does, in a new VM, and is told of when it has ended there.
+fn is_final(context: &Context<'_>, ended: &ContainerStatus) -> bool {
+    let code = ended.state.as_ref().and_then(|state| state.terminated.as_ref()).map(|end| end.exit_code);
+    match RestartPolicy::of(context.pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref())) {
+        RestartPolicy::Always => false,
+        RestartPolicy::OnFailure => code == Some(0),
+        RestartPolicy::Never => true,
+    }
 }
 
 /// The names of those that have not succeeded yet.

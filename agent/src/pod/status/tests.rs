@@ -150,6 +150,38 @@ fn what_the_api_shows_of_an_init_container_that_has_ended_is_not_taken_back_for_
 }
 
 #[test]
+fn an_init_container_that_runs_again_is_told_of_as_the_api_server_has_it() {
+    let with_init = VmPlan { init: vec!["init".into()], ..plan() };
+    let running = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 1, last: None };
+    let seen = {
+        let again = AttemptView { init: vec![running], ..attempt(1, Some(Stage::Booting), None) };
+        seen(NEVER, vec![attempt(0, None, Some(Ending::Lost)), again])
+    };
+    for (policy, code, is_kept) in
+        [("Always", 0, false), ("OnFailure", 0, true), ("OnFailure", 1, false), ("Never", 1, true)]
+    {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "spec": {"containers": [], "restartPolicy": policy},
+            "status": {"initContainerStatuses": [{
+                "name": "init", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+                "state": {"terminated": {"exitCode": code}},
+            }]},
+        }))
+        .unwrap();
+        let context = Context {
+            pod: &pod,
+            before: None,
+            plan: Ok(&with_init),
+            accepted_at: None,
+            trouble: None,
+            host_ip: None,
+        };
+        let state = render(&seen, &context).init_container_statuses.unwrap().remove(0).state.unwrap();
+        assert_eq!(state.terminated.is_some(), is_kept, "{policy} {code}");
+    }
+}
+
+#[test]
 fn no_init_container_outlives_its_vm() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
