@@ -203,6 +203,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_guest_that_only_boots_goes_by_its_image_in_is_named() {
+        let named = |pods: Value, own: Value| {
+            left_to_image(
+                Some(&serde_json::from_value(pods).unwrap()),
+                Some(&serde_json::from_value(own).unwrap()),
+            )
+            .join(" ")
+        };
+        assert_eq!(named(json!({"runAsNonRoot": false, "fsGroup": 1}), json!({})), "");
+        assert_eq!(
+            named(json!({"runAsUser": 1, "runAsNonRoot": true}), json!({"runAsGroup": 2})),
+            "securityContext.runAsUser securityContext.runAsNonRoot containers[0].securityContext.runAsGroup"
+        );
+    }
+
+    #[test]
     fn hooks_are_read_with_their_named_ports() {
         let extra = json!({
             "ports": [{"name": "web", "containerPort": 8080}],

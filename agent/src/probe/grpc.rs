@@ -64,13 +64,10 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration)
             return Finding::Failed(format!("error: failed to connect service at \"{place}\": {why}"));
         }
     };
-    let channel = match timeout_at(deadline, connect(&endpoint)).await {
-        Ok(channel) => channel,
-        Err(_) => {
-            return Finding::Failed(format!(
-                "timeout: failed to connect service \"{place}\" within {limit:?}: context deadline exceeded"
-            ));
-        }
+    let Ok(channel) = timeout_at(deadline, connect(&endpoint)).await else {
+        return Finding::Failed(format!(
+            "timeout: failed to connect service \"{place}\" within {limit:?}: context deadline exceeded"
+        ));
     };
     match timeout_at(deadline, check(channel, service)).await {
         Ok(Ok(ServingStatus::Serving)) => Finding::Passed,
