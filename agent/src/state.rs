@@ -50,8 +50,8 @@ mod writer;
 pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
 pub use claim::{Claim, ClaimError};
 pub use container::{
-    ContainerSpec, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP, Share,
-    Termination,
+    ContainerSpec, GuestBoot, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP,
+    Share, Termination,
 };
 pub use file::StateError;
 pub use lock::Lock;

@@ -96,6 +96,29 @@ pub fn set_up(
         };
     }
     let _ = writeln!(script, "last_words {}", quote(&container.termination.path));
+    let directory = command.working_dir.as_deref().unwrap_or_default();
+    let _ = writeln!(script, "work_in {}", quote(directory));
+    let enter = surround(&mut script, command);
+    // The process whose number is written down becomes the command.
+    let _ = writeln!(script, "put start {}", quote(&format!("echo $$ >\"${{0%/*}}/pid\"\n{enter}")));
+    let _ = writeln!(script, "put run {}", quote(RUN));
+    script.push_str("pipe over\nhand_over\n");
+    let program = command.argv.first().map_or("", String::as_str);
+    let _ = writeln!(script, "find_program {}", quote(program));
+    script.push_str("ready\n");
+    script
+}
+
+/// The script that prepares commands beside a guest that only boots: they have the container's variables, and nothing else is done.
+pub fn surroundings(command: &GuestCommand) -> String {
+    let mut script = PRELUDE.to_owned();
+    surround(&mut script, command);
+    script.push_str("hand_over\nready\n");
+    script
+}
+
+/// Puts in place what commands of the container need, and says what makes a shell one of them.
+fn surround(script: &mut String, command: &GuestCommand) -> String {
     let variables: String = command.env.iter().filter(|(name, _)| is_shell_name(name)).fold(
         String::new(),
         |mut all, (name, value)| {
@@ -104,24 +127,15 @@ pub fn set_up(
         },
     );
     let _ = writeln!(script, "put env \"$first\"{}", quote(&variables));
+    let borne = bear(script, &command.env);
     let directory = command.working_dir.as_deref().unwrap_or_default();
-    let _ = writeln!(script, "work_in {}", quote(directory));
-    let borne = bear(&mut script, &command.env);
     // No name is taken from the container's variables, and macOS takes some of them (`DYLD_…`) from every shell that is started
     // with them, so that there must be none after this one.
     let enter = format!(". \"${{0%/*}}/env\"\n{}{borne}exec \"$@\"\n", change_to(directory));
-    let _ = writeln!(script, "put enter {}", quote(&enter));
-    // The process whose number is written down becomes the command.
-    let _ = writeln!(script, "put start {}", quote(&format!("echo $$ >\"${{0%/*}}/pid\"\n{enter}")));
-    let _ = writeln!(script, "put run {}", quote(RUN));
-    let _ = writeln!(script, "put within {}", quote(WITHIN));
-    let _ = writeln!(script, "put probe {}", quote(PROBE));
-    let _ = writeln!(script, "put hook {}", quote(HOOK));
-    script.push_str("pipe over\nhand_over\n");
-    let program = command.argv.first().map_or("", String::as_str);
-    let _ = writeln!(script, "find_program {}", quote(program));
-    script.push_str("ready\n");
-    script
+    for (name, text) in [("enter", enter.as_str()), ("within", WITHIN), ("probe", PROBE), ("hook", HOOK)] {
+        let _ = writeln!(script, "put {name} {}", quote(text));
+    }
+    enter
 }
 
 /// How the set-up ended by the script's own account; `None` when it has said nothing of it, or not all of it.

@@ -211,7 +211,7 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
 }
 
 /// Whether a container has a hook or a probe that is a command.
-fn runs_commands(container: &Container) -> bool {
+pub(super) fn runs_commands(container: &Container) -> bool {
     let hooks = container.lifecycle.as_ref();
     let hooks = [hooks.and_then(|it| it.post_start.as_ref()), hooks.and_then(|it| it.pre_stop.as_ref())];
     let probes = [&container.startup_probe, &container.liveness_probe, &container.readiness_probe];

@@ -1,7 +1,6 @@
 //! From a Pod's containers to what a shim is told of them.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,11 +8,10 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod, PodSecurityCo
 use kube::ResourceExt;
 
 use super::expansion::{expand, lookup};
-use crate::guest::script;
 use crate::probe::http::HttpGet;
 use crate::report::chain;
 use crate::state::{
-    ContainerSpec, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Mount, POD_IP, Termination,
+    ContainerSpec, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Mount, Termination,
 };
 
 /// The longest name that a machine can have.
@@ -89,6 +87,25 @@ pub(super) fn user(pod: Option<&PodSecurityContext>, container: Option<&Security
     }
 }
 
+/// The fields by which a Pod says who runs what, in a guest that only boots and so goes by its image.
+pub fn left_to_image(
+    pod: Option<&PodSecurityContext>,
+    container: Option<&SecurityContext>,
+) -> Vec<&'static str> {
+    let fields = [
+        ("securityContext.runAsUser", pod.is_some_and(|it| it.run_as_user.is_some())),
+        ("securityContext.runAsGroup", pod.is_some_and(|it| it.run_as_group.is_some())),
+        ("securityContext.runAsNonRoot", pod.is_some_and(|it| it.run_as_non_root == Some(true))),
+        ("containers[0].securityContext.runAsUser", container.is_some_and(|it| it.run_as_user.is_some())),
+        ("containers[0].securityContext.runAsGroup", container.is_some_and(|it| it.run_as_group.is_some())),
+        (
+            "containers[0].securityContext.runAsNonRoot",
+            container.is_some_and(|it| it.run_as_non_root == Some(true)),
+        ),
+    ];
+    fields.into_iter().filter(|(_, is_set)| *is_set).map(|(field, _)| field).collect()
+}
+
 fn hook(container: &Container, handler: &LifecycleHandler) -> Option<Hook> {
     if let Some(exec) = &handler.exec {
         return Some(Hook::Exec(exec.command.clone().unwrap_or_default()));
@@ -133,18 +150,6 @@ pub fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
 fn each_once(names: Vec<String>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     names.into_iter().filter(|name| seen.insert(name.clone())).collect()
-}
-
-/// The environment of a guest that only boots, as a file that a shell can read. The address is not known when it is
-/// written, and the guest knows its own.
-pub fn environment_file(variables: &[(String, String)]) -> String {
-    let known =
-        variables.iter().filter(|(name, value)| script::is_shell_name(name) && !value.contains(POD_IP));
-    known.fold(String::new(), |mut all, (name, value)| {
-        // Writing to a String does not fail.
-        let _ = writeln!(all, "{name}='{}'", value.replace('\'', "'\\''"));
-        all
-    })
 }
 
 #[cfg(test)]
@@ -198,6 +203,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_guest_that_only_boots_goes_by_its_image_in_is_named() {
+        let named = |pods: Value, own: Value| {
+            left_to_image(
+                Some(&serde_json::from_value(pods).unwrap()),
+                Some(&serde_json::from_value(own).unwrap()),
+            )
+            .join(" ")
+        };
+        assert_eq!(named(json!({"runAsNonRoot": false, "fsGroup": 1}), json!({})), "");
+        assert_eq!(
+            named(json!({"runAsUser": 1, "runAsNonRoot": true}), json!({"runAsGroup": 2})),
+            "securityContext.runAsUser securityContext.runAsNonRoot containers[0].securityContext.runAsGroup"
+        );
+    }
+
+    #[test]
     fn hooks_are_read_with_their_named_ports() {
         let extra = json!({
             "ports": [{"name": "web", "containerPort": 8080}],
@@ -245,17 +266,5 @@ mod tests {
         };
         assert_eq!(all, expected);
         assert!(!dns(json!({"containers": [], "dnsPolicy": "Default", "dnsConfig": config})).replaces);
-    }
-
-    #[test]
-    fn the_environment_file_is_for_a_shell() {
-        let names = ["UID", "my.key", "a;exit 3", "A"];
-        let mut variables = names.map(|name| (name.to_owned(), "it's".to_owned())).to_vec();
-        variables.push(("IP".to_owned(), POD_IP.to_owned()));
-        let file = environment_file(&variables);
-        assert_eq!(file, "A='it'\\''s'\n");
-        let read = format!("set -e\n{file}printf %s \"$A\"");
-        let said = std::process::Command::new("/bin/sh").args(["-c", &read]).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&said.stdout), "it's");
     }
 }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::admission::{VmPlan, read};
+use super::admission::{VmPlan, read, runs_commands};
 use super::belongings::{Gathered, Shortage};
 use super::blueprint::{self, Brought};
 use super::decide::Wanted;
@@ -23,7 +23,7 @@ use super::worker::Worker;
 use crate::crash;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
-use crate::state::{ContainerSpec, HostPort, InitState, Share, ShimSpec};
+use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, Share, ShimSpec};
 use crate::vm::Restart;
 use crate::volume::boot::{self, BootShares};
 
@@ -148,8 +148,9 @@ impl Worker {
         let boot = self.boot_shares(pod, &spec.containers, gathered, restart)?;
         crash::point("agent.plan.shares");
         let mut shares: Vec<Share> = gathered.volumes.shares.clone();
-        let status_dir = boot.as_ref().map(|boot| boot.status_dir.clone());
-        shares.extend(boot.into_iter().flat_map(|boot| boot.shares));
+        let status_dir = boot.as_ref().map(|(boot, _)| boot.status_dir.clone());
+        let given = boot.as_ref().map(|(_, given)| given.clone());
+        shares.extend(boot.into_iter().flat_map(|(boot, _)| boot.shares));
         let attempt = self.dir.attempt(restart);
         let init_before = self.init_before(restart)?;
         attempt.plan(&ShimSpec {
@@ -169,6 +170,7 @@ impl Worker {
             init_before,
             init_again: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
             main,
+            boot: given,
             status_dir,
             grace: seconds(spec.termination_grace_period_seconds),
             boot_limit: self.host.boot_limit,
@@ -196,11 +198,11 @@ impl Worker {
         containers: &[Container],
         gathered: &Gathered,
         restart: Restart,
-    ) -> Result<Option<BootShares>, WorkError> {
+    ) -> Result<Option<(BootShares, GuestBoot)>, WorkError> {
         let Some(main) = containers.last().filter(|main| !blueprint::has_command(main)) else {
             return Ok(None);
         };
-        let variables = gathered.environments.get(&main.name).map(|known| known.variables.as_slice());
+        let variables = gathered.environments.get(&main.name).map(|known| known.variables.clone());
         let variables = variables.unwrap_or_default();
         let names = variables.iter().map(|(name, _)| name.as_str());
         let unfit: Vec<&str> = names.filter(|name| !is_shell_name(name)).collect();
@@ -211,8 +213,23 @@ impl Worker {
             );
             self.host.events.warning(pod, "InvalidEnvironmentVariableNames", &words);
         }
-        let file = blueprint::environment_file(variables);
-        Ok(Some(boot::lay(&self.dir, restart, &file).map_err(WorkError::Boot)?))
+        let pods = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+        let left = blueprint::left_to_image(pods, main.security_context.as_ref());
+        // Once is enough for a Pod.
+        if restart == Restart(0) && !left.is_empty() {
+            let words = format!(
+                "No effect on a VM that only boots: {}. Its image decides who runs what",
+                left.join(", ")
+            );
+            self.host.events.normal(pod, "LeftToImage", &words);
+        }
+        let shares = boot::lay(&self.dir, restart, &variables).map_err(WorkError::Boot)?;
+        let given = GuestBoot {
+            environment_file: shares.environment_file.clone(),
+            runs_commands: runs_commands(main),
+            surroundings: GuestCommand { env: variables, ..GuestCommand::default() },
+        };
+        Ok(Some((shares, given)))
     }
 
     /// The Pod's host ports, at the Node's address unless the Pod says otherwise.

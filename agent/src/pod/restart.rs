@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::time::later;
-use crate::state::{Outcome, StopCause, StopRequest};
+use crate::state::{Ending, Outcome, StopCause, StopRequest};
 
 const FIRST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_DELAY: Duration = Duration::from_mins(5);
@@ -52,14 +52,16 @@ pub enum Verdict {
     },
 }
 
-/// What follows the end of a container that had failed so often in a row before. One that was stopped for a failed probe has failed, however well it then ended.
+/// What follows the end of a container that had failed so often in a row before. One that was stopped for a failed probe starts again if
+/// it ever does, however well it then ended; if it does not, its exit code counts. A VM that was shut down has none of its own.
 pub fn verdict(policy: RestartPolicy, crashes: u32, stop: Option<StopRequest>, outcome: &Outcome) -> Verdict {
     let failed_probe = stop.and_then(|stop| stop.cause).is_some_and(StopCause::is_failure);
-    let failed = outcome.ending.exit_code() != 0 || failed_probe;
+    let has_own_code = matches!(outcome.ending, Ending::Exited { .. });
+    let ended_well = outcome.ending.exit_code() == 0;
     match policy {
-        RestartPolicy::Never if failed => Verdict::Failed,
-        RestartPolicy::Never => Verdict::Succeeded,
-        RestartPolicy::OnFailure if !failed => Verdict::Succeeded,
+        RestartPolicy::Never if ended_well && (has_own_code || !failed_probe) => Verdict::Succeeded,
+        RestartPolicy::Never => Verdict::Failed,
+        RestartPolicy::OnFailure if ended_well && !failed_probe => Verdict::Succeeded,
         RestartPolicy::Always | RestartPolicy::OnFailure => {
             let crashes = if ran_for(outcome) >= WELL_AFTER { 0 } else { crashes };
             let delay = back_off(crashes);
@@ -83,7 +85,6 @@ pub fn back_off(crashes: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Ending;
 
     fn outcome(code: i32, seconds: i64) -> Outcome {
         Outcome {
@@ -105,16 +106,22 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_failed_a_probe_has_failed_whatever_its_exit_code() {
-        let after = |policy, cause| {
+    fn a_container_that_failed_a_probe_starts_again_or_is_what_its_exit_code_says() {
+        let stopped = |policy, cause, outcome: &Outcome| {
             let stop = StopRequest { deadline: Timestamp::UNIX_EPOCH, cause };
-            verdict(policy, 0, Some(stop), &outcome(0, 1))
+            verdict(policy, 0, Some(stop), outcome)
         };
+        let after = |policy, cause| stopped(policy, cause, &outcome(0, 1));
         let failed = Some(StopCause::FailedLiveness);
         assert!(matches!(after(RestartPolicy::Always, failed), Verdict::Restart { .. }));
         assert!(matches!(after(RestartPolicy::OnFailure, failed), Verdict::Restart { .. }));
-        assert_eq!(after(RestartPolicy::Never, failed), Verdict::Failed);
+        assert_eq!(after(RestartPolicy::Never, failed), Verdict::Succeeded);
         assert_eq!(after(RestartPolicy::OnFailure, None), Verdict::Succeeded);
+        assert_eq!(stopped(RestartPolicy::Never, failed, &outcome(3, 1)), Verdict::Failed);
+        // The status of a VM that was shut down for it shows no success either.
+        let shut_down = Outcome { ending: Ending::Stopped { killed: false }, ..outcome(0, 1) };
+        assert_eq!(stopped(RestartPolicy::Never, failed, &shut_down), Verdict::Failed);
+        assert_eq!(stopped(RestartPolicy::Never, None, &shut_down), Verdict::Succeeded);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
@@ -14,6 +14,9 @@ use crate::report::chain;
 
 /// An answer is one number.
 const MAX_MESSAGE: usize = 10 << 10;
+/// How soon another attempt to connect follows the first, and how much later each one after that, as in grpc-go.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const RETRY_FACTOR: f64 = 1.6;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
@@ -52,21 +55,19 @@ impl ServingStatus {
 pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration) -> Finding {
     let deadline = Instant::now() + limit;
     let place = address(host, port);
-    let connect = async {
-        let endpoint = Endpoint::from_shared(format!("http://{place}"))?.user_agent("kube-probe/1.36")?;
-        endpoint.connect().await
-    };
-    let channel = match timeout_at(deadline, connect).await {
-        Ok(Ok(channel)) => channel,
-        Ok(Err(error)) => {
+    let endpoint =
+        Endpoint::from_shared(format!("http://{place}")).and_then(|to| to.user_agent("kube-probe/1.36"));
+    let endpoint = match endpoint {
+        Ok(endpoint) => endpoint,
+        Err(error) => {
             let why = chain(&error);
             return Finding::Failed(format!("error: failed to connect service at \"{place}\": {why}"));
         }
-        Err(_) => {
-            return Finding::Failed(format!(
-                "timeout: failed to connect service \"{place}\" within {limit:?}: context deadline exceeded"
-            ));
-        }
+    };
+    let Ok(channel) = timeout_at(deadline, connect(&endpoint)).await else {
+        return Finding::Failed(format!(
+            "timeout: failed to connect service \"{place}\" within {limit:?}: context deadline exceeded"
+        ));
     };
     match timeout_at(deadline, check(channel, service)).await {
         Ok(Ok(ServingStatus::Serving)) => Finding::Passed,
@@ -75,6 +76,18 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration)
         }
         Ok(Err(status)) => Finding::Failed(describe(&status)),
         Err(_) => Finding::Failed(format!("timeout: health rpc did not complete within {limit:?}")),
+    }
+}
+
+/// Connects, sooner or later: as for the kubelet, a server that is not there yet may come in time.
+async fn connect(endpoint: &Endpoint) -> Channel {
+    let mut delay = FIRST_RETRY;
+    loop {
+        if let Ok(channel) = endpoint.connect().await {
+            return channel;
+        }
+        sleep(delay).await;
+        delay = delay.mul_f64(RETRY_FACTOR);
     }
 }
 
@@ -104,7 +117,7 @@ mod tests {
     use hyper::body::{Bytes, Frame, Incoming};
     use hyper::service::service_fn;
     use hyper_util::rt::{TokioExecutor, TokioIo};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
     const LIMIT: Duration = Duration::from_secs(20);
 
@@ -112,9 +125,14 @@ mod tests {
     async fn server(code: &'static str) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
+        serve(listener, code);
+        port
+    }
+
+    fn serve(listener: TcpListener, code: &'static str) {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let answer = service_fn(async move |request: http::Request<Incoming>| {
+                let answer = service_fn(move |request: http::Request<Incoming>| async move {
                     assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
                     assert_eq!(
                         request.headers()["user-agent"].to_str().unwrap().split(' ').next(),
@@ -144,7 +162,6 @@ mod tests {
                 tokio::spawn(connection.serve_connection(TokioIo::new(stream), answer));
             }
         });
-        port
     }
 
     #[tokio::test]
@@ -181,11 +198,25 @@ mod tests {
         let hangs = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
         assert_eq!(hangs.passed(), Some(false), "{hangs:?}");
         drop(listener);
-        match probe("127.0.0.1", port, "", LIMIT).await {
-            Finding::Failed(why) => {
-                assert!(why.starts_with("error: failed to connect service at \"127.0.0.1:"), "{why}");
-            }
-            other => panic!("{other:?}"),
+        let words = format!(
+            "timeout: failed to connect service \"127.0.0.1:{port}\" within 50ms: context deadline exceeded"
+        );
+        let nobody = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
+        assert_eq!(nobody, Finding::Failed(words));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_comes_in_time_is_waited_for() {
+        // Nobody else gets this port, and nobody listens at it yet.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let asked = tokio::spawn(async move { probe("127.0.0.1", port, "well", LIMIT).await });
+        // Time enough for a first attempt, which is refused at once.
+        for _ in 0..100 {
+            TcpStream::connect(("127.0.0.1", port)).await.unwrap_err();
         }
+        serve(socket.listen(8).unwrap(), "0");
+        assert_eq!(asked.await.unwrap(), Finding::Passed);
     }
 }

@@ -177,8 +177,8 @@ impl HttpGet {
         for (name, value) in &self.headers {
             let key = HeaderName::from_bytes(name.as_bytes())
                 .map_err(|_| format!("net/http: invalid header field name {name:?}"))?;
-            // The value may be a secret.
-            let value = HeaderValue::from_str(value)
+            // Any text will do, as for the kubelet, but no control characters. The value may be a secret.
+            let value = HeaderValue::from_bytes(value.as_bytes())
                 .map_err(|_| format!("net/http: invalid header field value for {name:?}"))?;
             headers.append(key, value);
         }

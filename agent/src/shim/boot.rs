@@ -3,29 +3,45 @@
 use std::net::IpAddr;
 
 use tokio::time::{Instant, timeout};
+use tracing::warn;
 
-use super::container::LEAST_AFTER_HOOK;
+use super::container::{LEAST_AFTER_HOOK, Run};
+use super::hooks::Turn;
 use super::limit::Limit;
 use super::{Container, GuestEnd, Shim, hooks};
 use crate::crash;
-use crate::state::{Hook, Stage};
+use crate::guest::script::{self, Ready};
+use crate::state::{Hook, POD_IP, Stage};
+use crate::volume::boot;
 
 impl Shim {
     /// Sees a guest without a command through its hooks, until it is to be shut down.
     pub(super) async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
         self.enter(Stage::Up { address });
+        self.tell_address(address);
         let mut stop = self.stop.clone();
+        let surrounded = tokio::select! {
+            surrounded = self.surround(address) => surrounded,
+            _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
+        };
+        let ready = match surrounded {
+            Ok(ready) => ready,
+            Err(Run::Over(ending)) => return GuestEnd::Over(ending),
+            Err(Run::NotBegun) => return GuestEnd::Asked(Limit::asked(stop)),
+            // What the guest is for goes on without its agent. Hooks and probes will tell.
+            Err(Run::Lost | Run::Overdue) => None,
+        };
         if let Some(hook) = &self.spec.main.post_start {
             crash::point("shim.post-start.before");
             let done = tokio::select! {
-                done = self.hook(hook, address) => done,
+                done = self.hook(hook, address, ready.as_ref(), "post-start") => done,
                 _ = stop.requested() => Ok(None),
             };
             crash::point("shim.post-start.after");
             container.hook_failed = self.started_by(done).err();
         }
         let own = if container.hook_failed.is_none() {
-            self.running(container, address, None);
+            self.running(container, address, ready.as_ref());
             stop.requested().await;
             None
         } else {
@@ -35,7 +51,7 @@ impl Shim {
         if let Some(hook) = self.spec.main.pre_stop.as_ref().filter(|_| !limit.is_over()) {
             crash::point("shim.pre-stop.before");
             let done = tokio::select! {
-                done = self.hook(hook, address) => Some(done),
+                done = self.hook(hook, address, ready.as_ref(), "pre-stop") => Some(done),
                 () = limit.over() => None,
             };
             self.stopped_by(done);
@@ -45,12 +61,52 @@ impl Shim {
         GuestEnd::Asked(limit)
     }
 
-    async fn hook(&self, hook: &Hook, address: IpAddr) -> hooks::Done {
+    /// Gives the guest its variables once more, now with those that have its address in them.
+    fn tell_address(&self, address: IpAddr) {
+        let Some(given) = &self.spec.boot else { return };
+        let with_address = given.surroundings.env.iter().filter(|(_, value)| value.contains(POD_IP));
+        let names: Vec<&str> = with_address.map(|(name, _)| name.as_str()).collect();
+        if names.is_empty() {
+            return;
+        }
+        let variables = given.surroundings.at(&address.to_string()).env;
+        if let Err(error) = boot::rewrite(&given.environment_file, &variables) {
+            warn!(%error, "the guest's environment file cannot be written anew");
+            let words = format!("Not in the guest's environment file: {}: {error}", names.join(", "));
+            self.notice("FailedEnvironmentUpdate", words);
+        }
+    }
+
+    /// Has the container's variables in the guest for hooks and probes that are commands. Nothing else needs the guest agent, which the
+    /// image may not have.
+    async fn surround(&self, address: IpAddr) -> Result<Option<Ready>, Run> {
+        let Some(given) = self.spec.boot.as_ref().filter(|given| given.runs_commands) else {
+            return Ok(None);
+        };
+        let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
+            let words = "the guest agent does not answer: hooks and probes that are commands cannot run";
+            self.notice("GuestSetup", words.to_owned());
+            return Ok(None);
+        };
+        let command = given.surroundings.at(&address.to_string());
+        self.make_ready(&mut guest, script::surroundings(&command), &command.user).await.map(Some)
+    }
+
+    async fn hook(
+        &self,
+        hook: &Hook,
+        address: IpAddr,
+        ready: Option<&Ready>,
+        name: &'static str,
+    ) -> hooks::Done {
         let Hook::Exec(argv) = hook else { return hooks::run_outside(hook, address).await };
-        // Only a command needs the guest agent, which the image may not have.
+        // The plan of an older agent says nothing of variables.
+        if ready.is_none() && self.spec.boot.is_some() {
+            return Err(hooks::HookError::NoAgent);
+        }
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
             return Err(hooks::HookError::NoAgent);
         };
-        hooks::run_command(argv, &mut guest, None).await
+        hooks::run_command(argv, &mut guest, ready.map(|ready| Turn { ready, name })).await
     }
 }

@@ -19,7 +19,9 @@ use crate::crash;
 use crate::guest::script::{self, Ready};
 use crate::guest::{Exec, Guest, GuestError, Stdin};
 use crate::report::chain;
-use crate::state::{ContainerSpec, Ending, GuestCommand, GuestIdentity, LastCommand, Notice, Outcome};
+use crate::state::{
+    ContainerSpec, Ending, GuestCommand, GuestIdentity, GuestUser, LastCommand, Notice, Outcome,
+};
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);
@@ -188,7 +190,17 @@ impl Shim {
         let identity = task.identity.map(|identity| (identity, address.as_str()));
         let mounts = task.spec.mounts.iter().map(|mount| mount.at(&address)).collect();
         let container = ContainerSpec { mounts, ..task.spec.clone() };
-        let script = script::set_up(&container, command, identity).into_bytes();
+        self.make_ready(guest, script::set_up(&container, command, identity), &command.user).await
+    }
+
+    /// Has a script make the guest ready for the commands of this user.
+    pub(super) async fn make_ready(
+        &self,
+        guest: &mut Guest,
+        script: String,
+        user: &GuestUser,
+    ) -> Result<Ready, Run> {
+        let script = script.into_bytes();
         let argv = ["/bin/sh", "-s"].map(str::to_owned).to_vec();
         let exec = Exec { argv, stdin: Stdin::Bytes(script), ..Exec::default() };
         let mut stop = self.stop.clone();
@@ -199,7 +211,7 @@ impl Shim {
                 _ = stop.requested() => return Err(Run::NotBegun),
             };
             // A guest agent that breaks off may lose all that was said. It can be done twice, as after a container that has failed.
-            let is_known = script::read_set_up(&said.output, &command.user).is_some();
+            let is_known = script::read_set_up(&said.output, user).is_some();
             if is_known || tries == SET_UP_TRIES || !matches!(said.end, Err(GuestError::Refused(_))) {
                 break said;
             }
@@ -208,7 +220,7 @@ impl Shim {
         let not_started = |reason: &str, message| {
             Run::Over(Ending::NotStarted { reason: reason.to_owned(), message, fault: None })
         };
-        let ready = match (script::read_set_up(&said.output, &command.user), said.end) {
+        let ready = match (script::read_set_up(&said.output, user), said.end) {
             // What the script has said of its end counts, whatever the guest agent says of the script.
             (Some(ready), _) => ready.map_err(|failure| not_started(&failure.reason, failure.message))?,
             (None, Ok(_)) => {

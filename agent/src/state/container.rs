@@ -52,6 +52,18 @@ pub struct GuestCommand {
     pub tty: bool,
 }
 
+/// What a guest without a command is given in place of a command's environment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestBoot {
+    /// The container's variables, for no command in particular.
+    pub surroundings: GuestCommand,
+    /// The file in which the guest finds them.
+    pub environment_file: PathBuf,
+    /// Whether hooks or probes are commands, which have the same variables.
+    pub runs_commands: bool,
+}
+
 /// Whom a command runs as: the user that is logged in to the guest unless this says otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -195,11 +195,12 @@ mod tests {
             let boot = pod.volumes_path().join(crate::volume::boot::dir_name(Restart(restart)));
             (attempt, [logs[0].clone(), logs[1].clone(), older, pod.shim_log_path(Restart(restart))], boot)
         };
+        let secret = [("SECRET".to_owned(), "1".to_owned())];
         for restart in [1, 11] {
             let (attempt, logs, _) = of(restart);
             let init = vec![ContainerSpec { name: "init".to_owned(), ..ContainerSpec::default() }];
             attempt.plan(&ShimSpec { init, ..ShimSpec::example(attempt.vm()) }).unwrap();
-            crate::volume::boot::lay(&pod, Restart(restart), "SECRET=1").unwrap();
+            crate::volume::boot::lay(&pod, Restart(restart), &secret).unwrap();
             for log in logs {
                 std::fs::write(log, "").unwrap();
             }

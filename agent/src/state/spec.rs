@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 use super::container::Termination;
-use super::container::{ContainerSpec, GuestIdentity, Share};
+use super::container::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity, Share};
 use super::record::InitState;
 use crate::vm::{BaseName, VmName};
 
@@ -57,6 +57,9 @@ pub struct ShimSpec {
     pub init_again: bool,
     /// The main container.
     pub main: ContainerSpec,
+    /// What a guest without a command is given; the plan of an older agent does not say.
+    #[serde(default)]
+    pub boot: Option<GuestBoot>,
     /// Where a guest without a command can leave how it ended.
     #[serde(default)]
     pub status_dir: Option<PathBuf>,
@@ -111,6 +114,9 @@ impl ShimSpec {
     /// The same without variables, arguments and what may be made of them, which can be secret, and is of no use once the VM is over.
     pub(super) fn without_secrets(&self) -> Self {
         let mut spec = self.clone();
+        if let Some(boot) = &mut spec.boot {
+            boot.surroundings = GuestCommand::default();
+        }
         for container in spec.init.iter_mut().chain([&mut spec.main]) {
             if let Some(command) = &mut container.command {
                 command.env.clear();
@@ -154,6 +160,7 @@ impl ShimSpec {
                 pre_stop: None,
                 log: "/log".into(),
             },
+            boot: None,
             status_dir: None,
             grace: Duration::from_secs(30),
             boot_limit: Duration::from_mins(15),
@@ -166,7 +173,7 @@ impl ShimSpec {
 
 #[cfg(test)]
 mod tests {
-    use super::super::container::{GuestCommand, Hook, Mount};
+    use super::super::container::{Hook, Mount};
     use super::*;
     use serde_json::json;
 
@@ -176,6 +183,7 @@ mod tests {
         let mut spec = ShimSpec::example(serde_json::from_str("\"tk-0b1c-2\"").unwrap());
         let mut command = GuestCommand::example(&["tool", "hunter2"]);
         command.env = vec![("A".to_owned(), secret())];
+        spec.boot = Some(GuestBoot { surroundings: command.clone(), ..GuestBoot::default() });
         spec.main.command = Some(command);
         spec.main.mounts = vec![Mount { sub_path: secret(), ..Mount::default() }];
         spec.main.pre_stop = Some(Hook::Exec(vec![secret()]));

@@ -9,6 +9,13 @@ use crate::pod::admission::Refusal;
 /// Where the guest keeps what a container needs to run.
 const SCRATCH: &str = "/private/var/tmp";
 
+/// A place in the guest: macOS does not tell upper from lower case, so that many paths lead there.
+struct Taken {
+    place: PathBuf,
+    /// As the Pod has it.
+    path: String,
+}
+
 /// Refuses volumes that cannot be where the Pod wants them.
 pub fn check(spec: &PodSpec) -> Result<(), Refusal> {
     let init = spec.init_containers.iter().flatten().enumerate();
@@ -25,36 +32,38 @@ pub fn check(spec: &PodSpec) -> Result<(), Refusal> {
 
 /// All containers run in one guest, where the links of one are still there for the next. The same path is linked anew, but a
 /// path inside of another one's volume would change that volume. `elsewhere` is where the containers before have theirs.
-fn check_container(
-    field: &str,
-    container: &Container,
-    elsewhere: &[PathBuf],
-) -> Result<Vec<PathBuf>, Refusal> {
-    let mut taken: Vec<PathBuf> = Vec::new();
+fn check_container(field: &str, container: &Container, elsewhere: &[Taken]) -> Result<Vec<Taken>, Refusal> {
+    let mut taken: Vec<Taken> = Vec::new();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let refused = |why: &str| Refusal {
             reason: "UnsupportedPod",
             message: format!("{field}.volumeMounts[{index}].mountPath: {why}"),
         };
-        let path = without_links(guest_path(&mount.mount_path));
-        if path == Path::new("/") {
+        let place = without_links(guest_path(&mount.mount_path.to_lowercase()));
+        if place == Path::new("/") {
             return Err(refused("a volume cannot take the place of the guest's root"));
         }
         if mount.mount_path.split('/').any(|part| part == "..") {
             return Err(refused("must not contain `..`"));
         }
-        if Path::new(SCRATCH).starts_with(&path) {
+        if Path::new(SCRATCH).starts_with(&place) {
             return Err(refused(&format!("the guest needs {SCRATCH} itself; choose a path inside of it")));
         }
-        let nested = |other: &&PathBuf| path.starts_with(other) || other.starts_with(&path);
-        let others = elsewhere.iter().filter(|other| **other != path);
+        if let Some(other) = taken.iter().find(|other| other.place == place) {
+            return Err(refused(&format!(
+                "in the guest it is the same place as {}: macOS does not tell upper from lower case, and /tmp, /var and /etc are in /private",
+                other.path
+            )));
+        }
+        let nested = |other: &&Taken| place.starts_with(&other.place) || other.place.starts_with(&place);
+        let others = elsewhere.iter().filter(|other| other.place != place);
         if let Some(other) = taken.iter().chain(others).find(nested) {
             return Err(refused(&format!(
                 "a volume is linked into the guest that all containers of the Pod share, so that it cannot be inside another one, as with {}",
-                other.display()
+                other.path
             )));
         }
-        taken.push(path);
+        taken.push(Taken { place, path: mount.mount_path.clone() });
     }
     Ok(taken)
 }
@@ -101,6 +110,7 @@ mod tests {
         assert_eq!(refusal("/work", "/work"), None);
         assert_eq!(refusal("/tmp", "/private/tmp/"), None);
         assert_eq!(refusal("/work", "/var/tmp/work"), None);
+        assert_eq!(refusal("/Work", "/work"), None, "one place, linked anew");
         for (first, second) in [("/work", "/work/src"), ("/work/src", "/work"), ("/private/tmp", "/tmp/x")] {
             let message = refusal(first, second).unwrap();
             assert!(message.starts_with("spec.containers[0].volumeMounts[0].mountPath: "), "{message}");
@@ -119,10 +129,16 @@ mod tests {
             (vec!["/tmp", "/private/tmp/inner"], 1),
             (vec!["/x", "/var/tmp"], 1),
             (vec!["/private/var"], 0),
+            (vec!["/Private/VAR"], 0),
+            (vec!["/Users/admin/Work", "/Users/admin/work"], 1),
+            (vec!["/Users/admin/Work/src", "/users/admin/work"], 1),
+            (vec!["/TMP", "/private/tmp/inner"], 1),
         ] {
             let message = refusal(&paths).unwrap();
             let field = format!("spec.containers[0].volumeMounts[{index}].mountPath: ");
             assert!(message.starts_with(&field), "{message}");
         }
+        let message = refusal(&["/Users/admin/Work", "/Users/admin/work"]).unwrap();
+        assert!(message.contains("the same place as /Users/admin/Work"), "{message}");
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -39,6 +39,30 @@ pub(super) fn dig(root: &Path, levels: usize) {
         dir.write(OsStr::new("file"), b"x", 0o600).unwrap();
         dir = dir.create(OsStr::new(&name), 0o755).unwrap();
     }
+}
+
+/// A directory in which every user can make something.
+pub(super) fn place_for_all() -> tempfile::TempDir {
+    let all = fs::Permissions::from_mode(0o777);
+    // Sandboxes are closed to others.
+    let temp = tempfile::tempdir().unwrap();
+    fs::set_permissions(temp.path(), all).unwrap();
+    temp
+}
+
+/// Does something as a user who is not root, as an agent on a Mac is not; tests may run as root.
+pub(super) fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    let act = || {
+        be_nobody();
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(act).join().unwrap())
+}
+
+/// From now on this thread can do with files what any user can, and no more.
+pub(super) fn be_nobody() {
+    #[cfg(target_os = "linux")]
+    nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
 }
 
 thread_local! {

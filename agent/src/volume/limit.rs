@@ -83,7 +83,10 @@ impl std::fmt::Display for Exceeded {
                     "Usage of EmptyDir volume {volume:?} with the limit {limit:?} cannot be measured: {why}. "
                 )
             }
-            (Place::BootStatus, _) => write!(
+            (Place::BootStatus, Usage::Unmeasurable(why)) => {
+                write!(f, "What the guest has written to its share {volume} cannot be measured: {why}")
+            }
+            (Place::BootStatus, Usage::Bytes(_)) => write!(
                 f,
                 "The guest has written more than {limit} to its share {volume}, which is for its exit code and a few words; have it write to \
                  an emptyDir volume instead"
@@ -127,7 +130,10 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
         };
         Measurement::begin(&Dir::trusted(&parent)?, volume.as_ref())
     };
-    let mut measurement = spawn_blocking(begin).await.ok()?.ok()?;
+    let mut measurement = match spawn_blocking(begin).await.ok()?.ok()? {
+        Ok(measurement) => measurement,
+        Err(obstacle) => return Some(Usage::Unmeasurable(obstacle)),
+    };
     loop {
         let step = spawn_blocking(move || measurement.advance(STEP, bytes).map(|usage| (measurement, usage)));
         match step.await.ok()? {
@@ -145,8 +151,10 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
 mod tests {
     use super::super::measure::Obstacle;
     use super::*;
+    use crate::volume::hostile;
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
 
     fn source(limit: &str) -> EmptyDirVolumeSource {
         EmptyDirVolumeSource { medium: None, size_limit: Some(Quantity(limit.to_owned())) }
@@ -200,6 +208,23 @@ mod tests {
         let exceeded = watch(temp.path().to_owned(), limits.to_vec()).await;
         assert_eq!(exceeded.volume, "large");
         assert!(matches!(exceeded.usage, Usage::Bytes(used) if used > 1 << 20));
+    }
+
+    #[test]
+    fn who_locks_a_volume_does_not_switch_its_limit_off() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().on_thread_start(hostile::be_nobody).build().unwrap();
+        for (locked, mode) in [("v", 0), ("v", 0o600), ("v/d", 0o600)] {
+            let temp = hostile::place_for_all();
+            hostile::as_nobody(|| {
+                fs::create_dir_all(temp.path().join("v/d")).unwrap();
+                fs::write(temp.path().join("v/d/file"), "").unwrap();
+                fs::set_permissions(temp.path().join(locked), fs::Permissions::from_mode(mode)).unwrap();
+            });
+            let limit = Limit::of("v", &source("1Mi")).unwrap();
+            let usage = runtime.block_on(measure(temp.path().to_owned(), limit));
+            assert_eq!(usage, Some(Usage::Unmeasurable(Obstacle::Locked)), "{locked} {mode:o}");
+        }
     }
 
     #[tokio::test]

@@ -41,7 +41,11 @@ const MAX_ENTRIES_AT_ONCE: u64 = 2_000_000;
 pub fn taken(path: &Path) -> Option<u64> {
     let (parent, name) = path.parent().zip(path.file_name())?;
     let begun = Dir::trusted(parent).and_then(|parent| Measurement::begin(&parent, name));
-    match begun.and_then(|mut measurement| measurement.advance(MAX_ENTRIES_AT_ONCE, u64::MAX)) {
+    let measured = begun.and_then(|begun| match begun {
+        Ok(mut measurement) => measurement.advance(MAX_ENTRIES_AT_ONCE, u64::MAX),
+        Err(obstacle) => Ok(Some(Usage::Unmeasurable(obstacle))),
+    });
+    match measured {
         Ok(Some(Usage::Bytes(bytes))) => Some(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Some(0),
         Ok(Some(Usage::Unmeasurable(_)) | None) | Err(_) => None,
@@ -60,16 +64,30 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
-    /// Begins with a directory below one that no guest can reach.
-    pub(crate) fn begin(parent: &Dir, name: &OsStr) -> io::Result<Self> {
-        let root = parent.open(name)?;
-        let entry = root.this()?;
-        let names = root.names()?;
-        Ok(Self { device: entry.device, levels: vec![(root, names)], bytes: entry.used, entries: 0 })
+    /// Begins with a directory below one that no guest can reach, unless the guest has locked it.
+    pub(crate) fn begin(parent: &Dir, name: &OsStr) -> io::Result<Result<Self, Obstacle>> {
+        let begin = || {
+            let root = parent.open(name)?;
+            let entry = root.this()?;
+            let names = root.names()?;
+            Ok(Self { device: entry.device, levels: vec![(root, names)], bytes: entry.used, entries: 0 })
+        };
+        match begin() {
+            Err(error) if is_locked(&error) => Ok(Err(Obstacle::Locked)),
+            begun => begun.map(Ok),
+        }
     }
 
     /// Looks at so many entries more; the result when there are no more, or when there are more than `limit` bytes already.
     pub(crate) fn advance(&mut self, entries: u64, limit: u64) -> io::Result<Option<Usage>> {
+        match self.look_at(entries, limit) {
+            // A directory can be one that may be read, but whose entries may not be looked at.
+            Err(error) if is_locked(&error) => Ok(Some(Usage::Unmeasurable(Obstacle::Locked))),
+            looked => looked,
+        }
+    }
+
+    fn look_at(&mut self, entries: u64, limit: u64) -> io::Result<Option<Usage>> {
         for _ in 0..entries {
             if self.bytes > limit {
                 return Ok(Some(Usage::Bytes(self.bytes)));
@@ -97,18 +115,24 @@ impl Measurement {
                         return Ok(Some(Usage::Unmeasurable(Obstacle::TooDeep)));
                     }
                     Ok(inner) => inner,
-                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                        return Ok(Some(Usage::Unmeasurable(Obstacle::Locked)));
-                    }
+                    Err(error) if is_locked(&error) => return Err(error),
                     // It is gone, or a link by now.
                     Err(_) => continue,
                 };
-                let names = inner.names()?;
-                self.levels.push((inner, names));
+                match inner.names() {
+                    Ok(names) => self.levels.push((inner, names)),
+                    // Whoever makes and removes directories all the time is measured all the same.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         Ok(None)
     }
+}
+
+fn is_locked(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
 }
 
 /// What one name of a file takes: a file with several names is counted once in all of them.
@@ -121,6 +145,7 @@ mod tests {
     use super::*;
     use crate::volume::hostile;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
     fn place() -> tempfile::TempDir {
@@ -129,7 +154,10 @@ mod tests {
 
     fn usage(path: &Path, limit: u64) -> Usage {
         let parent = Dir::trusted(path.parent().unwrap()).unwrap();
-        let mut measurement = Measurement::begin(&parent, path.file_name().unwrap()).unwrap();
+        let mut measurement = match Measurement::begin(&parent, path.file_name().unwrap()).unwrap() {
+            Ok(measurement) => measurement,
+            Err(obstacle) => return Usage::Unmeasurable(obstacle),
+        };
         loop {
             if let Some(usage) = measurement.advance(3, limit).unwrap() {
                 return usage;
@@ -195,6 +223,25 @@ mod tests {
             assert_eq!(is_too_deep, levels >= MAX_LEVELS, "{name}");
             // What is removed by path, as by the end of this test, must be within reach.
             super::super::remove::remove(&Dir::trusted(temp.path()).unwrap(), OsStr::new(name)).unwrap();
+        }
+    }
+
+    #[test]
+    fn whoever_locks_a_directory_is_not_measured_as_empty() {
+        let locks = [("v", 0), ("v", 0o400), ("v", 0o600), ("v/d", 0), ("v/d", 0o600), ("v/d", 0o100)];
+        for (locked, mode) in locks {
+            let temp = hostile::place_for_all();
+            let made = hostile::as_nobody(|| {
+                let root = temp.path().join("v");
+                fs::create_dir_all(root.join("d")).unwrap();
+                fs::write(root.join("d/file"), vec![1; 100_000]).unwrap();
+                let locked = temp.path().join(locked);
+                fs::set_permissions(&locked, fs::Permissions::from_mode(mode)).unwrap();
+                let usage = usage(&root, u64::MAX);
+                fs::set_permissions(&locked, fs::Permissions::from_mode(0o700)).unwrap();
+                usage
+            });
+            assert_eq!(made, Usage::Unmeasurable(Obstacle::Locked), "{locked} {mode:o}");
         }
     }
 

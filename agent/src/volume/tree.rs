@@ -39,6 +39,9 @@ pub enum TreeError {
     /// A path that has to be a file and a directory.
     #[error("`{}` cannot be both a file and a directory", .0.display())]
     Clash(PathBuf),
+    /// Two names that are one to the host's file system: APFS does not tell upper from lower case, unless it is told to.
+    #[error("`{}` and `{}` are the same file on this host, which does not tell upper from lower case: rename one of them, or leave it out with `items`", .0.display(), .1.display())]
+    Alike(PathBuf, PathBuf),
     /// The disk, or somebody who interferes.
     #[error("cannot write the volume's files")]
     Io(#[from] io::Error),
@@ -163,7 +166,7 @@ fn holds_file(dir: &Dir, name: &OsStr, file: &PayloadFile) -> io::Result<bool> {
 }
 
 /// Writes a version that nobody refers to yet.
-fn write_version(root: &Dir, payload: &Payload) -> io::Result<OsString> {
+fn write_version(root: &Dir, payload: &Payload) -> Result<OsString, TreeError> {
     let (name, version) = loop {
         let now = Timestamp::now().to_zoned(TimeZone::UTC);
         let name = OsString::from(now.strftime("..%Y_%m_%d_%H_%M_%S.%9f").to_string());
@@ -181,20 +184,40 @@ fn write_version(root: &Dir, payload: &Payload) -> io::Result<OsString> {
     Ok(name)
 }
 
-fn write_files(version: &Dir, payload: &Payload) -> io::Result<()> {
+fn write_files(version: &Dir, payload: &Payload) -> Result<(), TreeError> {
     for (path, file) in &payload.0 {
-        let mut inner = None;
-        let mut parts = path.iter().peekable();
-        while let Some(part) = parts.next() {
-            let dir = inner.as_ref().unwrap_or(version);
-            if parts.peek().is_some() {
-                inner = Some(dir.open_or_create(part, DIR_MODE)?);
-            } else {
-                dir.write(part, &file.bytes, mode_of(file))?;
+        match write_file(version, path, file) {
+            // Nobody but us writes to a new version, so that it is a name of ours that is there already.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let other = payload.0.keys().find(|other| *other != path && is_alike(other, path));
+                return Err(
+                    other.map_or(TreeError::Io(error), |other| TreeError::Alike(other.clone(), path.clone()))
+                );
             }
+            written => written?,
         }
     }
     Ok(())
+}
+
+fn write_file(version: &Dir, path: &Path, file: &PayloadFile) -> io::Result<()> {
+    let mut inner = None;
+    let mut parts = path.iter().peekable();
+    while let Some(part) = parts.next() {
+        let dir = inner.as_ref().unwrap_or(version);
+        if parts.peek().is_some() {
+            inner = Some(dir.open_or_create(part, DIR_MODE)?);
+        } else {
+            dir.write(part, &file.bytes, mode_of(file))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether two paths differ in nothing but upper and lower case.
+fn is_alike(one: &Path, other: &Path) -> bool {
+    let folded = |path: &Path| path.to_string_lossy().to_lowercase();
+    folded(one) == folded(other)
 }
 
 /// Makes a version the one that counts, in one instant.

@@ -34,6 +34,7 @@ async fn variables_come_from_everywhere() -> Result<()> {
     };
     let field = |path: &str| from(json!({"fieldRef": {"fieldPath": path}}));
     let script = "echo \"$P_COLOUR $P_SHAPE $TOKEN $ME $NODE $APP $CORES $GREETING\"; echo \"$IP\"; \
+                  echo \"$MEMORY $DISK ${ABSENT-unset}\"; \
                   [ -n \"$WEB_SERVICE_HOST\" ] && [ -n \"$KUBERNETES_SERVICE_HOST\" ] && echo linked";
     let container = json!({
         "command": ["/bin/sh", "-c", script],
@@ -45,9 +46,17 @@ async fn variables_come_from_everywhere() -> Result<()> {
             variable("APP", field("metadata.labels['app']")),
             variable("IP", field("status.podIP")),
             variable("CORES", from(json!({"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}))),
+            variable("MEMORY", from(json!({"resourceFieldRef": {
+                "containerName": "main", "resource": "requests.memory", "divisor": "1Mi",
+            }}))),
+            variable("DISK", from(json!({"resourceFieldRef": {"resource": "limits.ephemeral-storage", "divisor": "1Ki"}}))),
+            variable("ABSENT", from(json!({"configMapKeyRef": {"name": "settings", "key": "none", "optional": true}}))),
             variable("GREETING", json!({"value": "hello $(ME) $(NOBODY)"})),
         ],
-        "resources": {"requests": {"cpu": "250m"}},
+        "resources": {
+            "requests": {"cpu": "250m", "memory": "64Mi", "ephemeral-storage": "1Mi"},
+            "limits": {"ephemeral-storage": "2Mi"},
+        },
     });
     let mut pod = scene.pod("all", &container, &json!({}));
     pod["metadata"]["labels"] = json!({"app": "demo"});
@@ -63,6 +72,7 @@ async fn variables_come_from_everywhere() -> Result<()> {
         [
             format!("red round {SECRET} all {} demo 250 hello all $(NOBODY)", scene.node),
             address,
+            "64 2048 unset".to_owned(),
             "linked".to_owned(),
         ]
     );
@@ -166,6 +176,11 @@ async fn what_is_missing_is_told_and_heals() -> Result<()> {
     waits("couldn't find key a in ConfigMap").await?;
     scene.kubectl.apply(&object("ConfigMap", "late", &json!({"a": "1"}))).await?;
     waits("secret \"later\" not found").await?;
+    // The byte ff is no text.
+    let raw =
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "later"}, "data": {"b": "/w=="}});
+    scene.kubectl.apply(&raw.to_string()).await?;
+    waits(&format!("key b in Secret {}/later is not valid UTF-8", scene.namespace())).await?;
     scene.kubectl.apply(&object("Secret", "later", &json!({"b": "2"}))).await?;
     let pod = scene.phase("heal", "Succeeded").await?;
     assert_eq!(scene.log(&pod, "main", 0)?, ["12"]);
@@ -214,19 +229,43 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
     let (scene, _agent) = Scene::with_agent("boot").await?;
     let image = "registry.test/macos/appliance:1";
     let shares = "/Volumes/My Shared Files";
+    scene.kubectl.apply(&object("ConfigMap", "settings", &json!({"COLOUR": "red"}))).await?;
+    scene.kubectl.apply(&object("Secret", "keys", &json!({"token": SECRET}))).await?;
+    let file = format!("'{shares}/pod_environment/environment'");
+    // All but the address is there from the start.
     let script = format!(
-        ". '{shares}/pod_environment/environment'; printf '7\\n%s' \"$GREETING\" >'{shares}/pod_status/status'; \
+        "[ -e {file} ] || exit; . {file}; early=\"$GREETING $COLOUR ${{#TOKEN}} $ME\"; \
+         until grep -q ^URL= {file}; do sleep 0.05; done; . {file}; \
+         printf '7\\n%s' \"$early; $GREETING $COLOUR $IP $URL\" >'{shares}/pod_status/status'; \
          (echo x >'{shares}/pod_environment/y') 2>/dev/null && echo writable >>'{shares}/pod_status/status'; \
          sudo shutdown -h now"
     );
     scene.mac.add_image(image, &json!({"boot": ["/bin/sh", "-c", script]}))?;
-    let container = json!({"image": image, "env": [{"name": "GREETING", "value": "it's over"}]});
-    scene.create(&scene.pod("boot", &container, &json!({}))).await?;
+    let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+    let container = json!({
+        "image": image,
+        "envFrom": [{"configMapRef": {"name": "settings"}}],
+        "env": [
+            {"name": "GREETING", "value": "it's over"},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
+            {"name": "ME", "valueFrom": field("metadata.name")},
+            {"name": "IP", "valueFrom": field("status.podIP")},
+            {"name": "URL", "value": "http://$(IP)/"},
+        ],
+    });
+    let spec = json!({"securityContext": {"runAsNonRoot": true}});
+    scene.create(&scene.pod("boot", &container, &spec)).await?;
     let pod = scene.phase("boot", "Failed").await?;
     let end = state_of(&pod).and_then(|state| state.terminated);
     let end = end.map(|end| (end.exit_code, end.message.unwrap_or_default()));
-    assert_eq!(end, Some((7, "it's over".to_owned())));
-    Ok(())
+    let ip = pod.status.and_then(|status| status.pod_ip).unwrap_or_default();
+    let said = format!("it's over red {} boot; it's over red {ip} http://{ip}/", SECRET.len());
+    assert_eq!(end, Some((7, said)));
+    let words =
+        "No effect on a VM that only boots: securityContext.runAsNonRoot. Its image decides who runs what";
+    scene.told_as("boot", "LeftToImage", words).await?;
+    scene.no_vms().await?;
+    scene.nowhere_on_disk(SECRET).await
 }
 
 #[tokio::test]

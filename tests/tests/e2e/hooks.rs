@@ -1,5 +1,7 @@
 //! Lifecycle hooks and the way a command is told to end.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use serde_json::{Value, json};
@@ -165,14 +167,41 @@ async fn a_pre_stop_hook_that_takes_too_long_leaves_time_for_the_command() -> Re
 async fn a_vm_that_only_boots_has_hooks_too() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot-hook").await?;
     let status = "/Volumes/My Shared Files/pod_status/status";
+    // The shell reads each list of arguments itself: a program that looks for the word would have it in its own.
+    let look = "for f in /proc/[0-9]*/cmdline; do a=$(tr '\\0' ' ' <\"$f\" 2>/dev/null); \
+                case $a in *\"$TOKEN\"*) echo \"$f\";; esac; done";
     let lifecycle = json!({
-        "postStart": exec(&format!("printf '0\\nup' >'{status}'")),
-        "preStop": exec(&format!("printf ' and down' >>'{status}'")),
+        "postStart": exec(&format!("printf '0\\nup %s %s%s' ${{#TOKEN}} $IP \"$({look})\" >'{status}'")),
+        "preStop": exec(&format!("printf ' and down %s' \"$WHO\" >>'{status}'")),
     });
-    scene.create(&lingering(&scene, "boot", &json!({"lifecycle": lifecycle}), &json!({}))).await?;
-    scene.phase("boot", "Running").await?;
+    let mut probe = exec("[ -n \"$TOKEN\" ] && [ -n \"$IP\" ]");
+    probe["periodSeconds"] = json!(1);
+    let mut container = json!({"lifecycle": lifecycle, "readinessProbe": probe});
+    add_secret(&scene, &mut container).await?;
+    let more = [
+        json!({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}),
+        json!({"name": "WHO", "value": "hook"}),
+    ];
+    container["env"].as_array_mut().context("no variables")?.extend(more);
+    scene.create(&lingering(&scene, "boot", &container, &json!({}))).await?;
+    let pod = wait::until(&scene.pods, "boot", "ready", DEADLINE, |pod| {
+        let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+        statuses.is_some_and(|all| all.iter().all(|one| one.ready))
+    })
+    .await?;
+    // What is secret is closed to other users of the host.
+    let state = scene.agent.state_dir();
+    let uid = pod.metadata.uid.context("no UID")?;
+    let boot = state.join("volumes").join(&uid).join(".boot-0/pod_environment");
+    let plan = state.join("pods").join(&uid).join("0/spec.json");
+    let closed = [state.join("volumes").join(&uid), boot.clone(), boot.join("environment"), plan];
+    let modes = closed.map(|path| std::fs::metadata(path).map(|found| found.permissions().mode() & 0o777));
+    let modes: Vec<u32> = modes.into_iter().collect::<Result<_, _>>()?;
+    assert_eq!(modes, [0o700, 0o700, 0o600, 0o600]);
+    let ip = pod.status.and_then(|status| status.pod_ip).unwrap_or_default();
     let end = delete(&scene, "boot").await?;
-    assert_eq!((end.exit_code, end.message.as_deref()), (0, Some("up and down")));
+    let said = format!("up {} {ip} and down hook", SECRET.len());
+    assert_eq!((end.exit_code, end.message), (0, Some(said)));
     // What is no command needs no guest agent.
     let bare = "registry.test/macos/bare:1";
     scene.mac.add_image(bare, &json!({"agent": false}))?;

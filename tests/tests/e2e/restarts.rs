@@ -95,8 +95,10 @@ async fn a_container_that_keeps_failing_waits_longer_each_time() -> Result<()> {
 #[tokio::test]
 async fn a_container_that_fails_its_probe_and_then_ends_well_starts_again() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("unwell").await?;
-    let script = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
-    let probe = json!({"exec": {"command": ["/usr/bin/false"]}, "periodSeconds": 1, "failureThreshold": 1});
+    // It does not fail before it can end well.
+    let script = "trap 'exit 0' TERM; touch /private/tmp/up; while :; do sleep 0.1; done";
+    let check = ["/bin/sh", "-c", "[ ! -e /private/tmp/up ]"];
+    let probe = json!({"exec": {"command": check}, "periodSeconds": 1, "failureThreshold": 1});
     let probed = json!({"command": ["/bin/sh", "-c", script], "livenessProbe": probe});
     scene.create(&scene.pod("unwell", &probed, &json!({"restartPolicy": "OnFailure"}))).await?;
     // It may be stopped again before anybody has seen it run.
@@ -106,7 +108,11 @@ async fn a_container_that_fails_its_probe_and_then_ends_well_starts_again() -> R
     let again = again.await.with_context(|| scene.agent_log())?;
     assert_eq!(last_end(&again).map(|end| end.exit_code), Some(0));
     assert_eq!(crate::scene::phase_of(&again), "Running");
-    Ok(())
+    // Where it does not start again, its exit code is all that counts.
+    scene.create(&scene.pod("once", &probed, &json!({}))).await?;
+    let once = scene.phase("once", "Succeeded").await?;
+    assert_eq!(container(&once).map(|one| one.restart_count), Some(0));
+    scene.told_as("once", "Killing", "Container main failed liveness probe").await
 }
 
 #[tokio::test]

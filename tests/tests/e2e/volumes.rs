@@ -77,8 +77,19 @@ async fn files_of_all_sources_are_where_the_pod_wants_them() -> Result<()> {
     scene.kubectl.apply(&config_map("settings", "mode", "fast")).await?;
     scene.kubectl.apply(&secret("login")).await?;
     let items = json!([{"path": "where", "fieldRef": {"fieldPath": "metadata.name"}}]);
+    let amount = |resource: &str, divisor: &str| json!({"containerName": "main", "resource": resource, "divisor": divisor});
+    let amounts = json!([
+        {"path": "memory", "resourceFieldRef": amount("requests.memory", "1Mi"), "mode": 288},
+        {"path": "disk", "resourceFieldRef": amount("limits.ephemeral-storage", "1Ki")},
+    ]);
+    let some = json!([{"key": "mode", "path": "here"}, {"key": "none", "path": "not"}]);
     let volumes = [
         (json!({"name": "settings", "configMap": {"name": "settings"}}), json!({})),
+        (json!({"name": "amounts", "downwardAPI": {"items": amounts}}), json!({})),
+        (
+            json!({"name": "some", "configMap": {"name": "settings", "items": some, "optional": true}}),
+            json!({}),
+        ),
         (
             json!({"name": "login", "secret": {"secretName": "login", "defaultMode": 256,
                 "items": [{"key": "password", "path": "deep/er/word"}]}}),
@@ -96,20 +107,34 @@ async fn files_of_all_sources_are_where_the_pod_wants_them() -> Result<()> {
         ),
     ];
     let script = "cd /private/tmp; cat settings/mode; echo; cat login/deep/er/word; echo; cat info/where; echo; \
-                  ls all; ls -lL login/deep/er/word | cut -c1-10";
-    let written = run(&scene, "files", script, &volumes).await?;
-    assert_eq!(written, ["fast", SECRET, "files", "mode", "password", "where", "-r--------"]);
+                  ls all some; ls -lL login/deep/er/word amounts/memory amounts/disk | cut -c1-10; \
+                  echo $(cat amounts/memory) $(cat amounts/disk)";
+    let mut pod = pod(&scene, "files", script, &volumes);
+    pod["spec"]["containers"][0]["resources"] = json!({
+        "requests": {"memory": "64Mi", "ephemeral-storage": "1Mi"}, "limits": {"ephemeral-storage": "2Mi"},
+    });
+    scene.create(&pod).await?;
+    let ended = scene.phase("files", "Succeeded").await?;
+    let written = scene.log(&ended, "main", 0)?;
+    let files = ["fast", SECRET, "files", "all:", "mode", "password", "where", "", "some:", "here"];
+    assert_eq!(written[..files.len()], files);
+    // They are listed by name.
+    assert_eq!(written[files.len()..], ["-rw-r--r--", "-r--r-----", "-r--------", "64 2048"]);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_changed_config_map_is_seen_by_a_running_guest() -> Result<()> {
+async fn what_changes_is_seen_by_a_running_guest() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("live").await?;
     scene.kubectl.apply(&config_map("settings", "mode", "old")).await?;
-    let volume = json!({"name": "settings", "configMap": {"name": "settings"}});
-    let script =
-        "cd /private/tmp/settings; cat mode; echo; until grep -q new mode; do sleep 0.05; done; cat mode";
-    scene.create(&pod(&scene, "live", script, &[(volume, json!({}))])).await?;
+    scene.kubectl.apply(&secret("login")).await?;
+    let volumes = [
+        (json!({"name": "settings", "configMap": {"name": "settings"}}), json!({})),
+        (json!({"name": "login", "secret": {"secretName": "login"}}), json!({})),
+    ];
+    let script = "cd /private/tmp; cat settings/mode; echo; until grep -q new settings/mode; do sleep 0.05; done; \
+                  cat settings/mode; echo; until grep -q changed login/password; do sleep 0.05; done; cat login/password";
+    scene.create(&pod(&scene, "live", script, &volumes)).await?;
     let running = scene.phase("live", "Running").await?;
     wait::eventually("the old one to be read", DEADLINE, async || {
         ensure!(!scene.log(&running, "main", 0)?.is_empty(), "nothing yet");
@@ -117,8 +142,45 @@ async fn a_changed_config_map_is_seen_by_a_running_guest() -> Result<()> {
     })
     .await?;
     scene.kubectl.apply(&config_map("settings", "mode", "new")).await?;
+    let changed = json!({"stringData": {"password": "changed"}}).to_string();
+    scene.kubectl.run(["patch", "secret", "login", "--patch", &changed]).await?;
     let ended = scene.phase("live", "Succeeded").await?;
-    assert_eq!(scene.log(&ended, "main", 0)?, ["old", "new"]);
+    assert_eq!(scene.log(&ended, "main", 0)?, ["old", "new", "changed"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_changes_is_heard_of_and_not_asked_for() -> Result<()> {
+    const CHANGES: usize = 30;
+    let (scene, agent) = Scene::with_agent("heard").await?;
+    scene.kubectl.apply(&config_map("settings", "mode", "0")).await?;
+    scene.kubectl.apply(&secret("login")).await?;
+    let volumes = [
+        (json!({"name": "settings", "configMap": {"name": "settings"}}), json!({})),
+        (json!({"name": "login", "secret": {"secretName": "login"}}), json!({})),
+    ];
+    scene.create(&pod(&scene, "heard", "sleep 1000", &volumes)).await?;
+    let uid = scene.phase("heard", "Running").await?.metadata.uid.context("no UID")?;
+    let volumes = scene.agent.state_dir().join("volumes").join(uid);
+    let reads = async || agent.metric("rest_client_requests_total{code=\"200\",method=\"GET\"}").await;
+    let before = reads().await?;
+    for change in 1..=CHANGES {
+        let value = change.to_string();
+        scene.kubectl.apply(&config_map("settings", "mode", &value)).await?;
+        let patch = json!({"stringData": {"password": value}}).to_string();
+        scene.kubectl.run(["patch", "secret", "login", "--patch", &patch]).await?;
+        wait::eventually("the change", DEADLINE, async || {
+            for file in ["settings/mode", "login/password"] {
+                let found = std::fs::read_to_string(volumes.join(file))?;
+                ensure!(found == value, "{file} is {found}");
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    // Two for each change would be one who asks; a few may be watches that begin anew, or have nothing to do with it.
+    let reads = reads().await? - before;
+    ensure!(reads < 10.0, "{reads} reads for {CHANGES} changes of two objects");
     Ok(())
 }
 

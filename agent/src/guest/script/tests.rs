@@ -12,9 +12,13 @@ fn container() -> ContainerSpec {
 
 /// Has this machine's shell prepare itself for a command.
 fn prepare(container: &ContainerSpec, command: &GuestCommand) -> Result<Ready, NotReady> {
+    prepare_by(&set_up(container, command, None), command)
+}
+
+fn prepare_by(script: &str, command: &GuestCommand) -> Result<Ready, NotReady> {
     // A test that is killed leaves its directories where somebody cleans up.
     let place = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
-    let script = set_up(container, command, None).replace("/var/tmp", &place.path().display().to_string());
+    let script = script.replace("/var/tmp", &place.path().display().to_string());
     let mut shell = Command::new("/bin/sh")
         .arg("-s")
         .stdin(Stdio::piped())
@@ -121,6 +125,25 @@ fn variables_that_no_shell_can_set_reach_the_command_and_what_runs_beside_it() {
     let script = set_up(&container(), &command, None);
     let started: Vec<&str> = script.lines().filter(|line| line.starts_with("exec ")).collect();
     assert!(started.iter().all(|line| !line.contains("0b1c") && !line.contains("my.key")), "{started:?}");
+}
+
+#[test]
+fn commands_beside_a_guest_that_only_boots_have_its_variables() {
+    let env = [("WHO", "it's me"), ("my.key", "odd")];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let command = GuestCommand { env, ..GuestCommand::default() };
+    let ready = prepare_by(&surroundings(&command), &command).unwrap();
+    let mut lines = [ready.enter(), ready.hook("post-start"), ready.probe()];
+    lines[2].push("60".to_owned());
+    for mut line in lines {
+        line.push("/usr/bin/env".to_owned());
+        let done = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(done.stdout).unwrap();
+        for expected in ["WHO=it's me", "my.key=odd"] {
+            assert!(said.lines().any(|line| line == expected), "{line:?}: {said}");
+        }
+    }
+    std::fs::remove_dir_all(&ready.dir).unwrap();
 }
 
 #[test]

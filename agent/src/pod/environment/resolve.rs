@@ -44,6 +44,18 @@ pub enum ConfigError {
     /// The Services cannot be read.
     #[error("services have not yet been read at least once, cannot construct envvars: {0}")]
     Services(#[source] ObjectError),
+    /// A Secret's value is not text.
+    #[error(
+        "key {key} in Secret {namespace}/{name} is not valid UTF-8: no environment variable can be made of it; mount the Secret as a volume"
+    )]
+    NotText {
+        /// The key.
+        key: String,
+        /// The Secret's namespace.
+        namespace: String,
+        /// The Secret's name.
+        name: String,
+    },
     /// A value is one that no program can be given.
     #[error("the value of environment variable {0} has a NUL byte")]
     Nul(String),
@@ -131,8 +143,6 @@ impl Variables {
 
 /// A container's variables: those of Services, over them those from whole objects, over them its own, each of which can use
 /// all that were set before it.
-///
-/// Bytes in a Secret that are not UTF-8 become replacement characters: the guest agent takes text only.
 pub fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Result<Resolved, ConfigError> {
     let mut variables = Variables::default();
     for (name, value) in &known.services {
@@ -186,8 +196,9 @@ impl Sources<'_> {
             Ok(Some(data.collect()))
         } else if let Some(source) = &from.secret_ref {
             let Some(object) = self.secret(&source.name, source.optional)? else { return Ok(None) };
-            let data = object.data.iter().flatten().map(|(key, value)| (key.clone(), text(&value.0)));
-            Ok(Some(data.collect()))
+            let data = object.data.iter().flatten();
+            let data = data.map(|(key, value)| Ok((key.clone(), self.text(&source.name, key, &value.0)?)));
+            Ok(Some(data.collect::<Result<_, ConfigError>>()?))
         } else {
             Ok(None)
         }
@@ -204,19 +215,19 @@ impl Sources<'_> {
         }
         let (kind, name, key, optional, value) = if let Some(source) = &from.config_map_key_ref {
             let object = self.config_map(&source.name, source.optional)?;
-            let value = object.map(|object| object.data.as_ref()?.get(&source.key).cloned());
+            let value = object.and_then(|object| object.data.as_ref()?.get(&source.key).cloned());
             ("ConfigMap", &source.name, &source.key, source.optional, value)
         } else if let Some(source) = &from.secret_key_ref {
             let object = self.secret(&source.name, source.optional)?;
-            let value =
-                object.map(|object| object.data.as_ref()?.get(&source.key).map(|value| text(&value.0)));
+            let value = object.and_then(|object| object.data.as_ref()?.get(&source.key));
+            let value = value.map(|value| self.text(&source.name, &source.key, &value.0)).transpose()?;
             ("Secret", &source.name, &source.key, source.optional, value)
         } else if from.file_key_ref.is_some() {
             return Err(ConfigError::FileKeyRef(variable.to_owned()));
         } else {
             return Ok(Some(String::new()));
         };
-        match value.flatten() {
+        match value {
             Some(value) => Ok(Some(without_nul(variable, value)?)),
             None if optional == Some(true) => Ok(None),
             None => Err(ConfigError::KeyMissing {
@@ -243,10 +254,16 @@ impl Sources<'_> {
             found => Ok(found),
         }
     }
-}
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    /// A Secret's value, which has to be text: the guest agent takes nothing else.
+    fn text(&self, secret: &str, key: &str, bytes: &[u8]) -> Result<String, ConfigError> {
+        let text = str::from_utf8(bytes).map(str::to_owned);
+        text.map_err(|_| ConfigError::NotText {
+            key: key.to_owned(),
+            namespace: self.namespace.clone(),
+            name: secret.to_owned(),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.containers[].env[].valueFrom.fieldRef",
         Honoured(
             "metadata.name, .namespace, .uid, .labels['x'] and .annotations['x'], spec.nodeName and .serviceAccountName, status.hostIP(s) and \
-             .podIP(s); a VM that only boots is not told its own address, which it has before we know it",
+             .podIP(s); a VM that only boots finds its own address in its file a moment after it has one",
         ),
     ),
     ("spec.containers[].env[].valueFrom.fileKeyRef", Refused("a value cannot come from a file in a volume")),
@@ -81,7 +81,10 @@ pub(super) const FIELDS: &[Field] = &[
     ),
     (
         "spec.containers[].env[].valueFrom.secretKeyRef",
-        Honoured("as configMapKeyRef; never in a list of arguments, a log or an Event"),
+        Honoured(
+            "as configMapKeyRef; never in a list of arguments, a log or an Event; what is not UTF-8 is `CreateContainerConfigError`, too: mount the \
+             Secret instead",
+        ),
     ),
     (
         "spec.containers[].envFrom",
@@ -134,7 +137,10 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.containers[].livenessProbe.exec", Parts),
     (
         "spec.containers[].livenessProbe.exec.command",
-        Honoured("runs in the guest through its guest agent; passes when it exits with 0 in time"),
+        Honoured(
+            "runs in the guest through its guest agent, in the container's environment; passes when it exits with 0 in time. A guest agent that cannot be reached \
+             is a failure, where a kubelet forgets what its runtime cannot tell: a guest that hangs could not be found otherwise",
+        ),
     ),
     (
         "spec.containers[].livenessProbe.failureThreshold",
@@ -247,7 +253,8 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.containers[].securityContext.runAsUser",
         Honoured(
             "any number; the guest's user must be able to use `sudo` without a password; one that the guest does not know has `/` for its \
-             home; in a VM that only boots the image says who runs what, and it has no effect: hooks and probes by `exec` are refused there beside it",
+             home; in a VM that only boots the image says who runs what, and it has no effect, which is told in an Event: hooks and probes by `exec` are refused \
+             there beside it",
         ),
     ),
     ("spec.containers[].securityContext.seccompProfile", Parts),
@@ -291,7 +298,7 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.containers[].volumeMounts[].mountPath",
         Honoured(
             "a link in the guest to the volume's share, which stays for the containers after; one inside another, also of another container, the \
-             guest's root and /var/tmp are refused; a VM that only boots has no links: it finds the share under its own name",
+             guest's root and /var/tmp are refused, and upper and lower case are the same, as to macOS; a VM that only boots has no links: it finds the share under its own name",
         ),
     ),
     (
@@ -482,7 +489,10 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.volumes[].configMap.items", Honoured("with `mode` for each")),
     (
         "spec.volumes[].configMap.name",
-        Honoured("files for its keys, which follow changes all at once; the guest can only read them"),
+        Honoured(
+            "files for its keys, which follow changes all at once; the guest can only read them; keys that differ in nothing but upper and lower case cannot \
+             be in one volume on a host whose file system takes them for the same",
+        ),
     ),
     ("spec.volumes[].configMap.optional", Honoured("without it, the Pod waits until the ConfigMap is there")),
     ("spec.volumes[].csi", Refused(NO_STORAGE)),

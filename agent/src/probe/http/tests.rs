@@ -105,6 +105,7 @@ async fn headers_of_the_pod_come_before_the_defaults() {
         header("x-a", "2"),
         header("Accept", ""),
         header("User-Agent", "me"),
+        header("X-Name", "Müller"),
     ];
     assert_eq!(status(&HttpGet { headers, ..get(port, "/204") }).await, 204);
     let headers = asked.lock().unwrap().1.clone();
@@ -114,6 +115,7 @@ async fn headers_of_the_pod_come_before_the_defaults() {
     );
     assert_eq!(headers.get_all("x-a").iter().count(), 2);
     assert!(!headers.contains_key("accept"));
+    assert_eq!(headers["x-name"].as_bytes(), "Müller".as_bytes());
 }
 
 #[tokio::test]

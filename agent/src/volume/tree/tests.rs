@@ -317,3 +317,30 @@ proptest! {
         prop_assert_eq!(seen(&path), expected(&last));
     }
 }
+
+#[test]
+fn names_that_are_one_to_the_host_are_told() {
+    let (temp, root) = place();
+    let path = temp.path().join("volume");
+    let files = payload(&[("Config", "1"), ("config", "2")]);
+    // As on APFS, where whoever writes the one finds it under the other name, too.
+    let fold = {
+        let path = path.clone();
+        move || {
+            for version in names(&path) {
+                let version = path.join(version);
+                let _ = fs::hard_link(version.join("Config"), version.join("config"));
+            }
+        }
+    };
+    let told = std::cell::RefCell::new(Vec::new());
+    hostile::at_every_moment(
+        || {},
+        fold,
+        || told.borrow_mut().extend(write(&root, &files).err().map(|error| error.to_string())),
+        || write(&root, &Payload::default()).map(drop).unwrap(),
+    );
+    let words = "`Config` and `config` are the same file on this host, which does not tell upper from lower case: \
+                 rename one of them, or leave it out with `items`";
+    assert!(told.borrow().iter().any(|said| said == words), "{told:?}");
+}

@@ -9,8 +9,9 @@ fn known() -> Snapshot {
         "binaryData": {"BIN": "AAE="},
     });
     // `/w==` is no UTF-8, `AGE=` has a NUL byte.
-    let secret = json!({"data": {"PASSWORD": "aHVudGVyMg==", "A": "c2VjcmV0LWE=", "RAW": "/w=="}});
+    let secret = json!({"data": {"PASSWORD": "aHVudGVyMg==", "A": "c2VjcmV0LWE="}});
     let broken = json!({"data": {"NUL": "AGE="}});
+    let raw = json!({"data": {"RAW": "/w=="}});
     let object = |value| Some(Arc::new(serde_json::from_value(value).unwrap()));
     Snapshot {
         config_maps: [
@@ -21,6 +22,7 @@ fn known() -> Snapshot {
         secrets: [
             ("secret".to_owned(), object(secret)),
             ("broken".to_owned(), object(broken)),
+            ("raw".to_owned(), object(raw)),
             ("gone".to_owned(), None),
         ]
         .into(),
@@ -92,7 +94,16 @@ fn own_variables_use_what_was_set_before_them() {
     assert_eq!(value("URL"), "http://me:hunter2@10.0.0.1/$(LATER)");
     assert_eq!((value("LATER"), value("EMPTY")), ("$(URL)".to_owned(), String::new()));
     assert_eq!(value("AT"), format!("{POD_IP}:80"));
-    assert_eq!(value("S_RAW"), "\u{fffd}", "what is not text is told as well as text can");
+}
+
+#[test]
+fn what_is_not_text_is_told_and_not_shown() {
+    let one = from("secretKeyRef", &json!({"name": "raw", "key": "RAW", "optional": true}));
+    for container in [one, json!({"envFrom": [{"secretRef": {"name": "raw"}}]})] {
+        let words = "key RAW in Secret ci/raw is not valid UTF-8: no environment variable can be made of it; \
+                     mount the Secret as a volume";
+        assert_eq!(resolved(&container).unwrap_err().to_string(), words, "{container}");
+    }
 }
 
 #[test]
