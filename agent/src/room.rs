@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::gc::images::Stage;
+use crate::gc::images::{Moment, Stage};
 use crate::node::host::{Gauges, volume};
 use crate::node::thresholds::{Figure, Signal, Thresholds};
 use crate::pod::PodUid;
@@ -58,16 +58,22 @@ impl Room {
     /// Looks again and again, for as long as it is polled.
     pub async fn keep(self) {
         loop {
+            // From before the look: what is made meanwhile may have been enough.
+            let since = self.host.collector.as_ref().map(|collector| collector.now());
             let short = self.shortage().await;
             if short.is_none() {
                 self.set_space_aside().await;
             }
-            let made_room = self.collect(short.as_ref()).await;
-            match short {
-                // What is gone may have been enough.
-                Some(_) if made_room => continue,
-                Some(short) if self.is_told() => self.relieve(&short).await,
-                Some(_) | None => {}
+            let made_room = self.collect(short.as_ref(), since).await;
+            if short.is_some() && made_room {
+                continue;
+            }
+            // A pass may have taken minutes. Nobody is evicted for what was true then.
+            if short.is_some()
+                && self.is_told()
+                && let Some(short) = self.shortage().await
+            {
+                self.relieve(&short).await;
             }
             sleep(INTERVAL).await;
         }
@@ -78,12 +84,12 @@ impl Room {
         self.host.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
     }
 
-    /// Whether anything is gone that took room.
-    async fn collect(&self, short: Option<&Shortage>) -> bool {
-        let Some(collector) = &self.host.collector else { return false };
+    /// Whether anything is gone that took room, since that moment.
+    async fn collect(&self, short: Option<&Shortage>, since: Option<Moment>) -> bool {
+        let Some((collector, since)) = self.host.collector.as_ref().zip(since) else { return false };
         let stage = if short.is_some_and(|short| short.by_images) { Stage::Wanted } else { Stage::Routine };
-        match collector.pass(stage).await {
-            Ok(pass) => pass.has_made_room(),
+        match collector.pass(stage, since).await {
+            Ok(pass) => pass.is_none_or(|pass| pass.has_made_room()),
             Err(error) => {
                 warn!(error = chain(&error), "cannot collect images");
                 false

@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::decide::Decision;
+use super::wanted::otherwise_wanted;
 use super::worker::{RETRY, Worker};
+use crate::gc::images::Made;
 use crate::report::{self, chain};
 use crate::shim::{LaunchError, LeftoversError};
 use crate::state::StateError;
@@ -94,11 +96,15 @@ impl Worker {
         }
     }
 
-    /// Makes room where an effect has found none; whether there is more than before.
+    /// Makes room where an effect has found none; whether there is more than before. When something else is wanted of the Pod
+    /// meanwhile, nobody waits for it.
     async fn make_room(&self, error: &WorkError) -> bool {
         let Some(collector) = &self.host.collector else { return false };
         let place = if let WorkError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
-        collector.make_room_at(place).await
+        tokio::select! {
+            made = collector.make_room_at(place) => made == Made::Room,
+            () = otherwise_wanted(self.pod.clone(), self.gone.clone()) => false,
+        }
     }
 }
 

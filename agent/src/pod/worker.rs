@@ -295,16 +295,7 @@ impl Worker {
             Decision::Recall(restart) => self.recall(restart).await?,
             Decision::Launch(restart) => self.launch(restart).await?,
             Decision::Deliver(restart) => self.deliver(restart).await?,
-            Decision::MakeRoom(restart) => {
-                if let Some(why) = self.make_room_for_vm(restart).await?.why_not() {
-                    let pod = self.pod.borrow().clone();
-                    let note = format!(
-                        "the Pod's VM has found no space on the disk, and {why}; free some disk space on the host"
-                    );
-                    self.host.events.warning(&pod, "FreeDiskSpaceFailed", &note);
-                }
-                self.dir.attempt(restart).tell_room_is_made()?;
-            }
+            Decision::MakeRoom(restart) => self.give_room(restart).await?,
             Decision::AskToStop(restart, grace) => {
                 let pod = self.pod.borrow().clone();
                 let attempt = self.dir.attempt(restart);
