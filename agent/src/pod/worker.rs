@@ -227,11 +227,12 @@ impl Worker {
         let attempts = self.dir.attempts()?;
         // Before anything is read: what happens after that rings.
         let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(Attempt::path).collect();
-        // That it is evicted is written down beside them.
-        let own = lasting.first().map(|_| self.dir.path());
+        let wanted = wanted(&pod, gone);
+        // That it is evicted is written down beside them, also while its image comes.
+        let is_of_interest = !lasting.is_empty() || matches!(wanted, Wanted::Run(_));
+        let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());
         self.bell.hang_over(lasting.into_iter().chain(own));
         let attempts = attempts.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
-        let wanted = wanted(&pod, gone);
         let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone());
         // That another image could not be had says nothing of this one.
         self.image_failure = self.image_failure.take().filter(|failure| failure.is_about(image.as_deref()));

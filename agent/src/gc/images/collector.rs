@@ -81,7 +81,8 @@ pub fn survey(
     state: &StateDir,
     rules: Rules,
 ) -> Result<Vec<(ImageDigest, Verdict)>, StateError> {
-    let record = state.images()?;
+    let (mut record, now) = (state.images()?, Timestamp::now());
+    record.set_clock_right(now);
     let pulling: HashSet<&str> = record.pulls().collect();
     let is_starting = |image: &KnownImage| image.names.iter().any(|name| pulling.contains(name.as_str()));
     let world = World {
@@ -90,7 +91,7 @@ pub fn survey(
         watermarks: rules.watermarks,
         min_age: rules.min_age,
         stage: Stage::Routine,
-        now: Timestamp::now(),
+        now,
     };
     Ok(choose(&world))
 }
@@ -114,7 +115,9 @@ fn observe(
             Some(_) if starting.contains(&image.digest) => Need::Start,
             Some(_) => Need::None,
         };
-        (has_base || tart.has_image(&image.digest) || need != Need::None).then(|| Image {
+        // What a deletion that was cut short has left takes room, too.
+        let is_left = || tart.has_image(&image.digest) || image.is_ours(tart.image_inode(&image.digest));
+        (has_base || need != Need::None || is_left()).then(|| Image {
             digest: image.digest.clone(),
             pulled_at: image.pulled_at,
             last_used_at: image.last_used_at,
@@ -137,8 +140,8 @@ impl Collector {
         let (name, Some(place)) = (full_name(image), error.full_place(self.tart.home())) else {
             return Made::Nothing;
         };
-        if self.favours.were_in_vain(&name, Instant::now()) {
-            return Made::InVain;
+        if self.favours.are_too_early(&name, Instant::now()) {
+            return Made::TooEarly;
         }
         let (made, deleted) = self.delete_for(place).await;
         if deleted > 0 {
@@ -189,11 +192,7 @@ impl Collector {
     ///
     /// From its turn on it is on a task of its own: whoever has asked may be gone before it is over, and an image that is half deleted
     /// is of no use to anybody.
-    pub async fn pass(
-        self: &Arc<Self>,
-        stage: Stage,
-        since: Moment,
-    ) -> Result<Option<Pass>, CollectError> {
+    pub async fn pass(self: &Arc<Self>, stage: Stage, since: Moment) -> Result<Option<Pass>, CollectError> {
         let Some(turn) = self.line.turn_unless_fruitful_since(since).await else { return Ok(None) };
         let collector = self.clone();
         let pass = tokio::spawn(async move { collector.pass_in_turn(stage, turn).await });
@@ -259,6 +258,7 @@ impl Collector {
             return 0;
         }
         let freed = freed(self.tart.home(), before).await;
+        self.metrics.partials_deleted(freed);
         info!(freed, "what was kept of unfinished pulls has made room");
         freed
     }
@@ -266,6 +266,7 @@ impl Collector {
     async fn look(&self, stage: Stage) -> Result<World, CollectError> {
         let (images, tart, state) = (self.images.clone(), self.tart.clone(), self.state.clone());
         let look = spawn_blocking(move || {
+            images.set_clock_right(Timestamp::now());
             let known = images.known();
             let pulling: HashSet<String> = images.pulling().into_iter().collect();
             let is_starting = |image: &KnownImage| {

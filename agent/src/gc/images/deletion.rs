@@ -46,30 +46,40 @@ impl Collector {
         removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)
     }
 
-    /// Takes the names that the agent has pulled an image by out of tart's cache. If others have names for it, it stays for them.
+    /// Takes the names that the agent has pulled an image by out of tart's cache, and the image itself. If others have names for it, it
+    /// stays for them.
     async fn delete_cached(&self, known: &KnownImage) -> Result<(), DeleteError> {
-        if !known.is_ours(self.tart.image_inode(&known.digest)) {
+        if !self.is_left(known) {
             return Ok(());
         }
-        let (tart, digest) = (self.tart.clone(), known.digest.clone());
-        let look = spawn_blocking(move || tart.cached_images());
-        let Ok(Ok(cached)) = timeout(LOOK_LIMIT, look).await else { return Err(DeleteError::Late) };
-        let Some(cached) =
-            cached.map_err(DeleteError::Look)?.into_iter().find(|image| image.digest == digest)
-        else {
-            return Ok(());
-        };
-        let (ours, theirs): (Vec<_>, Vec<_>) =
-            cached.tags.into_iter().partition(|tag| known.names.contains(tag));
+        let (ours, _) = self.tags(known).await?;
         for tag in &ours {
             self.tart.delete_image(tag).await?;
         }
-        // Tart keeps an image that was pulled by its digest even when no tag leads to it.
+        // With its last tag tart takes the image along, unless it was cut short in between, or the image was pulled by its digest.
         let by_digest = known.digest.to_string();
-        if theirs.is_empty() && known.names.contains(&by_digest) {
-            self.tart.delete_image(&by_digest).await?;
+        let is_theirs = || !known.names.contains(&by_digest) && self.tart.is_explicitly_pulled(&known.digest);
+        if !self.is_left(known) || is_theirs() || self.tags(known).await? != (Vec::new(), Vec::new()) {
+            return Ok(());
         }
-        Ok(())
+        self.tart.delete_image(&by_digest).await?;
+        if self.is_left(known) { Err(DeleteError::Remains) } else { Ok(()) }
+    }
+
+    /// Whether anything is left of an image that the agent has pulled.
+    fn is_left(&self, known: &KnownImage) -> bool {
+        known.is_ours(self.tart.image_inode(&known.digest))
+    }
+
+    /// The tags that lead to an image: those that the agent has pulled it by, and those of others.
+    async fn tags(&self, known: &KnownImage) -> Result<(Vec<String>, Vec<String>), DeleteError> {
+        let tart = self.tart.clone();
+        let look = spawn_blocking(move || tart.cached_images());
+        let Ok(Ok(cached)) = timeout(LOOK_LIMIT, look).await else { return Err(DeleteError::Late) };
+        let mut cached = cached.map_err(DeleteError::Look)?.into_iter();
+        // What is not whole any more has no names.
+        let tags = cached.find(|image| image.digest == known.digest).map(|image| image.tags);
+        Ok(tags.unwrap_or_default().into_iter().partition(|tag| known.names.contains(tag)))
     }
 }
 
@@ -86,4 +96,6 @@ pub(super) enum DeleteError {
     Look(#[source] std::io::Error),
     #[error("the disk has not answered within {} s", LOOK_LIMIT.as_secs())]
     Late,
+    #[error("tart has deleted it, and it is still there")]
+    Remains,
 }
