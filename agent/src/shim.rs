@@ -134,7 +134,7 @@ impl Shim {
             }
         };
         match prepared {
-            Ok(()) => self.run_vm(ports).await,
+            Ok(()) => Box::pin(self.run_vm(ports)).await,
             Err(ending) => self.finish(ending, None).await,
         }
     }

@@ -227,7 +227,7 @@ impl Manager {
         let worker = Worker::new(self.host.clone(), self.client.clone(), name, dir, feed);
         self.workers.spawn(async move {
             let _ticket = ticket;
-            worker.run().await
+            Box::pin(worker.run()).await
         });
         self.pods.insert(uid, Handle { claim, pod, gone });
     }

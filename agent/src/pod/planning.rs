@@ -307,27 +307,26 @@ mod tests {
         let (pods, pod) = watch::channel(active_for(i64::MAX));
         let (gones, gone) = watch::channel(false);
         let (stirred, evicted) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
-        let wait = async || {
-            let is_evicted = {
-                let evicted = evicted.clone();
-                move || evicted.load(Ordering::Relaxed)
-            };
-            let called_off =
-                called_off(pod.clone(), gone.clone(), "i".to_owned(), stirred.clone(), is_evicted);
-            let waiting = tokio::spawn(called_off);
-            tokio::task::yield_now().await;
-            assert!(!waiting.is_finished());
-            waiting
+        let begin = || {
+            let evicted = evicted.clone();
+            let is_evicted = move || evicted.load(Ordering::Relaxed);
+            tokio::spawn(called_off(pod.clone(), gone.clone(), "i".to_owned(), stirred.clone(), is_evicted))
         };
-        let waiting = wait().await;
+        let waiting = begin();
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
         gones.send_replace(true);
         waiting.await.unwrap();
         gones.send_replace(false);
-        let waiting = wait().await;
+        let waiting = begin();
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
         pods.send_replace(with_image("j"));
         waiting.await.unwrap();
         pods.send_replace(with_image("i"));
-        let waiting = wait().await;
+        let waiting = begin();
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
         stirred.notify_one();
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished(), "something else has happened");
@@ -335,7 +334,9 @@ mod tests {
         stirred.notify_one();
         waiting.await.unwrap();
         evicted.store(false, Ordering::Relaxed);
-        let waiting = wait().await;
+        let waiting = begin();
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
         pods.send_replace(active_for(60));
         waiting.await.unwrap();
     }

@@ -102,7 +102,7 @@ fn lack_space(failures: &[MountFailure]) -> bool {
 impl Worker {
     /// Makes room for a shim that has found none, and tells it. A Pod that is to go meanwhile waits for no other image's end.
     pub(super) async fn give_room(&mut self, vm: Restart) -> Result<(), StateError> {
-        let otherwise = otherwise_wanted(self.pod.clone(), self.gone.clone());
+        let otherwise = otherwise_wanted(self.wanted, self.pod.clone(), self.gone.clone());
         let made = tokio::select! {
             made = self.make_room_for_vm(vm) => made?,
             () = otherwise => return Ok(()),

@@ -48,23 +48,18 @@ pub(super) fn wanted(pod: &Pod, gone: bool) -> Wanted {
     }
 }
 
-/// Waits until something else is wanted of a Pod than when its worker last looked.
-pub(super) async fn otherwise_wanted(mut pod: watch::Receiver<Arc<Pod>>, mut gone: watch::Receiver<bool>) {
-    // What it was then is not known any more.
-    let has_changed = |unseen: Result<bool, _>| unseen.unwrap_or(false);
-    if has_changed(pod.has_changed()) || has_changed(gone.has_changed()) {
-        return;
-    }
-    let before = wanted(&pod.borrow(), *gone.borrow());
-    loop {
+/// Waits until something else is wanted of a Pod than this.
+pub(super) async fn otherwise_wanted(
+    before: Wanted,
+    mut pod: watch::Receiver<Arc<Pod>>,
+    mut gone: watch::Receiver<bool>,
+) {
+    while wanted(&pod.borrow_and_update(), *gone.borrow_and_update()) == before {
         tokio::select! {
             Ok(()) = pod.changed() => {}
             Ok(()) = gone.changed() => {}
             // Nobody is left who could want anything.
             else => return pending().await,
-        }
-        if wanted(&pod.borrow_and_update(), *gone.borrow_and_update()) != before {
-            return;
         }
     }
 }
@@ -78,26 +73,24 @@ mod tests {
     #[tokio::test]
     async fn news_of_a_pod_is_not_always_another_wish() {
         let pod = |value: Value| -> Arc<Pod> { Arc::new(serde_json::from_value(value).unwrap()) };
-        let (pods, mut pod_seen) = watch::channel(pod(json!({})));
-        let (gones, mut gone_seen) = watch::channel(false);
-        let otherwise = otherwise_wanted(pod_seen.clone(), gone_seen.clone());
+        let (pods, pod_seen) = watch::channel(pod(json!({})));
+        let (gones, gone_seen) = watch::channel(false);
+        let run = wanted(&pod_seen.borrow(), false);
+        let otherwise = otherwise_wanted(run, pod_seen.clone(), gone_seen.clone());
         tokio::pin!(otherwise);
         assert_eq!(otherwise.as_mut().now_or_never(), None);
         pods.send_replace(pod(json!({"metadata": {"labels": {"a": "b"}}})));
         assert_eq!(otherwise.as_mut().now_or_never(), None, "it is to run, as before");
         pods.send_replace(pod(json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}})));
         otherwise.await;
-        // Its worker has not looked since.
-        otherwise_wanted(pod_seen.clone(), gone_seen.clone()).await;
-        pod_seen.mark_unchanged();
-        let otherwise = otherwise_wanted(pod_seen.clone(), gone_seen.clone());
+        let stop = wanted(&pod_seen.borrow(), false);
+        let otherwise = otherwise_wanted(stop, pod_seen.clone(), gone_seen.clone());
         tokio::pin!(otherwise);
         assert_eq!(otherwise.as_mut().now_or_never(), None, "it was to go before");
         gones.send_replace(true);
         otherwise.await;
-        gone_seen.mark_unchanged();
         drop((pods, gones));
-        assert_eq!(otherwise_wanted(pod_seen, gone_seen).now_or_never(), None);
+        assert_eq!(otherwise_wanted(Wanted::Gone, pod_seen, gone_seen).now_or_never(), None);
     }
 
     #[test]

@@ -102,6 +102,8 @@ pub struct Worker {
     pub(super) pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows the Pod.
     pub(super) gone: watch::Receiver<bool>,
+    /// What was wanted of the Pod when it was last looked at.
+    pub(super) wanted: Wanted,
     /// Rung when something has happened to one of the Pod's VMs.
     pub(super) stirred: Arc<Notify>,
     bell: Bell,
@@ -152,6 +154,7 @@ impl Worker {
         let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
         let PodFeed { plan, pod, gone } = feed;
         let stirred = Arc::new(Notify::new());
+        let wanted = wanted(&pod.borrow(), *gone.borrow());
         let belongings = Belongings::new(&dir, pod.clone(), host.world.clone(), host.host_paths.clone());
         Self {
             host,
@@ -159,6 +162,7 @@ impl Worker {
             api,
             secrets,
             name,
+            wanted,
             pod,
             gone,
             bell: Bell::new(stirred.clone()),
@@ -228,6 +232,7 @@ impl Worker {
         // Before anything is read: what happens after that rings.
         let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(Attempt::path).collect();
         let wanted = wanted(&pod, gone);
+        self.wanted = wanted;
         // That it is evicted is written down beside them, also while its image comes.
         let is_of_interest = !lasting.is_empty() || matches!(wanted, Wanted::Run(_));
         let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());

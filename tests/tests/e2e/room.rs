@@ -2,7 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -86,6 +86,15 @@ fn digest(scene: &Scene, name: &str) -> Result<String> {
     let names = std::fs::read_dir(repository(scene, name))?.collect::<Result<Vec<_>, _>>()?;
     let mut names = names.into_iter().filter_map(|entry| entry.file_name().into_string().ok());
     names.find(|name| name.starts_with("sha256:")).context("there is no image")
+}
+
+/// Waits until nothing is left of an image.
+async fn is_gone(image: &Path, running: &RunningAgent) -> Result<()> {
+    wait::eventually("the end of the image", DEADLINE, async || {
+        ensure!(!image.exists(), "{}", running.log()?);
+        Ok(())
+    })
+    .await
 }
 
 async fn more_looks(running: &RunningAgent) -> Result<()> {
@@ -185,11 +194,7 @@ async fn an_image_that_tart_has_half_deleted_goes() -> Result<()> {
         let running = agent(&scene, 100, 99).start()?;
         scene.node_ready(&running).await?;
         lack_space(&scene).await?;
-        wait::eventually("the end of the image", DEADLINE, async || {
-            ensure!(!image.exists(), "{}", running.log()?);
-            Ok(())
-        })
-        .await?;
+        is_gone(&image, &running).await?;
         left(&scene, &["b"], 1).await?;
     }
     Ok(())
@@ -242,9 +247,8 @@ async fn an_image_that_a_pod_has_named_by_its_digest_goes() -> Result<()> {
     let image = repository(&scene, "a").join(digest(&scene, "a")?);
     ensure!(image.join("disk.img").exists() && scene.bases().await?.len() == 2);
     lack_space(&scene).await?;
-    left(&scene, &["b"], 1).await?;
-    ensure!(!image.exists(), "{}", running.log()?);
-    Ok(())
+    is_gone(&image, &running).await?;
+    left(&scene, &["b"], 1).await
 }
 
 #[tokio::test]
