@@ -11,6 +11,7 @@ mod partials;
 pub mod pins;
 pub mod prepull;
 pub mod record;
+mod recovery;
 pub mod resident;
 
 pub use error::ImageError;
@@ -84,6 +85,7 @@ impl Images {
     pub fn open(tart: Tart, state: StateDir, pulls: usize, metrics: Metrics) -> Result<Self, StateError> {
         let mut record = state.images_to_go_on_with()?;
         let partials = Partials::new(tart.clone());
+        recovery::abandon_dead(&mut record, &tart, &state);
         // Before any tart command takes it for garbage.
         for image in record.pulls() {
             partials.keep(image);
@@ -178,6 +180,14 @@ impl Images {
         }
     }
 
+    /// The time is this, whatever it seemed to be before.
+    pub fn set_clock_right(&self, now: Timestamp) {
+        let mut record = lock(&self.record);
+        if record.set_clock_right(now) {
+            self.write(&record);
+        }
+    }
+
     /// An image is gone, and its base VM with it.
     pub fn collected(&self, digest: &ImageDigest) {
         lock(&self.known).retain(|_, known| known != digest);
@@ -221,19 +231,6 @@ impl Images {
         };
         // A tart that does not even die is not worth waiting for.
         let _ = timeout(LANDING_LIMIT, landed).await;
-    }
-
-    /// Finds out what became of the pulls that an earlier agent had begun.
-    pub async fn recover(&self) {
-        for image in self.pulling() {
-            // An earlier agent's tart may still be at it.
-            if !self.is_flying(&image)
-                && !self.partials.is_under_way(&image)
-                && let Err(error) = self.settle_as(&image, Beginner::Another).await
-            {
-                warn!(image, error = chain(&error), "cannot tell what became of a pull; looking again later");
-            }
-        }
     }
 
     /// The images on this host, whenever they change.

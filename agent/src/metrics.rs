@@ -135,6 +135,11 @@ impl Metrics {
         lock(&self.0.images).deleted(freed);
     }
 
+    /// What was kept of images that are not whole is gone, and so many bytes more are free.
+    pub fn partials_deleted(&self, freed: u64) {
+        lock(&self.0.images).partials_deleted(freed);
+    }
+
     /// What becomes of each image; so many others are somebody else's.
     pub fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
         lock(&self.0.images).judged(verdicts, foreign);

@@ -54,6 +54,11 @@ impl Running {
         self.command.iter().any(|argument| argument == word)
     }
 
+    /// The words of its command line.
+    pub fn words(&self) -> impl Iterator<Item = &str> {
+        self.command.iter().filter_map(|word| word.to_str())
+    }
+
     /// What it has in one of our variables. macOS hides the environment of some programs.
     pub fn variable(&self, name: &str) -> Option<&str> {
         self.environment.iter().find(|(one, _)| one == name).map(|(_, value)| value.as_str())

@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::gc::images::Stage;
+use crate::gc::images::{Moment, Stage};
 use crate::node::host::{Gauges, volume};
 use crate::node::thresholds::{Figure, Signal, Thresholds};
 use crate::pod::PodUid;
@@ -58,16 +58,22 @@ impl Room {
     /// Looks again and again, for as long as it is polled.
     pub async fn keep(self) {
         loop {
+            // From before the look: what is made meanwhile may have been enough.
+            let since = self.host.collector.as_ref().map(|collector| collector.now());
             let short = self.shortage().await;
             if short.is_none() {
                 self.set_space_aside().await;
             }
-            let made_room = self.collect(short.as_ref()).await;
-            match short {
-                // What is gone may have been enough.
-                Some(_) if made_room => continue,
-                Some(short) if self.is_told() => self.relieve(&short).await,
-                Some(_) | None => {}
+            let made_room = self.collect(short.as_ref(), since).await;
+            if short.is_some() && made_room {
+                continue;
+            }
+            // A pass may have taken minutes. Nobody is evicted for what was true then.
+            if short.is_some()
+                && self.is_told()
+                && let Some(short) = self.shortage().await
+            {
+                self.relieve(&short).await;
             }
             sleep(INTERVAL).await;
         }
@@ -78,12 +84,12 @@ impl Room {
         self.host.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
     }
 
-    /// Whether anything is gone that took room.
-    async fn collect(&self, short: Option<&Shortage>) -> bool {
-        let Some(collector) = &self.host.collector else { return false };
+    /// Whether anything is gone that took room, since that moment.
+    async fn collect(&self, short: Option<&Shortage>, since: Option<Moment>) -> bool {
+        let Some((collector, since)) = self.host.collector.as_ref().zip(since) else { return false };
         let stage = if short.is_some_and(|short| short.by_images) { Stage::Wanted } else { Stage::Routine };
-        match collector.pass(stage).await {
-            Ok(pass) => pass.has_made_room(),
+        match collector.pass(stage, since).await {
+            Ok(pass) => pass.is_none_or(|pass| pass.has_made_room()),
             Err(error) => {
                 warn!(error = chain(&error), "cannot collect images");
                 false
@@ -117,8 +123,8 @@ impl Room {
     /// Evicts one Pod, unless one that was evicted is still on its way out.
     async fn relieve(&self, short: &Shortage) {
         let pods = self.host.roster.pods();
-        let (state, tart) = (self.state.clone(), self.host.tart.clone());
-        let measure = spawn_blocking(move || survey(&state, &tart, &pods));
+        let (state, tart, roster) = (self.state.clone(), self.host.tart.clone(), self.host.roster.clone());
+        let measure = spawn_blocking(move || survey(&state, &tart, &pods, |uid| roster.is_planned(uid)));
         let claimants = match timeout(MEASURE_LIMIT, measure).await {
             Ok(Ok(Ok(Some(claimants)))) => claimants,
             Ok(Ok(Ok(None))) => return,
@@ -155,15 +161,16 @@ fn look(gauges: &Gauges, thresholds: &Thresholds) -> Option<Shortage> {
     })
 }
 
-/// The Pods that could be evicted; `None` while one that was is not gone yet.
+/// The Pods that could be evicted; `None` while one that was is not gone yet: it has a VM, or its image is still being fetched.
 fn survey(
     state: &StateDir,
     tart: &Tart,
     pods: &[(PodUid, Arc<Pod>)],
+    is_planned: impl Fn(&PodUid) -> bool,
 ) -> Result<Option<Vec<Claimant>>, StateError> {
     let mut claimants = Vec::new();
     for dir in state.pods()? {
-        if dir.evicted()?.is_some() && has_vm(&dir)? {
+        if dir.evicted()?.is_some() && (is_planned(dir.uid()) || has_vm(&dir)?) {
             return Ok(None);
         }
     }
@@ -202,4 +209,36 @@ fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
 fn beyond(tart: &Tart, vm: &VmName, base: Option<&BaseName>) -> Option<u64> {
     let shared = base.map_or(Some(0), |base| taken(&tart.base_dir(base)))?;
     Some(taken(&tart.vm_dir(vm))?.saturating_sub(shared))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::PodName;
+    use crate::state::PodRecord;
+    use jiff::Timestamp;
+
+    #[test]
+    fn nobody_else_goes_while_the_image_of_one_that_was_evicted_still_comes() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let state = StateDir::open(&dir.path().join("state")).unwrap();
+        let tart = Tart::in_home("tart".as_ref(), dir.path());
+        let [first, second] = ["a", "b"].map(|uid| uid.parse::<PodUid>().unwrap());
+        for uid in [&first, &second] {
+            let pod = PodName { namespace: "n".into(), name: uid.to_string() };
+            let record = PodRecord { pod, accepted_at: Timestamp::UNIX_EPOCH };
+            state.pod(uid.clone()).accept(&record).unwrap();
+        }
+        let pods = [&first, &second].map(|uid| (uid.clone(), Arc::<Pod>::default()));
+        let claimants = |planned: Option<&PodUid>| {
+            let found = survey(&state, &tart, &pods, |uid| planned == Some(uid)).unwrap();
+            found.map(|all| all.into_iter().map(|one| one.uid).collect::<Vec<_>>())
+        };
+        assert_eq!(claimants(Some(&first)), Some(vec![first.clone(), second.clone()]));
+        state.pod(first.clone()).evict("no room").unwrap();
+        assert_eq!(claimants(Some(&first)), None);
+        assert_eq!(claimants(Some(&second)), Some(vec![second.clone()]), "that one stays as it is");
+        assert_eq!(claimants(None), Some(vec![second.clone()]));
+    }
 }

@@ -7,6 +7,7 @@ mod image_name;
 mod list;
 mod lock;
 mod overdue;
+mod own_pulls;
 mod partial;
 mod version;
 
@@ -17,6 +18,7 @@ pub use image_name::{ImageDigest, full_name};
 pub use list::Source;
 pub use lock::{VmLock, touched};
 pub use overdue::end_overdue_calls;
+pub use own_pulls::OwnPulls;
 pub use partial::{KeptPartial, Partial};
 pub use version::TartVersion;
 
@@ -32,6 +34,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
 use crate::image::credentials::Credential;
+use crate::processes::TableError;
 use crate::state::Share;
 use crate::vm::{BaseName, VmName};
 
@@ -212,6 +215,11 @@ impl Tart {
         call::call_heard(command, PULL, hear).await.map(drop)
     }
 
+    /// The pulls that an agent has begun in this home, and that are still under way.
+    pub fn own_pulls(&self) -> Result<OwnPulls, TableError> {
+        OwnPulls::look(&self.home)
+    }
+
     /// What has arrived of an image that nobody pulls now, kept from being taken for garbage for as long as it is held.
     pub fn keep_partial(&self, image: &str) -> io::Result<Partial> {
         partial::keep(&self.home, &full_name(image))
@@ -331,6 +339,11 @@ impl Tart {
     /// The directory of an image in the cache, by a number that changes when it is deleted and pulled again.
     pub fn image_inode(&self, image: &ImageDigest) -> Option<u64> {
         cache::inode(&self.cache(), image)
+    }
+
+    /// Whether somebody has pulled an image by its digest: tart keeps such a one although no tag leads to it.
+    pub fn is_explicitly_pulled(&self, image: &ImageDigest) -> bool {
+        cache::is_explicitly_pulled(&self.cache(), image)
     }
 
     /// The digests in the cache that come from the repository of an image.

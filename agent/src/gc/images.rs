@@ -4,10 +4,14 @@
 //! Free space is what the volume says after each deletion. Nothing else tells: an image, its base VM and the VMs of Pods share blocks.
 
 mod collector;
+mod deletion;
 mod favours;
 mod line;
+mod made;
 
-pub use collector::{CollectError, Collector, Made, Pass, Rules, survey};
+pub use collector::{CollectError, Collector, Pass, Rules, survey};
+pub use line::Moment;
+pub use made::Made;
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::credentials::Credential;
 use super::{ImageError, Images, lock};
 use crate::crash;
-use crate::tart::{Fault, ImageDigest};
+use crate::tart::{Fault, ImageDigest, full_name};
 
 /// Pods with the same credentials share a pull.
 pub(super) type FlightKey = (String, Vec<Credential>);
@@ -19,6 +19,8 @@ pub(super) type Flight = Arc<watch::Sender<Pulling>>;
 /// How far a pull has come.
 #[derive(Debug, Clone)]
 pub(super) enum Pulling {
+    /// None of it, as far as anybody has heard.
+    Awaited,
     /// So many percent of it have arrived.
     Arrived(u8),
     /// It is over.
@@ -41,6 +43,7 @@ impl Images {
             match seen {
                 Pulling::Over(result) => return result,
                 Pulling::Arrived(percent) => arrived(percent),
+                Pulling::Awaited => {}
             }
             if flight.changed().await.is_err() {
                 if *self.grounded.borrow() {
@@ -58,7 +61,7 @@ impl Images {
         if let Some(flight) = flights.get(&key) {
             return flight.subscribe();
         }
-        let (sender, receiver) = watch::channel(Pulling::Arrived(0));
+        let (sender, receiver) = watch::channel(Pulling::Awaited);
         let flight = Arc::new(sender);
         flights.insert(key.clone(), flight.clone());
         tokio::spawn(self.clone().fly(key, flight));
@@ -76,6 +79,9 @@ impl Images {
             // Before anybody takes it for landed: the agent ends then.
             self.abandon(&key.0);
         }
+        if matches!(pulled, Some(None | Some(Err(_)))) {
+            self.falls_silent(&key.0, &flight);
+        }
         lock(&self.flights).retain(|_, other| !Arc::ptr_eq(other, &flight));
         // To look for the image would have tart take what has arrived for garbage.
         let Some(pulled) = pulled else { return };
@@ -88,11 +94,26 @@ impl Images {
         flight.send_replace(Pulling::Over(result));
     }
 
+    /// A pull has failed, or nobody wants it any more. Unless another one of ours fetches the image, whoever brings it is somebody else.
+    fn falls_silent(&self, image: &str, flight: &Flight) {
+        let Ok(present) = self.tart.cached_siblings(image) else { return };
+        let name = full_name(image);
+        let mut record = lock(&self.record);
+        let is_heard = |(key, other): (&FlightKey, &Flight)| {
+            let fetches = matches!(*other.borrow(), Pulling::Arrived(_));
+            fetches && !Arc::ptr_eq(other, flight) && full_name(&key.0) == name
+        };
+        if !lock(&self.flights).iter().any(is_heard) && record.fall_silent(image, present) {
+            self.write(&record);
+        }
+    }
+
     /// Fetches an image when it is its turn, unless nobody waits for it any more.
     async fn fetch_while_wanted(&self, key: &FlightKey, flight: &Flight) -> Option<Result<(), ImageError>> {
         let arrived = |percent| {
-            self.fetches(&key.0);
+            // In this order: whoever sees that it is silent writes that down first.
             flight.send_replace(Pulling::Arrived(percent));
+            self.fetches(&key.0);
         };
         let fetch = async {
             let _turn = self.turns.acquire().await;

@@ -105,13 +105,21 @@ impl ImageRecord {
         pull.is_some_and(|pull| !std::mem::replace(&mut pull.is_fetched, true))
     }
 
-    /// Nobody is at a pull any more: what it may have brought is there by now, among these digests of its repository. Whatever comes
-    /// later somebody else has brought.
-    pub fn abandon(&mut self, image: &str, present: impl IntoIterator<Item = String>) {
-        if let Some(pull) = self.pulls.get_mut(&full_name(image)) {
-            pull.begun_at = None;
-            pull.is_fetched &= present.into_iter().any(|digest| pull.is_new(&digest));
-        }
+    /// None of our tarts fetches an image any more: what they may have brought is there by now, among these digests of its repository.
+    /// Whatever comes later somebody else has brought, unless one of ours is heard again. Says whether that is news.
+    pub fn fall_silent(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
+        let Some(pull) = self.pulls.get_mut(&full_name(image)) else { return false };
+        let is_brought = present.into_iter().any(|digest| pull.is_new(&digest));
+        let was_fetched = pull.is_fetched;
+        pull.is_fetched &= is_brought;
+        was_fetched && !is_brought
+    }
+
+    /// Nobody is at a pull any more, and nobody will be. Says whether that is news.
+    pub fn abandon(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
+        let is_silent = self.fall_silent(image, present);
+        let pull = self.pulls.get_mut(&full_name(image));
+        pull.and_then(|pull| pull.begun_at.take()).is_some() || is_silent
     }
 
     /// Something of an image is kept for the next pull.
@@ -177,6 +185,16 @@ impl ImageRecord {
             }),
             None => {}
         }
+    }
+
+    /// The time is this. What is said to have happened later has happened now, as far as anybody can tell: the clock was wrong then, and
+    /// nothing is to stay young until it is right again. Says whether there was any.
+    pub fn set_clock_right(&mut self, now: Timestamp) -> bool {
+        let times = self.images.iter_mut().flat_map(|image| [&mut image.pulled_at, &mut image.last_used_at]);
+        let mut late = times.filter(|time| **time > now).peekable();
+        let was_any = late.peek().is_some();
+        late.for_each(|time| *time = now);
+        was_any
     }
 
     /// A Pod needs an image now.

@@ -61,6 +61,11 @@ impl ImageFigures {
         self.freed = self.freed.saturating_add(freed);
     }
 
+    /// What was kept of images that are not whole is gone.
+    pub(super) fn partials_deleted(&mut self, freed: u64) {
+        self.freed = self.freed.saturating_add(freed);
+    }
+
     pub(super) fn judged(&mut self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
         self.foreign = foreign;
         self.kept.clear();
@@ -97,7 +102,7 @@ impl ImageFigures {
         page.family(name, "counter", "Images that were deleted to make room.");
         page.sample(name, &[], number(self.deleted));
         let name = "tart_kubelet_image_gc_freed_bytes_total";
-        page.family(name, "counter", "What the volume had more of right after these deletions.");
+        page.family(name, "counter", "What the volume had more of right after these deletions, and after those of what was kept of unfinished pulls.");
         page.sample(name, &[], bytes(self.freed));
         let name = "tart_kubelet_image_gc_kept";
         page.family(

@@ -3,7 +3,6 @@
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::blueprint;
-use super::planning::called_off;
 use super::setback::WorkError;
 use super::worker::Worker;
 use crate::crash;
@@ -20,7 +19,7 @@ impl Worker {
             return Err(WorkError::NoContainer(due.container));
         };
         let image = self.plan.as_ref().map(|plan| plan.image.clone()).unwrap_or_default();
-        let called_off = called_off(self.pod.clone(), self.gone.clone(), image);
+        let called_off = self.called_off(&image);
         let variables = tokio::select! {
             variables = self.belongings.variables_of(container) => variables,
             () = called_off => return Ok(()),

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::admission::VmPlan;
 use super::events::Events;
-use crate::gc::images::Collector;
+use crate::gc::images::{Collector, Made};
 use crate::image::credentials::{self, BadSecret, Credential};
 use crate::image::pins::Pin;
 use crate::image::{ImageError, Images};
@@ -105,8 +105,10 @@ impl Fetcher {
 
     /// Makes room, if the want of it was in the way.
     async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
-        let Some(collector) = &self.collector else { return false };
-        let made = collector.make_room_for(&plan.image, error).await;
+        let made = match &self.collector {
+            Some(collector) => collector.make_room_for(&plan.image, error).await,
+            None => Made::SwitchedOff,
+        };
         let Some(why) = made.why_not() else { return true };
         if error.is_for_want_of_space() {
             let note = format!(

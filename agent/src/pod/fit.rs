@@ -42,6 +42,11 @@ impl Claim {
             ports: spec.containers.iter().flat_map(ports).collect(),
         }
     }
+
+    /// How much of the Node's disk it asks for, in bytes.
+    pub fn storage(&self) -> u64 {
+        self.storage
+    }
 }
 
 /// What the containers of a Pod request at once: init containers run before the others, except those that stay.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 
 use super::admission::{VmPlan, read, runs_commands};
@@ -42,7 +42,8 @@ impl Worker {
             pod: pod.clone(),
         };
         let begun = Instant::now();
-        let called_off = called_off(self.pod.clone(), self.gone.clone(), plan.image.clone());
+        let _planning = self.host.roster.plans(self.dir.uid());
+        let called_off = self.called_off(&plan.image);
         let fetch = fetcher.ensure(&plan);
         tokio::pin!(called_off, fetch);
         let mut image = None;
@@ -238,6 +239,14 @@ impl Worker {
         plan.host_ports.iter().map(|port| HostPort { address: port.address.or(node), ..*port }).collect()
     }
 
+    /// Waits until the Pod is not to run any more, or not with this image.
+    pub(super) fn called_off(&self, image: &str) -> impl Future<Output = ()> + use<> {
+        let dir = self.dir.clone();
+        // What cannot be read is seen again by the worker.
+        let is_evicted = move || matches!(dir.evicted(), Ok(Some(_)));
+        called_off(self.pod.clone(), self.gone.clone(), image.to_owned(), self.stirred.clone(), is_evicted)
+    }
+
     fn image_failed(&mut self, pod: &Pod, error: &ImageError) {
         let image = self.plan.as_ref().map_or("", |plan| plan.image.as_str());
         let failure = Failure::new(image, error, self.image_failure.as_ref(), Timestamp::now());
@@ -266,11 +275,13 @@ impl Worker {
     }
 }
 
-/// Waits until a Pod is not to run any more, not for longer, or not with this image.
-pub(super) async fn called_off(
+/// Waits until a Pod is not to run any more, not for longer, or not with this image. Whoever evicts it stirs something.
+async fn called_off(
     mut pod: watch::Receiver<Arc<Pod>>,
     mut gone: watch::Receiver<bool>,
     image: String,
+    stirred: Arc<Notify>,
+    is_evicted: impl Fn() -> bool,
 ) {
     loop {
         let deadline = deadline(&pod.borrow_and_update());
@@ -279,10 +290,11 @@ pub(super) async fn called_off(
         let left = deadline.map(|deadline| {
             Duration::try_from(deadline.at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
         });
-        if !is_wanted || has_changed || left == Some(Duration::ZERO) {
+        if !is_wanted || has_changed || left == Some(Duration::ZERO) || is_evicted() {
             return;
         }
         tokio::select! {
+            () = stirred.notified() => {}
             Ok(()) = pod.changed() => {}
             Ok(()) = gone.changed() => {}
             () = sleep(left.unwrap_or(Duration::MAX)) => {}
@@ -294,6 +306,7 @@ pub(super) async fn called_off(
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn active_for(seconds: i64) -> Arc<Pod> {
         Arc::new(
@@ -312,23 +325,40 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plan_is_called_off_when_the_pod_is_late_or_gone_or_has_another_image() {
+    async fn a_plan_is_called_off_when_the_pod_is_late_or_gone_or_evicted_or_has_another_image() {
         let (pods, pod) = watch::channel(active_for(i64::MAX));
         let (gones, gone) = watch::channel(false);
-        let waiting = tokio::spawn(called_off(pod.clone(), gone.clone(), "i".to_owned()));
+        let (stirred, evicted) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
+        let begin = || {
+            let evicted = evicted.clone();
+            let is_evicted = move || evicted.load(Ordering::Relaxed);
+            tokio::spawn(called_off(pod.clone(), gone.clone(), "i".to_owned(), stirred.clone(), is_evicted))
+        };
+        let waiting = begin();
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         gones.send_replace(true);
         waiting.await.unwrap();
         gones.send_replace(false);
-        let waiting = tokio::spawn(called_off(pod.clone(), gone.clone(), "i".to_owned()));
+        let waiting = begin();
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         pods.send_replace(with_image("j"));
         waiting.await.unwrap();
         pods.send_replace(with_image("i"));
-        let waiting = tokio::spawn(called_off(pod, gone, "i".to_owned()));
+        let waiting = begin();
         tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        stirred.notify_one();
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "something else has happened");
+        evicted.store(true, Ordering::Relaxed);
+        stirred.notify_one();
+        waiting.await.unwrap();
+        evicted.store(false, Ordering::Relaxed);
+        let waiting = begin();
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
         pods.send_replace(active_for(60));
         waiting.await.unwrap();
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::wanted::otherwise_wanted;
 use super::worker::Worker;
 use crate::gc::images::Made;
 use crate::state::StateError;
@@ -99,17 +100,33 @@ fn lack_space(failures: &[MountFailure]) -> bool {
 }
 
 impl Worker {
-    /// Makes room for a shim that has found none. It asks only for the volume that images are on.
-    pub(super) async fn make_room_for_vm(&mut self, vm: Restart) -> Result<Made, StateError> {
-        let Some(collector) = self.host.collector.clone() else { return Ok(Made::Nothing) };
+    /// Makes room for a shim that has found none, and tells it. A Pod that is to go meanwhile waits for no other image's end.
+    pub(super) async fn give_room(&mut self, vm: Restart) -> Result<(), StateError> {
+        let otherwise = otherwise_wanted(self.wanted, self.pod.clone(), self.gone.clone());
+        let made = tokio::select! {
+            made = self.make_room_for_vm(vm) => made?,
+            () = otherwise => return Ok(()),
+        };
+        if let Some(why) = made.why_not() {
+            let pod = self.pod.borrow().clone();
+            let note = format!(
+                "the Pod's VM has found no space on the disk, and {why}; free some disk space on the host"
+            );
+            self.host.events.warning(&pod, "FreeDiskSpaceFailed", &note);
+        }
+        self.dir.attempt(vm).tell_room_is_made()
+    }
+
+    /// Makes room for a shim. It asks only for the volume that images are on.
+    async fn make_room_for_vm(&mut self, vm: Restart) -> Result<Made, StateError> {
+        let Some(collector) = self.host.collector.clone() else { return Ok(Made::SwitchedOff) };
         let attempt = self.dir.attempt(vm).view()?;
         // The log of a container that runs asks when it needs to, and goes on.
         let is_for_log = attempt.running_since().is_some() && attempt.result.is_none();
         if !is_for_log && !self.room_for_vms.may_go_for(vm) {
             return Ok(Made::InVain);
         }
-        let is_made = collector.make_room_at(self.host.tart.home()).await;
-        Ok(if is_made { Made::Room } else { Made::Nothing })
+        Ok(collector.make_room_at(self.host.tart.home()).await)
     }
 
     /// The Pod's volumes have found no space.
@@ -128,7 +145,7 @@ impl Worker {
 
     fn make_room_for_volumes(&self) -> Option<impl Future<Output = bool> + Send + use<>> {
         let (collector, place) = (self.host.collector.clone()?, self.dir.volumes_path());
-        Some(async move { collector.make_room_at(&place).await })
+        Some(async move { collector.make_room_at(&place).await == Made::Room })
     }
 
     /// They have what they need, or lack something else.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::decide::Decision;
+use super::wanted::otherwise_wanted;
 use super::worker::{RETRY, Worker};
+use crate::gc::images::Made;
 use crate::report::{self, chain};
 use crate::shim::{LaunchError, LeftoversError};
 use crate::state::StateError;
@@ -69,13 +71,20 @@ impl Worker {
         let advice = if is_full { Fault::NoSpace.advice() } else { "" };
         let problem = format!("{}: {}{advice}", describe(decision), chain(error));
         let before = self.setback.take().filter(|before| before.problem == problem);
-        if is_full && before.is_none() && self.make_room(error).await {
-            self.setback = Some(Setback { problem, delay: None });
-            if let Decision::AskGuest(_) = decision {
-                // What it says can be written down now.
-                self.asked = None;
+        if is_full && before.is_none() {
+            match self.make_room(error).await {
+                Some(true) => {
+                    self.setback = Some(Setback { problem, delay: None });
+                    if let Decision::AskGuest(_) = decision {
+                        // What it says can be written down now.
+                        self.asked = None;
+                    }
+                    return;
+                }
+                Some(false) => {}
+                // What is to be done now may be something else, and room may be made for that.
+                None => return,
             }
-            return;
         }
         let delay = match before.and_then(|before| before.delay) {
             Some(delay) => (delay * 2).min(LONGEST_RETRY),
@@ -94,11 +103,15 @@ impl Worker {
         }
     }
 
-    /// Makes room where an effect has found none; whether there is more than before.
-    async fn make_room(&self, error: &WorkError) -> bool {
-        let Some(collector) = &self.host.collector else { return false };
+    /// Makes room where an effect has found none; whether there is more than before. `None` when something else is wanted of the Pod
+    /// meanwhile: nobody waits for it then.
+    async fn make_room(&self, error: &WorkError) -> Option<bool> {
+        let Some(collector) = &self.host.collector else { return Some(false) };
         let place = if let WorkError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
-        collector.make_room_at(place).await
+        tokio::select! {
+            made = collector.make_room_at(place) => Some(made == Made::Room),
+            () = otherwise_wanted(self.wanted, self.pod.clone(), self.gone.clone()) => None,
+        }
     }
 }
 

@@ -1,8 +1,11 @@
 //! What the API wants of a Pod, as the Pod says it.
 
+use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
 
 use super::PodUid;
 use super::decide::{Deadline, Wanted};
@@ -45,10 +48,50 @@ pub(super) fn wanted(pod: &Pod, gone: bool) -> Wanted {
     }
 }
 
+/// Waits until something else is wanted of a Pod than this.
+pub(super) async fn otherwise_wanted(
+    before: Wanted,
+    mut pod: watch::Receiver<Arc<Pod>>,
+    mut gone: watch::Receiver<bool>,
+) {
+    while wanted(&pod.borrow_and_update(), *gone.borrow_and_update()) == before {
+        tokio::select! {
+            Ok(()) = pod.changed() => {}
+            Ok(()) = gone.changed() => {}
+            // Nobody is left who could want anything.
+            else => return pending().await,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt;
     use serde_json::{Value, json};
+
+    #[tokio::test]
+    async fn news_of_a_pod_is_not_always_another_wish() {
+        let pod = |value: Value| -> Arc<Pod> { Arc::new(serde_json::from_value(value).unwrap()) };
+        let (pods, pod_seen) = watch::channel(pod(json!({})));
+        let (gones, gone_seen) = watch::channel(false);
+        let run = wanted(&pod_seen.borrow(), false);
+        let otherwise = otherwise_wanted(run, pod_seen.clone(), gone_seen.clone());
+        tokio::pin!(otherwise);
+        assert_eq!(otherwise.as_mut().now_or_never(), None);
+        pods.send_replace(pod(json!({"metadata": {"labels": {"a": "b"}}})));
+        assert_eq!(otherwise.as_mut().now_or_never(), None, "it is to run, as before");
+        pods.send_replace(pod(json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}})));
+        otherwise.await;
+        let stop = wanted(&pod_seen.borrow(), false);
+        let otherwise = otherwise_wanted(stop, pod_seen.clone(), gone_seen.clone());
+        tokio::pin!(otherwise);
+        assert_eq!(otherwise.as_mut().now_or_never(), None, "it was to go before");
+        gones.send_replace(true);
+        otherwise.await;
+        drop((pods, gones));
+        assert_eq!(otherwise_wanted(Wanted::Gone, pod_seen, gone_seen).now_or_never(), None);
+    }
 
     #[test]
     fn what_has_started_is_known_by_its_vm() {

@@ -102,6 +102,8 @@ pub struct Worker {
     pub(super) pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows the Pod.
     pub(super) gone: watch::Receiver<bool>,
+    /// What was wanted of the Pod when it was last looked at.
+    pub(super) wanted: Wanted,
     /// Rung when something has happened to one of the Pod's VMs.
     pub(super) stirred: Arc<Notify>,
     bell: Bell,
@@ -154,6 +156,7 @@ impl Worker {
         let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
         let PodFeed { plan, pod, gone } = feed;
         let stirred = Arc::new(Notify::new());
+        let wanted = wanted(&pod.borrow(), *gone.borrow());
         let belongings = Belongings::new(&dir, pod.clone(), host.world.clone(), host.host_paths.clone());
         Self {
             host,
@@ -161,6 +164,7 @@ impl Worker {
             api,
             secrets,
             name,
+            wanted,
             pod,
             gone,
             bell: Bell::new(stirred.clone()),
@@ -233,11 +237,13 @@ impl Worker {
         let attempts = self.dir.attempts()?;
         // Before anything is read: what happens after that rings.
         let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(Attempt::path).collect();
-        // That it is evicted is written down beside them.
-        let own = lasting.first().map(|_| self.dir.path());
+        let wanted = wanted(&pod, gone);
+        self.wanted = wanted;
+        // That it is evicted is written down beside them, also while its image comes.
+        let is_of_interest = !lasting.is_empty() || matches!(wanted, Wanted::Run(_));
+        let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());
         self.bell.hang_over(lasting.into_iter().chain(own));
         let attempts = attempts.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
-        let wanted = wanted(&pod, gone);
         let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone());
         // That another image could not be had says nothing of this one.
         self.image_failure = self.image_failure.take().filter(|failure| failure.is_about(image.as_deref()));
@@ -302,16 +308,7 @@ impl Worker {
             Decision::Recall(restart) => self.recall(restart).await?,
             Decision::Launch(restart) => self.launch(restart).await?,
             Decision::Deliver(restart) => self.deliver(restart).await?,
-            Decision::MakeRoom(restart) => {
-                if let Some(why) = self.make_room_for_vm(restart).await?.why_not() {
-                    let pod = self.pod.borrow().clone();
-                    let note = format!(
-                        "the Pod's VM has found no space on the disk, and {why}; free some disk space on the host"
-                    );
-                    self.host.events.warning(&pod, "FreeDiskSpaceFailed", &note);
-                }
-                self.dir.attempt(restart).tell_room_is_made()?;
-            }
+            Decision::MakeRoom(restart) => self.give_room(restart).await?,
             Decision::AskToStop(restart, grace) => {
                 let pod = self.pod.borrow().clone();
                 let attempt = self.dir.attempt(restart);

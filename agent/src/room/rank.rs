@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::pod::PodUid;
-use crate::quantity;
+use crate::pod::fit::Claim;
 
 const RESOURCE: &str = "ephemeral-storage";
 /// From this priority on a Pod is critical for the cluster, and stays.
@@ -28,14 +28,10 @@ pub struct Claimant {
 impl Claimant {
     /// A Pod that takes so much.
     pub fn of(uid: PodUid, pod: &Pod, used: Option<u64>) -> Self {
-        let spec = pod.spec.as_ref();
-        let containers = spec.into_iter().flat_map(|spec| &spec.containers);
-        let requests =
-            containers.filter_map(|container| container.resources.as_ref()?.requests.as_ref()?.get(RESOURCE));
         Self {
             uid,
-            priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
-            requested: requests.filter_map(quantity::whole).fold(0, u64::saturating_add),
+            priority: pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0),
+            requested: Claim::of(pod).storage(),
             used,
         }
     }
@@ -65,6 +61,7 @@ pub fn first(claimants: &[Claimant]) -> Option<&Claimant> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use serde_json::json;
 
     fn claimant(uid: &str, priority: i32, requested: u64, used: u64) -> Claimant {
         Claimant { uid: uid.parse().unwrap(), priority, requested, used: Some(used) }
@@ -90,14 +87,22 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_all_containers_count() {
-        let pod = serde_json::json!({"metadata": {}, "spec": {"priority": 7, "containers": [
-            {"name": "a", "resources": {"requests": {"ephemeral-storage": "1Ki", "cpu": "4"}}},
-            {"name": "b", "resources": {"requests": {"ephemeral-storage": "2Ki"}}},
-            {"name": "c"},
-        ]}});
-        let found = Claimant::of("a".parse().unwrap(), &serde_json::from_value(pod).unwrap(), Some(1));
-        assert_eq!(found, claimant("a", 7, 3 << 10, 1));
+    fn what_a_pod_asks_for_is_what_it_was_let_in_with() {
+        let requests = |amount: &str| json!({"requests": {"ephemeral-storage": amount, "cpu": "4"}});
+        for (init, overhead, expected) in [("1Ki", "0", 3), ("8Ki", "0", 8), ("8Ki", "1Ki", 9)] {
+            let pod = json!({"metadata": {}, "spec": {
+                "priority": 7,
+                "initContainers": [{"name": "first", "resources": requests(init)}],
+                "containers": [
+                    {"name": "a", "resources": requests("1Ki")},
+                    {"name": "b", "resources": requests("2Ki")},
+                    {"name": "c"},
+                ],
+                "overhead": {"ephemeral-storage": overhead},
+            }});
+            let found = Claimant::of("a".parse().unwrap(), &serde_json::from_value(pod).unwrap(), Some(1));
+            assert_eq!(found, claimant("a", 7, expected << 10, 1));
+        }
     }
 
     proptest! {

@@ -56,6 +56,14 @@ pub(super) fn inode(cache: &Path, image: &ImageDigest) -> Option<u64> {
     fs::symlink_metadata(cache.join(directory(repository)).join(digest)).ok().map(|metadata| metadata.ino())
 }
 
+/// Whether an image was pulled by its digest.
+pub(super) fn is_explicitly_pulled(cache: &Path, image: &ImageDigest) -> bool {
+    let (repository, digest) = image.parts();
+    // What cannot be seen may be.
+    let mark = cache.join(directory(repository)).join(digest).join(".explicitly-pulled");
+    mark.try_exists().unwrap_or(true)
+}
+
 /// The digests that there are of the repository of an image.
 pub(super) fn siblings(cache: &Path, image: &str) -> io::Result<Vec<String>> {
     let names = match fs::read_dir(cache.join(directory(repository(image)))) {

@@ -33,7 +33,7 @@ pub(crate) fn agent(scene: &Scene, high: u8, low: u8) -> Agent {
         .flag("--minimum-image-ttl-duration", "0s")
 }
 
-fn reference(name: &str) -> String {
+pub(crate) fn reference(name: &str) -> String {
     format!("registry.test/macos/{name}:1")
 }
 

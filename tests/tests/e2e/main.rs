@@ -42,6 +42,7 @@ mod reboot;
 mod registration;
 mod restarts;
 mod rivals;
+mod room;
 mod scene;
 mod tokens;
 mod upkeep;

@@ -443,6 +443,41 @@ async fn a_pod_that_is_bound_at_the_last_moment_keeps_its_vm() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_pod_that_is_bound_while_another_orphan_goes_keeps_its_vm() -> Result<()> {
+    let scene = Scene::new("orphans-two").await?;
+    // Nobody schedules it, and it will not be run here.
+    let spec = json!({"schedulerName": "nobody", "nodeSelector": {"planet": "mars"}});
+    scene.create(&scene.pod("late", &json!({}), &spec)).await?;
+    let uid = scene.pods.get("late").await?.uid().context("no UID")?;
+    // Both have stopped, and both are to go in one pass: the first by its name is the first to go.
+    let (first, second) = (format!("tk-{NOBODY}-0"), format!("tk-{uid}-0"));
+    for vm in [&first, &second] {
+        plant(&scene, vm).await?;
+    }
+    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault("hang", "delete")?;
+    let agent = eager(&scene.agent).start()?;
+    wait::eventually("the end of the first to begin", DEADLINE, async || {
+        let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
+        ensure!(calls.lines().any(|call| call == "delete"), "{calls}");
+        Ok(())
+    })
+    .await?;
+    let judged = agent.log()?.lines().filter(|line| line.contains("\"decision\":\"delete\"")).count();
+    ensure!(judged == 2, "{}", agent.log()?);
+    bind(&scene, "late").await?;
+    let refused = |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.reason.is_some());
+    wait::until(&scene.pods, "late", "refused", DEADLINE, refused).await?;
+    scene.mac.clear_fault("hang")?;
+    collected(&scene, &agent, &first).await?;
+    passes(&agent, "success").await?;
+    ensure!(is_there(&scene, &second), "{}", agent.log()?);
+    ensure!(agent.log()?.contains("kept after a second look"), "{}", agent.log()?);
+    scene.kubectl.run(["delete", "pod", "late"]).await?;
+    collected(&scene, &agent, &second).await
+}
+
+#[tokio::test]
 async fn a_pod_that_is_made_again_does_not_keep_the_vm_of_the_first() -> Result<()> {
     let (scene, agent) = Scene::with_agent("orphan-again").await?;
     let pod = scene.pod("same", &json!({}), &json!({}));

@@ -237,3 +237,70 @@ async fn an_agent_that_starts_does_not_wait_for_a_pull_by_hand() -> Result<()> {
     ensure!(line.last().is_some_and(|by| by == "agent"), "{line:?}");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_pod_that_is_evicted_while_its_image_comes_pulls_no_more() -> Result<()> {
+    let Some((scene, _disk)) = small("evicted-pull", 200 * MIB).await? else { return Ok(()) };
+    let running = scene
+        .agent
+        .clone()
+        .flag("--eviction-hard", "imagefs.available<15%")
+        .flag("--eviction-pressure-transition-period", "1s")
+        .start()?;
+    scene.node_ready(&running).await?;
+    // It stays within what it has asked for, so that it is not the first to go.
+    let modest = json!({"resources": {"requests": {"ephemeral-storage": "50Mi"}}});
+    scene.create(&scene.pod("stays", &modest, &json!({}))).await?;
+    scene.phase("stays", "Running").await?;
+    scene.mac.add_image(LARGE, &json!({"pullSeconds": 600}))?;
+    scene.create(&large(&scene, "large")).await?;
+    let part = a_part_is_here(&scene).await?;
+    std::fs::write(part.join("weight"), vec![1; usize::try_from(180 * MIB)?])?;
+    let evicted = scene.phase("large", "Failed").await?.status.context("no status")?;
+    assert_eq!(evicted.reason.as_deref(), Some("Evicted"));
+    // Its tart is gone, and what that had brought is no more than garbage.
+    wait::eventually("room", DEADLINE, async || {
+        ensure!(!part.exists(), "{}", running.log()?);
+        Ok(())
+    })
+    .await?;
+    let well = |node: &Node| condition(node, "DiskPressure") == "False";
+    wait::until(&scene.nodes, &scene.node, "well", DEADLINE, well).await?;
+    scene.phase("stays", "Running").await?;
+    let told = scene.kubectl.run(["describe", "pod", "stays"]).await?;
+    ensure!(!told.contains("Evicted"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_somebody_pulls_after_a_power_cut_is_theirs() -> Result<()> {
+    let (scene, _running) = Scene::with_agent("power-cut").await?;
+    scene.mac.add_image(LARGE, &json!({"pullSeconds": 10}))?;
+    scene.create(&large(&scene, "large")).await?;
+    a_part_is_here(&scene).await?;
+    // Our tart has said that it fetches the image, and never brings it.
+    wait::eventually("a record of the pull", DEADLINE, async || {
+        let record = std::fs::read_to_string(scene.agent.state_dir().join("images.json"))?;
+        ensure!(record.contains("\"is_fetched\":true"), "{record}");
+        Ok(())
+    })
+    .await?;
+    scene.mac.lose_power()?;
+    scene.kubectl.run(["delete", "pod", "large", "--force", "--grace-period=0"]).await?;
+    let running = scene.agent.start()?;
+    scene.node_ready(&running).await?;
+    scene.mac.set_fault("hurry", "")?;
+    scene.mac.tart(["pull", LARGE]).await?;
+    // Whoever would take it for the agent's has done so by then.
+    let looks = async || running.metric("tart_kubelet_image_gc_pass_duration_seconds_count").await;
+    let before = wait::eventually("figures", DEADLINE, async || looks().await).await?;
+    wait::eventually("more looks", DEADLINE, async || {
+        let now = looks().await?;
+        ensure!(now >= before + 2.0, "{now}, {before} before");
+        Ok(())
+    })
+    .await?;
+    let line = listed(running.agent(), LARGE).await?;
+    ensure!(line.last().is_some_and(|by| by == "others"), "{line:?}: {}", running.log()?);
+    Ok(())
+}

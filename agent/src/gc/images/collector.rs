@@ -6,15 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use tokio::sync::MutexGuard;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::favours::Favours;
-use super::line::Line;
-use super::{Image, Need, Stage, Verdict, Watermarks, World, choose, takes_base_along};
-use crate::crash;
+use super::line::{Line, Moment, Turn};
+use super::{Image, Made, Need, Stage, Verdict, Watermarks, World, choose};
 use crate::gc::space::{LOOK_LIMIT, freed, measure};
 use crate::image::record::KnownImage;
 use crate::image::{ImageError, Images};
@@ -22,8 +20,7 @@ use crate::metrics::Metrics;
 use crate::node::host::volume;
 use crate::report::chain;
 use crate::state::{StateDir, StateError};
-use crate::tart::{ImageDigest, Tart, TartError, full_name};
-use crate::vm::BaseName;
+use crate::tart::{ImageDigest, Tart, full_name};
 
 /// When images are collected.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +40,9 @@ pub enum CollectError {
     /// The disk does not answer.
     #[error("the disk has not answered within {} s", LOOK_LIMIT.as_secs())]
     Late,
+    /// A pass has ended without a result.
+    #[error("the collector of images has died")]
+    Died(#[source] JoinError),
 }
 
 /// What a pass has done.
@@ -66,37 +66,13 @@ impl Pass {
 /// Collects images. With `--disable-vm-gc` there is none.
 #[derive(Debug)]
 pub struct Collector {
-    images: Arc<Images>,
-    tart: Tart,
-    state: StateDir,
+    pub(super) images: Arc<Images>,
+    pub(super) tart: Tart,
+    pub(super) state: StateDir,
     rules: Rules,
     metrics: Metrics,
     line: Line,
     favours: Favours,
-}
-
-/// What has become of a wish for room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Made {
-    /// There is more than before.
-    Room,
-    /// There is no more than before: nothing could go, or nothing that is on the volume.
-    Nothing,
-    /// Nothing more goes for this image or Pod: what went for it was not enough.
-    InVain,
-}
-
-impl Made {
-    /// Why there is no more room than before, to follow "there is no space, and"; `None` where there is.
-    pub fn why_not(self) -> Option<&'static str> {
-        match self {
-            Self::Room => None,
-            Self::Nothing => Some(
-                "no image on this host may be deleted for it: each one is in use, new, the last one, or not the agent's own",
-            ),
-            Self::InVain => Some("the images that were deleted for it were not enough, so that no more are"),
-        }
-    }
 }
 
 /// What would become of the images on this host, without doing it.
@@ -105,7 +81,8 @@ pub fn survey(
     state: &StateDir,
     rules: Rules,
 ) -> Result<Vec<(ImageDigest, Verdict)>, StateError> {
-    let record = state.images()?;
+    let (mut record, now) = (state.images()?, Timestamp::now());
+    record.set_clock_right(now);
     let pulling: HashSet<&str> = record.pulls().collect();
     let is_starting = |image: &KnownImage| image.names.iter().any(|name| pulling.contains(name.as_str()));
     let world = World {
@@ -114,7 +91,7 @@ pub fn survey(
         watermarks: rules.watermarks,
         min_age: rules.min_age,
         stage: Stage::Routine,
-        now: Timestamp::now(),
+        now,
     };
     Ok(choose(&world))
 }
@@ -138,7 +115,9 @@ fn observe(
             Some(_) if starting.contains(&image.digest) => Need::Start,
             Some(_) => Need::None,
         };
-        (has_base || tart.has_image(&image.digest) || need != Need::None).then(|| Image {
+        // What a deletion that was cut short has left takes room, too.
+        let is_left = || tart.has_image(&image.digest) || image.is_ours(tart.image_inode(&image.digest));
+        (has_base || need != Need::None || is_left()).then(|| Image {
             digest: image.digest.clone(),
             pulled_at: image.pulled_at,
             last_used_at: image.last_used_at,
@@ -155,23 +134,20 @@ impl Collector {
         Self { images, tart, state, rules, metrics, line: Line::default(), favours: Favours::default() }
     }
 
-    /// Makes room for an image that has found none, if that is what was in its way. Once images have gone for it, no more do until it
-    /// [is here](Self::is_here), or nobody wants it any more.
-    pub async fn make_room_for(&self, image: &str, error: &ImageError) -> Made {
+    /// Makes room for an image that has found none, if that is what was in its way. Once images have gone for it, the next one does not
+    /// go soon, until it [is here](Self::is_here), or nobody wants it any more.
+    pub async fn make_room_for(self: &Arc<Self>, image: &str, error: &ImageError) -> Made {
         let (name, Some(place)) = (full_name(image), error.full_place(self.tart.home())) else {
             return Made::Nothing;
         };
-        if self.favours.were_in_vain(&name, Instant::now()) {
-            return Made::InVain;
+        if self.favours.are_too_early(&name, Instant::now()) {
+            return Made::TooEarly;
         }
-        match self.delete_for(place).await {
-            None => Made::Nothing,
-            Some(0) => Made::Room,
-            Some(_) => {
-                self.favours.done(&name, Instant::now());
-                Made::Room
-            }
+        let (made, deleted) = self.delete_for(place).await;
+        if deleted > 0 {
+            self.favours.done(&name, Instant::now());
         }
+        made
     }
 
     /// An image is ready, and its base VM with it: it has room enough.
@@ -179,37 +155,51 @@ impl Collector {
         self.favours.returned(&full_name(image));
     }
 
-    /// Makes room for somebody who has found none at a place; whether there is more than before. Nothing goes for the sake of
-    /// a volume that images are not on.
-    pub async fn make_room_at(&self, place: &Path) -> bool {
-        self.delete_for(place).await.is_some()
+    /// Makes room for somebody who has found none at a place. Nothing goes for the sake of a volume that images are not on.
+    pub async fn make_room_at(self: &Arc<Self>, place: &Path) -> Made {
+        self.delete_for(place).await.0
     }
 
-    /// How many images have gone for the sake of a place; `None` when there is no more room than before.
-    async fn delete_for(&self, place: &Path) -> Option<usize> {
-        let since = self.line.fruitful();
+    /// Makes room at a place; says also how many images have gone for it.
+    async fn delete_for(self: &Arc<Self>, place: &Path) -> (Made, usize) {
+        let since = self.now();
         let (tart, place) = (self.tart.clone(), place.to_owned());
         let look = spawn_blocking(move || tart.shares_volume_with(&place));
-        if !matches!(timeout(LOOK_LIMIT, look).await, Ok(Ok(true))) {
-            return None;
+        match timeout(LOOK_LIMIT, look).await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return (Made::Elsewhere, 0),
+            Ok(Err(_)) | Err(_) => {
+                warn!("cannot make room: the disk does not say which volume a path is on");
+                return (Made::Unseen, 0);
+            }
         }
-        let Some(turn) = self.line.turn_unless_fruitful_since(since).await else { return Some(0) };
-        match self.pass_in_turn(Stage::Wanted, turn).await {
-            Ok(pass) => pass.has_made_room().then_some(pass.deleted),
+        match self.pass(Stage::Wanted, since).await {
+            Ok(None) => (Made::Room, 0),
+            Ok(Some(pass)) => (Made::by(&pass), pass.deleted),
             Err(error) => {
                 warn!(error = chain(&error), "cannot make room");
-                None
+                (Made::Unseen, 0)
             }
         }
     }
 
-    /// Looks at all images, and deletes as many as have to go.
-    pub async fn pass(&self, stage: Stage) -> Result<Pass, CollectError> {
-        let turn = self.line.turn().await;
-        self.pass_in_turn(stage, turn).await
+    /// This moment. Whoever measures how full the disk is remembers it from before that.
+    pub fn now(&self) -> Moment {
+        self.line.now()
     }
 
-    async fn pass_in_turn(&self, stage: Stage, _turn: MutexGuard<'_, ()>) -> Result<Pass, CollectError> {
+    /// Looks at all images, and deletes as many as have to go; `None` when another pass has made room since that moment.
+    ///
+    /// From its turn on it is on a task of its own: whoever has asked may be gone before it is over, and an image that is half deleted
+    /// is of no use to anybody.
+    pub async fn pass(self: &Arc<Self>, stage: Stage, since: Moment) -> Result<Option<Pass>, CollectError> {
+        let Some(turn) = self.line.turn_unless_fruitful_since(since).await else { return Ok(None) };
+        let collector = self.clone();
+        let pass = tokio::spawn(async move { collector.pass_in_turn(stage, turn).await });
+        pass.await.map_err(CollectError::Died)?.map(Some)
+    }
+
+    async fn pass_in_turn(&self, stage: Stage, _turn: Turn) -> Result<Pass, CollectError> {
         let begun = Instant::now();
         let result = self.collect(stage).await;
         if result.as_ref().is_ok_and(Pass::has_made_room) {
@@ -268,6 +258,7 @@ impl Collector {
             return 0;
         }
         let freed = freed(self.tart.home(), before).await;
+        self.metrics.partials_deleted(freed);
         info!(freed, "what was kept of unfinished pulls has made room");
         freed
     }
@@ -275,6 +266,7 @@ impl Collector {
     async fn look(&self, stage: Stage) -> Result<World, CollectError> {
         let (images, tart, state) = (self.images.clone(), self.tart.clone(), self.state.clone());
         let look = spawn_blocking(move || {
+            images.set_clock_right(Timestamp::now());
             let known = images.known();
             let pulling: HashSet<String> = images.pulling().into_iter().collect();
             let is_starting = |image: &KnownImage| {
@@ -303,83 +295,9 @@ impl Collector {
         let Rules { watermarks, min_age } = self.rules;
         Ok(World { images, space, watermarks, min_age, stage, now })
     }
-
-    /// Deletes an image: its base VM, unless another image has the same, and what the agent has pulled, for together they hold the
-    /// blocks. `None` when it is needed.
-    ///
-    /// It is forgotten last, so that an agent that dies in between is followed by one that finishes it.
-    async fn delete(&self, digest: &ImageDigest) -> Result<Option<u64>, DeleteError> {
-        let Some(known) = self.images.known().into_iter().find(|known| known.digest == *digest) else {
-            return Ok(None);
-        };
-        let Some(_doom) = self.images.pins().doom(names(&known)) else { return Ok(None) };
-        // Nobody can begin with it now, so this look is the last word.
-        if self.state.bases_in_use()?.is_none_or(|in_use| in_use.contains(&known.base())) {
-            return Ok(None);
-        }
-        let before = measure(self.tart.home()).await;
-        let others = self.images.known();
-        if takes_base_along(digest, others.iter().map(|other| &other.digest)) {
-            self.delete_base(known.base()).await?;
-        }
-        crash::point("agent.collect.base");
-        self.delete_cached(&known).await?;
-        crash::point("agent.collect.image");
-        self.images.collected(digest);
-        self.images.look().await;
-        Ok(Some(freed(self.tart.home(), before).await))
-    }
-
-    async fn delete_base(&self, base: BaseName) -> Result<(), DeleteError> {
-        self.tart.delete_base(&base).await?;
-        let tart = self.tart.clone();
-        let removed = spawn_blocking(move || tart.remove_rest_of_base(&base)).await;
-        removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)
-    }
-
-    /// Takes the names that the agent has pulled an image by out of tart's cache. If others have names for it, it stays for them.
-    async fn delete_cached(&self, known: &KnownImage) -> Result<(), DeleteError> {
-        if !known.is_ours(self.tart.image_inode(&known.digest)) {
-            return Ok(());
-        }
-        let (tart, digest) = (self.tart.clone(), known.digest.clone());
-        let look = spawn_blocking(move || tart.cached_images());
-        let Ok(Ok(cached)) = timeout(LOOK_LIMIT, look).await else { return Err(DeleteError::Late) };
-        let Some(cached) =
-            cached.map_err(DeleteError::Look)?.into_iter().find(|image| image.digest == digest)
-        else {
-            return Ok(());
-        };
-        let (ours, theirs): (Vec<_>, Vec<_>) =
-            cached.tags.into_iter().partition(|tag| known.names.contains(tag));
-        for tag in &ours {
-            self.tart.delete_image(tag).await?;
-        }
-        // Tart keeps an image that was pulled by its digest even when no tag leads to it.
-        let by_digest = known.digest.to_string();
-        if theirs.is_empty() && known.names.contains(&by_digest) {
-            self.tart.delete_image(&by_digest).await?;
-        }
-        Ok(())
-    }
-}
-
-/// Why an image could not be deleted.
-#[derive(Debug, thiserror::Error)]
-enum DeleteError {
-    #[error(transparent)]
-    State(#[from] StateError),
-    #[error(transparent)]
-    Tart(#[from] TartError),
-    #[error("cannot remove what is left of a base VM")]
-    Rest(#[source] std::io::Error),
-    #[error("cannot look into tart's cache")]
-    Look(#[source] std::io::Error),
-    #[error("the disk has not answered within {} s", LOOK_LIMIT.as_secs())]
-    Late,
 }
 
 /// All names that an image is pinned by.
-fn names(image: &KnownImage) -> impl Iterator<Item = String> {
+pub(super) fn names(image: &KnownImage) -> impl Iterator<Item = String> {
     std::iter::once(image.base().to_string()).chain(image.names.iter().cloned())
 }

@@ -1,55 +1,101 @@
-//! For which images others have gone already. What was not enough then would not be enough after the next one either: all images would
-//! go, one by one, for one that never fits.
+//! For which images others have gone already. What was not enough may be so after the next one, if the first was small; but all images
+//! would go, one by one, for one that never fits. So the next one goes later each time, and people have time to see to it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::tart::PULL;
 
 /// Who has not come back after this long no longer wants its image: longer than a pull takes, and the wait before the next one.
 const WANTED_FOR: Duration = PULL.saturating_add(Duration::from_mins(10));
+/// How long nothing more goes for an image after the first favour; twice as long after each further one.
+const FIRST_PAUSE: Duration = Duration::from_mins(2);
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
-/// The images for which others have gone in vain, by name, and when each was last wanted.
+/// The images for which others have gone, by name, and that are not here yet.
 #[derive(Debug, Default)]
-pub(super) struct Favours(Mutex<HashMap<String, Instant>>);
+pub(super) struct Favours(Mutex<HashMap<String, Favour>>);
+
+#[derive(Debug)]
+struct Favour {
+    /// How often others have gone for it.
+    times: u32,
+    last: Instant,
+    wanted_at: Instant,
+}
 
 impl Favours {
-    /// Whether others have gone for an image that is still not here.
-    pub(super) fn were_in_vain(&self, image: &str, now: Instant) -> bool {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, wanted_at| now.duration_since(*wanted_at) < WANTED_FOR);
-        all.get_mut(image).map(|wanted_at| *wanted_at = now).is_some()
+    /// Whether others have gone for an image a short while ago.
+    pub(super) fn are_too_early(&self, image: &str, now: Instant) -> bool {
+        let mut all = self.lock();
+        all.retain(|_, favour| now.duration_since(favour.wanted_at) < WANTED_FOR);
+        all.get_mut(image).is_some_and(|favour| {
+            favour.wanted_at = now;
+            now.duration_since(favour.last) < pause_after(favour.times)
+        })
     }
 
     /// Others have gone for an image.
     pub(super) fn done(&self, image: &str, now: Instant) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(image.to_owned(), now);
+        let mut all = self.lock();
+        let times = all.get(image).map_or(0, |favour| favour.times).saturating_add(1);
+        all.insert(image.to_owned(), Favour { times, last: now, wanted_at: now });
     }
 
     /// An image is here: it was of use.
     pub(super) fn returned(&self, image: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(image);
+        self.lock().remove(image);
     }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Favour>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn pause_after(times: u32) -> Duration {
+    let factor = 2u32.saturating_pow(times.saturating_sub(1));
+    FIRST_PAUSE.saturating_mul(factor).min(LONGEST_PAUSE)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const MINUTE: Duration = Duration::from_mins(1);
+
     #[test]
-    fn a_favour_is_done_once_until_it_was_of_use_or_is_forgotten() {
+    fn a_favour_is_done_later_each_time_until_one_was_of_use() {
         let (favours, start) = (Favours::default(), Instant::now());
-        assert!(!favours.were_in_vain("a", start));
-        favours.done("a", start);
-        assert!(favours.were_in_vain("a", start) && !favours.were_in_vain("b", start));
+        assert!(!favours.are_too_early("a", start));
+        let (mut at, mut pauses) = (start, Vec::new());
+        for _ in 0..7 {
+            favours.done("a", at);
+            assert!(!favours.are_too_early("b", at), "that is another one");
+            let mut minutes = 0;
+            while favours.are_too_early("a", at + MINUTE * minutes) {
+                minutes += 1;
+            }
+            at += MINUTE * minutes;
+            pauses.push(minutes);
+        }
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60]);
         favours.returned("a");
-        assert!(!favours.were_in_vain("a", start), "it has fitted");
+        assert!(!favours.are_too_early("a", at), "it has fitted");
+        favours.done("a", at);
+        assert!(!favours.are_too_early("a", at + FIRST_PAUSE), "the next time is a first one again");
+    }
+
+    #[test]
+    fn what_nobody_wants_any_more_is_forgotten() {
+        let (favours, start) = (Favours::default(), Instant::now());
+        let almost = WANTED_FOR.saturating_sub(Duration::from_secs(1));
         favours.done("a", start);
-        let later = start + WANTED_FOR.saturating_sub(Duration::from_secs(1));
-        assert!(favours.were_in_vain("a", later));
-        assert!(favours.were_in_vain("a", start + WANTED_FOR), "somebody still wants it");
-        assert!(!favours.were_in_vain("a", start + 2 * WANTED_FOR));
-        assert!(favours.0.lock().unwrap().is_empty(), "nothing is remembered for ever");
+        favours.done("a", start);
+        assert!(!favours.are_too_early("a", start + almost));
+        assert!(!favours.are_too_early("b", start + almost * 2));
+        assert_eq!(favours.lock().len(), 1, "somebody has wanted it meanwhile");
+        assert!(!favours.are_too_early("a", start + WANTED_FOR * 2));
+        assert!(favours.lock().is_empty());
     }
 }

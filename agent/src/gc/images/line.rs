@@ -1,21 +1,29 @@
 //! Where those who want room wait: one pass at a time.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 /// The line.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    at_work: Mutex<()>,
+    at_work: Arc<Mutex<()>>,
     /// How many passes have made room.
     fruitful: AtomicU64,
 }
 
+/// A moment, by the passes that had made room until then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment(u64);
+
+/// Nobody else passes while it is held.
+pub(super) type Turn = OwnedMutexGuard<()>;
+
 impl Line {
-    /// How many passes have made room.
-    pub(super) fn fruitful(&self) -> u64 {
-        self.fruitful.load(Ordering::Acquire)
+    /// This moment.
+    pub(super) fn now(&self) -> Moment {
+        Moment(self.fruitful.load(Ordering::Acquire))
     }
 
     /// A pass has made room.
@@ -23,16 +31,11 @@ impl Line {
         self.fruitful.fetch_add(1, Ordering::Release);
     }
 
-    /// Waits for its turn.
-    pub(super) async fn turn(&self) -> MutexGuard<'_, ()> {
-        self.at_work.lock().await
-    }
-
     /// Waits for its turn. There is none for somebody who has come in time for the fruits of another's pass: a full disk is met by
     /// many at once, and is not to cost an image for each.
-    pub(super) async fn turn_unless_fruitful_since(&self, since: u64) -> Option<MutexGuard<'_, ()>> {
-        let turn = self.turn().await;
-        (self.fruitful() == since).then_some(turn)
+    pub(super) async fn turn_unless_fruitful_since(&self, since: Moment) -> Option<Turn> {
+        let turn = self.at_work.clone().lock_owned().await;
+        (self.now() == since).then_some(turn)
     }
 }
 
@@ -43,13 +46,13 @@ mod tests {
     #[tokio::test]
     async fn who_has_waited_for_a_pass_that_made_room_needs_none_of_its_own() {
         let line = Line::default();
-        let (first, second, third) = (line.fruitful(), line.fruitful(), line.fruitful());
+        let (first, second, third) = (line.now(), line.now(), line.now());
         let in_vain = line.turn_unless_fruitful_since(first).await;
         assert!(in_vain.is_some());
         drop(in_vain);
         assert!(line.turn_unless_fruitful_since(second).await.is_some(), "the pass before was in vain");
         line.bears_fruit();
         assert!(line.turn_unless_fruitful_since(third).await.is_none());
-        assert!(line.turn_unless_fruitful_since(line.fruitful()).await.is_some(), "it still lacks room");
+        assert!(line.turn_unless_fruitful_since(line.now()).await.is_some(), "it still lacks room");
     }
 }

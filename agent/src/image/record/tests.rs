@@ -111,6 +111,31 @@ fn a_pull_that_nobody_is_at_brings_nothing_more() {
 }
 
 #[test]
+fn what_comes_after_our_tart_has_failed_is_theirs() {
+    for (brought, names) in [(None, vec![]), (Some(hex('a')), vec!["r.test/macos:1"])] {
+        let mut record = ImageRecord::default();
+        // One of two pulls is heard, and fails; the other one finds the image in the cache.
+        pull(&mut record, "r.test/macos:1", [hex('f')]);
+        record.begin("r.test/macos:1", [hex('f')], at(1));
+        let is_news = record.fall_silent("r.test/macos:1", brought.clone().into_iter().chain([hex('f')]));
+        assert_eq!(is_news, brought.is_none());
+        assert!(!record.fall_silent("r.test/macos:1", brought.clone()), "it is news once");
+        assert!(record.may_come("r.test/macos:1", None, SignedDuration::from_secs(10), at(2)));
+        record.settle("r.test/macos:1", Some(&present('a')), true, at(2));
+        record.used(&digest('a'), at(2));
+        assert_eq!(ours(&record), [('a', names)]);
+    }
+    let mut record = ImageRecord::default();
+    assert!(!record.fall_silent("r.test/macos:1", []), "nobody has begun it");
+    // The other one fetches the rest.
+    pull(&mut record, "r.test/macos:1", []);
+    record.fall_silent("r.test/macos:1", []);
+    pull(&mut record, "r.test/macos:1", []);
+    record.settle("r.test/macos:1", Some(&present('a')), true, at(2));
+    assert_eq!(ours(&record), [('a', vec!["r.test/macos:1"])]);
+}
+
+#[test]
 fn what_our_tart_has_only_waited_for_is_theirs() {
     let mut record = ImageRecord::default();
     record.begin("r.test/macos:1", [], at(0));
@@ -173,6 +198,23 @@ fn of_two_pulls_the_last_one_ends_it() {
 }
 
 #[test]
+fn what_lies_in_the_future_is_now() {
+    let mut record = ImageRecord::default();
+    for (name, digit, second) in [("r.test/macos:1", 'a', 5), ("r.test/macos:2", 'b', 50)] {
+        pull(&mut record, name, []);
+        record.settle(name, Some(&present(digit)), true, at(second));
+    }
+    record.used(&digest('a'), at(60));
+    assert!(record.set_clock_right(at(20)));
+    let times = |record: &ImageRecord| -> Vec<_> {
+        record.images.iter().map(|image| (image.pulled_at, image.last_used_at)).collect()
+    };
+    assert_eq!(times(&record), [(at(5), at(20)), (at(20), at(20))]);
+    assert!(!record.set_clock_right(at(21)), "it is right by now");
+    assert_eq!(times(&record), [(at(5), at(20)), (at(20), at(20))]);
+}
+
+#[test]
 fn it_is_read_as_it_was_written() {
     let mut record = ImageRecord::default();
     pull(&mut record, "r.test/macos:1", [hex('b')]);
@@ -203,7 +245,7 @@ proptest! {
                 1 => record.settle(&name, found.as_ref(), is_over, at(1)),
                 2 => record.used(&digest(digit), at(2)),
                 3 if !waits => drop(record.fetch(&name)),
-                4 => record.abandon(&name, flag.then(|| hex(digit))),
+                4 => drop(record.abandon(&name, flag.then(|| hex(digit)))),
                 _ => record.forget(&digest(digit)),
             }
             let theirs = record.images.iter().find(|image| image.digest == digest('a'));
