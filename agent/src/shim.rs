@@ -303,25 +303,21 @@ impl Shim {
             agent = timeout(limit, self.guest_agent()) => agent,
             _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
         };
-        let Ok((mut guest, _)) = agent else { return GuestEnd::Over(guest_agent_missing(limit)) };
+        let Ok((mut guest, _)) = agent else {
+            return GuestEnd::Over(guest_agent_missing(limit, "a Pod without `command` and `args`"));
+        };
         match self.initialise(&mut guest, address).await {
             Initialised::Done => {}
             Initialised::Ended(end) => return end,
         }
         let first = self.spec.init.is_empty();
-        let delivered;
-        let command = if self.spec.main.late && !first {
-            match self.ask_for_command(&self.spec.main, 0).await {
-                Some(command) => delivered = command,
-                None => return GuestEnd::Over(stopped_early()),
-            }
-            &delivered
-        } else {
-            command
+        let due = (self.spec.main.late && !first).then_some(0);
+        let Some(command) = self.command_of(&self.spec.main, command, due).await else {
+            return GuestEnd::Over(stopped_early());
         };
         let task = Task {
             spec: &self.spec.main,
-            command,
+            command: &command,
             address,
             identity: first.then_some(&self.spec.identity),
             is_main: true,

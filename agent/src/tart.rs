@@ -9,6 +9,7 @@ mod lock;
 mod overdue;
 mod own_pulls;
 mod partial;
+mod torn;
 mod version;
 
 pub use cache::CachedImage;
@@ -241,12 +242,12 @@ impl Tart {
         if !ImageDigest::parse(image).is_some_and(|digest| self.has_image(&digest)) {
             return Err(TartError::NotCached(image.to_owned()));
         }
-        self.call(&["clone", image, &vm.to_string()], CLONE).await.map(drop)
+        self.call_for_all(&["clone", image, &vm.to_string()], CLONE).await.map(drop)
     }
 
     /// Makes the base VM of a cached image. It is whole or not there: tart clones under another name, and then moves.
     pub async fn make_base(&self, image: &ImageDigest, base: &BaseName) -> Result<(), TartError> {
-        self.call(&["clone", &image.to_string(), &base.to_string()], CLONE).await.map(drop)
+        self.call_for_all(&["clone", &image.to_string(), &base.to_string()], CLONE).await.map(drop)
     }
 
     /// Whether there is a base VM. To look is cheaper than to ask tart, and is done for each VM that is made.
@@ -261,7 +262,7 @@ impl Tart {
 
     /// Makes a VM from a base VM, as [`clone_image`](Self::clone_image) does from an image.
     pub async fn clone_base(&self, base: &BaseName, vm: &VmName) -> Result<(), TartError> {
-        self.call(&["clone", &base.to_string(), &vm.to_string()], CLONE).await.map(drop)
+        self.call_for_all(&["clone", &base.to_string(), &vm.to_string()], CLONE).await.map(drop)
     }
 
     /// Gives a VM an identity of its own, and its size.

@@ -1,35 +1,41 @@
 //! A container that only boots: the guest is up, and it is what runs.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
 use super::container::{LEAST_AFTER_HOOK, Run};
+use super::endings::guest_agent_missing;
 use super::hooks::Turn;
 use super::limit::Limit;
 use super::{Container, GuestEnd, Shim, hooks};
 use crate::crash;
 use crate::guest::script::{self, Ready};
-use crate::state::{Hook, POD_IP, Stage};
+use crate::state::{Ending, Hook, POD_IP, Stage};
 use crate::volume::boot;
+
+/// How soon something that has failed is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// What helps when the guest agent is missing.
+const NO_COMMANDS: &str = "hooks and probes that are no commands";
 
 impl Shim {
     /// Sees a guest without a command through its hooks, until it is to be shut down.
     pub(super) async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
         self.enter(Stage::Up { address });
         self.tell_address(address);
-        let mut stop = self.stop.clone();
+        let (mut stop, patience) = (self.stop.clone(), self.spec.boot_limit);
         let surrounded = tokio::select! {
-            surrounded = self.surround(address) => surrounded,
+            surrounded = timeout(patience, self.surround(address)) => surrounded,
             _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
         };
         let ready = match surrounded {
-            Ok(ready) => ready,
-            Err(Run::Over(ending)) => return GuestEnd::Over(ending),
-            Err(Run::NotBegun) => return GuestEnd::Asked(Limit::asked(stop)),
-            // What the guest is for goes on without its agent. Hooks and probes will tell.
-            Err(Run::Lost | Run::Overdue) => None,
+            Ok(Ok(ready)) => ready,
+            Ok(Err(ending)) => return GuestEnd::Over(ending),
+            Err(_) => return GuestEnd::Over(guest_agent_missing(patience, NO_COMMANDS)),
         };
         if let Some(hook) = &self.spec.main.post_start {
             crash::point("shim.post-start.before");
@@ -71,25 +77,37 @@ impl Shim {
         }
         let variables = given.surroundings.at(&address.to_string()).env;
         if let Err(error) = boot::rewrite(&given.environment_file, &variables) {
-            warn!(%error, "the guest's environment file cannot be written anew");
-            let words = format!("Not in the guest's environment file: {}: {error}", names.join(", "));
+            warn!(%error, "the guest's environment file cannot be written anew; trying until it works");
+            let words = format!("Not yet in the guest's environment file: {}: {error}", names.join(", "));
             self.notice("FailedEnvironmentUpdate", words);
+            let file = given.environment_file.clone();
+            // The guest does not wait for it, and the disk may have room again.
+            tokio::spawn(async move {
+                while boot::rewrite(&file, &variables).is_err_and(|error| error.kind() != ErrorKind::NotFound)
+                {
+                    sleep(AGAIN).await;
+                }
+            });
         }
     }
 
     /// Has the container's variables in the guest for hooks and probes that are commands. Nothing else needs the guest agent, which the
     /// image may not have.
-    async fn surround(&self, address: IpAddr) -> Result<Option<Ready>, Run> {
+    async fn surround(&self, address: IpAddr) -> Result<Option<Ready>, Ending> {
         let Some(given) = self.spec.boot.as_ref().filter(|given| given.runs_commands) else {
             return Ok(None);
         };
-        let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
-            let words = "the guest agent does not answer: hooks and probes that are commands cannot run";
-            self.notice("GuestSetup", words.to_owned());
-            return Ok(None);
-        };
         let command = given.surroundings.at(&address.to_string());
-        self.make_ready(&mut guest, script::surroundings(&command), &command.user).await.map(Some)
+        loop {
+            let (mut guest, _) = self.guest_agent().await;
+            let made = self.make_ready(&mut guest, script::surroundings(&command), &command.user).await;
+            match made {
+                Ok(ready) => return Ok(Some(ready)),
+                Err(Run::Over(ending)) => return Err(ending),
+                // It may have been restarted. Whoever is to stop meanwhile does not wait for this.
+                Err(Run::Lost | Run::Overdue | Run::NotBegun) => sleep(AGAIN).await,
+            }
+        }
     }
 
     async fn hook(
@@ -100,10 +118,6 @@ impl Shim {
         name: &'static str,
     ) -> hooks::Done {
         let Hook::Exec(argv) = hook else { return hooks::run_outside(hook, address).await };
-        // The plan of an older agent says nothing of variables.
-        if ready.is_none() && self.spec.boot.is_some() {
-            return Err(hooks::HookError::NoAgent);
-        }
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
             return Err(hooks::HookError::NoAgent);
         };

@@ -1,5 +1,7 @@
 //! Containers whose turn comes after others: the agent is asked what they run, since their variables may be others by then.
 
+use std::borrow::Cow;
+
 use tracing::warn;
 
 use super::Shim;
@@ -8,9 +10,15 @@ use crate::report::chain;
 use crate::state::{ContainerSpec, Due, GuestCommand};
 
 impl Shim {
-    /// What a container runs whose variables were not known, or may be others, since the VM was planned; `None` when the VM is to
-    /// stop before the agent has said it. An agent that is away says it when it is back, as elsewhere.
-    pub(super) async fn ask_for_command(&self, spec: &ContainerSpec, restarts: u32) -> Option<GuestCommand> {
+    /// What a container runs: as planned, or what the agent says now of this start of one that is due. `None` when the VM is to stop
+    /// before that. An agent that is away says it when it is back, as elsewhere.
+    pub(super) async fn command_of<'a>(
+        &self,
+        spec: &ContainerSpec,
+        planned: &'a GuestCommand,
+        due: Option<u32>,
+    ) -> Option<Cow<'a, GuestCommand>> {
+        let Some(restarts) = due else { return Some(Cow::Borrowed(planned)) };
         let due = Due { container: spec.name.clone(), restarts };
         let (mut stop, mut directory) = (self.stop.clone(), self.stop.clone());
         let answer = async {
@@ -30,7 +38,7 @@ impl Shim {
         tokio::select! {
             command = answer => {
                 crash::point("shim.delivered");
-                Some(command)
+                Some(Cow::Owned(command))
             }
             _ = stop.requested() => None,
         }

@@ -42,12 +42,13 @@ pub(super) fn no_address(limit: Duration) -> Ending {
     Ending::NotStarted { reason: "NoAddress".to_owned(), message, fault: Some(HostFault::NoAddress) }
 }
 
-pub(super) fn guest_agent_missing(limit: Duration) -> Ending {
+/// A guest agent that did not answer; `instead` is what does without one.
+pub(super) fn guest_agent_missing(limit: Duration, instead: &str) -> Ending {
     Ending::NotStarted {
         reason: "GuestAgentMissing".to_owned(),
         message: format!(
             "the guest agent did not answer within {} s; use an image with tart-guest-agent in it and a user that logs \
-             in by itself, or a Pod without `command` and `args`",
+             in by itself, or {instead}",
             limit.as_secs()
         ),
         fault: None,

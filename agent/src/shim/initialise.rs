@@ -50,18 +50,15 @@ impl Shim {
                 if states[index].last.is_some() {
                     states[index].restarts += 1;
                 }
-                let delivered;
-                let command = if planned.late && (index > 0 || failures > 0) {
+                let due = (planned.late && (index > 0 || failures > 0)).then_some(states[index].restarts);
+                if due.is_some() {
                     states[index].now = InitStage::Waiting;
                     self.record(&states);
-                    match self.ask_for_command(planned, states[index].restarts).await {
-                        Some(command) => delivered = command,
-                        None => return Initialised::Ended(GuestEnd::Over(stopped_early())),
-                    }
-                    &delivered
-                } else {
-                    command
+                }
+                let Some(command) = self.command_of(planned, command, due).await else {
+                    return Initialised::Ended(GuestEnd::Over(stopped_early()));
                 };
+                let command = command.as_ref();
                 let spec = &self.with_own_log(planned, states[index].restarts);
                 let identity = (index == 0).then_some(&self.spec.identity);
                 let task = Task { spec, command, address, identity, is_main: false };

@@ -16,7 +16,8 @@ use super::last_words::{LastWords, Tail};
 use super::leftovers::gone;
 use crate::guest::{Exec, Guest};
 use crate::state::{
-    Attempt, AttemptView, ContainerSpec, Ending, InitStage, LastCommand, Outcome, ShimSpec, StateError,
+    Attempt, AttemptView, ContainerSpec, Ending, InitStage, InitState, LastCommand, Outcome, ShimSpec,
+    StateError,
 };
 use crate::tart::Tart;
 use crate::vm::VmName;
@@ -114,9 +115,12 @@ async fn ask_for_exit(
         return Ok(());
     }
     let mut states = view.init.clone();
-    let unfinished = states
-        .iter_mut()
-        .find(|state| state.name == container.name && !matches!(state.now, InitStage::Over(_)));
+    // The command may be that of the start before, whose end is known.
+    let is_known = |state: &InitState| {
+        let last = state.last.as_ref().and_then(|last| last.started_at);
+        matches!(state.now, InitStage::Over(_)) || last == Some(command.begun)
+    };
+    let unfinished = states.iter_mut().find(|state| state.name == container.name && !is_known(state));
     match unfinished {
         Some(state) => {
             state.now = InitStage::Over(outcome);

@@ -327,7 +327,8 @@ impl Attempt {
 
     /// Records what the containers before the main one do.
     pub fn record_init(&self, states: &[InitState]) -> Result<(), StateError> {
-        file::write(&self.path.join("init.json"), &states)
+        let path = self.path.join("init.json");
+        reserve::repeatedly(&path, || file::write(&path, &states))
     }
 
     /// Records which command is about to start in the guest.

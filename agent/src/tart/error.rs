@@ -78,6 +78,8 @@ pub enum Fault {
     BadSize,
     /// The host does not have what was asked for.
     TooLarge,
+    /// A file of some VM is not whole: another tart may be writing it.
+    Torn,
     /// Anything else.
     Other,
 }
@@ -161,6 +163,8 @@ impl Fault {
             Self::BadSize
         } else if says("greater than the maximum allowed") {
             Self::TooLarge
+        } else if says("couldn’t be read because it isn’t in the correct format") {
+            Self::Torn
         } else if says("code: 404") {
             Self::ImageNotFound
         } else if says("AuthFailed") || says("code: 401") || says("code: 403") {
@@ -202,6 +206,7 @@ mod tests {
             ("the specified VM \"x\" does not exist", Fault::MissingVm),
             ("Error: the specified VM \"x\" does not exist", Fault::MissingVm),
             ("VM \"x\" is not running", Fault::NotRunning),
+            ("Error: The data couldn’t be read because it isn’t in the correct format.", Fault::Torn),
             ("VM \"x\" is already running!", Fault::AlreadyRunning),
             ("OCI storage error: a/b:c is not a digest and doesn't point to a digest", Fault::NotCached),
             ("The number of VMs exceeds the system limit (other running VMs: a, b)", Fault::VmLimit),

@@ -68,7 +68,7 @@ async fn end_after_deletion(scene: &Scene, name: &str, phase: &str) -> Result<Co
 #[tokio::test]
 async fn a_command_that_was_never_started_has_not_succeeded() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("never-began").await?;
-    for (name, image) in [("boots", json!({"bootDelay": 3})), ("waits", json!({"agentDelay": 3}))] {
+    for (name, image) in [("boots", json!({"bootDelay": 10})), ("waits", json!({"agentDelay": 10}))] {
         let slow = format!("registry.test/macos/slow-{name}:1");
         scene.mac.add_image(&slow, &image)?;
         let patient = json!({"terminationGracePeriodSeconds": 3600});
@@ -82,7 +82,7 @@ async fn a_command_that_was_never_started_has_not_succeeded() -> Result<()> {
         })
         .await?;
         let end = end_after_deletion(&scene, name, "Failed").await.context(name)?;
-        ensure!(end.exit_code != 0, "{name}: {end:?}");
+        ensure!(end.exit_code == 128 && end.reason.as_deref() == Some("Stopped"), "{name}: {end:?}");
     }
     Ok(())
 }

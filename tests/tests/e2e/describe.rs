@@ -93,5 +93,10 @@ async fn a_guest_without_an_agent() -> Result<()> {
     scene.node_ready(&agent).await?;
     let container = json!({"image": image, "command": ["/bin/echo"]});
     let words = ["GuestAgentMissing", "use an image with tart-guest-agent in it"];
-    tells(&scene, "agentless", &container, &json!({}), &words).await
+    tells(&scene, "agentless", &container, &json!({}), &words).await?;
+    // One that only boots needs it for its hooks and probes.
+    let hook = json!({"preStop": {"exec": {"command": ["/bin/echo"]}}});
+    let container = json!({"image": image, "lifecycle": hook});
+    let words = ["GuestAgentMissing", "or hooks and probes that are no commands"];
+    tells(&scene, "hooked", &container, &json!({}), &words).await
 }

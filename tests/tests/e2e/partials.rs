@@ -275,7 +275,7 @@ async fn a_pod_that_is_evicted_while_its_image_comes_pulls_no_more() -> Result<(
 #[tokio::test]
 async fn what_somebody_pulls_after_a_power_cut_is_theirs() -> Result<()> {
     let (scene, _running) = Scene::with_agent("power-cut").await?;
-    scene.mac.add_image(LARGE, &json!({"pullSeconds": 10}))?;
+    scene.mac.add_image(LARGE, &json!({"pullSeconds": 600}))?;
     scene.create(&large(&scene, "large")).await?;
     a_part_is_here(&scene).await?;
     // Our tart has said that it fetches the image, and never brings it.
@@ -289,6 +289,13 @@ async fn what_somebody_pulls_after_a_power_cut_is_theirs() -> Result<()> {
     scene.kubectl.run(["delete", "pod", "large", "--force", "--grace-period=0"]).await?;
     let running = scene.agent.start()?;
     scene.node_ready(&running).await?;
+    // What is there before the new agent has looked may be its own.
+    wait::eventually("an agent that has looked", DEADLINE, async || {
+        let record = std::fs::read_to_string(scene.agent.state_dir().join("images.json"))?;
+        ensure!(!record.contains("\"is_fetched\":true"), "{record}");
+        Ok(())
+    })
+    .await?;
     scene.mac.set_fault("hurry", "")?;
     scene.mac.tart(["pull", LARGE]).await?;
     // Whoever would take it for the agent's has done so by then.

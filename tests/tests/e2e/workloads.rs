@@ -244,6 +244,19 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
     ready().await?;
     assert_ne!(Scene::vm_of(&scene.pods.get("db-0").await?)?, Scene::vm_of(&first)?, "{:?}", again.uid());
     assert_eq!(scene.pods.get("db-1").await?.uid(), second.uid(), "the other one is left alone");
+
+    // An update begins with the last one, and so does the way down.
+    let template = r#"{"spec":{"template":{"metadata":{"annotations":{"version":"2"}}}}}"#;
+    scene.kubectl.run(["patch", "statefulset", "db", "--type=merge", "--patch", template]).await?;
+    scene.kubectl.run(["rollout", "status", "statefulset/db", "--timeout=120s"]).await?;
+    let (first, second) = (scene.pods.get("db-0").await?, scene.pods.get("db-1").await?);
+    let version = |pod: &Pod| pod.annotations().get("version").cloned();
+    assert_eq!((version(&first).as_deref(), version(&second).as_deref()), (Some("2"), Some("2")));
+    let created = first.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    ensure!(since_ready(&second) <= created, "the first was replaced before the second was ready");
+    scene.kubectl.run(["scale", "statefulset", "db", "--replicas=1"]).await?;
+    wait::until_gone(&scene.pods, "db-1", DEADLINE).await?;
+    assert_eq!(scene.pods.get("db-0").await?.uid(), first.uid());
     Ok(())
 }
 

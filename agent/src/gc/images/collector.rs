@@ -143,11 +143,7 @@ impl Collector {
         if self.favours.are_too_early(&name, Instant::now()) {
             return Made::TooEarly;
         }
-        let (made, deleted) = self.delete_for(place).await;
-        if deleted > 0 {
-            self.favours.done(&name, Instant::now());
-        }
-        made
+        self.delete_for(place, Some(name)).await
     }
 
     /// An image is ready, and its base VM with it: it has room enough.
@@ -157,28 +153,28 @@ impl Collector {
 
     /// Makes room for somebody who has found none at a place. Nothing goes for the sake of a volume that images are not on.
     pub async fn make_room_at(self: &Arc<Self>, place: &Path) -> Made {
-        self.delete_for(place).await.0
+        self.delete_for(place, None).await
     }
 
-    /// Makes room at a place; says also how many images have gone for it.
-    async fn delete_for(self: &Arc<Self>, place: &Path) -> (Made, usize) {
+    /// Makes room at a place, as a favour to an image if it is for one.
+    async fn delete_for(self: &Arc<Self>, place: &Path, image: Option<String>) -> Made {
         let since = self.now();
         let (tart, place) = (self.tart.clone(), place.to_owned());
         let look = spawn_blocking(move || tart.shares_volume_with(&place));
         match timeout(LOOK_LIMIT, look).await {
             Ok(Ok(true)) => {}
-            Ok(Ok(false)) => return (Made::Elsewhere, 0),
+            Ok(Ok(false)) => return Made::Elsewhere,
             Ok(Err(_)) | Err(_) => {
                 warn!("cannot make room: the disk does not say which volume a path is on");
-                return (Made::Unseen, 0);
+                return Made::Unseen;
             }
         }
-        match self.pass(Stage::Wanted, since).await {
-            Ok(None) => (Made::Room, 0),
-            Ok(Some(pass)) => (Made::by(&pass), pass.deleted),
+        match self.pass_for(Stage::Wanted, since, image).await {
+            Ok(None) => Made::Room,
+            Ok(Some(pass)) => Made::by(&pass),
             Err(error) => {
                 warn!(error = chain(&error), "cannot make room");
-                (Made::Unseen, 0)
+                Made::Unseen
             }
         }
     }
@@ -189,13 +185,29 @@ impl Collector {
     }
 
     /// Looks at all images, and deletes as many as have to go; `None` when another pass has made room since that moment.
+    pub async fn pass(self: &Arc<Self>, stage: Stage, since: Moment) -> Result<Option<Pass>, CollectError> {
+        self.pass_for(stage, since, None).await
+    }
+
+    /// The same as a favour to an image.
     ///
     /// From its turn on it is on a task of its own: whoever has asked may be gone before it is over, and an image that is half deleted
     /// is of no use to anybody.
-    pub async fn pass(self: &Arc<Self>, stage: Stage, since: Moment) -> Result<Option<Pass>, CollectError> {
+    async fn pass_for(
+        self: &Arc<Self>,
+        stage: Stage,
+        since: Moment,
+        image: Option<String>,
+    ) -> Result<Option<Pass>, CollectError> {
         let Some(turn) = self.line.turn_unless_fruitful_since(since).await else { return Ok(None) };
         let collector = self.clone();
-        let pass = tokio::spawn(async move { collector.pass_in_turn(stage, turn).await });
+        let pass = tokio::spawn(async move {
+            let pass = collector.pass_in_turn(stage, turn).await;
+            if let Some(image) = image.filter(|_| pass.as_ref().is_ok_and(|pass| pass.deleted > 0)) {
+                collector.favours.done(&image, Instant::now());
+            }
+            pass
+        });
         pass.await.map_err(CollectError::Died)?.map(Some)
     }
 

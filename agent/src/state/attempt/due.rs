@@ -3,12 +3,14 @@
 use super::super::container::GuestCommand;
 use super::super::file::{self, StateError};
 use super::super::record::{Delivery, Due};
+use super::super::reserve;
 use super::Attempt;
 
 impl Attempt {
     /// Asks the agent for the command of a container whose turn has come.
     pub fn ask_for_command(&self, due: &Due) -> Result<(), StateError> {
-        file::write(&self.path.join("due.json"), due)
+        let path = self.path.join("due.json");
+        reserve::repeatedly(&path, || file::write(&path, due))
     }
 
     /// The container whose command the agent is asked for, and has not delivered yet.
