@@ -133,18 +133,19 @@ async fn the_least_recently_used_images_make_room() -> Result<()> {
     use_once(&scene, "next").await?;
     left(&scene, &["used", "foreign", "next"], 2).await?;
     shown(&scene, &["used", "foreign", "next"]).await?;
-    let log = scene.agent_log();
-    let deleted: Vec<&str> = log.lines().filter(|line| line.contains("image deleted to make room")).collect();
-    ensure!(
-        matches!(deleted.as_slice(), [b, a] if b.contains("macos/b@") && a.contains("macos/a@")),
-        "{deleted:#?}"
-    );
-    let count = running.metric("tart_kubelet_image_gc_deleted_total").await?;
-    ensure!((count - 2.0).abs() < 0.5, "{count} images were deleted");
-    let freed = running.metric("tart_kubelet_image_gc_freed_bytes_total").await?;
-    // What others write meanwhile is not free.
-    ensure!(freed > 1.99 * f64::from(SIZE), "{freed} bytes were freed");
-    wait::eventually("the reasons to keep images", DEADLINE, async || {
+    wait::eventually("figures of what is gone, and of what is kept", DEADLINE, async || {
+        let log = scene.agent_log();
+        let deleted: Vec<&str> =
+            log.lines().filter(|line| line.contains("image deleted to make room")).collect();
+        ensure!(
+            matches!(deleted.as_slice(), [b, a] if b.contains("macos/b@") && a.contains("macos/a@")),
+            "{deleted:#?}"
+        );
+        let count = running.metric("tart_kubelet_image_gc_deleted_total").await?;
+        ensure!((count - 2.0).abs() < 0.5, "{count} images were deleted");
+        let freed = running.metric("tart_kubelet_image_gc_freed_bytes_total").await?;
+        // What others write meanwhile is not free.
+        ensure!(freed > 1.99 * f64::from(SIZE), "{freed} bytes were freed");
         for reason in ["in-use", "foreign"] {
             ensure!(
                 running.metric(&format!("tart_kubelet_image_gc_kept{{reason=\"{reason}\"}}")).await? >= 1.0
