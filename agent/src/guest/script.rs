@@ -109,9 +109,11 @@ pub fn set_up(
     script
 }
 
-/// The script that prepares commands beside a guest that only boots: they have the container's variables, and nothing else is done.
+/// The script that prepares commands beside a guest that only boots: they have the container's user and variables, and nothing
+/// else is done.
 pub fn surroundings(command: &GuestCommand) -> String {
     let mut script = PRELUDE.to_owned();
+    user(&mut script, &command.user);
     surround(&mut script, command);
     script.push_str("hand_over\nready\n");
     script

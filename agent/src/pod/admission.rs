@@ -168,8 +168,7 @@ fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
 /// The first field that promises what only the guest agent can keep, when it runs a command.
 fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
     let pods = spec.security_context.as_ref();
-    let own = main.security_context.as_ref();
-    // Who runs what in a guest that boots is the image's affair; a command of the Pod's would have to run as its user.
+    // Who runs what in a guest that boots is the image's affair; hooks and probes that are commands are the Pod's own.
     let runs = runs_commands(main);
     let mounts = |has: fn(&VolumeMount) -> bool| main.volume_mounts.iter().flatten().any(has);
     let fields = [
@@ -178,22 +177,14 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
         ("setHostnameAsFQDN", spec.set_hostname_as_fqdn == Some(true)),
         ("hostnameOverride", says(spec.hostname_override.as_ref(), "")),
         ("dnsConfig", spec.dns_config.as_ref().is_some_and(|it| *it != PodDNSConfig::default())),
-        ("securityContext.runAsUser", runs && pods.is_some_and(|it| it.run_as_user.is_some())),
-        ("securityContext.runAsGroup", runs && pods.is_some_and(|it| it.run_as_group.is_some())),
-        ("securityContext.runAsNonRoot", runs && pods.is_some_and(|it| it.run_as_non_root == Some(true))),
         (
             "securityContext.supplementalGroups",
-            pods.is_some_and(|it| it.supplemental_groups.as_ref().is_some_and(|all| !all.is_empty())),
+            !runs
+                && pods.is_some_and(|it| it.supplemental_groups.as_ref().is_some_and(|all| !all.is_empty())),
         ),
         (
             "securityContext.supplementalGroupsPolicy",
-            pods.is_some_and(|it| it.supplemental_groups_policy.as_deref() == Some("Strict")),
-        ),
-        ("containers[0].securityContext.runAsUser", runs && own.is_some_and(|it| it.run_as_user.is_some())),
-        ("containers[0].securityContext.runAsGroup", runs && own.is_some_and(|it| it.run_as_group.is_some())),
-        (
-            "containers[0].securityContext.runAsNonRoot",
-            runs && own.is_some_and(|it| it.run_as_non_root == Some(true)),
+            !runs && pods.is_some_and(|it| it.supplemental_groups_policy.as_deref() == Some("Strict")),
         ),
         ("containers[0].workingDir", says(main.working_dir.as_ref(), "")),
         ("containers[0].volumeMounts[].subPath", mounts(|it| says(it.sub_path.as_ref(), ""))),

@@ -12,7 +12,7 @@ use super::PodUid;
 use super::decide::Wanted;
 use super::restart::RestartPolicy;
 use super::setback::WorkError;
-use super::time::{later, seconds};
+use super::time::seconds;
 use super::wanted::wanted;
 use super::worker::{ORPHAN_PATIENCE, RETRY, SAFETY_NET, Worker};
 use crate::crash;
@@ -43,7 +43,7 @@ impl Worker {
         let next = if restarts { ", will be restarted" } else { "" };
         self.host.events.normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
         let grace = seconds(probe::spec::grace(&pod, cause));
-        let request = StopRequest { deadline: later(Timestamp::now(), grace), cause: Some(cause) };
+        let request = StopRequest::within(grace, Some(cause));
         Ok(self.dir.attempt(restart).request_stop(request)?)
     }
 

@@ -219,7 +219,7 @@ impl Worker {
         // Once is enough for a Pod.
         if restart == Restart(0) && !left.is_empty() {
             let words = format!(
-                "No effect on a VM that only boots: {}. Its image decides who runs what",
+                "No effect on what a VM's image boots: {}. Only hooks and probes by exec heed it",
                 left.join(", ")
             );
             self.host.events.normal(pod, "LeftToImage", &words);
@@ -228,7 +228,11 @@ impl Worker {
         let given = GuestBoot {
             environment_file: shares.environment_file.clone(),
             runs_commands: runs_commands(main),
-            surroundings: GuestCommand { env: variables, ..GuestCommand::default() },
+            surroundings: GuestCommand {
+                env: variables,
+                user: blueprint::user(pods, main.security_context.as_ref()),
+                ..GuestCommand::default()
+            },
         };
         Ok(Some((shares, given)))
     }

@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_container_that_failed_a_probe_starts_again_or_is_what_its_exit_code_says() {
         let stopped = |policy, cause, outcome: &Outcome| {
-            let stop = StopRequest { deadline: Timestamp::UNIX_EPOCH, cause };
+            let stop = StopRequest { deadline: Timestamp::UNIX_EPOCH, graceful: true, cause };
             verdict(policy, 0, Some(stop), outcome)
         };
         let after = |policy, cause| stopped(policy, cause, &outcome(0, 1));

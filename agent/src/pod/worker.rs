@@ -29,7 +29,6 @@ use super::setback::{Setback, WorkError};
 use super::slots::Slots;
 use super::status::is_final;
 use super::telling::Told;
-use super::time::later;
 use super::wanted::{deadline, started, wanted};
 use super::world::World;
 use super::{PodName, PodUid};
@@ -317,8 +316,7 @@ impl Worker {
                     "Killing",
                     &format!("stopping VM {} within {} s", attempt.vm(), grace.as_secs()),
                 );
-                attempt
-                    .request_stop(StopRequest { deadline: later(Timestamp::now(), grace), cause: None })?;
+                attempt.request_stop(StopRequest::within(grace, None))?;
             }
             Decision::StopFor(restart, cause) => self.stop_for(restart, cause)?,
             Decision::KillShim(restart) => self.kill_shim(restart).await?,

@@ -319,6 +319,9 @@ impl Shim {
         mut follow: Pin<&mut impl Future<Output = Followed>>,
         mut limit: Limit,
     ) -> Attended {
+        if task.spec.pre_stop.is_some() && limit.is_missed() {
+            self.stopped_by(None);
+        }
         if let Some(hook) = task.spec.pre_stop.as_ref().filter(|_| !limit.is_over()) {
             let mut hook_guest = guest.clone();
             crash::point("shim.pre-stop.before");

@@ -70,6 +70,9 @@ impl Stage {
 pub struct StopRequest {
     /// When the guest must be gone.
     pub deadline: Timestamp,
+    /// Whether there was any time until then when this was asked for: who is forced to stop runs no hook, and nobody misses it.
+    #[serde(default)]
+    pub graceful: bool,
     /// Why, when it is not the Pod that has to go but only its container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<StopCause>,
@@ -109,6 +112,12 @@ impl std::fmt::Display for StopCause {
 }
 
 impl StopRequest {
+    /// To stop within this time from now.
+    pub fn within(grace: Duration, cause: Option<StopCause>) -> Self {
+        let deadline = Timestamp::now().saturating_add(grace).unwrap_or(Timestamp::MAX);
+        Self { deadline, graceful: !grace.is_zero(), cause }
+    }
+
     /// The time that is left at `now`.
     pub fn time_left(self, now: Timestamp) -> Duration {
         self.deadline.duration_since(now).try_into().unwrap_or(Duration::ZERO)

@@ -261,8 +261,7 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
     let ip = pod.status.and_then(|status| status.pod_ip).unwrap_or_default();
     let said = format!("it's over red {} boot; it's over red {ip} http://{ip}/", SECRET.len());
     assert_eq!(end, Some((7, said)));
-    let words =
-        "No effect on a VM that only boots: securityContext.runAsNonRoot. Its image decides who runs what";
+    let words = "No effect on what a VM's image boots: securityContext.runAsNonRoot. Only hooks and probes by exec heed it";
     scene.told_as("boot", "LeftToImage", words).await?;
     scene.no_vms().await?;
     scene.nowhere_on_disk(SECRET).await

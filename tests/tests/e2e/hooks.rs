@@ -4,6 +4,8 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tart_kubelet_tests::{tls, wait};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -154,13 +156,41 @@ async fn a_pre_stop_hook_that_takes_too_long_leaves_time_for_the_command() -> Re
         scene.create(&lingering(&scene, &name, &obedient(&exec("sleep 1000")), &spec)).await?;
         scene.phase(&name, "Running").await?;
         let end = delete(&scene, &name).await?;
+        scene.told_as(&name, "FailedPreStopHook", "PreStopHook did not end within the grace period").await?;
         if (end.exit_code, end.message.as_deref()) == (0, Some("term\n")) {
-            let words = "PreStopHook did not end within the grace period";
-            return scene.told_as(&name, "FailedPreStopHook", words).await.map(drop);
+            return Ok(());
         }
         assert_eq!(end.exit_code, 137);
     }
     anyhow::bail!("no command had the time to heed its SIGTERM")
+}
+
+#[tokio::test]
+async fn a_pre_stop_hook_whose_time_is_over_before_it_could_start_is_told() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("late-hook").await?;
+    let spec = json!({"terminationGracePeriodSeconds": 1});
+    for (name, container) in
+        [("command", obedient(&exec("true"))), ("boot", json!({"lifecycle": {"preStop": exec("true")}}))]
+    {
+        scene.create(&lingering(&scene, name, &container, &spec)).await?;
+        let uid = scene.phase(name, "Running").await?.metadata.uid.context("no UID")?;
+        let vm = scene.agent.state_dir().join("pods").join(uid).join("0");
+        // Its shim hears of the deletion too late.
+        let shim = Pid::from_raw(std::fs::read_to_string(vm.join("shim.pid"))?.trim().parse()?);
+        kill(shim, Signal::SIGSTOP)?;
+        scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
+        wait::eventually("a deadline that is over", DEADLINE, async || {
+            let asked: Value = serde_json::from_str(&std::fs::read_to_string(vm.join("stop.json"))?)?;
+            let deadline: jiff::Timestamp = asked["deadline"].as_str().context("no deadline")?.parse()?;
+            ensure!(jiff::Timestamp::now() > deadline, "it is at {deadline}");
+            Ok(())
+        })
+        .await?;
+        kill(shim, Signal::SIGCONT)?;
+        let words = "PreStopHook did not end within the grace period";
+        scene.told_as(name, "FailedPreStopHook", words).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -144,8 +144,9 @@ async fn the_least_recently_used_images_make_room() -> Result<()> {
         let count = running.metric("tart_kubelet_image_gc_deleted_total").await?;
         ensure!((count - 2.0).abs() < 0.5, "{count} images were deleted");
         let freed = running.metric("tart_kubelet_image_gc_freed_bytes_total").await?;
-        // What others write meanwhile is not free.
-        ensure!(freed > 1.99 * f64::from(SIZE), "{freed} bytes were freed");
+        // A pass may begin while the fifth image is still being written: what comes of it above the high watermark is not free.
+        let meanwhile = 5.0 * f64::from(SIZE) - 0.7 * 400.0 * f64::from(1 << 20);
+        ensure!(freed > 1.99 * f64::from(SIZE) - meanwhile, "{freed} bytes were freed");
         for reason in ["in-use", "foreign"] {
             ensure!(
                 running.metric(&format!("tart_kubelet_image_gc_kept{{reason=\"{reason}\"}}")).await? >= 1.0

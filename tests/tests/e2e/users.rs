@@ -150,6 +150,37 @@ async fn a_command_is_in_the_groups_that_the_pod_says() -> Result<()> {
 }
 
 #[tokio::test]
+async fn hooks_and_probes_of_a_vm_that_only_boots_run_as_its_user() -> Result<()> {
+    let (scene, _agent) = scene("boot-user").await?;
+    let asked = |test: &str| json!({"exec": {"command": ["/bin/sh", "-c", test]}, "periodSeconds": 1});
+    let whom = "[ \"$(id -u) $(id -g) $(id -G) $WHO\" = '12345 7 7 4001 itself' ]";
+    let container = json!({
+        "image": ADMIN,
+        "env": [{"name": "WHO", "value": "itself"}],
+        "lifecycle": {"postStart": {"exec": {"command": ["/bin/sh", "-c", whom]}}},
+        "readinessProbe": asked(whom),
+    });
+    let user =
+        json!({"runAsUser": 12345, "runAsGroup": 7, "runAsNonRoot": true, "supplementalGroups": [4001]});
+    scene.create(&scene.pod("boot", &container, &json!({"securityContext": user}))).await?;
+    wait::until(&scene.pods, "boot", "ready", DEADLINE, |pod| {
+        let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+        statuses.and_then(|all| all.first()).is_some_and(|status| status.ready)
+    })
+    .await?;
+    let fields = "securityContext.runAsUser, securityContext.runAsGroup, securityContext.runAsNonRoot";
+    let words =
+        format!("No effect on what a VM's image boots: {fields}. Only hooks and probes by exec heed it");
+    scene.told_as("boot", "LeftToImage", &words).await?;
+    // A guest agent that is root runs nothing for a Pod that must not be root.
+    let container = json!({"image": crate::scene::IMAGE, "readinessProbe": asked("true")});
+    let spec = json!({"securityContext": {"runAsNonRoot": true}});
+    scene.create(&scene.pod("root", &container, &spec)).await?;
+    scene.phase("root", "Failed").await?;
+    scene.told_as("root", "Failed", "Error: container has runAsNonRoot and image will run as root").await
+}
+
+#[tokio::test]
 async fn probes_that_hang_leave_no_process_behind() -> Result<()> {
     let (scene, _agent) = scene("hanging").await?;
     let users = [

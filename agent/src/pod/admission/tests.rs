@@ -76,7 +76,7 @@ fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
 
 /// The Pod Security Standard `restricted` wants `runAsNonRoot` of every Pod.
 #[test]
-fn a_vm_that_only_boots_may_name_a_user_whom_nothing_runs_as() {
+fn a_vm_that_only_boots_may_name_a_user_for_its_hooks_and_probes() {
     let commands = [
         json!({"lifecycle": {"postStart": {"exec": {"command": ["true"]}}}}),
         json!({"lifecycle": {"preStop": {"exec": {"command": ["true"]}}}}),
@@ -99,13 +99,22 @@ fn a_vm_that_only_boots_may_name_a_user_whom_nothing_runs_as() {
             admit(&pod(&spec))
         };
         for of_pod in [false, true] {
-            assert_eq!(admitted(&others, of_pod).err(), None, "{user}");
-            for command in &commands {
-                let refusal = admitted(command, of_pod).unwrap_err();
-                assert!(refusal.message.contains("needs a container with a command"), "{refusal:?}");
+            for container in commands.iter().chain([&others]) {
+                assert_eq!(admitted(container, of_pod).err(), None, "{user} {container}");
             }
         }
     }
+}
+
+#[test]
+fn a_vm_that_only_boots_may_name_groups_only_for_its_hooks_and_probes() {
+    let groups = json!({"supplementalGroups": [7], "supplementalGroupsPolicy": "Strict"});
+    let probe = json!({"exec": {"command": ["true"]}});
+    let mut spec = json!({"containers": [{"name": "a", "image": "i"}], "securityContext": groups});
+    let refusal = admit(&pod(&spec)).unwrap_err();
+    assert!(refusal.message.contains("needs a container with a command"), "{refusal:?}");
+    spec["containers"][0]["readinessProbe"] = probe;
+    assert_eq!(admit(&pod(&spec)).err(), None);
 }
 
 #[test]

@@ -191,8 +191,10 @@ fn a_pod_to_run() {
 #[test]
 fn a_pod_to_stop() {
     let stop = Wanted::Stop(GRACE);
-    let asked =
-        |second| AttemptView { stop: Some(StopRequest { deadline: at(second), cause: None }), ..live(0) };
+    let asked = |second| AttemptView {
+        stop: Some(StopRequest { deadline: at(second), graceful: true, cause: None }),
+        ..live(0)
+    };
     let table = [
         (seen(stop, vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
         (seen(stop, vec![asked(130)]), Decision::Wait(Some(at(160)))),
@@ -263,7 +265,7 @@ fn no_grace_period_is_too_long() {
     for grace in [Duration::from_secs(1_000_000_000_000), Duration::MAX] {
         let stop = Wanted::Stop(grace);
         assert_eq!(decide(&seen(stop, vec![live(0)])), Decision::AskToStop(Restart(0), grace));
-        let request = StopRequest { deadline: Timestamp::MAX, cause: None };
+        let request = StopRequest { deadline: Timestamp::MAX, graceful: true, cause: None };
         let asked = AttemptView { stop: Some(request), ..live(0) };
         assert_eq!(decide(&seen(stop, vec![asked])), Decision::Wait(Some(Timestamp::MAX)));
     }
@@ -277,7 +279,11 @@ fn a_container_that_fails_a_probe() {
         ..seen(wanted, vec![attempt])
     };
     let asked = |attempt, second| AttemptView {
-        stop: Some(StopRequest { deadline: at(second), cause: Some(StopCause::FailedLiveness) }),
+        stop: Some(StopRequest {
+            deadline: at(second),
+            graceful: true,
+            cause: Some(StopCause::FailedLiveness),
+        }),
         ..attempt
     };
     let plan = Decision::Plan { restart: Restart(1), crashes: 1 };
@@ -319,7 +325,10 @@ fn made_of(image: &str, view: AttemptView) -> AttemptView {
 fn a_container_that_is_to_have_another_image() {
     let again = Wanted::Run(RestartPolicy::Always);
     let named = |wanted, attempt| Observation { image: Some("b".into()), ..seen(wanted, vec![attempt]) };
-    let asked = |view, cause| AttemptView { stop: Some(StopRequest { deadline: at(129), cause }), ..view };
+    let asked = |view, cause| AttemptView {
+        stop: Some(StopRequest { deadline: at(129), graceful: true, cause }),
+        ..view
+    };
     let asked_late = |view, cause| AttemptView { by_itself: true, ..asked(view, cause) };
     let changed = Some(StopCause::Changed);
     let stop = Decision::StopFor(Restart(0), StopCause::Changed);
@@ -399,7 +408,10 @@ fn a_long_run_is_forgiven_its_failures() {
 fn a_pod_that_is_evicted() {
     let large = |attempts| Observation { too_large: true, ..seen(RUN, attempts) };
     let evicted = |attempts| Observation { evicted: Some("too large".into()), ..large(attempts) };
-    let going = |view| AttemptView { stop: Some(StopRequest { deadline: at(101), cause: None }), ..view };
+    let going = |view| AttemptView {
+        stop: Some(StopRequest { deadline: at(101), graceful: true, cause: None }),
+        ..view
+    };
     let table = [
         (large(vec![live(0)]), Decision::Evict),
         (evicted(vec![live(0)]), Decision::AskToStop(Restart(0), Duration::from_secs(1))),
@@ -505,7 +517,7 @@ fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
                 spec: full.spec.filter(|_| spec),
                 begun,
                 progress: full.progress.filter(|_| begun),
-                stop: stop.then_some(StopRequest { deadline: at(120), cause }),
+                stop: stop.then_some(StopRequest { deadline: at(120), graceful: true, cause }),
                 asked,
                 outcome: full.outcome.filter(|_| over),
                 cleaned,

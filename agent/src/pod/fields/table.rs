@@ -240,21 +240,20 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].securityContext.runAsGroup",
         Honoured(
-            "any number; the guest's user must be able to use `sudo` without a password; without a command it has no effect, as `runAsUser`",
+            "any number; the guest's user must be able to use `sudo` without a password; without a command as `runAsUser`",
         ),
     ),
     (
         "spec.containers[].securityContext.runAsNonRoot",
         Honoured(
-            "the container does not start when its user in the guest is root; without a command it has no effect, as `runAsUser`",
+            "the container does not start when its user in the guest is root; without a command as `runAsUser`",
         ),
     ),
     (
         "spec.containers[].securityContext.runAsUser",
         Honoured(
             "any number; the guest's user must be able to use `sudo` without a password; one that the guest does not know has `/` for its \
-             home; in a VM that only boots the image says who runs what, and it has no effect, which is told in an Event: hooks and probes by `exec` are refused \
-             there beside it",
+             home; in a VM that only boots it counts for hooks and probes by `exec`, while the image says who runs what it boots, which is told in an Event",
         ),
     ),
     ("spec.containers[].securityContext.seccompProfile", Parts),
@@ -444,8 +443,8 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.securityContext.supplementalGroups",
         Honoured(
-            "the command runs in these groups of the guest, through `chroot -G`, which takes `sudo` without a password; no more than 15, and a \
-             container without a command cannot have them. They count for the guest's own files: in shares everything is the user's",
+            "the command runs in these groups of the guest, through `chroot -G`, which takes `sudo` without a password; no more than 15; a \
+             container without a command has them for hooks and probes by `exec`, and cannot have them without those. They count for the guest's own files: in shares everything is the user's",
         ),
     ),
     (

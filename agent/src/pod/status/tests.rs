@@ -256,7 +256,7 @@ fn probes_say_whether_a_running_pod_is_ready() {
 
 #[test]
 fn a_container_that_failed_a_probe_says_so_when_it_is_gone() {
-    let stop = StopRequest { deadline: at(55), cause: Some(StopCause::FailedLiveness) };
+    let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) };
     let gone =
         |killed| AttemptView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
     for (killed, code) in [(false, 143), (true, 137)] {
@@ -289,7 +289,7 @@ fn a_restarted_container_shows_how_it_ended_before() {
 
 #[test]
 fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
-    let stop = StopRequest { deadline: at(55), cause: Some(StopCause::Changed) };
+    let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::Changed) };
     let old = |view: AttemptView| AttemptView {
         spec: view.spec.map(|spec| ShimSpec { image_name: Some("old".into()), ..spec }),
         stop: Some(stop),
@@ -319,7 +319,7 @@ fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
 
 #[test]
 fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
-    let stop = Some(StopRequest { deadline: at(55), cause: Some(StopCause::FailedLiveness) });
+    let stop = Some(StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) });
     let on_failure = Wanted::Run(RestartPolicy::OnFailure);
     let kind = |wanted, code| {
         let ended = AttemptView { stop, ..attempt(0, None, Some(exited(code))) };
