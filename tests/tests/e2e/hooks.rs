@@ -257,18 +257,23 @@ async fn a_vm_that_only_boots_has_hooks_too() -> Result<()> {
 #[tokio::test]
 async fn a_vm_that_only_boots_ends_by_its_hook_whatever_becomes_of_the_first() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot-end").await?;
-    for (name, first) in [("fails", exec("exit 5")), ("hangs", exec("sleep 1000"))] {
+    let hangs = exec("touch '/Volumes/My Shared Files/pod_status/begun'; sleep 1000");
+    for (name, first) in [("fails", exec("exit 5")), ("hangs", hangs)] {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
         let asked = tokio::spawn(async move { answer(listener.accept().await?.0).await });
         let last = json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/down"}});
         let container = json!({"lifecycle": {"postStart": first, "preStop": last}});
         scene.create(&lingering(&scene, name, &container, &json!({}))).await?;
-        wait::until(&scene.pods, name, "an address", DEADLINE, |pod| {
-            pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
-        })
-        .await?;
-        if name == "fails" {
+        if name == "hangs" {
+            let uid = scene.pods.get(name).await?.metadata.uid.context("no UID")?;
+            let status = scene.agent.state_dir().join("volumes").join(uid).join(".boot-0/pod_status");
+            wait::eventually("a hook that has begun", DEADLINE, async || {
+                ensure!(status.join("begun").exists());
+                Ok(())
+            })
+            .await?;
+        } else {
             let end = end_of(&scene.phase(name, "Failed").await?).context("no end")?;
             let message = "PostStartHookError: command `/bin/sh` exited with 5";
             assert_eq!((end.exit_code, end.message.as_deref()), (137, Some(message)));
