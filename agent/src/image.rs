@@ -1,5 +1,6 @@
 //! Images on this host: which digest a reference stands for, fetched when it has to be.
 
+pub mod access;
 pub mod ahead;
 pub mod command;
 pub mod credentials;
@@ -15,6 +16,7 @@ mod recovery;
 pub mod resident;
 
 pub use error::ImageError;
+pub use flight::Pulled;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +35,7 @@ use crate::report::chain;
 use crate::state::{StateDir, StateError};
 use crate::tart::{ImageDigest, PULL, Tart, full_name};
 use crate::vm::BaseName;
+use access::{Access, SecretUid};
 use flight::{Flight, FlightKey};
 use partials::Partials;
 use pins::{Pin, Pins};
@@ -120,6 +123,20 @@ impl Images {
         match self.cached(image).await? {
             None if policy == PullPolicy::Never => Err(ImageError::NeverPull(image.to_owned())),
             found => Ok(found),
+        }
+    }
+
+    /// Who may use an image that is here without asking its registry.
+    pub fn access(&self, digest: &ImageDigest) -> Access {
+        let inode = self.tart.image_inode(digest);
+        lock(&self.record).access(digest, inode)
+    }
+
+    /// The registry has let somebody have an image: with a pull secret, or without any.
+    pub fn grant(&self, digest: &ImageDigest, secret: Option<&SecretUid>) {
+        let mut record = lock(&self.record);
+        if record.grant(digest, secret) {
+            self.write(&record);
         }
     }
 

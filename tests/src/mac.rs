@@ -114,6 +114,12 @@ impl Mac {
         replace(&directory.join("credentials.json"), &credentials.to_string())
     }
 
+    /// Makes a registry that asked for a password ask no more.
+    pub fn open_registry(&self, registry: &str) -> Result<()> {
+        let path = self.host.join("registry").join(registry).join("credentials.json");
+        std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
     /// Switches a fault on.
     pub fn set_fault(&self, name: &str, parameter: &str) -> Result<()> {
         self.ensure_simulated("faults")?;

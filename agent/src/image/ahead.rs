@@ -53,12 +53,14 @@ impl Ahead {
     ) -> Result<ImageDigest, ImageError> {
         let mut pin = self.images.pin(name).await;
         let digest = loop {
-            let digest = self.images.pull(name, credentials.to_vec(), &mut arrived).await?;
+            let digest = self.images.pull(name, credentials.to_vec(), &mut arrived).await?.digest;
             // Unless it was about to go, and what was pulled is no longer there.
             if pin.hold(&BaseName::of(&digest).to_string()).await {
                 break digest;
             }
         };
+        // Whoever may say what is to be here says whom it is for: all Pods.
+        self.images.grant(&digest, None);
         self.images.base(name, &digest).await?;
         Ok(digest)
     }

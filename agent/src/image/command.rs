@@ -10,7 +10,7 @@ use nix::unistd::{Uid, User};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::credentials::{self, BadSecret, Credential};
+use super::credentials::{self, BadSecret, Login, Place};
 use super::door::{self, DoorError, Question};
 use super::{Beginner, ImageError, Images};
 use crate::cli::{AgentArgs, PullArgs};
@@ -81,8 +81,9 @@ pub async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Result<bool
     let mut complete = true;
     for image in &args.image {
         say(Said::Progress(&format!("pulling {image}")));
-        let question =
-            Question { image: image.clone(), credentials: credentials::fitting(image, all.clone()) };
+        let fitting = credentials::fitting(image, all.iter().cloned().map(|login| (login, ())).collect());
+        let credentials = fitting.into_iter().map(|(credential, ())| credential).collect();
+        let question = Question { image: image.clone(), credentials };
         let mut last = 0;
         let arrived = |percent: u8| {
             if percent > last {
@@ -185,6 +186,9 @@ async fn pull_alone(
         images.reload()?;
         if let Ok(found) = &found {
             images.conclude(image, found.as_ref(), Beginner::This);
+            if let (Some(digest), Ok(_)) = (found, &pulled) {
+                images.grant(digest, None);
+            }
         }
         pulled?;
         return Ok(found?.ok_or_else(|| ImageError::Vanished(image.clone()))?.to_string());
@@ -207,13 +211,13 @@ fn open(args: &AgentArgs, state: &StateDir) -> Result<Images, StateError> {
 }
 
 /// The credentials that somebody has given: in a file of `docker login`, or in tart's own variables.
-fn credentials_of(args: &PullArgs) -> Result<Vec<Credential>, CommandError> {
+fn credentials_of(args: &PullArgs) -> Result<Vec<Login>, CommandError> {
     let mut all = Vec::new();
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let login = variable("TART_REGISTRY_USERNAME").zip(variable("TART_REGISTRY_PASSWORD"));
     if let Some((username, password)) = login {
         let host = variable("TART_REGISTRY_HOSTNAME").ok_or(CommandError::NoHost)?;
-        all.push(Credential { host, username, password });
+        all.push(Login { place: Place::read(&host), username, password });
     }
     if let Some(path) = &args.docker_config {
         all.extend(read_config(path)?);
@@ -221,7 +225,7 @@ fn credentials_of(args: &PullArgs) -> Result<Vec<Credential>, CommandError> {
     Ok(all)
 }
 
-fn read_config(path: &Path) -> Result<Vec<Credential>, CommandError> {
+fn read_config(path: &Path) -> Result<Vec<Login>, CommandError> {
     let content = fs::read(path).map_err(|error| CommandError::ConfigFile(path.to_owned(), error))?;
     credentials::read_docker_config(&content).map_err(|error| CommandError::Config(path.to_owned(), error))
 }

@@ -23,6 +23,94 @@ impl fmt::Debug for Credential {
     }
 }
 
+/// A user's name and password, and the images that they are for.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Login {
+    /// Where it is of use.
+    pub place: Place,
+    /// The user's name.
+    pub username: String,
+    /// The user's password.
+    pub password: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Login({} at {:?})", self.username, self.place)
+    }
+}
+
+impl Login {
+    /// What to tell the registry of an image, if this is for it.
+    pub fn at(&self, image: &str) -> Option<Credential> {
+        self.place.has(image).then(|| Credential {
+            host: split(image).0.to_owned(),
+            username: self.username.clone(),
+            password: self.password.clone(),
+        })
+    }
+}
+
+/// A key of a Docker config, by the kubelet's rules: a host, which may have wildcards in its parts, and the beginning of a path.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(String);
+
+impl Place {
+    /// Reads a key, which may be a URL. The paths of the registry's own API stand for the whole registry.
+    pub fn read(key: &str) -> Self {
+        let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
+        let (host, path) = split(key);
+        let path = if path.starts_with("/v1/") || path.starts_with("/v2/") { &path[3..] } else { path };
+        Self(if path == "/" { host.to_owned() } else { format!("{host}{path}") })
+    }
+
+    /// Whether an image is at this place.
+    fn has(&self, image: &str) -> bool {
+        let ((mine, beginning), (its, path)) = (split(&self.0), split(image));
+        let ((mine, my_port), (its, its_port)) = (split_port(mine), split_port(its));
+        let (mine, its): (Vec<&str>, Vec<&str>) = (mine.split('.').collect(), its.split('.').collect());
+        let mut parts = mine.iter().zip(&its);
+        my_port == its_port
+            && path.starts_with(beginning)
+            && mine.len() == its.len()
+            && parts.all(|(glob, part)| is_like(glob.as_bytes(), part.as_bytes()))
+    }
+}
+
+/// A host, and the path with its slash.
+fn split(place: &str) -> (&str, &str) {
+    place.split_at(place.find('/').unwrap_or(place.len()))
+}
+
+fn split_port(host: &str) -> (&str, Option<&str>) {
+    let port = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    port.map_or((host, None), |(host, port)| (host, Some(port)))
+}
+
+/// Whether a text is like a pattern, in which `?` is any character and `*` any number of them.
+fn is_like(glob: &[u8], text: &[u8]) -> bool {
+    let (mut glob_at, mut at, mut star) = (0, 0, None);
+    while at < text.len() {
+        match (glob.get(glob_at), star) {
+            (Some(b'*'), _) => {
+                star = Some((glob_at, at));
+                glob_at += 1;
+            }
+            (Some(&byte), _) if byte == b'?' || byte == text[at] => {
+                glob_at += 1;
+                at += 1;
+            }
+            // The last star takes one more.
+            (_, Some((star_at, taken))) => {
+                star = Some((star_at, taken + 1));
+                (glob_at, at) = (star_at + 1, taken + 1);
+            }
+            (_, None) => return false,
+        }
+    }
+    glob[glob_at..].iter().all(|byte| *byte == b'*')
+}
+
 /// A pull secret that says nothing about any registry.
 #[derive(Debug, thiserror::Error)]
 pub enum BadSecret {
@@ -46,8 +134,8 @@ struct Entry {
     password: Option<String>,
 }
 
-/// All credentials in a pull secret.
-pub fn read(secret: &Secret) -> Result<Vec<Credential>, BadSecret> {
+/// All that a pull secret has.
+pub fn read(secret: &Secret) -> Result<Vec<Login>, BadSecret> {
     let data = secret.data.as_ref().ok_or(BadSecret::NoConfig)?;
     let entries = if let Some(config) = data.get(".dockerconfigjson") {
         serde_json::from_slice::<DockerConfig>(&config.0).map_err(|_| BadSecret::Malformed)?.auths
@@ -56,38 +144,40 @@ pub fn read(secret: &Secret) -> Result<Vec<Credential>, BadSecret> {
     } else {
         return Err(BadSecret::NoConfig);
     };
-    entries.into_iter().map(|(place, entry)| entry.read(&place).ok_or(BadSecret::Malformed)).collect()
+    logins(entries)
 }
 
-/// All credentials in a file as `docker login` writes it. Entries whose password a program keeps are left out.
-pub fn read_docker_config(content: &[u8]) -> Result<Vec<Credential>, BadSecret> {
+/// All that a file has as `docker login` writes it.
+pub fn read_docker_config(content: &[u8]) -> Result<Vec<Login>, BadSecret> {
     let config: DockerConfig = serde_json::from_slice(content).map_err(|_| BadSecret::Malformed)?;
-    Ok(config.auths.into_iter().filter_map(|(place, entry)| entry.read(&place)).collect())
+    logins(config.auths)
+}
+
+/// Entries whose password a program keeps, as Docker writes them, are left out.
+fn logins(entries: BTreeMap<String, Entry>) -> Result<Vec<Login>, BadSecret> {
+    entries.into_iter().filter_map(|(key, entry)| entry.read(&key).transpose()).collect()
 }
 
 impl Entry {
-    fn read(self, place: &str) -> Option<Credential> {
-        let host = host_of(place).to_owned();
+    fn read(self, key: &str) -> Result<Option<Login>, BadSecret> {
+        let login = |username, password| Login { place: Place::read(key), username, password };
         if let (Some(username), Some(password)) = (self.username, self.password) {
-            return Some(Credential { host, username, password });
+            return Ok(Some(login(username, password)));
         }
-        let auth =
-            base64::Engine::decode(&base64::engine::general_purpose::STANDARD, self.auth?.trim()).ok()?;
-        let (username, password) = std::str::from_utf8(&auth).ok()?.split_once(':')?;
-        Some(Credential { host, username: username.to_owned(), password: password.to_owned() })
+        let Some(auth) = self.auth.filter(|auth| !auth.is_empty()) else { return Ok(None) };
+        let auth = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, auth.trim())
+            .map_err(|_| BadSecret::Malformed)?;
+        let pair = std::str::from_utf8(&auth).ok().and_then(|auth| auth.split_once(':'));
+        let (username, password) = pair.ok_or(BadSecret::Malformed)?;
+        Ok(Some(login(username.to_owned(), password.to_owned())))
     }
 }
 
-/// The credentials that fit an image, in the order in which they are to be tried.
-pub fn fitting(image: &str, credentials: Vec<Credential>) -> Vec<Credential> {
-    let host = host_of(image);
-    credentials.into_iter().filter(|credential| credential.host == host).collect()
-}
-
-/// The registry in an image's name or in a key of a Docker config, which may be a URL.
-fn host_of(place: &str) -> &str {
-    let place = place.strip_prefix("https://").or_else(|| place.strip_prefix("http://")).unwrap_or(place);
-    place.split('/').next().unwrap_or(place)
+/// What to tell the registry of an image, in the order in which it is to be tried: the most exact place comes first. Each comes with what
+/// its login came with.
+pub fn fitting<T>(image: &str, mut logins: Vec<(Login, T)>) -> Vec<(Credential, T)> {
+    logins.sort_by(|(one, _), (other, _)| other.place.cmp(&one.place));
+    logins.into_iter().filter_map(|(login, with)| Some((login.at(image)?, with))).collect()
 }
 
 #[cfg(test)]
@@ -100,24 +190,25 @@ mod tests {
         Secret { data: Some(data), ..Secret::default() }
     }
 
-    fn credential(host: &str, username: &str, password: &str) -> Credential {
-        Credential { host: host.into(), username: username.into(), password: password.into() }
+    fn login(place: &str, username: &str, password: &str) -> Login {
+        Login { place: Place(place.into()), username: username.into(), password: password.into() }
     }
 
     #[test]
     fn both_kinds_of_secret_are_read() {
         let config = r#"{"auths": {"https://registry.test/v1/": {"auth": "YTpiOmM="}, "other.test:5000": {"username": "u", "password": "p"}}}"#;
         let found = read(&secret(".dockerconfigjson", config)).unwrap();
-        assert_eq!(found, [credential("registry.test", "a", "b:c"), credential("other.test:5000", "u", "p")]);
+        assert_eq!(found, [login("registry.test", "a", "b:c"), login("other.test:5000", "u", "p")]);
         let found = read(&secret(".dockercfg", r#"{"registry.test": {"auth": "YTpi"}}"#)).unwrap();
-        assert_eq!(found, [credential("registry.test", "a", "b")]);
+        assert_eq!(found, [login("registry.test", "a", "b")]);
     }
 
     #[test]
-    fn a_file_of_docker_is_read_without_what_is_kept_elsewhere() {
-        let config =
-            br#"{"credsStore": "desktop", "auths": {"registry.test": {"auth": "YTpi"}, "other.test": {}}}"#;
-        assert_eq!(read_docker_config(config).unwrap(), [credential("registry.test", "a", "b")]);
+    fn what_is_kept_elsewhere_is_left_out() {
+        let config = r#"{"credsStore": "desktop", "auths": {"registry.test": {"auth": "YTpi"}, "other.test": {}, "third.test": {"auth": ""}}}"#;
+        let expected = [login("registry.test", "a", "b")];
+        assert_eq!(read_docker_config(config.as_bytes()).unwrap(), expected);
+        assert_eq!(read(&secret(".dockerconfigjson", config)).unwrap(), expected);
         assert!(matches!(read_docker_config(b"{"), Err(BadSecret::Malformed)));
     }
 
@@ -125,7 +216,9 @@ mod tests {
     fn nonsense_is_told_apart_from_absence() {
         assert!(matches!(read(&Secret::default()), Err(BadSecret::NoConfig)));
         assert!(matches!(read(&secret("password", "x")), Err(BadSecret::NoConfig)));
-        for content in ["", "{}", r#"{"auths": {"a": {}}}"#, r#"{"auths": {"a": {"auth": "!"}}}"#] {
+        for content in
+            ["", "{}", r#"{"auths": {"a": {"auth": "!"}}}"#, r#"{"auths": {"a": {"auth": "YQ=="}}}"#]
+        {
             assert!(
                 matches!(read(&secret(".dockerconfigjson", content)), Err(BadSecret::Malformed)),
                 "{content}"
@@ -134,16 +227,61 @@ mod tests {
     }
 
     #[test]
-    fn only_the_images_own_registry_gets_a_password() {
-        let all =
-            vec![credential("a.test", "1", ""), credential("b.test", "2", ""), credential("a.test", "3", "")];
-        let names = |image| fitting(image, all.clone()).into_iter().map(|c| c.username).collect::<Vec<_>>();
-        assert_eq!(names("a.test/macos:1"), ["1", "3"]);
-        assert_eq!(names("a.test:5000/macos:1"), [""; 0]);
+    fn a_place_has_images_by_the_kubelets_rules() {
+        for (key, image, expected) in [
+            ("a.test", "a.test/macos:1", true),
+            ("a.test", "b.test/macos:1", false),
+            ("a.test", "a.test:5000/macos:1", false),
+            ("a.test:5000", "a.test:5000/macos:1", true),
+            ("https://a.test/v2/", "a.test/macos:1", true),
+            ("http://a.test/v1/team", "a.test/team/macos", true),
+            ("http://a.test/v1/team", "a.test/macos", false),
+            ("a.test/", "a.test/macos", true),
+            ("a.test/team", "a.test/team/macos@sha256:1", true),
+            ("a.test/team", "a.test/other/macos", false),
+            ("*.test", "a.test/macos", true),
+            ("*.test", "a.b.test/macos", false),
+            ("*.*.test", "a.b.test/macos", true),
+            ("r?g-*-1.test", "reg-eu-west-1.test/macos", true),
+            ("r?g-*-1.test", "reg-eu-west-2.test/macos", false),
+            ("*", "a.test/macos", false),
+        ] {
+            assert_eq!(Place::read(key).has(image), expected, "{key} {image}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_takes_what_it_must() {
+        for (glob, text, expected) in [
+            ("", "", true),
+            ("*", "", true),
+            ("**a*b", "xaxb", true),
+            ("a*", "ba", false),
+            ("a?", "a", false),
+        ] {
+            assert_eq!(is_like(glob.as_bytes(), text.as_bytes()), expected, "{glob} {text}");
+        }
+        // A secret can be large.
+        assert!(!is_like(&b"*a".repeat(500_000), "a".repeat(60).as_bytes()));
+    }
+
+    #[test]
+    fn the_most_exact_place_is_tried_first_and_only_the_images_own_registry() {
+        let places = ["a.test", "b.test", "a.test/team", "*.test", "a.test"];
+        let logins = || (1..).zip(places).map(|(number, place)| (login(place, place, ""), number)).collect();
+        let order =
+            |image| fitting(image, logins()).into_iter().map(|(_, number)| number).collect::<Vec<_>>();
+        assert_eq!(order("a.test/team/macos:1"), [3, 1, 5, 4]);
+        assert_eq!(order("a.test/macos:1"), [1, 5, 4]);
+        assert_eq!(order("a.test:5000/macos:1"), [0; 0]);
+        let hosts = fitting("c.test/macos", logins());
+        assert_eq!(hosts.first().map(|(credential, _)| credential.host.as_str()), Some("c.test"));
     }
 
     #[test]
     fn a_password_is_never_shown() {
-        assert!(!format!("{:?}", credential("a.test", "me", "hunter2")).contains("hunter2"));
+        let login = login("a.test", "me", "hunter2");
+        let credential = login.at("a.test/macos");
+        assert!(credential.is_some() && !format!("{login:?} {credential:?}").contains("hunter2"));
     }
 }

@@ -24,7 +24,16 @@ pub(super) enum Pulling {
     /// So many percent of it have arrived.
     Arrived(u8),
     /// It is over.
-    Over(Result<ImageDigest, ImageError>),
+    Over(Result<Pulled, ImageError>),
+}
+
+/// An image that was pulled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pulled {
+    /// Which one it is.
+    pub digest: ImageDigest,
+    /// Which of the credentials its registry has taken; none of them when there were none.
+    pub by: Option<usize>,
 }
 
 impl Images {
@@ -36,7 +45,7 @@ impl Images {
         image: &str,
         credentials: Vec<Credential>,
         mut arrived: impl FnMut(u8),
-    ) -> Result<ImageDigest, ImageError> {
+    ) -> Result<Pulled, ImageError> {
         let mut flight = self.board((image.to_owned(), credentials));
         loop {
             let seen = flight.borrow_and_update().clone();
@@ -88,8 +97,12 @@ impl Images {
         // Given up or not, something may be there now.
         let settled = self.settle(&key.0).await;
         let Some(pulled) = pulled else { return };
-        let result = pulled.and_then(|()| {
-            settled.and_then(|found| found.ok_or_else(|| ImageError::Vanished(key.0.clone())))
+        let result = pulled.and_then(|by| {
+            let digest = settled?.ok_or_else(|| ImageError::Vanished(key.0.clone()))?;
+            if by.is_none() {
+                self.grant(&digest, None);
+            }
+            Ok(Pulled { digest, by })
         });
         flight.send_replace(Pulling::Over(result));
     }
@@ -109,7 +122,11 @@ impl Images {
     }
 
     /// Fetches an image when it is its turn, unless nobody waits for it any more.
-    async fn fetch_while_wanted(&self, key: &FlightKey, flight: &Flight) -> Option<Result<(), ImageError>> {
+    async fn fetch_while_wanted(
+        &self,
+        key: &FlightKey,
+        flight: &Flight,
+    ) -> Option<Result<Option<usize>, ImageError>> {
         let arrived = |percent| {
             // In this order: whoever sees that it is silent writes that down first.
             flight.send_replace(Pulling::Arrived(percent));
@@ -122,7 +139,7 @@ impl Images {
                 Ok(()) => self.fetch(&key.0, &key.1, arrived).await,
                 Err(error) => Err(error),
             };
-            let end = result.as_ref().map_or_else(ImageError::reason, |()| "success");
+            let end = result.as_ref().map_or_else(ImageError::reason, |_| "success");
             self.metrics.pull_ended(end, begun.elapsed());
             result
         };
@@ -144,7 +161,7 @@ impl Images {
     }
 
     /// Fetches an image whose pull is noted down: tries each credential in turn; without any, tart asks with what
-    /// the host has, or as nobody.
+    /// the host has, or as nobody. Says which one the registry has taken.
     ///
     /// `arrived` is told how much of it is here, in percent, from the moment on that our own tart fetches it.
     pub(super) async fn fetch(
@@ -152,26 +169,31 @@ impl Images {
         image: &str,
         credentials: &[Credential],
         mut arrived: impl FnMut(u8),
-    ) -> Result<(), ImageError> {
+    ) -> Result<Option<usize>, ImageError> {
         crash::point("agent.pull.begun");
-        let mut tries: Vec<Option<&Credential>> = credentials.iter().map(Some).collect();
+        let mut tries: Vec<Option<usize>> = (0..credentials.len()).map(Some).collect();
         if tries.is_empty() {
             tries.push(None);
         }
         let mut failure = None;
-        for credential in tries {
+        for by in tries {
+            let credential = by.and_then(|by| credentials.get(by));
             match self.tart.pull(image, credential, &mut arrived).await {
                 Ok(()) => {
                     crash::point("agent.pull.ended");
-                    return Ok(());
+                    return Ok(by);
                 }
                 Err(error) => {
-                    let denied = error.fault() == Some(Fault::AccessDenied);
+                    // Some registries deny that there is an image at all.
+                    let is_refused = matches!(
+                        error.fault(),
+                        Some(Fault::AccessDenied | Fault::ImageNotFound | Fault::Other)
+                    );
                     if error.fault() != Some(Fault::NoSpace) {
                         self.partials.keep(image);
                     }
                     failure = Some(ImageError::Pull { image: image.to_owned(), source: Arc::new(error) });
-                    if !denied {
+                    if !is_refused {
                         break;
                     }
                 }

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::access::{Access, SecretUid};
 use crate::tart::{ImageDigest, full_name};
 use crate::vm::BaseName;
 
@@ -52,6 +53,9 @@ pub struct KnownImage {
     pub names: BTreeSet<String>,
     /// The directory that it came into: another one is not what we have pulled, whatever its name.
     pub inode: Option<u64>,
+    /// Who may use it, if it is ours.
+    #[serde(default)]
+    pub access: Access,
     /// When it came.
     pub pulled_at: Timestamp,
     /// When a Pod last needed it.
@@ -83,6 +87,27 @@ impl ImageRecord {
     /// The images, in no order.
     pub fn images(&self) -> &[KnownImage] {
         &self.images
+    }
+
+    /// Who may use an image that is in this directory, or of which only the base VM is left.
+    pub fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> Access {
+        let known = self.images.iter().find(|known| known.digest == *digest && !known.names.is_empty());
+        if let Some(known) = known {
+            // Somebody else has put this one here.
+            let is_theirs = inode.is_some() && inode != known.inode;
+            return if is_theirs { Access::Everyone } else { known.access.clone() };
+        }
+        // A pull that is not over yet may just have brought it.
+        let is_coming = self.pulls.iter().any(|(name, pull)| {
+            digest.is_of_repository(name) && pull.is_fetched && pull.is_new(digest.hex())
+        });
+        if is_coming { Access::nobody() } else { Access::Everyone }
+    }
+
+    /// Its registry has let somebody have an image; whether that is news.
+    pub fn grant(&mut self, digest: &ImageDigest, secret: Option<&SecretUid>) -> bool {
+        let known = self.images.iter_mut().find(|known| known.digest == *digest);
+        known.is_some_and(|known| known.access.grant(secret))
     }
 
     /// The names whose pulls have no end yet.
@@ -171,6 +196,9 @@ impl ImageRecord {
         let inode = Some(found.inode);
         match self.images.iter_mut().find(|image| image.digest == found.digest) {
             Some(known) if is_brought || known.is_ours(inode) => {
+                if known.names.is_empty() {
+                    known.access = Access::nobody();
+                }
                 known.names.insert(name.to_owned());
                 known.inode = inode;
             }
@@ -180,6 +208,7 @@ impl ImageRecord {
                 digest: found.digest.clone(),
                 names: BTreeSet::from([name.to_owned()]),
                 inode,
+                access: Access::nobody(),
                 pulled_at: now,
                 last_used_at: now,
             }),
@@ -205,6 +234,7 @@ impl ImageRecord {
                 digest: digest.clone(),
                 names: BTreeSet::new(),
                 inode: None,
+                access: Access::Everyone,
                 pulled_at: now,
                 last_used_at: now,
             }),

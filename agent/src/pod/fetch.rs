@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::ResourceExt;
 use kube::api::Api;
 use tokio::time::timeout;
 
-use super::admission::VmPlan;
+use super::admission::{PullPolicy, VmPlan};
 use super::events::Events;
 use crate::gc::images::{Collector, Made};
-use crate::image::credentials::{self, BadSecret, Credential};
+use crate::image::access::{Access, SecretUid};
+use crate::image::credentials::{self, BadSecret, Credential, Login};
 use crate::image::pins::Pin;
-use crate::image::{ImageError, Images};
+use crate::image::{ImageError, Images, Pulled};
 use crate::report::chain;
 use crate::tart::ImageDigest;
 use crate::vm::BaseName;
@@ -46,6 +48,8 @@ pub(super) struct Fetcher {
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(super) secrets: Api<Secret>,
     pub(super) pod: Arc<Pod>,
+    /// The image that the Pod's last VM was made from: it need not show again that it may have that.
+    pub(super) had: Option<ImageDigest>,
 }
 
 /// An image that VMs can be made from.
@@ -121,10 +125,29 @@ impl Fetcher {
     }
 
     async fn find(&self, plan: &VmPlan) -> Result<Found, ImageError> {
-        if let Some(digest) = self.images.present(&plan.image, plan.pull).await? {
-            return Ok(Found { digest, was_here: true });
+        let present = self.images.present(&plan.image, plan.pull).await?;
+        if let Some(digest) = present.as_ref().filter(|digest| self.may_have(digest)) {
+            return Ok(Found { digest: digest.clone(), was_here: true });
         }
-        let credentials = credentials::fitting(&plan.image, self.credentials(plan).await);
+        let keys = credentials::fitting(&plan.image, self.logins(plan).await);
+        if let Some(digest) = present {
+            if self.images.access(&digest).is_for(keys.iter().map(|(_, secret)| secret)) {
+                return Ok(Found { digest, was_here: true });
+            }
+            // As if it were not here: that is none of this Pod's business.
+            if plan.pull == PullPolicy::Never {
+                return Err(ImageError::NeverPull(plan.image.clone()));
+            }
+        }
+        self.pull(plan, &keys).await
+    }
+
+    /// Whether the Pod may have an image that is here whatever its pull secrets are.
+    fn may_have(&self, digest: &ImageDigest) -> bool {
+        self.had.as_ref() == Some(digest) || self.images.access(digest) == Access::Everyone
+    }
+
+    async fn pull(&self, plan: &VmPlan, keys: &[(Credential, SecretUid)]) -> Result<Found, ImageError> {
         self.events.normal(&self.pod, "Pulling", &format!("pulling image `{}`", plan.image));
         let start = Instant::now();
         let mut told = Progress { percent: 0, at: start };
@@ -135,7 +158,11 @@ impl Fetcher {
                 self.events.normal(&self.pod, "Pulling", &note);
             }
         };
-        let digest = self.images.pull(&plan.image, credentials, arrived).await?;
+        let credentials = keys.iter().map(|(credential, _)| credential.clone()).collect();
+        let Pulled { digest, by } = self.images.pull(&plan.image, credentials, arrived).await?;
+        if let Some((_, secret)) = by.and_then(|by| keys.get(by)) {
+            self.images.grant(&digest, Some(secret));
+        }
         let took = start.elapsed().as_secs_f64();
         self.events.normal(
             &self.pod,
@@ -145,13 +172,13 @@ impl Fetcher {
         Ok(Found { digest, was_here: false })
     }
 
-    /// The credentials in the Pod's pull secrets. One that is missing is told, and the pull is tried without it: the image
+    /// What the Pod's pull secrets have, and which one has it. One that is missing is told, and the pull is tried without it: the image
     /// may be public.
-    async fn credentials(&self, plan: &VmPlan) -> Vec<Credential> {
+    async fn logins(&self, plan: &VmPlan) -> Vec<(Login, SecretUid)> {
         let mut found = Vec::new();
         for name in &plan.pull_secrets {
             match self.read(name).await {
-                Ok(credentials) => found.extend(credentials),
+                Ok(logins) => found.extend(logins),
                 Err(error) => {
                     let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
                     let note = format!(
@@ -166,9 +193,10 @@ impl Fetcher {
         found
     }
 
-    async fn read(&self, name: &str) -> Result<Vec<Credential>, SecretError> {
+    async fn read(&self, name: &str) -> Result<Vec<(Login, SecretUid)>, SecretError> {
         let secret = timeout(LIMIT, self.secrets.get(name)).await??;
-        Ok(credentials::read(&secret)?)
+        let uid = SecretUid(secret.uid().unwrap_or_default());
+        Ok(credentials::read(&secret)?.into_iter().map(|login| (login, uid.clone())).collect())
     }
 }
 

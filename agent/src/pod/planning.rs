@@ -24,6 +24,7 @@ use crate::crash;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
 use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, Share, ShimSpec};
+use crate::tart::ImageDigest;
 use crate::vm::Restart;
 use crate::volume::boot::{self, BootShares};
 
@@ -40,6 +41,7 @@ impl Worker {
             events: self.host.events.clone(),
             secrets: self.secrets.clone(),
             pod: pod.clone(),
+            had: self.last_image()?,
         };
         let begun = Instant::now();
         let _planning = self.host.roster.plans(self.dir.uid());
@@ -115,6 +117,12 @@ impl Worker {
         }
         crash::point("agent.plan.gathered");
         self.write_plan(&pod, &plan, image, &gathered, restart, crashes)
+    }
+
+    /// The image that the Pod's last VM was made from.
+    fn last_image(&self) -> Result<Option<ImageDigest>, WorkError> {
+        let Some(last) = self.dir.attempts()?.into_iter().next_back() else { return Ok(None) };
+        Ok(last.view()?.spec.and_then(|spec| ImageDigest::parse(&spec.image)))
     }
 
     fn write_plan(

@@ -31,6 +31,11 @@ impl ImageDigest {
         self.0.rsplit_once(':').map_or("", |(_, digits)| digits)
     }
 
+    /// Whether an image by tag or digest is of the same repository.
+    pub fn is_of_repository(&self, image: &str) -> bool {
+        self.parts().0 == repository(image)
+    }
+
     /// The repository, and the digest with its `sha256:`.
     pub(super) fn parts(&self) -> (&str, &str) {
         self.0.split_once('@').unwrap_or((&self.0, ""))

@@ -37,6 +37,7 @@ mod outage;
 mod partials;
 mod parts;
 mod ports;
+mod private_images;
 mod probes;
 mod reboot;
 mod registration;

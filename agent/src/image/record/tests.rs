@@ -255,3 +255,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_private_image_is_for_those_whom_its_registry_has_let_have_it() {
+    let (mut record, secret) = (ImageRecord::default(), SecretUid("s".into()));
+    let inode = |digit: char| Some(u64::from(digit));
+    assert_eq!(record.access(&digest('a'), inode('a')), Access::Everyone, "somebody has put it there");
+    pull(&mut record, "r.test/macos:1", [hex('f')]);
+    assert_eq!(record.access(&digest('a'), inode('a')), Access::nobody(), "it may just have come");
+    assert_eq!(record.access(&digest('f'), inode('f')), Access::Everyone, "it was there before");
+    record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
+    assert_eq!(record.access(&digest('a'), inode('a')), Access::nobody(), "nobody has said who pulled it");
+    assert!(record.grant(&digest('a'), Some(&secret)) && !record.grant(&digest('b'), Some(&secret)));
+    for here in [inode('a'), None] {
+        assert_eq!(record.access(&digest('a'), here), Access::With(vec![secret.clone()]));
+    }
+    assert_eq!(record.access(&digest('a'), inode('b')), Access::Everyone, "another one is there now");
+    // By another name it is the same image, and whoever knew it before still does.
+    pull(&mut record, "r.test/macos:2", [hex('a')]);
+    record.settle("r.test/macos:2", Some(&present('a')), true, at(2));
+    assert!(record.access(&digest('a'), inode('a')).is_for([&secret]));
+}
+
+#[test]
+fn an_image_that_we_bring_after_others_is_no_longer_for_everyone() {
+    let mut record = ImageRecord::default();
+    record.used(&digest('a'), at(0));
+    assert_eq!(record.access(&digest('a'), None), Access::Everyone);
+    pull(&mut record, "r.test/macos:1", []);
+    record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
+    assert_eq!(record.access(&digest('a'), Some(u64::from('a'))), Access::nobody());
+}

@@ -98,7 +98,13 @@ pub(super) const FIELDS: &[Field] = &[
             "a Tart image in an OCI registry, cloned for each VM; when it changes, the VM is stopped within its grace period and the container restarts with the new one, whatever `restartPolicy` says",
         ),
     ),
-    ("spec.containers[].imagePullPolicy", Honoured("`Always` asks the registry before each start")),
+    (
+        "spec.containers[].imagePullPolicy",
+        Honoured(
+            "`Always` asks the registry before each start; a private image that is here thanks to another Pod's pull secret counts as absent \
+             until this Pod's own is good for it",
+        ),
+    ),
     ("spec.containers[].lifecycle", Parts),
     ("spec.containers[].lifecycle.postStart", Parts),
     (
@@ -374,7 +380,12 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.hostNetwork", Refused("a VM cannot share the host's network")),
     ("spec.hostPID", Refused("a VM cannot share the host's processes")),
     ("spec.hostUsers", Moot("a VM has users of its own")),
-    ("spec.imagePullSecrets", Honoured("tried in order, for the image's own registry only")),
+    (
+        "spec.imagePullSecrets",
+        Honoured(
+            "those that fit the image by host, wildcard and path, as the kubelet has it, the most exact first",
+        ),
+    ),
     ("spec.initContainers", Parts),
     ("spec.initContainers[]", Like("spec.containers[]")),
     (
