@@ -44,6 +44,7 @@ mod restarts;
 mod rivals;
 mod room;
 mod scene;
+mod storage;
 mod tokens;
 mod upkeep;
 mod users;
