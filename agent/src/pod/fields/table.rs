@@ -365,7 +365,9 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.hostIPC", Refused("a VM cannot share the host's memory")),
     (
         "spec.hostname",
-        Honoured("the guest's name, the Pod's name when absent; a VM that only boots keeps its own"),
+        Honoured(
+            "the guest's name, the Pod's name when absent; a VM that only boots keeps its own, which is told in an Event",
+        ),
     ),
     (
         "spec.hostnameOverride",
@@ -465,7 +467,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.subdomain",
         Honoured(
-            "the full name is in the guest's /etc/hosts, unless the container has no command; --cluster-domain ends it",
+            "the full name is in the guest's /etc/hosts, unless the container has no command, which is told in an Event; --cluster-domain ends it",
         ),
     ),
     ("spec.terminationGracePeriodSeconds", Honoured("the guest shuts down in that time, or is killed")),
