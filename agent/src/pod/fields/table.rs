@@ -344,8 +344,9 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.dnsConfig.searches", Honoured("as `nameservers`")),
     (
         "spec.dnsPolicy",
-        Honoured(
-            "`None` leaves the guest only the servers that `dnsConfig` names, and its own search domains only when `dnsConfig` names none; with any other policy it asks the host's DNS servers: a guest cannot \
+        Only(
+            &["ClusterFirst", "Default", "None"],
+            "a VM cannot share the host's network. `None` leaves the guest only the servers that `dnsConfig` names, and its own search domains only when `dnsConfig` names none; with any other policy it asks the host's DNS servers: a guest cannot \
              reach the cluster's",
         ),
     ),
