@@ -1,6 +1,7 @@
 //! Room on the disk. Images go first; only when none of them may go, and the Node is short of space all the same, a Pod does.
 
 pub mod rank;
+pub mod used;
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -20,9 +21,8 @@ use crate::pod::worker::Host;
 use crate::report::chain;
 use crate::state::{PodDir, StateDir, StateError};
 use crate::tart::Tart;
-use crate::vm::{BaseName, VmName};
-use crate::volume::taken;
 use rank::{Claimant, first};
+use used::used;
 
 /// As often as the kubelet looks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -191,24 +191,6 @@ fn has_vm(dir: &PodDir) -> Result<bool, StateError> {
         }
     }
     Ok(false)
-}
-
-/// What a Pod takes beyond the image that it shares: its VM, its volumes and its logs. `None` when there is too much to measure.
-///
-/// What a guest has written over what was in its image is not seen: the files say how many blocks they have, not how many they share.
-fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
-    let mut total = taken(&dir.volumes_path()).zip(taken(dir.logs_path())).map(|(one, other)| one + other);
-    for attempt in dir.attempts()? {
-        let base = attempt.view()?.spec.and_then(|spec| spec.base);
-        let vm = beyond(tart, &attempt.vm(), base.as_ref());
-        total = total.zip(vm).map(|(total, vm)| total.saturating_add(vm));
-    }
-    Ok(total)
-}
-
-fn beyond(tart: &Tart, vm: &VmName, base: Option<&BaseName>) -> Option<u64> {
-    let shared = base.map_or(Some(0), |base| taken(&tart.base_dir(base)))?;
-    Some(taken(&tart.vm_dir(vm))?.saturating_sub(shared))
 }
 
 #[cfg(test)]

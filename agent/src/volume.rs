@@ -10,6 +10,7 @@ mod host_path;
 #[cfg(test)]
 mod hostile;
 mod limit;
+mod look;
 mod measure;
 mod memory;
 mod place;

@@ -18,7 +18,7 @@ use super::world::World;
 use crate::objects::first_of;
 use crate::report::chain;
 use crate::state::PodDir;
-use crate::tart::Fault;
+use crate::tart::{Fault, Tart};
 use crate::volume::{Exceeded, HostPaths, MountFailure, PodVolumes, PrepareError, Prepared};
 
 /// How often something that is missing is looked for again, when nothing says that it has come.
@@ -72,8 +72,9 @@ impl Belongings {
         pod: watch::Receiver<Arc<Pod>>,
         world: World,
         host_paths: Arc<HostPaths>,
+        tart: &Tart,
     ) -> Self {
-        let volumes = Some(PodVolumes::new(dir, pod.clone(), world.clone(), host_paths));
+        let volumes = Some(PodVolumes::new(dir, pod.clone(), world.clone(), host_paths, tart));
         Self { world, pod, volumes, environments: Vec::new(), due: None, shortage: None, tried: None }
     }
 
@@ -176,7 +177,7 @@ impl Belongings {
         })
     }
 
-    /// The emptyDir that is too large, if one is.
+    /// What is too large, if anything is.
     pub(super) fn exceeded(&self) -> Option<Exceeded> {
         self.volumes.as_ref().and_then(PodVolumes::exceeded)
     }

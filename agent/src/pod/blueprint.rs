@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod, PodSecurityContext, SecurityContext};
+use k8s_openapi::api::core::v1::{
+    Container, LifecycleHandler, Pod, PodSecurityContext, PodSpec, SecurityContext,
+};
 use kube::ResourceExt;
 
 use super::expansion::{expand, lookup};
@@ -87,12 +89,13 @@ pub(super) fn user(pod: Option<&PodSecurityContext>, container: Option<&Security
     }
 }
 
-/// The fields by which a Pod says who runs what, in a guest that only boots and so goes by its image.
-pub fn left_to_image(
-    pod: Option<&PodSecurityContext>,
-    container: Option<&SecurityContext>,
-) -> Vec<&'static str> {
+/// The fields by which a Pod names its guest and who runs what in it, when that only boots and so goes by its image.
+pub fn left_to_image(spec: &PodSpec, main: &Container) -> Vec<&'static str> {
+    let (pod, container) = (spec.security_context.as_ref(), main.security_context.as_ref());
+    let names = |field: &Option<String>| field.as_ref().is_some_and(|name| !name.is_empty());
     let fields = [
+        ("hostname", names(&spec.hostname)),
+        ("subdomain", names(&spec.subdomain)),
         ("securityContext.runAsUser", pod.is_some_and(|it| it.run_as_user.is_some())),
         ("securityContext.runAsGroup", pod.is_some_and(|it| it.run_as_group.is_some())),
         ("securityContext.runAsNonRoot", pod.is_some_and(|it| it.run_as_non_root == Some(true))),
@@ -204,17 +207,23 @@ mod tests {
 
     #[test]
     fn what_a_guest_that_only_boots_goes_by_its_image_in_is_named() {
-        let named = |pods: Value, own: Value| {
-            left_to_image(
-                Some(&serde_json::from_value(pods).unwrap()),
-                Some(&serde_json::from_value(own).unwrap()),
-            )
-            .join(" ")
+        let named = |names: Value, pods: Value, own: Value| {
+            let mut spec =
+                json!({"containers": [{"name": "main", "securityContext": own}], "securityContext": pods});
+            spec.as_object_mut().unwrap().extend(names.as_object().unwrap().clone());
+            let spec: PodSpec = serde_json::from_value(spec).unwrap();
+            left_to_image(&spec, &spec.containers[0]).join(" ")
         };
-        assert_eq!(named(json!({"runAsNonRoot": false, "fsGroup": 1}), json!({})), "");
+        let nothing = json!({"hostname": ""});
+        assert_eq!(named(nothing, json!({"runAsNonRoot": false, "fsGroup": 1}), json!({})), "");
         assert_eq!(
-            named(json!({"runAsUser": 1, "runAsNonRoot": true}), json!({"runAsGroup": 2})),
+            named(json!({}), json!({"runAsUser": 1, "runAsNonRoot": true}), json!({"runAsGroup": 2})),
             "securityContext.runAsUser securityContext.runAsNonRoot containers[0].securityContext.runAsGroup"
+        );
+        let names = json!({"hostname": "web-0", "subdomain": "web"});
+        assert_eq!(
+            named(names, json!({"runAsUser": 1}), json!({})),
+            "hostname subdomain securityContext.runAsUser"
         );
     }
 

@@ -56,7 +56,7 @@ pub struct Observation {
     pub health: Option<Health>,
     /// When it may be tried again to plan a VM, or to start a container in it, after something was missing.
     pub retry_at: Option<Timestamp>,
-    /// Whether a volume of the Pod is larger than it may be.
+    /// Whether a volume of the Pod, or all that it takes of the disk, is larger than it may be.
     pub too_large: bool,
     /// Why the Pod is evicted, when it is.
     pub evicted: Option<String>,

@@ -119,7 +119,11 @@ mod tests {
             None
         );
         assert_eq!(refused(json!({"securityContext": {}, "hostNetwork": false, "volumes": []})), None);
-        assert_eq!(refused(json!({"dnsPolicy": "ClusterFirst"})), None);
+        for policy in ["ClusterFirst", "Default", "None"] {
+            assert_eq!(refused(json!({"dnsPolicy": policy})), None);
+        }
+        let policy = json!({"dnsPolicy": "ClusterFirstWithHostNet"});
+        assert_eq!(refused(policy).as_deref(), Some("spec.dnsPolicy"));
         let option =
             json!({"dnsPolicy": "None", "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]}});
         assert_eq!(refused(option).as_deref(), Some("spec.dnsConfig.options"));

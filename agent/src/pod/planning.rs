@@ -222,12 +222,13 @@ impl Worker {
             );
             self.host.events.warning(pod, "InvalidEnvironmentVariableNames", &words);
         }
-        let pods = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-        let left = blueprint::left_to_image(pods, main.security_context.as_ref());
+        let spec = pod.spec.as_ref();
+        let pods = spec.and_then(|spec| spec.security_context.as_ref());
+        let left = spec.map(|spec| blueprint::left_to_image(spec, main)).unwrap_or_default();
         // Once is enough for a Pod.
         if restart == Restart(0) && !left.is_empty() {
             let words = format!(
-                "No effect on what a VM's image boots: {}. Only hooks and probes by exec heed it",
+                "No effect on what a VM's image boots: {}. Of such fields, hooks and probes by exec heed the securityContext only",
                 left.join(", ")
             );
             self.host.events.normal(pod, "LeftToImage", &words);

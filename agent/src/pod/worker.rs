@@ -156,7 +156,8 @@ impl Worker {
         let PodFeed { plan, pod, gone } = feed;
         let stirred = Arc::new(Notify::new());
         let wanted = wanted(&pod.borrow(), *gone.borrow());
-        let belongings = Belongings::new(&dir, pod.clone(), host.world.clone(), host.host_paths.clone());
+        let (world, host_paths) = (host.world.clone(), host.host_paths.clone());
+        let belongings = Belongings::new(&dir, pod.clone(), world, host_paths, &host.tart);
         Self {
             host,
             dir,

@@ -1,17 +1,23 @@
-//! `emptyDir.sizeLimit`: who uses more than that is evicted.
+//! `emptyDir.sizeLimit` and `limits.ephemeral-storage`: who uses more than that is evicted.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PodSpec};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::boot;
 use super::dir::Dir;
+use super::look::Looks;
 use super::measure::{Measurement, Usage};
 use crate::quantity;
+use crate::report::chain;
+use crate::room::used::beside_volumes;
+use crate::state::PodDir;
+use crate::tart::Tart;
 
 /// How often volumes are measured, as the kubelet does.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -21,18 +27,23 @@ const REST: u32 = 9;
 const STEP: u64 = 5000;
 /// How often in a row a volume must be unmeasurable to count as too large: some programs lock a directory for a moment.
 const STRIKES: u32 = 3;
+/// A disk that does not answer is asked again later.
+const LOOK_LIMIT: Duration = Duration::from_secs(30);
 
+const STORAGE: &str = "ephemeral-storage";
 /// What a guest that only boots may say of how it ended: a few words.
 const BOOT_STATUS_BYTES: u64 = 1 << 20;
 
 /// A directory that guests write to, and that may not grow beyond a size.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Limit {
     place: Place,
     volume: String,
     bytes: u64,
     /// As the Pod has it.
     text: String,
+    /// What counts as if it were in the directory.
+    beside: Option<Beside>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,13 +52,33 @@ enum Place {
     Volume,
     /// A share of the Pod's last VM, which only boots.
     BootStatus,
+    /// All volumes of the Pod.
+    Pod,
+}
+
+/// What a Pod takes of the disk beside its volumes.
+#[derive(Debug, Clone)]
+struct Beside {
+    dir: PodDir,
+    tart: Tart,
 }
 
 impl Limit {
     /// The limit of the share in which a guest that only boots says how it ended.
     pub(super) fn of_boot_status() -> Self {
         let (place, volume) = (Place::BootStatus, boot::STATUS.to_owned());
-        Self { place, volume, bytes: BOOT_STATUS_BYTES, text: "1Mi".to_owned() }
+        Self { place, volume, bytes: BOOT_STATUS_BYTES, text: "1Mi".to_owned(), beside: None }
+    }
+
+    /// The limit of all that a Pod takes of the disk, if it has one: the largest of its containers', which run one after the other.
+    pub(super) fn of_pod(dir: &PodDir, tart: &Tart, spec: &PodSpec) -> Option<Self> {
+        let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let limits = containers.filter_map(|one| one.resources.as_ref()?.limits.as_ref()?.get(STORAGE));
+        // What cannot be counted is more than any disk has.
+        let counted = limits.map(|limit| (quantity::whole(limit).unwrap_or(u64::MAX), limit));
+        let (bytes, limit) = counted.max_by_key(|(bytes, _)| *bytes)?;
+        let beside = Some(Beside { dir: dir.clone(), tart: tart.clone() });
+        Some(Self { place: Place::Pod, volume: dir.uid().to_string(), bytes, text: limit.0.clone(), beside })
     }
 
     /// The limit of a volume, if it has one.
@@ -55,11 +86,42 @@ impl Limit {
         let limit = source.size_limit.as_ref()?;
         // As for the kubelet, zero is no limit.
         let bytes = quantity::whole(limit).filter(|bytes| *bytes > 0)?;
-        Some(Self { place: Place::Volume, volume: volume.to_owned(), bytes, text: limit.0.clone() })
+        let (place, volume) = (Place::Volume, volume.to_owned());
+        Some(Self { place, volume, bytes, text: limit.0.clone(), beside: None })
+    }
+
+    /// What is held against it; nothing when that cannot be told now.
+    async fn usage(&self, volumes: &Path, looks: &mut Looks) -> Option<Usage> {
+        let beside = match &self.beside {
+            Some(beside) => beside.measure(looks).await?,
+            None => 0,
+        };
+        let Some(left) = self.bytes.checked_sub(beside) else { return Some(Usage::Bytes(beside)) };
+        match measure(volumes.to_owned(), Self { bytes: left, ..self.clone() }).await? {
+            Usage::Bytes(bytes) => Some(Usage::Bytes(bytes.saturating_add(beside))),
+            unmeasurable @ Usage::Unmeasurable(_) => Some(unmeasurable),
+        }
     }
 }
 
-/// A volume that is larger than it may be, or may be; its Pod is to be evicted.
+impl Beside {
+    async fn measure(&self, looks: &mut Looks) -> Option<u64> {
+        let Self { dir, tart } = self.clone();
+        match looks.look(LOOK_LIMIT, move || beside_volumes(&dir, &tart)).await {
+            Some(Ok(bytes)) => bytes,
+            Some(Err(error)) => {
+                warn!(error = chain(&error), "cannot tell what a Pod takes of the disk; trying again later");
+                None
+            }
+            None => {
+                warn!("the disk does not say what a Pod takes of it; trying again later");
+                None
+            }
+        }
+    }
+}
+
+/// Something that is larger than it may be, or may be; its Pod is to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exceeded {
     place: Place,
@@ -83,6 +145,15 @@ impl std::fmt::Display for Exceeded {
                     "Usage of EmptyDir volume {volume:?} with the limit {limit:?} cannot be measured: {why}. "
                 )
             }
+            (Place::Pod, Usage::Bytes(_)) => {
+                write!(f, "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. ")
+            }
+            (Place::Pod, Usage::Unmeasurable(why)) => {
+                write!(
+                    f,
+                    "Pod ephemeral local storage usage with the total limit of containers {limit} cannot be measured: {why}. "
+                )
+            }
             (Place::BootStatus, Usage::Unmeasurable(why)) => {
                 write!(f, "What the guest has written to its share {volume} cannot be measured: {why}")
             }
@@ -95,13 +166,14 @@ impl std::fmt::Display for Exceeded {
     }
 }
 
-/// Measures volumes below `volumes` again and again, until one is too large.
+/// Measures what is limited again and again, with the volumes below `volumes`, until something is too large.
 pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
     let mut strikes = vec![0; limits.len()];
+    let mut looks = Looks::default();
     loop {
         let began = Instant::now();
         for (limit, strikes) in limits.iter().zip(&mut strikes) {
-            let usage = measure(volumes.clone(), limit.clone()).await;
+            let usage = limit.usage(&volumes, &mut looks).await;
             debug!(volume = limit.volume, ?usage, "measured");
             *strikes = if matches!(usage, Some(Usage::Unmeasurable(_))) { *strikes + 1 } else { 0 };
             if let Some(usage) = usage.filter(|usage| is_too_large(*usage, limit.bytes, *strikes)) {
@@ -127,6 +199,7 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
         let parent = match place {
             Place::Volume => volumes,
             Place::BootStatus => boot::latest(&volumes)?,
+            Place::Pod => volumes.parent().ok_or(io::ErrorKind::NotFound)?.to_owned(),
         };
         Measurement::begin(&Dir::trusted(&parent)?, volume.as_ref())
     };
@@ -151,8 +224,10 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
 mod tests {
     use super::super::measure::Obstacle;
     use super::*;
+    use crate::state::StateDir;
     use crate::volume::hostile;
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+    use serde_json::{Value, json};
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -162,15 +237,23 @@ mod tests {
 
     #[test]
     fn the_words_are_the_kubelets_where_it_has_any() {
-        let words = |usage| {
-            Exceeded { place: Place::Volume, volume: "cache".into(), limit: "1Mi".into(), usage }.to_string()
-        };
+        let words =
+            |place, usage| Exceeded { place, volume: "cache".into(), limit: "1Mi".into(), usage }.to_string();
         assert_eq!(
-            words(Usage::Bytes(2 << 20)),
+            words(Place::Volume, Usage::Bytes(2 << 20)),
             "Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". "
         );
         assert_eq!(
-            words(Usage::Unmeasurable(Obstacle::TooDeep)),
+            words(Place::Pod, Usage::Bytes(2 << 20)),
+            "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "
+        );
+        assert_eq!(
+            words(Place::Pod, Usage::Unmeasurable(Obstacle::Locked)),
+            "Pod ephemeral local storage usage with the total limit of containers 1Mi cannot be measured: one of its \
+             directories cannot be read by the agent's user. "
+        );
+        assert_eq!(
+            words(Place::Volume, Usage::Unmeasurable(Obstacle::TooDeep)),
             "Usage of EmptyDir volume \"cache\" with the limit \"1Mi\" cannot be measured: more than 64 of its \
              directories are inside each other. "
         );
@@ -178,8 +261,8 @@ mod tests {
 
     #[test]
     fn zero_is_no_limit() {
-        assert_eq!(Limit::of("v", &source("0")), None);
-        assert_eq!(Limit::of("v", &EmptyDirVolumeSource::default()), None);
+        assert!(Limit::of("v", &source("0")).is_none());
+        assert!(Limit::of("v", &EmptyDirVolumeSource::default()).is_none());
         assert_eq!(Limit::of("v", &source("1Ki")).unwrap().bytes, 1024);
     }
 
@@ -208,6 +291,62 @@ mod tests {
         let exceeded = watch(temp.path().to_owned(), limits.to_vec()).await;
         assert_eq!(exceeded.volume, "large");
         assert!(matches!(exceeded.usage, Usage::Bytes(used) if used > 1 << 20));
+    }
+
+    /// A Pod with such limits of its init containers and its container, and somewhere to be.
+    fn limited(limits: &[Value]) -> (tempfile::TempDir, PodDir, Option<Limit>) {
+        let temp =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
+        let container = |limits: &Value| json!({"name": "c", "resources": {"limits": limits}});
+        let mut containers: Vec<Value> = limits.iter().map(container).collect();
+        let main = containers.split_off(containers.len() - 1);
+        let spec = json!({"initContainers": containers, "containers": main});
+        let tart = Tart::in_home("tart".as_ref(), temp.path());
+        let limit = Limit::of_pod(&dir, &tart, &serde_json::from_value(spec).unwrap());
+        (temp, dir, limit)
+    }
+
+    #[test]
+    fn the_limit_of_a_pod_is_the_largest_of_its_containers() {
+        let storage = |amount: &str| json!({"ephemeral-storage": amount});
+        let table = [
+            (vec![json!({})], None),
+            (vec![json!({"memory": "1Gi"})], None),
+            (vec![storage("1Ki")], Some((1 << 10, "1Ki"))),
+            (vec![storage("0")], Some((0, "0"))),
+            (vec![storage("2Ki"), storage("1Ki")], Some((2 << 10, "2Ki"))),
+            (vec![storage("1Ki"), storage("2Ki")], Some((2 << 10, "2Ki"))),
+            (vec![storage("1Ki"), json!({})], Some((1 << 10, "1Ki"))),
+            (vec![storage("99Ei"), storage("1Ki")], Some((u64::MAX, "99Ei"))),
+        ];
+        for (limits, expected) in table {
+            let (_temp, _dir, limit) = limited(&limits);
+            let found = limit.as_ref().map(|limit| (limit.bytes, limit.text.as_str()));
+            assert_eq!(found, expected, "{limits:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn volumes_and_logs_together_are_held_against_the_limit_of_their_pod() {
+        let (_temp, dir, limit) = limited(&[json!({"ephemeral-storage": "3Mi"})]);
+        let (limit, volumes) = (limit.unwrap(), dir.volumes_path());
+        let is_exceeded = async || {
+            let usage = limit.usage(&volumes, &mut Looks::default()).await;
+            usage.is_some_and(|usage| is_too_large(usage, limit.bytes, 0))
+        };
+        assert!(!is_exceeded().await, "there is nothing yet");
+        fs::create_dir_all(volumes.join("cache")).unwrap();
+        fs::create_dir_all(dir.logs_path()).unwrap();
+        fs::write(volumes.join("cache/file"), vec![1; 2 << 20]).unwrap();
+        assert!(!is_exceeded().await);
+        fs::write(dir.logs_path().join("log"), vec![1; 2 << 20]).unwrap();
+        assert!(is_exceeded().await);
+        fs::remove_file(volumes.join("cache/file")).unwrap();
+        assert!(!is_exceeded().await);
+        fs::write(dir.logs_path().join("log"), vec![1; 4 << 20]).unwrap();
+        let words = watch(volumes.clone(), vec![limit.clone()]).await.to_string();
+        assert_eq!(words, "Pod ephemeral local storage usage exceeds the total limit of containers 3Mi. ");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! A Pod's volumes on the host: where they are, and how its VM gets them.
 
 mod ground;
-mod look;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -18,6 +17,7 @@ use super::content::Content;
 use super::fill::{Filling, fill};
 use super::host_path::{HostPathError, HostPaths};
 use super::limit::{self, Exceeded, Limit};
+use super::look::Looks;
 use super::memory;
 use super::problem::Problem;
 use super::share::{self, Access, is_read_only};
@@ -27,8 +27,8 @@ use crate::pod::blueprint::has_command;
 use crate::pod::world::World;
 use crate::report::chain;
 use crate::state::{Missing, Mount, PodDir, Share};
+use crate::tart::Tart;
 use ground::{Ground, Part};
-use look::Looks;
 
 /// How long the first filling of all volumes, and the host's disk, may take before the Pod is told to wait.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -47,6 +47,8 @@ pub struct PodVolumes {
     mounts: Vec<ContainerMounts>,
     /// Whether the guest runs no command, and can say how it ended in a share of its own.
     only_boots: bool,
+    /// How much of the disk the Pod may take, with all that is not a volume.
+    storage: Option<Limit>,
     pod: watch::Receiver<Arc<Pod>>,
     world: World,
     host_paths: Arc<HostPaths>,
@@ -146,6 +148,7 @@ impl PodVolumes {
         pod: watch::Receiver<Arc<Pod>>,
         world: World,
         host_paths: Arc<HostPaths>,
+        tart: &Tart,
     ) -> Self {
         let spec = pod.borrow().spec.clone().unwrap_or_default();
         let mounts = mounts_of(&spec);
@@ -164,6 +167,7 @@ impl PodVolumes {
             in_memory,
             mounts,
             only_boots,
+            storage: Limit::of_pod(dir, tart, &spec),
             pod,
             world,
             host_paths,
@@ -262,13 +266,13 @@ impl PodVolumes {
         self.measure();
     }
 
-    /// Waits until there may be something new to be told: a volume that heals, or one that is too large. Safe to cancel.
+    /// Waits until there may be something new to be told: a volume that heals, or something that is too large. Safe to cancel.
     pub async fn changed(&mut self) {
         // It cannot fail: this has the other end, too.
         let _ = self.seen.changed().await;
     }
 
-    /// The emptyDir that is too large, if one is: the Pod is to be evicted with these words.
+    /// What is too large, if anything is: the Pod is to be evicted with these words.
     pub fn exceeded(&self) -> Option<Exceeded> {
         self.report.borrow().exceeded.clone()
     }
@@ -292,6 +296,7 @@ impl PodVolumes {
         if self.only_boots {
             limits.push(Limit::of_boot_status());
         }
+        limits.extend(self.storage.clone());
         if limits.is_empty() || self.measurer.is_some() {
             return;
         }

@@ -57,9 +57,10 @@ async fn output_arguments_environment_and_directory_are_the_pods() -> Result<()>
 async fn references_to_variables_are_expanded() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("expand").await?;
     let env = json!([{"name": "WHO", "value": "world"}, {"name": "GREETING", "value": "hello, $(WHO)"}]);
-    let container = json!({"command": ["/bin/echo", "$(GREETING)", "$$(WHO)", "$(NOBODY)"], "env": env});
+    let command = json!(["/bin/echo", "$(GREETING)", "$$(WHO)"]);
+    let container = json!({"command": command, "args": ["to $(WHO)", "$(NOBODY)"], "env": env});
     let pod = run(&scene, "expand", &container, "Succeeded").await?;
-    assert_eq!(log_of(&scene, &pod)?, ["stdout F hello, world $(WHO) $(NOBODY)"]);
+    assert_eq!(log_of(&scene, &pod)?, ["stdout F hello, world $(WHO) to world $(NOBODY)"]);
     Ok(())
 }
 

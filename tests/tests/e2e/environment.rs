@@ -253,7 +253,7 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
             {"name": "URL", "value": "http://$(IP)/"},
         ],
     });
-    let spec = json!({"securityContext": {"runAsNonRoot": true}});
+    let spec = json!({"hostname": "boot-0", "subdomain": "boots", "securityContext": {"runAsNonRoot": true}});
     scene.create(&scene.pod("boot", &container, &spec)).await?;
     let pod = scene.phase("boot", "Failed").await?;
     let end = state_of(&pod).and_then(|state| state.terminated);
@@ -261,7 +261,8 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
     let ip = pod.status.and_then(|status| status.pod_ip).unwrap_or_default();
     let said = format!("it's over red {} boot; it's over red {ip} http://{ip}/", SECRET.len());
     assert_eq!(end, Some((7, said)));
-    let words = "No effect on what a VM's image boots: securityContext.runAsNonRoot. Only hooks and probes by exec heed it";
+    let words = "No effect on what a VM's image boots: hostname, subdomain, securityContext.runAsNonRoot. \
+                 Of such fields, hooks and probes by exec heed the securityContext only";
     scene.told_as("boot", "LeftToImage", words).await?;
     scene.no_vms().await?;
     scene.nowhere_on_disk(SECRET).await

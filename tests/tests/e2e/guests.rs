@@ -79,6 +79,10 @@ async fn names_are_looked_up_as_the_pod_says() -> Result<()> {
         scene.phase(name, "Failed").await?;
         scene.told("pod", name, words).await
     };
+    let of_host = json!({"dnsPolicy": "ClusterFirstWithHostNet"});
+    let words =
+        "spec.dnsPolicy: can only be ClusterFirst or Default or None: a VM cannot share the host's network";
+    refused("of-host", &container, of_host, words).await?;
     let options = json!({"dnsConfig": {"options": [{"name": "ndots", "value": "2"}]}});
     refused(
         "options",

@@ -45,6 +45,7 @@ mod restarts;
 mod rivals;
 mod room;
 mod scene;
+mod storage;
 mod tokens;
 mod upkeep;
 mod users;

@@ -169,8 +169,9 @@ async fn hooks_and_probes_of_a_vm_that_only_boots_run_as_its_user() -> Result<()
     })
     .await?;
     let fields = "securityContext.runAsUser, securityContext.runAsGroup, securityContext.runAsNonRoot";
-    let words =
-        format!("No effect on what a VM's image boots: {fields}. Only hooks and probes by exec heed it");
+    let words = format!(
+        "No effect on what a VM's image boots: {fields}. Of such fields, hooks and probes by exec heed"
+    );
     scene.told_as("boot", "LeftToImage", &words).await?;
     // A guest agent that is root runs nothing for a Pod that must not be root.
     let container = json!({"image": crate::scene::IMAGE, "readinessProbe": asked("true")});

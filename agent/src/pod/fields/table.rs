@@ -207,7 +207,9 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.containers[].resources.limits",
         Honoured(
             "`cpu` and `memory` size the VM, rounded up to cores and MiB, but not below what its image needs: an Event tells when a limit is less; \
-             `ephemeral-storage` is not enforced",
+             a Pod that takes more of the host's disk than `ephemeral-storage` is evicted: what its VM has grown beyond its image, by whomever in the guest, its volumes and its logs \
+             are measured every 10 s, and a volume that cannot be measured counts as for `sizeLimit`; what a guest writes over what was in its image is not seen; \
+             of containers that run one after the other in the VM, the largest limit counts",
         ),
     ),
     (
@@ -348,8 +350,9 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.dnsConfig.searches", Honoured("as `nameservers`")),
     (
         "spec.dnsPolicy",
-        Honoured(
-            "`None` leaves the guest only the servers that `dnsConfig` names, and its own search domains only when `dnsConfig` names none; with any other policy it asks the host's DNS servers: a guest cannot \
+        Only(
+            &["ClusterFirst", "Default", "None"],
+            "a VM cannot share the host's network. `None` leaves the guest only the servers that `dnsConfig` names, and its own search domains only when `dnsConfig` names none; with any other policy it asks the host's DNS servers: a guest cannot \
              reach the cluster's",
         ),
     ),
@@ -369,7 +372,9 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.hostIPC", Refused("a VM cannot share the host's memory")),
     (
         "spec.hostname",
-        Honoured("the guest's name, the Pod's name when absent; a VM that only boots keeps its own"),
+        Honoured(
+            "the guest's name, the Pod's name when absent; a VM that only boots keeps its own, which is told in an Event",
+        ),
     ),
     (
         "spec.hostnameOverride",
@@ -474,7 +479,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.subdomain",
         Honoured(
-            "the full name is in the guest's /etc/hosts, unless the container has no command; --cluster-domain ends it",
+            "the full name is in the guest's /etc/hosts, unless the container has no command, which is told in an Event; --cluster-domain ends it",
         ),
     ),
     ("spec.terminationGracePeriodSeconds", Honoured("the guest shuts down in that time, or is killed")),

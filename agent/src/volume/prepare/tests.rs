@@ -31,7 +31,8 @@ impl Scene {
         let allowed = vec![self.temp.path().join("host").display().to_string().parse().unwrap()];
         let at = |inside: &str| self.temp.path().join(inside);
         let host_paths = HostPaths::new(allowed, &at("state"), &at("tart"));
-        PodVolumes::new(&self.dir, self.pod.subscribe(), self.world.clone(), Arc::new(host_paths))
+        let (world, tart) = (self.world.clone(), Tart::in_home("tart".as_ref(), &at("tart")));
+        PodVolumes::new(&self.dir, self.pod.subscribe(), world, Arc::new(host_paths), &tart)
     }
 
     async fn prepare(&self) -> Result<Prepared, PrepareError> {
