@@ -24,6 +24,7 @@ mod room;
 mod shares;
 mod shutdown;
 mod stop;
+mod terminate;
 mod vm_output;
 
 pub use inquest::{ask_guest, known_end};
@@ -67,6 +68,8 @@ use vm_output::{VmOutput, is_for_want_of_space};
 const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a VM may take to follow a command that was killed. Whoever waits for the Pod's end waits for this, too.
 const DYING: Duration = Duration::from_millis(200);
+/// The same for one that was killed together with the shell that watches it, which is what happens when a VM goes.
+const DYING_ALTOGETHER: Duration = Duration::from_secs(2);
 /// The exit code of a command that was killed.
 const KILLED: i32 = 137;
 /// How long tart may take to say why a VM is gone whose guest agent has gone.
@@ -94,8 +97,9 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
         return Ok(());
     };
     let stop = StopSignal::watch(&attempt);
-    let (begun_at, exit, steps) = (OnceLock::new(), OnceLock::new(), Steps::new(&attempt));
-    let shim = Shim { tart: Tart::new(&spec.tart), attempt, spec, stop, begun_at, exit, steps };
+    let (begun_at, exit, cut_off) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+    let (tart, steps) = (Tart::new(&spec.tart), Steps::new(&attempt));
+    let shim = Shim { tart, attempt, spec, stop, begun_at, exit, cut_off, steps };
     shim.persist("who runs the VM", || shim.attempt.sign(std::process::id())).await;
     let Some(tart_lock) = shim.attempt.take_tart_lock()? else {
         let message = "another tart is still at work on the VM".to_owned();
@@ -117,6 +121,8 @@ struct Shim {
     begun_at: OnceLock<Timestamp>,
     /// How it ended, from the moment that its exit code is known: whatever becomes of the VM after that, it counts.
     exit: OnceLock<Outcome>,
+    /// Set when its own shell could not tell: somebody has killed that, too.
+    cut_off: OnceLock<()>,
     /// Where it is written down how far the VM has come.
     steps: Steps,
 }
@@ -228,7 +234,8 @@ impl Shim {
                 Err(_) => lost("the guest agent went away while the command ran"),
             },
             End::Guest(GuestEnd::Over(ending)) if self.may_be_the_vms(&ending) => {
-                match timeout(DYING, child.wait()).await {
+                let patience = if self.cut_off.get().is_some() { DYING_ALTOGETHER } else { DYING };
+                match timeout(patience, child.wait()).await {
                     Ok(status) => told_by_vm(output.ending(status).await, ending),
                     Err(_) => ending,
                 }

@@ -10,6 +10,9 @@ use anyhow::Result;
 use crate::process;
 use crate::sandbox::Sandbox;
 
+/// Far more than the grace period that a deletion waits for by default.
+const DEADLINE: Duration = Duration::from_secs(90);
+
 /// Runs kubectl as one user.
 #[derive(Debug, Clone)]
 pub struct Kubectl {
@@ -22,7 +25,7 @@ pub struct Kubectl {
 
 impl Kubectl {
     pub(crate) fn new(program: PathBuf, kubeconfig: PathBuf, sandbox: Sandbox) -> Self {
-        Self { program, kubeconfig, sandbox, namespace: None, deadline: Duration::from_secs(30) }
+        Self { program, kubeconfig, sandbox, namespace: None, deadline: DEADLINE }
     }
 
     /// The same, in a namespace.
@@ -32,7 +35,7 @@ impl Kubectl {
         self
     }
 
-    /// The same, with another deadline than 30 s.
+    /// The same, with another deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;

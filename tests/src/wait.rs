@@ -44,13 +44,8 @@ pub async fn until<K>(
 where
     K: Clone + Debug + Send + Serialize + DeserializeOwned + Resource + 'static,
 {
-    let met = await_condition(api.clone(), name, |object: Option<&K>| object.is_some_and(&condition));
-    match tokio::time::timeout(deadline, met).await {
-        Ok(met) => {
-            met.with_context(|| format!("cannot watch {name}"))?.with_context(|| format!("{name} is gone"))
-        }
-        Err(_) => Err(anyhow!("{}", shown(api, name).await).context(in_vain(name, what, deadline))),
-    }
+    let met = |object: Option<&K>| object.is_some_and(&condition);
+    watched(api, name, what, deadline, met).await?.with_context(|| format!("{name} is gone"))
 }
 
 /// Watches until an object is gone.
@@ -58,15 +53,31 @@ pub async fn until_gone<K>(api: &Api<K>, name: &str, deadline: Duration) -> Resu
 where
     K: Clone + Debug + Send + Serialize + DeserializeOwned + Resource + 'static,
 {
-    let gone = await_condition(api.clone(), name, |object: Option<&K>| object.is_none());
-    match tokio::time::timeout(deadline, gone).await {
-        Ok(gone) => gone.map(drop).with_context(|| format!("cannot watch {name}")),
-        Err(_) => Err(anyhow!("{}", shown(api, name).await).context(in_vain(name, "gone", deadline))),
-    }
+    watched(api, name, "gone", deadline, |object: Option<&K>| object.is_none()).await.map(drop)
 }
 
-fn in_vain(name: &str, what: &str, deadline: Duration) -> String {
-    format!("waited {deadline:?} in vain for {name} to be {what}")
+/// Watches an object until `met` holds. A watch that breaks off is no reason to give up before the deadline.
+async fn watched<K>(
+    api: &Api<K>,
+    name: &str,
+    what: &str,
+    deadline: Duration,
+    met: impl Fn(Option<&K>) -> bool,
+) -> Result<Option<K>>
+where
+    K: Clone + Debug + Send + Serialize + DeserializeOwned + Resource + 'static,
+{
+    let end = Instant::now() + deadline;
+    let mut broken = String::new();
+    while let Ok(watch) = timeout_at(end, await_condition(api.clone(), name, &met)).await {
+        match watch {
+            Ok(object) => return Ok(object),
+            Err(error) => broken = format!("; the last watch broke off: {:#}", anyhow!(error)),
+        }
+        sleep_until(end.min(Instant::now() + INTERVAL)).await;
+    }
+    let why = anyhow!("{}{broken}", shown(api, name).await);
+    Err(why.context(format!("waited {deadline:?} in vain for {name} to be {what}")))
 }
 
 /// An object as it is now, for an error message.

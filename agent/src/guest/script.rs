@@ -172,6 +172,14 @@ pub fn no_end(output: &[u8]) -> NotReady {
     NotReady { reason: "CreateContainerError".to_owned(), message }
 }
 
+/// The command may only just be starting. Its number may be another's as soon as it is over.
+const TERMINATE: &str = r#"
+    { [ -e "$0/code" ] || [ -e "$0/asked" ]; } && exit 0
+    until [ -s "$0/pid" ]; do sleep 0.1; done
+    kill -TERM "$(cat "$0/pid")" || exit
+    { echo >"$0/asked"; } 2>/dev/null
+    true"#;
+
 impl Ready {
     /// The line that runs the container's command, and ends with its exit code, a signal's included.
     pub fn run(&self, argv: &[String]) -> Vec<String> {
@@ -211,10 +219,10 @@ impl Ready {
         self.line("probe", &[])
     }
 
-    /// The line that asks the container's command to end, and takes no longer than this.
+    /// The line that asks the container's command to end, and takes no longer than this. It can be run again: what has ended or was
+    /// asked is left alone.
     pub fn terminate(&self, limit: Duration) -> Vec<String> {
-        // It may only just be starting.
-        self.limited(limit, "until [ -s \"$0/pid\" ]; do sleep 0.1; done; kill -TERM \"$(cat \"$0/pid\")\"")
+        self.limited(limit, TERMINATE)
     }
 
     /// A script of the container's user that is over in time.

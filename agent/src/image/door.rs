@@ -7,8 +7,11 @@ use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
+use futures::poll;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedWriteHalf;
@@ -98,9 +101,17 @@ async fn receive(stream: UnixStream, ahead: Ahead) {
             .await;
         return;
     };
-    info!(image, "asked to have an image ready");
     let (percent, heard) = watch::channel(0);
-    let ready = ahead.ready(&image, &credentials, |now| _ = percent.send_replace(now));
+    let ready = async {
+        let mut ready = pin!(ahead.ready(&image, &credentials, |now| _ = percent.send_replace(now)));
+        let begun = poll!(ready.as_mut());
+        // Whoever reads it can count on it that the pull does not end without us.
+        info!(image, "asked to have an image ready");
+        match begun {
+            Poll::Ready(ended) => ended,
+            Poll::Pending => ready.await,
+        }
+    };
     tokio::pin!(ready);
     let answer = loop {
         tokio::select! {

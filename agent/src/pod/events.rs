@@ -1,29 +1,23 @@
 //! Events: what a person who asks `kubectl describe` is told.
 
+mod recorder;
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource};
-use std::time::Duration;
-use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::node::NodeName;
 use crate::report::chain;
+use recorder::{Recorder, Told};
 
-/// Nobody waits for an Event for longer than this.
-const LIMIT: Duration = Duration::from_secs(10);
 /// The API server refuses notes of more than 1024 bytes.
 const MAX_NOTE: usize = 1000;
 
 /// Writes Events in this Node's name.
 #[derive(Clone)]
-pub struct Events {
-    client: Client,
-    reporter: Reporter,
-    recorder: Recorder,
-}
+pub struct Events(Recorder);
 
 impl std::fmt::Debug for Events {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -47,16 +41,14 @@ fn cut(note: &str) -> &str {
 impl Events {
     /// A writer for the given Node.
     pub fn new(client: Client, node: &NodeName) -> Self {
-        let reporter = Reporter { controller: "tart-kubelet".to_owned(), instance: Some(node.to_string()) };
-        Self { recorder: Recorder::new(client.clone(), reporter.clone()), client, reporter }
+        Self(Recorder::new(client, node.to_string()))
     }
 
     /// A writer that takes nothing for a repetition of what this one has written. A writer goes by the reason alone: what has
     /// the same one only counts, and its words are lost.
     #[must_use]
     pub fn afresh(&self) -> Self {
-        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
-        Self { recorder, ..self.clone() }
+        Self(self.0.afresh())
     }
 
     /// Tells what was done with a Pod.
@@ -81,25 +73,17 @@ impl Events {
         } else {
             info!(object, reason, "{note}");
         }
-        let type_ = if warns { EventType::Warning } else { EventType::Normal };
-        let event = Event {
-            type_,
+        let told = Told {
+            warns,
             reason: reason.to_owned(),
-            note: Some(cut(note).to_owned()),
             action: action(reason, note),
-            secondary: None,
+            note: cut(note).to_owned(),
         };
         // In the background: an Event that cannot be written must not hold up what it is about.
-        let recorder = self.recorder.clone();
+        let recorder = self.0.clone();
         tokio::spawn(async move {
-            match timeout(LIMIT, recorder.publish(&event, &reference)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    warn!(object, reason = event.reason, error = chain(&error), "cannot write the Event");
-                }
-                Err(_) => {
-                    warn!(object, reason = event.reason, "the API server took too long to take the Event");
-                }
+            if let Err(error) = recorder.write(&told, &reference).await {
+                warn!(object, reason = told.reason, error = chain(&error), "cannot write the Event");
             }
         });
     }

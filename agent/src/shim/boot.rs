@@ -54,10 +54,7 @@ impl Shim {
             Some(Instant::now() + self.spec.grace)
         };
         let mut limit = Limit { own, ..Limit::asked(stop) };
-        if self.spec.main.pre_stop.is_some() && limit.is_missed() {
-            self.stopped_by(None);
-        }
-        if let Some(hook) = self.spec.main.pre_stop.as_ref().filter(|_| !limit.is_over()) {
+        if let Some(hook) = self.in_time(self.spec.main.pre_stop.as_ref(), &limit) {
             crash::point("shim.pre-stop.before");
             let done = tokio::select! {
                 done = self.hook(hook, address, ready.as_ref(), "pre-stop") => Some(done),

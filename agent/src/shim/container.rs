@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::{Instant, timeout};
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::Shim;
 use super::follow::{Followed, disconnected, drain, exit_of, follow, is_drained};
@@ -15,12 +15,13 @@ use super::hooks::{self, Turn};
 use super::last_words::{LastWords, Tail};
 use super::limit::Limit;
 use super::log::Log;
+use super::terminate::terminate;
 use crate::crash;
 use crate::guest::script::{self, Ready};
 use crate::guest::{Exec, Guest, GuestError, Stdin};
 use crate::report::chain;
 use crate::state::{
-    ContainerSpec, Ending, GuestCommand, GuestIdentity, GuestUser, LastCommand, Notice, Outcome,
+    ContainerSpec, Ending, GuestCommand, GuestIdentity, GuestUser, Hook, LastCommand, Notice, Outcome,
 };
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
@@ -28,8 +29,6 @@ const SET_UP_LIMIT: Duration = Duration::from_mins(2);
 pub(super) const SET_UP_WORDS: usize = 16 << 10;
 /// How often it is tried when the guest agent breaks off.
 const SET_UP_TRIES: u32 = 3;
-/// How long the guest may take to pass a signal on.
-const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
 /// How long the guest may take to tell the exit code of a command whose connection broke off.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
 /// What is left to a container after its `preStop` hook, whatever that has used up.
@@ -91,6 +90,9 @@ impl Shim {
         let exit_with = |code| {
             exited.set(Some(code));
             if task.is_main {
+                if code < 0 {
+                    let _ = self.cut_off.set(());
+                }
                 self.note_exit(begun, code);
             }
             Followed::Exit(code)
@@ -310,6 +312,18 @@ impl Shim {
         }
     }
 
+    /// A `preStop` hook that there is time for; of one that has missed its time is told.
+    pub(super) fn in_time<'a>(&self, hook: Option<&'a Hook>, limit: &Limit) -> Option<&'a Hook> {
+        let hook = hook?;
+        if !limit.is_over() {
+            return Some(hook);
+        }
+        if limit.is_graceful() {
+            self.stopped_by(None);
+        }
+        None
+    }
+
     /// Ends a container as the kubelet does: its hook, then SIGTERM, then nothing but time.
     async fn end_container(
         &self,
@@ -319,10 +333,7 @@ impl Shim {
         mut follow: Pin<&mut impl Future<Output = Followed>>,
         mut limit: Limit,
     ) -> Attended {
-        if task.spec.pre_stop.is_some() && limit.is_missed() {
-            self.stopped_by(None);
-        }
-        if let Some(hook) = task.spec.pre_stop.as_ref().filter(|_| !limit.is_over()) {
+        if let Some(hook) = self.in_time(task.spec.pre_stop.as_ref(), &limit) {
             let mut hook_guest = guest.clone();
             crash::point("shim.pre-stop.before");
             let turn = Turn { ready, name: "pre-stop" };
@@ -336,15 +347,7 @@ impl Shim {
             limit.grant(LEAST_AFTER_HOOK);
         }
         let terminate = async {
-            let exec = Exec { argv: ready.terminate(SIGNAL_LIMIT), ..Exec::default() };
-            let done = guest.run(exec, SIGNAL_LIMIT, SET_UP_WORDS).await;
-            match done.end {
-                Ok(0) => crash::point("shim.terminated"),
-                Ok(_) => {
-                    info!(said = %String::from_utf8_lossy(&done.output), "the command took no SIGTERM");
-                }
-                Err(error) => warn!(error = chain(&error), "cannot send SIGTERM to the command"),
-            }
+            terminate(guest, ready).await;
             std::future::pending::<()>().await;
         };
         tokio::select! {

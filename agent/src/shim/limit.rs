@@ -24,9 +24,9 @@ impl Limit {
         Self { stop, own: None, granted: None }
     }
 
-    /// Whether time was given that is over before anything could be done with it: whoever was to use it missed it.
-    pub(super) fn is_missed(&self) -> bool {
-        self.is_over() && self.stop.latest().is_some_and(|request| request.graceful)
+    /// Whether the agent has given any time: what finds it over has missed it.
+    pub(super) fn is_graceful(&self) -> bool {
+        self.stop.latest().is_some_and(|request| request.graceful)
     }
 
     /// Whether there is no time left.

@@ -88,8 +88,10 @@ async fn a_second_agent_on_one_state_directory_refuses() -> Result<()> {
 #[tokio::test]
 async fn an_api_server_that_is_away_is_told_and_waited_for() -> Result<()> {
     let scene = Scene::new("unreachable").await?;
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    // A port that nobody else can have, and where nobody listens.
+    let silent = tokio::net::TcpSocket::new_v4()?;
+    silent.bind(([127, 0, 0, 1], 0).into())?;
+    let port = silent.local_addr()?.port();
     let kubeconfig = std::fs::read_to_string(scene.control_plane.node_kubeconfig(&scene.node)?)?;
     let elsewhere = kubeconfig.replace(scene.control_plane.server(), &format!("https://127.0.0.1:{port}"));
     ensure!(elsewhere != kubeconfig);

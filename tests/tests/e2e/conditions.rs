@@ -6,6 +6,7 @@ use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
+use crate::crash::container;
 use crate::image_gc::{MIB, small};
 use crate::scene::{DEADLINE, IMAGE, Scene, condition};
 
@@ -75,7 +76,12 @@ async fn shows_at_start(fault: &str, parameter: &str, because: &str) -> Result<(
     scene.create(&scene.pod("start", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
     not_ready(&scene, because).await.with_context(|| agent.log().unwrap_or_default())?;
     scene.mac.clear_fault(fault)?;
-    scene.phase("start", "Running").await?;
+    // It counts as running as soon as its first VM was tried.
+    wait::until(&scene.pods, "start", "ready", DEADLINE, |pod| {
+        container(pod).is_ok_and(|status| status.ready)
+    })
+    .await
+    .with_context(|| agent.log().unwrap_or_default())?;
     ready_again(&scene, &agent).await
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use tart_kubelet_tests::wait;
 
 use crate::crash::end_of;
-use crate::scene::{DEADLINE, Scene};
+use crate::scene::{DEADLINE, Scene, UP};
 
 #[tokio::test]
 async fn a_running_pod_shuts_its_guest_down_and_is_gone() -> Result<()> {
@@ -68,7 +68,7 @@ async fn end_after_deletion(scene: &Scene, name: &str, phase: &str) -> Result<Co
 #[tokio::test]
 async fn a_command_that_was_never_started_has_not_succeeded() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("never-began").await?;
-    for (name, image) in [("boots", json!({"bootDelay": 10})), ("waits", json!({"agentDelay": 10}))] {
+    for (name, image) in [("boots", json!({"bootDelay": 30})), ("waits", json!({"agentDelay": 30}))] {
         let slow = format!("registry.test/macos/slow-{name}:1");
         scene.mac.add_image(&slow, &image)?;
         let patient = json!({"terminationGracePeriodSeconds": 3600});
@@ -91,13 +91,16 @@ async fn a_command_that_was_never_started_has_not_succeeded() -> Result<()> {
 async fn what_a_command_leaves_behind_does_not_change_how_it_ended() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("leftover").await?;
     // It ends in time, but something goes on writing to its output for longer than the grace period.
-    let script = "(trap '' TERM; while :; do echo still here; sleep 0.1; done) & \
-                  trap 'exit 0' TERM; while :; do sleep 0.1; done";
-    let spec = json!({"terminationGracePeriodSeconds": 5});
+    let script = format!(
+        "(trap '' TERM; while :; do echo still here; sleep 0.1; done) & \
+         trap 'exit 0' TERM; touch {UP}; while :; do sleep 0.1; done"
+    );
+    let spec = json!({"terminationGracePeriodSeconds": 15});
     let mut pod = scene.pod("leaves", &json!({"command": ["/bin/sh", "-c", script]}), &spec);
     pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
     scene.create(&pod).await?;
-    scene.phase("leaves", "Running").await?;
+    let vm = Scene::vm_of(&scene.phase("leaves", "Running").await?)?;
+    scene.is_up(&vm).await?;
     let end = end_after_deletion(&scene, "leaves", "Succeeded").await?;
     assert_eq!((end.exit_code, end.reason.as_deref()), (0, Some("Completed")));
     Ok(())
@@ -216,12 +219,7 @@ async fn a_pod_of_the_same_name_gets_a_vm_of_its_own() -> Result<()> {
     scene.create(&pod).await?;
     let second = Scene::vm_of(&scene.phase("twin", "Running").await?)?;
     assert_ne!(first, second);
-    wait::eventually("only the second VM", DEADLINE, async || {
-        let vms = scene.vms().await?;
-        ensure!(vms == [second.clone()], "{vms:?}");
-        Ok(())
-    })
-    .await
+    scene.only_vm(&second).await
 }
 
 #[tokio::test]

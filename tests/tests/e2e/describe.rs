@@ -88,7 +88,7 @@ async fn a_guest_without_an_agent() -> Result<()> {
     let mut scene = Scene::new("agentless").await?;
     let image = "registry.test/macos/vanilla:1";
     scene.mac.add_image(image, &json!({"agent": false}))?;
-    scene.agent = scene.agent.flag("--vm-boot-timeout", "3s");
+    scene.agent = scene.agent.flag("--vm-boot-timeout", "15s");
     let agent = scene.agent.start()?;
     scene.node_ready(&agent).await?;
     let container = json!({"image": image, "command": ["/bin/echo"]});

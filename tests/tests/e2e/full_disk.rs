@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::disk::SmallDisk;
 use tart_kubelet_tests::wait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 
 use crate::image_gc::{MIB, add_image, agent, pod, small};
 use crate::scene::{DEADLINE, Scene, condition};
@@ -17,7 +19,7 @@ use crate::scene::{DEADLINE, Scene, condition};
 struct Crowded {
     scene: Scene,
     disk: SmallDisk,
-    _running: RunningAgent,
+    running: RunningAgent,
     /// The space that the agent has set aside.
     reserve: PathBuf,
 }
@@ -36,7 +38,7 @@ impl Crowded {
         add_image(&scene, "only", MIB)?;
         scene.create(&pod(&scene, "greedy", "only", &json!({}))).await?;
         scene.phase("greedy", "Running").await?;
-        let crowded = Self { scene, disk, _running: running, reserve: state.join("reserve") };
+        let crowded = Self { scene, disk, running, reserve: state.join("reserve") };
         crowded.has_reserve().await?;
         Ok(Some(crowded))
     }
@@ -51,8 +53,14 @@ impl Crowded {
         .with_context(|| self.scene.agent_log())
     }
 
-    /// Has the Pod's guest take all that is left of the disk.
+    /// Has the Pod's guest take all that is left of the disk, before the agent sees any of it.
     async fn fill(&self) -> Result<()> {
+        self.running.kill(Signal::SIGSTOP)?;
+        self.fill_up().await?;
+        self.running.kill(Signal::SIGCONT)
+    }
+
+    async fn fill_up(&self) -> Result<()> {
         let vm = Scene::vm_of(&self.scene.pods.get("greedy").await?)?;
         // What is too little for a large file is enough for small ones.
         let write =
@@ -105,7 +113,7 @@ async fn a_vm_that_comes_up_on_a_disk_that_is_full_to_the_last_byte_is_seen_to_r
     let port = listener.local_addr()?.port();
     let up = json!({"postStart": {"httpGet": {"host": "127.0.0.1", "port": port}}});
     scene.create(&pod(scene, "late", "only", &json!({"lifecycle": up}))).await?;
-    let (mut hook, _) = listener.accept().await?;
+    let (mut hook, _) = timeout(DEADLINE, listener.accept()).await.context("no hook")??;
     crowded.fill().await?;
     ensure!(hook.read(&mut [0; 4096]).await? > 0, "the hook has given up");
     hook.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;

@@ -155,8 +155,7 @@ async fn a_full_disk_does_not_delay_it() -> Result<()> {
     let mut probe = std::process::Command::new("unshare");
     probe.args(["--map-root-user", "--mount", "mount", "-t", "tmpfs", "none"]).arg(&state);
     if !probe.status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this machine lets nobody mount a volume of his own");
-        return Ok(());
+        return tart_kubelet_tests::skip::say("this machine lets nobody mount a volume of his own");
     }
     let agent = scene.agent.clone().started_by(&small_volume_at(&state)?);
     let agent = agent.flag("--eviction-hard", "nodefs.available<10%");

@@ -9,9 +9,9 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tart_kubelet_tests::{tls, wait};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
-use crate::scene::{DEADLINE, Scene, state_of};
+use crate::scene::{DEADLINE, Scene, UP, state_of};
 
 /// Where the command and its hooks leave a trace that is read when they are over.
 const TRACE: &str = "/private/tmp/trace";
@@ -21,8 +21,6 @@ fn container(script: &str, lifecycle: &Value) -> Value {
 }
 
 /// Until the command has seen to its signals: it says so by a file.
-const UP: &str = "/private/tmp/up";
-
 fn is_up() -> Value {
     exec(&format!("until [ -e {UP} ]; do sleep 0.05; done"))
 }
@@ -60,9 +58,9 @@ async fn delete(scene: &Scene, name: &str) -> Result<ContainerStateTerminated> {
 #[tokio::test]
 async fn a_pod_starts_and_ends_through_its_hooks() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("hooks").await?;
-    let script = format!("trap 'echo term >>{TRACE}; exit 3' TERM; while :; do sleep 0.1; done");
+    let script = format!("trap 'echo term >>{TRACE}; exit 3' TERM; touch {UP}; while :; do sleep 0.1; done");
     let lifecycle = json!({
-        "postStart": exec(&format!("echo $WHO started >>{TRACE}")),
+        "postStart": exec(&format!("until [ -e {UP} ]; do sleep 0.05; done; echo $WHO started >>{TRACE}")),
         "preStop": exec(&format!("echo stopping >>{TRACE}")),
     });
     let mut container = container(&script, &lifecycle);
@@ -237,7 +235,7 @@ async fn a_vm_that_only_boots_has_hooks_too() -> Result<()> {
     scene.mac.add_image(bare, &json!({"agent": false}))?;
     let nap = json!({"sleep": {"seconds": 1}});
     let container = json!({"image": bare, "lifecycle": {"postStart": nap, "preStop": nap}});
-    let spec = json!({"terminationGracePeriodSeconds": 3});
+    let spec = json!({"terminationGracePeriodSeconds": 20});
     scene.create(&lingering(&scene, "bare", &container, &spec)).await?;
     scene.phase("bare", "Running").await?;
     delete(&scene, "bare").await?;
@@ -405,7 +403,10 @@ async fn any_answer_to_a_hook_by_http_will_do() -> Result<()> {
 #[tokio::test]
 async fn a_hook_by_http_that_nobody_answers_has_failed() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-answer").await?;
-    let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+    // A port that nobody else can have, and where nobody listens.
+    let silent = TcpSocket::new_v4()?;
+    silent.bind(([127, 0, 0, 1], 0).into())?;
+    let port = silent.local_addr()?.port();
     let up = json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/up"}});
     scene
         .create(&scene.pod("alone", &container("sleep 1000", &json!({"postStart": up})), &json!({})))

@@ -16,6 +16,7 @@ use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::kubeconfig::{self, Credentials};
 use tart_kubelet_tests::wait;
 
+use crate::crashes::agent_is_back;
 use crate::scene::{DEADLINE, Scene};
 
 /// The same agent, with a bootstrap kubeconfig, and a kubeconfig that is not there yet.
@@ -128,12 +129,15 @@ async fn a_mac_joins_with_a_bootstrap_token() -> Result<()> {
     let uid = scene.nodes.get(&scene.node).await?.uid();
     let first = running.log()?;
     let running = running.restart()?;
+    let restarted = jiff::Timestamp::now();
     wait::eventually("the restarted agent", DEADLINE, async || {
         let log = running.log()?;
         ensure!(log[first.len()..].contains("\"starting\""), "{log}");
         Ok(())
     })
     .await?;
+    // The Node is still ready from before; only the agent that runs now can renew its Lease.
+    agent_is_back(&scene, restarted).await.with_context(|| running.log().unwrap_or_default())?;
     scene.node_ready(&running).await?;
     assert_eq!(scene.nodes.get(&scene.node).await?.uid(), uid);
     assert_eq!(std::fs::read_to_string(&kubeconfig)?, written);

@@ -55,8 +55,16 @@ pub(crate) fn pod(scene: &Scene, name: &str, image: &str, container: &Value) -> 
 /// Has an image used by a Pod that ends, and leaves nothing else behind.
 pub(crate) async fn use_once(scene: &Scene, image: &str) -> Result<()> {
     scene.create(&pod(scene, image, image, &json!({"command": ["true"]}))).await?;
-    scene.phase(image, "Succeeded").await?;
-    scene.kubectl.run(["delete", "pod", image]).await.map(drop)
+    let uid = scene.phase(image, "Succeeded").await?.metadata.uid.context("no UID")?;
+    scene.kubectl.run(["delete", "pod", image]).await?;
+    // A Pod that is over may go before its VM, and the VM uses the image.
+    let vm = format!("tk-{uid}-0");
+    wait::eventually("a Mac without the Pod's VM", DEADLINE, async || {
+        let vms = scene.vms().await?;
+        ensure!(!vms.contains(&vm), "it has {vms:?}");
+        Ok(())
+    })
+    .await
 }
 
 /// The short names of the images in tart's cache.
@@ -144,9 +152,8 @@ async fn the_least_recently_used_images_make_room() -> Result<()> {
         let count = running.metric("tart_kubelet_image_gc_deleted_total").await?;
         ensure!((count - 2.0).abs() < 0.5, "{count} images were deleted");
         let freed = running.metric("tart_kubelet_image_gc_freed_bytes_total").await?;
-        // A pass may begin while the fifth image is still being written: what comes of it above the high watermark is not free.
-        let meanwhile = 5.0 * f64::from(SIZE) - 0.7 * 400.0 * f64::from(1 << 20);
-        ensure!(freed > 1.99 * f64::from(SIZE) - meanwhile, "{freed} bytes were freed");
+        // A pass may begin while the fifth image is still being written: what comes of it meanwhile is not free.
+        ensure!(freed > f64::from(SIZE), "{freed} bytes were freed");
         for reason in ["in-use", "foreign"] {
             ensure!(
                 running.metric(&format!("tart_kubelet_image_gc_kept{{reason=\"{reason}\"}}")).await? >= 1.0
@@ -257,7 +264,8 @@ async fn a_disk_that_fills_up_costs_images_first_and_then_one_pod() -> Result<()
 
     // Pressure, with nothing left to collect; then the eviction of the Pod that takes most.
     let write = "head -c 120000000 /dev/zero > /Users/admin/greed";
-    scene.mac.tart(["exec", &greedy, "sh", "-c", write]).await?;
+    // It may be evicted before it is done.
+    let _ = scene.mac.tart(["exec", &greedy, "sh", "-c", write]).await;
     wait::until(&scene.nodes, &scene.node, "short of space", DEADLINE, under("True")).await?;
     let evicted = scene.phase("greedy", "Failed").await?.status.context("no status")?;
     assert_eq!(evicted.reason.as_deref(), Some("Evicted"));

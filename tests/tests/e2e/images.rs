@@ -82,10 +82,13 @@ async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
     let image = "private.test/macos/secret:1";
     scene.mac.add_image(image, &json!({}))?;
     scene.mac.protect_registry("private.test", "robot", "s3cr3t")?;
-    // A tart that writes down with what it is called, one line per variable.
+    // A tart that writes down with what it is called, one line per variable, and all of them at once: others write there, too.
     let (program, notes) = (scene.mac.host().join("witness"), scene.mac.host().join("witness.log"));
     let script = format!(
-        "#!/bin/sh\nenv | grep ^TART_ | while read -r line; do echo \"$$ $* | $line\"; done >>'{}'\nexec '{}' \"$@\"\n",
+        "#!/bin/sh\n\
+         said=$(env | grep ^TART_ | while read -r line; do echo \"$$ $* | $line\"; done)\n\
+         [ -z \"$said\" ] || printf '%s\\n' \"$said\" >>'{}'\n\
+         exec '{}' \"$@\"\n",
         notes.display(),
         scene.mac.tart_binary().display()
     );
@@ -112,6 +115,7 @@ async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
     scene.create(&scene.pod("public", &json!({"command": ["true"]}), &secrets)).await?;
     scene.phase("private", "Succeeded").await?;
     scene.phase("public", "Succeeded").await?;
+    scene.no_vms().await?;
 
     let notes = std::fs::read_to_string(&notes)?;
     for secret in ["0p3r4t0r", "operator", "3ls3wh3r3"] {

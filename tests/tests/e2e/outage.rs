@@ -24,7 +24,7 @@ fn until_told(code: u8) -> serde_json::Value {
 }
 
 async fn end(scene: &Scene, vm: &str) -> Result<()> {
-    scene.mac.tart(["exec", vm, "touch", "/private/tmp/go"]).await?;
+    scene.let_go(vm).await;
     wait::eventually("the end of a VM", DEADLINE, async || {
         let running = scene.running_vms().await?;
         ensure!(running.iter().all(|running| running != vm), "{running:?} run");

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod}
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, IMAGE, Scene};
+use crate::scene::{DEADLINE, IMAGE, Scene, UP};
 
 /// Another image.
 const NEWER: &str = "registry.test/macos/sequoia:16";
@@ -120,7 +120,7 @@ async fn a_running_container_gets_the_image_that_its_pod_names() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("set-image").await?;
     scene.mac.add_image(NEWER, &json!({"cpu": 5}))?;
     let trace = "/private/tmp/trace";
-    let script = format!("trap 'echo term >>{trace}; exit 3' TERM; while :; do sleep 0.1; done");
+    let script = format!("trap 'echo term >>{trace}; exit 3' TERM; touch {UP}; while :; do sleep 0.1; done");
     let hook = json!({"exec": {"command": ["/bin/sh", "-c", format!("echo stopping >>{trace}")]}});
     let command = json!({
         "command": ["/bin/sh", "-c", script],
@@ -133,6 +133,9 @@ async fn a_running_container_gets_the_image_that_its_pod_names() -> Result<()> {
     for name in ["command", "boot"] {
         let first = scene.phase(name, "Running").await?;
         assert_eq!(container(&first).map(|one| one.image.as_str()), Some(IMAGE));
+        if name == "command" {
+            scene.is_up(&Scene::vm_of(&first)?).await?;
+        }
         set_image(&scene, name, NEWER).await?;
         let again = runs_in(&scene, name, 1).await?;
         let status = container(&again).context("no status")?;

@@ -20,6 +20,11 @@ pub(crate) const DEADLINE: Duration = Duration::from_mins(2);
 /// An image that boots, and does nothing else.
 pub(crate) const IMAGE: &str = "registry.test/macos/sequoia:15";
 
+/// What a command makes when it is ready for whatever the test does to it.
+pub(crate) const UP: &str = "/private/tmp/up";
+/// What a command waits for that ends when the test says so.
+const GO: &str = "/private/tmp/go";
+
 /// How the names of VMs begin that others are cloned from.
 const BASE: &str = "tk-base-";
 
@@ -185,6 +190,29 @@ impl Scene {
     /// Has a guest shut itself down. The guest may be gone before it has answered.
     pub(crate) async fn shut_down(&self, vm: &str) {
         let _ = self.mac.tart(["exec", vm, "sudo", "shutdown", "-h", "now"]).await;
+    }
+
+    /// Has a command end that waits for the file [`GO`]. The guest may be gone before it has answered.
+    pub(crate) async fn let_go(&self, vm: &str) {
+        let _ = self.mac.tart(["exec", vm, "touch", GO]).await;
+    }
+
+    /// Waits until a command has made the file [`UP`]: a Pod runs before its command has seen to its signals.
+    pub(crate) async fn is_up(&self, vm: &str) -> Result<()> {
+        wait::eventually("a command that is up", DEADLINE, async || {
+            self.mac.tart(["exec", vm, "test", "-e", UP]).await.map(drop)
+        })
+        .await
+    }
+
+    /// Waits until the Mac has this VM and no other.
+    pub(crate) async fn only_vm(&self, vm: &str) -> Result<()> {
+        wait::eventually("a Mac with one VM", DEADLINE, async || {
+            let vms = self.vms().await?;
+            ensure!(vms == [vm], "it has {vms:?}, not only {vm}");
+            Ok(())
+        })
+        .await
     }
 
     /// The names of the VMs that run on this Mac.

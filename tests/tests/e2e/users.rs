@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, Scene, phase_of, state_of};
+use crate::scene::{DEADLINE, Scene, UP, phase_of, state_of};
 
 /// An image with the user of real ones: number 501, in the group `staff`, with `sudo` for everything.
 const ADMIN: &str = "registry.test/macos/admin:1";
@@ -96,9 +96,10 @@ async fn a_command_runs_as_any_user_and_group() -> Result<()> {
     std::fs::set_permissions(tool.with_file_name(""), Permissions::from_mode(0o700))?;
     assert_eq!(scene.said("hidden", &hidden, &json!({})).await?, ["found"]);
     // Whoever runs beside the command does so as the same user, and the command hears of its end.
-    let mut probed = shell("trap 'exit 9' TERM; while :; do sleep 0.1; done", &json!({"runAsUser": 12345}));
-    probed["readinessProbe"] =
-        json!({"exec": {"command": ["/bin/sh", "-c", "[ $(id -u) = 12345 ]"]}, "periodSeconds": 1});
+    let script = format!("trap 'exit 9' TERM; touch {UP}; while :; do sleep 0.1; done");
+    let mut probed = shell(&script, &json!({"runAsUser": 12345}));
+    let check = format!("[ $(id -u) = 12345 ] && [ -e {UP} ]");
+    probed["readinessProbe"] = json!({"exec": {"command": ["/bin/sh", "-c", check]}, "periodSeconds": 1});
     let mut pod = scene.pod("probed", &probed, &json!({}));
     pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
     scene.create(&pod).await?;

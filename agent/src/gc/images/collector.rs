@@ -285,15 +285,17 @@ impl Collector {
                 images.pins().is_pinned(&image.base().to_string())
                     || image.names.iter().any(|name| pulling.contains(name) || images.pins().is_pinned(name))
             };
+            // On a volume that is away for a moment, everything seems to be gone.
+            let was_away = !tart.is_readable();
             let found = observe(&known, &tart, &state, is_starting)?;
+            let is_away = was_away || !tart.is_readable();
             let now = Timestamp::now();
             for image in &found {
                 if matches!(image.need, Need::Vm | Need::Start) {
                     images.used(&image.digest, now);
                 }
             }
-            // What somebody else has deleted need not be remembered. On a volume that is away for a moment everything seems to be.
-            let is_away = !tart.is_readable();
+            // What somebody else has deleted need not be remembered.
             let is_gone = |known: &&KnownImage| !found.iter().any(|image| image.digest == known.digest);
             for gone in known.iter().filter(|known| !is_away && is_gone(known)) {
                 if let Some(_doom) = images.pins().doom(names(gone)) {

@@ -1,4 +1,5 @@
 use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use super::*;
@@ -258,6 +259,34 @@ fn what_hangs_is_killed_with_all_that_it_has_started() {
     assert_eq!(probe("kill -TERM $$"), (Some(143), String::new()));
     // Both would hold the output open.
     assert_eq!(probe("trap '' TERM ALRM; sleep 20 & sleep 20; echo never").0, Some(137));
+    std::fs::remove_dir_all(&ready.dir).unwrap();
+}
+
+#[test]
+fn a_command_is_asked_to_end_once_and_never_after_its_end() {
+    let ready = prepare(&container(), &GuestCommand::example(&["true"])).unwrap();
+    let file = |name: &str| format!("{}/{name}", ready.dir);
+    let terminate = || {
+        let line = ready.terminate(Duration::from_secs(7));
+        Command::new(&line[0]).args(&line[1..]).stderr(Stdio::null()).status().unwrap().code()
+    };
+    let mut asked = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
+    std::fs::write(file("pid"), asked.id().to_string()).unwrap();
+    assert_eq!(terminate(), Some(0));
+    assert_eq!(asked.wait().unwrap().signal(), Some(15));
+    // Its number may be another's by now.
+    let mut other = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
+    std::fs::write(file("pid"), other.id().to_string()).unwrap();
+    assert_eq!(terminate(), Some(0));
+    std::fs::remove_file(file("asked")).unwrap();
+    std::fs::write(file("code"), "0\n").unwrap();
+    assert_eq!(terminate(), Some(0));
+    assert_eq!(other.try_wait().unwrap(), None);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    // One that is gone, and nobody knows how, takes no signal.
+    std::fs::remove_file(file("code")).unwrap();
+    assert_eq!(terminate(), Some(1));
     std::fs::remove_dir_all(&ready.dir).unwrap();
 }
 

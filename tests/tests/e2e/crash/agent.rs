@@ -124,7 +124,7 @@ async fn a_pod_is_pulled_for_and_told_of() -> Result<()> {
 
     agent.kill9()?;
     let mortal = Mortal::start(&scene, &["agent.publish-final.before", "agent.publish-final.after"])?;
-    scene.mac.tart(["exec", &vm, "touch", "/private/tmp/go"]).await?;
+    scene.let_go(&vm).await;
     let _agent = mortal.outlive().await?;
     let pod = scene.phase("tell", "Failed").await?;
     assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
@@ -204,7 +204,7 @@ async fn a_pod_is_evicted() -> Result<()> {
     scene.create(&scene.pod("evict", &container_spec, &spec)).await?;
     let vm = Scene::vm_of(&scene.phase("evict", "Running").await?)?;
     agent.kill9()?;
-    scene.mac.tart(["exec", &vm, "touch", "/private/tmp/go"]).await?;
+    scene.let_go(&vm).await;
     wait::eventually("a full volume", DEADLINE, async || {
         scene.mac.tart(["exec", &vm, "test", "-e", "/private/tmp/full"]).await
     })

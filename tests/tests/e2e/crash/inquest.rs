@@ -2,6 +2,7 @@
 //! time, and as somebody who may lie.
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use tart_kubelet_tests::wait;
 
@@ -94,6 +95,18 @@ fn appliance(scene: &Scene, name: &str, word: &str, then: &str) -> Result<String
     Ok(image)
 }
 
+/// Waits until a guest has left word of its end, to the last word.
+async fn has_said(scene: &Scene, pod: &Pod, words: &str) -> Result<()> {
+    let uid = pod.metadata.uid.as_deref().context("no UID")?;
+    let status = scene.agent.state_dir().join("volumes").join(uid).join(".boot-0/pod_status/status");
+    wait::eventually("the guest's word", DEADLINE, async || {
+        let said = std::fs::read_to_string(&status)?;
+        ensure!(said.ends_with(words), "{said}");
+        Ok(())
+    })
+    .await
+}
+
 #[tokio::test]
 async fn a_guest_that_only_boots_is_believed_once_it_has_ended() -> Result<()> {
     let scene = Scene::new("last-boot").await?;
@@ -112,9 +125,10 @@ async fn a_guest_that_only_boots_is_believed_once_it_has_ended() -> Result<()> {
     let agent = scene.agent.start()?;
     scene.create(&scene.pod("leaves", &json!({"image": leaves}), &json!({}))).await?;
     let pod = scene.phase("leaves", "Running").await?;
+    has_said(&scene, &pod, "not well").await?;
     agent.kill9()?;
     scene.kill_shims()?;
-    scene.mac.tart(["exec", &Scene::vm_of(&pod)?, "touch", "/private/tmp/go"]).await?;
+    scene.let_go(&Scene::vm_of(&pod)?).await;
     let agent = scene.agent.start()?;
     let end = end_of(&scene.phase("leaves", "Failed").await?)?;
     assert_eq!((end.exit_code, end.message.as_deref()), (3, Some("not well")));
@@ -125,7 +139,7 @@ async fn a_guest_that_only_boots_is_believed_once_it_has_ended() -> Result<()> {
     let stays = appliance(&scene, "stays", "printf '0\\nwell' >", "sleep 1000")?;
     let agent = scene.agent.start()?;
     scene.create(&scene.pod("stays", &json!({"image": stays}), &json!({}))).await?;
-    scene.phase("stays", "Running").await?;
+    has_said(&scene, &scene.phase("stays", "Running").await?, "well").await?;
     scene.kill_shims()?;
     let end = end_of(&scene.phase("stays", "Failed").await?)?;
     assert_eq!(end.reason.as_deref(), Some("ContainerStatusUnknown"));
@@ -148,13 +162,7 @@ async fn a_guest_that_was_cut_off_has_not_done_its_work() -> Result<()> {
     for (name, word, expected) in [("well", "0\\nwell", lost), ("ill", "3\\nill", (3, Some("Error")))] {
         let image = appliance(&scene, name, &format!("printf '{word}' >"), "sleep 1000")?;
         scene.create(&scene.pod(name, &json!({"image": image}), &json!({}))).await?;
-        let uid = scene.phase(name, "Running").await?.metadata.uid.context("no UID")?;
-        let status = scene.agent.state_dir().join("volumes").join(uid).join(".boot-0/pod_status/status");
-        wait::eventually("the guest's word", DEADLINE, async || {
-            ensure!(std::fs::read_to_string(&status)?.ends_with("ll"));
-            Ok(())
-        })
-        .await?;
+        has_said(&scene, &scene.phase(name, "Running").await?, name).await?;
         scene.mac.lose_power()?;
         agent.wait_for_exit(DEADLINE).await?;
         agent = scene.agent.start()?;

@@ -41,7 +41,7 @@ async fn of_a_vm_that_runs() -> Result<()> {
         Ok(())
     })
     .await?;
-    scene.mac.tart(["exec", &vm, "touch", "/private/tmp/go"]).await?;
+    scene.let_go(&vm).await;
     let pod = scene.phase("lost", "Failed").await?;
     assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
     forget(&scene, "lost").await
@@ -68,7 +68,8 @@ async fn all_of_a_vm_that_runs() -> Result<()> {
     assert_eq!(last_end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
     let never = scene.phase("never", "Failed").await?;
     assert_eq!(end_of(&never)?.reason.as_deref(), Some("ContainerStatusUnknown"));
-    assert_eq!((scene.vms().await?, boots(&scene)?), (vec![Scene::vm_of(&pod)?], 3));
+    scene.only_vm(&Scene::vm_of(&pod)?).await?;
+    assert_eq!(boots(&scene)?, 3);
     scene.kubectl.run(["delete", "pod", "--all", "--grace-period=1"]).await?;
     scene.nothing_left().await
 }
@@ -104,7 +105,8 @@ async fn all_of_a_vm_and_the_vm_itself() -> Result<()> {
     .with_context(|| scene.agent_log())?;
     assert_eq!(container(&pod)?.restart_count, 1);
     assert_eq!(last_end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
-    assert_eq!((scene.vms().await?, boots(&scene)?), (vec![Scene::vm_of(&pod)?], 3));
+    scene.only_vm(&Scene::vm_of(&pod)?).await?;
+    assert_eq!(boots(&scene)?, 3);
     scene.kubectl.run(["delete", "pod", "--all", "--grace-period=1"]).await?;
     scene.nothing_left().await
 }
@@ -116,7 +118,7 @@ async fn all_of_a_vm_that_is_not_the_first() -> Result<()> {
     let again = json!({"restartPolicy": "OnFailure"});
     scene.create(&scene.pod("again", &json!({"command": ["/bin/sh", "-c", script]}), &again)).await?;
     let first = Scene::vm_of(&scene.phase("again", "Running").await?)?;
-    scene.mac.tart(["exec", &first, "touch", "/private/tmp/go"]).await?;
+    scene.let_go(&first).await;
     let restarted = async |count| {
         let ready = wait::until(&scene.pods, "again", "started again", DEADLINE, |pod| {
             container(pod).is_ok_and(|status| status.restart_count == count && status.ready)
@@ -130,7 +132,8 @@ async fn all_of_a_vm_that_is_not_the_first() -> Result<()> {
     // The one that ran is ended and counted, and never is there another beside it.
     let pod = restarted(2).await?;
     assert_eq!(last_end_of(&pod)?.reason.as_deref(), Some("ContainerStatusUnknown"));
-    assert_eq!((scene.vms().await?, boots(&scene)?), (vec![Scene::vm_of(&pod)?], 3));
+    scene.only_vm(&Scene::vm_of(&pod)?).await?;
+    assert_eq!(boots(&scene)?, 3);
     scene.kubectl.run(["delete", "pod", "again", "--grace-period=1"]).await?;
     scene.nothing_left().await
 }
@@ -147,7 +150,7 @@ async fn all_but_a_rest_that_is_no_vm_to_tart() -> Result<()> {
     let rest = scene.mac.tart_home().join("vms").join(format!("tk-{uid}-3"));
     std::fs::create_dir(&rest)?;
     std::fs::write(rest.join("disk.img"), "what is left")?;
-    scene.mac.tart(["exec", &Scene::vm_of(&pod)?, "touch", "/private/tmp/go"]).await?;
+    scene.let_go(&Scene::vm_of(&pod)?).await;
     let ready = wait::until(&scene.pods, "rest", "started again", DEADLINE, |pod| {
         container(pod).is_ok_and(|status| status.restart_count > 0 && status.ready)
     });
@@ -177,7 +180,7 @@ async fn of_a_vm_that_is_planned_and_of_one_that_is_over() -> Result<()> {
     // How it ended is lost, but not that it has.
     scene.create(&scene.pod("over", &script, &json!({}))).await?;
     // Before anybody is told of it.
-    Mortal::start(&scene, &["agent.wipe.before"])?.die().await?;
+    Mortal::start(&scene, &["agent.publish-final.before"])?.die().await?;
     ensure!(spoil(&dir("over").await?)? >= 4, "there are hardly any records");
     let _agent = scene.agent.start()?;
     let pod = scene.phase("over", "Failed").await?;

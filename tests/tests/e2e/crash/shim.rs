@@ -87,13 +87,23 @@ impl Traced {
         });
         let spec = json!({
             "restartPolicy": "OnFailure",
-            "terminationGracePeriodSeconds": 5,
+            "terminationGracePeriodSeconds": 30,
             "initContainers": [init],
             "volumes": [{"name": "trace", "hostPath": {"path": self.dir.display().to_string()}}],
         });
         let mut pod = self.scene.pod(name, &main, &spec);
         pod["metadata"]["labels"] = json!({"named": name});
         pod
+    }
+
+    /// Waits until a Pod has noted something.
+    async fn has_noted(&self, pod: &str, word: &str) -> Result<()> {
+        wait::eventually("a trace", DEADLINE, async || {
+            let trace = std::fs::read_to_string(self.dir.join(pod))?;
+            ensure!(trace.lines().any(|line| line.ends_with(&format!(" {word}"))), "{trace}");
+            Ok(())
+        })
+        .await
     }
 
     /// What ran in the last of a Pod's VMs, in the order of the alphabet. Nothing ran twice in a VM, and there were no more than these.
@@ -188,9 +198,10 @@ async fn while_the_container_is_ended() -> Result<()> {
         let step = async {
             let mortal = Mortal::start(scene, points)?;
             // Whoever fails leaves a notice.
-            let script = "trap '' TERM; while :; do sleep 0.1; done";
-            scene.create(&traced.pod(&name, script, "exit 9")).await?;
+            let script = format!("trap '' TERM; {}while :; do sleep 0.1; done", Traced::note("trapped"));
+            scene.create(&traced.pod(&name, &script, "exit 9")).await?;
             scene.phase(&name, "Running").await?;
+            traced.has_noted(&name, "trapped").await?;
             scene.kubectl.run(["delete", "pod", &name, "--wait=false"]).await?;
             let agent = mortal.outlive().await?;
             wait::until_gone(&scene.pods, &name, DEADLINE).await?;
