@@ -234,7 +234,10 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
         ready.next().and_then(|one| one.last_transition_time.clone()).map(|time| time.0)
     };
     let created = second.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    ensure!(since_ready(&first).is_some_and(|ready| Some(ready) <= created), "the second was made before the first was ready");
+    ensure!(
+        since_ready(&first).is_some_and(|ready| Some(ready) <= created),
+        "the second was made before the first was ready"
+    );
 
     scene.kubectl.run(["delete", "pod", "db-0"]).await?;
     let again = wait::until(&scene.pods, "db-0", "another Pod, and ready", DEADLINE, |pod| {
@@ -254,7 +257,10 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
     let version = |pod: &Pod| pod.annotations().get("version").cloned();
     assert_eq!((version(&first).as_deref(), version(&second).as_deref()), (Some("2"), Some("2")));
     let created = first.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    ensure!(since_ready(&second).is_some_and(|ready| Some(ready) <= created), "the first was replaced before the second was ready");
+    ensure!(
+        since_ready(&second).is_some_and(|ready| Some(ready) <= created),
+        "the first was replaced before the second was ready"
+    );
     scene.kubectl.run(["scale", "statefulset", "db", "--replicas=1"]).await?;
     wait::until_gone(&scene.pods, "db-1", DEADLINE).await?;
     assert_eq!(scene.pods.get("db-0").await?.uid(), first.uid());
