@@ -1,7 +1,8 @@
-//! Finds the programs that tests start.
+//! Finds the programs that tests start, and writes those that they make up.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -43,6 +44,22 @@ fn named_or_near(variable: &str, name: &str) -> Result<PathBuf> {
         Some(program) => std::path::absolute(&program).with_context(|| format!("{variable} is empty")),
         None => find(name),
     }
+}
+
+/// Writes a script that can be started at once.
+///
+/// A child writes it: while another thread starts a program, that has whatever this process has open for writing, and nothing starts a
+/// file that anybody may still write to.
+pub fn write(path: &Path, script: &str) -> Result<()> {
+    let mut child = Command::new("sh")
+        .args(["-c", r#"cat >"$0" && chmod 755 "$0""#])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot start sh")?;
+    child.stdin.take().context("its stdin is not a pipe")?.write_all(script.as_bytes())?;
+    ensure!(child.wait()?.success(), "cannot write {}", path.display());
+    Ok(())
 }
 
 /// Whether the agent knows a variable that only builds for tests read.

@@ -21,7 +21,6 @@ use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::sandbox::{Sandbox, processes};
 use tart_kubelet_tests::wait::{eventually, until};
 
-const SECONDS_10: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test]
@@ -58,7 +57,7 @@ async fn a_pod_reaches_the_scheduler() -> Result<()> {
         },
     });
     pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
-    until(&pods, "lonely", "called unschedulable", SECONDS_10, |pod| {
+    until(&pods, "lonely", "called unschedulable", MINUTE, |pod| {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions.is_some_and(|all| all.iter().any(|one| one.reason.as_deref() == Some("Unschedulable")))
     })
@@ -118,15 +117,20 @@ async fn an_agent_keeps_its_state_and_its_log_over_a_restart() -> Result<()> {
     let mac = Mac::new(control_plane.sandbox())?;
     let agent = Agent::new(&mac, "mac-agent", &control_plane.node_kubeconfig("mac-agent")?)?.start()?;
     let nodes = Api::<Node>::all(control_plane.client().await?);
-    until(&nodes, "mac-agent", "registered", SECONDS_10, |_| true).await?;
-    let log = agent.log()?;
-
+    until(&nodes, "mac-agent", "registered", MINUTE, |_| true).await?;
     agent.kill(Signal::SIGTERM)?;
-    agent.wait_for_exit(SECONDS_10).await?;
+    agent.wait_for_exit(MINUTE).await?;
+    let first = agent.log()?;
+
     let agent = agent.restart()?;
-    agent.process().ensure_running()?;
-    ensure!(agent.log()?.starts_with(&log), "the second run's log has replaced the first one's");
-    Ok(())
+    eventually("words of the second run after the first one's", MINUTE, async || {
+        agent.process().ensure_running()?;
+        let log = agent.log()?;
+        let second = log.strip_prefix(&first).context("the second run's log has replaced the first one's")?;
+        ensure!(second.contains("serving health and metrics"), "{second}");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]
@@ -260,7 +264,7 @@ fn read_line(process: &mut Child) -> Result<String> {
 }
 
 async fn nothing_is_left(sandbox: &Path) -> Result<()> {
-    eventually("the sandbox to be gone", SECONDS_10, async || {
+    eventually("the sandbox to be gone", MINUTE, async || {
         let running = processes::of(sandbox)?;
         ensure!(running.is_empty(), "processes {running:?} are still running");
         ensure!(!sandbox.exists(), "{} is still there", sandbox.display());
@@ -306,7 +310,7 @@ async fn request_certificate(client: &Client, signer: &str, usages: &[&str]) -> 
 
 async fn signed(control_plane: &ControlPlane, request: &str) -> Result<()> {
     let requests = Api::<CertificateSigningRequest>::all(control_plane.client().await?);
-    until(&requests, request, "signed", SECONDS_10, |request| {
+    until(&requests, request, "signed", MINUTE, |request| {
         request.status.as_ref().is_some_and(|status| status.certificate.is_some())
     })
     .await?;

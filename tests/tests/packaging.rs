@@ -1,12 +1,11 @@
 //! What is run on a Mac by hand or over SSH, with strict stand-ins for the programs of macOS.
 
-use std::fs::Permissions;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use tart_kubelet_tests::programs;
 use tart_kubelet_tests::sandbox::Sandbox;
 
 const PREFERENCES: &str = "/Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist";
@@ -53,16 +52,14 @@ struct Host {
 impl Host {
     fn new() -> Result<Self> {
         let dir = Sandbox::shared()?.directory("host")?;
-        let programs = [
+        let stand_ins = [
             ("defaults", DEFAULTS.to_owned()),
             ("uname", "#!/bin/sh\n[ \"$*\" = -s ] && cat \"$MAC/system\"\n".to_owned()),
             ("id", "#!/bin/sh\n[ \"$*\" = -u ] && cat \"$MAC/user\"\n".to_owned()),
         ];
         std::fs::create_dir(dir.join("bin"))?;
-        for (name, text) in programs {
-            let path = dir.join("bin").join(name);
-            std::fs::write(&path, text)?;
-            std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+        for (name, text) in stand_ins {
+            programs::write(&dir.join("bin").join(name), &text)?;
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no workspace")?;
         let host = Self { dir, script: root.join("packaging/host/dhcp-lease-time.sh") };

@@ -30,7 +30,7 @@ pub(super) const SET_UP_WORDS: usize = 16 << 10;
 /// How often it is tried when the guest agent breaks off.
 const SET_UP_TRIES: u32 = 3;
 /// How long the guest may take to tell the exit code of a command whose connection broke off.
-const EXIT_LIMIT: Duration = Duration::from_secs(2);
+const EXIT_LIMIT: Duration = Duration::from_secs(10);
 /// What is left to a container after its `preStop` hook, whatever that has used up.
 pub(super) const LEAST_AFTER_HOOK: Duration = Duration::from_secs(2);
 

@@ -23,7 +23,7 @@ use crate::tart::Tart;
 use crate::vm::VmName;
 
 /// How long the guest may take to tell an exit code.
-const EXIT_LIMIT: Duration = Duration::from_secs(3);
+const EXIT_LIMIT: Duration = Duration::from_secs(10);
 /// A number, and the end of its line.
 const EXIT_WORDS: usize = 16;
 /// How long a guest that has said how it ends may take to be gone.

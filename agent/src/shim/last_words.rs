@@ -17,7 +17,8 @@ const MAX_TAIL: usize = 2048;
 const MAX_TAIL_LINES: usize = 80;
 /// What of a log file is read for that: more than a line can be long.
 const MAX_LOG: u64 = 64 << 10;
-const LIMIT: Duration = Duration::from_secs(5);
+/// How long the guest may take to read the message.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Where a container leaves its last words.
 pub(super) struct LastWords<'a> {

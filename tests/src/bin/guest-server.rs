@@ -3,7 +3,8 @@
 //! Every argument `NAME[=TEXT]` is a file to start with. While `up` exists, port 8080 of the guest's address is open, and 8443 with a
 //! certificate that nobody vouches for. A request for `/NAME` is answered by what is in the file NAME, a status and perhaps the
 //! place of a redirect, or by 200 without one, and never when it says `hang`; `grpc` has the number that the health protocol
-//! answers with. `asked` has the path of each request, with the service of one for its health; `headers` has the last one's headers.
+//! answers with. `asked` has the path of each request, with the service of one for its health, `answered` the path and the status of
+//! each answer; `headers` has the last request's headers.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -93,15 +94,13 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>> {
         .headers
         .iter()
         .map(|(name, value)| format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes())));
-    std::fs::write(Path::new(FILES).join("headers"), headers.collect::<String>())?;
-    let mut asked =
-        std::fs::File::options().create(true).append(true).open(Path::new(FILES).join("asked"))?;
+    replace("headers", &headers.collect::<String>())?;
     let text = |name: &str| std::fs::read_to_string(Path::new(FILES).join(name)).unwrap_or_default();
     if path == HEALTH {
         // The service is the text behind the message's length, the tag and the text's length.
         let message = sent.collect().await?.to_bytes();
         let service = String::from_utf8_lossy(message.get(7..).unwrap_or_default()).into_owned();
-        writeln!(asked, "{path} {service}")?;
+        note("asked", &format!("{path} {service}"))?;
         let status = text("grpc").trim().parse().unwrap_or(1);
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", HeaderValue::from_static("0"));
@@ -110,18 +109,32 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>> {
         let frames = vec![message, Frame::trailers(trailers)];
         return Ok(Response::builder().header("content-type", "application/grpc").body(body(frames))?);
     }
-    writeln!(asked, "{path}")?;
+    note("asked", path)?;
     let text = text(path.trim_start_matches('/'));
     let mut words = text.split_whitespace().peekable();
     if words.peek() == Some(&"hang") {
         return std::future::pending().await;
     }
     let status: u16 = words.next().map_or(Ok(200), str::parse)?;
+    note("answered", &format!("{path} {status}"))?;
     let mut response = Response::builder().status(status);
     if let Some(place) = words.next() {
         response = response.header("location", place);
     }
     Ok(response.body(body(vec![Frame::data(Bytes::from_static(b"words from the guest"))]))?)
+}
+
+/// Adds a line to a file.
+fn note(name: &str, line: &str) -> Result<()> {
+    let mut file = std::fs::File::options().create(true).append(true).open(Path::new(FILES).join(name))?;
+    Ok(writeln!(file, "{line}")?)
+}
+
+/// Writes a file that nobody sees in part.
+fn replace(name: &str, text: &str) -> Result<()> {
+    let (written, target) = (Path::new(FILES).join(format!(".{name}")), Path::new(FILES).join(name));
+    std::fs::write(&written, text)?;
+    Ok(std::fs::rename(written, target)?)
 }
 
 fn body(frames: Vec<Frame<Bytes>>) -> Body {

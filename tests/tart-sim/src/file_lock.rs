@@ -1,13 +1,14 @@
 //! Whole-file `flock` locks, on directories too.
 
-use std::fs::{File, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// An exclusive `flock`, held until dropped.
 #[derive(Debug)]
 pub(crate) struct FileLock {
-    _file: File,
+    file: File,
 }
 
 impl FileLock {
@@ -15,16 +16,26 @@ impl FileLock {
     pub(crate) fn wait(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         file.lock()?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 
     /// Takes the lock unless someone else has it.
     pub(crate) fn attempt(path: &Path) -> io::Result<Option<Self>> {
         let file = File::open(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Self { _file: file })),
+            Ok(()) => Ok(Some(Self { file })),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// Whether what is locked is what is at this path now: it may have been removed between the opening and the locking.
+    pub(crate) fn is_at(&self, path: &Path) -> io::Result<bool> {
+        let locked = self.file.metadata()?;
+        match fs::metadata(path) {
+            Ok(there) => Ok((there.dev(), there.ino()) == (locked.dev(), locked.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }
@@ -41,5 +52,20 @@ mod tests {
         assert!(FileLock::attempt(dir.path()).unwrap().is_none());
         drop(held);
         assert!(FileLock::attempt(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_lock_knows_whether_its_directory_is_still_there() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let path = dir.path().join("locked");
+        fs::create_dir(&path).unwrap();
+        let held = FileLock::wait(&path).unwrap();
+        assert!(held.is_at(&path).unwrap());
+        fs::remove_dir(&path).unwrap();
+        assert!(!held.is_at(&path).unwrap());
+        // Another one of the same name.
+        fs::create_dir(&path).unwrap();
+        assert!(!held.is_at(&path).unwrap());
     }
 }

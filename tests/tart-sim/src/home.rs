@@ -107,8 +107,8 @@ impl Home {
         for path in entries(&self.tmp())? {
             // Gone already means that another command collects at the same time.
             match FileLock::attempt(&path) {
-                Ok(Some(_lock)) => remove(&path)?,
-                Ok(None) => {}
+                Ok(Some(lock)) if lock.is_at(&path)? => remove(&path)?,
+                Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -131,11 +131,17 @@ pub(crate) struct Temporary {
 }
 
 impl Temporary {
-    /// Creates (or takes over) and locks a directory.
+    /// Creates (or takes over) and locks a directory, again and again for as long as others take it for garbage before it is locked.
     pub(crate) fn create(path: PathBuf) -> io::Result<Self> {
-        fs::create_dir_all(&path)?;
-        let lock = FileLock::wait(&path)?;
-        Ok(Self { vm: VmDir::new(path), _lock: lock })
+        loop {
+            fs::create_dir_all(&path)?;
+            match FileLock::wait(&path) {
+                Ok(lock) if lock.is_at(&path)? => return Ok(Self { vm: VmDir::new(path), _lock: lock }),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// The VM that is being put together in there.

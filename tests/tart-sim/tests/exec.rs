@@ -193,10 +193,11 @@ fn the_socket_accepts_before_the_agent_answers() {
 fn agents_that_fail_are_all_the_same_to_exec_and_can_recover() {
     let mac = Mac::new();
     let _a = mac.boot("a");
-    mac.switch_on("agent-connect-timeout", "300ms");
     for fault in ["agent-down", "agent-stall", "agent-garbage"] {
         mac.switch_on(fault, "");
+        mac.switch_on("agent-connect-timeout", "300ms");
         mac.tart(&["exec", "a", "true"]).fails(1, NO_AGENT);
+        mac.switch_off("agent-connect-timeout");
         mac.switch_off(fault);
         mac.tart(&["exec", "a", "true"]).ok();
     }

@@ -195,10 +195,8 @@ fn no_process_outlives_the_vm() {
         mac.wait_for_agent("a");
         mac.sh("a", &format!("{shell} {mark} > /dev/null 2>&1 < /dev/null &")).ok();
         eventually("the process runs", || (processes_with(&mark) > 0).then_some(()));
-        let killed = Instant::now();
         a.kill();
         eventually("the process is gone", || (processes_with(&mark) == 0).then_some(()));
-        assert!(killed.elapsed().as_secs() < 2, "{shell}");
     }
 }
 

@@ -1,12 +1,11 @@
 //! Base VMs: one per image, made once, and what every VM of a Pod is cloned from.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
-use tart_kubelet_tests::wait;
+use tart_kubelet_tests::{programs, wait};
 
 use crate::scene::{DEADLINE, IMAGE, Scene};
 
@@ -24,8 +23,7 @@ impl Witness {
             notes.display(),
             scene.mac.tart_binary().display()
         );
-        std::fs::write(&program, script)?;
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+        programs::write(&program, &script)?;
         std::fs::write(&notes, "")?;
         Ok(Self { program, notes })
     }

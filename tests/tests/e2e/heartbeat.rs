@@ -130,16 +130,13 @@ async fn a_node_at_rest_writes_its_lease_and_nothing_else() -> Result<()> {
 /// A program that starts another one with a file system of its own at `path`, which is small and goes with it.
 #[cfg(target_os = "linux")]
 fn small_volume_at(path: &std::path::Path) -> Result<std::path::PathBuf> {
-    use std::os::unix::fs::PermissionsExt;
-
     let program = path.with_file_name("with-small-volume");
     let mount = r#"mount -t tmpfs -o size=4m none "$0" && exec "$@""#;
     let script = format!(
         "#!/bin/sh\nexec unshare --map-root-user --mount sh -c '{mount}' '{}' \"$@\"\n",
         path.display()
     );
-    std::fs::write(&program, script)?;
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    tart_kubelet_tests::programs::write(&program, &script)?;
     Ok(program)
 }
 

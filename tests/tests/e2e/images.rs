@@ -1,11 +1,9 @@
 //! Images: where they come from, and what is told when they do not come.
 
-use std::os::unix::fs::PermissionsExt;
-
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
-use tart_kubelet_tests::wait;
+use tart_kubelet_tests::{programs, wait};
 
 use crate::scene::{DEADLINE, Scene};
 
@@ -92,8 +90,7 @@ async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
         notes.display(),
         scene.mac.tart_binary().display()
     );
-    std::fs::write(&program, script)?;
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    programs::write(&program, &script)?;
     // What the agent itself was started with is nobody's business.
     let agent = scene
         .agent

@@ -1,15 +1,12 @@
 //! Whatever finds no space has images make some, once, and is tried once more.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::disk::SmallDisk;
-use tart_kubelet_tests::skip;
-use tart_kubelet_tests::wait;
+use tart_kubelet_tests::{programs, skip, wait};
 
 use crate::image_gc::{MIB, SIZE, add_image, agent, left, pod, small, use_once};
 use crate::scene::{DEADLINE, Scene, phase_of};
@@ -181,8 +178,7 @@ async fn an_agent_whose_own_log_is_full_goes_on() -> Result<()> {
     }
     let scene = Scene::new("own-log").await?;
     let starter = scene.mac.host().join("starter");
-    std::fs::write(&starter, "#!/bin/sh\nexec \"$@\" 2>/dev/full\n")?;
-    std::fs::set_permissions(&starter, Permissions::from_mode(0o755))?;
+    programs::write(&starter, "#!/bin/sh\nexec \"$@\" 2>/dev/full\n")?;
     let running = scene.agent.clone().started_by(&starter).start()?;
     scene.node_ready(&running).await?;
     scene.create(&scene.pod("any", &json!({"command": ["true"]}), &json!({}))).await?;

@@ -1,14 +1,13 @@
 //! What an agent and its shims have open: little, and nothing for Pods that are over.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
-use tart_kubelet_tests::wait;
+use tart_kubelet_tests::{programs, wait};
 
 use crate::scene::{DEADLINE, Scene};
 
@@ -78,8 +77,7 @@ async fn whoever_starts_the_agent_with_few_open_files_does_not_limit_it() -> Res
     let scene = Scene::new("few-files").await?;
     let starter = scene.mac.host().join("starter");
     // As launchd does it.
-    fs::write(&starter, "#!/bin/sh\nulimit -S -n 256\nexec \"$@\"\n")?;
-    fs::set_permissions(&starter, Permissions::from_mode(0o755))?;
+    programs::write(&starter, "#!/bin/sh\nulimit -S -n 256\nexec \"$@\"\n")?;
     let agent = scene.agent.clone().started_by(&starter).start()?;
     scene.node_ready(&agent).await?;
     scene.create(&scene.pod("any", &json!({}), &json!({}))).await?;

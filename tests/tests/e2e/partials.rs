@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
 use crate::image_gc::{MIB, small};
@@ -15,6 +16,8 @@ use crate::images::{listed, waits_for};
 use crate::scene::{DEADLINE, Scene, condition};
 
 const LARGE: &str = "registry.test/macos/large:1";
+/// How long a pull takes that is to be cut short: longer than any test waits for that, and a part of it is soon here.
+const SLOW: u32 = 200;
 const REACHES: &str = "check that the host reaches the registry";
 
 /// What there is of images that are not whole, where tart makes them.
@@ -56,11 +59,18 @@ async fn nobody_holds(part: &Path) -> Result<()> {
     .await
 }
 
+/// Fills the disk with a part of an image, in one piece for the agent: what is deleted while somebody still writes to it frees nothing.
+fn make_heavy(running: &RunningAgent, part: &Path) -> Result<()> {
+    running.kill(Signal::SIGSTOP)?;
+    std::fs::write(part.join("weight"), vec![1; usize::try_from(180 * MIB)?])?;
+    running.kill(Signal::SIGCONT)
+}
+
 #[tokio::test]
 async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
     for interruption in ["network", "agent", "both"] {
         let (scene, running) = Scene::with_agent("resume").await?;
-        scene.mac.add_image(LARGE, &json!({"pullSeconds": 10}))?;
+        scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
         scene.create(&large(&scene, "large")).await?;
         let part = a_part_is_here(&scene).await?;
         // While it is open nothing else gets its number.
@@ -74,16 +84,17 @@ async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
             assert_eq!(inode(&part)?, before);
             scene.mac.clear_fault("pull")?;
         }
-        let _running = match interruption {
-            "network" => running,
+        match interruption {
             "agent" => {
                 running.kill(Signal::SIGTERM)?;
                 running.wait_for_exit(DEADLINE).await?;
-                // The next one asks tart for the image first.
-                scene.agent.start()?
             }
-            _ => running.restart()?,
-        };
+            "both" => drop(running.kill9()?),
+            _ => {}
+        }
+        scene.mac.set_fault("hurry", "")?;
+        // The next agent asks tart for the image first.
+        let _running = if interruption == "network" { running } else { scene.agent.start()? };
         scene.phase("large", "Running").await?;
         let now = inode(&whole(&scene))?;
         ensure!(now == before, "it came anew after the {interruption}:\n{}", scene.agent_log());
@@ -94,7 +105,7 @@ async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
 #[tokio::test]
 async fn what_is_kept_is_there_for_whoever_pulls_it_by_other_hands() -> Result<()> {
     let (scene, running) = Scene::with_agent("kept-others").await?;
-    scene.mac.add_image(LARGE, &json!({"pullSeconds": 10}))?;
+    scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.create(&large(&scene, "large")).await?;
     let before = inode(&a_part_is_here(&scene).await?)?;
     scene.mac.set_fault("pull", "connection-lost at=layers")?;
@@ -102,6 +113,7 @@ async fn what_is_kept_is_there_for_whoever_pulls_it_by_other_hands() -> Result<(
     // Nobody will try again.
     scene.kubectl.run(["delete", "pod", "large"]).await?;
     scene.mac.clear_fault("pull")?;
+    scene.mac.set_fault("hurry", "")?;
     scene.mac.tart(["pull", LARGE]).await?;
     assert_eq!(inode(&whole(&scene))?, before, "it came anew");
     // Whoever has made it whole has it.
@@ -122,14 +134,14 @@ async fn what_is_kept_goes_before_a_pod_does() -> Result<()> {
     scene.node_ready(&running).await?;
     scene.create(&scene.pod("stays", &json!({}), &json!({}))).await?;
     scene.phase("stays", "Running").await?;
-    scene.mac.add_image(LARGE, &json!({"pullSeconds": 10}))?;
+    scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.create(&large(&scene, "large")).await?;
     let part = a_part_is_here(&scene).await?;
     scene.mac.set_fault("pull", "connection-lost at=layers")?;
     waits_for(&scene, "large", "ErrImagePull", REACHES).await?;
     // Nobody will try again, and no tart comes by.
     scene.kubectl.run(["delete", "pod", "large"]).await?;
-    std::fs::write(part.join("weight"), vec![1; usize::try_from(180 * MIB)?])?;
+    make_heavy(&running, &part)?;
     wait::eventually("room", DEADLINE, async || {
         ensure!(!part.exists(), "{}", running.log()?);
         Ok(())
@@ -146,7 +158,7 @@ async fn what_is_kept_goes_before_a_pod_does() -> Result<()> {
 #[tokio::test]
 async fn a_pull_with_other_credentials_does_not_wait_for_what_is_kept() -> Result<()> {
     let (scene, _running) = Scene::with_agent("kept-credentials").await?;
-    scene.mac.add_image(LARGE, &json!({"pullSeconds": 10}))?;
+    scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     let create = ["create", "secret", "docker-registry", "pull", "--docker-server=registry.test"];
     let login = ["--docker-username=robot", "--docker-password=s3cr3t"];
     scene.kubectl.run(create.into_iter().chain(login)).await?;
@@ -158,7 +170,7 @@ async fn a_pull_with_other_credentials_does_not_wait_for_what_is_kept() -> Resul
     scene.create(&second).await?;
     wait::eventually("a second pull", DEADLINE, async || {
         let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
-        ensure!(calls.lines().filter(|call| *call == "pull").count() == 2, "{calls}");
+        ensure!(calls.lines().filter(|call| *call == "pull").count() >= 2, "{calls}");
         Ok(())
     })
     .await?;
@@ -167,6 +179,7 @@ async fn a_pull_with_other_credentials_does_not_wait_for_what_is_kept() -> Resul
     waits_for(&scene, "first", "ErrImagePull", REACHES).await?;
     scene.kubectl.run(["delete", "pod", "first"]).await?;
     scene.mac.clear_fault("pull")?;
+    scene.mac.set_fault("hurry", "")?;
     scene.phase("second", "Running").await?;
     assert_eq!(inode(&whole(&scene))?, before, "it came anew");
     Ok(())
@@ -175,7 +188,7 @@ async fn a_pull_with_other_credentials_does_not_wait_for_what_is_kept() -> Resul
 #[tokio::test]
 async fn what_a_pull_by_hand_has_brought_is_kept_for_the_agent() -> Result<()> {
     let scene = Scene::new("kept-by-hand").await?;
-    scene.mac.add_image(LARGE, &json!({"pullSeconds": 10}))?;
+    scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     let words = ["images", "pull", LARGE];
     let (failed, before) = tokio::join!(scene.agent.run(&words), async {
         let before = inode(&a_part_is_here(&scene).await?)?;
@@ -185,6 +198,7 @@ async fn what_a_pull_by_hand_has_brought_is_kept_for_the_agent() -> Result<()> {
     let failed = format!("{:#}", failed.err().context("the network is gone")?);
     ensure!(failed.contains(REACHES), "{failed}");
     scene.mac.clear_fault("pull")?;
+    scene.mac.set_fault("hurry", "")?;
     let running = scene.agent.start()?;
     scene.create(&large(&scene, "large")).await?;
     scene.phase("large", "Running").await?;
@@ -255,7 +269,7 @@ async fn a_pod_that_is_evicted_while_its_image_comes_pulls_no_more() -> Result<(
     scene.mac.add_image(LARGE, &json!({"pullSeconds": 600}))?;
     scene.create(&large(&scene, "large")).await?;
     let part = a_part_is_here(&scene).await?;
-    std::fs::write(part.join("weight"), vec![1; usize::try_from(180 * MIB)?])?;
+    make_heavy(&running, &part)?;
     let evicted = scene.phase("large", "Failed").await?.status.context("no status")?;
     assert_eq!(evicted.reason.as_deref(), Some("Evicted"));
     // Its tart is gone, and what that had brought is no more than garbage.

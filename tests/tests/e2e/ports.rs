@@ -2,6 +2,8 @@
 //!
 //! Simulated guests share the machine's network, so a server at a Pod's address is a server in its guest.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tart_kubelet_tests::wait;
@@ -16,9 +18,15 @@ fn with_ports(ports: &Value) -> Value {
     json!({"ports": ports})
 }
 
-/// A port that nothing listens at for now.
+/// A port that nothing listens at for now, and below those that systems give to whoever asks for any.
 async fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    wait::eventually("a free port", DEADLINE, async || {
+        let number = std::process::id().wrapping_mul(16).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = u16::try_from(20_000 + number % 10_000)?;
+        Ok(TcpListener::bind(("127.0.0.1", port)).await.map(|_| port)?)
+    })
+    .await
 }
 
 async fn address_of(scene: &Scene, pod: &str) -> Result<String> {

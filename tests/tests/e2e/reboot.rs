@@ -104,7 +104,8 @@ async fn while_a_pod_is_initialised_and_another_is_deleted() -> Result<()> {
     let uid = scene.pods.get("init").await?.metadata.uid.context("no UID")?;
     let kept = scene.agent.state_dir().join("volumes").join(uid).join("kept");
     wait::eventually("an init container that runs", DEADLINE, async || {
-        ensure!(kept.join("tries").exists());
+        let tries = std::fs::read_to_string(kept.join("tries"))?;
+        ensure!(tries == "x\n", "{tries:?}");
         Ok(())
     })
     .await?;

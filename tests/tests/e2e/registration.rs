@@ -1,11 +1,9 @@
 //! What a Mac says of itself when it registers, and what it leaves alone afterwards.
 
-use std::os::unix::fs::PermissionsExt;
-
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::ResourceExt;
-use tart_kubelet_tests::wait;
+use tart_kubelet_tests::{programs, wait};
 
 use crate::broken_input::last_words;
 use crate::scene::{DEADLINE, Scene};
@@ -178,8 +176,7 @@ async fn tailscale_gives_the_address_or_the_agent_says_why_not() -> Result<()> {
     let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
     ensure!(line.contains("--node-ip-source=tailscale: no address") && line.contains("cannot run"), "{line}");
 
-    std::fs::write(&program, "#!/bin/sh\n[ \"$*\" = 'ip -4' ] && echo 100.64.0.7\n")?;
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    programs::write(&program, "#!/bin/sh\n[ \"$*\" = 'ip -4' ] && echo 100.64.0.7\n")?;
     let running = agent.start()?;
     scene.node_ready(&running).await?;
     let status = scene.nodes.get(&scene.node).await?.status.context("no status")?;

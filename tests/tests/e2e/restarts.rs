@@ -98,7 +98,9 @@ async fn a_container_that_fails_its_probe_and_then_ends_well_starts_again() -> R
     // It does not fail before it can end well.
     let script = "trap 'exit 0' TERM; touch /private/tmp/up; while :; do sleep 0.1; done";
     let check = ["/bin/sh", "-c", "[ ! -e /private/tmp/up ]"];
-    let probe = json!({"exec": {"command": check}, "periodSeconds": 1, "failureThreshold": 1});
+    let probe = json!({
+        "exec": {"command": check}, "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 20,
+    });
     let probed = json!({"command": ["/bin/sh", "-c", script], "livenessProbe": probe});
     scene.create(&scene.pod("unwell", &probed, &json!({"restartPolicy": "OnFailure"}))).await?;
     // It may be stopped again before anybody has seen it run.

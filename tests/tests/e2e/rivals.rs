@@ -38,8 +38,14 @@ async fn the_second_of_two_live_agents_refuses_in_words() -> Result<()> {
     );
     first.process().ensure_running()?;
     // Its own restart is not a second agent.
-    let first = first.restart()?;
-    scene.node_ready(&first).await?;
+    first.kill9()?;
+    let leases: Api<Lease> = Api::namespaced(scene.control_plane.client().await?, "kube-node-lease");
+    let renewed = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
+    let before = renewed(&leases.get(&scene.node).await?);
+    let first = scene.agent.start()?;
+    wait::until(&leases, &scene.node, "renewed", DEADLINE, |lease| renewed(lease) != before)
+        .await
+        .with_context(|| first.log().unwrap_or_default())?;
     ensure!(!first.log()?.contains("watching whether it is alive"), "{}", first.log()?);
     Ok(())
 }
@@ -179,7 +185,7 @@ async fn one_home_of_tarts_serves_one_cluster() -> Result<()> {
     let proxy = Proxy::start(scene.control_plane).await?;
     let kubeconfig = proxy.kubeconfig(&scene.control_plane.node_kubeconfig(&scene.node)?)?;
     let moved = scene.agent.clone().flag("--kubeconfig", &kubeconfig.display().to_string()).start()?;
-    scene.node_ready(&moved).await?;
+    scene.looked_at("lives").await?;
     moved.kill9()?;
     // The Mac was a Node of the same name in another cluster, and no Pod of that one is in this.
     let path = scene.mac.tart_home().join("tart-kubelet.json");
@@ -195,7 +201,8 @@ async fn one_home_of_tarts_serves_one_cluster() -> Result<()> {
     }
     assert_eq!(scene.running_vms().await?, [vm]);
     std::fs::write(&path, ours)?;
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
-    scene.phase("lives", "Running").await.map(drop)
+    let _agent = scene.agent.start()?;
+    let lives = scene.looked_at("lives").await?;
+    assert_eq!(crate::scene::phase_of(&lives), "Running");
+    Ok(())
 }

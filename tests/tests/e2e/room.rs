@@ -1,7 +1,5 @@
 //! Who waits while images make room, and who does not; and what an image leaves behind.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -10,7 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
-use tart_kubelet_tests::{process, wait};
+use tart_kubelet_tests::{process, programs, wait};
 
 use crate::image_gc::{MIB, SIZE, add_image, agent, left, pod, reference, small, use_once};
 use crate::scene::{DEADLINE, Scene, condition};
@@ -32,8 +30,7 @@ impl Gate {
             shut.display(),
             scene.mac.tart_binary().display()
         );
-        std::fs::write(&program, script)?;
-        std::fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+        programs::write(&program, &script)?;
         Ok(Self { program, shut, arrived })
     }
 

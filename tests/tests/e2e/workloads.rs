@@ -230,30 +230,37 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
     let (first, second) = (scene.pods.get("db-0").await?, scene.pods.get("db-1").await?);
     let since_ready = |pod: &Pod| {
         let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        let mut ready = conditions.filter(|one| one.type_ == "Ready");
+        let mut ready = conditions.filter(|one| one.type_ == "Ready" && one.status == "True");
         ready.next().and_then(|one| one.last_transition_time.clone()).map(|time| time.0)
     };
     let created = second.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    ensure!(since_ready(&first) <= created, "the second was made before the first was ready");
+    ensure!(
+        since_ready(&first).is_some_and(|ready| Some(ready) <= created),
+        "the second was made before the first was ready"
+    );
 
     scene.kubectl.run(["delete", "pod", "db-0"]).await?;
-    let again = wait::until(&scene.pods, "db-0", "another Pod", DEADLINE, |pod| {
+    let again = wait::until(&scene.pods, "db-0", "another Pod, and ready", DEADLINE, |pod| {
         pod.uid() != first.uid() && since_ready(pod).is_some()
     })
     .await?;
     ready().await?;
-    assert_ne!(Scene::vm_of(&scene.pods.get("db-0").await?)?, Scene::vm_of(&first)?, "{:?}", again.uid());
+    assert_ne!(Scene::vm_of(&again)?, Scene::vm_of(&first)?, "{:?}", again.uid());
     assert_eq!(scene.pods.get("db-1").await?.uid(), second.uid(), "the other one is left alone");
 
     // An update begins with the last one, and so does the way down.
     let template = r#"{"spec":{"template":{"metadata":{"annotations":{"version":"2"}}}}}"#;
     scene.kubectl.run(["patch", "statefulset", "db", "--type=merge", "--patch", template]).await?;
-    scene.kubectl.run(["rollout", "status", "statefulset/db", "--timeout=120s"]).await?;
+    let patient = scene.kubectl.clone().deadline(DEADLINE);
+    patient.run(["rollout", "status", "statefulset/db"]).await?;
     let (first, second) = (scene.pods.get("db-0").await?, scene.pods.get("db-1").await?);
     let version = |pod: &Pod| pod.annotations().get("version").cloned();
     assert_eq!((version(&first).as_deref(), version(&second).as_deref()), (Some("2"), Some("2")));
     let created = first.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    ensure!(since_ready(&second) <= created, "the first was replaced before the second was ready");
+    ensure!(
+        since_ready(&second).is_some_and(|ready| Some(ready) <= created),
+        "the first was replaced before the second was ready"
+    );
     scene.kubectl.run(["scale", "statefulset", "db", "--replicas=1"]).await?;
     wait::until_gone(&scene.pods, "db-1", DEADLINE).await?;
     assert_eq!(scene.pods.get("db-0").await?.uid(), first.uid());

@@ -122,11 +122,19 @@ fn clones_wait_for_the_lock_on_the_home() {
     let home = fs::File::open(mac.home()).unwrap();
     home.lock().unwrap();
     let mut clone = mac.command(&["clone", "vm", "copy"]).spawn().unwrap();
-    // Unlike a clone, a list waits for nobody.
-    while mac.tmp().is_empty() {
+    let mut has_nothing_but_its_place = || {
+        assert_eq!(clone.try_wait().unwrap(), None);
+        // Unlike a clone, a list waits for nobody.
         assert_eq!(mac.names(), ["vm"]);
+        mac.tmp().iter().all(|made| fs::read_dir(made).unwrap().next().is_none())
+    };
+    while mac.tmp().is_empty() {
+        assert!(has_nothing_but_its_place());
     }
-    assert!(clone.try_wait().unwrap().is_none());
+    // One that did not wait would have ended long before the last of these.
+    for _ in 0..20 {
+        assert!(has_nothing_but_its_place());
+    }
     drop(home);
     assert_eq!(clone.wait().unwrap().code(), Some(0));
     assert_eq!(mac.names(), ["copy", "vm"]);
@@ -142,6 +150,7 @@ fn a_copy_that_stalls_has_half_of_the_vm_locked_where_it_is_made() {
         if let Some(half) = mac.tmp().into_iter().find(|path| path.join("nvram.bin").exists()) {
             break half;
         }
+        assert!(clone.try_wait().unwrap().is_none(), "it has ended");
         std::thread::yield_now();
     };
     mac.ok(&["list"]);

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
 use crate::mac::{Ended, Mac};
@@ -70,8 +69,7 @@ fn a_helper_may_know_them() {
     fs::write(mac.path("user/.docker/config.json"), config).unwrap();
     let helper = mac.path("user/docker-credential-test");
     let script = "#!/bin/sh\nread host\n[ \"$1 $host\" = \"get registry.example\" ] || exit 1\necho '{\"Username\":\"user\",\"Secret\":\"secret\"}'\n";
-    fs::write(&helper, script).unwrap();
-    fs::set_permissions(&helper, fs::Permissions::from_mode(0o755)).unwrap();
+    tart_kubelet_tests::programs::write(&helper, script).unwrap();
     let path = format!("{}:{}", mac.path("user").display(), std::env::var("PATH").unwrap());
     assert_pulls(&mut mac.command(&["pull", IMAGE]), false);
     assert_pulls(mac.command(&["pull", IMAGE]).env("PATH", path), true);

@@ -140,19 +140,19 @@ fn an_interrupted_pull_leaves_nothing() {
 
 #[test]
 fn a_killed_pull_goes_on_where_it_was_unless_another_command_cleans_up() {
-    let mac = Mac::with_image(r#"{ "pullSeconds": 4 }"#);
+    let mac = Mac::with_image(r#"{ "pullSeconds": 40 }"#);
     let killed = || {
         let mut pull = Watched::start(&mut mac.command(&["pull", IMAGE]));
         let first = pull.until(|line| percent(line).is_some());
-        pull.until(|line| percent(line).is_some_and(|reached| reached >= percent(&first).unwrap() + 4));
+        pull.until(|line| percent(line).is_some_and(|reached| reached > percent(&first).unwrap()));
         pull.signal(Signal::SIGKILL);
         assert_eq!(pull.end().0, None);
         percent(&first).unwrap()
     };
     assert_eq!(killed(), 0);
     assert_eq!(mac.tmp()[0].file_name().unwrap().len(), 32, "a hash of the name");
-    assert!(killed() >= 4);
-    assert!(killed() >= 8);
+    assert!(killed() >= 1);
+    assert!(killed() >= 2);
     mac.ok(&["list"]);
     assert!(mac.tmp().is_empty());
     assert_eq!(killed(), 0);
