@@ -158,10 +158,10 @@ mod tests {
 
     /// A recorder whose API server gives these answers, `None` for a connection that breaks, and what it is asked.
     fn recorder(
-        answers: &[Option<(u16, Value)>],
+        answers: Vec<Option<(u16, Value)>>,
     ) -> (Recorder, mpsc::UnboundedReceiver<(Method, String, Value)>) {
         let (asked, asks) = mpsc::unbounded_channel();
-        let answers = Arc::new(Mutex::new(answers.to_vec().into_iter()));
+        let answers = Arc::new(Mutex::new(answers.into_iter()));
         let answer = move |request: http::Request<Body>| {
             let (asked, answers) = (asked.clone(), answers.clone());
             async move {
@@ -177,8 +177,8 @@ mod tests {
         (Recorder::new(Client::new(tower::service_fn(answer), "default"), "mac".into()), asks)
     }
 
-    fn failure(code: u16, reason: &str) -> Option<(u16, Value)> {
-        Some((code, json!({"status": "Failure", "message": "no", "reason": reason, "code": code})))
+    fn failure(code: u16, reason: &str) -> (u16, Value) {
+        (code, json!({"status": "Failure", "message": "no", "reason": reason, "code": code}))
     }
 
     fn about() -> ObjectReference {
@@ -187,8 +187,12 @@ mod tests {
 
     #[tokio::test]
     async fn an_event_that_was_written_unheard_is_not_written_twice() {
-        let (recorder, mut asks) =
-            recorder(&[None, failure(409, "AlreadyExists"), Some((200, json!({}))), Some((201, json!({})))]);
+        let (recorder, mut asks) = recorder(vec![
+            None,
+            Some(failure(409, "AlreadyExists")),
+            Some((200, json!({}))),
+            Some((201, json!({}))),
+        ]);
         recorder.write(&told("a"), &about()).await.unwrap();
         let (method, path, first) = asks.recv().await.unwrap();
         assert_eq!((method, &*path), (Method::POST, "/apis/events.k8s.io/v1/namespaces/n/events"));
@@ -208,7 +212,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_refused_is_not_tried_again() {
-        let (recorder, mut asks) = recorder(&[failure(403, "Forbidden")]);
+        let (recorder, mut asks) = recorder(vec![Some(failure(403, "Forbidden"))]);
         recorder.write(&told("a"), &about()).await.unwrap_err();
         asks.recv().await.unwrap();
         assert!(asks.try_recv().is_err());
