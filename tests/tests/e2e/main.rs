@@ -49,3 +49,4 @@ mod upkeep;
 mod users;
 mod volumes;
 mod workloads;
+mod young_images;
