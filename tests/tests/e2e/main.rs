@@ -11,6 +11,7 @@ mod deletion;
 mod describe;
 mod drain;
 mod environment;
+mod eviction;
 mod fields;
 mod fit;
 mod full_disk;
