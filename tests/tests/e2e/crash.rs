@@ -2,6 +2,7 @@
 
 mod agent;
 mod catalogue;
+mod claim;
 mod inquest;
 pub(crate) mod records;
 mod secrets;
