@@ -3,6 +3,7 @@
 mod agent;
 mod catalogue;
 mod claim;
+mod collection;
 mod inquest;
 pub(crate) mod records;
 mod secrets;
