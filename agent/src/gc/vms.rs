@@ -130,6 +130,7 @@ impl Collector {
         if let Judgement::Delete { runs: true, .. } = second {
             warn!(%vm, "the VM runs, and no Pod has it; stopping it");
             self.observer.tart.stop(vm, STOP_PATIENCE).await?;
+            crash::point("agent.gc.stopped");
             // Whoever stops a VM touches it.
             second = self.look_again(vm, Duration::ZERO).await;
             let given_up = Instant::now() + END_PATIENCE;
@@ -152,6 +153,7 @@ impl Collector {
         };
         let tart = &self.observer.tart;
         tart.delete(vm).await?;
+        crash::point("agent.gc.deleted");
         block_in_place(|| tart.remove_rest(vm)).map_err(CollectError::Rest)?;
         Ok(None)
     }
@@ -165,6 +167,7 @@ impl Collector {
         let Judgement::Delete { .. } = second else { return Ok(Some(second)) };
         let tart = &self.observer.tart;
         tart.delete_base(base).await?;
+        crash::point("agent.gc.base");
         block_in_place(|| tart.remove_rest_of_base(base)).map_err(CollectError::Rest)?;
         Ok(None)
     }

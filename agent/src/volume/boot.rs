@@ -66,7 +66,9 @@ pub fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io
 
 /// Writes the file `environment` anew, in one instant for whoever reads it.
 pub fn rewrite(environment_file: &Path, variables: &[(String, String)]) -> io::Result<()> {
-    fs::rename(write_aside(environment_file, variables)?, environment_file)
+    let temp = write_aside(environment_file, variables)?;
+    crash::point("shim.environment");
+    fs::rename(temp, environment_file)
 }
 
 fn write_aside(path: &Path, variables: &[(String, String)]) -> io::Result<PathBuf> {

@@ -37,7 +37,7 @@ impl Witness {
     }
 }
 
-async fn run_to_its_end(scene: &Scene, name: &str) -> Result<()> {
+pub(crate) async fn run_to_its_end(scene: &Scene, name: &str) -> Result<()> {
     scene.create(&scene.pod(name, &json!({"command": ["true"]}), &json!({}))).await?;
     scene.phase(name, "Succeeded").await?;
     scene.kubectl.run(["delete", "pod", name]).await?;
@@ -244,12 +244,12 @@ async fn a_record_that_is_spoilt_makes_no_base_an_orphan() -> Result<()> {
     .await
 }
 
-fn record(scene: &Scene) -> PathBuf {
+pub(crate) fn record(scene: &Scene) -> PathBuf {
     scene.agent.state_dir().join("images.json")
 }
 
 /// Has the record of images lose the one that a base was made from.
-fn forget_image(scene: &Scene, base: &str) -> Result<()> {
+pub(crate) fn forget_image(scene: &Scene, base: &str) -> Result<()> {
     let mut known: Value = serde_json::from_slice(&std::fs::read(record(scene))?)?;
     let images = known["images"].as_array_mut().context("no images")?;
     let digits = base.strip_prefix("tk-base-").context("no base")?.to_owned();

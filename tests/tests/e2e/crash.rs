@@ -2,6 +2,8 @@
 
 mod agent;
 mod catalogue;
+mod claim;
+mod collection;
 mod inquest;
 pub(crate) mod records;
 mod secrets;

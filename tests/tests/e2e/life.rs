@@ -20,6 +20,8 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
     let pod = scene.phase("boot", "Running").await?;
     let status = pod.status.clone().context("no status")?;
     let address = status.pod_ip.context("a running Pod has an address")?;
+    let all = status.pod_ips.context("a running Pod has addresses")?;
+    assert_eq!(all.iter().map(|one| &one.ip).collect::<Vec<_>>(), [&address]);
     let vm = Scene::vm_of(&pod)?;
     let uid = pod.metadata.uid.clone().context("no UID")?;
     assert_eq!(vm, format!("tk-{uid}-0"));

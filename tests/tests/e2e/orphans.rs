@@ -22,10 +22,10 @@ use crate::image_gc::{MIB, small};
 use crate::scene::{DEADLINE, IMAGE, Scene};
 
 /// The UID of a Pod that there never was.
-const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
+pub(crate) const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
 
 /// An agent that collects all the time, and whatever nobody touches.
-fn eager(agent: &Agent) -> Agent {
+pub(crate) fn eager(agent: &Agent) -> Agent {
     agent.clone().flag("--vm-gc-interval", "300ms").flag("--vm-gc-min-age", "0s")
 }
 
@@ -44,15 +44,15 @@ async fn passes(agent: &RunningAgent, result: &str) -> Result<()> {
     .await
 }
 
-fn dir(scene: &Scene, vm: &str) -> PathBuf {
+pub(crate) fn dir(scene: &Scene, vm: &str) -> PathBuf {
     scene.mac.tart_home().join("vms").join(vm)
 }
 
-fn is_there(scene: &Scene, vm: &str) -> bool {
+pub(crate) fn is_there(scene: &Scene, vm: &str) -> bool {
     dir(scene, vm).join("nvram.bin").exists()
 }
 
-async fn collected(scene: &Scene, agent: &RunningAgent, vm: &str) -> Result<()> {
+pub(crate) async fn collected(scene: &Scene, agent: &RunningAgent, vm: &str) -> Result<()> {
     wait::eventually(&format!("the end of {vm}"), DEADLINE, async || {
         ensure!(!dir(scene, vm).exists(), "{}", agent.process().last_lines());
         Ok(())
@@ -60,12 +60,12 @@ async fn collected(scene: &Scene, agent: &RunningAgent, vm: &str) -> Result<()> 
     .await
 }
 
-async fn plant(scene: &Scene, vm: &str) -> Result<()> {
+pub(crate) async fn plant(scene: &Scene, vm: &str) -> Result<()> {
     scene.mac.tart(["clone", IMAGE, vm]).await.map(drop)
 }
 
 /// Runs a VM as somebody who is not the agent does.
-async fn run(scene: &Scene, vm: &str) -> Result<Process> {
+pub(crate) async fn run(scene: &Scene, vm: &str) -> Result<Process> {
     let mut command = scene.mac.command(scene.mac.tart_binary());
     command.args(["run", vm, "--no-graphics"]);
     let process = Process::start("tart run", &mut command, &scene.mac.host().join(format!("{vm}.log")))?;

@@ -9,6 +9,7 @@ use serde_json::json;
 use tart_kubelet_tests::objector::Objector;
 use tart_kubelet_tests::wait;
 
+use crate::crash::boots;
 use crate::scene::{DEADLINE, Scene};
 
 fn exit_code(pod: &Pod) -> Result<i32> {
@@ -56,6 +57,34 @@ async fn ends_that_nobody_could_be_told_of_are_told_later() -> Result<()> {
         let pod = scene.phase(name, "Failed").await?;
         assert_eq!(exit_code(&pod)?, code, "{}", agent.log()?);
     }
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn an_end_outlasts_many_calls_that_fail_and_one_that_hangs() -> Result<()> {
+    let (scene, proxy, agent) = Scene::behind_proxy("long-outage").await?;
+    scene.create(&scene.pod("patient", &until_told(7), &json!({}))).await?;
+    let vm = Scene::vm_of(&scene.phase("patient", "Running").await?)?;
+    let tries = async |why: &str, count: usize| {
+        wait::eventually(&format!("{count} tries in vain: {why}"), DEADLINE, async || {
+            let log = agent.log()?;
+            let failed = log.lines().filter(|line| line.contains("cannot publish the Pod's status"));
+            let found = failed.filter(|line| line.contains(why)).count();
+            ensure!(found >= count, "there were {found}: {log}");
+            Ok(())
+        })
+        .await
+    };
+    proxy.sever();
+    end(&scene, &vm).await?;
+    // From here on it is the last word that nobody hears.
+    scene.no_vms().await?;
+    tries("", 4).await?;
+    proxy.block();
+    tries("no answer within 15 s", 1).await?;
+    proxy.open();
+    let pod = scene.phase("patient", "Failed").await?;
+    assert_eq!((exit_code(&pod)?, boots(&scene)?), (7, 1));
     scene.no_vms().await
 }
 

@@ -57,7 +57,7 @@ impl Gate {
 }
 
 /// Has an agent use images once, one after the other, so that nobody needs any of them any more.
-async fn used(scene: &Scene, running: &RunningAgent, images: &[(&str, u64)]) -> Result<()> {
+pub(crate) async fn used(scene: &Scene, running: &RunningAgent, images: &[(&str, u64)]) -> Result<()> {
     scene.node_ready(running).await?;
     for (name, size) in images {
         add_image(scene, name, *size)?;
@@ -67,26 +67,26 @@ async fn used(scene: &Scene, running: &RunningAgent, images: &[(&str, u64)]) -> 
 }
 
 /// A Pod whose image finds no space, so that another image has to go for it.
-async fn lack_space(scene: &Scene) -> Result<()> {
+pub(crate) async fn lack_space(scene: &Scene) -> Result<()> {
     add_image(scene, "other", 3 * MIB)?;
     scene.mac.set_fault("no-space", "pull")?;
     scene.create(&pod(scene, "lacks", "other", &json!({}))).await
 }
 
 /// Where tart keeps the images of a repository.
-fn repository(scene: &Scene, name: &str) -> PathBuf {
+pub(crate) fn repository(scene: &Scene, name: &str) -> PathBuf {
     scene.mac.tart_home().join("cache/OCIs/registry.test/macos").join(name)
 }
 
 /// The only image of a repository: its digest.
-fn digest(scene: &Scene, name: &str) -> Result<String> {
+pub(crate) fn digest(scene: &Scene, name: &str) -> Result<String> {
     let names = std::fs::read_dir(repository(scene, name))?.collect::<Result<Vec<_>, _>>()?;
     let mut names = names.into_iter().filter_map(|entry| entry.file_name().into_string().ok());
     names.find(|name| name.starts_with("sha256:")).context("there is no image")
 }
 
 /// Waits until nothing is left of an image.
-async fn is_gone(image: &Path, running: &RunningAgent) -> Result<()> {
+pub(crate) async fn is_gone(image: &Path, running: &RunningAgent) -> Result<()> {
     wait::eventually("the end of the image", DEADLINE, async || {
         ensure!(!image.exists(), "{}", running.log()?);
         Ok(())
@@ -94,7 +94,7 @@ async fn is_gone(image: &Path, running: &RunningAgent) -> Result<()> {
     .await
 }
 
-async fn more_looks(running: &RunningAgent) -> Result<()> {
+pub(crate) async fn more_looks(running: &RunningAgent) -> Result<()> {
     let looks = async || running.metric("tart_kubelet_image_gc_pass_duration_seconds_count").await;
     let before = looks().await?;
     wait::eventually("more looks", DEADLINE, async || {

@@ -41,6 +41,7 @@ impl Collector {
 
     async fn delete_base(&self, base: BaseName) -> Result<(), DeleteError> {
         self.tart.delete_base(&base).await?;
+        crash::point("agent.collect.rest");
         let tart = self.tart.clone();
         let removed = spawn_blocking(move || tart.remove_rest_of_base(&base)).await;
         removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)
@@ -55,6 +56,7 @@ impl Collector {
         let (ours, _) = self.tags(known).await?;
         for tag in &ours {
             self.tart.delete_image(tag).await?;
+            crash::point("agent.collect.tag");
         }
         // With its last tag tart takes the image along, unless it was cut short in between, or the image was pulled by its digest.
         let by_digest = known.digest.to_string();

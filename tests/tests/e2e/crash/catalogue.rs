@@ -82,8 +82,10 @@ fn decisions(agent: &Path) -> Result<Vec<String>> {
 /// The names of all files that are written by rename.
 fn files(agent: &Path) -> Result<Vec<String>> {
     let mut found = BTreeSet::new();
-    for name in ["state.rs", "state/pod.rs", "state/attempt.rs", "state/attempt/due.rs"] {
-        let text = std::fs::read_to_string(agent.join(name))?;
+    let mut texts = vec![std::fs::read_to_string(agent.join("state.rs"))?];
+    let below = sources(&agent.join("state"))?.into_iter();
+    texts.extend(below.filter(|(path, _)| !path.ends_with("tests.rs")).map(|(_, text)| text));
+    for text in &texts {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         let is_file = |word: &&str| matches!(word.rsplit_once('.'), Some((_, "json" | "pid")));
         let files = literals(code).filter(is_file);

@@ -1,0 +1,41 @@
+//! The agent dies while it puts its name on tart's home.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::Mortal;
+use crate::scene::Scene;
+
+/// What is written down about whose a home is.
+fn owner(path: &Path) -> Result<Option<Value>> {
+    match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        text => Ok(Some(serde_json::from_slice(&text?)?)),
+    }
+}
+
+#[tokio::test]
+async fn whose_home_it_was_stays_known_until_it_is_this_agents() -> Result<()> {
+    let scene = Scene::new("dies-claim").await?;
+    let home = scene.mac.tart_home();
+    let path = home.join("tart-kubelet.json");
+    // Nobody's, another Node's, and this Node's before it is known which cluster that is in.
+    for before in [None, Some(json!("another")), Some(json!(scene.node))] {
+        if let Some(before) = &before {
+            std::fs::write(&path, before.to_string())?;
+        }
+        Mortal::start(&scene, &["write.tart-kubelet.json"])?.die().await?;
+        assert_eq!(owner(&path)?, before);
+    }
+    let agent = scene.agent.start()?;
+    scene.node_ready(&agent).await?;
+    let after = owner(&path)?.unwrap_or_default();
+    assert_eq!(after["node"], json!(scene.node));
+    let server = after["cluster"]["server"].as_str().unwrap_or_default();
+    ensure!(server.starts_with(scene.control_plane.server()), "{after}");
+    ensure!(!home.join("tart-kubelet.tmp").exists(), "half a file is left");
+    Ok(())
+}
