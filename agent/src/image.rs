@@ -279,9 +279,11 @@ impl Images {
         }
     }
 
-    /// Whether an image can be used without its registry.
+    /// Whether an image can be used without its registry. A base VM is one of the image that it was made from only: whoever knows a
+    /// digest could name it as an image of any other repository.
     fn is_resident(&self, digest: &ImageDigest) -> bool {
-        self.tart.has_base(&BaseName::of(digest)) || self.tart.has_image(digest)
+        let is_known = || lock(&self.record).images().iter().any(|known| known.digest == *digest);
+        self.tart.has_image(digest) || (self.tart.has_base(&BaseName::of(digest)) && is_known())
     }
 
     fn is_flying(&self, image: &str) -> bool {

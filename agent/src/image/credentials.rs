@@ -144,18 +144,15 @@ pub fn read(secret: &Secret) -> Result<Vec<Login>, BadSecret> {
     } else {
         return Err(BadSecret::NoConfig);
     };
-    logins(entries)
+    // Entries whose password a program keeps, as Docker writes them, are left out.
+    entries.into_iter().filter_map(|(key, entry)| entry.read(&key).transpose()).collect()
 }
 
 /// All that a file has as `docker login` writes it.
 pub fn read_docker_config(content: &[u8]) -> Result<Vec<Login>, BadSecret> {
     let config: DockerConfig = serde_json::from_slice(content).map_err(|_| BadSecret::Malformed)?;
-    logins(config.auths)
-}
-
-/// Entries whose password a program keeps, as Docker writes them, are left out.
-fn logins(entries: BTreeMap<String, Entry>) -> Result<Vec<Login>, BadSecret> {
-    entries.into_iter().filter_map(|(key, entry)| entry.read(&key).transpose()).collect()
+    // What one registry's entry is made of is not what an image of another one fails for.
+    Ok(config.auths.into_iter().filter_map(|(key, entry)| entry.read(&key).ok().flatten()).collect())
 }
 
 impl Entry {
@@ -210,6 +207,8 @@ mod tests {
         assert_eq!(read_docker_config(config.as_bytes()).unwrap(), expected);
         assert_eq!(read(&secret(".dockerconfigjson", config)).unwrap(), expected);
         assert!(matches!(read_docker_config(b"{"), Err(BadSecret::Malformed)));
+        let odd = br#"{"auths": {"registry.test": {"auth": "YTpi"}, "other.test": {"auth": "!"}}}"#;
+        assert_eq!(read_docker_config(odd).unwrap(), expected);
     }
 
     #[test]

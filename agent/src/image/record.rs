@@ -91,13 +91,11 @@ impl ImageRecord {
 
     /// Who may use an image that is in this directory, or of which only the base VM is left.
     pub fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> Access {
-        let known = self.images.iter().find(|known| known.digest == *digest && !known.names.is_empty());
-        if let Some(known) = known {
-            // Somebody else has put this one here.
-            let is_theirs = inode.is_some() && inode != known.inode;
-            return if is_theirs { Access::Everyone } else { known.access.clone() };
+        let known = self.images.iter().find(|known| known.digest == *digest && known.inode.is_some());
+        if let Some(known) = known.filter(|known| inode.is_none() || inode == known.inode) {
+            return known.access.clone();
         }
-        // A pull that is not over yet may just have brought it.
+        // Somebody else has put it here, unless it is one that a pull of ours has just brought.
         let is_coming = self.pulls.iter().any(|(name, pull)| {
             digest.is_of_repository(name) && pull.is_fetched && pull.is_new(digest.hex())
         });

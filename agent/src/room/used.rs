@@ -27,11 +27,9 @@ fn sum(one: Option<u64>, other: Option<u64>) -> Option<u64> {
 }
 
 fn beyond(tart: &Tart, vm: &VmName, base: Option<&BaseName>) -> Option<u64> {
-    let shared = base.map_or(Some(0), |base| taken(&tart.base_dir(base)))?;
-    // Somebody has deleted its base: what is the VM's own cannot be told any more, and no Pod goes for what its image takes.
-    if shared == 0 {
-        return Some(0);
-    }
+    // Without its base, what is the VM's own cannot be told any more, and no Pod goes for what its image takes.
+    let Some(base) = base.filter(|base| tart.has_base(base)) else { return Some(0) };
+    let shared = taken(&tart.base_dir(base))?;
     Some(taken(&tart.vm_dir(vm))?.saturating_sub(shared))
 }
 
@@ -64,6 +62,9 @@ mod tests {
         let base: BaseName = format!("tk-base-{}", "a".repeat(32)).parse().unwrap();
         attempt.plan(&ShimSpec { base: Some(base.clone()), ..ShimSpec::example(attempt.vm()) }).unwrap();
         fill(&tart.base_dir(&base), 4);
+        for name in ["config.json", "disk.img", "nvram.bin"] {
+            fs::write(tart.base_dir(&base).join(name), "").unwrap();
+        }
         fill(&tart.vm_dir(&attempt.vm()), 5);
         fill(dir.logs_path(), 2);
         assert_eq!(takes(used), Some(3));

@@ -1,6 +1,6 @@
 //! Private images: whoever its registry would not let have one does not get it because somebody else has pulled it.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::images::waits_for;
@@ -40,7 +40,14 @@ async fn a_private_image_is_for_pods_that_may_pull_it() -> Result<()> {
     scene.pull_secret("pull", "private.test", "robot").await?;
     let ends = json!(["true"]);
     scene.with_secrets("first", "IfNotPresent", &["pull"], &ends).await?;
-    scene.phase("first", "Succeeded").await?;
+    let first = scene.phase("first", "Succeeded").await?;
+    // Whoever knows its digest cannot have it by the name of another registry.
+    let statuses = first.status.and_then(|status| status.container_statuses).unwrap_or_default();
+    let (_, digest) = statuses[0].image_id.split_once('@').context("no digest")?;
+    let guess = json!({"image": format!("other.test/macos/guess@{digest}"), "imagePullPolicy": "Never"});
+    scene.create(&scene.pod("guess", &guess, &json!({}))).await?;
+    waits_for(&scene, "guess", "ErrImageNeverPull", "").await?;
+    scene.kubectl.run(["delete", "pod", "guess"]).await?;
 
     // It is here, and not for these; an agent that starts anew knows that, too.
     scene.with_secrets("bare", "IfNotPresent", &[], &ends).await?;

@@ -275,6 +275,15 @@ fn a_private_image_is_for_those_whom_its_registry_has_let_have_it() {
     pull(&mut record, "r.test/macos:2", [hex('a')]);
     record.settle("r.test/macos:2", Some(&present('a')), true, at(2));
     assert!(record.access(&digest('a'), inode('a')).is_for([&secret]));
+    // Its names lead elsewhere now. Whoever knows its digest still has to show a secret, also when one leads back.
+    for (name, digit) in [("r.test/macos:1", 'b'), ("r.test/macos:2", 'b'), ("r.test/macos:2", 'a')] {
+        pull(&mut record, name, [hex('a')]);
+        record.settle(name, Some(&present(digit)), true, at(3));
+        assert_eq!(record.access(&digest('a'), inode('a')), Access::With(vec![secret.clone()]), "{name}");
+    }
+    // It was deleted, and our own tart has just brought it back.
+    pull(&mut record, "r.test/macos:1", []);
+    assert_eq!(record.access(&digest('a'), inode('c')), Access::nobody());
 }
 
 #[test]

@@ -16,6 +16,8 @@ const CONTROLLER: &str = "tart-kubelet";
 /// How long one try may take, and how soon the next ones follow.
 const LIMIT: Duration = Duration::from_secs(10);
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+/// What is left of 253 bytes for the name of what an Event is about.
+const MAX_NAME: usize = 236;
 /// For how long an Event can be repeated.
 const MEMORY: SignedDuration = SignedDuration::from_mins(6);
 
@@ -39,6 +41,10 @@ pub(super) enum RecordError {
 }
 
 impl RecordError {
+    fn is_absence(&self) -> bool {
+        matches!(self, Self::Api(kube::Error::Api(status)) if status.code == 404)
+    }
+
     /// Whether another try may do better.
     fn may_pass(&self) -> bool {
         match self {
@@ -69,11 +75,15 @@ impl Recorder {
 
     /// Writes an Event, or counts the one that has said the same.
     pub(super) async fn write(&self, told: &Told, about: &ObjectReference) -> Result<(), RecordError> {
-        let event = self.next(told, about);
+        let mut event = self.next(told, about);
         let namespace = about.namespace.as_deref().unwrap_or("default");
         let api = Api::namespaced(self.client.clone(), namespace);
         let mut pauses = PAUSES.into_iter();
         while let Err(error) = try_to_write(&api, &event).await {
+            // Somebody has deleted the one that this repeats.
+            if error.is_absence() && event.series.take().is_some() {
+                continue;
+            }
             match pauses.next() {
                 Some(pause) if error.may_pass() => sleep(pause).await,
                 _ => return Err(error),
@@ -99,7 +109,9 @@ impl Recorder {
     }
 
     fn first(&self, told: &Told, about: &ObjectReference, now: Timestamp) -> Event {
-        let name = format!("{}.{:016x}", about.name.as_deref().unwrap_or(CONTROLLER), fastrand::u64(..));
+        let object = about.name.as_deref().unwrap_or(CONTROLLER);
+        let object = object.get(..MAX_NAME).unwrap_or(object).trim_end_matches(['.', '-']);
+        let name = format!("{object}.{:016x}", fastrand::u64(..));
         Event {
             metadata: ObjectMeta {
                 namespace: about.namespace.clone(),
@@ -208,6 +220,27 @@ mod tests {
         let (method, _, other) = asks.recv().await.unwrap();
         assert_eq!(method, Method::POST);
         assert_ne!(other["metadata"]["name"], first["metadata"]["name"]);
+    }
+
+    #[tokio::test]
+    async fn an_event_that_somebody_has_deleted_is_written_again() {
+        let created = || Some((201, json!({})));
+        let (recorder, mut asks) = recorder(vec![created(), Some(failure(404, "NotFound")), created()]);
+        for _ in 0..2 {
+            recorder.write(&told("a"), &about()).await.unwrap();
+        }
+        let methods = [asks.recv().await, asks.recv().await, asks.recv().await].map(|ask| ask.unwrap().0);
+        assert_eq!(methods, [Method::POST, Method::PATCH, Method::POST]);
+    }
+
+    #[tokio::test]
+    async fn a_long_name_leaves_room_for_the_events_own() {
+        let (recorder, mut asks) = recorder(vec![Some((201, json!({})))]);
+        let about = ObjectReference { name: Some(format!("{}.x", "a".repeat(235))), ..about() };
+        recorder.write(&told("a"), &about).await.unwrap();
+        let (_, _, event) = asks.recv().await.unwrap();
+        let name = event["metadata"]["name"].as_str().unwrap();
+        assert!(name.len() <= 253 && name.starts_with(&format!("{}.", "a".repeat(235))), "{name}");
     }
 
     #[tokio::test]
