@@ -25,8 +25,8 @@ impl Scene {
     }
 
     /// A Pod that ends at once, with these pull secrets.
-    async fn with_secrets(&self, name: &str, policy: &str, secrets: &[&str], command: &Value) -> Result<()> {
-        let container = json!({"image": IMAGE, "imagePullPolicy": policy, "command": command});
+    async fn with_secrets(&self, name: &str, policy: &str, secrets: &[&str]) -> Result<()> {
+        let container = json!({"image": IMAGE, "imagePullPolicy": policy, "command": ["true"]});
         let secrets: Vec<Value> = secrets.iter().map(|name| json!({"name": name})).collect();
         self.create(&self.pod(name, &container, &json!({"imagePullSecrets": secrets}))).await
     }
@@ -38,8 +38,7 @@ async fn a_private_image_is_for_pods_that_may_pull_it() -> Result<()> {
     let agent = scene.agent.start()?;
     scene.node_ready(&agent).await?;
     scene.pull_secret("pull", "private.test", "robot").await?;
-    let ends = json!(["true"]);
-    scene.with_secrets("first", "IfNotPresent", &["pull"], &ends).await?;
+    scene.with_secrets("first", "IfNotPresent", &["pull"]).await?;
     let first = scene.phase("first", "Succeeded").await?;
     // Whoever knows its digest cannot have it by the name of another registry.
     let statuses = first.status.and_then(|status| status.container_statuses).unwrap_or_default();
@@ -50,22 +49,22 @@ async fn a_private_image_is_for_pods_that_may_pull_it() -> Result<()> {
     scene.kubectl.run(["delete", "pod", "guess"]).await?;
 
     // It is here, and not for these; an agent that starts anew knows that, too.
-    scene.with_secrets("bare", "IfNotPresent", &[], &ends).await?;
+    scene.with_secrets("bare", "IfNotPresent", &[]).await?;
     waits_for(&scene, "bare", "ErrImagePull", "the credentials for its registry").await?;
     agent.kill9()?;
-    let agent = scene.agent.start()?;
-    scene.with_secrets("never", "Never", &[], &ends).await?;
+    let _agent = scene.agent.start()?;
+    scene.with_secrets("never", "Never", &[]).await?;
     waits_for(&scene, "never", "ErrImageNeverPull", "").await?;
     scene.kubectl.run(["delete", "pod", "never"]).await?;
     waits_for(&scene, "bare", "ErrImagePull", "the credentials for its registry").await?;
 
     // Whoever has the same secret need not even ask: its registry is away.
     scene.mac.set_fault("pull", "offline")?;
-    scene.with_secrets("second", "Never", &["pull"], &ends).await?;
+    scene.with_secrets("second", "Never", &["pull"]).await?;
     scene.phase("second", "Succeeded").await?;
     // Another secret has to show that it is as good.
     scene.pull_secret("other", "private.test", "robot").await?;
-    scene.with_secrets("other", "IfNotPresent", &["other"], &ends).await?;
+    scene.with_secrets("other", "IfNotPresent", &["other"]).await?;
     waits_for(&scene, "other", "ErrImagePull", "").await?;
     scene.mac.clear_fault("pull")?;
     scene.phase("other", "Succeeded").await?;
@@ -73,10 +72,8 @@ async fn a_private_image_is_for_pods_that_may_pull_it() -> Result<()> {
     // Once the registry gives it to anybody, anybody has it.
     scene.mac.open_registry("private.test")?;
     scene.phase("bare", "Succeeded").await?;
-    scene.with_secrets("never", "Never", &[], &ends).await?;
-    scene.phase("never", "Succeeded").await?;
-    drop(agent);
-    Ok(())
+    scene.with_secrets("never", "Never", &[]).await?;
+    scene.phase("never", "Succeeded").await.map(drop)
 }
 
 #[tokio::test]
@@ -90,7 +87,7 @@ async fn what_somebody_has_put_on_the_mac_is_for_every_pod() -> Result<()> {
     let words = ["images", "pull", "--docker-config", &login.display().to_string(), IMAGE];
     let said = agent.agent().run(&words).await?;
     ensure!(said.contains("is private.test/macos/secret@sha256:"), "{said}");
-    scene.with_secrets("bare", "IfNotPresent", &[], &json!(["true"])).await?;
+    scene.with_secrets("bare", "IfNotPresent", &[]).await?;
     scene.phase("bare", "Succeeded").await.map(drop)
 }
 
@@ -103,7 +100,7 @@ async fn a_pod_that_has_had_its_image_starts_again_without_its_secret() -> Resul
     let once = json!([
         "/bin/sh",
         "-c",
-        "[ -e /opt/cache/again ] && exit 0; until [ -e /opt/cache/go ]; do sleep 0.05; done; touch /opt/cache/again; exit 1"
+        "[ -e /opt/cache/again ] && exit 0; until [ -e /private/tmp/go ]; do sleep 0.05; done; touch /opt/cache/again; exit 1"
     ]);
     let mounts = json!([{"name": "cache", "mountPath": "/opt/cache"}]);
     let container =
@@ -113,7 +110,7 @@ async fn a_pod_that_has_had_its_image_starts_again_without_its_secret() -> Resul
     scene.create(&scene.pod("again", &container, &spec)).await?;
     let vm = Scene::vm_of(&scene.phase("again", "Running").await?)?;
     scene.kubectl.run(["delete", "secret", "pull"]).await?;
-    let _ = scene.mac.tart(["exec", &vm, "touch", "/opt/cache/go"]).await;
+    scene.let_go(&vm).await;
     scene.phase("again", "Succeeded").await.map(drop)
 }
 
@@ -127,6 +124,6 @@ async fn every_secret_that_fits_is_tried_the_most_exact_first() -> Result<()> {
     scene.pull_secret("elsewhere", "private.test/linux", "nobody").await?;
     scene.pull_secret("right", "*.test", "robot").await?;
     let keys = ["right", "elsewhere", "wrong"];
-    scene.with_secrets("tries", "IfNotPresent", &keys, &json!(["true"])).await?;
+    scene.with_secrets("tries", "IfNotPresent", &keys).await?;
     scene.phase("tries", "Succeeded").await.map(drop)
 }
