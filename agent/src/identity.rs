@@ -32,8 +32,8 @@ use self::kubeconfig::{after_bootstrap, load, look, with_pair};
 use self::obtain::{ObtainError, obtain};
 use self::request::Asker;
 use self::store::{Store, StoreError};
+use crate::error_chain::chain;
 use crate::node::NodeName;
-use crate::report::chain;
 use crate::state::{StateError, write_secret};
 
 /// The clock is looked at this often: a Mac that slept, or whose clock was set, still rotates in time.

@@ -28,10 +28,10 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::metrics::Metrics;
 use crate::pod::admission::PullPolicy;
-use crate::report::chain;
 use crate::state::{StateDir, StateError};
 use crate::tart::{ImageDigest, PULL, Tart, full_name};
 use crate::vm::BaseName;
@@ -159,7 +159,7 @@ impl Images {
                 self.forget(image);
                 ImageError::Base { image: image.to_owned(), source: Arc::new(source) }
             })?;
-            crash::point("agent.base.made");
+            crash_point::point("agent.base.made");
         }
         Ok(base)
     }

@@ -6,8 +6,9 @@
 
 pub mod agent;
 pub mod cli;
-pub mod crash;
+pub mod crash_point;
 pub mod duration;
+pub mod error_chain;
 pub mod gc;
 pub mod guest;
 pub mod identity;
@@ -21,13 +22,12 @@ pub mod probe;
 pub mod processes;
 pub mod program;
 pub mod quantity;
-pub mod report;
 pub mod room;
 pub mod services;
 pub mod shim;
 pub mod state;
-pub mod table;
 pub mod tailscale;
 pub mod tart;
+pub mod text_table;
 pub mod vm;
 pub mod volume;

@@ -11,7 +11,7 @@ use kube::Client;
 use kube::api::ObjectMeta;
 use kube::runtime::watcher;
 
-use crate::report::chain;
+use crate::error_chain::chain;
 pub(crate) use shared::{Scope, Shared, Shelf};
 
 /// Where `ConfigMaps` and Secrets come from.

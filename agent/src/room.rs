@@ -12,13 +12,13 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use crate::error_chain::chain;
 use crate::gc::images::{Moment, Stage};
 use crate::node::host::{Gauges, volume};
 use crate::node::thresholds::{Figure, Signal, Thresholds};
 use crate::pod::PodUid;
 use crate::pod::status::is_final;
 use crate::pod::worker::Host;
-use crate::report::chain;
 use crate::state::{PodDir, StateDir, StateError};
 use crate::tart::Tart;
 use rank::{Claimant, first};

@@ -43,10 +43,10 @@ use nix::unistd::setsid;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::guest::Guest;
 use crate::guest::script::Ready;
-use crate::report::chain;
 use crate::state::{Attempt, Ending, Notice, Outcome, ShimSpec, Stage, StateError};
 use crate::tart::Tart;
 use container::{Run, Task};
@@ -107,7 +107,7 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
         return Ok(());
     };
     tart_lock.share_with_children().map_err(ShimError::Share)?;
-    crash::point("shim.started");
+    crash_point::point("shim.started");
     Box::pin(shim.serve()).await;
     Ok(())
 }
@@ -130,7 +130,7 @@ struct Shim {
 impl Shim {
     async fn serve(self) {
         self.persist("that the VM is begun", || self.attempt.begin()).await;
-        crash::point("shim.begun");
+        crash_point::point("shim.begun");
         let ports = match HostPorts::bind(&self.spec.host_ports).await {
             Ok(ports) => ports,
             Err(error) => return self.finish(port_taken(&error), None).await,
@@ -154,7 +154,7 @@ impl Shim {
     }
 
     async fn run_vm(mut self, ports: HostPorts) {
-        crash::point("shim.configured");
+        crash_point::point("shim.configured");
         let mut ran = self.run_once(&ports).await;
         // A VM whose guest was never up has run nothing of the Pod, so nothing is done twice.
         if ran.no_space && !ran.has_started && self.has_room_made().await {
@@ -166,9 +166,9 @@ impl Shim {
         let Ran { child, outcome, .. } = ran;
         if let Some(mut child) = child.filter(|child| child.id().is_some()) {
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
-            crash::point("shim.result");
+            crash_point::point("shim.result");
             shutdown::force(&self.spec.vm, &mut child).await;
-            crash::point("shim.stopped");
+            crash_point::point("shim.stopped");
         } else if wants_room {
             let written = self.attempt.result(&outcome);
             // It is too late for this one, but the next finds some, and so does what could not be written down.
@@ -199,7 +199,7 @@ impl Shim {
             Ok(child) => child,
             Err(error) => return Ran::not_started(not_started("StartError", &error)),
         };
-        crash::point("shim.run");
+        crash_point::point("shim.run");
         // Without a command, what tart says of the VM is all the output there is.
         let boots = self.spec.main.command.is_none();
         let log = if boots { Log::open(&self.spec.main.log, Some(self.room())) } else { Log::nowhere() };
@@ -305,7 +305,7 @@ impl Shim {
         let _forwarding = ports.serve(address);
         let Some(command) = &self.spec.main.command else { return self.boot(container, address).await };
         self.enter(Stage::Up { address });
-        crash::point("shim.up");
+        crash_point::point("shim.up");
         let agent = tokio::select! {
             agent = timeout(limit, self.guest_agent()) => agent,
             _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
@@ -361,7 +361,7 @@ impl Shim {
     fn running(&self, container: &mut Container, address: IpAddr, ready: Option<&Ready>) {
         container.started_at = Some(Timestamp::now());
         self.reach(Stage::Running { address }, ready);
-        crash::point("shim.running");
+        crash_point::point("shim.running");
     }
 
     /// Leaves something for the agent to tell in an Event.
@@ -387,7 +387,7 @@ impl Shim {
             ending => info!(vm = %self.spec.vm, ?ending, "ended"),
         }
         self.persist("how the VM ended", || self.attempt.finish(outcome)).await;
-        crash::point("shim.ended");
+        crash_point::point("shim.ended");
     }
 
     /// Writes something down that must not be lost, for as long as it takes: a full disk has room again some day. A directory that

@@ -12,11 +12,11 @@ use tokio::time::timeout;
 
 use super::ages::{Ages, Now};
 use super::orphan::{Remains, Unknown, Vm, World};
+use crate::error_chain::chain;
 use crate::image::Images;
 use crate::image::record::KnownImage;
 use crate::node::NodeName;
 use crate::pod::{PodName, PodUid};
-use crate::report::chain;
 use crate::state::{Holder, PodDir, StateDir, StateError};
 use crate::tart::{Source, Tart, touched};
 use crate::vm::{BaseName, VmName};

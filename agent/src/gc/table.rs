@@ -2,8 +2,8 @@
 
 use super::images;
 use super::orphan::{Judgement, Subject, Verdict};
-use crate::table::columns;
 use crate::tart::ImageDigest;
+use crate::text_table::columns;
 
 const HEAD: [&str; 4] = ["KIND", "NAME", "DECISION", "WHY"];
 
@@ -70,8 +70,8 @@ pub fn render(rows: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::orphan::Guard;
     use super::*;
+    use crate::gc::orphan::Guard;
     use crate::vm::{Restart, VmName};
     use std::time::Duration;
 

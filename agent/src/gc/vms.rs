@@ -11,11 +11,11 @@ use super::ages::Ages;
 use super::observe::Observer;
 use super::orphan::{Guard, Judgement, Subject, Verdict, World, judge, judge_one};
 use super::space::{freed, measure};
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::metrics::Metrics;
 use crate::pod::PodUid;
 use crate::pod::at_work::AtWork;
-use crate::report::chain;
 use crate::state::StateError;
 use crate::tart::TartError;
 use crate::vm::{BaseName, VmName};
@@ -76,7 +76,7 @@ impl Collector {
         }
         for Verdict { subject, judgement } in &verdicts {
             let Judgement::Delete { .. } = judgement else { continue };
-            crash::point("agent.gc.before");
+            crash_point::point("agent.gc.before");
             match self.delete(subject).await {
                 Ok(None) => info!(%subject, "collected"),
                 Ok(Some(why)) => info!(%subject, %why, "kept after a second look"),
@@ -130,7 +130,7 @@ impl Collector {
         if let Judgement::Delete { runs: true, .. } = second {
             warn!(%vm, "the VM runs, and no Pod has it; stopping it");
             self.observer.tart.stop(vm, STOP_PATIENCE).await?;
-            crash::point("agent.gc.stopped");
+            crash_point::point("agent.gc.stopped");
             // Whoever stops a VM touches it.
             second = self.look_again(vm, Duration::ZERO).await;
             let given_up = Instant::now() + END_PATIENCE;
@@ -153,7 +153,7 @@ impl Collector {
         };
         let tart = &self.observer.tart;
         tart.delete(vm).await?;
-        crash::point("agent.gc.deleted");
+        crash_point::point("agent.gc.deleted");
         block_in_place(|| tart.remove_rest(vm)).map_err(CollectError::Rest)?;
         Ok(None)
     }
@@ -167,7 +167,7 @@ impl Collector {
         let Judgement::Delete { .. } = second else { return Ok(Some(second)) };
         let tart = &self.observer.tart;
         tart.delete_base(base).await?;
-        crash::point("agent.gc.base");
+        crash_point::point("agent.gc.base");
         block_in_place(|| tart.remove_rest_of_base(base)).map_err(CollectError::Rest)?;
         Ok(None)
     }

@@ -10,7 +10,7 @@ pub(super) struct ExecRequest {
 
 pub(super) mod exec_request {
     #[derive(Clone, PartialEq, prost::Oneof)]
-    pub(in super::super) enum Type {
+    pub(in crate::guest) enum Type {
         #[prost(message, tag = "1")]
         Command(super::Command),
         #[prost(message, tag = "2")]
@@ -65,7 +65,7 @@ pub(super) struct ExecResponse {
 
 pub(super) mod exec_response {
     #[derive(Clone, PartialEq, prost::Oneof)]
-    pub(in super::super) enum Type {
+    pub(in crate::guest) enum Type {
         #[prost(message, tag = "1")]
         Exit(super::Exit),
         #[prost(message, tag = "2")]

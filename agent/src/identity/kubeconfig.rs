@@ -15,8 +15,8 @@ use super::certificate::{Facts, Pair};
 use super::decide::{Seen, Term};
 use super::request::user;
 use super::store::Store;
+use crate::error_chain::chain;
 use crate::node::NodeName;
-use crate::report::chain;
 
 /// The name of the one cluster, user and context in a kubeconfig that the agent writes.
 const ONLY: &str = "default";
@@ -145,8 +145,8 @@ pub fn after_bootstrap(bootstrap: &Kubeconfig, certificate: &Path) -> Option<Kub
 
 #[cfg(test)]
 mod tests {
-    use super::super::certificate::tests::signed;
     use super::*;
+    use crate::identity::certificate::tests::signed;
     use rcgen::KeyPair;
     use std::path::PathBuf;
 

@@ -15,8 +15,8 @@ use tracing::{info, warn};
 use super::certificate::Pair;
 use super::request::{Answer, Asker, answer, request};
 use super::store::{Store, StoreError};
+use crate::error_chain::chain;
 use crate::node::NodeName;
-use crate::report::chain;
 
 const LIMIT: Duration = Duration::from_secs(15);
 const FIRST_DELAY: Duration = Duration::from_millis(500);
@@ -207,8 +207,8 @@ fn remind(name: &str, approved: bool, problem: Option<&str>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::certificate::tests::signed;
     use super::*;
+    use crate::identity::certificate::tests::signed;
 
     #[test]
     fn a_certificate_is_used_when_it_fits_and_lasts() {

@@ -15,7 +15,7 @@ use rcgen::KeyPair;
 use tracing::warn;
 
 use super::certificate::{CertificateError, Pair};
-use crate::report::chain;
+use crate::error_chain::chain;
 use crate::state::{StateError, write_secret};
 
 /// A key or certificate that could not be read, made or kept.
@@ -106,8 +106,8 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::certificate::tests::signed;
     use super::*;
+    use crate::identity::certificate::tests::signed;
     use std::os::unix::fs::PermissionsExt;
 
     fn mode(path: &Path) -> u32 {

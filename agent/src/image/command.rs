@@ -14,8 +14,8 @@ use super::credentials::{self, BadSecret, Login, Place};
 use super::door::{self, DoorError, Question};
 use super::{Beginner, ImageError, Images};
 use crate::cli::{AgentArgs, PullArgs};
+use crate::error_chain::chain;
 use crate::metrics::Metrics;
-use crate::report::chain;
 use crate::state::{Lock, StateDir, StateError};
 use crate::tart::Tart;
 

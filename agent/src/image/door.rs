@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::ahead::{Ahead, is_remote_name};
 use super::credentials::Credential;
-use crate::report::chain;
+use crate::error_chain::chain;
 
 /// No question comes near it.
 const MAX_QUESTION: u64 = 256 << 10;

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::credentials::Credential;
 use super::{ImageError, Images, lock};
-use crate::crash;
+use crate::crash_point;
 use crate::tart::{Fault, ImageDigest, full_name};
 
 /// Pods with the same credentials share a pull.
@@ -170,7 +170,7 @@ impl Images {
         credentials: &[Credential],
         mut arrived: impl FnMut(u8),
     ) -> Result<Option<usize>, ImageError> {
-        crash::point("agent.pull.begun");
+        crash_point::point("agent.pull.begun");
         let mut tries: Vec<Option<usize>> = (0..credentials.len()).map(Some).collect();
         if tries.is_empty() {
             tries.push(None);
@@ -180,7 +180,7 @@ impl Images {
             let credential = by.and_then(|by| credentials.get(by));
             match self.tart.pull(image, credential, &mut arrived).await {
                 Ok(()) => {
-                    crash::point("agent.pull.ended");
+                    crash_point::point("agent.pull.ended");
                     return Ok(by);
                 }
                 Err(error) => {

@@ -10,8 +10,8 @@ use super::record::{ImageRecord, KnownImage};
 use crate::cli::AgentArgs;
 use crate::duration::Rough;
 use crate::state::StateDir;
-use crate::table::columns;
 use crate::tart::{CachedImage, ImageDigest, Tart};
+use crate::text_table::columns;
 use crate::vm::BaseName;
 
 const HEAD: [&str; 6] = ["IMAGE", "DIGEST", "SIZE", "LAST USED", "NEEDED BY", "PULLED BY"];
@@ -118,8 +118,8 @@ fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::Present;
     use super::*;
+    use crate::image::record::Present;
 
     fn digest(digit: char) -> ImageDigest {
         ImageDigest::parse(&format!("r.test/macos@sha256:{}", digit.to_string().repeat(64))).unwrap()

@@ -15,8 +15,8 @@ use tracing::info;
 
 use super::ImageError;
 use super::ahead::{Ahead, is_remote_name};
+use crate::error_chain::chain;
 use crate::pod::worker::Host;
-use crate::report::chain;
 use crate::tart::ImageDigest;
 
 /// The annotation.

@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::record::ImageRecord;
 use super::{Beginner, Images, lock};
-use crate::report::chain;
+use crate::error_chain::chain;
 use crate::state::StateDir;
 use crate::tart::{OwnPulls, Tart};
 

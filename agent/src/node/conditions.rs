@@ -123,8 +123,8 @@ fn find<'a>(status: &'a NodeStatus, kind: &str) -> Option<&'a NodeCondition> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::health::{Problem, Shortages};
     use super::*;
+    use crate::node::health::{Problem, Shortages};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()

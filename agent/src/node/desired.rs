@@ -214,11 +214,11 @@ fn info_key(info: &NodeSystemInfo) -> [&str; 7] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::health::Problem;
-    use super::super::resources::{Machine, Reserved, Wishes};
-    use super::super::taints;
-    use super::super::thresholds::Thresholds;
     use super::*;
+    use crate::node::health::Problem;
+    use crate::node::resources::{Machine, Reserved, Wishes};
+    use crate::node::taints;
+    use crate::node::thresholds::Thresholds;
 
     fn config() -> NodeConfig {
         let machine = Machine { cores: 8, memory: 16 << 30, storage: None };

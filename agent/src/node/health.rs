@@ -15,9 +15,9 @@ use super::host::Gauges;
 use super::pressure::Pressures;
 use super::starts::Starts;
 use super::thresholds::Thresholds;
+use crate::error_chain::chain;
 use crate::image::resident::Resident;
 use crate::metrics::Metrics;
-use crate::report::chain;
 use crate::tart::{Tart, TartError, TartVersion};
 
 const TART_INTERVAL: Duration = Duration::from_secs(30);

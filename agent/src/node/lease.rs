@@ -18,9 +18,9 @@ use tracing::{info, warn};
 use super::NodeName;
 use super::keeper::NodeUid;
 use super::rival::{LeaseVersion, Rival, Standing, standing};
+use crate::error_chain::chain;
 use crate::identity::Access;
 use crate::metrics::Metrics;
-use crate::report::chain;
 
 /// The namespace of all Nodes' Leases.
 pub const NAMESPACE: &str = "kube-node-lease";

@@ -12,8 +12,8 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::desired::NodeConfig;
+use crate::error_chain::chain;
 use crate::quantity;
-use crate::report::chain;
 
 /// Pods wait for this answer, so it must not take long.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use super::NodeName;
 use super::lease::{self, DURATION, INSTANCE};
-use crate::report::chain;
+use crate::error_chain::chain;
 
 /// One look at the Lease.
 const LIMIT: Duration = Duration::from_secs(10);

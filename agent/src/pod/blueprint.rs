@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::{
 use kube::ResourceExt;
 
 use super::expansion::{expand, lookup};
+use crate::error_chain::chain;
 use crate::probe::http::HttpGet;
-use crate::report::chain;
 use crate::state::{
     ContainerSpec, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Mount, Termination,
 };

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::blueprint;
 use super::setback::WorkError;
 use super::worker::Worker;
-use crate::crash;
+use crate::crash_point;
 use crate::state::Delivery;
 use crate::vm::Restart;
 
@@ -35,7 +35,7 @@ impl Worker {
         let Some(command) = blueprint::command(&pod, container, variables) else {
             return Err(WorkError::NoContainer(due.container));
         };
-        crash::point("agent.deliver.resolved");
+        crash_point::point("agent.deliver.resolved");
         attempt.deliver(&Delivery { due, command })?;
         Ok(())
     }

@@ -15,7 +15,7 @@ use super::setback::WorkError;
 use super::time::seconds;
 use super::wanted::wanted;
 use super::worker::{ORPHAN_PATIENCE, RETRY, SAFETY_NET, Worker};
-use crate::crash;
+use crate::crash_point;
 use crate::probe;
 use crate::shim;
 use crate::state::{Attempt, Ending, Outcome, StopCause, StopRequest};
@@ -132,11 +132,11 @@ impl Worker {
         let view = attempt.view()?;
         // First: tart may take long to delete a VM. A disk that is too full for it has room once the VM is gone.
         let scrubbed = attempt.scrub();
-        crash::point("agent.clean.scrubbed");
+        crash_point::point("agent.clean.scrubbed");
         self.host.tart.delete(&attempt.vm()).await?;
         // What a deletion leaves that was cut short is no VM to tart.
         block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(WorkError::Vms)?;
-        crash::point("agent.clean.deleted");
+        crash_point::point("agent.clean.deleted");
         scrubbed.or_else(|_| attempt.scrub())?;
         attempt.mark_cleaned()?;
         // A clone that failed may mean that the image is no longer where it was.

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{Client, Resource};
 use tracing::{info, warn};
 
+use crate::error_chain::chain;
 use crate::node::NodeName;
-use crate::report::chain;
 use recorder::{Recorder, Told};
 
 /// The API server refuses notes of more than 1024 bytes.

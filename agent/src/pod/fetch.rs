@@ -10,12 +10,12 @@ use tokio::time::timeout;
 
 use super::admission::{PullPolicy, VmPlan};
 use super::events::Events;
+use crate::error_chain::chain;
 use crate::gc::images::{Collector, Made};
 use crate::image::access::{Access, SecretUid};
 use crate::image::credentials::{self, BadSecret, Credential, Login};
 use crate::image::pins::Pin;
 use crate::image::{ImageError, Images, Pulled};
-use crate::report::chain;
 use crate::tart::ImageDigest;
 use crate::vm::BaseName;
 

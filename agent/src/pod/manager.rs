@@ -19,8 +19,8 @@ use super::fit::{Claim, fits, may_be_stale};
 use super::status::is_final;
 use super::worker::{Host, PodFeed, Worker};
 use super::{PodName, PodUid};
+use crate::error_chain::chain;
 use crate::node::offer::Offers;
-use crate::report::chain;
 use crate::state::{PodDir, StateDir, StateError};
 
 /// How long a broken watch may stay quiet in the log.

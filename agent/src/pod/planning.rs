@@ -20,7 +20,7 @@ use super::setback::WorkError;
 use super::time::seconds;
 use super::wanted::{deadline, wanted};
 use super::worker::Worker;
-use crate::crash;
+use crate::crash_point;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
 use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, Share, ShimSpec};
@@ -115,7 +115,7 @@ impl Worker {
             let note = format!("Container image \"{}\" already present on machine", plan.image);
             self.host.events.normal(&pod, "Pulled", &note);
         }
-        crash::point("agent.plan.gathered");
+        crash_point::point("agent.plan.gathered");
         self.write_plan(&pod, &plan, image, &gathered, restart, crashes)
     }
 
@@ -137,7 +137,7 @@ impl Worker {
         let spec = pod.spec.clone().unwrap_or_default();
         let all = spec.init_containers.iter().flatten().chain(&spec.containers);
         self.dir.create_logs(all.map(|container| container.name.as_str()))?;
-        crash::point("agent.plan.logs");
+        crash_point::point("agent.plan.logs");
         let containers = |all: &[Container]| -> Vec<ContainerSpec> {
             let of = |one: &Container| {
                 let variables = gathered.environments.get(&one.name).map(|known| known.variables.clone());
@@ -155,7 +155,7 @@ impl Worker {
         };
         let Some(main) = containers(&spec.containers).pop() else { return Ok(()) };
         let boot = self.boot_shares(pod, &spec.containers, gathered, restart)?;
-        crash::point("agent.plan.shares");
+        crash_point::point("agent.plan.shares");
         let mut shares: Vec<Share> = gathered.volumes.shares.clone();
         let status_dir = boot.as_ref().map(|(boot, _)| boot.status_dir.clone());
         let given = boot.as_ref().map(|(_, given)| given.clone());

@@ -11,8 +11,8 @@ use tracing::{debug, warn};
 
 use super::status::is_final;
 use super::{PodName, PodUid};
-use crate::crash;
-use crate::report::chain;
+use crate::crash_point;
+use crate::error_chain::chain;
 
 const LIMIT: Duration = Duration::from_secs(15);
 const FIRST_DELAY: Duration = Duration::from_millis(250);
@@ -145,9 +145,9 @@ async fn publish(
         };
         let body = Patch::Strategic(patch(&uid, &status));
         let is_last = is_final(Some(&status));
-        crash::point(if is_last { "agent.publish-final.before" } else { "agent.publish.before" });
+        crash_point::point(if is_last { "agent.publish-final.before" } else { "agent.publish.before" });
         let attempt = timeout(LIMIT, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
-        crash::point(if is_last { "agent.publish-final.after" } else { "agent.publish.after" });
+        crash_point::point(if is_last { "agent.publish-final.after" } else { "agent.publish.after" });
         let done = match attempt {
             Ok(Ok(answer)) => {
                 debug!(%pod, phase = status.phase, "status published");

@@ -9,8 +9,8 @@ use tokio::time::sleep;
 use super::decide::Decision;
 use super::wanted::otherwise_wanted;
 use super::worker::{RETRY, Worker};
+use crate::error_chain::{self, chain};
 use crate::gc::images::Made;
-use crate::report::{self, chain};
 use crate::shim::{LaunchError, LeftoversError};
 use crate::state::StateError;
 use crate::tart::{Fault, TartError};
@@ -45,7 +45,7 @@ impl WorkError {
     fn is_for_want_of_space(&self) -> bool {
         match self {
             Self::Tart(error) => error.fault() == Some(Fault::NoSpace),
-            Self::State(_) | Self::Launch(_) | Self::Boot(_) => report::is_for_want_of_space(self),
+            Self::State(_) | Self::Launch(_) | Self::Boot(_) => error_chain::is_for_want_of_space(self),
             Self::ShimDied { .. }
             | Self::Leftovers(_)
             | Self::Vms(_)

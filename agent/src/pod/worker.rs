@@ -32,13 +32,13 @@ use super::telling::Told;
 use super::wanted::{deadline, started, wanted};
 use super::world::World;
 use super::{PodName, PodUid};
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::gc::images::Collector;
 use crate::image::Images;
 use crate::metrics::Metrics;
 use crate::node::health::Health;
 use crate::node::starts::StartBoard;
-use crate::report::chain;
 use crate::shim;
 use crate::state::{Attempt, PodDir, PodRecord, StateError, StopRequest};
 use crate::tart::Tart;
@@ -207,7 +207,7 @@ impl Worker {
                 self.wait(until).await;
                 continue;
             }
-            crash::point(&format!("agent.{}.before", decision.name()));
+            crash_point::point(&format!("agent.{}.before", decision.name()));
             if let Err(error) = self.act(decision).await {
                 self.failed(decision, &error).await;
                 continue;
@@ -222,7 +222,7 @@ impl Worker {
             if !matches!(decision, Decision::Clean(_)) {
                 self.vain_cleans = 0;
             }
-            crash::point(&format!("agent.{}.after", decision.name()));
+            crash_point::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::Forget {
                 self.host.metrics.pod_waits(self.dir.uid(), None);
                 info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");

@@ -6,8 +6,8 @@ use tokio::time::{Instant, timeout};
 
 use super::Target;
 use super::finding::Finding;
+use crate::error_chain::chain;
 use crate::guest::{Completed, Exec, Guest, GuestError};
-use crate::report::chain;
 
 /// How much of what the command writes is kept.
 const MAX_OUTPUT: usize = 10 << 10;

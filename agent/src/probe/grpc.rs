@@ -10,7 +10,7 @@ use tonic_prost::ProstCodec;
 
 use super::finding::Finding;
 use super::tcp::address;
-use crate::report::chain;
+use crate::error_chain::chain;
 
 /// An answer is one number.
 const MAX_MESSAGE: usize = 10 << 10;

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use super::spec::{BadAction, port};
-use crate::report::chain;
+use crate::error_chain::chain;
 
 /// How much of an answer is read.
 const MAX_BODY: usize = 10 << 10;

@@ -9,9 +9,9 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::Shim;
+use crate::error_chain::chain;
 use crate::guest::{Guest, GuestError};
 use crate::node::leases::{self, Borrower};
-use crate::report::chain;
 
 /// How often the guest agent of a booting VM is asked for the guest's address.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);

@@ -12,7 +12,7 @@ use super::endings::guest_agent_missing;
 use super::hooks::Turn;
 use super::limit::Limit;
 use super::{Container, GuestEnd, Shim, hooks};
-use crate::crash;
+use crate::crash_point;
 use crate::guest::script::{self, Ready};
 use crate::state::{Ending, Hook, POD_IP, Stage};
 use crate::volume::boot;
@@ -38,12 +38,12 @@ impl Shim {
             Err(_) => return GuestEnd::Over(guest_agent_missing(patience, NO_COMMANDS)),
         };
         if let Some(hook) = &self.spec.main.post_start {
-            crash::point("shim.post-start.before");
+            crash_point::point("shim.post-start.before");
             let done = tokio::select! {
                 done = self.hook(hook, address, ready.as_ref(), "post-start") => done,
                 _ = stop.requested() => Ok(None),
             };
-            crash::point("shim.post-start.after");
+            crash_point::point("shim.post-start.after");
             container.hook_failed = self.started_by(done).err();
         }
         let own = if container.hook_failed.is_none() {
@@ -55,13 +55,13 @@ impl Shim {
         };
         let mut limit = Limit { own, ..Limit::asked(stop) };
         if let Some(hook) = self.in_time(self.spec.main.pre_stop.as_ref(), &limit) {
-            crash::point("shim.pre-stop.before");
+            crash_point::point("shim.pre-stop.before");
             let done = tokio::select! {
                 done = self.hook(hook, address, ready.as_ref(), "pre-stop") => Some(done),
                 () = limit.over() => None,
             };
             self.stopped_by(done);
-            crash::point("shim.pre-stop.after");
+            crash_point::point("shim.pre-stop.after");
             limit.grant(LEAST_AFTER_HOOK);
         }
         GuestEnd::Asked(limit)

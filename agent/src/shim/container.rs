@@ -16,10 +16,10 @@ use super::last_words::{LastWords, Tail};
 use super::limit::Limit;
 use super::log::Log;
 use super::terminate::terminate;
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::guest::script::{self, Ready};
 use crate::guest::{Exec, Guest, GuestError, Stdin};
-use crate::report::chain;
 use crate::state::{
     ContainerSpec, Ending, GuestCommand, GuestIdentity, GuestUser, Hook, LastCommand, Notice, Outcome,
 };
@@ -74,7 +74,7 @@ impl Shim {
             Ok(ready) => ready,
             Err(run) => return run,
         };
-        crash::point("shim.set-up");
+        crash_point::point("shim.set-up");
         let stdin = if command.stdin { Stdin::Open } else { Stdin::Empty };
         let argv = ready.run(&command.argv);
         let exec = Exec { argv, env: command.env.clone(), stdin, tty: command.tty };
@@ -155,10 +155,10 @@ impl Shim {
         let words = LastWords { path: &task.spec.termination.path, or_log: task.spec.termination.or_log };
         let code = exit_code(code);
         if task.is_main {
-            crash::point("shim.exit");
+            crash_point::point("shim.exit");
             // Reading its last words takes time in which we could die.
             self.persist_exit().await;
-            crash::point("shim.exited");
+            crash_point::point("shim.exited");
         }
         Run::Over(Ending::Exited { code, message: words.read(guest, code, &tail).await })
     }
@@ -255,7 +255,7 @@ impl Shim {
     ) -> Attended {
         let mut stop = self.stop.clone();
         if let Some(hook) = &task.spec.post_start {
-            crash::point("shim.post-start.before");
+            crash_point::point("shim.post-start.before");
             let turn = Turn { ready, name: "post-start" };
             let run = hooks::run(hook, guest, turn, task.address);
             let done = tokio::select! {
@@ -263,7 +263,7 @@ impl Shim {
                 end = follow.as_mut() => return end.into(),
                 _ = stop.requested() => Ok(None),
             };
-            crash::point("shim.post-start.after");
+            crash_point::point("shim.post-start.after");
             if let Err(message) = self.started_by(done) {
                 let limit = Limit { own: Some(Instant::now() + self.spec.grace), ..Limit::asked(stop) };
                 let end = self.end_container(guest, task, ready, follow, limit).await;
@@ -335,7 +335,7 @@ impl Shim {
     ) -> Attended {
         if let Some(hook) = self.in_time(task.spec.pre_stop.as_ref(), &limit) {
             let mut hook_guest = guest.clone();
-            crash::point("shim.pre-stop.before");
+            crash_point::point("shim.pre-stop.before");
             let turn = Turn { ready, name: "pre-stop" };
             let run = hooks::run(hook, &mut hook_guest, turn, task.address);
             tokio::select! {
@@ -343,7 +343,7 @@ impl Shim {
                 done = run => self.stopped_by(Some(done)),
                 () = limit.over() => self.stopped_by(None),
             }
-            crash::point("shim.pre-stop.after");
+            crash_point::point("shim.pre-stop.after");
             limit.grant(LEAST_AFTER_HOOK);
         }
         let terminate = async {

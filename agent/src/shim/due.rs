@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use tracing::warn;
 
 use super::Shim;
-use crate::crash;
-use crate::report::chain;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::state::{ContainerSpec, Due, GuestCommand};
 
 impl Shim {
@@ -23,7 +23,7 @@ impl Shim {
         let (mut stop, mut directory) = (self.stop.clone(), self.stop.clone());
         let answer = async {
             self.persist("which container is due", || self.attempt.ask_for_command(&due)).await;
-            crash::point("shim.due");
+            crash_point::point("shim.due");
             loop {
                 match self.attempt.take_delivery(&due) {
                     Ok(Some(command)) => return command,
@@ -37,7 +37,7 @@ impl Shim {
         };
         tokio::select! {
             command = answer => {
-                crash::point("shim.delivered");
+                crash_point::point("shim.delivered");
                 Some(Cow::Owned(command))
             }
             _ = stop.requested() => None,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::host_ports::HostPortError;
-use crate::report::chain;
+use crate::error_chain::chain;
 use crate::state::{Ending, HostFault};
 use crate::tart::{Fault, TartError};
 

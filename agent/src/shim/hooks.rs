@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::follow::told_code;
+use crate::error_chain::chain;
 use crate::guest::script::Ready;
 use crate::guest::{Exec, Guest, GuestError};
 use crate::probe::http::{HttpError, HttpGet, Purpose};
-use crate::report::chain;
 use crate::state::{Hook, Notice};
 
 /// A hook that runs for longer than this has been forgotten; the grace period ends it sooner.

@@ -10,10 +10,10 @@ use tracing::warn;
 use super::container::{Run, Task};
 use super::endings::stopped_early;
 use super::{GuestEnd, Shim};
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::guest::Guest;
 use crate::pod::restart::back_off;
-use crate::report::chain;
 use crate::state::{ContainerSpec, Ending, InitStage, InitState, Outcome};
 
 /// What became of the init containers.
@@ -67,10 +67,10 @@ impl Shim {
                     started_at = Some(at);
                     states[index].now = InitStage::Running(at);
                     self.record(&states);
-                    crash::point("shim.init.started");
+                    crash_point::point("shim.init.started");
                 });
                 let run = run.await;
-                crash::point("shim.init.exit");
+                crash_point::point("shim.init.exit");
                 let lost = run == Run::Lost;
                 let ending = match run {
                     Run::Over(ending) => ending,
@@ -97,7 +97,7 @@ impl Shim {
                     Next::Go => {
                         states[index].now = InitStage::Over(outcome);
                         self.record(&states);
-                        crash::point("shim.init.over");
+                        crash_point::point("shim.init.over");
                         break;
                     }
                     Next::Fail(ending) => {
@@ -113,7 +113,7 @@ impl Shim {
                         };
                         states[index].last = Some(outcome);
                         self.record(&states);
-                        crash::point("shim.init.failed");
+                        crash_point::point("shim.init.failed");
                         let mut stop = self.stop.clone();
                         tokio::select! {
                             () = sleep(delay) => {}

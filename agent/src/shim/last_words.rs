@@ -6,9 +6,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::error_chain::chain;
 use crate::guest::script;
 use crate::guest::{Exec, Guest};
-use crate::report::chain;
 
 /// The longest message that Kubernetes takes.
 const MAX_MESSAGE: usize = 4096;

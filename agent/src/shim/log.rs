@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::room::{self, Room};
-use crate::report;
+use crate::error_chain;
 
 /// A line longer than this is written in parts, as container runtimes do.
 const MAX_LINE: usize = 16 << 10;
@@ -168,7 +168,7 @@ impl Log {
     fn asks_for_room(&mut self, error: &io::Error) -> bool {
         let may_ask = self.asked_at.is_none_or(|asked_at| asked_at.elapsed() >= ASK_INTERVAL);
         let asks = may_ask
-            && report::is_for_want_of_space(error)
+            && error_chain::is_for_want_of_space(error)
             && self.room.as_ref().is_some_and(|room| room.ask(&self.path));
         if asks {
             self.asked_at = Some(Instant::now());

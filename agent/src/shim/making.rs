@@ -5,8 +5,8 @@ use tracing::warn;
 
 use super::Shim;
 use super::endings::not_started;
-use crate::crash;
-use crate::report::chain;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::state::{Ending, Stage};
 use crate::tart::{Fault, Size, TartError};
 
@@ -19,7 +19,7 @@ impl Shim {
         let begun = spawn_blocking(move || attempt.sync_begun());
         let failed = |error| not_started("CreateContainerError", &error);
         self.with_room(async || self.clone_vm().await).await.map_err(failed)?;
-        crash::point("shim.cloned");
+        crash_point::point("shim.cloned");
         self.enter(Stage::Configuring);
         self.with_room(async || self.configure().await).await.map_err(failed)?;
         if !matches!(begun.await, Ok(Ok(()))) {

@@ -8,8 +8,8 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::{PERSIST_INTERVAL, Shim};
+use crate::error_chain::chain;
 use crate::guest::script::Ready;
-use crate::report::chain;
 use crate::state::{Attempt, Progress, Stage};
 
 /// Writes down the steps of one VM. The VM does not wait for it: a full disk must not end somebody's job, nor hide it for ever.

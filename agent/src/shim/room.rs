@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::report::chain;
+use crate::error_chain::chain;
 use crate::state::{Attempt, Notice};
 use crate::tart::Tart;
 

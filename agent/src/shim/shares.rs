@@ -6,7 +6,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::Shim;
-use crate::report::chain;
+use crate::error_chain::chain;
 use crate::state::{Attempt, Ending, Share, StateError};
 
 /// How long the host's disks may take to answer.

@@ -11,9 +11,9 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::limit::Limit;
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
-use crate::report::chain;
 use crate::tart::Tart;
 use crate::vm::VmName;
 
@@ -26,7 +26,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Shuts the guest down within the time that is left; says whether it had to be forced.
 pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, mut limit: Limit) -> bool {
-    crash::point("shim.shut-down");
+    crash_point::point("shim.shut-down");
     tokio::select! {
         biased;
         () = limit.over() => {

@@ -6,7 +6,7 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::{mpsc, watch};
 use tokio::time::interval;
 
-use crate::report::chain;
+use crate::error_chain::chain;
 use crate::state::{Attempt, StopRequest};
 
 /// How often the directory is read even though nothing was seen to change in it.

@@ -6,10 +6,10 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::container::SET_UP_WORDS;
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::guest::script::Ready;
 use crate::guest::{Completed, Exec, Guest};
-use crate::report::chain;
 
 /// How long the guest may take to pass a signal on, and how soon it is asked again.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ pub(super) async fn terminate(guest: &mut Guest, ready: &Ready) {
     loop {
         let done = guest.run(exec.clone(), LIMIT, SET_UP_WORDS).await;
         if matches!(done.end, Ok(0)) {
-            return crash::point("shim.terminated");
+            return crash_point::point("shim.terminated");
         }
         if !std::mem::replace(&mut complained, true) {
             complain(&done);

@@ -14,9 +14,9 @@ use tracing::warn;
 
 use super::file::{self, StateError};
 use super::lock::Lock;
+use crate::error_chain::chain;
 use crate::identity::Cluster;
 use crate::node::NodeName;
-use crate::report::chain;
 use crate::tart::{Tart, VmLock, touched};
 use crate::vm::VmName;
 

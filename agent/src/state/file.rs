@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{crash, report};
+use crate::{crash_point, error_chain};
 
 /// No file of ours comes near this; a larger one is not ours.
 const MAX_BYTES: u64 = 4 << 20;
@@ -36,7 +36,7 @@ impl StateError {
 
     /// Whether the disk was full.
     pub fn is_for_want_of_space(&self) -> bool {
-        report::is_for_want_of_space(self)
+        error_chain::is_for_want_of_space(self)
     }
 }
 
@@ -87,7 +87,7 @@ fn replace<T: Serialize>(
 /// The point `write.<file>`: what is new is on the disk, under the wrong name.
 fn crash_half_written(path: &Path) {
     if let Some(name) = path.file_name().and_then(OsStr::to_str) {
-        crash::point(&format!("write.{name}"));
+        crash_point::point(&format!("write.{name}"));
     }
 }
 

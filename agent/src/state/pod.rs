@@ -7,7 +7,7 @@ use super::file::{self, StateError};
 use super::logs;
 use super::record::PodRecord;
 use super::reserve;
-use crate::crash;
+use crate::crash_point;
 use crate::pod::PodUid;
 use crate::vm::Restart;
 
@@ -126,7 +126,7 @@ impl PodDir {
         let boot = crate::volume::boot::dir_name(restart);
         crate::volume::remove(&self.volumes_path(), &boot)
             .map_err(|source| StateError::new("remove", &self.volumes_path().join(boot), source))?;
-        crash::point("agent.drop.volumes");
+        crash_point::point("agent.drop.volumes");
         file::remove(&self.shim_log_path(restart))?;
         let init = attempt.view()?.spec.map(|spec| spec.init).unwrap_or_default();
         for container in file::entries(&self.logs)? {
@@ -136,24 +136,24 @@ impl PodDir {
                 logs::remove(&logs, |number| number == restart.0)?;
             }
         }
-        crash::point("agent.drop.logs");
+        crash_point::point("agent.drop.logs");
         attempt.remove()
     }
 
     /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
     pub fn remove(&self) -> Result<(), StateError> {
         self.wipe_volumes()?;
-        crash::point("agent.forget.volumes");
+        crash_point::point("agent.forget.volumes");
         file::remove_dir(&self.logs)?;
-        crash::point("agent.forget.logs");
+        crash_point::point("agent.forget.logs");
         file::remove_dir(&self.path)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ContainerSpec, ShimSpec, StateDir};
     use super::*;
+    use crate::state::{ContainerSpec, ShimSpec, StateDir};
 
     #[test]
     fn volumes_go_first_and_are_found_without_their_pod() {

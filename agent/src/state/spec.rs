@@ -173,8 +173,8 @@ impl ShimSpec {
 
 #[cfg(test)]
 mod tests {
-    use super::super::container::{Hook, Mount};
     use super::*;
+    use crate::state::container::{Hook, Mount};
     use serde_json::json;
 
     #[test]

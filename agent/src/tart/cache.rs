@@ -129,8 +129,8 @@ pub(super) fn size(path: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Tart, TartError};
     use super::*;
+    use crate::tart::{Tart, TartError};
     use crate::vm::{Restart, VmName};
     use std::os::unix::fs::symlink;
 

@@ -13,8 +13,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::warn;
 
+use crate::error_chain::chain;
 use crate::processes::{self, Running};
-use crate::report::chain;
 
 /// The environment variable with the second at which a call is to be over.
 const MARK: &str = "TART_KUBELET_DEADLINE";

@@ -9,7 +9,7 @@ use tracing::warn;
 use super::Tart;
 use super::call::TartOutput;
 use super::error::{Fault, TartError};
-use crate::report::chain;
+use crate::error_chain::chain;
 
 /// To write one takes far less than this, all times together.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::crash;
+use crate::crash_point;
 use crate::guest::script::is_shell_name;
 use crate::state::{POD_IP, PodDir, Share};
 use crate::vm::Restart;
@@ -52,7 +52,7 @@ pub fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io
     }
     let environment_file = environment_dir.join("environment");
     let temp = write_aside(&environment_file, variables)?;
-    crash::point("agent.plan.environment");
+    crash_point::point("agent.plan.environment");
     fs::rename(temp, &environment_file)?;
     let share = |name: &str, path: &Path, read_only| Share {
         name: name.to_owned(),
@@ -67,7 +67,7 @@ pub fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io
 /// Writes the file `environment` anew, in one instant for whoever reads it.
 pub fn rewrite(environment_file: &Path, variables: &[(String, String)]) -> io::Result<()> {
     let temp = write_aside(environment_file, variables)?;
-    crash::point("shim.environment");
+    crash_point::point("shim.environment");
     fs::rename(temp, environment_file)
 }
 

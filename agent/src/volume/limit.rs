@@ -13,8 +13,8 @@ use super::boot;
 use super::dir::Dir;
 use super::look::Looks;
 use super::measure::{Measurement, Usage};
+use crate::error_chain::chain;
 use crate::quantity;
-use crate::report::chain;
 use crate::room::used::beside_volumes;
 use crate::state::PodDir;
 use crate::tart::Tart;
@@ -222,10 +222,10 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measure::Obstacle;
     use super::*;
     use crate::state::StateDir;
     use crate::volume::hostile;
+    use crate::volume::measure::Obstacle;
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
     use serde_json::{Value, json};
     use std::fs;

@@ -222,7 +222,7 @@ mod tests {
             let is_too_deep = usage(&root, u64::MAX) == Usage::Unmeasurable(Obstacle::TooDeep);
             assert_eq!(is_too_deep, levels >= MAX_LEVELS, "{name}");
             // What is removed by path, as by the end of this test, must be within reach.
-            super::super::remove::remove(&Dir::trusted(temp.path()).unwrap(), OsStr::new(name)).unwrap();
+            crate::volume::remove::remove(&Dir::trusted(temp.path()).unwrap(), OsStr::new(name)).unwrap();
         }
     }
 

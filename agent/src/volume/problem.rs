@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::report::{self, chain};
+use crate::error_chain::{self, chain};
 
 /// What is in the way of a volume: words for people, and whether a full disk is behind them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Problem {
 
 impl Problem {
     pub(super) fn of(error: &(dyn Error + 'static)) -> Self {
-        Self { words: chain(error), no_space: report::is_for_want_of_space(error) }
+        Self { words: chain(error), no_space: error_chain::is_for_want_of_space(error) }
     }
 
     /// Whether the disk is full.

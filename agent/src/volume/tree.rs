@@ -24,7 +24,7 @@ use jiff::tz::TimeZone;
 use super::dir::{Dir, Kind};
 use super::remove::remove;
 use super::{Payload, PayloadFile};
-use crate::crash;
+use crate::crash_point;
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
@@ -59,9 +59,9 @@ pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, TreeError> {
         Some((name, _)) if is_current => name,
         _ => {
             let name = write_version(root, payload)?;
-            crash::point("agent.volume.written");
+            crash_point::point("agent.volume.written");
             publish(root, &name)?;
-            crash::point("agent.volume.published");
+            crash_point::point("agent.volume.published");
             name
         }
     };

@@ -13,12 +13,12 @@ use tracing::{debug, info, warn};
 use super::favours::Favours;
 use super::line::{Line, Moment, Turn};
 use super::{Image, Made, Need, Stage, Verdict, Watermarks, World, choose};
+use crate::error_chain::chain;
 use crate::gc::space::{LOOK_LIMIT, freed, measure};
 use crate::image::record::KnownImage;
 use crate::image::{ImageError, Images};
 use crate::metrics::Metrics;
 use crate::node::host::volume;
-use crate::report::chain;
 use crate::state::{StateDir, StateError};
 use crate::tart::{ImageDigest, Tart, full_name};
 

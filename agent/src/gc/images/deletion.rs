@@ -5,7 +5,7 @@ use tokio::time::timeout;
 
 use super::collector::{Collector, names};
 use super::takes_base_along;
-use crate::crash;
+use crate::crash_point;
 use crate::gc::space::{LOOK_LIMIT, freed, measure};
 use crate::image::record::KnownImage;
 use crate::state::StateError;
@@ -31,9 +31,9 @@ impl Collector {
         if takes_base_along(digest, others.iter().map(|other| &other.digest)) {
             self.delete_base(known.base()).await?;
         }
-        crash::point("agent.collect.base");
+        crash_point::point("agent.collect.base");
         self.delete_cached(&known).await?;
-        crash::point("agent.collect.image");
+        crash_point::point("agent.collect.image");
         self.images.collected(digest);
         self.images.look().await;
         Ok(Some(freed(self.tart.home(), before).await))
@@ -41,7 +41,7 @@ impl Collector {
 
     async fn delete_base(&self, base: BaseName) -> Result<(), DeleteError> {
         self.tart.delete_base(&base).await?;
-        crash::point("agent.collect.rest");
+        crash_point::point("agent.collect.rest");
         let tart = self.tart.clone();
         let removed = spawn_blocking(move || tart.remove_rest_of_base(&base)).await;
         removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)
@@ -56,7 +56,7 @@ impl Collector {
         let (ours, _) = self.tags(known).await?;
         for tag in &ours {
             self.tart.delete_image(tag).await?;
-            crash::point("agent.collect.tag");
+            crash_point::point("agent.collect.tag");
         }
         // With its last tag tart takes the image along, unless it was cut short in between, or the image was pulled by its digest.
         let by_digest = known.digest.to_string();

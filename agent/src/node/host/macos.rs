@@ -7,8 +7,8 @@ use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 use tracing::warn;
 
 use super::SystemFacts;
+use crate::error_chain::chain;
 use crate::program;
-use crate::report::chain;
 
 const LIMIT: Duration = Duration::from_secs(5);
 

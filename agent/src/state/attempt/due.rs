@@ -1,10 +1,10 @@
 //! What a shim asks the agent for when a container's turn comes, and what it gets.
 
-use super::super::container::GuestCommand;
-use super::super::file::{self, StateError};
-use super::super::record::{Delivery, Due};
-use super::super::reserve;
 use super::Attempt;
+use crate::state::container::GuestCommand;
+use crate::state::file::{self, StateError};
+use crate::state::record::{Delivery, Due};
+use crate::state::reserve;
 
 impl Attempt {
     /// Asks the agent for the command of a container whose turn has come.

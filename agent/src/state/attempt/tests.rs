@@ -1,7 +1,7 @@
-use super::super::PodDir;
-use super::super::container::GuestCommand;
-use super::super::record::{Delivery, Ending};
 use super::*;
+use crate::state::PodDir;
+use crate::state::container::GuestCommand;
+use crate::state::record::{Delivery, Ending};
 
 fn spec(attempt: &Attempt) -> ShimSpec {
     ShimSpec::example(attempt.vm())
