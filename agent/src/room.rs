@@ -14,8 +14,8 @@ use tracing::{info, warn};
 
 use crate::error_chain::chain;
 use crate::gc::images::{Moment, Stage};
-use crate::node::host::{Gauges, volume};
 use crate::node::thresholds::{Figure, Signal, Thresholds};
+use crate::os::host::{Gauges, volume};
 use crate::pod::PodUid;
 use crate::pod::status::is_final;
 use crate::pod::worker::Host;

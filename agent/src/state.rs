@@ -129,7 +129,7 @@ impl StateDir {
 
     /// Sets a little space aside, for what has to be written down when the disk is full, unless too little of it is free now.
     pub fn set_space_aside(&self) -> Result<(), StateError> {
-        let free = crate::node::host::volume(&self.0).map_or(0, |volume| volume.available);
+        let free = crate::os::host::volume(&self.0).map_or(0, |volume| volume.available);
         reserve::set_aside(&self.0, free)
     }
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::program::{self, ProgramError};
+use crate::os::command::{self, ProgramError};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -21,7 +21,7 @@ pub enum TailscaleError {
 
 /// The IPv4 address of this machine in its tailnet.
 pub async fn address(program: &Path) -> Result<IpAddr, TailscaleError> {
-    parse(&program::run(program, &["ip", "-4"], LIMIT).await?)
+    parse(&command::run(program, &["ip", "-4"], LIMIT).await?)
 }
 
 fn parse(printed: &str) -> Result<IpAddr, TailscaleError> {

@@ -35,7 +35,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
 use crate::image::credentials::Credential;
-use crate::processes::TableError;
+use crate::os::process_table::TableError;
 use crate::state::Share;
 use crate::vm::{BaseName, VmName};
 

@@ -13,7 +13,7 @@ use crate::agent::node_name;
 use crate::cli::AgentArgs;
 use crate::identity::{Identity, IdentityError, Sources};
 use crate::node::BadNodeName;
-use crate::node::host::HostFacts;
+use crate::os::host::HostFacts;
 use crate::pod::PodUid;
 use crate::state::{StateDir, StateError};
 use crate::tart::Tart;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use crate::node::host::volume;
 use crate::node::thresholds::Figure;
+use crate::os::host::volume;
 
 /// A volume that does not answer must not hold up those who wait for room.
 pub(super) const LOOK_LIMIT: Duration = Duration::from_secs(30);

@@ -12,11 +12,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::NodeName;
 use super::conditions::{conditions, differ};
 use super::health::Health;
-use super::host::HostFacts;
 use super::labels::{self, Labels};
 use super::resources::{Resources, same};
 use super::taints::Taints;
 use crate::image::resident;
+use crate::os::host::HostFacts;
 
 /// The status is written at least this often, changed or not.
 pub const STATUS_INTERVAL: Duration = Duration::from_mins(5);

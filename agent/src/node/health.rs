@@ -11,13 +11,13 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::address::AddressSource;
-use super::host::Gauges;
 use super::pressure::Pressures;
 use super::starts::Starts;
 use super::thresholds::Thresholds;
 use crate::error_chain::chain;
 use crate::image::resident::Resident;
 use crate::metrics::Metrics;
+use crate::os::host::Gauges;
 use crate::tart::{Tart, TartError, TartVersion};
 
 const TART_INTERVAL: Duration = Duration::from_secs(30);

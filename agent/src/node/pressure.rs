@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::leases;
 use super::thresholds::{Figure, Signal, Thresholds};
+use crate::os::dhcp_leases;
 
 /// One kind of pressure on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -89,7 +89,7 @@ impl Pressures {
             memory: look(self.memory, &[(Signal::Memory, seen.memory)]),
             pid: look(self.pid, &[(Signal::Pid, seen.pids)]),
             // Without a file of leases none is lent.
-            addresses: self.addresses.after(seen.addresses.and_then(leases::shortage), period, now),
+            addresses: self.addresses.after(seen.addresses.and_then(dhcp_leases::shortage), period, now),
         }
     }
 }

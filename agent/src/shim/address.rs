@@ -11,7 +11,7 @@ use tracing::warn;
 use super::Shim;
 use crate::error_chain::chain;
 use crate::guest::{Guest, GuestError};
-use crate::node::leases::{self, Borrower};
+use crate::os::dhcp_leases::{self, Borrower};
 
 /// How often the guest agent of a booting VM is asked for the guest's address.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
@@ -128,7 +128,7 @@ impl Shim {
 fn lender_says(leases: Option<&Path>, claimed: IpAddr, now: Timestamp) -> Option<Claimant> {
     // It lends none of IPv6.
     let IpAddr::V4(claimed) = claimed else { return Some(Claimant::Outsider) };
-    match leases.map_or(Borrower::NoFile, |path| leases::borrower(path, claimed, now)) {
+    match leases.map_or(Borrower::NoFile, |path| dhcp_leases::borrower(path, claimed, now)) {
         Borrower::Other => None,
         // Where nothing is written down, this is all that is known of its networks.
         Borrower::NoFile if claimed.is_private() => None,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
-use crate::processes::{self, Running, TableError};
+use crate::os::process_table::{self, Running, TableError};
 use crate::state::{Attempt, Holder, StateError};
 
 /// The environment variable with the name of the VM that a process works for.
@@ -59,7 +59,7 @@ pub fn free(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
 
 /// Kills the shim of a VM, if it lives, and all that it has started. Returns what was killed.
 pub fn kill_leftovers(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
-    let running = processes::others()?;
+    let running = process_table::others()?;
     let found = leftovers(&running, &attempt.vm().to_string(), attempt.signed()?);
     for one in &found {
         one.kill();

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::error_chain::chain;
-use crate::processes::{self, Running};
+use crate::os::process_table::{self, Running};
 
 /// The environment variable with the second at which a call is to be over.
 const MARK: &str = "TART_KUBELET_DEADLINE";
@@ -37,7 +37,7 @@ pub(super) fn mark(command: &mut Command, limit: Duration) {
 /// Kills the calls of earlier agents in this home that are overdue, and the others when they are. Returns when there are none.
 pub async fn end_overdue_calls(home: PathBuf) {
     loop {
-        let running: Vec<Running> = match spawn_blocking(processes::others).await {
+        let running: Vec<Running> = match spawn_blocking(process_table::others).await {
             Ok(Ok(running)) => {
                 running.into_iter().filter(|call| call.variable(HOME) == home.to_str()).collect()
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::image_name::full_name;
 use super::overdue;
-use crate::processes::{self, Running, TableError};
+use crate::os::process_table::{self, Running, TableError};
 
 /// The images that our own tarts pull at a moment, by full name. One that is not among them will not be brought by any of them any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct OwnPulls(Vec<String>);
 impl OwnPulls {
     /// Looks which there are in a home.
     pub(super) fn look(home: &Path) -> Result<Self, TableError> {
-        Ok(Self::among(&processes::others()?, home))
+        Ok(Self::among(&process_table::others()?, home))
     }
 
     /// Whether one of them pulls an image.

@@ -18,7 +18,7 @@ use crate::gc::space::{LOOK_LIMIT, freed, measure};
 use crate::image::record::KnownImage;
 use crate::image::{ImageError, Images};
 use crate::metrics::Metrics;
-use crate::node::host::volume;
+use crate::os::host::volume;
 use crate::state::{StateDir, StateError};
 use crate::tart::{ImageDigest, Tart, full_name};
 

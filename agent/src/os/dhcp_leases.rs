@@ -8,7 +8,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 
-use super::thresholds::Figure;
+use crate::node::thresholds::Figure;
 
 /// A network of 256 addresses, less its own, the host's and the one for all.
 const POOL: u64 = 253;

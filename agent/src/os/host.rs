@@ -10,9 +10,9 @@ use jiff::Timestamp;
 use nix::sys::statvfs::statvfs;
 use sysinfo::{MemoryRefreshKind, Product, RefreshKind, System};
 
-use super::leases;
-use super::pressure::Reading;
-use super::thresholds::Figure;
+use super::dhcp_leases;
+use crate::node::pressure::Reading;
+use crate::node::thresholds::Figure;
 use crate::state::StateDir;
 use crate::tart::Tart;
 
@@ -103,7 +103,7 @@ impl Gauges {
             nodefs: volume(&self.state_dir),
             imagefs: volume(&self.tart_home),
             pids: pids.map(|(total, used)| Figure { available: total.saturating_sub(used), total }),
-            addresses: leases::read(&self.leases, Timestamp::now()),
+            addresses: dhcp_leases::read(&self.leases, Timestamp::now()),
         }
     }
 }
