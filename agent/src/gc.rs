@@ -8,6 +8,5 @@ pub mod dry_run;
 pub mod images;
 pub mod observe;
 pub mod orphan;
-mod space;
 pub mod table;
 pub mod vms;

@@ -9,6 +9,7 @@ pub mod cli;
 pub mod crash_point;
 pub mod duration;
 pub mod error_chain;
+pub(crate) mod fs;
 pub mod gc;
 pub mod guest;
 pub mod identity;

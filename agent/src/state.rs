@@ -37,30 +37,27 @@
 mod attempt;
 mod claim;
 mod container;
-mod file;
-mod lock;
 mod logs;
 mod pod;
 mod record;
 mod reserve;
-mod secret;
 mod spec;
 mod writer;
 
+pub use crate::fs::file::StateError;
+pub use crate::fs::lock::Lock;
+pub use crate::fs::secret_file::write_secret;
 pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
 pub use claim::{Claim, ClaimError};
 pub use container::{
     ContainerSpec, GuestBoot, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP,
     Share, Termination,
 };
-pub use file::StateError;
-pub use lock::Lock;
 pub use pod::PodDir;
 pub use record::{
     Delivery, Due, Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord,
     Progress, Stage, StopCause, StopRequest,
 };
-pub use secret::write_secret;
 pub use spec::{HostPort, Protocol, ShimSpec};
 pub use writer::{Promise, Writer};
 
@@ -88,15 +85,15 @@ impl StateDir {
     /// Whether an agent owns the directory now.
     pub fn is_owned(&self) -> Result<bool, StateError> {
         let path = self.0.join("agent.lock");
-        lock::is_held(&path).map_err(|source| StateError::new("probe", &path, source))
+        crate::fs::lock::is_held(&path).map_err(|source| StateError::new("probe", &path, source))
     }
 
     /// Opens the directory, creating it when it is new.
     pub fn open(root: &Path) -> Result<Self, StateError> {
         let root = std::path::absolute(root).map_err(|source| StateError::new("open", root, source))?;
-        file::create_dir(&root.join("pods"))?;
-        file::create_dir(&root.join("logs"))?;
-        file::create_dir(&root.join("volumes"))?;
+        crate::fs::file::create_dir(&root.join("pods"))?;
+        crate::fs::file::create_dir(&root.join("logs"))?;
+        crate::fs::file::create_dir(&root.join("volumes"))?;
         Ok(Self(root))
     }
 
@@ -114,7 +111,7 @@ impl StateDir {
     /// A random name that stays with this directory: a restarted agent is the same one, one on another Mac is not.
     pub fn instance(&self) -> Result<String, StateError> {
         let path = self.0.join("instance.json");
-        if let Some(known) = file::read(&path)? {
+        if let Some(known) = crate::fs::file::read(&path)? {
             return Ok(known);
         }
         let mut bytes = [0; 16];
@@ -123,7 +120,7 @@ impl StateDir {
             .and_then(|mut source| source.read_exact(&mut bytes))
             .map_err(|source| StateError::new("read", random, source))?;
         let name = format!("{:032x}", u128::from_be_bytes(bytes));
-        file::write(&path, &name)?;
+        crate::fs::file::write(&path, &name)?;
         Ok(name)
     }
 
@@ -140,13 +137,13 @@ impl StateDir {
 
     /// What is known of this host's images.
     pub fn images(&self) -> Result<ImageRecord, StateError> {
-        Ok(file::read(&self.images_path())?.unwrap_or_default())
+        Ok(crate::fs::file::read(&self.images_path())?.unwrap_or_default())
     }
 
     /// The same, for who is going to write it: what is spoilt is put aside first, so that it stays known that something was lost.
     pub fn images_to_go_on_with(&self) -> Result<ImageRecord, StateError> {
         let (path, aside) = (self.images_path(), self.spoilt_images_path());
-        if file::is_spoilt::<ImageRecord>(&path)? {
+        if crate::fs::file::is_spoilt::<ImageRecord>(&path)? {
             std::fs::rename(&path, &aside).map_err(|source| StateError::new("put aside", &path, source))?;
             warn!(
                 aside = %aside.display(),
@@ -160,7 +157,7 @@ impl StateDir {
     pub fn has_lost_images(&self) -> Result<bool, StateError> {
         let aside = self.spoilt_images_path();
         let is_aside = aside.try_exists().map_err(|source| StateError::new("look for", &aside, source))?;
-        Ok(is_aside || file::is_spoilt::<ImageRecord>(&self.images_path())?)
+        Ok(is_aside || crate::fs::file::is_spoilt::<ImageRecord>(&self.images_path())?)
     }
 
     /// Where a record of images is that could not be read.
@@ -174,7 +171,7 @@ impl StateDir {
 
     /// Writes down what is known of this host's images, so that not even a power cut can undo it.
     pub fn write_images(&self, record: &ImageRecord) -> Result<(), StateError> {
-        file::write_durably(&self.images_path(), record)
+        crate::fs::file::write_durably(&self.images_path(), record)
     }
 
     /// The base VMs of all VMs that are planned and not deleted yet, whether or not they were cloned from them; `None` when that
@@ -205,10 +202,10 @@ impl StateDir {
 
     /// Every Pod that has left anything here.
     pub fn pods(&self) -> Result<Vec<PodDir>, StateError> {
-        let mut names = file::entries(&self.pods_path())?;
+        let mut names = crate::fs::file::entries(&self.pods_path())?;
         // Volumes and logs go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
-        names.extend(file::entries(&self.0.join("volumes"))?);
-        names.extend(file::entries(&self.0.join("logs"))?);
+        names.extend(crate::fs::file::entries(&self.0.join("volumes"))?);
+        names.extend(crate::fs::file::entries(&self.0.join("logs"))?);
         let uids: BTreeSet<PodUid> = names.iter().filter_map(|name| name.parse().ok()).collect();
         Ok(uids.into_iter().map(|uid| self.pod(uid)).collect())
     }

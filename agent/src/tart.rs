@@ -170,7 +170,7 @@ impl Tart {
         if vms.join(name).join("config.json").exists() {
             return Ok(());
         }
-        crate::volume::remove(&vms, name)
+        crate::fs::remove(&vms, name)
     }
 
     /// The version that the program says it has.

@@ -3,29 +3,22 @@
 pub mod admission;
 pub mod boot;
 pub mod content;
-mod dir;
 pub mod files;
 mod fill;
 mod host_path;
-#[cfg(test)]
-mod hostile;
 mod limit;
-mod look;
-mod measure;
 mod memory;
-mod place;
 mod prepare;
 mod problem;
-mod remove;
 mod share;
 mod sub_path;
 pub mod token;
 mod tree;
 
+pub use crate::fs::dir_identity::Place;
+pub use crate::fs::disk_usage::taken;
 pub use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
 pub use limit::Exceeded;
-pub use measure::taken;
-pub use place::Place;
 pub use prepare::{MountFailure, PodVolumes, PrepareError, Prepared};
 pub use problem::Problem;
 pub use sub_path::SubPathError;
@@ -35,7 +28,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use dir::Dir;
+use crate::fs::dir::Dir;
 
 /// The files that a volume is to hold, by their path below its root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,6 +55,6 @@ impl std::fmt::Debug for PayloadFile {
 pub(crate) fn remove(parent: &Path, name: &str) -> io::Result<()> {
     match Dir::trusted(parent) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        parent => remove::remove(&parent?, name.as_ref()),
+        parent => crate::fs::remove::remove(&parent?, name.as_ref()),
     }
 }

@@ -14,11 +14,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::StateDir;
-use super::file::{self, StateError};
-use super::lock::{self, Lock};
 use super::record::{Due, InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
 use super::reserve;
 use super::spec::ShimSpec;
+use crate::fs::file::{self, StateError};
+use crate::fs::lock::{self, Lock};
 use crate::pod::PodUid;
 use crate::tart::ImageDigest;
 use crate::vm::{Restart, VmName};

@@ -12,9 +12,9 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::file::{self, StateError};
-use super::lock::Lock;
 use crate::error_chain::chain;
+use crate::fs::file::{self, StateError};
+use crate::fs::lock::Lock;
 use crate::identity::Cluster;
 use crate::node::NodeName;
 use crate::tart::{Tart, VmLock, touched};

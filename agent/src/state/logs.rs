@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::container::ContainerSpec;
-use super::file::{self, StateError};
+use crate::fs::file::{self, StateError};
 
 impl ContainerSpec {
     /// Where its output goes after so many restarts.

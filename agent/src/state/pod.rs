@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::attempt::{Attempt, Holder};
-use super::file::{self, StateError};
 use super::logs;
 use super::record::PodRecord;
 use super::reserve;
 use crate::crash_point;
+use crate::fs::file::{self, StateError};
 use crate::pod::PodUid;
 use crate::vm::Restart;
 
@@ -112,7 +112,7 @@ impl PodDir {
 
     /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
     pub fn wipe_volumes(&self) -> Result<(), StateError> {
-        crate::volume::remove(&self.volumes, &self.uid.to_string())
+        crate::fs::remove(&self.volumes, &self.uid.to_string())
             .map_err(|source| StateError::new("remove", &self.volumes_path(), source))
     }
 
@@ -124,7 +124,7 @@ impl PodDir {
             return Ok(());
         }
         let boot = crate::volume::boot::dir_name(restart);
-        crate::volume::remove(&self.volumes_path(), &boot)
+        crate::fs::remove(&self.volumes_path(), &boot)
             .map_err(|source| StateError::new("remove", &self.volumes_path().join(boot), source))?;
         crash_point::point("agent.drop.volumes");
         file::remove(&self.shim_log_path(restart))?;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::file::StateError;
+use crate::fs::file::StateError;
 
 const NAME: &str = "reserve";
 const BYTES: u64 = 1 << 20;

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::file::StateError;
 use super::{Attempt, Share, StateDir};
+use crate::fs::file::StateError;
 use crate::pod::PodUid;
 
 /// A Pod whose guest can write to a directory of the host.

@@ -10,9 +10,9 @@ use tracing::{info, warn};
 
 use super::Payload;
 use super::content::Content;
-use super::dir::Dir;
 use super::problem::Problem;
 use super::tree::{self, TreeError};
+use crate::fs::dir::Dir;
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_mins(1);

@@ -8,9 +8,9 @@ use std::str::FromStr;
 
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
-use super::dir::Dir;
-use super::place::Place;
 use super::share::tart_can_say;
+use crate::fs::dir::Dir;
+use crate::fs::dir_identity::Place;
 use crate::pod::PodUid;
 use crate::state::{Promise, StateDir, StateError, Writer};
 

@@ -10,10 +10,10 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::boot;
-use super::dir::Dir;
-use super::look::Looks;
-use super::measure::{Measurement, Usage};
 use crate::error_chain::chain;
+use crate::fs::blocking_io::Looks;
+use crate::fs::dir::Dir;
+use crate::fs::disk_usage::{Measurement, Usage};
 use crate::quantity;
 use crate::room::used::beside_volumes;
 use crate::state::PodDir;
@@ -223,9 +223,9 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::disk_usage::Obstacle;
+    use crate::fs::hostile;
     use crate::state::StateDir;
-    use crate::volume::hostile;
-    use crate::volume::measure::Obstacle;
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
     use serde_json::{Value, json};
     use std::fs;

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::VolumeMount;
 
-use super::dir::{Dir, Kind};
+use crate::fs::dir::{Dir, Kind};
 use crate::pod::expansion::expand;
 
 /// More links than this lead in a circle.
@@ -150,7 +150,7 @@ pub(super) fn locate(root: &Dir, path: &str, may_create: bool) -> Result<PathBuf
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::hostile;
+    use crate::fs::hostile;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 

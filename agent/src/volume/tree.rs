@@ -21,10 +21,10 @@ use std::path::{Component, Path, PathBuf};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::dir::{Dir, Kind};
-use super::remove::remove;
 use super::{Payload, PayloadFile};
 use crate::crash_point;
+use crate::fs::dir::{Dir, Kind};
+use crate::fs::remove::remove;
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";

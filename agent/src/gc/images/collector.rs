@@ -14,7 +14,7 @@ use super::favours::Favours;
 use super::line::{Line, Moment, Turn};
 use super::{Image, Made, Need, Stage, Verdict, Watermarks, World, choose};
 use crate::error_chain::chain;
-use crate::gc::space::{LOOK_LIMIT, freed, measure};
+use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::record::KnownImage;
 use crate::image::{ImageError, Images};
 use crate::metrics::Metrics;

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use super::collector::{Collector, names};
 use super::takes_base_along;
 use crate::crash_point;
-use crate::gc::space::{LOOK_LIMIT, freed, measure};
+use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::record::KnownImage;
 use crate::state::StateError;
 use crate::tart::{ImageDigest, TartError};

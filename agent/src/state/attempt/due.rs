@@ -1,8 +1,8 @@
 //! What a shim asks the agent for when a container's turn comes, and what it gets.
 
 use super::Attempt;
+use crate::fs::file::{self, StateError};
 use crate::state::container::GuestCommand;
-use crate::state::file::{self, StateError};
 use crate::state::record::{Delivery, Due};
 use crate::state::reserve;
 

@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::Volume;
 use tracing::warn;
 
 use super::MountFailure;
+use crate::fs::dir::Dir;
 use crate::pod::PodUid;
 use crate::state::{Missing, POD_IP};
 use crate::volume::Place;
-use crate::volume::dir::Dir;
 use crate::volume::host_path::{HostDir, HostPaths};
 use crate::volume::share::tart_can_say;
 use crate::volume::sub_path::{SubPathError, Unusable, locate};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::volume::hostile;
+use crate::fs::hostile;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;

@@ -42,7 +42,7 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::dir::Dir;
+    use crate::fs::dir::Dir;
     use std::fs;
     use std::os::unix::fs::symlink;
 

@@ -143,7 +143,7 @@ fn share_of(entry: Entry) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::hostile;
+    use crate::fs::hostile;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
@@ -222,7 +222,7 @@ mod tests {
             let is_too_deep = usage(&root, u64::MAX) == Usage::Unmeasurable(Obstacle::TooDeep);
             assert_eq!(is_too_deep, levels >= MAX_LEVELS, "{name}");
             // What is removed by path, as by the end of this test, must be within reach.
-            crate::volume::remove::remove(&Dir::trusted(temp.path()).unwrap(), OsStr::new(name)).unwrap();
+            crate::fs::remove::remove(&Dir::trusted(temp.path()).unwrap(), OsStr::new(name)).unwrap();
         }
     }
 

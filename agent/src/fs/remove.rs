@@ -144,7 +144,7 @@ fn accept_absence(result: io::Result<()>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::hostile;
+    use crate::fs::hostile;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::Path;
