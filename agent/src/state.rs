@@ -69,8 +69,8 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 
 use crate::image::record::ImageRecord;
+use crate::names::vm::BaseName;
 use crate::pod::PodUid;
-use crate::vm::BaseName;
 
 /// The agent's state directory.
 #[derive(Debug, Clone)]
@@ -222,7 +222,7 @@ impl StateDir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::Restart;
+    use crate::names::vm::Restart;
 
     #[test]
     fn an_instance_stays_with_its_directory() {

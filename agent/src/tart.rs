@@ -3,7 +3,6 @@
 mod cache;
 mod call;
 mod error;
-mod image_name;
 mod list;
 mod lock;
 mod overdue;
@@ -12,10 +11,10 @@ mod partial;
 mod torn;
 mod version;
 
+pub use crate::names::image::{ImageDigest, full_name};
 pub use cache::CachedImage;
 pub use call::TartOutput;
 pub use error::{Fault, TartError, running_vms};
-pub use image_name::{ImageDigest, full_name};
 pub use list::Source;
 pub use lock::{VmLock, touched};
 pub use overdue::end_overdue_calls;
@@ -35,9 +34,9 @@ use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
 use crate::image::credentials::Credential;
+use crate::names::vm::{BaseName, VmName};
 use crate::os::process_table::TableError;
 use crate::state::Share;
-use crate::vm::{BaseName, VmName};
 
 const QUICK: Duration = Duration::from_secs(30);
 /// It reads nothing and waits for nobody.

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::names::vm::BaseName;
 use crate::node::thresholds::Figure;
 use crate::tart::ImageDigest;
-use crate::vm::BaseName;
 
 /// When images are collected, in percent of the volume that is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,11 +15,11 @@ use super::orphan::{Remains, Unknown, Vm, World};
 use crate::error_chain::chain;
 use crate::image::Images;
 use crate::image::record::KnownImage;
+use crate::names::vm::{BaseName, VmName};
 use crate::node::NodeName;
 use crate::pod::{PodName, PodUid};
 use crate::state::{Holder, PodDir, StateDir, StateError};
 use crate::tart::{Source, Tart, touched};
-use crate::vm::{BaseName, VmName};
 
 const API_LIMIT: Duration = Duration::from_secs(15);
 

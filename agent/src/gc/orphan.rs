@@ -10,10 +10,10 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::duration::Rough;
+use crate::names::vm::{BaseName, VmName};
 use crate::pod::{PodName, PodUid};
 use crate::state::Holder;
 use crate::tart::VmLock;
-use crate::vm::{BaseName, VmName};
 
 /// Something that could not be found out, and why.
 pub type Unknown = String;

@@ -72,7 +72,7 @@ pub fn render(rows: &[Row]) -> String {
 mod tests {
     use super::*;
     use crate::gc::orphan::Guard;
-    use crate::vm::{Restart, VmName};
+    use crate::names::vm::{Restart, VmName};
     use std::time::Duration;
 
     fn rows() -> Vec<Row> {

@@ -14,11 +14,11 @@ use crate::crash_point;
 use crate::error_chain::chain;
 use crate::fs::freed_space::{freed, measure};
 use crate::metrics::Metrics;
+use crate::names::vm::{BaseName, VmName};
 use crate::pod::PodUid;
 use crate::pod::at_work::AtWork;
 use crate::state::StateError;
 use crate::tart::TartError;
-use crate::vm::{BaseName, VmName};
 
 /// How long a VM may take to stop before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);

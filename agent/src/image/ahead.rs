@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::credentials::Credential;
 use super::{ImageError, Images};
 use crate::gc::images::{Collector, Made};
+use crate::names::vm::BaseName;
 use crate::tart::ImageDigest;
-use crate::vm::BaseName;
 
 /// Whether a text is the name of an image at a registry. What is not could be one of tart's flags.
 pub fn is_remote_name(text: &str) -> bool {

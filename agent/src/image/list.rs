@@ -9,10 +9,10 @@ use super::command::CommandError;
 use super::record::{ImageRecord, KnownImage};
 use crate::cli::AgentArgs;
 use crate::duration::Rough;
+use crate::names::vm::BaseName;
 use crate::state::StateDir;
 use crate::tart::{CachedImage, ImageDigest, Tart};
 use crate::text_table::columns;
-use crate::vm::BaseName;
 
 const HEAD: [&str; 6] = ["IMAGE", "DIGEST", "SIZE", "LAST USED", "NEEDED BY", "PULLED BY"];
 const NOTHING: &str = "-";

@@ -10,8 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::access::{Access, SecretUid};
+use crate::names::vm::BaseName;
 use crate::tart::{ImageDigest, full_name};
-use crate::vm::BaseName;
 
 /// All that is known of this host's images.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

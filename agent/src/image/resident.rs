@@ -123,7 +123,7 @@ mod tests {
         ] {
             let all = merge(vec![image], BTreeMap::new());
             let found = labels(&all);
-            let base = crate::vm::BaseName::of(&all[0].digest).to_string();
+            let base = crate::names::vm::BaseName::of(&all[0].digest).to_string();
             let key = format!("{LABEL_PREFIX}{}", base.strip_prefix("tk-base-").unwrap());
             assert_eq!(found, Labels::from([(key, value)]));
         }

@@ -10,9 +10,9 @@ use jiff::Timestamp;
 
 use super::restart::{RestartPolicy, Verdict, verdict};
 use super::time::later;
+use crate::names::vm::Restart;
 use crate::probe::verdict::Health;
 use crate::state::{AttemptView, Ending, Holder, Outcome, StopCause, StopRequest};
-use crate::vm::Restart;
 
 /// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);

@@ -6,8 +6,8 @@ use super::blueprint;
 use super::setback::WorkError;
 use super::worker::Worker;
 use crate::crash_point;
+use crate::names::vm::Restart;
 use crate::state::Delivery;
-use crate::vm::Restart;
 
 impl Worker {
     /// Tells a shim what the container runs whose turn has come. A Pod that is to go meanwhile does not wait for it.

@@ -16,10 +16,10 @@ use super::time::seconds;
 use super::wanted::wanted;
 use super::worker::{ORPHAN_PATIENCE, RETRY, SAFETY_NET, Worker};
 use crate::crash_point;
+use crate::names::vm::{Restart, VmName};
 use crate::probe;
 use crate::shim;
 use crate::state::{Attempt, Ending, Outcome, StopCause, StopRequest};
-use crate::vm::{Restart, VmName};
 
 const API_LIMIT: Duration = Duration::from_secs(15);
 

@@ -16,8 +16,8 @@ use crate::image::access::{Access, SecretUid};
 use crate::image::credentials::{self, BadSecret, Credential, Login};
 use crate::image::pins::Pin;
 use crate::image::{ImageError, Images, Pulled};
+use crate::names::vm::BaseName;
 use crate::tart::ImageDigest;
-use crate::vm::BaseName;
 
 const LIMIT: Duration = Duration::from_secs(15);
 /// Progress is told no more often than this, and no finer than in steps of so many percent.

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 use super::PodUid;
 use super::setback::WorkError;
 use super::worker::{RETRY, SAFETY_NET, Worker};
+use crate::names::vm::Restart;
 use crate::shim;
-use crate::vm::Restart;
 
 /// The shim that was started last.
 #[derive(Debug)]

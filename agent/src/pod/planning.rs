@@ -23,9 +23,9 @@ use super::worker::Worker;
 use crate::crash_point;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
+use crate::names::vm::Restart;
 use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, Share, ShimSpec};
 use crate::tart::ImageDigest;
-use crate::vm::Restart;
 use crate::volume::boot::{self, BootShares};
 
 impl Worker {

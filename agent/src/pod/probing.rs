@@ -9,12 +9,12 @@ use kube::Resource as _;
 
 use super::decide::Wanted;
 use super::events::Events;
+use crate::names::vm::{Restart, VmName};
 use crate::probe::spec::Probes;
 use crate::probe::verdict::Health;
 use crate::probe::{Prober, Target, Tell};
 use crate::state::{AttemptView, Progress, Stage};
 use crate::tart::Tart;
-use crate::vm::{Restart, VmName};
 
 /// The probes of the Pod's current VM, if it has any.
 #[derive(Debug, Default)]

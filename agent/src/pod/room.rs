@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::wanted::otherwise_wanted;
 use super::worker::Worker;
 use crate::gc::images::Made;
+use crate::names::vm::Restart;
 use crate::state::StateError;
-use crate::vm::Restart;
 use crate::volume::MountFailure;
 
 /// How long nobody asks again after nothing could go: it costs what is kept of unfinished pulls, and volumes are tried more often.

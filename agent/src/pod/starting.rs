@@ -61,8 +61,8 @@ pub fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::vm::Restart;
     use crate::pod::restart::RestartPolicy;
-    use crate::vm::Restart;
 
     const PATIENCE: Duration = Duration::from_mins(5);
 

@@ -20,8 +20,8 @@ use super::admission::{Refusal, VmPlan};
 use super::decide::{Observation, Wanted};
 use super::restart::{RestartPolicy, Verdict};
 use crate::duration;
+use crate::names::vm::{Restart, VmName};
 use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};
-use crate::vm::{Restart, VmName};
 
 /// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";

@@ -11,8 +11,8 @@ use super::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, r
 use super::worker::Worker;
 use crate::error_chain::chain;
 use crate::guest::script::REASONS;
+use crate::names::vm::Restart;
 use crate::state::{AttemptView, Ending, InitStage, Stage};
-use crate::vm::Restart;
 use crate::volume::MountFailure;
 
 /// What has been told in Events already, by this process.

@@ -12,7 +12,7 @@ use super::decide::{Deadline, Wanted};
 use super::restart::RestartPolicy;
 use super::status::{is_final, vm_of};
 use super::time::seconds;
-use crate::vm::Restart;
+use crate::names::vm::Restart;
 
 /// When a Pod has been active for long enough. It counts from the start time that the API shows.
 pub(super) fn deadline(pod: &Pod) -> Option<Deadline> {

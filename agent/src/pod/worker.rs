@@ -37,12 +37,12 @@ use crate::error_chain::chain;
 use crate::gc::images::Collector;
 use crate::image::Images;
 use crate::metrics::Metrics;
+use crate::names::vm::Restart;
 use crate::node::health::Health;
 use crate::node::starts::StartBoard;
 use crate::shim;
 use crate::state::{Attempt, PodDir, PodRecord, StateError, StopRequest};
 use crate::tart::Tart;
-use crate::vm::Restart;
 use crate::volume::HostPaths;
 
 /// How often a Pod is looked at even though nothing was seen to change.

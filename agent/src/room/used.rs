@@ -2,9 +2,9 @@
 //!
 //! What a guest has written over what was in its image is not seen: the files say how many blocks they have, not how many they share.
 
+use crate::names::vm::{BaseName, VmName};
 use crate::state::{PodDir, StateError};
 use crate::tart::Tart;
-use crate::vm::{BaseName, VmName};
 use crate::volume::taken;
 
 /// All that a Pod takes, in bytes. `None` when there is too much to measure.
@@ -36,8 +36,8 @@ fn beyond(tart: &Tart, vm: &VmName, base: Option<&BaseName>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::vm::Restart;
     use crate::state::{ShimSpec, StateDir};
-    use crate::vm::Restart;
     use std::fs;
     use std::path::Path;
 

@@ -15,12 +15,12 @@ use super::guest_status;
 use super::last_words::{LastWords, Tail};
 use super::leftovers::gone;
 use crate::guest::{Exec, Guest};
+use crate::names::vm::VmName;
 use crate::state::{
     Attempt, AttemptView, ContainerSpec, Ending, InitStage, InitState, LastCommand, Outcome, ShimSpec,
     StateError,
 };
 use crate::tart::Tart;
-use crate::vm::VmName;
 
 /// How long the guest may take to tell an exit code.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
@@ -152,8 +152,8 @@ async fn exit_of(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::vm::Restart;
     use crate::state::{InitState, StateDir};
-    use crate::vm::Restart;
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 

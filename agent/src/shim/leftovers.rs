@@ -83,8 +83,8 @@ fn leftovers<'a>(running: &'a [Running], vm: &str, shim: Option<Pid>) -> Vec<&'a
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::vm::Restart;
     use crate::state::StateDir;
-    use crate::vm::Restart;
     use std::fs::File;
 
     const SHIM: i32 = 70;

@@ -340,7 +340,7 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
-        let attempt = pod.attempt(crate::vm::Restart(0));
+        let attempt = pod.attempt(crate::names::vm::Restart(0));
         attempt.plan(&crate::state::ShimSpec::example(attempt.vm())).unwrap();
         // A home on the volume of /dev/full.
         let tart = crate::tart::Tart::in_home(Path::new("/tart"), Path::new("/dev"));
@@ -365,7 +365,7 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
-        let attempt = pod.attempt(crate::vm::Restart(0));
+        let attempt = pod.attempt(crate::names::vm::Restart(0));
         attempt.plan(&crate::state::ShimSpec::example(attempt.vm())).unwrap();
         attempt.ask_for_room().unwrap();
         let path = dir.path().join("0.log");

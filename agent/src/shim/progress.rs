@@ -72,8 +72,8 @@ impl Drop for Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::vm::Restart;
     use crate::state::StateDir;
-    use crate::vm::Restart;
 
     fn step(stage: Stage) -> Progress {
         Progress { stage, since: Timestamp::UNIX_EPOCH, enter: Vec::new(), probe: Vec::new() }

@@ -81,8 +81,8 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::vm::Restart;
     use crate::state::StateDir;
-    use crate::vm::Restart;
 
     #[tokio::test]
     async fn who_gives_up_wants_no_room_any_more() {

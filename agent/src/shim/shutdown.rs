@@ -14,8 +14,8 @@ use super::limit::Limit;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
+use crate::names::vm::VmName;
 use crate::tart::Tart;
-use crate::vm::VmName;
 
 /// How long `tart run` may take to stop the VM before it is killed.
 const FORCE_PATIENCE: Duration = Duration::from_secs(5);

@@ -14,9 +14,9 @@ use tokio::time::timeout;
 
 use super::KILLED;
 use super::log::{Log, Source};
+use crate::names::vm::VmName;
 use crate::state::{Ending, HostFault};
 use crate::tart::{Fault, running_vms};
-use crate::vm::VmName;
 
 /// How much of the latest output is kept to explain an end.
 const TAIL: usize = 8 << 10;

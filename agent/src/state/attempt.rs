@@ -19,9 +19,9 @@ use super::reserve;
 use super::spec::ShimSpec;
 use crate::fs::file::{self, StateError};
 use crate::fs::lock::{self, Lock};
+use crate::names::vm::{Restart, VmName};
 use crate::pod::PodUid;
 use crate::tart::ImageDigest;
-use crate::vm::{Restart, VmName};
 
 /// More than the start of any VM has.
 const MOST_STEPS: usize = 16;

@@ -16,9 +16,9 @@ use crate::error_chain::chain;
 use crate::fs::file::{self, StateError};
 use crate::fs::lock::Lock;
 use crate::identity::Cluster;
+use crate::names::vm::VmName;
 use crate::node::NodeName;
 use crate::tart::{Tart, VmLock, touched};
-use crate::vm::VmName;
 
 /// Between any two steps of a shim that makes a VM there is less.
 const QUIET: Duration = Duration::from_mins(1);

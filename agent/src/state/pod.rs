@@ -8,8 +8,8 @@ use super::record::PodRecord;
 use super::reserve;
 use crate::crash_point;
 use crate::fs::file::{self, StateError};
+use crate::names::vm::Restart;
 use crate::pod::PodUid;
-use crate::vm::Restart;
 
 /// What is kept of one Pod.
 #[derive(Debug, Clone)]

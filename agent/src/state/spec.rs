@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::container::Termination;
 use super::container::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity, Share};
 use super::record::InitState;
-use crate::vm::{BaseName, VmName};
+use crate::names::vm::{BaseName, VmName};
 
 /// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

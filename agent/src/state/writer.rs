@@ -95,8 +95,8 @@ impl Attempt {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::vm::Restart;
     use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage};
-    use crate::vm::Restart;
     use jiff::Timestamp;
 
     #[test]

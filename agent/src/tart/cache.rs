@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::image_name::{ImageDigest, repository};
+use crate::names::image::{ImageDigest, repository};
 
 /// A host, and a repository of as many parts as anybody has.
 const MAX_LEVELS: usize = 16;
@@ -130,8 +130,8 @@ pub(super) fn size(path: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::vm::{Restart, VmName};
     use crate::tart::{Tart, TartError};
-    use crate::vm::{Restart, VmName};
     use std::os::unix::fs::symlink;
 
     fn hex(digit: char) -> String {

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::image_name::full_name;
 use super::overdue;
+use crate::names::image::full_name;
 use crate::os::process_table::{self, Running, TableError};
 
 /// The images that our own tarts pull at a moment, by full name. One that is not among them will not be brought by any of them any more.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::crash_point;
 use crate::guest::script::is_shell_name;
+use crate::names::vm::Restart;
 use crate::state::{POD_IP, PodDir, Share};
-use crate::vm::Restart;
 
 /// Names that no volume can have.
 const PREFIX: &str = ".boot-";

@@ -8,9 +8,9 @@ use super::takes_base_along;
 use crate::crash_point;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::record::KnownImage;
+use crate::names::vm::BaseName;
 use crate::state::StateError;
 use crate::tart::{ImageDigest, TartError};
-use crate::vm::BaseName;
 
 impl Collector {
     /// Deletes an image: its base VM, unless another image has the same, and what the agent has pulled, for together they hold the

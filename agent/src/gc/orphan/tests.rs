@@ -1,7 +1,7 @@
 //! Worlds by hand and by chance.
 
 use super::*;
-use crate::vm::Restart;
+use crate::names::vm::Restart;
 use proptest::prelude::*;
 
 const MIN_AGE: Duration = Duration::from_mins(10);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::names::vm::Restart;
 use crate::state::StopCause;
-use crate::vm::Restart;
 
 /// The next step for a Pod: one effect, safe to repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

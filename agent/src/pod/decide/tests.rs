@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::names::vm::VmName;
 use crate::state::{Due, Ending, Outcome, Progress, ShimSpec, Stage, StopRequest};
-use crate::vm::VmName;
 
 const GRACE: Duration = Duration::from_secs(30);
 

@@ -1,6 +1,6 @@
 use super::*;
+use crate::names::vm::Restart;
 use crate::state::{POD_IP, Progress, ShimSpec, Stage, StateDir};
-use crate::vm::Restart;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,0 +1,4 @@
+//! TODO-DOC names
+
+pub(crate) mod image;
+pub(crate) mod vm;
