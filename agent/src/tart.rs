@@ -5,10 +5,10 @@ mod call;
 mod error;
 mod list;
 mod lock;
-mod overdue;
 mod own_pulls;
 mod partial;
-mod torn;
+mod retry_torn_config;
+mod stale_calls;
 mod version;
 
 pub use crate::names::image::{ImageDigest, full_name};
@@ -17,9 +17,9 @@ pub use call::TartOutput;
 pub use error::{Fault, TartError, running_vms};
 pub use list::Source;
 pub use lock::{VmLock, touched};
-pub use overdue::end_overdue_calls;
 pub use own_pulls::OwnPulls;
 pub use partial::{KeptPartial, Partial};
+pub use stale_calls::end_overdue_calls;
 pub use version::TartVersion;
 
 use std::io;
@@ -375,7 +375,7 @@ impl Tart {
         command
             .args(args)
             .env("TART_HOME", &self.home)
-            .env(overdue::HOME, &self.home)
+            .env(stale_calls::HOME, &self.home)
             // The agent owns its image cache; tart must not make room by deleting from it.
             .env("TART_NO_AUTO_PRUNE", "1")
             // Plain progress lines instead of cursor movements.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::overdue;
+use super::stale_calls;
 use crate::names::image::full_name;
 use crate::os::process_table::{self, Running, TableError};
 
@@ -23,7 +23,7 @@ impl OwnPulls {
 
     /// Only what carries our mark counts: others pull the same images.
     fn among(running: &[Running], home: &Path) -> Self {
-        let ours = running.iter().filter(|call| call.variable(overdue::HOME) == home.to_str());
+        let ours = running.iter().filter(|call| call.variable(stale_calls::HOME) == home.to_str());
         let pulled = ours.filter_map(|call| call.words().skip_while(|word| *word != "pull").nth(1));
         Self(pulled.map(full_name).collect())
     }
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn only_what_carries_our_mark_is_ours() {
-        let mark = |home: &str| format!("{}={home}", overdue::HOME);
+        let mark = |home: &str| format!("{}={home}", stale_calls::HOME);
         let running = [
             Running::example(2, 1, &["tart", "pull", "r.test/a"], &[&mark("/home")]),
             Running::example(3, 1, &["sh", "/bin/tart", "pull", "r.test/b:1"], &[&mark("/home")]),
