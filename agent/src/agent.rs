@@ -10,6 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
 use crate::gc::images::{BadWatermarks, Collector};
 use crate::gc::observe::Observer;
@@ -31,7 +32,6 @@ use crate::node::starts::StartBoard;
 use crate::node::{BadNodeName, NodeName, keeper};
 use crate::os::host::{self, Gauges, HostFacts};
 use crate::pod::at_work::AtWork;
-use crate::pod::events::Events;
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::roster::Roster;
 use crate::pod::slots::Slots;

@@ -5,6 +5,7 @@
 //! `shim` is the process that owns a VM while agents come and go.
 
 pub mod agent;
+pub(crate) mod apiserver;
 pub mod cli;
 pub mod crash_point;
 pub mod duration;
@@ -17,7 +18,6 @@ pub mod image;
 pub mod metrics;
 pub(crate) mod names;
 pub mod node;
-pub mod objects;
 pub(crate) mod os;
 pub mod pod;
 pub mod probe;

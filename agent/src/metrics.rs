@@ -1,6 +1,5 @@
 //! What the agent tells about itself on a port of the host: whether it is well, and figures for Prometheus.
 
-mod api_calls;
 mod exposition;
 mod histogram;
 mod images;
@@ -18,6 +17,7 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
 
+use crate::apiserver::call_metrics::{ApiCalls, CountCalls};
 use crate::gc::images::Verdict;
 use crate::identity::Access;
 use crate::node::conditions::conditions;
@@ -26,7 +26,6 @@ use crate::node::lease;
 use crate::node::thresholds::Figure;
 use crate::pod::PodUid;
 use crate::tart::ImageDigest;
-use api_calls::{ApiCalls, CountCalls};
 use exposition::Page;
 use images::ImageFigures;
 use pods::PodFigures;

@@ -11,7 +11,6 @@ mod delivering;
 pub mod downward;
 mod ending;
 pub mod environment;
-pub mod events;
 pub(crate) mod expansion;
 mod fetch;
 pub mod fields;

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1 as api;
 use kube::Client;
 use tokio::time::sleep;
 
-use crate::objects::{ObjectError, Scope, Shared, Shelf, first_of};
+use crate::apiserver::watched_objects::{ObjectError, Scope, Shared, Shelf, first_of};
 
 /// Where the Service of the API server itself lives, of which every container is told.
 const DEFAULT_NAMESPACE: &str = "default";

@@ -12,7 +12,6 @@ mod prepare;
 mod problem;
 mod share;
 mod sub_path;
-pub mod token;
 mod tree;
 
 pub use crate::fs::dir_identity::Place;

@@ -18,8 +18,8 @@ use super::conditions::{confirmation, notes};
 use super::desired::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
 use super::health::Health;
 use super::labels;
+use crate::apiserver::events::Events;
 use crate::error_chain::chain;
-use crate::pod::events::Events;
 
 const LIMIT: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);

@@ -13,7 +13,7 @@ pub use resolve::{ConfigError, MissingVariable, Resolved, Snapshot, resolve};
 
 use super::downward::DownwardError;
 use super::world::World;
-use crate::objects::{ObjectError, Watched, first_of};
+use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};
 use crate::services::{LinkedServices, service_environment};
 
 /// The environment of a container that is about to start. What it is made of is watched for as long as this lives.

@@ -9,7 +9,7 @@ use kube::api::Api;
 use tokio::time::timeout;
 
 use super::admission::{PullPolicy, VmPlan};
-use super::events::Events;
+use crate::apiserver::events::Events;
 use crate::error_chain::chain;
 use crate::gc::images::{Collector, Made};
 use crate::image::access::{Access, SecretUid};

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Resource as _;
 
 use super::decide::Wanted;
-use super::events::Events;
+use crate::apiserver::events::Events;
 use crate::names::vm::{Restart, VmName};
 use crate::probe::spec::Probes;
 use crate::probe::verdict::Health;

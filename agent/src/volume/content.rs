@@ -11,10 +11,10 @@ use kube::ResourceExt;
 use tokio::sync::watch;
 
 use super::files::{BadFiles, FileMode, config_map_files, downward_files, merge, secret_files};
-use super::token::{Token, TokenError};
 use super::{Payload, PayloadFile};
+use crate::apiserver::tokens::{Token, TokenError};
+use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};
 use crate::node::resources::Amounts;
-use crate::objects::{ObjectError, Watched, first_of};
 use crate::pod::world::World;
 
 /// The permission bits of files whose volume does not say; the API server fills them in.

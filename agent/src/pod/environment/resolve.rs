@@ -9,8 +9,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvFromSource, EnvVarSource, Pod, Secret};
 use kube::ResourceExt;
 
+use crate::apiserver::watched_objects::ObjectError;
 use crate::node::resources::Amounts;
-use crate::objects::ObjectError;
 use crate::pod::downward::{self, DownwardError};
 use crate::pod::expansion::{expand, lookup};
 

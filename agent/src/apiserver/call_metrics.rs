@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use http::{Request, Response};
 use tower::{Layer, Service};
 
-use super::exposition::{Page, number};
-use super::histogram::Histogram;
-use super::lock;
+use crate::metrics::exposition::{Page, number};
+use crate::metrics::histogram::Histogram;
+use crate::metrics::lock;
 
 const ENDS: [Duration; 8] = [
     Duration::from_millis(5),

@@ -1,7 +1,5 @@
 //! The `ConfigMaps` and Secrets of this Node's Pods, watched one by one: the API server lets a Node see no other ones.
 
-mod shared;
-
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -11,8 +9,8 @@ use kube::Client;
 use kube::api::ObjectMeta;
 use kube::runtime::watcher;
 
+pub(crate) use super::shared_watch::{Scope, Shared, Shelf};
 use crate::error_chain::chain;
-pub(crate) use shared::{Scope, Shared, Shelf};
 
 /// Where `ConfigMaps` and Secrets come from.
 #[derive(Clone)]

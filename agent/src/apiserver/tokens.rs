@@ -10,7 +10,7 @@ use kube::{Client, ResourceExt};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::objects::{is_forbidden, words};
+use super::watched_objects::{is_forbidden, words};
 
 /// How long the API server may take for a token.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -1,5 +1,8 @@
 //! One watch, shared by all who need what it shows: it ends when the last of them lets go.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -20,7 +23,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
-use super::ObjectError;
+use super::watched_objects::ObjectError;
 
 /// How long a new watch may take to show something. The Node authorizer may know of a Pod a moment later than this Node, and
 /// refuses until then.
@@ -289,6 +292,3 @@ impl Backoff for Delays {
     /// Every attempt begins with something that looks like a success, so only time tells.
     fn reset(&mut self) {}
 }
-
-#[cfg(test)]
-mod tests;
