@@ -15,6 +15,7 @@ pub mod gc;
 pub mod guest;
 pub mod identity;
 pub mod image;
+pub(crate) mod logs;
 pub mod metrics;
 pub(crate) mod names;
 pub mod node;

@@ -34,32 +34,31 @@
 //! volumes/<uid>/<volume>/       the files of a volume, see `volume::tree`, or those that the guest writes; apart for the same reason
 //! ```
 
-mod attempt;
-mod claim;
-mod container;
-mod logs;
-mod pod;
-mod record;
-mod reserve;
-mod spec;
-mod writer;
+mod container_spec;
+mod disk_reserve;
+mod host_path_writers;
+mod pod_dir;
+mod records;
+mod shim_spec;
+mod tart_home_owner;
+mod vm_run;
 
 pub use crate::fs::file::StateError;
 pub use crate::fs::lock::Lock;
 pub use crate::fs::secret_file::write_secret;
-pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
-pub use claim::{Claim, ClaimError};
-pub use container::{
+pub use container_spec::{
     ContainerSpec, GuestBoot, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP,
     Share, Termination,
 };
-pub use pod::PodDir;
-pub use record::{
+pub use host_path_writers::{Promise, Writer};
+pub use pod_dir::PodDir;
+pub use records::{
     Delivery, Due, Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord,
     Progress, Stage, StopCause, StopRequest,
 };
-pub use spec::{HostPort, Protocol, ShimSpec};
-pub use writer::{Promise, Writer};
+pub use shim_spec::{HostPort, Protocol, ShimSpec};
+pub use tart_home_owner::{Claim, ClaimError};
+pub use vm_run::{Attempt, AttemptView, Holder, UsedImage};
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
@@ -127,7 +126,7 @@ impl StateDir {
     /// Sets a little space aside, for what has to be written down when the disk is full, unless too little of it is free now.
     pub fn set_space_aside(&self) -> Result<(), StateError> {
         let free = crate::os::host::volume(&self.0).map_or(0, |volume| volume.available);
-        reserve::set_aside(&self.0, free)
+        disk_reserve::set_aside(&self.0, free)
     }
 
     /// Where the agent can be asked to pull an image, see `image::door`.

@@ -14,12 +14,12 @@ use super::follow::{Followed, disconnected, drain, exit_of, follow, is_drained};
 use super::hooks::{self, Turn};
 use super::last_words::{LastWords, Tail};
 use super::limit::Limit;
-use super::log::Log;
 use super::terminate::terminate;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::script::{self, Ready};
 use crate::guest::{Exec, Guest, GuestError, Stdin};
+use crate::logs::writer::Log;
 use crate::state::{
     ContainerSpec, Ending, GuestCommand, GuestIdentity, GuestUser, Hook, LastCommand, Notice, Outcome,
 };

@@ -10,10 +10,10 @@ use tracing::warn;
 
 use super::container::SET_UP_WORDS;
 use super::last_words::Tail;
-use super::log::{Log, Source};
 use crate::error_chain::chain;
 use crate::guest::script::Ready;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
+use crate::logs::writer::{Log, Source};
 
 /// How long the output of a command that has ended may pause before it is all there is, and how long it may take in all.
 const DRAIN: Duration = Duration::from_secs(1);

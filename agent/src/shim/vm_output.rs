@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::KILLED;
-use super::log::{Log, Source};
+use crate::logs::writer::{Log, Source};
 use crate::names::vm::VmName;
 use crate::state::{Ending, HostFault};
 use crate::tart::{Fault, running_vms};

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::container::ContainerSpec;
 use crate::fs::file::{self, StateError};
+use crate::state::container_spec::ContainerSpec;
 
 impl ContainerSpec {
     /// Where its output goes after so many restarts.

@@ -2,15 +2,15 @@
 
 use super::Attempt;
 use crate::fs::file::{self, StateError};
-use crate::state::container::GuestCommand;
-use crate::state::record::{Delivery, Due};
-use crate::state::reserve;
+use crate::state::container_spec::GuestCommand;
+use crate::state::disk_reserve;
+use crate::state::records::{Delivery, Due};
 
 impl Attempt {
     /// Asks the agent for the command of a container whose turn has come.
     pub fn ask_for_command(&self, due: &Due) -> Result<(), StateError> {
         let path = self.path.join("due.json");
-        reserve::repeatedly(&path, || file::write(&path, due))
+        disk_reserve::repeatedly(&path, || file::write(&path, due))
     }
 
     /// The container whose command the agent is asked for, and has not delivered yet.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
-use super::container::Termination;
-use super::container::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity, Share};
-use super::record::InitState;
+use super::container_spec::Termination;
+use super::container_spec::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity, Share};
+use super::records::InitState;
 use crate::names::vm::{BaseName, VmName};
 
 /// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
@@ -174,7 +174,7 @@ impl ShimSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::container::{Hook, Mount};
+    use crate::state::container_spec::{Hook, Mount};
     use serde_json::json;
 
     #[test]

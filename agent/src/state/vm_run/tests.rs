@@ -1,7 +1,7 @@
 use super::*;
 use crate::state::PodDir;
-use crate::state::container::GuestCommand;
-use crate::state::record::{Delivery, Ending};
+use crate::state::container_spec::GuestCommand;
+use crate::state::records::{Delivery, Ending};
 
 fn spec(attempt: &Attempt) -> ShimSpec {
     ShimSpec::example(attempt.vm())

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::room::{self, Room};
 use crate::error_chain;
+use crate::shim::room::{self, Room};
 
 /// A line longer than this is written in parts, as container runtimes do.
 const MAX_LINE: usize = 16 << 10;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::container::GuestCommand;
+use super::container_spec::GuestCommand;
 use crate::pod::PodName;
 
 /// A Pod as it was accepted: what the agent needs once the API no longer knows the Pod.

@@ -1,6 +1,8 @@
 //! One VM of a Pod, as the files and locks of its directory tell it.
 
-mod due;
+mod late_command;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io;
@@ -14,9 +16,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::StateDir;
-use super::record::{Due, InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
-use super::reserve;
-use super::spec::ShimSpec;
+use super::disk_reserve;
+use super::records::{Due, InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
+use super::shim_spec::ShimSpec;
 use crate::fs::file::{self, StateError};
 use crate::fs::lock::{self, Lock};
 use crate::names::vm::{Restart, VmName};
@@ -267,7 +269,7 @@ impl Attempt {
     /// Notes which process the shim is.
     pub fn sign(&self, pid: u32) -> Result<(), StateError> {
         let path = self.path.join("shim.pid");
-        reserve::repeatedly(&path, || file::write(&path, &pid))
+        disk_reserve::repeatedly(&path, || file::write(&path, &pid))
     }
 
     /// The process that has signed as the shim. It may be long gone, and another one have its number.
@@ -317,7 +319,7 @@ impl Attempt {
         }
         let (path, all) =
             (self.path.join("progress.json"), ProgressFile { now: Some(progress.clone()), steps });
-        reserve::repeatedly(&path, || file::write(&path, &all))
+        disk_reserve::repeatedly(&path, || file::write(&path, &all))
     }
 
     /// How the shim has come there: all its steps, in order.
@@ -328,7 +330,7 @@ impl Attempt {
     /// Records what the containers before the main one do.
     pub fn record_init(&self, states: &[InitState]) -> Result<(), StateError> {
         let path = self.path.join("init.json");
-        reserve::repeatedly(&path, || file::write(&path, &states))
+        disk_reserve::repeatedly(&path, || file::write(&path, &states))
     }
 
     /// Records which command is about to start in the guest.
@@ -356,7 +358,7 @@ impl Attempt {
     /// Asks the agent to make room on the disk.
     pub fn ask_for_room(&self) -> Result<(), StateError> {
         let path = self.path.join("wants-room");
-        reserve::repeatedly(&path, || create(&path))
+        disk_reserve::repeatedly(&path, || create(&path))
     }
 
     /// Whether the agent has not done yet what it can about room.
@@ -382,7 +384,7 @@ impl Attempt {
     /// Asks the shim to stop the VM; an earlier deadline replaces a later one.
     pub fn request_stop(&self, request: StopRequest) -> Result<(), StateError> {
         let path = self.path.join("stop.json");
-        reserve::urgently(&path, || file::write(&path, &request))
+        disk_reserve::urgently(&path, || file::write(&path, &request))
     }
 
     /// What the shim was asked for.
@@ -393,7 +395,7 @@ impl Attempt {
     /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
     pub fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
         let path = self.path.join("result.json");
-        reserve::urgently(&path, || file::write_durably(&path, outcome))
+        disk_reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
     /// Records that nobody was heeded who may have asked for the end of the container.
@@ -409,7 +411,7 @@ impl Attempt {
     /// Records how the VM ended. It is the last thing that is done for it: nothing of it may run any more.
     pub fn finish(&self, outcome: &Outcome) -> Result<(), StateError> {
         let path = self.path.join("outcome.json");
-        reserve::urgently(&path, || file::write_durably(&path, outcome))
+        disk_reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
     /// Forgets what may be secret in the plan of a VM that is over, also in one that is spoilt or was never finished.
@@ -443,7 +445,7 @@ impl Attempt {
 
     fn touch(&self, name: &str) -> Result<(), StateError> {
         let path = self.path.join(name);
-        reserve::urgently(&path, || create(&path))
+        disk_reserve::urgently(&path, || create(&path))
     }
 
     fn is_held(&self, name: &str) -> Result<bool, StateError> {
@@ -460,6 +462,3 @@ impl Attempt {
 fn create(path: &Path) -> Result<(), StateError> {
     File::create(path).map(drop).map_err(|source| StateError::new("create", path, source))
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::attempt::{Attempt, Holder};
-use super::logs;
-use super::record::PodRecord;
-use super::reserve;
+use super::disk_reserve;
+use super::records::PodRecord;
+use super::vm_run::{Attempt, Holder};
 use crate::crash_point;
 use crate::fs::file::{self, StateError};
+use crate::logs::files;
 use crate::names::vm::Restart;
 use crate::pod::PodUid;
 
@@ -92,7 +92,7 @@ impl PodDir {
     /// Records that the Pod is evicted, and why.
     pub fn evict(&self, why: &str) -> Result<(), StateError> {
         let path = self.path.join("evicted.json");
-        reserve::urgently(&path, || file::write(&path, &why))
+        disk_reserve::urgently(&path, || file::write(&path, &why))
     }
 
     /// Whether there is anything of the Pod's volumes.
@@ -133,7 +133,7 @@ impl PodDir {
             let logs = self.logs.join(&container);
             // The logs of shims are here, too. Init containers have counts of their own, and shims that see to their logs.
             if logs.is_dir() && init.iter().all(|one| one.name != container) {
-                logs::remove(&logs, |number| number == restart.0)?;
+                files::remove(&logs, |number| number == restart.0)?;
             }
         }
         crash_point::point("agent.drop.logs");

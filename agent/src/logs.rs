@@ -1,0 +1,4 @@
+//! TODO-DOC logs
+
+pub(crate) mod files;
+pub(crate) mod writer;
