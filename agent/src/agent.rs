@@ -12,6 +12,7 @@ use tracing::{info, warn};
 
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
+use crate::env::sources::World;
 use crate::gc::images::{BadWatermarks, Collector};
 use crate::gc::observe::Observer;
 use crate::gc::vms;
@@ -36,7 +37,6 @@ use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::roster::Roster;
 use crate::pod::slots::Slots;
 use crate::pod::worker::Host;
-use crate::pod::world::World;
 use crate::room::Room;
 use crate::state::{Claim, ClaimError, StateDir, StateError};
 use crate::tart::{self, Tart};

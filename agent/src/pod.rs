@@ -8,10 +8,7 @@ mod belongings;
 pub mod blueprint;
 pub mod decide;
 mod delivering;
-pub mod downward;
 mod ending;
-pub mod environment;
-pub(crate) mod expansion;
 mod fetch;
 pub mod fields;
 pub mod fit;
@@ -32,7 +29,6 @@ mod telling;
 mod time;
 mod wanted;
 pub mod worker;
-pub mod world;
 
 use std::fmt;
 use std::str::FromStr;

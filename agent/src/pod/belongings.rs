@@ -11,11 +11,11 @@ use kube::ResourceExt;
 use tokio::sync::watch;
 
 use super::blueprint;
-use super::environment::{self, ConfigError, Environment, Resolved};
-use super::expansion::lookup;
 use super::status::Trouble;
-use super::world::World;
 use crate::apiserver::watched_objects::first_of;
+use crate::env::expansion::lookup;
+use crate::env::sources::World;
+use crate::env::{self, ConfigError, Environment, Resolved};
 use crate::error_chain::chain;
 use crate::state::PodDir;
 use crate::tart::{Fault, Tart};
@@ -100,7 +100,7 @@ impl Belongings {
         root_against_its_own_word(&pod)?;
         if self.environments.is_empty() {
             let all = spec.init_containers.iter().flatten().chain(&spec.containers).enumerate();
-            let planned = all.filter(|(turn, one)| *turn == 0 || !environment::may_change(one));
+            let planned = all.filter(|(turn, one)| *turn == 0 || !env::may_change(one));
             let environment = |c| Environment::of(pod.clone(), c, &self.world);
             self.environments = planned.map(|(_, one)| (one.name.clone(), environment(one))).collect();
         }

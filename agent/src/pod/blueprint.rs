@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use kube::ResourceExt;
 
-use super::expansion::{expand, lookup};
+use crate::env::expansion::{expand, lookup};
 use crate::error_chain::chain;
 use crate::probe::http::HttpGet;
 use crate::state::{

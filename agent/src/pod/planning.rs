@@ -12,7 +12,6 @@ use super::admission::{VmPlan, read, runs_commands};
 use super::belongings::{Gathered, Shortage};
 use super::blueprint::{self, Brought};
 use super::decide::Wanted;
-use super::environment;
 use super::fetch::{Fetcher, ReadyImage};
 use super::pulling::Failure;
 use super::restart::RestartPolicy;
@@ -21,6 +20,7 @@ use super::time::seconds;
 use super::wanted::{deadline, wanted};
 use super::worker::Worker;
 use crate::crash_point;
+use crate::env;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
 use crate::names::vm::Restart;
@@ -147,7 +147,7 @@ impl Worker {
                     variables: variables.unwrap_or_default(),
                     mounts: mounts.unwrap_or_default(),
                     log,
-                    late: environment::may_change(one),
+                    late: env::may_change(one),
                 };
                 blueprint::container(pod, one, brought)
             };

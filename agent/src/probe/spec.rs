@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::http::HttpGet;
-use crate::pod::expansion::expand;
+use crate::env::expansion::expand;
 use crate::state::StopCause;
 
 /// The three questions that probes answer.

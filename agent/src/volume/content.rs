@@ -14,8 +14,8 @@ use super::files::{BadFiles, FileMode, config_map_files, downward_files, merge, 
 use super::{Payload, PayloadFile};
 use crate::apiserver::tokens::{Token, TokenError};
 use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};
+use crate::env::sources::World;
 use crate::node::resources::Amounts;
-use crate::pod::world::World;
 
 /// The permission bits of files whose volume does not say; the API server fills them in.
 const USUAL_MODE: i32 = 0o644;

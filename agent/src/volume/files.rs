@@ -6,8 +6,8 @@ use std::path::{Component, Path, PathBuf};
 use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, Secret};
 
 use super::{Payload, PayloadFile};
+use crate::env::downward::{self, DownwardError};
 use crate::node::resources::Amounts;
-use crate::pod::downward::{self, DownwardError};
 
 /// Longer names and paths are refused, as the kubelet does.
 const LONGEST_NAME: usize = 255;

@@ -7,8 +7,8 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::VolumeMount;
 
+use crate::env::expansion::expand;
 use crate::fs::dir::{Dir, Kind};
-use crate::pod::expansion::expand;
 
 /// More links than this lead in a circle.
 const MAX_LINKS: u32 = 40;

@@ -1,5 +1,8 @@
 //! Variables out of all that is known: which comes from where, and which counts.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -9,10 +12,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvFromSource, EnvVarSource, Pod, Secret};
 use kube::ResourceExt;
 
+use super::downward::{self, DownwardError};
+use super::expansion::{expand, lookup};
 use crate::apiserver::watched_objects::ObjectError;
 use crate::node::resources::Amounts;
-use crate::pod::downward::{self, DownwardError};
-use crate::pod::expansion::{expand, lookup};
 
 /// Why a container cannot be given its environment. In the kubelet's words, which people search for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -265,6 +268,3 @@ impl Sources<'_> {
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,6 +1,10 @@
 //! A container's environment: Services, `ConfigMaps`, Secrets, and what the Pod tells of itself.
 
+pub(crate) mod downward;
+pub(crate) mod expansion;
 mod resolve;
+pub(crate) mod services;
+pub(crate) mod sources;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +15,10 @@ use kube::ResourceExt;
 
 pub use resolve::{ConfigError, MissingVariable, Resolved, Snapshot, resolve};
 
-use super::downward::DownwardError;
-use super::world::World;
 use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};
-use crate::services::{LinkedServices, service_environment};
+use downward::DownwardError;
+use services::{LinkedServices, service_environment};
+use sources::World;
 
 /// The environment of a container that is about to start. What it is made of is watched for as long as this lives.
 #[derive(Debug)]

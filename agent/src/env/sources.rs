@@ -6,11 +6,11 @@ use std::sync::Arc;
 use kube::Client;
 use tokio::sync::watch;
 
+use super::services::Services;
 use crate::apiserver::tokens::Tokens;
 use crate::apiserver::watched_objects::Objects;
 use crate::node::health::Health;
 use crate::node::resources::Amounts;
-use crate::services::Services;
 
 /// Where what a Pod brings along comes from. All Pods share it.
 #[derive(Debug, Clone)]
