@@ -13,14 +13,14 @@ use tracing::{info, warn};
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
 use crate::env::sources::World;
-use crate::gc::images::{BadWatermarks, Collector};
 use crate::gc::observe::Observer;
 use crate::gc::vms;
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
-use crate::image::ahead::Ahead;
-use crate::image::door;
+use crate::image::gc::{BadWatermarks, Collector};
+use crate::image::manager::Ahead;
 use crate::image::prepull::PrePull;
+use crate::image::pull_socket;
 use crate::metrics::{self, Metrics};
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::desired::NodeConfig;
@@ -289,7 +289,7 @@ fn open_images(
     let collector = (!args.disable_vm_gc).then(|| Arc::new(collector()));
     let ahead = Ahead { images, collector };
     let (door, asked) = (state.door_path(), ahead.clone());
-    tokio::spawn(async move { door::serve(&door, asked).await });
+    tokio::spawn(async move { pull_socket::serve(&door, asked).await });
     Ok(ahead)
 }
 

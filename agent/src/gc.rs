@@ -5,7 +5,6 @@
 
 pub mod ages;
 pub mod dry_run;
-pub mod images;
 pub mod observe;
 pub mod orphan;
 pub mod table;

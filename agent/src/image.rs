@@ -1,22 +1,23 @@
 //! Images on this host: which digest a reference stands for, fetched when it has to be.
 
 pub mod access;
-pub mod ahead;
 pub mod command;
 pub mod credentials;
-pub mod door;
 mod error;
-mod flight;
+pub(crate) mod gc;
+pub mod inventory;
 pub mod list;
-mod partials;
+pub mod manager;
+pub mod ownership;
+mod partial_pulls;
 pub mod pins;
 pub mod prepull;
-pub mod record;
+pub mod pull_socket;
 mod recovery;
-pub mod resident;
+mod shared_pull;
 
 pub use error::ImageError;
-pub use flight::Pulled;
+pub use shared_pull::Pulled;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,11 +37,11 @@ use crate::pod::admission::PullPolicy;
 use crate::state::{StateDir, StateError};
 use crate::tart::{ImageDigest, PULL, Tart, full_name};
 use access::{Access, SecretUid};
-use flight::{Flight, FlightKey};
-use partials::Partials;
+use inventory::Resident;
+use ownership::{ImageRecord, KnownImage, Present};
+use partial_pulls::Partials;
 use pins::{Pin, Pins};
-use record::{ImageRecord, KnownImage, Present};
-use resident::Resident;
+use shared_pull::{Flight, FlightKey};
 
 /// How often the cache is looked at for what others have done to it.
 const LOOK_INTERVAL: Duration = Duration::from_mins(1);
@@ -268,7 +269,7 @@ impl Images {
     /// Looks at the images on this host now.
     pub async fn look(&self) {
         let (tart, known) = (self.tart.clone(), self.known());
-        let look = spawn_blocking(move || resident::residents(&tart, &known));
+        let look = spawn_blocking(move || inventory::residents(&tart, &known));
         match look.await {
             Ok(Ok(found)) => {
                 let found = Arc::new(found);

@@ -18,8 +18,8 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::apiserver::call_metrics::{ApiCalls, CountCalls};
-use crate::gc::images::Verdict;
 use crate::identity::Access;
+use crate::image::gc::Verdict;
 use crate::node::conditions::conditions;
 use crate::node::health::Health;
 use crate::node::lease;

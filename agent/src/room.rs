@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::error_chain::chain;
-use crate::gc::images::{Moment, Stage};
+use crate::image::gc::{Moment, Stage};
 use crate::node::thresholds::{Figure, Signal, Thresholds};
 use crate::os::host::{Gauges, volume};
 use crate::pod::PodUid;

@@ -67,7 +67,7 @@ use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
-use crate::image::record::ImageRecord;
+use crate::image::ownership::ImageRecord;
 use crate::names::vm::BaseName;
 use crate::pod::PodUid;
 

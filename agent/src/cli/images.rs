@@ -7,8 +7,8 @@ use clap::{Args, Subcommand};
 
 use super::AgentArgs;
 use crate::duration;
-use crate::gc::images::{BadWatermarks, Rules, Watermarks};
-use crate::image::ahead::is_remote_name;
+use crate::image::gc::{BadWatermarks, Rules, Watermarks};
+use crate::image::manager::is_remote_name;
 
 /// Flags for images and the room that they take.
 #[derive(Debug, Clone, Args)]

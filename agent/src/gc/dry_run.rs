@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use kube::Api;
 
 use super::ages::Ages;
-use super::images::{BadWatermarks, Rules, survey};
 use super::observe::Observer;
 use super::orphan::judge;
 use super::table::{Row, render};
 use crate::agent::node_name;
 use crate::cli::AgentArgs;
 use crate::identity::{Identity, IdentityError, Sources};
+use crate::image::gc::{BadWatermarks, Rules, survey};
 use crate::node::BadNodeName;
 use crate::os::host::HostFacts;
 use crate::pod::PodUid;

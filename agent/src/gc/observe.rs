@@ -14,7 +14,7 @@ use super::ages::{Ages, Now};
 use super::orphan::{Remains, Unknown, Vm, World};
 use crate::error_chain::chain;
 use crate::image::Images;
-use crate::image::record::KnownImage;
+use crate::image::ownership::KnownImage;
 use crate::names::vm::{BaseName, VmName};
 use crate::node::NodeName;
 use crate::pod::{PodName, PodUid};

@@ -1,7 +1,7 @@
 //! What is to be kept and deleted, as a table for people.
 
-use super::images;
 use super::orphan::{Judgement, Subject, Verdict};
+use crate::image::gc;
 use crate::tart::ImageDigest;
 use crate::text_table::columns;
 
@@ -33,12 +33,10 @@ impl From<Verdict> for Row {
 
 impl Row {
     /// An image that the agent knows, with its base VM.
-    pub fn image(digest: &ImageDigest, verdict: images::Verdict) -> Self {
+    pub fn image(digest: &ImageDigest, verdict: gc::Verdict) -> Self {
         let (decision, why) = match verdict {
-            images::Verdict::Delete => {
-                (Judgement::DELETE, "the disk is full, and it was not used for longest")
-            }
-            images::Verdict::Keep(reason) => (Judgement::KEEP, reason.words()),
+            gc::Verdict::Delete => (Judgement::DELETE, "the disk is full, and it was not used for longest"),
+            gc::Verdict::Keep(reason) => (Judgement::KEEP, reason.words()),
         };
         Self { kind: "image", name: digest.to_string(), decision, why: why.to_owned() }
     }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::credentials::{self, BadSecret, Login, Place};
-use super::door::{self, DoorError, Question};
+use super::pull_socket::{self, DoorError, Question};
 use super::{Beginner, ImageError, Images};
 use crate::cli::{AgentArgs, PullArgs};
 use crate::error_chain::chain;
@@ -134,7 +134,7 @@ async fn ask(
     question: &Question,
     arrived: impl FnMut(u8),
 ) -> Result<Option<String>, PullError> {
-    match door::ask(&state.door_path(), question, arrived).await {
+    match pull_socket::ask(&state.door_path(), question, arrived).await {
         Ok(digest) => Ok(Some(digest)),
         Err(DoorError::Closed(_)) => Ok(None),
         Err(error) => Err(PullError::Door(error)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::command::CommandError;
-use super::record::{ImageRecord, KnownImage};
+use super::ownership::{ImageRecord, KnownImage};
 use crate::cli::AgentArgs;
 use crate::duration::Rough;
 use crate::names::vm::BaseName;
@@ -119,7 +119,7 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::record::Present;
+    use crate::image::ownership::Present;
 
     fn digest(digit: char) -> ImageDigest {
         ImageDigest::parse(&format!("r.test/macos@sha256:{}", digit.to_string().repeat(64))).unwrap()

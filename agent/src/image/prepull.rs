@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
 use super::ImageError;
-use super::ahead::{Ahead, is_remote_name};
+use super::manager::{Ahead, is_remote_name};
 use crate::error_chain::chain;
 use crate::pod::worker::Host;
 use crate::tart::ImageDigest;

@@ -4,7 +4,7 @@
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
-use super::record::ImageRecord;
+use super::ownership::ImageRecord;
 use super::{Beginner, Images, lock};
 use crate::error_chain::chain;
 use crate::state::StateDir;

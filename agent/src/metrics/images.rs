@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::exposition::{Page, bytes, number};
 use super::histogram::Histogram;
-use crate::gc::images::{Reason, Verdict};
+use crate::image::gc::{Reason, Verdict};
 use crate::tart::ImageDigest;
 
 const ENDS: [Duration; 8] = [

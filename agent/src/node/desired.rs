@@ -15,7 +15,7 @@ use super::health::Health;
 use super::labels::{self, Labels};
 use super::resources::{Resources, same};
 use super::taints::Taints;
-use crate::image::resident;
+use crate::image::inventory;
 use crate::os::host::HostFacts;
 
 /// The status is written at least this often, changed or not.
@@ -65,7 +65,7 @@ impl NodeConfig {
 
     /// The labels that the Node must have: those that stay, and one for each image that is here.
     pub fn labels(&self, health: &Health) -> Labels {
-        let mut all = resident::labels(&health.images);
+        let mut all = inventory::labels(&health.images);
         all.extend(self.lasting_labels());
         all
     }
@@ -103,7 +103,7 @@ impl NodeConfig {
             daemon_endpoints: Some(NodeDaemonEndpoints {
                 kubelet_endpoint: Some(DaemonEndpoint { port: KUBELET_PORT }),
             }),
-            images: Some(resident::status(&health.images)),
+            images: Some(inventory::status(&health.images)),
             ..NodeStatus::default()
         }
     }
@@ -287,7 +287,7 @@ mod tests {
         let digest =
             crate::tart::ImageDigest::parse(&format!("r.test/macos@sha256:{}", "a".repeat(64))).unwrap();
         let tags = vec!["r.test/macos:15".to_owned()];
-        let image = resident::Resident { digest, tags, bytes: 7 };
+        let image = inventory::Resident { digest, tags, bytes: 7 };
         let warm = Health { images: std::sync::Arc::new(vec![image]), ..well() };
         let decide = |health: &Health, node: &Node| {
             decide(&config(), health, &Registered::Present(Box::new(node.clone())), Some(at(0)), at(1))

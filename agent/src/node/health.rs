@@ -15,7 +15,7 @@ use super::pressure::Pressures;
 use super::starts::Starts;
 use super::thresholds::Thresholds;
 use crate::error_chain::chain;
-use crate::image::resident::Resident;
+use crate::image::inventory::Resident;
 use crate::metrics::Metrics;
 use crate::os::host::Gauges;
 use crate::tart::{Tart, TartError, TartVersion};

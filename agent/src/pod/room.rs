@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::wanted::otherwise_wanted;
 use super::worker::Worker;
-use crate::gc::images::Made;
+use crate::image::gc::Made;
 use crate::names::vm::Restart;
 use crate::state::StateError;
 use crate::volume::MountFailure;

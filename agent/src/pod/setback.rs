@@ -10,7 +10,7 @@ use super::decide::Decision;
 use super::wanted::otherwise_wanted;
 use super::worker::{RETRY, Worker};
 use crate::error_chain::{self, chain};
-use crate::gc::images::Made;
+use crate::image::gc::Made;
 use crate::shim::{LaunchError, LeftoversError};
 use crate::state::StateError;
 use crate::tart::{Fault, TartError};

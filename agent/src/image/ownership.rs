@@ -4,6 +4,9 @@
 //! so its result is known to be ours even when the agent that began it is gone by then. A tart that only waits until somebody else has
 //! pulled the image never says so, and the image is theirs.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
@@ -244,6 +247,3 @@ impl ImageRecord {
         self.images.retain(|image| image.digest != *digest);
     }
 }
-
-#[cfg(test)]
-mod tests;

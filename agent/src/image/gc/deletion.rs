@@ -7,7 +7,7 @@ use super::collector::{Collector, names};
 use super::takes_base_along;
 use crate::crash_point;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
-use crate::image::record::KnownImage;
+use crate::image::ownership::KnownImage;
 use crate::names::vm::BaseName;
 use crate::state::StateError;
 use crate::tart::{ImageDigest, TartError};

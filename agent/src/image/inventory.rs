@@ -5,7 +5,7 @@ use std::io;
 
 use k8s_openapi::api::core::v1::ContainerImage;
 
-use super::record::KnownImage;
+use super::ownership::KnownImage;
 use crate::node::labels::{Labels, value_of};
 use crate::tart::{CachedImage, ImageDigest, Tart};
 

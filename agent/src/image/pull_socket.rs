@@ -21,8 +21,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::ahead::{Ahead, is_remote_name};
 use super::credentials::Credential;
+use super::manager::{Ahead, is_remote_name};
 use crate::error_chain::chain;
 
 /// No question comes near it.

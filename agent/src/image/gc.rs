@@ -5,13 +5,15 @@
 
 mod collector;
 mod deletion;
-mod favours;
-mod line;
-mod made;
+mod pass_queue;
+mod retry_delay;
+mod space_result;
+#[cfg(test)]
+mod tests;
 
 pub use collector::{CollectError, Collector, Pass, Rules, survey};
-pub use line::Moment;
-pub use made::Made;
+pub use pass_queue::Moment;
+pub use space_result::Made;
 
 use std::time::Duration;
 
@@ -222,6 +224,3 @@ fn wants_room(world: &World) -> bool {
         (Stage::Routine | Stage::Going, None) => false,
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::credentials::Credential;
+use super::gc::{Collector, Made};
 use super::{ImageError, Images};
-use crate::gc::images::{Collector, Made};
 use crate::names::vm::BaseName;
 use crate::tart::ImageDigest;
 

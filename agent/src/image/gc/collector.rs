@@ -10,12 +10,12 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::favours::Favours;
-use super::line::{Line, Moment, Turn};
+use super::pass_queue::{Line, Moment, Turn};
+use super::retry_delay::Favours;
 use super::{Image, Made, Need, Stage, Verdict, Watermarks, World, choose};
 use crate::error_chain::chain;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
-use crate::image::record::KnownImage;
+use crate::image::ownership::KnownImage;
 use crate::image::{ImageError, Images};
 use crate::metrics::Metrics;
 use crate::os::host::volume;
