@@ -3,14 +3,14 @@
 //! `spec` is what a container asks for, `verdict` what follows from results (without a clock), `finding` makes one probe; here
 //! is what calls it at the right times.
 
-mod budget;
+mod event_budget;
 mod exec;
-mod finding;
 mod grpc;
 pub mod http;
+mod result;
 pub mod spec;
+pub mod state;
 mod tcp;
-pub mod verdict;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
@@ -24,10 +24,10 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::debug;
 
-use budget::Budget;
-use finding::{Finding, find};
+use event_budget::Budget;
+use result::{Finding, find};
 use spec::{Kind, Probes};
-use verdict::{Due, Health, Judge};
+use state::{Due, Health, Judge};
 
 /// What is probed.
 #[derive(Debug, Clone)]

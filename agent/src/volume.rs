@@ -1,27 +1,28 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
 pub mod admission;
-pub mod boot;
+mod atomic_writer;
+pub mod boot_share;
 pub mod content;
-pub mod files;
-mod fill;
+mod error;
 mod host_path;
-mod limit;
+pub mod items;
 mod memory;
-mod prepare;
-mod problem;
+pub(crate) mod pod_usage;
+mod pod_volumes;
 mod share;
+mod size_limit;
 mod sub_path;
-mod tree;
+mod updater;
 
 pub use crate::fs::dir_identity::Place;
 pub use crate::fs::disk_usage::taken;
+pub use atomic_writer::TreeError;
+pub use error::Problem;
 pub use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
-pub use limit::Exceeded;
-pub use prepare::{MountFailure, PodVolumes, PrepareError, Prepared};
-pub use problem::Problem;
+pub use pod_volumes::{MountFailure, PodVolumes, PrepareError, Prepared};
+pub use size_limit::Exceeded;
 pub use sub_path::SubPathError;
-pub use tree::TreeError;
 
 use std::collections::BTreeMap;
 use std::io;

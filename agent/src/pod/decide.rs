@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::restart::{RestartPolicy, Verdict, verdict};
 use super::time::later;
 use crate::names::vm::Restart;
-use crate::probe::verdict::Health;
+use crate::probe::state::Health;
 use crate::state::{AttemptView, Ending, Holder, Outcome, StopCause, StopRequest};
 
 /// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.

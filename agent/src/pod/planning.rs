@@ -26,7 +26,7 @@ use crate::image::ImageError;
 use crate::names::vm::Restart;
 use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, Share, ShimSpec};
 use crate::tart::ImageDigest;
-use crate::volume::boot::{self, BootShares};
+use crate::volume::boot_share::{self, BootShares};
 
 impl Worker {
     /// Has everything ready, then writes the plan. A Pod that is to go meanwhile does not wait for it.
@@ -233,7 +233,7 @@ impl Worker {
             );
             self.host.events.normal(pod, "LeftToImage", &words);
         }
-        let shares = boot::lay(&self.dir, restart, &variables).map_err(WorkError::Boot)?;
+        let shares = boot_share::lay(&self.dir, restart, &variables).map_err(WorkError::Boot)?;
         let given = GuestBoot {
             environment_file: shares.environment_file.clone(),
             runs_commands: runs_commands(main),

@@ -11,7 +11,7 @@ use super::decide::Wanted;
 use crate::apiserver::events::Events;
 use crate::names::vm::{Restart, VmName};
 use crate::probe::spec::Probes;
-use crate::probe::verdict::Health;
+use crate::probe::state::Health;
 use crate::probe::{Prober, Target, Tell};
 use crate::state::{AttemptView, Progress, Stage};
 use crate::tart::Tart;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use super::Target;
-use super::finding::Finding;
+use super::result::Finding;
 use crate::error_chain::chain;
 use crate::guest::{Completed, Exec, Guest, GuestError};
 

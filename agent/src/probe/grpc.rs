@@ -8,7 +8,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use super::finding::Finding;
+use super::result::Finding;
 use super::tcp::address;
 use crate::error_chain::chain;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::finding::Finding;
+use super::result::Finding;
 
 /// Tries to connect.
 pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> Finding {

@@ -15,7 +15,7 @@ use super::{Container, GuestEnd, Shim, hooks};
 use crate::crash_point;
 use crate::guest::script::{self, Ready};
 use crate::state::{Ending, Hook, POD_IP, Stage};
-use crate::volume::boot;
+use crate::volume::boot_share;
 
 /// How soon something that has failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -76,14 +76,15 @@ impl Shim {
             return;
         }
         let variables = given.surroundings.at(&address.to_string()).env;
-        if let Err(error) = boot::rewrite(&given.environment_file, &variables) {
+        if let Err(error) = boot_share::rewrite(&given.environment_file, &variables) {
             warn!(%error, "the guest's environment file cannot be written anew; trying until it works");
             let words = format!("Not yet in the guest's environment file: {}: {error}", names.join(", "));
             self.notice("FailedEnvironmentUpdate", words);
             let file = given.environment_file.clone();
             // The guest does not wait for it, and the disk may have room again.
             tokio::spawn(async move {
-                while boot::rewrite(&file, &variables).is_err_and(|error| error.kind() != ErrorKind::NotFound)
+                while boot_share::rewrite(&file, &variables)
+                    .is_err_and(|error| error.kind() != ErrorKind::NotFound)
                 {
                     sleep(AGAIN).await;
                 }

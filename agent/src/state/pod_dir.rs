@@ -123,7 +123,7 @@ impl PodDir {
         if !attempt.path().exists() {
             return Ok(());
         }
-        let boot = crate::volume::boot::dir_name(restart);
+        let boot = crate::volume::boot_share::dir_name(restart);
         crate::fs::remove(&self.volumes_path(), &boot)
             .map_err(|source| StateError::new("remove", &self.volumes_path().join(boot), source))?;
         crash_point::point("agent.drop.volumes");
@@ -192,7 +192,7 @@ mod tests {
             let attempt = pod.attempt(Restart(restart));
             let older = pod.log_path("main", Restart(restart)).with_extension("log.1");
             let logs = ["main", "first"].map(|container| pod.log_path(container, Restart(restart)));
-            let boot = pod.volumes_path().join(crate::volume::boot::dir_name(Restart(restart)));
+            let boot = pod.volumes_path().join(crate::volume::boot_share::dir_name(Restart(restart)));
             (attempt, [logs[0].clone(), logs[1].clone(), older, pod.shim_log_path(Restart(restart))], boot)
         };
         let secret = [("SECRET".to_owned(), "1".to_owned())];
@@ -200,7 +200,7 @@ mod tests {
             let (attempt, logs, _) = of(restart);
             let init = vec![ContainerSpec { name: "init".to_owned(), ..ContainerSpec::default() }];
             attempt.plan(&ShimSpec { init, ..ShimSpec::example(attempt.vm()) }).unwrap();
-            crate::volume::boot::lay(&pod, Restart(restart), &secret).unwrap();
+            crate::volume::boot_share::lay(&pod, Restart(restart), &secret).unwrap();
             for log in logs {
                 std::fs::write(log, "").unwrap();
             }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{
 use kube::ResourceExt;
 use tokio::sync::watch;
 
-use super::files::{BadFiles, FileMode, config_map_files, downward_files, merge, secret_files};
+use super::items::{BadFiles, FileMode, config_map_files, downward_files, merge, secret_files};
 use super::{Payload, PayloadFile};
 use crate::apiserver::tokens::{Token, TokenError};
 use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};

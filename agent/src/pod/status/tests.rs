@@ -4,7 +4,7 @@ use super::*;
 use crate::pod::admission::PullPolicy;
 use crate::pod::decide::Deadline;
 use crate::pod::restart::RestartPolicy;
-use crate::probe::verdict::Health;
+use crate::probe::state::Health;
 use crate::state::{Holder, InitStage, InitState, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
 

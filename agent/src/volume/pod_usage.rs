@@ -2,10 +2,10 @@
 //!
 //! What a guest has written over what was in its image is not seen: the files say how many blocks they have, not how many they share.
 
+use super::taken;
 use crate::names::vm::{BaseName, VmName};
 use crate::state::{PodDir, StateError};
 use crate::tart::Tart;
-use crate::volume::taken;
 
 /// All that a Pod takes, in bytes. `None` when there is too much to measure.
 pub fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {

@@ -9,9 +9,9 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::Payload;
+use super::atomic_writer::{self, TreeError};
 use super::content::Content;
-use super::problem::Problem;
-use super::tree::{self, TreeError};
+use super::error::Problem;
 use crate::fs::dir::Dir;
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -78,6 +78,6 @@ fn write_files(volumes: &Path, name: &str, payload: &Payload) -> Result<Written,
     };
     match volumes.find(name.as_ref())? {
         None => Ok(Written::Gone),
-        Some(root) => Ok(if tree::write(&root, payload)? { Written::Now } else { Written::Already }),
+        Some(root) => Ok(if atomic_writer::write(&root, payload)? { Written::Now } else { Written::Already }),
     }
 }

@@ -9,13 +9,13 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use super::boot;
+use super::boot_share;
+use super::pod_usage::beside_volumes;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::Looks;
 use crate::fs::dir::Dir;
 use crate::fs::disk_usage::{Measurement, Usage};
 use crate::quantity;
-use crate::room::used::beside_volumes;
 use crate::state::PodDir;
 use crate::tart::Tart;
 
@@ -66,7 +66,7 @@ struct Beside {
 impl Limit {
     /// The limit of the share in which a guest that only boots says how it ended.
     pub(super) fn of_boot_status() -> Self {
-        let (place, volume) = (Place::BootStatus, boot::STATUS.to_owned());
+        let (place, volume) = (Place::BootStatus, boot_share::STATUS.to_owned());
         Self { place, volume, bytes: BOOT_STATUS_BYTES, text: "1Mi".to_owned(), beside: None }
     }
 
@@ -198,7 +198,7 @@ async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
     let begin = move || {
         let parent = match place {
             Place::Volume => volumes,
-            Place::BootStatus => boot::latest(&volumes)?,
+            Place::BootStatus => boot_share::latest(&volumes)?,
             Place::Pod => volumes.parent().ok_or(io::ErrorKind::NotFound)?.to_owned(),
         };
         Measurement::begin(&Dir::trusted(&parent)?, volume.as_ref())

@@ -1,6 +1,8 @@
 //! A Pod's volumes on the host: where they are, and how its VM gets them.
 
-mod ground;
+#[cfg(test)]
+mod tests;
+mod volume_root;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -14,13 +16,13 @@ use tokio::time::timeout;
 
 use super::admission::guest_path;
 use super::content::Content;
-use super::fill::{Filling, fill};
+use super::error::Problem;
 use super::host_path::{HostPathError, HostPaths};
-use super::limit::{self, Exceeded, Limit};
 use super::memory;
-use super::problem::Problem;
 use super::share::{self, Access, is_read_only};
+use super::size_limit::{self, Exceeded, Limit};
 use super::sub_path::{self, SubPathError};
+use super::updater::{Filling, fill};
 use crate::env::sources::World;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::Looks;
@@ -28,7 +30,7 @@ use crate::pod::PodUid;
 use crate::pod::blueprint::has_command;
 use crate::state::{Missing, Mount, PodDir, Share};
 use crate::tart::Tart;
-use ground::{Ground, Part};
+use volume_root::{Ground, Part};
 
 /// How long the first filling of all volumes, and the host's disk, may take before the Pod is told to wait.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -302,7 +304,7 @@ impl PodVolumes {
         }
         let (dir, report) = (self.dir.clone(), self.report.clone());
         self.measurer = Some(self.tasks.spawn(async move {
-            let exceeded = limit::watch(dir, limits).await;
+            let exceeded = size_limit::watch(dir, limits).await;
             report.send_modify(|report| report.exceeded = Some(exceeded));
         }));
     }
@@ -378,6 +380,3 @@ fn mounts_of(spec: &PodSpec) -> Vec<ContainerMounts> {
     });
     mounts.collect()
 }
-
-#[cfg(test)]
-mod tests;

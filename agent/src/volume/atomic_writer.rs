@@ -12,6 +12,9 @@
 //! A reader who stays below one `..data` sees one version. A crash at any point leaves the old version or the new one, and the
 //! next write removes what is left of it.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -247,6 +250,3 @@ fn show(root: &Dir, tops: &BTreeSet<&OsStr>) -> io::Result<()> {
 fn mode_of(file: &PayloadFile) -> u32 {
     file.mode & 0o777
 }
-
-#[cfg(test)]
-mod tests;
