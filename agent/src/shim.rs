@@ -1,34 +1,20 @@
 //! The process that owns one VM: it makes the VM, runs it with the container's command in it, and writes down how
 //! it ended. It lives in its own session and needs no API server, so the agent can die and come back meanwhile.
 
-mod address;
-mod boot;
+mod boot_only;
 mod container;
-mod due;
-mod endings;
-mod follow;
-mod guest_status;
-mod hooks;
-pub mod host_ports;
-mod initialise;
-mod inquest;
-mod last_words;
-mod launch;
-mod leftovers;
-mod limit;
-mod making;
+mod create_vm;
+mod disk_space;
+pub(crate) mod network;
+pub(crate) mod outcome;
 mod progress;
-mod ran;
-mod room;
 mod shares;
-mod shutdown;
-mod stop;
-mod terminate;
-mod vm_output;
+pub(crate) mod stop;
+pub(crate) mod supervise;
 
-pub use inquest::{ask_guest, known_end};
-pub use launch::{LaunchError, launch};
-pub use leftovers::{LeftoversError, free, gone, kill_leftovers};
+pub use supervise::launch::{LaunchError, launch};
+pub use supervise::recover_exit::{ask_guest, known_end};
+pub use supervise::stray_processes::{LeftoversError, free, gone, kill_leftovers};
 
 use std::fs::File;
 use std::io;
@@ -49,19 +35,19 @@ use crate::guest::script::Ready;
 use crate::logs::writer::Log;
 use crate::state::{Attempt, Ending, Notice, Outcome, ShimSpec, Stage, StateError};
 use crate::tart::Tart;
+use container::init::Initialised;
 use container::{Run, Task};
-use endings::{
+use disk_space::Room;
+use network::host_ports::HostPorts;
+use outcome::messages::{
     guest_agent_missing, lost, lost_with, no_address, not_started, port_taken, stopped_early, told_by_vm,
 };
-use host_ports::HostPorts;
-use initialise::Initialised;
-use limit::Limit;
+use outcome::run_result::{Container, End, GuestEnd, Ran};
+use outcome::vm_output::{VmOutput, is_for_want_of_space};
 use progress::Steps;
-use ran::{Container, End, GuestEnd, Ran};
-use room::Room;
-use shutdown::shut_down;
-use stop::StopSignal;
-use vm_output::{VmOutput, is_for_want_of_space};
+use stop::grace_period::Limit;
+use stop::request::StopSignal;
+use stop::shutdown::shut_down;
 
 /// How often something that could not be written down is tried again.
 const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
@@ -166,7 +152,7 @@ impl Shim {
         if let Some(mut child) = child.filter(|child| child.id().is_some()) {
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
             crash_point::point("shim.result");
-            shutdown::force(&self.spec.vm, &mut child).await;
+            crate::shim::stop::shutdown::force(&self.spec.vm, &mut child).await;
             crash_point::point("shim.stopped");
         } else if wants_room {
             let written = self.attempt.result(&outcome);
@@ -285,7 +271,7 @@ impl Shim {
     }
 
     fn told_by_guest(&self) -> Option<Ending> {
-        guest_status::of(&self.spec)
+        crate::shim::container::guest_status::of(&self.spec)
     }
 
     /// The guest's side of it: its address, then its containers. Without a command it never ends by itself.

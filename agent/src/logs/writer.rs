@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::error_chain;
-use crate::shim::room::{self, Room};
+use crate::shim::disk_space::{self, Room};
 
 /// A line longer than this is written in parts, as container runtimes do.
 const MAX_LINE: usize = 16 << 10;
@@ -135,7 +135,7 @@ impl Log {
     fn put(&mut self, line: Vec<u8>) {
         if let Want::Room { lines, since } = &mut self.want {
             let is_over =
-                self.room.as_ref().is_none_or(Room::is_answered) || since.elapsed() > room::PATIENCE;
+                self.room.as_ref().is_none_or(Room::is_answered) || since.elapsed() > disk_space::PATIENCE;
             if !is_over && lines.len() + line.len() <= MAX_HELD {
                 lines.extend(line);
                 return;

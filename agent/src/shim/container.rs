@@ -1,5 +1,12 @@
 //! One container in the guest, from its set-up to its end.
 
+pub(crate) mod exec_output;
+pub(crate) mod guest_status;
+pub(crate) mod hooks;
+pub(crate) mod init;
+pub(crate) mod late_command;
+pub(crate) mod termination_message;
+
 use std::cell::Cell;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -10,11 +17,8 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::Shim;
-use super::follow::{Followed, disconnected, drain, exit_of, follow, is_drained};
-use super::hooks::{self, Turn};
-use super::last_words::{LastWords, Tail};
-use super::limit::Limit;
-use super::terminate::terminate;
+use super::stop::grace_period::Limit;
+use super::stop::sigterm::terminate;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::script::{self, Ready};
@@ -23,6 +27,10 @@ use crate::logs::writer::Log;
 use crate::state::{
     ContainerSpec, Ending, GuestCommand, GuestIdentity, GuestUser, Hook, LastCommand, Notice, Outcome,
 };
+use exec_output::{Followed, disconnected, drain, exit_of, follow, is_drained};
+use hooks;
+use hooks::Turn;
+use termination_message::{LastWords, Tail};
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);

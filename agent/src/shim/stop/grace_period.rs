@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 
-use super::stop::StopSignal;
+use super::request::StopSignal;
 
 /// The time that a container has left. The agent may shorten it at any moment.
 #[derive(Debug, Clone)]

@@ -8,8 +8,8 @@ use futures::{Stream, StreamExt};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
-use super::container::SET_UP_WORDS;
-use super::last_words::Tail;
+use super::SET_UP_WORDS;
+use super::termination_message::Tail;
 use crate::error_chain::chain;
 use crate::guest::script::Ready;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};

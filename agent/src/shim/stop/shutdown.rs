@@ -10,7 +10,7 @@ use tokio::process::Child;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::limit::Limit;
+use super::grace_period::Limit;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};

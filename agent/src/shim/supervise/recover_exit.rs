@@ -9,13 +9,13 @@ use jiff::Timestamp;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::container::flush;
-use super::follow::told_code;
-use super::guest_status;
-use super::last_words::{LastWords, Tail};
-use super::leftovers::gone;
+use super::stray_processes::gone;
 use crate::guest::{Exec, Guest};
 use crate::names::vm::VmName;
+use crate::shim::container::exec_output::told_code;
+use crate::shim::container::flush;
+use crate::shim::container::guest_status;
+use crate::shim::container::termination_message::{LastWords, Tail};
 use crate::state::{
     Attempt, AttemptView, ContainerSpec, Ending, InitStage, InitState, LastCommand, Outcome, ShimSpec,
     StateError,

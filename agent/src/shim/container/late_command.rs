@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use tracing::warn;
 
-use super::Shim;
 use crate::crash_point;
 use crate::error_chain::chain;
+use crate::shim::Shim;
 use crate::state::{ContainerSpec, Due, GuestCommand};
 
 impl Shim {

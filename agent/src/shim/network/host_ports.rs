@@ -1,6 +1,6 @@
 //! Ports of the host that lead into the guest. The shim has them, so that connections outlive the agent.
 
-mod datagrams;
+mod udp;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -84,7 +84,7 @@ impl HostPorts {
             tasks.spawn(accept(listener.clone(), SocketAddr::new(guest, *port), places.clone()));
         }
         for (socket, port) in &self.udp {
-            tasks.spawn(datagrams::forward(socket.clone(), SocketAddr::new(guest, *port)));
+            tasks.spawn(udp::forward(socket.clone(), SocketAddr::new(guest, *port)));
         }
         Forwarding { _tasks: tasks }
     }

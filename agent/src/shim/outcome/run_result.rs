@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use jiff::Timestamp;
 use tokio::process::Child;
 
-use super::limit::Limit;
+use crate::shim::stop::grace_period::Limit;
 use crate::state::{Ending, Outcome};
 
 /// A VM that has run, or was to.

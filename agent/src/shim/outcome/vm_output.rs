@@ -12,9 +12,9 @@ use tokio::process::Child;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::KILLED;
 use crate::logs::writer::{Log, Source};
 use crate::names::vm::VmName;
+use crate::shim::KILLED;
 use crate::state::{Ending, HostFault};
 use crate::tart::{Fault, running_vms};
 

@@ -4,7 +4,7 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::Shim;
-use super::endings::not_started;
+use super::outcome::messages::not_started;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::state::{Ending, Stage};

@@ -7,11 +7,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
+use super::container::hooks;
+use super::container::hooks::Turn;
 use super::container::{LEAST_AFTER_HOOK, Run};
-use super::endings::guest_agent_missing;
-use super::hooks::Turn;
-use super::limit::Limit;
-use super::{Container, GuestEnd, Shim, hooks};
+use super::outcome::messages::guest_agent_missing;
+use super::stop::grace_period::Limit;
+use super::{Container, GuestEnd, Shim};
 use crate::crash_point;
 use crate::guest::script::{self, Ready};
 use crate::state::{Ending, Hook, POD_IP, Stage};

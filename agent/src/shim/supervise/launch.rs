@@ -8,7 +8,7 @@ use std::process::{ExitStatus, Stdio};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
-use super::leftovers;
+use super::stray_processes;
 use crate::state::{Attempt, PodDir, StateError};
 
 /// A shim that could not be started.
@@ -49,7 +49,7 @@ pub fn launch(
     let mut child = Command::new(program)
         .arg("shim")
         .arg(attempt.path())
-        .env(leftovers::MARK, attempt.vm().to_string())
+        .env(stray_processes::MARK, attempt.vm().to_string())
         .stdin(lock.into_file())
         .stdout(Stdio::null())
         .stderr(log)

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::host_ports::HostPortError;
 use crate::error_chain::chain;
+use crate::shim::network::host_ports::HostPortError;
 use crate::state::{Ending, HostFault};
 use crate::tart::{Fault, TartError};
 

@@ -8,10 +8,10 @@ use jiff::Timestamp;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::Shim;
 use crate::error_chain::chain;
 use crate::guest::{Guest, GuestError};
 use crate::os::dhcp_leases::{self, Borrower};
+use crate::shim::Shim;
 
 /// How often the guest agent of a booting VM is asked for the guest's address.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);

@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::container::SET_UP_WORDS;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::script::Ready;
 use crate::guest::{Completed, Exec, Guest};
+use crate::shim::container::SET_UP_WORDS;
 
 /// How long the guest may take to pass a signal on, and how soon it is asked again.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::follow::told_code;
+use super::exec_output::told_code;
 use crate::error_chain::chain;
 use crate::guest::script::Ready;
 use crate::guest::{Exec, Guest, GuestError};

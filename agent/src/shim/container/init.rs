@@ -7,13 +7,13 @@ use jiff::Timestamp;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::container::{Run, Task};
-use super::endings::stopped_early;
-use super::{GuestEnd, Shim};
+use super::{Run, Task};
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::Guest;
 use crate::pod::restart::back_off;
+use crate::shim::outcome::messages::stopped_early;
+use crate::shim::{GuestEnd, Shim};
 use crate::state::{ContainerSpec, Ending, InitStage, InitState, Outcome};
 
 /// What became of the init containers.
