@@ -23,14 +23,14 @@ use crate::image::prepull::PrePull;
 use crate::image::pull_socket;
 use crate::metrics::{self, Metrics};
 use crate::node::address::{AddressError, AddressSource};
-use crate::node::desired::NodeConfig;
+use crate::node::capacity::{BadReservation, Machine, Resources, Wishes};
 use crate::node::health::{self, HostWatch, Sources};
 use crate::node::lease::{self, Heart};
-use crate::node::offer::Offers;
-use crate::node::resources::{BadReservation, Machine, Resources, Wishes};
-use crate::node::rival::{self, Rival};
-use crate::node::starts::StartBoard;
-use crate::node::{BadNodeName, NodeName, keeper};
+use crate::node::lease_owner::{self, Rival};
+use crate::node::node_info::Offers;
+use crate::node::object::NodeConfig;
+use crate::node::start_failures::StartBoard;
+use crate::node::{BadNodeName, NodeName, controller};
 use crate::os::host::{self, Gauges, HostFacts};
 use crate::pod::at_work::AtWork;
 use crate::pod::manager::{Manager, ManagerError};
@@ -158,7 +158,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let work = async {
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
-        let claimed = rival::wait_for_none(&leases, &config.name, &instance).await?;
+        let claimed = lease_owner::wait_for_none(&leases, &config.name, &instance).await?;
         let (uid, uid_seen) = watch::channel(None);
         let heart = Heart { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
         let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
@@ -166,12 +166,12 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
         let prepull = PrePull { host: host.clone(), node: node_seen.clone() };
         let offers = Offers::new(&config, Api::all(client.clone()), node_seen);
         let manager = Manager::new(host, client.clone(), offers, state);
-        let onlookers = keeper::Onlookers { uid, node };
+        let onlookers = controller::Onlookers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
             () = room.keep() => {}
             () = prepull.follow() => {}
-            () = keeper::keep(client.clone(), config, health_seen, onlookers, events) => {}
+            () = controller::keep(client.clone(), config, health_seen, onlookers, events) => {}
             () = collect(collector) => {}
             Ok(rival) = rival => return Err(AgentError::Rival(rival)),
         }

@@ -27,7 +27,6 @@ pub mod quantity;
 pub mod room;
 pub mod shim;
 pub mod state;
-pub mod tailscale;
 pub mod tart;
 pub mod text_table;
 pub mod volume;

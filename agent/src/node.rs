@@ -1,17 +1,17 @@
 //! This Mac as a Node: its name, what it tells the API server about itself, and its heartbeat.
 
 pub mod address;
+pub mod capacity;
 pub mod conditions;
-pub mod desired;
+pub mod controller;
 pub mod health;
-pub mod keeper;
 pub mod labels;
 pub mod lease;
-pub mod offer;
+pub mod lease_owner;
+pub mod node_info;
+pub mod object;
 pub mod pressure;
-pub mod resources;
-pub mod rival;
-pub mod starts;
+pub mod start_failures;
 pub mod taints;
 pub mod thresholds;
 

@@ -152,7 +152,7 @@ impl Shim {
         if let Some(mut child) = child.filter(|child| child.id().is_some()) {
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
             crash_point::point("shim.result");
-            crate::shim::stop::shutdown::force(&self.spec.vm, &mut child).await;
+            stop::shutdown::force(&self.spec.vm, &mut child).await;
             crash_point::point("shim.stopped");
         } else if wants_room {
             let written = self.attempt.result(&outcome);
@@ -271,7 +271,7 @@ impl Shim {
     }
 
     fn told_by_guest(&self) -> Option<Ending> {
-        crate::shim::container::guest_status::of(&self.spec)
+        container::guest_status::of(&self.spec)
     }
 
     /// The guest's side of it: its address, then its containers. Without a command it never ends by itself.

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use crate::duration;
 use crate::node::address::AddressSource;
-use crate::node::resources::{self, Reserved};
+use crate::node::capacity::{self, Reserved};
 use crate::node::taints::{self, Taints};
 use crate::node::thresholds::{self, Thresholds};
 
@@ -45,7 +45,7 @@ pub struct HostArgs {
     pub host_memory_mb: Option<u32>,
 
     /// What is kept for macOS and the agent: `cpu=…`, `memory=…` and `ephemeral-storage=…` with commas between them
-    #[arg(long, default_value = resources::RESERVED, value_parser = Reserved::parse)]
+    #[arg(long, default_value = capacity::RESERVED, value_parser = Reserved::parse)]
     pub kube_reserved: Reserved,
 
     /// When the Node is short of something: `memory.available`, `nodefs.available` (the state directory's volume),

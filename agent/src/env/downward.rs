@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::node::resources::Amounts;
+use crate::node::capacity::Amounts;
 use crate::quantity;
 use crate::state::POD_IP;
 

@@ -15,7 +15,7 @@ use kube::ResourceExt;
 use super::downward::{self, DownwardError};
 use super::expansion::{expand, lookup};
 use crate::apiserver::watched_objects::ObjectError;
-use crate::node::resources::Amounts;
+use crate::node::capacity::Amounts;
 
 /// Why a container cannot be given its environment. In the kubelet's words, which people search for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use super::services::Services;
 use crate::apiserver::tokens::Tokens;
 use crate::apiserver::watched_objects::Objects;
+use crate::node::capacity::Amounts;
 use crate::node::health::Health;
-use crate::node::resources::Amounts;
 
 /// Where what a Pod brings along comes from. All Pods share it.
 #[derive(Debug, Clone)]

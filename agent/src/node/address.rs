@@ -1,12 +1,15 @@
 //! The address that other machines reach this one at.
 
+pub(crate) mod tailscale;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-use crate::tailscale::{self, TailscaleError};
+use tailscale;
+use tailscale::TailscaleError;
 
 /// Where the Node's address comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]

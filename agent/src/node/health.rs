@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::address::AddressSource;
 use super::pressure::Pressures;
-use super::starts::Starts;
+use super::start_failures::Starts;
 use super::thresholds::Thresholds;
 use crate::error_chain::chain;
 use crate::image::inventory::Resident;
@@ -247,7 +247,7 @@ impl Shortages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::starts::Start;
+    use crate::node::start_failures::Start;
     use crate::state::HostFault;
 
     #[test]

@@ -16,8 +16,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
 use super::NodeName;
-use super::keeper::NodeUid;
-use super::rival::{LeaseVersion, Rival, Standing, standing};
+use super::controller::NodeUid;
+use super::lease_owner::{LeaseVersion, Rival, Standing, standing};
 use crate::error_chain::chain;
 use crate::identity::Access;
 use crate::metrics::Metrics;

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::admission::Refusal;
 use super::affinity;
-use crate::node::offer::Offer;
+use crate::node::node_info::Offer;
 use crate::quantity;
 
 const OUT_OF_PODS: &str = "OutOfpods";

@@ -20,7 +20,7 @@ use super::status::is_final;
 use super::worker::{Host, PodFeed, Worker};
 use super::{PodName, PodUid};
 use crate::error_chain::chain;
-use crate::node::offer::Offers;
+use crate::node::node_info::Offers;
 use crate::state::{PodDir, StateDir, StateError};
 
 /// How long a broken watch may stay quiet in the log.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::decide::{Observation, Wanted};
-use crate::node::starts::Start;
+use crate::node::start_failures::Start;
 use crate::state::{AttemptView, Ending, Holder, HostFault, Outcome, Progress, Stage};
 
 /// Whether a Pod that is to run has never run yet. One whose VMs fail to start, again and again, still waits.

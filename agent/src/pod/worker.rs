@@ -39,7 +39,7 @@ use crate::image::gc::Collector;
 use crate::metrics::Metrics;
 use crate::names::vm::Restart;
 use crate::node::health::Health;
-use crate::node::starts::StartBoard;
+use crate::node::start_failures::StartBoard;
 use crate::shim;
 use crate::state::{Attempt, PodDir, PodRecord, StateError, StopRequest};
 use crate::tart::Tart;

@@ -15,7 +15,7 @@ use super::{Payload, PayloadFile};
 use crate::apiserver::tokens::{Token, TokenError};
 use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};
 use crate::env::sources::World;
-use crate::node::resources::Amounts;
+use crate::node::capacity::Amounts;
 
 /// The permission bits of files whose volume does not say; the API server fills them in.
 const USUAL_MODE: i32 = 0o644;

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, KeyToPath, Po
 
 use super::{Payload, PayloadFile};
 use crate::env::downward::{self, DownwardError};
-use crate::node::resources::Amounts;
+use crate::node::capacity::Amounts;
 
 /// Longer names and paths are refused, as the kubelet does.
 const LONGEST_NAME: usize = 255;

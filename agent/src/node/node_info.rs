@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::desired::NodeConfig;
+use super::object::NodeConfig;
 use crate::error_chain::chain;
 use crate::quantity;
 

@@ -15,9 +15,9 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::conditions::{confirmation, notes};
-use super::desired::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
 use super::health::Health;
 use super::labels;
+use super::object::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
 

@@ -10,10 +10,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::NodeName;
+use super::capacity::{Resources, same};
 use super::conditions::{conditions, differ};
 use super::health::Health;
 use super::labels::{self, Labels};
-use super::resources::{Resources, same};
 use super::taints::Taints;
 use crate::image::inventory;
 use crate::os::host::HostFacts;
@@ -215,8 +215,8 @@ fn info_key(info: &NodeSystemInfo) -> [&str; 7] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::capacity::{Machine, Reserved, Wishes};
     use crate::node::health::Problem;
-    use crate::node::resources::{Machine, Reserved, Wishes};
     use crate::node::taints;
     use crate::node::thresholds::Thresholds;
 
