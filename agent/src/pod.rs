@@ -1,33 +1,10 @@
 //! Pods of this Node: who they are, what to do with each, and what to tell the API server about it.
 
 pub mod admission;
-pub mod affinity;
-pub mod at_work;
-mod bell;
-mod belongings;
-pub mod blueprint;
-pub mod decide;
-mod delivering;
-mod ending;
-mod fetch;
-pub mod fields;
-pub mod fit;
-mod launching;
 pub mod manager;
-mod planning;
-mod probing;
-pub mod publisher;
-pub mod pulling;
-pub mod restart;
-mod room;
-pub mod roster;
-mod setback;
-pub mod slots;
-pub mod starting;
+pub mod registry;
 pub mod status;
-mod telling;
-mod time;
-mod wanted;
+pub(crate) mod sync;
 pub mod worker;
 
 use std::fmt;

@@ -1,6 +1,5 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
-pub mod admission;
 mod atomic_writer;
 pub mod boot_share;
 pub mod content;

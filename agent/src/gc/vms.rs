@@ -16,7 +16,7 @@ use crate::fs::freed_space::{freed, measure};
 use crate::metrics::Metrics;
 use crate::names::vm::{BaseName, VmName};
 use crate::pod::PodUid;
-use crate::pod::at_work::AtWork;
+use crate::pod::registry::active::AtWork;
 use crate::state::StateError;
 use crate::tart::TartError;
 

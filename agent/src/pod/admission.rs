@@ -1,15 +1,20 @@
 //! Which Pods this agent can run. Every other one is refused at once, with the field that is in the way.
 
+pub(crate) mod affinity;
+pub(crate) mod fields;
+pub(crate) mod fit;
+pub(crate) mod mounts;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec, VolumeMount};
 
-use super::blueprint::has_command;
-use super::fields;
+use super::worker::shim_spec::has_command;
 use crate::quantity;
 use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
 use crate::volume;
+use fields;
 
 /// Why a Pod is refused: shown as the Pod's reason and message, and as an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]

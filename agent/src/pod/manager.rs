@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use super::admission::fit::{Claim, fits, may_be_stale};
 use super::admission::{Refusal, VmPlan, admit, read};
-use super::fit::{Claim, fits, may_be_stale};
 use super::status::is_final;
 use super::worker::{Host, PodFeed, Worker};
 use super::{PodName, PodUid};

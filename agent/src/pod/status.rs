@@ -4,6 +4,7 @@ mod conditions;
 pub mod ephemeral;
 mod gates;
 mod init;
+pub(crate) mod manager;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,8 +18,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use self::conditions::Condition;
 use super::admission::{Refusal, VmPlan};
-use super::decide::{Observation, Wanted};
-use super::restart::{RestartPolicy, Verdict};
+use super::sync::decide::{Observation, Wanted};
+use super::sync::restart::{RestartPolicy, Verdict};
 use crate::duration;
 use crate::names::vm::{Restart, VmName};
 use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};

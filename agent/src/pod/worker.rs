@@ -1,5 +1,18 @@
 //! One task per Pod: observe, decide, do one thing, and again.
 
+pub(crate) mod disk_space;
+pub(crate) mod event_reporter;
+pub(crate) mod image_pull;
+pub(crate) mod inputs;
+pub(crate) mod late_command;
+pub(crate) mod launch;
+pub(crate) mod plan;
+pub(crate) mod probe_manager;
+pub(crate) mod retry;
+pub(crate) mod shim_spec;
+pub(crate) mod state_watcher;
+pub(crate) mod teardown;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,21 +27,14 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
-use super::at_work::AtWork;
-use super::bell::Bell;
-use super::belongings::Belongings;
-use super::decide::{Decision, Observation, Wanted, decide};
-use super::launching::Launched;
-use super::probing::Probing;
-use super::publisher::Publisher;
-use super::pulling::Failure;
-use super::room::{RoomForVms, RoomForVolumes};
-use super::roster::Roster;
-use super::setback::{Setback, WorkError};
-use super::slots::Slots;
+use super::registry::Roster;
+use super::registry::active::AtWork;
+use super::registry::slots::Slots;
 use super::status::is_final;
-use super::telling::Told;
-use super::wanted::{deadline, started, wanted};
+use super::status::manager::Publisher;
+use super::sync::decide::{Decision, Observation, Wanted, decide};
+use super::sync::desired::{deadline, started, wanted};
+use super::sync::image_backoff::Failure;
 use super::{PodName, PodUid};
 use crate::apiserver::events::Events;
 use crate::crash_point;
@@ -44,6 +50,13 @@ use crate::shim;
 use crate::state::{Attempt, PodDir, PodRecord, StateError, StopRequest};
 use crate::tart::Tart;
 use crate::volume::HostPaths;
+use disk_space::{RoomForVms, RoomForVolumes};
+use event_reporter::Told;
+use inputs::Belongings;
+use launch::Launched;
+use probe_manager::Probing;
+use retry::{Setback, WorkError};
+use state_watcher::Bell;
 
 /// How often a Pod is looked at even though nothing was seen to change.
 pub(super) const SAFETY_NET: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::pod::PodUid;
-use crate::pod::fit::Claim;
+use crate::pod::admission::fit::Claim;
 
 const RESOURCE: &str = "ephemeral-storage";
 /// From this priority on a Pod is critical for the cluster, and stays.

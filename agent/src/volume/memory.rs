@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
-use crate::pod::blueprint::has_command;
-use crate::pod::restart::RestartPolicy;
+use crate::pod::sync::restart::RestartPolicy;
+use crate::pod::worker::shim_spec::has_command;
 use crate::quantity;
 
 /// Whether a volume is one in the guest's memory. That goes with the VM, and a container that restarts is to find its volume again. It

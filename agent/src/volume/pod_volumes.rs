@@ -14,7 +14,6 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
-use super::admission::guest_path;
 use super::content::Content;
 use super::error::Problem;
 use super::host_path::{HostPathError, HostPaths};
@@ -27,7 +26,8 @@ use crate::env::sources::World;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::Looks;
 use crate::pod::PodUid;
-use crate::pod::blueprint::has_command;
+use crate::pod::admission::mounts::guest_path;
+use crate::pod::worker::shim_spec::has_command;
 use crate::state::{Missing, Mount, PodDir, Share};
 use crate::tart::Tart;
 use volume_root::{Ground, Part};

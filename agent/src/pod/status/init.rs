@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, Containe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
-use crate::pod::restart::RestartPolicy;
+use crate::pod::sync::restart::RestartPolicy;
 use crate::state::{AttemptView, InitStage, InitState, Outcome};
 
 /// The statuses of a Pod's init containers, in the Pod's order.

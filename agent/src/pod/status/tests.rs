@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::pod::admission::PullPolicy;
-use crate::pod::decide::Deadline;
-use crate::pod::restart::RestartPolicy;
+use crate::pod::sync::decide::Deadline;
+use crate::pod::sync::restart::RestartPolicy;
 use crate::probe::state::Health;
 use crate::state::{Holder, InitStage, InitState, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;

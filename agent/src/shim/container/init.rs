@@ -11,7 +11,7 @@ use super::{Run, Task};
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::Guest;
-use crate::pod::restart::back_off;
+use crate::pod::sync::restart::back_off;
 use crate::shim::outcome::messages::stopped_early;
 use crate::shim::{GuestEnd, Shim};
 use crate::state::{ContainerSpec, Ending, InitStage, InitState, Outcome};

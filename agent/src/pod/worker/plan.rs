@@ -8,22 +8,22 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 
-use super::admission::{VmPlan, read, runs_commands};
-use super::belongings::{Gathered, Shortage};
-use super::blueprint::{self, Brought};
-use super::decide::Wanted;
-use super::fetch::{Fetcher, ReadyImage};
-use super::pulling::Failure;
-use super::restart::RestartPolicy;
-use super::setback::WorkError;
-use super::time::seconds;
-use super::wanted::{deadline, wanted};
-use super::worker::Worker;
+use super::Worker;
+use super::image_pull::{Fetcher, ReadyImage};
+use super::inputs::{Gathered, Shortage};
+use super::retry::WorkError;
+use super::shim_spec::{self, Brought};
 use crate::crash_point;
 use crate::env;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
 use crate::names::vm::Restart;
+use crate::pod::admission::{VmPlan, read, runs_commands};
+use crate::pod::sync::decide::Wanted;
+use crate::pod::sync::desired::{deadline, wanted};
+use crate::pod::sync::image_backoff::Failure;
+use crate::pod::sync::restart::RestartPolicy;
+use crate::pod::sync::time::seconds;
 use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, Share, ShimSpec};
 use crate::tart::ImageDigest;
 use crate::volume::boot_share::{self, BootShares};
@@ -149,7 +149,7 @@ impl Worker {
                     log,
                     late: env::may_change(one),
                 };
-                blueprint::container(pod, one, brought)
+                shim_spec::container(pod, one, brought)
             };
             all.iter().map(of).collect()
         };
@@ -174,7 +174,7 @@ impl Worker {
             cpu_is_limit: plan.cpu_is_limit,
             memory_is_limit: plan.memory_is_limit,
             shares,
-            identity: blueprint::identity(pod, &self.host.cluster_domain),
+            identity: shim_spec::identity(pod, &self.host.cluster_domain),
             init: containers(spec.init_containers.as_deref().unwrap_or_default()),
             init_before,
             init_again: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
@@ -208,7 +208,7 @@ impl Worker {
         gathered: &Gathered,
         restart: Restart,
     ) -> Result<Option<(BootShares, GuestBoot)>, WorkError> {
-        let Some(main) = containers.last().filter(|main| !blueprint::has_command(main)) else {
+        let Some(main) = containers.last().filter(|main| !shim_spec::has_command(main)) else {
             return Ok(None);
         };
         let variables = gathered.environments.get(&main.name).map(|known| known.variables.clone());
@@ -224,7 +224,7 @@ impl Worker {
         }
         let spec = pod.spec.as_ref();
         let pods = spec.and_then(|spec| spec.security_context.as_ref());
-        let left = spec.map(|spec| blueprint::left_to_image(spec, main)).unwrap_or_default();
+        let left = spec.map(|spec| shim_spec::left_to_image(spec, main)).unwrap_or_default();
         // Once is enough for a Pod.
         if restart == Restart(0) && !left.is_empty() {
             let words = format!(
@@ -239,7 +239,7 @@ impl Worker {
             runs_commands: runs_commands(main),
             surroundings: GuestCommand {
                 env: variables,
-                user: blueprint::user(pods, main.security_context.as_ref()),
+                user: shim_spec::user(pods, main.security_context.as_ref()),
                 ..GuestCommand::default()
             },
         };

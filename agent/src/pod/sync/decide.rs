@@ -1,6 +1,8 @@
 //! What to do next with a Pod: one decision from what the API wants and what the state directory says.
 
 mod decision;
+#[cfg(test)]
+mod tests;
 
 pub use decision::Decision;
 
@@ -338,6 +340,3 @@ fn await_shim(restart: Restart, stop: StopRequest, now: Timestamp) -> Decision {
     let overdue = later(stop.deadline, SHIM_PATIENCE);
     if now < overdue { Decision::Wait(Some(overdue)) } else { Decision::KillShim(restart) }
 }
-
-#[cfg(test)]
-mod tests;

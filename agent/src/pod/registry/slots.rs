@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use tokio::sync::watch;
 
-use super::PodUid;
+use crate::pod::PodUid;
 
 /// The places, and which Pods have a VM in one; clones share them.
 #[derive(Debug, Clone)]

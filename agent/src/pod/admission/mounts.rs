@@ -4,7 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use crate::pod::admission::Refusal;
+use super::Refusal;
 
 /// Where the guest keeps what a container needs to run.
 const SCRATCH: &str = "/private/var/tmp";

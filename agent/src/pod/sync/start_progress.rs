@@ -62,7 +62,7 @@ pub fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
 mod tests {
     use super::*;
     use crate::names::vm::Restart;
-    use crate::pod::restart::RestartPolicy;
+    use crate::pod::sync::restart::RestartPolicy;
 
     const PATIENCE: Duration = Duration::from_mins(5);
 

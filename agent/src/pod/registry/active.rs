@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use tokio::sync::watch;
 
-use super::PodUid;
+use crate::pod::PodUid;
 
 /// The Pods that have a worker; clones share it.
 #[derive(Debug, Clone)]

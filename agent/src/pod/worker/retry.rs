@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::decide::Decision;
-use super::wanted::otherwise_wanted;
-use super::worker::{RETRY, Worker};
+use super::{RETRY, Worker};
 use crate::error_chain::{self, chain};
 use crate::image::gc::Made;
+use crate::pod::sync::decide::Decision;
+use crate::pod::sync::desired::otherwise_wanted;
 use crate::shim::{LaunchError, LeftoversError};
 use crate::state::StateError;
 use crate::tart::{Fault, TartError};

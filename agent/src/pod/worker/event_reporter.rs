@@ -3,15 +3,15 @@
 use k8s_openapi::api::core::v1::Pod;
 use tracing::warn;
 
-use super::PodName;
-use super::decide::{Observation, Wanted};
-use super::restart::Verdict;
-use super::starting::{stages, start, waits};
-use super::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, render};
-use super::worker::Worker;
+use super::Worker;
 use crate::error_chain::chain;
 use crate::guest::script::REASONS;
 use crate::names::vm::Restart;
+use crate::pod::PodName;
+use crate::pod::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, render};
+use crate::pod::sync::decide::{Observation, Wanted};
+use crate::pod::sync::restart::Verdict;
+use crate::pod::sync::start_progress::{stages, start, waits};
 use crate::state::{AttemptView, Ending, InitStage, Stage};
 use crate::volume::MountFailure;
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::wanted::otherwise_wanted;
-use super::worker::Worker;
+use super::Worker;
 use crate::image::gc::Made;
 use crate::names::vm::Restart;
+use crate::pod::sync::desired::otherwise_wanted;
 use crate::state::StateError;
 use crate::volume::MountFailure;
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
-use super::PodUid;
 use super::decide::{Deadline, Wanted};
 use super::restart::RestartPolicy;
-use super::status::{is_final, vm_of};
 use super::time::seconds;
 use crate::names::vm::Restart;
+use crate::pod::PodUid;
+use crate::pod::status::{is_final, vm_of};
 
 /// When a Pod has been active for long enough. It counts from the start time that the API shows.
 pub(super) fn deadline(pod: &Pod) -> Option<Deadline> {

@@ -8,7 +8,6 @@ use kube::ResourceExt;
 use kube::api::Api;
 use tokio::time::timeout;
 
-use super::admission::{PullPolicy, VmPlan};
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
 use crate::image::access::{Access, SecretUid};
@@ -17,6 +16,7 @@ use crate::image::gc::{Collector, Made};
 use crate::image::pins::Pin;
 use crate::image::{ImageError, Images, Pulled};
 use crate::names::vm::BaseName;
+use crate::pod::admission::{PullPolicy, VmPlan};
 use crate::tart::ImageDigest;
 
 const LIMIT: Duration = Duration::from_secs(15);

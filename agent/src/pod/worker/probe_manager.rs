@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Resource as _;
 
-use super::decide::Wanted;
 use crate::apiserver::events::Events;
 use crate::names::vm::{Restart, VmName};
+use crate::pod::sync::decide::Wanted;
 use crate::probe::spec::Probes;
 use crate::probe::state::Health;
 use crate::probe::{Prober, Target, Tell};
@@ -88,7 +88,7 @@ fn begin(
 /// What the API shows of a VM that it shows as running. Of a VM that was started a moment ago it shows nothing yet.
 fn shown(pod: &Pod, vm: &VmName) -> Option<Health> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-    let id = super::status::container_id(vm);
+    let id = crate::pod::status::container_id(vm);
     let status = statuses.iter().find(|status| status.container_id.as_deref() == Some(&*id))?;
     status.state.as_ref()?.running.as_ref()?;
     Some(Health { started: status.started.unwrap_or(false), ready: status.ready, failed: None })

@@ -7,10 +7,10 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::timeout;
 
-use super::PodUid;
-use super::setback::WorkError;
-use super::worker::{RETRY, SAFETY_NET, Worker};
+use super::retry::WorkError;
+use super::{RETRY, SAFETY_NET, Worker};
 use crate::names::vm::Restart;
+use crate::pod::PodUid;
 use crate::shim;
 
 /// The shim that was started last.

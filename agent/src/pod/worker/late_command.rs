@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::blueprint;
-use super::setback::WorkError;
-use super::worker::Worker;
+use super::Worker;
+use super::retry::WorkError;
+use super::shim_spec;
 use crate::crash_point;
 use crate::names::vm::Restart;
 use crate::state::Delivery;
@@ -32,7 +32,7 @@ impl Worker {
             }
         };
         self.told.shortage = None;
-        let Some(command) = blueprint::command(&pod, container, variables) else {
+        let Some(command) = shim_spec::command(&pod, container, variables) else {
             return Err(WorkError::NoContainer(due.container));
         };
         crash_point::point("agent.deliver.resolved");

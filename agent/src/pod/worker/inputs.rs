@@ -10,13 +10,13 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use tokio::sync::watch;
 
-use super::blueprint;
-use super::status::Trouble;
+use super::shim_spec;
 use crate::apiserver::watched_objects::first_of;
 use crate::env::expansion::lookup;
 use crate::env::sources::World;
 use crate::env::{self, ConfigError, Environment, Resolved};
 use crate::error_chain::chain;
+use crate::pod::status::Trouble;
 use crate::state::PodDir;
 use crate::tart::{Fault, Tart};
 use crate::volume::{Exceeded, HostPaths, MountFailure, PodVolumes, PrepareError, Prepared};
@@ -222,7 +222,7 @@ fn root_against_its_own_word(pod: &Pod) -> Result<(), Shortage> {
     let all = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let security = spec.and_then(|spec| spec.security_context.as_ref());
     for container in all {
-        let user = blueprint::user(security, container.security_context.as_ref());
+        let user = shim_spec::user(security, container.security_context.as_ref());
         if user.not_root && user.uid == Some(0) {
             let (namespace, uid) = (pod.namespace().unwrap_or_default(), pod.uid().unwrap_or_default());
             // The kubelet's words.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::status::Trouble;
 use crate::error_chain::chain;
 use crate::image::ImageError;
+use crate::pod::status::Trouble;
 
 const FIRST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_DELAY: Duration = Duration::from_mins(5);

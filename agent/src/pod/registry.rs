@@ -1,5 +1,8 @@
 //! The Pods that have a worker, for those who look at all of them at once.
 
+pub(crate) mod active;
+pub(crate) mod slots;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::admission::Refusal;
+use super::Refusal;
 use super::affinity;
 use crate::node::node_info::Offer;
 use crate::quantity;

@@ -9,10 +9,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-use super::status::is_final;
-use super::{PodName, PodUid};
+use super::is_final;
 use crate::crash_point;
 use crate::error_chain::chain;
+use crate::pod::{PodName, PodUid};
 
 const LIMIT: Duration = Duration::from_secs(15);
 const FIRST_DELAY: Duration = Duration::from_millis(250);

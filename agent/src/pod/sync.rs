@@ -1,0 +1,8 @@
+//! TODO-DOC pod/sync
+
+pub(crate) mod decide;
+pub(crate) mod desired;
+pub(crate) mod image_backoff;
+pub(crate) mod restart;
+pub(crate) mod start_progress;
+pub(crate) mod time;
