@@ -13,8 +13,9 @@ use tracing::{info, warn};
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, HostArgs, ListenAddress};
 use crate::env::sources::World;
-use crate::gc::observe::Observer;
-use crate::gc::vms;
+use crate::eviction::Room;
+use crate::gc::collector;
+use crate::gc::observer::Observer;
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::Images;
 use crate::image::gc::{BadWatermarks, Collector};
@@ -37,7 +38,6 @@ use crate::pod::registry::Roster;
 use crate::pod::registry::active::AtWork;
 use crate::pod::registry::slots::Slots;
 use crate::pod::worker::Host;
-use crate::room::Room;
 use crate::state::{Claim, ClaimError, StateDir, StateError};
 use crate::tart::{self, Tart};
 use crate::volume::HostPaths;
@@ -216,7 +216,7 @@ fn vm_collector(
     state: &StateDir,
     node: &NodeName,
     client: &Client,
-) -> Option<vms::Collector> {
+) -> Option<collector::Collector> {
     if args.disable_vm_gc {
         info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
         return None;
@@ -230,11 +230,11 @@ fn vm_collector(
         min_age: args.vm_gc_min_age,
     };
     let (at_work, metrics) = (host.at_work.clone(), host.metrics.clone());
-    Some(vms::Collector::new(observer, at_work, metrics, args.vm_gc_interval))
+    Some(collector::Collector::new(observer, at_work, metrics, args.vm_gc_interval))
 }
 
 /// Collects VMs for as long as it is polled.
-async fn collect(collector: Option<vms::Collector>) {
+async fn collect(collector: Option<collector::Collector>) {
     if let Some(collector) = collector {
         // On a task of its own: what takes long to delete holds up nobody.
         if let Err(error) = tokio::spawn(collector.run()).await {

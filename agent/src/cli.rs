@@ -1,10 +1,14 @@
 //! The command line.
 
-mod host;
+pub(crate) mod gc_dry_run;
+pub(crate) mod gc_table;
 mod images;
+pub(crate) mod images_list;
+pub(crate) mod images_pull;
+mod node;
 
-pub use host::{HostArgs, ListenAddress, NodeIpSource};
 pub use images::{ImageArgs, ImagesCommand, PullArgs};
+pub use node::{HostArgs, ListenAddress, NodeIpSource};
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -4,8 +4,6 @@
 //! `vms` does what was decided, again and again; `dry_run` only shows it. `images` does all of it for images. `space` tells what it has brought.
 
 pub mod ages;
-pub mod dry_run;
-pub mod observe;
+pub mod collector;
+pub mod observer;
 pub mod orphan;
-pub mod table;
-pub mod vms;

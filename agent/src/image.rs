@@ -1,12 +1,10 @@
 //! Images on this host: which digest a reference stands for, fetched when it has to be.
 
 pub mod access;
-pub mod command;
 pub mod credentials;
 mod error;
 pub(crate) mod gc;
 pub mod inventory;
-pub mod list;
 pub mod manager;
 pub mod ownership;
 mod partial_pulls;

@@ -5,12 +5,14 @@
 //! `shim` is the process that owns a VM while agents come and go.
 
 pub mod agent;
+pub(crate) mod api;
 pub(crate) mod apiserver;
 pub mod cli;
 pub mod crash_point;
 pub mod duration;
 pub(crate) mod env;
 pub mod error_chain;
+pub mod eviction;
 pub(crate) mod fs;
 pub mod gc;
 pub mod guest;
@@ -24,7 +26,6 @@ pub(crate) mod os;
 pub mod pod;
 pub mod probe;
 pub mod quantity;
-pub mod room;
 pub mod shim;
 pub mod state;
 pub mod tart;

@@ -4,10 +4,9 @@ mod exposition;
 mod histogram;
 mod images;
 mod pods;
-mod server;
 mod vm_collection;
 
-pub use server::serve;
+pub use crate::api::local::serve;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

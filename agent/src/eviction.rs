@@ -1,6 +1,6 @@
 //! Room on the disk. Images go first; only when none of them may go, and the Node is short of space all the same, a Pod does.
 
-pub mod rank;
+pub mod ranking;
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::pod::worker::Host;
 use crate::state::{PodDir, StateDir, StateError};
 use crate::tart::Tart;
 use crate::volume::pod_usage::used;
-use rank::{Claimant, first};
+use ranking::{Claimant, first};
 
 /// As often as the kubelet looks.
 const INTERVAL: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-use super::{Check, Metrics};
+use crate::metrics::{Check, Metrics};
 
 /// Nobody needs more at once; the rest waits in the kernel's queue.
 const CONNECTIONS: usize = 8;

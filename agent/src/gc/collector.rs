@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::ages::Ages;
-use super::observe::Observer;
+use super::observer::Observer;
 use super::orphan::{Guard, Judgement, Subject, Verdict, World, judge, judge_one};
 use crate::crash_point;
 use crate::error_chain::chain;

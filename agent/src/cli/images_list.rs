@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::command::CommandError;
-use super::ownership::{ImageRecord, KnownImage};
-use crate::cli::AgentArgs;
+use super::AgentArgs;
+use super::images_pull::CommandError;
 use crate::duration::Rough;
+use crate::image::ownership::{ImageRecord, KnownImage};
 use crate::names::vm::BaseName;
 use crate::state::StateDir;
 use crate::tart::{CachedImage, ImageDigest, Tart};

@@ -1,6 +1,6 @@
 //! What is to be kept and deleted, as a table for people.
 
-use super::orphan::{Judgement, Subject, Verdict};
+use crate::gc::orphan::{Judgement, Subject, Verdict};
 use crate::image::gc;
 use crate::tart::ImageDigest;
 use crate::text_table::columns;

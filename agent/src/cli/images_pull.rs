@@ -10,11 +10,11 @@ use nix::unistd::{Uid, User};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::credentials::{self, BadSecret, Login, Place};
-use super::pull_socket::{self, DoorError, Question};
-use super::{Beginner, ImageError, Images};
-use crate::cli::{AgentArgs, PullArgs};
+use super::{AgentArgs, PullArgs};
 use crate::error_chain::chain;
+use crate::image::credentials::{self, BadSecret, Login, Place};
+use crate::image::pull_socket::{self, DoorError, Question};
+use crate::image::{Beginner, ImageError, Images};
 use crate::metrics::Metrics;
 use crate::state::{Lock, StateDir, StateError};
 use crate::tart::Tart;

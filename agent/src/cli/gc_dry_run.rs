@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use kube::Api;
 
-use super::ages::Ages;
-use super::observe::Observer;
-use super::orphan::judge;
-use super::table::{Row, render};
+use super::AgentArgs;
+use super::gc_table::{Row, render};
 use crate::agent::node_name;
-use crate::cli::AgentArgs;
+use crate::gc::ages::Ages;
+use crate::gc::observer::Observer;
+use crate::gc::orphan::judge;
 use crate::identity::{Identity, IdentityError, Sources};
 use crate::image::gc::{BadWatermarks, Rules, survey};
 use crate::node::BadNodeName;

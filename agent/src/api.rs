@@ -1,0 +1,3 @@
+//! TODO-DOC api
+
+pub(crate) mod local;
