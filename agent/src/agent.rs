@@ -44,7 +44,7 @@ use crate::volume::HostPaths;
 
 /// Why the agent could not start or go on.
 #[derive(Debug, thiserror::Error)]
-pub enum AgentError {
+pub(crate) enum AgentError {
     /// The agent has no identity, or no longer.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -87,7 +87,7 @@ pub enum AgentError {
 }
 
 /// Runs the agent until it is told to end. VMs and the Lease are left alone: the next agent takes them over.
-pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
+pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Start)?;
     let (health, health_seen) = watch::channel(None);
@@ -267,7 +267,7 @@ async fn listen(
 }
 
 /// The name of the Node: the one that was given, or the machine's own.
-pub fn node_name(args: &AgentArgs, facts: &HostFacts) -> Result<NodeName, BadNodeName> {
+pub(crate) fn node_name(args: &AgentArgs, facts: &HostFacts) -> Result<NodeName, BadNodeName> {
     match &args.node_name {
         Some(name) => Ok(name.clone()),
         None => facts.hostname.to_ascii_lowercase().parse(),

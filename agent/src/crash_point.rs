@@ -6,7 +6,7 @@
 
 /// Dies or halts here when the test says so.
 #[cfg(debug_assertions)]
-pub fn point(name: &str) {
+pub(crate) fn point(name: &str) {
     if armed::strikes(name) {
         tracing::error!(name, "crash point");
         let _ = nix::sys::signal::kill(nix::unistd::getpid(), nix::sys::signal::Signal::SIGKILL);
@@ -23,7 +23,7 @@ pub fn point(name: &str) {
 
 /// Does nothing.
 #[cfg(not(debug_assertions))]
-pub fn point(_: &str) {}
+pub(crate) fn point(_: &str) {}
 
 #[cfg(debug_assertions)]
 mod armed {

@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVarSource, Pod, Secret};
 use kube::ResourceExt;
 
-pub use resolve::{ConfigError, MissingVariable, Resolved, Snapshot, resolve};
+pub(crate) use resolve::{ConfigError, MissingVariable, Resolved, Snapshot, resolve};
 
 use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};
 use downward::DownwardError;
@@ -22,7 +22,7 @@ use sources::World;
 
 /// The environment of a container that is about to start. What it is made of is watched for as long as this lives.
 #[derive(Debug)]
-pub struct Environment {
+pub(crate) struct Environment {
     pod: Arc<Pod>,
     container: Container,
     world: World,
@@ -35,7 +35,7 @@ pub struct Environment {
 
 impl Environment {
     /// The environment of one of a Pod's containers. Must be called inside a runtime.
-    pub fn of(pod: Arc<Pod>, container: &Container, world: &World) -> Self {
+    pub(crate) fn of(pod: Arc<Pod>, container: &Container, world: &World) -> Self {
         let namespace = pod.namespace().unwrap_or_default();
         let names = Names::of(container);
         let config_map = |name: &String| (name.clone(), world.objects.config_map(&namespace, name));
@@ -52,12 +52,12 @@ impl Environment {
     }
 
     /// Goes by what the Pod says now: its labels and annotations may be in variables.
-    pub fn follow(&mut self, pod: &Arc<Pod>) {
+    pub(crate) fn follow(&mut self, pod: &Arc<Pod>) {
         self.pod = pod.clone();
     }
 
     /// All variables as they are to be now, or what is in the way. Waits some seconds for objects at most.
-    pub async fn resolve(&mut self) -> Result<Resolved, ConfigError> {
+    pub(crate) async fn resolve(&mut self) -> Result<Resolved, ConfigError> {
         // All objects are looked at, even if one cannot be read: `changed` counts from here.
         let snapshot = self.gather().await;
         let resolved = snapshot.and_then(|snapshot| resolve(&self.pod, &self.container, &snapshot));
@@ -66,7 +66,7 @@ impl Environment {
     }
 
     /// Waits until `resolve` may say something else than it last did. Safe to cancel.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         let config_maps =
             self.config_maps.values_mut().map(|object| -> BoxFuture<'_, ()> { Box::pin(object.changed()) });
         let secrets =
@@ -115,7 +115,7 @@ async fn all<T>(
 
 /// Whether a container's environment may be another one by the time its turn comes, after other containers of its Pod have run: who writes
 /// `ConfigMaps`, Secrets and descriptions may be one of them. Variables in the paths of its volumes have to be known before.
-pub fn may_change(container: &Container) -> bool {
+pub(crate) fn may_change(container: &Container) -> bool {
     let from = || container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref());
     let describes = |from: &EnvVarSource| {
         let path = from.field_ref.as_ref().map_or("", |field| field.field_path.as_str());

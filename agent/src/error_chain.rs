@@ -6,7 +6,7 @@ use std::io;
 use kube::core::Status;
 
 /// An error with all its causes, in one line.
-pub fn chain(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut line = words(error);
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -33,7 +33,7 @@ fn words(error: &(dyn Error + 'static)) -> String {
 }
 
 /// Whether a full disk is behind an error.
-pub fn is_for_want_of_space(error: &(dyn Error + 'static)) -> bool {
+pub(crate) fn is_for_want_of_space(error: &(dyn Error + 'static)) -> bool {
     let is_full = |error: &(dyn Error + 'static)| {
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))

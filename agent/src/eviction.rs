@@ -1,6 +1,6 @@
 //! Room on the disk. Images go first; only when none of them may go, and the Node is short of space all the same, a Pod does.
 
-pub mod ranking;
+pub(crate) mod ranking;
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -32,16 +32,16 @@ const MEASURE_LIMIT: Duration = Duration::from_mins(2);
 
 /// What it takes to keep room on the disk.
 #[derive(Debug)]
-pub struct Room {
+pub(crate) struct Room {
     /// Its Pods and their VMs, and who deletes images: nobody with `--disable-vm-gc`. Nobody is evicted before its health says that it is
     /// short of space.
-    pub host: Arc<Host>,
+    pub(crate) host: Arc<Host>,
     /// Where to look.
-    pub gauges: Gauges,
+    pub(crate) gauges: Gauges,
     /// When there is too little.
-    pub thresholds: Thresholds,
+    pub(crate) thresholds: Thresholds,
     /// What is kept of Pods.
-    pub state: StateDir,
+    pub(crate) state: StateDir,
 }
 
 /// Too little space.
@@ -55,7 +55,7 @@ struct Shortage {
 
 impl Room {
     /// Looks again and again, for as long as it is polled.
-    pub async fn keep(self) {
+    pub(crate) async fn keep(self) {
         loop {
             // From before the look: what is made meanwhile may have been enough.
             let since = self.host.collector.as_ref().map(|collector| collector.now());

@@ -3,18 +3,18 @@
 //! A kubeconfig with credentials of its own is used as it is. One that the agent wrote after a bootstrap refers to a
 //! certificate in the state directory, which the agent replaces before it ends.
 
-pub mod access;
-pub mod certificate;
+pub(crate) mod access;
+pub(crate) mod certificate;
 mod cluster;
 mod connection;
-pub mod decide;
-pub mod kubeconfig;
-pub mod obtain;
-pub mod request;
-pub mod store;
+pub(crate) mod decide;
+pub(crate) mod kubeconfig;
+pub(crate) mod obtain;
+pub(crate) mod request;
+pub(crate) mod store;
 
-pub use access::Access;
-pub use cluster::Cluster;
+pub(crate) use access::Access;
+pub(crate) use cluster::Cluster;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,7 +44,7 @@ const LONGEST_ATTEMPT: Duration = Duration::from_mins(10);
 
 /// Why the agent has no identity.
 #[derive(Debug, thiserror::Error)]
-pub enum IdentityError {
+pub(crate) enum IdentityError {
     /// The kubeconfig cannot be used, and no other can be got.
     #[error(
         "cannot use the kubeconfig {}: {reason}; name another one with --kubeconfig, or have the agent get one with --bootstrap-kubeconfig",
@@ -86,18 +86,18 @@ pub enum IdentityError {
 
 /// Where the agent's identity comes from and is kept.
 #[derive(Debug, Clone)]
-pub struct Sources {
+pub(crate) struct Sources {
     /// The kubeconfig to use, and to write after a bootstrap.
-    pub kubeconfig: PathBuf,
+    pub(crate) kubeconfig: PathBuf,
     /// The kubeconfig to get a certificate with.
-    pub bootstrap: Option<PathBuf>,
+    pub(crate) bootstrap: Option<PathBuf>,
     /// The directory for keys and certificates.
-    pub pki: PathBuf,
+    pub(crate) pki: PathBuf,
 }
 
 /// The agent's identity.
 #[derive(Debug)]
-pub struct Identity {
+pub(crate) struct Identity {
     access: Access,
     keeper: Option<Keeper>,
 }
@@ -115,7 +115,7 @@ struct Keeper {
 
 impl Identity {
     /// Finds the agent's identity, or gets one, however long that takes.
-    pub async fn establish(sources: Sources, node: NodeName) -> Result<Self, IdentityError> {
+    pub(crate) async fn establish(sources: Sources, node: NodeName) -> Result<Self, IdentityError> {
         let store = Store::new(&sources.pki);
         let path = &sources.kubeconfig;
         let mut may_bootstrap = sources.bootstrap.is_some();
@@ -143,12 +143,12 @@ impl Identity {
     }
 
     /// How the API server is reached in this identity.
-    pub fn access(&self) -> Access {
+    pub(crate) fn access(&self) -> Access {
         self.access.clone()
     }
 
     /// Keeps the identity valid for as long as it is polled. It ends only when that is no longer possible.
-    pub async fn keep(self) -> IdentityError {
+    pub(crate) async fn keep(self) -> IdentityError {
         match self.keeper {
             Some(keeper) => match keeper.keep(&self.access).await {
                 Ok(never) => match never {},

@@ -1,21 +1,21 @@
 //! Images on this host: which digest a reference stands for, fetched when it has to be.
 
-pub mod access;
-pub mod credentials;
+pub(crate) mod access;
+pub(crate) mod credentials;
 mod error;
 pub(crate) mod gc;
-pub mod inventory;
-pub mod manager;
-pub mod ownership;
+pub(crate) mod inventory;
+pub(crate) mod manager;
+pub(crate) mod ownership;
 mod partial_pulls;
-pub mod pins;
-pub mod prepull;
-pub mod pull_socket;
+pub(crate) mod pins;
+pub(crate) mod prepull;
+pub(crate) mod pull_socket;
 mod recovery;
 mod shared_pull;
 
-pub use error::ImageError;
-pub use shared_pull::Pulled;
+pub(crate) use error::ImageError;
+pub(crate) use shared_pull::Pulled;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,7 +63,7 @@ enum Beginner {
 
 /// The images of this host.
 #[derive(Debug)]
-pub struct Images {
+pub(crate) struct Images {
     tart: Tart,
     state: StateDir,
     metrics: Metrics,
@@ -84,7 +84,7 @@ pub struct Images {
 
 impl Images {
     /// The images that `tart` keeps, and what an earlier agent has noted down about them.
-    pub fn open(tart: Tart, state: StateDir, pulls: usize, metrics: Metrics) -> Result<Self, StateError> {
+    pub(crate) fn open(tart: Tart, state: StateDir, pulls: usize, metrics: Metrics) -> Result<Self, StateError> {
         let mut record = state.images_to_go_on_with()?;
         let partials = Partials::new(tart.clone());
         recovery::abandon_dead(&mut record, &tart, &state);
@@ -110,7 +110,7 @@ impl Images {
     }
 
     /// The image, if it is on this host and the policy lets it be used without asking its registry.
-    pub async fn present(&self, image: &str, policy: PullPolicy) -> Result<Option<ImageDigest>, ImageError> {
+    pub(crate) async fn present(&self, image: &str, policy: PullPolicy) -> Result<Option<ImageDigest>, ImageError> {
         // A tag can have moved; only the registry knows.
         if policy == PullPolicy::Always {
             return Ok(None);
@@ -126,13 +126,13 @@ impl Images {
     }
 
     /// Who may use an image that is here without asking its registry.
-    pub fn access(&self, digest: &ImageDigest) -> Access {
+    pub(crate) fn access(&self, digest: &ImageDigest) -> Access {
         let inode = self.tart.image_inode(digest);
         lock(&self.record).access(digest, inode)
     }
 
     /// The registry has let somebody have an image: with a pull secret, or without any.
-    pub fn grant(&self, digest: &ImageDigest, secret: Option<&SecretUid>) {
+    pub(crate) fn grant(&self, digest: &ImageDigest, secret: Option<&SecretUid>) {
         let mut record = lock(&self.record);
         if record.grant(digest, secret) {
             self.write(&record);
@@ -140,7 +140,7 @@ impl Images {
     }
 
     /// The base VM of an image, made when it is not there: for the first Pod with the image, and after somebody has deleted it.
-    pub async fn base(&self, image: &str, digest: &ImageDigest) -> Result<BaseName, ImageError> {
+    pub(crate) async fn base(&self, image: &str, digest: &ImageDigest) -> Result<BaseName, ImageError> {
         let base = BaseName::of(digest);
         self.used(digest, Timestamp::now());
         if self.tart.has_base(&base) {
@@ -164,29 +164,29 @@ impl Images {
     }
 
     /// A pin on an image that is about to be used: from now on it is not collected.
-    pub async fn pin(&self, image: &str) -> Pin {
+    pub(crate) async fn pin(&self, image: &str) -> Pin {
         let mut pin = self.pins.pin();
         pin.hold(&full_name(image)).await;
         pin
     }
 
     /// Who needs which image at this moment.
-    pub fn pins(&self) -> &Pins {
+    pub(crate) fn pins(&self) -> &Pins {
         &self.pins
     }
 
     /// The images that the agent has brought here, as far as it knows.
-    pub fn known(&self) -> Vec<KnownImage> {
+    pub(crate) fn known(&self) -> Vec<KnownImage> {
         lock(&self.record).images().to_vec()
     }
 
     /// The names of images whose pulls have no end yet.
-    pub fn pulling(&self) -> Vec<String> {
+    pub(crate) fn pulling(&self) -> Vec<String> {
         lock(&self.record).pulls().map(str::to_owned).collect()
     }
 
     /// An image is of use at a time.
-    pub fn used(&self, digest: &ImageDigest, now: Timestamp) {
+    pub(crate) fn used(&self, digest: &ImageDigest, now: Timestamp) {
         let mut record = lock(&self.record);
         let before =
             record.images().iter().find(|known| known.digest == *digest).map(|known| known.last_used_at);
@@ -197,7 +197,7 @@ impl Images {
     }
 
     /// The time is this, whatever it seemed to be before.
-    pub fn set_clock_right(&self, now: Timestamp) {
+    pub(crate) fn set_clock_right(&self, now: Timestamp) {
         let mut record = lock(&self.record);
         if record.set_clock_right(now) {
             self.write(&record);
@@ -205,7 +205,7 @@ impl Images {
     }
 
     /// An image is gone, and its base VM with it.
-    pub fn collected(&self, digest: &ImageDigest) {
+    pub(crate) fn collected(&self, digest: &ImageDigest) {
         lock(&self.known).retain(|_, known| known != digest);
         let mut record = lock(&self.record);
         record.forget(digest);
@@ -213,13 +213,13 @@ impl Images {
     }
 
     /// Offers what has arrived of images that are not whole to whoever pulls them, from now on.
-    pub fn tend_partials(&self) {
+    pub(crate) fn tend_partials(&self) {
         tokio::spawn(self.partials.clone().tend());
     }
 
     /// Gives up what has arrived of images that are not whole, and has tart remove it: somebody needs the room. Says whether there was
     /// anything.
-    pub async fn give_up_partials(&self) -> bool {
+    pub(crate) async fn give_up_partials(&self) -> bool {
         let was_any = self.partials.release_all();
         if was_any && let Err(error) = self.tart.collect_garbage().await {
             // It comes first, so it may be done all the same.
@@ -229,7 +229,7 @@ impl Images {
     }
 
     /// Ends all pulls, so that what has arrived is there for the next agent. Nothing more is done about them.
-    pub async fn ground(&self) {
+    pub(crate) async fn ground(&self) {
         // Any other tart command takes what a pull lets go of for garbage.
         let _ = timeout(LANDING_LIMIT, self.tart.retire()).await;
         let images: Vec<String> = lock(&self.flights).keys().map(|(image, _)| image.clone()).collect();
@@ -250,12 +250,12 @@ impl Images {
     }
 
     /// The images on this host, whenever they change.
-    pub fn residents(&self) -> watch::Receiver<Arc<Vec<Resident>>> {
+    pub(crate) fn residents(&self) -> watch::Receiver<Arc<Vec<Resident>>> {
         self.resident.subscribe()
     }
 
     /// Looks at the images on this host again and again, for as long as it is polled.
-    pub async fn watch(self: Arc<Self>) {
+    pub(crate) async fn watch(self: Arc<Self>) {
         loop {
             self.recover().await;
             self.look().await;
@@ -265,7 +265,7 @@ impl Images {
     }
 
     /// Looks at the images on this host now.
-    pub async fn look(&self) {
+    pub(crate) async fn look(&self) {
         let (tart, known) = (self.tart.clone(), self.known());
         let look = spawn_blocking(move || inventory::residents(&tart, &known));
         match look.await {
@@ -367,7 +367,7 @@ impl Images {
     }
 
     /// Forgets where an image was last seen, after a clone of it has failed.
-    pub fn forget(&self, image: &str) {
+    pub(crate) fn forget(&self, image: &str) {
         lock(&self.known).remove(image);
     }
 

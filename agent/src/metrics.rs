@@ -6,7 +6,7 @@ mod images;
 mod pods;
 mod vm_collection;
 
-pub use crate::api::local::serve;
+pub(crate) use crate::api::local::serve;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +35,7 @@ const STUCK: Duration = Duration::from_mins(1);
 
 /// All figures; clones share them.
 #[derive(Debug, Clone)]
-pub struct Metrics(Arc<Figures>);
+pub(crate) struct Metrics(Arc<Figures>);
 
 #[derive(Debug)]
 struct Figures {
@@ -63,7 +63,7 @@ type Check = (&'static str, Result<(), String>);
 
 impl Metrics {
     /// Figures that are all zero.
-    pub fn new(health: watch::Receiver<Option<Health>>) -> Self {
+    pub(crate) fn new(health: watch::Receiver<Option<Health>>) -> Self {
         Self(Arc::new(Figures {
             started: Instant::now(),
             health,
@@ -78,22 +78,22 @@ impl Metrics {
     }
 
     /// A client of the API server whose calls are counted.
-    pub fn client(&self, access: &Access) -> Result<Client, kube::Error> {
+    pub(crate) fn client(&self, access: &Access) -> Result<Client, kube::Error> {
         access.client(&CountCalls::new(self.0.calls.clone()))
     }
 
     /// The heartbeat is at work.
-    pub fn heart_is_awake(&self) {
+    pub(crate) fn heart_is_awake(&self) {
         lock(&self.0.heart).awake = Some(Instant::now());
     }
 
     /// The Lease was renewed.
-    pub fn lease_renewed(&self) {
+    pub(crate) fn lease_renewed(&self) {
         lock(&self.0.heart).renewed = Some(Instant::now());
     }
 
     /// A Pod waits for its VM since a time, or does no longer.
-    pub fn pod_waits(&self, pod: &PodUid, since: Option<Timestamp>) {
+    pub(crate) fn pod_waits(&self, pod: &PodUid, since: Option<Timestamp>) {
         let mut waiting = lock(&self.0.waiting);
         match since {
             Some(since) => {
@@ -104,62 +104,62 @@ impl Metrics {
     }
 
     /// A stage of a VM's start is over.
-    pub fn stage_took(&self, stage: &'static str, took: Duration) {
+    pub(crate) fn stage_took(&self, stage: &'static str, took: Duration) {
         lock(&self.0.pods).stage(stage, took);
     }
 
     /// The pull of an image is over.
-    pub fn pull_ended(&self, result: &'static str, took: Duration) {
+    pub(crate) fn pull_ended(&self, result: &'static str, took: Duration) {
         lock(&self.0.pods).pull(result, took);
     }
 
     /// A container is started again.
-    pub fn container_restarts(&self) {
+    pub(crate) fn container_restarts(&self) {
         lock(&self.0.pods).restart();
     }
 
     /// A Pod, its container or its image has failed, for a reason that its status shows.
-    pub fn failed(&self, reason: &str) {
+    pub(crate) fn failed(&self, reason: &str) {
         lock(&self.0.pods).failure(reason);
     }
 
     /// The images were looked at, and those that had to go are gone, or not.
-    pub fn images_collected(&self, took: Duration, succeeded: bool) {
+    pub(crate) fn images_collected(&self, took: Duration, succeeded: bool) {
         lock(&self.0.images).pass(took, succeeded, Timestamp::now());
     }
 
     /// An image was deleted, and so many bytes more are free.
-    pub fn image_deleted(&self, freed: u64) {
+    pub(crate) fn image_deleted(&self, freed: u64) {
         lock(&self.0.images).deleted(freed);
     }
 
     /// What was kept of images that are not whole is gone, and so many bytes more are free.
-    pub fn partials_deleted(&self, freed: u64) {
+    pub(crate) fn partials_deleted(&self, freed: u64) {
         lock(&self.0.images).partials_deleted(freed);
     }
 
     /// What becomes of each image; so many others are somebody else's.
-    pub fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
+    pub(crate) fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
         lock(&self.0.images).judged(verdicts, foreign);
     }
 
     /// So many addresses for VMs are left.
-    pub fn addresses(&self, left: Option<Figure>) {
+    pub(crate) fn addresses(&self, left: Option<Figure>) {
         *lock(&self.0.addresses) = left;
     }
 
     /// VMs are collected on this host.
-    pub fn collects_vms(&self) {
+    pub(crate) fn collects_vms(&self) {
         lock(&self.0.vm_collection).get_or_insert_default();
     }
 
     /// A look for VMs to collect is over; `kept` has a word for each that was kept.
-    pub fn vms_judged(&self, success: bool, took: Duration, kept: impl Iterator<Item = &'static str>) {
+    pub(crate) fn vms_judged(&self, success: bool, took: Duration, kept: impl Iterator<Item = &'static str>) {
         lock(&self.0.vm_collection).get_or_insert_default().pass(success, took, kept, Timestamp::now());
     }
 
     /// A VM, or what a Pod had left, was collected, and so many more bytes are free.
-    pub fn collected(&self, kind: &'static str, freed: u64) {
+    pub(crate) fn collected(&self, kind: &'static str, freed: u64) {
         lock(&self.0.vm_collection).get_or_insert_default().deleted(kind, freed);
     }
 

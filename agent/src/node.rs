@@ -1,33 +1,33 @@
 //! This Mac as a Node: its name, what it tells the API server about itself, and its heartbeat.
 
-pub mod address;
-pub mod capacity;
-pub mod conditions;
-pub mod controller;
-pub mod health;
-pub mod labels;
-pub mod lease;
-pub mod lease_owner;
-pub mod node_info;
-pub mod object;
-pub mod pressure;
-pub mod start_failures;
-pub mod taints;
-pub mod thresholds;
+pub(crate) mod address;
+pub(crate) mod capacity;
+pub(crate) mod conditions;
+pub(crate) mod controller;
+pub(crate) mod health;
+pub(crate) mod labels;
+pub(crate) mod lease;
+pub(crate) mod lease_owner;
+pub(crate) mod node_info;
+pub(crate) mod object;
+pub(crate) mod pressure;
+pub(crate) mod start_failures;
+pub(crate) mod taints;
+pub(crate) mod thresholds;
 
 use std::fmt;
 use std::str::FromStr;
 
 /// The name of this Node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct NodeName(String);
+pub(crate) struct NodeName(String);
 
 /// A name that no Node can have.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "`{0}` is not a Node name: lower-case letters, digits, `-` and `.` are allowed, 253 at most, letters or digits at both ends"
 )]
-pub struct BadNodeName(String);
+pub(crate) struct BadNodeName(String);
 
 impl FromStr for NodeName {
     type Err = BadNodeName;

@@ -1,11 +1,11 @@
 //! Pods of this Node: who they are, what to do with each, and what to tell the API server about it.
 
-pub mod admission;
-pub mod manager;
-pub mod registry;
-pub mod status;
+pub(crate) mod admission;
+pub(crate) mod manager;
+pub(crate) mod registry;
+pub(crate) mod status;
 pub(crate) mod sync;
-pub mod worker;
+pub(crate) mod worker;
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,16 +13,16 @@ use std::str::FromStr;
 /// A Pod's UID, known to be usable as a file name and inside a VM name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct PodUid(String);
+pub(crate) struct PodUid(String);
 
 /// A UID that could not be a file name.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not a Pod UID: letters, digits and `-` are allowed, 63 at most, and no `-` at either end")]
-pub struct BadUid(String);
+pub(crate) struct BadUid(String);
 
 impl PodUid {
     /// Whether it is what API servers make: a UUID in lower case.
-    pub fn is_uuid(&self) -> bool {
+    pub(crate) fn is_uuid(&self) -> bool {
         self.0.len() == 36
             && self.0.bytes().enumerate().all(|(at, byte)| match at {
                 8 | 13 | 18 | 23 => byte == b'-',
@@ -65,11 +65,11 @@ impl fmt::Display for PodUid {
 
 /// Where a Pod lives in the API.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub struct PodName {
+pub(crate) struct PodName {
     /// The namespace.
-    pub namespace: String,
+    pub(crate) namespace: String,
     /// The name inside it.
-    pub name: String,
+    pub(crate) name: String,
 }
 
 impl fmt::Display for PodName {

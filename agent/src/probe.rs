@@ -6,10 +6,10 @@
 mod event_budget;
 mod exec;
 mod grpc;
-pub mod http;
+pub(crate) mod http;
 mod result;
-pub mod spec;
-pub mod state;
+pub(crate) mod spec;
+pub(crate) mod state;
 mod tcp;
 
 use std::hash::{BuildHasher as _, RandomState};
@@ -31,23 +31,23 @@ use state::{Due, Health, Judge};
 
 /// What is probed.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub(crate) struct Target {
     /// The Pod's address.
-    pub address: IpAddr,
+    pub(crate) address: IpAddr,
     /// The way to the guest agent.
-    pub control_socket: PathBuf,
+    pub(crate) control_socket: PathBuf,
     /// The words that make a command run as the container's own would; none when the guest's user can run it as it is.
-    pub enter: Vec<String>,
+    pub(crate) enter: Vec<String>,
     /// The same for one that the guest ends when it takes too long, before the seconds that it may take; none where only the guest
     /// agent can end it.
-    pub probe: Vec<String>,
+    pub(crate) probe: Vec<String>,
 }
 
 /// Where warnings go: a reason and a note.
-pub type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
+pub(crate) type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
 
 /// The probes of one container while it runs; dropping it ends them.
-pub struct Prober {
+pub(crate) struct Prober {
     judge: Arc<watch::Sender<Judge>>,
     seen: watch::Receiver<Judge>,
     _tasks: JoinSet<()>,
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Prober {
 impl Prober {
     /// Starts to probe a container that has run for `ran`; `before` is what the API shows of it when this agent found it
     /// running.
-    pub fn start(probes: Probes, before: Option<Health>, ran: Duration, target: Target, tell: &Tell) -> Self {
+    pub(crate) fn start(probes: Probes, before: Option<Health>, ran: Duration, target: Target, tell: &Tell) -> Self {
         let (judge, seen) = watch::channel(Judge::new(&probes, before));
         let judge = Arc::new(judge);
         let target = Arc::new(target);
@@ -89,17 +89,17 @@ impl Prober {
     }
 
     /// What is known of the container now.
-    pub fn health(&mut self) -> Health {
+    pub(crate) fn health(&mut self) -> Health {
         self.seen.borrow_and_update().health()
     }
 
     /// Ends what only matters to a Pod that stays.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.judge.send_if_modified(Judge::leave);
     }
 
     /// Waits until something else is known than [`health`](Self::health) last said.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         if self.seen.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -12,9 +12,9 @@ mod shares;
 pub(crate) mod stop;
 pub(crate) mod supervise;
 
-pub use supervise::launch::{LaunchError, launch};
-pub use supervise::recover_exit::{ask_guest, known_end};
-pub use supervise::stray_processes::{LeftoversError, free, gone, kill_leftovers};
+pub(crate) use supervise::launch::{LaunchError, launch};
+pub(crate) use supervise::recover_exit::{ask_guest, known_end};
+pub(crate) use supervise::stray_processes::{LeftoversError, free, gone, kill_leftovers};
 
 use std::fs::File;
 use std::io;
@@ -62,7 +62,7 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// A shim that could not do its work at all.
 #[derive(Debug, thiserror::Error)]
-pub enum ShimError {
+pub(crate) enum ShimError {
     /// Its directory is not usable.
     #[error(transparent)]
     State(#[from] StateError),
@@ -72,7 +72,7 @@ pub enum ShimError {
 }
 
 /// Serves the VM whose directory is `dir`, from clone to outcome. The VM's lock comes as standard input.
-pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
+pub(crate) async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
     // Out of the agent's session: nothing that is sent to its group may reach us. It fails when we lead a group
     // already, that is when a person started us, and then there is nothing to leave.
     let _ = setsid();

@@ -43,22 +43,22 @@ mod shim_spec;
 mod tart_home_owner;
 mod vm_run;
 
-pub use crate::fs::file::StateError;
-pub use crate::fs::lock::Lock;
-pub use crate::fs::secret_file::write_secret;
-pub use container_spec::{
+pub(crate) use crate::fs::file::StateError;
+pub(crate) use crate::fs::lock::Lock;
+pub(crate) use crate::fs::secret_file::write_secret;
+pub(crate) use container_spec::{
     ContainerSpec, GuestBoot, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP,
     Share, Termination,
 };
-pub use host_path_writers::{Promise, Writer};
-pub use pod_dir::PodDir;
-pub use records::{
+pub(crate) use host_path_writers::{Promise, Writer};
+pub(crate) use pod_dir::PodDir;
+pub(crate) use records::{
     Delivery, Due, Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord,
     Progress, Stage, StopCause, StopRequest,
 };
-pub use shim_spec::{HostPort, Protocol, ShimSpec};
-pub use tart_home_owner::{Claim, ClaimError};
-pub use vm_run::{Attempt, AttemptView, Holder, UsedImage};
+pub(crate) use shim_spec::{HostPort, Protocol, ShimSpec};
+pub(crate) use tart_home_owner::{Claim, ClaimError};
+pub(crate) use vm_run::{Attempt, AttemptView, Holder, UsedImage};
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
@@ -73,22 +73,22 @@ use crate::pod::PodUid;
 
 /// The agent's state directory.
 #[derive(Debug, Clone)]
-pub struct StateDir(PathBuf);
+pub(crate) struct StateDir(PathBuf);
 
 impl StateDir {
     /// The directory as it is, for those who only look.
-    pub fn at(root: &Path) -> Self {
+    pub(crate) fn at(root: &Path) -> Self {
         Self(root.to_owned())
     }
 
     /// Whether an agent owns the directory now.
-    pub fn is_owned(&self) -> Result<bool, StateError> {
+    pub(crate) fn is_owned(&self) -> Result<bool, StateError> {
         let path = self.0.join("agent.lock");
         crate::fs::lock::is_held(&path).map_err(|source| StateError::new("probe", &path, source))
     }
 
     /// Opens the directory, creating it when it is new.
-    pub fn open(root: &Path) -> Result<Self, StateError> {
+    pub(crate) fn open(root: &Path) -> Result<Self, StateError> {
         let root = std::path::absolute(root).map_err(|source| StateError::new("open", root, source))?;
         crate::fs::file::create_dir(&root.join("pods"))?;
         crate::fs::file::create_dir(&root.join("logs"))?;
@@ -97,18 +97,18 @@ impl StateDir {
     }
 
     /// Makes this process the directory's only agent; `None` when another one is.
-    pub fn lock(&self) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn lock(&self) -> Result<Option<Lock>, StateError> {
         let path = self.0.join("agent.lock");
         Lock::take(&path).map_err(|source| StateError::new("lock", &path, source))
     }
 
     /// The directory for keys and certificates.
-    pub fn pki_path(&self) -> PathBuf {
+    pub(crate) fn pki_path(&self) -> PathBuf {
         self.0.join("pki")
     }
 
     /// A random name that stays with this directory: a restarted agent is the same one, one on another Mac is not.
-    pub fn instance(&self) -> Result<String, StateError> {
+    pub(crate) fn instance(&self) -> Result<String, StateError> {
         let path = self.0.join("instance.json");
         if let Some(known) = crate::fs::file::read(&path)? {
             return Ok(known);
@@ -124,23 +124,23 @@ impl StateDir {
     }
 
     /// Sets a little space aside, for what has to be written down when the disk is full, unless too little of it is free now.
-    pub fn set_space_aside(&self) -> Result<(), StateError> {
+    pub(crate) fn set_space_aside(&self) -> Result<(), StateError> {
         let free = crate::os::host::volume(&self.0).map_or(0, |volume| volume.available);
         disk_reserve::set_aside(&self.0, free)
     }
 
     /// Where the agent can be asked to pull an image, see `image::door`.
-    pub fn door_path(&self) -> PathBuf {
+    pub(crate) fn door_path(&self) -> PathBuf {
         self.0.join("images.sock")
     }
 
     /// What is known of this host's images.
-    pub fn images(&self) -> Result<ImageRecord, StateError> {
+    pub(crate) fn images(&self) -> Result<ImageRecord, StateError> {
         Ok(crate::fs::file::read(&self.images_path())?.unwrap_or_default())
     }
 
     /// The same, for who is going to write it: what is spoilt is put aside first, so that it stays known that something was lost.
-    pub fn images_to_go_on_with(&self) -> Result<ImageRecord, StateError> {
+    pub(crate) fn images_to_go_on_with(&self) -> Result<ImageRecord, StateError> {
         let (path, aside) = (self.images_path(), self.spoilt_images_path());
         if crate::fs::file::is_spoilt::<ImageRecord>(&path)? {
             std::fs::rename(&path, &aside).map_err(|source| StateError::new("put aside", &path, source))?;
@@ -153,14 +153,14 @@ impl StateDir {
     }
 
     /// Whether there were images of which nothing is known any more.
-    pub fn has_lost_images(&self) -> Result<bool, StateError> {
+    pub(crate) fn has_lost_images(&self) -> Result<bool, StateError> {
         let aside = self.spoilt_images_path();
         let is_aside = aside.try_exists().map_err(|source| StateError::new("look for", &aside, source))?;
         Ok(is_aside || crate::fs::file::is_spoilt::<ImageRecord>(&self.images_path())?)
     }
 
     /// Where a record of images is that could not be read.
-    pub fn spoilt_images_path(&self) -> PathBuf {
+    pub(crate) fn spoilt_images_path(&self) -> PathBuf {
         self.0.join("images.json.spoilt")
     }
 
@@ -169,13 +169,13 @@ impl StateDir {
     }
 
     /// Writes down what is known of this host's images, so that not even a power cut can undo it.
-    pub fn write_images(&self, record: &ImageRecord) -> Result<(), StateError> {
+    pub(crate) fn write_images(&self, record: &ImageRecord) -> Result<(), StateError> {
         crate::fs::file::write_durably(&self.images_path(), record)
     }
 
     /// The base VMs of all VMs that are planned and not deleted yet, whether or not they were cloned from them; `None` when that
     /// cannot be known of one.
-    pub fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, StateError> {
+    pub(crate) fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, StateError> {
         let mut found = HashSet::new();
         for pod in self.pods()? {
             for attempt in pod.attempts()? {
@@ -190,17 +190,17 @@ impl StateDir {
     }
 
     /// The directory itself.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
     /// What there is of Pods and their VMs.
-    pub fn pods_path(&self) -> PathBuf {
+    pub(crate) fn pods_path(&self) -> PathBuf {
         self.0.join("pods")
     }
 
     /// Every Pod that has left anything here.
-    pub fn pods(&self) -> Result<Vec<PodDir>, StateError> {
+    pub(crate) fn pods(&self) -> Result<Vec<PodDir>, StateError> {
         let mut names = crate::fs::file::entries(&self.pods_path())?;
         // Volumes and logs go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
         names.extend(crate::fs::file::entries(&self.0.join("volumes"))?);
@@ -210,7 +210,7 @@ impl StateDir {
     }
 
     /// The place of one Pod, whether or not there is anything in it.
-    pub fn pod(&self, uid: PodUid) -> PodDir {
+    pub(crate) fn pod(&self, uid: PodUid) -> PodDir {
         let path = self.pods_path().join(uid.to_string());
         let logs = self.0.join("logs").join(uid.to_string());
         let volumes = self.0.join("volumes");

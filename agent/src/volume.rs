@@ -1,11 +1,11 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
 mod atomic_writer;
-pub mod boot_share;
-pub mod content;
+pub(crate) mod boot_share;
+pub(crate) mod content;
 mod error;
 mod host_path;
-pub mod items;
+pub(crate) mod items;
 mod memory;
 pub(crate) mod pod_usage;
 mod pod_volumes;
@@ -14,14 +14,14 @@ mod size_limit;
 mod sub_path;
 mod updater;
 
-pub use crate::fs::dir_identity::Place;
-pub use crate::fs::disk_usage::taken;
-pub use atomic_writer::TreeError;
-pub use error::Problem;
-pub use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
-pub use pod_volumes::{MountFailure, PodVolumes, PrepareError, Prepared};
-pub use size_limit::Exceeded;
-pub use sub_path::SubPathError;
+pub(crate) use crate::fs::dir_identity::Place;
+pub(crate) use crate::fs::disk_usage::taken;
+pub(crate) use atomic_writer::TreeError;
+pub(crate) use error::Problem;
+pub(crate) use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
+pub(crate) use pod_volumes::{MountFailure, PodVolumes, PrepareError, Prepared};
+pub(crate) use size_limit::Exceeded;
+pub(crate) use sub_path::SubPathError;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,15 +31,15 @@ use crate::fs::dir::Dir;
 
 /// The files that a volume is to hold, by their path below its root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Payload(pub BTreeMap<PathBuf, PayloadFile>);
+pub(crate) struct Payload(pub(crate) BTreeMap<PathBuf, PayloadFile>);
 
 /// One file of a volume.
 #[derive(Clone, PartialEq, Eq)]
-pub struct PayloadFile {
+pub(crate) struct PayloadFile {
     /// What is in it; may be secret.
-    pub bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     /// Its permission bits.
-    pub mode: u32,
+    pub(crate) mode: u32,
 }
 
 impl std::fmt::Debug for PayloadFile {

@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Listens, and returns the address with the server; it serves for as long as it is polled.
-pub async fn serve(
+pub(crate) async fn serve(
     address: SocketAddr,
     metrics: Metrics,
 ) -> std::io::Result<(SocketAddr, impl Future<Output = ()>)> {

@@ -17,7 +17,7 @@ const MAX_NOTE: usize = 1000;
 
 /// Writes Events in this Node's name.
 #[derive(Clone)]
-pub struct Events(Recorder);
+pub(crate) struct Events(Recorder);
 
 impl std::fmt::Debug for Events {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -40,29 +40,29 @@ fn cut(note: &str) -> &str {
 
 impl Events {
     /// A writer for the given Node.
-    pub fn new(client: Client, node: &NodeName) -> Self {
+    pub(crate) fn new(client: Client, node: &NodeName) -> Self {
         Self(Recorder::new(client, node.to_string()))
     }
 
     /// A writer that takes nothing for a repetition of what this one has written. A writer goes by the reason alone: what has
     /// the same one only counts, and its words are lost.
     #[must_use]
-    pub fn afresh(&self) -> Self {
+    pub(crate) fn afresh(&self) -> Self {
         Self(self.0.afresh())
     }
 
     /// Tells what was done with a Pod.
-    pub fn normal(&self, pod: &Pod, reason: &str, note: &str) {
+    pub(crate) fn normal(&self, pod: &Pod, reason: &str, note: &str) {
         self.about(pod.object_ref(&()), false, reason, note);
     }
 
     /// Tells what went wrong with a Pod, and what can be done about it.
-    pub fn warning(&self, pod: &Pod, reason: &str, note: &str) {
+    pub(crate) fn warning(&self, pod: &Pod, reason: &str, note: &str) {
         self.about(pod.object_ref(&()), true, reason, note);
     }
 
     /// Tells something of any object.
-    pub fn about(&self, reference: ObjectReference, warns: bool, reason: &str, note: &str) {
+    pub(crate) fn about(&self, reference: ObjectReference, warns: bool, reason: &str, note: &str) {
         let kind = reference.kind.as_deref().unwrap_or_default().to_ascii_lowercase();
         let object = match (&reference.namespace, reference.name.as_deref().unwrap_or_default()) {
             (Some(namespace), name) => format!("{kind} {namespace}/{name}"),

@@ -30,7 +30,7 @@ const LOOK_AT_CLOCK: Duration = Duration::from_mins(1);
 
 /// Where tokens come from.
 #[derive(Clone)]
-pub struct Tokens(Client);
+pub(crate) struct Tokens(Client);
 
 impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Tokens {
 
 /// There is no token.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenError {
+pub(crate) enum TokenError {
     /// The API server refuses, or cannot be reached.
     #[error("failed to fetch token: {0}")]
     Refused(String),
@@ -54,12 +54,12 @@ pub enum TokenError {
 
 impl Tokens {
     /// Tokens that this client gets.
-    pub fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self(client)
     }
 
     /// A token for a Pod. Nothing is asked for yet.
-    pub fn token(&self, pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Token {
+    pub(crate) fn token(&self, pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Token {
         let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
         Token {
             api: Api::namespaced(self.0.clone(), &pod.namespace().unwrap_or_default()),
@@ -91,7 +91,7 @@ fn request(pod: &Pod, wanted: &ServiceAccountTokenProjection) -> TokenRequest {
 }
 
 /// A token that is renewed while it is good.
-pub struct Token {
+pub(crate) struct Token {
     api: Api<ServiceAccount>,
     account: String,
     request: TokenRequest,
@@ -119,7 +119,7 @@ impl std::fmt::Debug for Token {
 
 impl Token {
     /// A token that is good now. One that is to be renewed but cannot be is used for as long as it lives.
-    pub async fn get(&mut self) -> Result<String, TokenError> {
+    pub(crate) async fn get(&mut self) -> Result<String, TokenError> {
         let now = Timestamp::now();
         if let Some(held) = &self.held
             && now < self.due.min(held.term.ends)
@@ -148,7 +148,7 @@ impl Token {
     }
 
     /// Waits until `get` would ask for another one. Safe to cancel.
-    pub async fn due(&self) {
+    pub(crate) async fn due(&self) {
         loop {
             let left = Duration::try_from(self.due.duration_since(Timestamp::now())).unwrap_or_default();
             if left.is_zero() {

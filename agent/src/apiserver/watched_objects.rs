@@ -14,7 +14,7 @@ use crate::error_chain::chain;
 
 /// Where `ConfigMaps` and Secrets come from.
 #[derive(Clone)]
-pub struct Objects(Arc<Shelves>);
+pub(crate) struct Objects(Arc<Shelves>);
 
 struct Shelves {
     config_maps: Shelf<ConfigMap>,
@@ -29,7 +29,7 @@ impl Debug for Objects {
 
 impl Objects {
     /// Objects as this client sees them.
-    pub fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         let config_maps = Shelf::new(client.clone(), "configmap", |mut object: ConfigMap| {
             strip(&mut object.metadata);
             object
@@ -42,12 +42,12 @@ impl Objects {
     }
 
     /// A `ConfigMap`, watched until the last one who asked for it lets go. Must be called inside a runtime.
-    pub fn config_map(&self, namespace: &str, name: &str) -> Watched<ConfigMap> {
+    pub(crate) fn config_map(&self, namespace: &str, name: &str) -> Watched<ConfigMap> {
         Watched(self.0.config_maps.watch(one(namespace, name)))
     }
 
     /// A Secret, watched until the last one who asked for it lets go. Must be called inside a runtime.
-    pub fn secret(&self, namespace: &str, name: &str) -> Watched<Secret> {
+    pub(crate) fn secret(&self, namespace: &str, name: &str) -> Watched<Secret> {
         Watched(self.0.secrets.watch(one(namespace, name)))
     }
 }
@@ -68,26 +68,26 @@ fn strip(metadata: &mut ObjectMeta) {
 
 /// One object, which may or may not exist.
 #[derive(Debug, Clone)]
-pub struct Watched<T>(Shared<T>);
+pub(crate) struct Watched<T>(Shared<T>);
 
 impl<T> Watched<T> {
     /// The object as it is now; nothing when it does not exist.
     ///
     /// Waits while the watch is new, which is some seconds at most. While the API server is away, the object is as it was
     /// last seen.
-    pub async fn get(&mut self) -> Result<Option<Arc<T>>, ObjectError> {
+    pub(crate) async fn get(&mut self) -> Result<Option<Arc<T>>, ObjectError> {
         Ok(self.0.get().await?.into_values().next())
     }
 
     /// Waits until `get` would say something else than it last did. Safe to cancel.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         self.0.changed().await;
     }
 }
 
 /// An object of which nothing is known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ObjectError {
+pub(crate) enum ObjectError {
     /// The API server does not let this Node see it.
     #[error("this Node may not read {object}: {message}")]
     Forbidden {

@@ -20,7 +20,7 @@ use crate::tart::Tart;
 
 /// Why there is nothing to show.
 #[derive(Debug, thiserror::Error)]
-pub enum DryRunError {
+pub(crate) enum DryRunError {
     /// This machine's name is not one for a Node.
     #[error("this machine's name cannot be a Node's; give one with --node-name")]
     NodeName(#[from] BadNodeName),
@@ -45,7 +45,7 @@ pub enum DryRunError {
 }
 
 /// A table of all that there is: keep or delete, and why.
-pub async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
+pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
     let node = node_name(args, &HostFacts::discover().await)?;
     let state = StateDir::at(&args.state_dir);
     // Without a bootstrap this only reads.

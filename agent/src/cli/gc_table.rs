@@ -9,15 +9,15 @@ const HEAD: [&str; 4] = ["KIND", "NAME", "DECISION", "WHY"];
 
 /// One line of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub(crate) struct Row {
     /// What it is, in one word.
-    pub kind: &'static str,
+    pub(crate) kind: &'static str,
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// `keep` or `delete`.
-    pub decision: &'static str,
+    pub(crate) decision: &'static str,
     /// Why.
-    pub why: String,
+    pub(crate) why: String,
 }
 
 impl From<Verdict> for Row {
@@ -33,7 +33,7 @@ impl From<Verdict> for Row {
 
 impl Row {
     /// An image that the agent knows, with its base VM.
-    pub fn image(digest: &ImageDigest, verdict: gc::Verdict) -> Self {
+    pub(crate) fn image(digest: &ImageDigest, verdict: gc::Verdict) -> Self {
         let (decision, why) = match verdict {
             gc::Verdict::Delete => (Judgement::DELETE, "the disk is full, and it was not used for longest"),
             gc::Verdict::Keep(reason) => (Judgement::KEEP, reason.words()),
@@ -42,14 +42,14 @@ impl Row {
     }
 
     /// An image that somebody else has pulled.
-    pub fn other_image(digest: &ImageDigest) -> Self {
+    pub(crate) fn other_image(digest: &ImageDigest) -> Self {
         let why = "not pulled by this agent".to_owned();
         Self { kind: "image", name: digest.to_string(), decision: Judgement::KEEP, why }
     }
 
     /// The same on a host where nothing is collected.
     #[must_use]
-    pub fn disabled(self) -> Self {
+    pub(crate) fn disabled(self) -> Self {
         let why = if self.decision == Judgement::DELETE {
             format!("--disable-vm-gc ({})", self.why)
         } else {
@@ -60,7 +60,7 @@ impl Row {
 }
 
 /// The table.
-pub fn render(rows: &[Row]) -> String {
+pub(crate) fn render(rows: &[Row]) -> String {
     let row = |row: &Row| [row.kind.to_owned(), row.name.clone(), row.decision.to_owned(), row.why.clone()];
     let lines: Vec<_> = std::iter::once(HEAD.map(str::to_owned)).chain(rows.iter().map(row)).collect();
     columns(&lines)

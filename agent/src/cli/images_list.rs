@@ -20,7 +20,7 @@ const NOTHING: &str = "-";
 const DIGITS: usize = 12;
 
 /// The table.
-pub fn table(args: &AgentArgs) -> Result<String, CommandError> {
+pub(crate) fn table(args: &AgentArgs) -> Result<String, CommandError> {
     let (state, tart) = (StateDir::at(&args.state_dir), Tart::new(&args.tart_binary));
     let record = state.images()?;
     let cached = tart.cached_images().map_err(CommandError::Cache)?;

@@ -25,7 +25,7 @@ const START_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A question that could not even be put.
 #[derive(Debug, thiserror::Error)]
-pub enum CommandError {
+pub(crate) enum CommandError {
     /// A password that is for nobody in particular.
     #[error(
         "TART_REGISTRY_USERNAME and TART_REGISTRY_PASSWORD are for one registry: say which with TART_REGISTRY_HOSTNAME"
@@ -67,7 +67,7 @@ enum PullError {
 
 /// What is said while images are pulled.
 #[derive(Debug)]
-pub enum Said<'a> {
+pub(crate) enum Said<'a> {
     /// How it goes on.
     Progress(&'a str),
     /// What went wrong with one of them.
@@ -76,7 +76,7 @@ pub enum Said<'a> {
 
 /// Has images ready, one after the other; whether all of them are. With an agent it is the agent that pulls, as it does for a
 /// Pod; without one it is done here, and the next agent knows the images for its own all the same.
-pub async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Result<bool, CommandError> {
+pub(crate) async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Result<bool, CommandError> {
     let all = credentials_of(args)?;
     let mut complete = true;
     for image in &args.image {

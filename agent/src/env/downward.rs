@@ -13,7 +13,7 @@ use crate::state::POD_IP;
 
 /// Something that a Pod cannot tell.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DownwardError {
+pub(crate) enum DownwardError {
     /// It has no such field, or it is not one to be told.
     #[error("unsupported fieldPath: {0}")]
     Field(String),
@@ -32,7 +32,7 @@ pub enum DownwardError {
 }
 
 /// A field of a Pod for an environment variable. The Pod's own address is [`POD_IP`].
-pub fn field(path: &str, pod: &Pod, host_ip: Option<IpAddr>) -> Result<String, DownwardError> {
+pub(crate) fn field(path: &str, pod: &Pod, host_ip: Option<IpAddr>) -> Result<String, DownwardError> {
     let spec = pod.spec.as_ref();
     match path {
         "spec.nodeName" | "spec.host" => Ok(spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default()),
@@ -48,7 +48,7 @@ pub fn field(path: &str, pod: &Pod, host_ip: Option<IpAddr>) -> Result<String, D
 }
 
 /// A field of a Pod's metadata: all that a volume can show.
-pub fn metadata(path: &str, pod: &Pod) -> Result<String, DownwardError> {
+pub(crate) fn metadata(path: &str, pod: &Pod) -> Result<String, DownwardError> {
     let metadata = &pod.metadata;
     let (labels, annotations) = (metadata.labels.as_ref(), metadata.annotations.as_ref());
     let one = |map: Option<&BTreeMap<String, String>>, key| {
@@ -120,7 +120,7 @@ fn is_printable(char: char) -> bool {
 /// How much of a resource a container may have or asks for, in parts of the divisor, rounded up.
 ///
 /// It is that container's that the selector names, else `own`. A limit that it does not have is what the Node has for Pods.
-pub fn resource(
+pub(crate) fn resource(
     selector: &ResourceFieldSelector,
     pod: &Pod,
     own: Option<&Container>,

@@ -19,7 +19,7 @@ use crate::node::capacity::Amounts;
 
 /// Why a container cannot be given its environment. In the kubelet's words, which people search for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
+pub(crate) enum ConfigError {
     /// There is no such `ConfigMap`.
     #[error("configmap \"{0}\" not found")]
     ConfigMapMissing(String),
@@ -69,24 +69,24 @@ pub enum ConfigError {
 
 /// What is known when a container is about to start.
 #[derive(Debug, Clone, Default)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     /// The `ConfigMaps` that its environment names; nothing for one that does not exist.
-    pub config_maps: BTreeMap<String, Option<Arc<ConfigMap>>>,
+    pub(crate) config_maps: BTreeMap<String, Option<Arc<ConfigMap>>>,
     /// The Secrets that its environment names; nothing for one that does not exist.
-    pub secrets: BTreeMap<String, Option<Arc<Secret>>>,
+    pub(crate) secrets: BTreeMap<String, Option<Arc<Secret>>>,
     /// The variables that tell of Services.
-    pub services: Vec<(String, String)>,
+    pub(crate) services: Vec<(String, String)>,
     /// The Node's address.
-    pub host_ip: Option<IpAddr>,
+    pub(crate) host_ip: Option<IpAddr>,
     /// What Pods of this Node may have.
-    pub allocatable: Arc<Amounts>,
+    pub(crate) allocatable: Arc<Amounts>,
 }
 
 /// A container's environment.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Resolved {
+pub(crate) struct Resolved {
     /// Names, each of them once, and values. Some are secret. [`POD_IP`](crate::state::POD_IP) stands for the Pod's address.
-    pub variables: Vec<(String, String)>,
+    pub(crate) variables: Vec<(String, String)>,
 }
 
 impl fmt::Debug for Resolved {
@@ -99,16 +99,16 @@ impl fmt::Debug for Resolved {
 /// A reference to a variable that there is not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("missing value for \"{0}\"")]
-pub struct MissingVariable(String);
+pub(crate) struct MissingVariable(String);
 
 impl Resolved {
     /// Text with its `$(NAME)`s replaced; those that are not known stay.
-    pub fn expand(&self, text: &str) -> String {
+    pub(crate) fn expand(&self, text: &str) -> String {
         expand(text, |name| lookup(&self.variables, name))
     }
 
     /// Text with all of its `$(NAME)`s replaced, as a `subPathExpr` has to be.
-    pub fn expand_fully(&self, text: &str) -> Result<String, MissingVariable> {
+    pub(crate) fn expand_fully(&self, text: &str) -> Result<String, MissingVariable> {
         let missing = RefCell::new(None);
         let expanded = expand(text, |name| {
             let value = lookup(&self.variables, name);
@@ -146,7 +146,7 @@ impl Variables {
 
 /// A container's variables: those of Services, over them those from whole objects, over them its own, each of which can use
 /// all that were set before it.
-pub fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Result<Resolved, ConfigError> {
+pub(crate) fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Result<Resolved, ConfigError> {
     let mut variables = Variables::default();
     for (name, value) in &known.services {
         variables.set(name.clone(), value.clone());

@@ -19,26 +19,26 @@ const LINGER: Duration = Duration::from_mins(5);
 
 /// A Service with what its variables are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Service {
+pub(crate) struct Service {
     /// The namespace.
-    pub namespace: String,
+    pub(crate) namespace: String,
     /// The name inside it.
-    pub name: String,
+    pub(crate) name: String,
     /// Its address, unless it is headless.
-    pub cluster_ip: Option<String>,
+    pub(crate) cluster_ip: Option<String>,
     /// Its ports, in its order.
-    pub ports: Vec<Port>,
+    pub(crate) ports: Vec<Port>,
 }
 
 /// A port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
+pub(crate) struct Port {
     /// Its name; only the first may have none.
-    pub name: Option<String>,
+    pub(crate) name: Option<String>,
     /// Its number.
-    pub number: i32,
+    pub(crate) number: i32,
     /// `TCP`, `UDP` or `SCTP`.
-    pub protocol: String,
+    pub(crate) protocol: String,
 }
 
 impl Service {
@@ -60,7 +60,7 @@ impl Service {
 
 /// Where Services come from. A namespace is watched for as long as a Pod of it needs to know, and a while longer.
 #[derive(Clone)]
-pub struct Services(Arc<Shelf<api::Service, Service>>);
+pub(crate) struct Services(Arc<Shelf<api::Service, Service>>);
 
 impl Debug for Services {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -70,12 +70,12 @@ impl Debug for Services {
 
 impl Services {
     /// Services as this client sees them.
-    pub fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self(Arc::new(Shelf::new(client, "service", Service::keep)))
     }
 
     /// The Services that a Pod is told of: those of its namespace if it wants `links`, and the API server's.
-    pub fn of(&self, namespace: &str, links: bool) -> LinkedServices {
+    pub(crate) fn of(&self, namespace: &str, links: bool) -> LinkedServices {
         let own = || self.watch(Scope { namespace: namespace.to_owned(), name: None });
         let api_server = || {
             let name = Some(API_SERVER.to_owned());
@@ -102,11 +102,11 @@ impl Services {
 
 /// The Services that a Pod is told of.
 #[derive(Debug)]
-pub struct LinkedServices(Vec<Shared<Service>>);
+pub(crate) struct LinkedServices(Vec<Shared<Service>>);
 
 impl LinkedServices {
     /// The Services as they are now.
-    pub async fn get(&mut self) -> Result<Vec<Arc<Service>>, ObjectError> {
+    pub(crate) async fn get(&mut self) -> Result<Vec<Arc<Service>>, ObjectError> {
         let mut services = Vec::new();
         for watched in &mut self.0 {
             services.extend(watched.get().await?.into_values());
@@ -115,13 +115,13 @@ impl LinkedServices {
     }
 
     /// Waits until `get` would say something else than it last did. Safe to cancel.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         first_of(self.0.iter_mut().map(|watched| -> _ { Box::pin(watched.changed()) as _ }).collect()).await;
     }
 }
 
 /// The variables that tell a container of Services, as the kubelet names them.
-pub fn service_environment<'a>(
+pub(crate) fn service_environment<'a>(
     namespace: &str,
     enable_service_links: bool,
     services: impl IntoIterator<Item = &'a Service>,

@@ -14,22 +14,22 @@ use crate::node::health::Health;
 
 /// Where what a Pod brings along comes from. All Pods share it.
 #[derive(Debug, Clone)]
-pub struct World {
+pub(crate) struct World {
     /// `ConfigMaps` and Secrets.
-    pub objects: Objects,
+    pub(crate) objects: Objects,
     /// Services.
-    pub services: Services,
+    pub(crate) services: Services,
     /// Tokens of service accounts.
-    pub tokens: Tokens,
+    pub(crate) tokens: Tokens,
     /// What Pods of this Node may have: the limit of a container that has none.
-    pub allocatable: Arc<Amounts>,
+    pub(crate) allocatable: Arc<Amounts>,
     /// The host's health, which has the Node's address.
-    pub health: watch::Receiver<Option<Health>>,
+    pub(crate) health: watch::Receiver<Option<Health>>,
 }
 
 impl World {
     /// The world as this client sees it.
-    pub fn new(client: &Client, allocatable: Arc<Amounts>, health: watch::Receiver<Option<Health>>) -> Self {
+    pub(crate) fn new(client: &Client, allocatable: Arc<Amounts>, health: watch::Receiver<Option<Health>>) -> Self {
         Self {
             objects: Objects::new(client.clone()),
             services: Services::new(client.clone()),
@@ -40,7 +40,7 @@ impl World {
     }
 
     /// The Node's address, when it has one.
-    pub fn host_ip(&self) -> Option<IpAddr> {
+    pub(crate) fn host_ip(&self) -> Option<IpAddr> {
         self.health.borrow().as_ref().and_then(|health| health.address)
     }
 }

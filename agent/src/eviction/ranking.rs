@@ -14,20 +14,20 @@ const CRITICAL: i32 = 2_000_000_000;
 
 /// A Pod that takes room.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claimant {
+pub(crate) struct Claimant {
     /// Which one it is.
-    pub uid: PodUid,
+    pub(crate) uid: PodUid,
     /// How important it is.
-    pub priority: i32,
+    pub(crate) priority: i32,
     /// What it asked for, in bytes.
-    pub requested: u64,
+    pub(crate) requested: u64,
     /// What it takes, in bytes; `None` when that is too much to be measured.
-    pub used: Option<u64>,
+    pub(crate) used: Option<u64>,
 }
 
 impl Claimant {
     /// A Pod that takes so much.
-    pub fn of(uid: PodUid, pod: &Pod, used: Option<u64>) -> Self {
+    pub(crate) fn of(uid: PodUid, pod: &Pod, used: Option<u64>) -> Self {
         Self {
             uid,
             priority: pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0),
@@ -37,7 +37,7 @@ impl Claimant {
     }
 
     /// What the Pod's status says about it.
-    pub fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         let used = self.used.map_or_else(|| "more than can be measured".to_owned(), |used| used.to_string());
         format!("The Pod was using {used} of {RESOURCE}, request is {}. ", self.requested)
     }
@@ -48,7 +48,7 @@ impl Claimant {
 }
 
 /// The Pod that goes first; critical ones never do.
-pub fn first(claimants: &[Claimant]) -> Option<&Claimant> {
+pub(crate) fn first(claimants: &[Claimant]) -> Option<&Claimant> {
     let key = |one: &&Claimant| {
         let exceeds = one.used_or_all() > one.requested;
         let beyond = i128::from(one.used_or_all()) - i128::from(one.requested);

@@ -11,7 +11,7 @@ use super::dir::Entry;
 /// A directory, whatever it is called. Tart opens a path long after it was looked at, and a guest that can write to a directory
 /// above it can have put something else there by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub(crate) struct Place {
     /// No number of a device goes with it: those may change when the Mac is restarted, and without links nobody but the host
     /// itself can lead a path to another one.
     inode: u64,
@@ -23,7 +23,7 @@ impl Place {
     }
 
     /// Whether a path leads there, with no link on the way.
-    pub fn is_at(self, path: &Path) -> io::Result<bool> {
+    pub(crate) fn is_at(self, path: &Path) -> io::Result<bool> {
         let mut steps: Vec<&Path> = path.ancestors().collect();
         steps.reverse();
         let mut inode = None;

@@ -38,7 +38,7 @@ pub(crate) enum Obstacle {
 const MAX_ENTRIES_AT_ONCE: u64 = 2_000_000;
 
 /// What a directory takes, in bytes: nothing when it is not there, `None` when there is too much in it to be measured.
-pub fn taken(path: &Path) -> Option<u64> {
+pub(crate) fn taken(path: &Path) -> Option<u64> {
     let (parent, name) = path.parent().zip(path.file_name())?;
     let begun = Dir::trusted(parent).and_then(|parent| Measurement::begin(&parent, name));
     let measured = begun.and_then(|begun| match begun {

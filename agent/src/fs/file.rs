@@ -17,7 +17,7 @@ const MAX_BYTES: u64 = 4 << 20;
 /// A state file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {verb} {}", path.display())]
-pub struct StateError {
+pub(crate) struct StateError {
     verb: &'static str,
     path: PathBuf,
     #[source]
@@ -30,12 +30,12 @@ impl StateError {
     }
 
     /// The file or directory.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether the disk was full.
-    pub fn is_for_want_of_space(&self) -> bool {
+    pub(crate) fn is_for_want_of_space(&self) -> bool {
         error_chain::is_for_want_of_space(self)
     }
 }

@@ -15,11 +15,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A lock that this process holds until it is dropped or the process ends.
 #[derive(Debug)]
-pub struct Lock(File);
+pub(crate) struct Lock(File);
 
 impl Lock {
     /// Takes the lock at `path`, or says `None` when another process holds it.
-    pub fn take(path: &Path) -> io::Result<Option<Self>> {
+    pub(crate) fn take(path: &Path) -> io::Result<Option<Self>> {
         let file = open(path)?;
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -33,13 +33,13 @@ impl Lock {
     }
 
     /// Hands the lock to a process that gets it as an open file, and keeps it until it ends.
-    pub fn into_file(self) -> File {
+    pub(crate) fn into_file(self) -> File {
         self.0
     }
 
     /// Takes over the lock at `path` from the process that started this one and left it as `file`; `None` when it is
     /// not that lock.
-    pub fn inherit(file: File, path: &Path) -> io::Result<Option<Self>> {
+    pub(crate) fn inherit(file: File, path: &Path) -> io::Result<Option<Self>> {
         let (left, expected) = (file.metadata()?, std::fs::metadata(path)?);
         if (left.dev(), left.ino()) != (expected.dev(), expected.ino()) {
             return Ok(None);
@@ -53,7 +53,7 @@ impl Lock {
     }
 
     /// Lets the programs that this process starts from now on share the lock: it stays held until the last of them ends.
-    pub fn share_with_children(&self) -> io::Result<()> {
+    pub(crate) fn share_with_children(&self) -> io::Result<()> {
         fcntl(self.0.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
         Ok(())
     }

@@ -9,7 +9,7 @@ use super::file::StateError;
 
 /// Writes a file that only this user can read, and returns when not even a power cut can undo it. A reader, or a crash at any
 /// instant, sees the old content or the new one, never a part.
-pub fn write_secret(path: &Path, content: &[u8]) -> Result<(), StateError> {
+pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), StateError> {
     let attempt = || -> io::Result<()> {
         let parent = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,

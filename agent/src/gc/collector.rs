@@ -27,7 +27,7 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Collects VMs, and what else Pods have left behind.
 #[derive(Debug)]
-pub struct Collector {
+pub(crate) struct Collector {
     observer: Observer,
     at_work: AtWork,
     metrics: Metrics,
@@ -50,13 +50,13 @@ enum CollectError {
 
 impl Collector {
     /// A collector that has not looked yet.
-    pub fn new(observer: Observer, at_work: AtWork, metrics: Metrics, interval: Duration) -> Self {
+    pub(crate) fn new(observer: Observer, at_work: AtWork, metrics: Metrics, interval: Duration) -> Self {
         metrics.collects_vms();
         Self { observer, at_work, metrics, interval, ages: Ages::default(), told: HashMap::new() }
     }
 
     /// Collects for as long as it is polled: at once, when it is known what the agent works on, and then again and again.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         loop {
             self.pass().await;
             // Not all Macs of a fleet at the same time.

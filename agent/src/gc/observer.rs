@@ -25,24 +25,24 @@ const API_LIMIT: Duration = Duration::from_secs(15);
 
 /// Where to look.
 #[derive(Debug, Clone)]
-pub struct Observer {
+pub(crate) struct Observer {
     /// The VMs.
-    pub tart: Tart,
+    pub(crate) tart: Tart,
     /// What Pods leave behind.
-    pub state: StateDir,
+    pub(crate) state: StateDir,
     /// The images as the agent knows them; without it, as they are written down.
-    pub images: Option<Arc<Images>>,
+    pub(crate) images: Option<Arc<Images>>,
     /// All Pods of the cluster; only those of this Node are asked for.
-    pub pods: Api<Pod>,
+    pub(crate) pods: Api<Pod>,
     /// This Node.
-    pub node: NodeName,
+    pub(crate) node: NodeName,
     /// What is younger is left alone.
-    pub min_age: Duration,
+    pub(crate) min_age: Duration,
 }
 
 impl Observer {
     /// Looks at everything.
-    pub async fn look(&self, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+    pub(crate) async fn look(&self, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
         // The order matters: whatever VM is seen here was made for a Pod that the list after it has, unless that is gone.
         let names = self.names().await;
         let now = Now::ask();
@@ -62,12 +62,12 @@ impl Observer {
     }
 
     /// Looks again at one VM.
-    pub async fn look_at_vm(&self, vm: &VmName, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+    pub(crate) async fn look_at_vm(&self, vm: &VmName, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
         self.look_at_one(&vm.to_string(), ages, at_work).await
     }
 
     /// Looks again at one base VM.
-    pub async fn look_at_base(&self, base: &BaseName, ages: &mut Ages) -> World {
+    pub(crate) async fn look_at_base(&self, base: &BaseName, ages: &mut Ages) -> World {
         self.look_at_one(&base.to_string(), ages, HashSet::new()).await
     }
 
@@ -87,7 +87,7 @@ impl Observer {
     }
 
     /// Looks again at what one Pod has left in the state directory.
-    pub async fn look_at_remains(&self, dir: &PodDir, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+    pub(crate) async fn look_at_remains(&self, dir: &PodDir, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
         let now = Now::ask();
         let vms = self.tart.vm_dirs().map_err(|error| chain(&error));
         let vms = vms.map(|names| names.iter().map(|vm| self.vm(vm.to_string(), ages, now)).collect());

@@ -18,26 +18,26 @@ use super::connection;
 
 /// How the API server is reached; good for any number of clients.
 #[derive(Debug, Clone)]
-pub struct Access(watch::Receiver<Arc<Config>>);
+pub(crate) struct Access(watch::Receiver<Arc<Config>>);
 
 /// Changes how the API server is reached.
 #[derive(Debug)]
-pub struct Changer(watch::Sender<Arc<Config>>);
+pub(crate) struct Changer(watch::Sender<Arc<Config>>);
 
 impl Access {
     /// Access by these means, until the changer says otherwise.
-    pub fn new(config: Config) -> (Self, Changer) {
+    pub(crate) fn new(config: Config) -> (Self, Changer) {
         let (sender, receiver) = watch::channel(Arc::new(config));
         (Self(receiver), Changer(sender))
     }
 
     /// The API server's address.
-    pub fn server(&self) -> Uri {
+    pub(crate) fn server(&self) -> Uri {
         self.0.borrow().cluster_url.clone()
     }
 
     /// The cluster that it leads to.
-    pub fn cluster(&self) -> Cluster {
+    pub(crate) fn cluster(&self) -> Cluster {
         Cluster::of(&self.0.borrow())
     }
 
@@ -59,7 +59,7 @@ impl Access {
 
 impl Changer {
     /// From now on every request goes out by these means, on connections of its own.
-    pub fn change(&self, config: Config) {
+    pub(crate) fn change(&self, config: Config) {
         self.0.send_replace(Arc::new(config));
     }
 }

@@ -15,7 +15,7 @@ const LONGEST_PAUSE: SignedDuration = SignedDuration::from_hours(1);
 
 /// What the kubeconfig holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub(crate) enum Seen {
     /// There is none.
     Absent,
     /// Nothing that can be used, for a reason.
@@ -33,18 +33,18 @@ pub enum Seen {
 
 /// The time that a certificate serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Term {
+pub(crate) struct Term {
     /// When the agent got it. Not when it says that it begins: signers date that back, which is most of a short life.
-    pub starts: Timestamp,
+    pub(crate) starts: Timestamp,
     /// When it ends.
-    pub ends: Timestamp,
+    pub(crate) ends: Timestamp,
     /// A number that differs from certificate to certificate, so that a fleet does not rotate all at once.
-    pub jitter: u32,
+    pub(crate) jitter: u32,
 }
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decision {
+pub(crate) enum Decision {
     /// Use what is there, for good.
     Use,
     /// Use it, and decide again then.
@@ -62,7 +62,7 @@ pub enum Decision {
 
 /// Why the kubeconfig cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// There is none.
     Absent,
     /// It does not hold what it should.
@@ -83,7 +83,7 @@ impl fmt::Display for Reason {
 
 impl Term {
     /// When to ask for the successor.
-    pub fn rotates(&self) -> Timestamp {
+    pub(crate) fn rotates(&self) -> Timestamp {
         let (starts, ends) = (self.starts.as_millisecond(), self.ends.as_millisecond());
         let life = i128::from(ends) - i128::from(starts);
         let share = EARLIEST + SPREAD * i128::from(self.jitter) / i128::from(u32::MAX);
@@ -94,7 +94,7 @@ impl Term {
 }
 
 /// Decides what to do about the agent's identity.
-pub fn decide(seen: &Seen, can_bootstrap: bool, now: Timestamp) -> Decision {
+pub(crate) fn decide(seen: &Seen, can_bootstrap: bool, now: Timestamp) -> Decision {
     let another = |reason| if can_bootstrap { Decision::Bootstrap(reason) } else { Decision::Refuse(reason) };
     match seen {
         Seen::Absent => another(Reason::Absent),
@@ -108,7 +108,7 @@ pub fn decide(seen: &Seen, can_bootstrap: bool, now: Timestamp) -> Decision {
 }
 
 /// How long to wait after a rotation that failed: several tries fit into what is left.
-pub fn pause(ends: Timestamp, now: Timestamp) -> SignedDuration {
+pub(crate) fn pause(ends: Timestamp, now: Timestamp) -> SignedDuration {
     (ends.duration_since(now) / 8).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }
 

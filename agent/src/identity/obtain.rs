@@ -27,7 +27,7 @@ const REMIND_EVERY: Duration = Duration::from_mins(1);
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
-pub enum ObtainError {
+pub(crate) enum ObtainError {
     /// Somebody said no.
     #[error(
         "the certificate signing request {name} {words}; to have the agent ask again, run `kubectl delete csr {name}` and start the agent"
@@ -75,7 +75,7 @@ enum Outcome {
 ///
 /// A request that an earlier agent made and that still fits is waited for instead of making another. The caller keeps
 /// the certificate and then forgets the pending key; until then a restart finds the same certificate again.
-pub async fn obtain(
+pub(crate) async fn obtain(
     client: Client,
     asker: Asker,
     store: &Store,

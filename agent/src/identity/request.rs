@@ -16,13 +16,13 @@ const GROUP: &str = "system:nodes";
 const USAGES: [&str; 2] = ["digital signature", "client auth"];
 
 /// The user that a Node is to the API server.
-pub fn user(node: &NodeName) -> String {
+pub(crate) fn user(node: &NodeName) -> String {
     format!("system:node:{node}")
 }
 
 /// In whose name a certificate is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asker {
+pub(crate) enum Asker {
     /// That of the bootstrap credentials.
     Bootstrap,
     /// The Node's own.
@@ -33,7 +33,7 @@ pub enum Asker {
 ///
 /// Its name follows from what is asked for and by whom, so asking twice finds the first request instead of making a second.
 /// But what nobody approves for the Node does not keep the bootstrap credentials, which may have other rights, from asking.
-pub fn request(
+pub(crate) fn request(
     node: &NodeName,
     key: &KeyPair,
     asker: Asker,
@@ -74,7 +74,7 @@ fn name(node: &NodeName, key: &KeyPair, asker: Asker) -> String {
 
 /// What has become of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// Nobody has approved it.
     Unapproved,
     /// It is approved, and there is no certificate yet.
@@ -86,7 +86,7 @@ pub enum Answer {
 }
 
 /// Reads the answer off a request.
-pub fn answer(request: &CertificateSigningRequest) -> Answer {
+pub(crate) fn answer(request: &CertificateSigningRequest) -> Answer {
     let Some(status) = &request.status else { return Answer::Unapproved };
     let conditions = || status.conditions.iter().flatten();
     if let Some(refusal) = conditions().find(|one| one.type_ == "Denied" || one.type_ == "Failed") {

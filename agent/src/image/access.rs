@@ -9,12 +9,12 @@ const MOST: usize = 100;
 
 /// The UID of a pull secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SecretUid(pub String);
+pub(crate) struct SecretUid(pub(crate) String);
 
 /// Who may use an image without asking its registry.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Access {
+pub(crate) enum Access {
     /// It was had without anybody's secret, or somebody else has put it here.
     #[default]
     Everyone,
@@ -24,12 +24,12 @@ pub enum Access {
 
 impl Access {
     /// Nobody has shown yet that the registry lets them have it.
-    pub fn nobody() -> Self {
+    pub(crate) fn nobody() -> Self {
         Self::With(Vec::new())
     }
 
     /// Whether a Pod with these pull secrets may use the image.
-    pub fn is_for<'a>(&self, secrets: impl IntoIterator<Item = &'a SecretUid>) -> bool {
+    pub(crate) fn is_for<'a>(&self, secrets: impl IntoIterator<Item = &'a SecretUid>) -> bool {
         match self {
             Self::Everyone => true,
             Self::With(known) => secrets.into_iter().any(|secret| known.contains(secret)),
@@ -37,7 +37,7 @@ impl Access {
     }
 
     /// The registry has let somebody have the image: with a pull secret, or without any. Says whether that is news.
-    pub fn grant(&mut self, secret: Option<&SecretUid>) -> bool {
+    pub(crate) fn grant(&mut self, secret: Option<&SecretUid>) -> bool {
         match (self, secret) {
             (Self::Everyone, _) => false,
             (access @ Self::With(_), None) => {

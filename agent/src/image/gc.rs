@@ -11,9 +11,9 @@ mod space_result;
 #[cfg(test)]
 mod tests;
 
-pub use collector::{CollectError, Collector, Pass, Rules, survey};
-pub use pass_queue::Moment;
-pub use space_result::Made;
+pub(crate) use collector::{CollectError, Collector, Pass, Rules, survey};
+pub(crate) use pass_queue::Moment;
+pub(crate) use space_result::Made;
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::tart::ImageDigest;
 
 /// When images are collected, in percent of the volume that is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Watermarks {
+pub(crate) struct Watermarks {
     high: u8,
     low: u8,
 }
@@ -35,19 +35,19 @@ pub struct Watermarks {
 #[error(
     "--image-gc-low-threshold {low} must be below --image-gc-high-threshold {high}, and neither can be more than 100"
 )]
-pub struct BadWatermarks {
+pub(crate) struct BadWatermarks {
     high: u8,
     low: u8,
 }
 
 impl Watermarks {
     /// Collection begins at `high` and ends at `low`.
-    pub fn new(high: u8, low: u8) -> Result<Self, BadWatermarks> {
+    pub(crate) fn new(high: u8, low: u8) -> Result<Self, BadWatermarks> {
         if low < high && high <= 100 { Ok(Self { high, low }) } else { Err(BadWatermarks { high, low }) }
     }
 
     /// Whether so much is full that collection begins.
-    pub fn is_reached(self, space: Figure) -> bool {
+    pub(crate) fn is_reached(self, space: Figure) -> bool {
         // As for the kubelet, all of a volume is 100 %, and such a threshold means never.
         self.high < 100 && space.available <= Self::left(space.total, self.high)
     }
@@ -65,7 +65,7 @@ impl Watermarks {
 
 /// Why, or how far into it, images are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// Nobody has asked: something goes when the high watermark is reached.
     Routine,
     /// Somebody has run out of space: one image goes, whatever the watermarks say.
@@ -76,39 +76,39 @@ pub enum Stage {
 
 /// All that a decision rests on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct World {
+pub(crate) struct World {
     /// The images that the agent has brought here. Those of others are not in it, so nothing can become of them.
-    pub images: Vec<Image>,
+    pub(crate) images: Vec<Image>,
     /// How full the volume is; unknown when it cannot be measured.
-    pub space: Option<Figure>,
+    pub(crate) space: Option<Figure>,
     /// When to begin and when to end.
-    pub watermarks: Watermarks,
+    pub(crate) watermarks: Watermarks,
     /// How long an image stays at least.
-    pub min_age: Duration,
+    pub(crate) min_age: Duration,
     /// Why this is asked.
-    pub stage: Stage,
+    pub(crate) stage: Stage,
     /// The time of the observation.
-    pub now: Timestamp,
+    pub(crate) now: Timestamp,
 }
 
 /// An image with its base VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Image {
+pub(crate) struct Image {
     /// Which one it is.
-    pub digest: ImageDigest,
+    pub(crate) digest: ImageDigest,
     /// When it came.
-    pub pulled_at: Timestamp,
+    pub(crate) pulled_at: Timestamp,
     /// When a Pod last needed it.
-    pub last_used_at: Timestamp,
+    pub(crate) last_used_at: Timestamp,
     /// Whether there is a base VM of it.
-    pub has_base: bool,
+    pub(crate) has_base: bool,
     /// Who needs it.
-    pub need: Need,
+    pub(crate) need: Need,
 }
 
 /// Who needs an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub(crate) enum Need {
     /// Nobody.
     None,
     /// A VM that was made from it, or is planned, is not deleted yet.
@@ -121,7 +121,7 @@ pub enum Need {
 
 /// What becomes of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// It may go.
     Delete,
     /// It stays.
@@ -130,7 +130,7 @@ pub enum Verdict {
 
 /// Why an image stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// There is room enough.
     Room,
     /// A VM was made from it.
@@ -147,11 +147,11 @@ pub enum Reason {
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 6] =
+    pub(crate) const ALL: [Self; 6] =
         [Self::Room, Self::InUse, Self::Starting, Self::Unknown, Self::Young, Self::Last];
 
     /// One word, for figures.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Room => "room",
             Self::InUse => "in-use",
@@ -163,7 +163,7 @@ impl Reason {
     }
 
     /// The reason in words.
-    pub fn words(self) -> &'static str {
+    pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Room => "the disk has room",
             Self::InUse => "a VM that was made from it is still there",
@@ -176,7 +176,7 @@ impl Reason {
 }
 
 /// What becomes of each image, in the order in which they go. One deletion changes the world: it is asked again after each.
-pub fn choose(world: &World) -> Vec<(ImageDigest, Verdict)> {
+pub(crate) fn choose(world: &World) -> Vec<(ImageDigest, Verdict)> {
     let mut images: Vec<&Image> = world.images.iter().collect();
     images.sort_by_key(|image| (image.last_used_at, image.pulled_at, &image.digest));
     let mut verdicts: Vec<(&Image, Verdict)> =

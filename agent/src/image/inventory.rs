@@ -10,22 +10,22 @@ use crate::node::labels::{Labels, value_of};
 use crate::tart::{CachedImage, ImageDigest, Tart};
 
 /// As many as the kubelet shows, and as many labels.
-pub const MOST: usize = 50;
+pub(crate) const MOST: usize = 50;
 /// As many names of one image as the kubelet shows.
 const MOST_NAMES: usize = 5;
 /// What the labels of images begin with; half of the image's digest follows, as in the name of its base VM.
-pub const LABEL_PREFIX: &str = "image.tuist.dev/";
+pub(crate) const LABEL_PREFIX: &str = "image.tuist.dev/";
 const LABEL_DIGITS: usize = 32;
 
 /// An image on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resident {
+pub(crate) struct Resident {
     /// Which one it is.
-    pub digest: ImageDigest,
+    pub(crate) digest: ImageDigest,
     /// Its names with a tag.
-    pub tags: Vec<String>,
+    pub(crate) tags: Vec<String>,
     /// What it takes on disk.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Looks at what is there: in tart's cache, and as base VMs of images that have left the cache since. The largest come first.
@@ -50,7 +50,7 @@ fn merge(cached: Vec<CachedImage>, mut bases: BTreeMap<ImageDigest, u64>) -> Vec
 }
 
 /// What the Node's status says of images.
-pub fn status(residents: &[Resident]) -> Vec<ContainerImage> {
+pub(crate) fn status(residents: &[Resident]) -> Vec<ContainerImage> {
     let image = |image: &Resident| ContainerImage {
         names: Some(
             std::iter::once(image.digest.to_string())
@@ -64,7 +64,7 @@ pub fn status(residents: &[Resident]) -> Vec<ContainerImage> {
 }
 
 /// A label for each image. Its value is for people: what comes last in the image's name.
-pub fn labels(residents: &[Resident]) -> Labels {
+pub(crate) fn labels(residents: &[Resident]) -> Labels {
     let label = |image: &Resident| {
         let digits: String = image.digest.hex().chars().take(LABEL_DIGITS).collect();
         let name = image.tags.first().cloned().unwrap_or_else(|| repository(&image.digest));

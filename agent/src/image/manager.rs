@@ -9,24 +9,24 @@ use crate::names::vm::BaseName;
 use crate::tart::ImageDigest;
 
 /// Whether a text is the name of an image at a registry. What is not could be one of tart's flags.
-pub fn is_remote_name(text: &str) -> bool {
+pub(crate) fn is_remote_name(text: &str) -> bool {
     text.contains('/') && !text.starts_with('-') && !text.contains(char::is_whitespace)
 }
 
 /// Who has images ready.
 #[derive(Debug, Clone)]
-pub struct Ahead {
+pub(crate) struct Ahead {
     /// The images of this host.
-    pub images: Arc<Images>,
+    pub(crate) images: Arc<Images>,
     /// Who makes room for them, if anybody may.
-    pub collector: Option<Arc<Collector>>,
+    pub(crate) collector: Option<Arc<Collector>>,
 }
 
 impl Ahead {
     /// Has an image and its base VM ready. When there is no space for it, other images go, and it is tried once more.
     ///
     /// `arrived` is told how much of it is here, in percent.
-    pub async fn ready(
+    pub(crate) async fn ready(
         &self,
         name: &str,
         credentials: &[Credential],

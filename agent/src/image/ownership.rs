@@ -18,7 +18,7 @@ use crate::tart::{ImageDigest, full_name};
 
 /// All that is known of this host's images.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct ImageRecord {
+pub(crate) struct ImageRecord {
     /// Pulls that are under way or were cut short, by the image's name.
     pulls: BTreeMap<String, PullRecord>,
     /// The images of which something was kept for the next pull, by name. Whoever makes one of them whole, it may be somebody else.
@@ -49,51 +49,51 @@ impl PullRecord {
 
 /// An image that the agent has made a base VM of, or that it has pulled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KnownImage {
+pub(crate) struct KnownImage {
     /// Which one it is.
-    pub digest: ImageDigest,
+    pub(crate) digest: ImageDigest,
     /// The names that the agent has pulled it by. Without any it is somebody else's, and only its base VM is ours.
-    pub names: BTreeSet<String>,
+    pub(crate) names: BTreeSet<String>,
     /// The directory that it came into: another one is not what we have pulled, whatever its name.
-    pub inode: Option<u64>,
+    pub(crate) inode: Option<u64>,
     /// Who may use it, if it is ours.
     #[serde(default)]
-    pub access: Access,
+    pub(crate) access: Access,
     /// When it came.
-    pub pulled_at: Timestamp,
+    pub(crate) pulled_at: Timestamp,
     /// When a Pod last needed it.
-    pub last_used_at: Timestamp,
+    pub(crate) last_used_at: Timestamp,
 }
 
 /// An image that is in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Present {
+pub(crate) struct Present {
     /// Which one it is.
-    pub digest: ImageDigest,
+    pub(crate) digest: ImageDigest,
     /// The directory that it is in.
-    pub inode: u64,
+    pub(crate) inode: u64,
 }
 
 impl KnownImage {
     /// Whether what is in the cache, in this directory, is what the agent has pulled.
-    pub fn is_ours(&self, inode: Option<u64>) -> bool {
+    pub(crate) fn is_ours(&self, inode: Option<u64>) -> bool {
         !self.names.is_empty() && self.inode.is_some() && self.inode == inode
     }
 
     /// Its base VM, whether or not it was made.
-    pub fn base(&self) -> BaseName {
+    pub(crate) fn base(&self) -> BaseName {
         BaseName::of(&self.digest)
     }
 }
 
 impl ImageRecord {
     /// The images, in no order.
-    pub fn images(&self) -> &[KnownImage] {
+    pub(crate) fn images(&self) -> &[KnownImage] {
         &self.images
     }
 
     /// Who may use an image that is in this directory, or of which only the base VM is left.
-    pub fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> Access {
+    pub(crate) fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> Access {
         let known = self.images.iter().find(|known| known.digest == *digest && known.inode.is_some());
         if let Some(known) = known.filter(|known| inode.is_none() || inode == known.inode) {
             return known.access.clone();
@@ -106,18 +106,18 @@ impl ImageRecord {
     }
 
     /// Its registry has let somebody have an image; whether that is news.
-    pub fn grant(&mut self, digest: &ImageDigest, secret: Option<&SecretUid>) -> bool {
+    pub(crate) fn grant(&mut self, digest: &ImageDigest, secret: Option<&SecretUid>) -> bool {
         let known = self.images.iter_mut().find(|known| known.digest == *digest);
         known.is_some_and(|known| known.access.grant(secret))
     }
 
     /// The names whose pulls have no end yet.
-    pub fn pulls(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn pulls(&self) -> impl Iterator<Item = &str> {
         self.pulls.keys().map(String::as_str)
     }
 
     /// A pull is about to begin. One that was cut short counts from its own beginning.
-    pub fn begin(&mut self, image: &str, before: impl IntoIterator<Item = String>, now: Timestamp) {
+    pub(crate) fn begin(&mut self, image: &str, before: impl IntoIterator<Item = String>, now: Timestamp) {
         let name = full_name(image);
         self.partials.remove(&name);
         let before =
@@ -126,14 +126,14 @@ impl ImageRecord {
     }
 
     /// Our own tart fetches an image now; whether that is news.
-    pub fn fetch(&mut self, image: &str) -> bool {
+    pub(crate) fn fetch(&mut self, image: &str) -> bool {
         let pull = self.pulls.get_mut(&full_name(image));
         pull.is_some_and(|pull| !std::mem::replace(&mut pull.is_fetched, true))
     }
 
     /// None of our tarts fetches an image any more: what they may have brought is there by now, among these digests of its repository.
     /// Whatever comes later somebody else has brought, unless one of ours is heard again. Says whether that is news.
-    pub fn fall_silent(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
+    pub(crate) fn fall_silent(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
         let Some(pull) = self.pulls.get_mut(&full_name(image)) else { return false };
         let is_brought = present.into_iter().any(|digest| pull.is_new(&digest));
         let was_fetched = pull.is_fetched;
@@ -142,19 +142,19 @@ impl ImageRecord {
     }
 
     /// Nobody is at a pull any more, and nobody will be. Says whether that is news.
-    pub fn abandon(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
+    pub(crate) fn abandon(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
         let is_silent = self.fall_silent(image, present);
         let pull = self.pulls.get_mut(&full_name(image));
         pull.and_then(|pull| pull.begun_at.take()).is_some() || is_silent
     }
 
     /// Something of an image is kept for the next pull.
-    pub fn keep_partial(&mut self, image: &str) {
+    pub(crate) fn keep_partial(&mut self, image: &str) {
         self.partials.insert(full_name(image));
     }
 
     /// Forgets what was kept of images, but for these; whether there was any.
-    pub fn retain_partials(&mut self, is_kept: impl Fn(&str) -> bool) -> bool {
+    pub(crate) fn retain_partials(&mut self, is_kept: impl Fn(&str) -> bool) -> bool {
         let before = self.partials.len();
         self.partials.retain(|name| is_kept(name));
         self.partials.len() < before
@@ -162,7 +162,7 @@ impl ImageRecord {
 
     /// Whether a pull that somebody else has begun may still bring an image: what was found is not new, and its time is not over.
     /// Who waits in line for a registry leaves no trace.
-    pub fn may_come(
+    pub(crate) fn may_come(
         &self,
         image: &str,
         found: Option<&Present>,
@@ -177,7 +177,7 @@ impl ImageRecord {
     /// What became of a pull: the image that its name stands for now, if any.
     ///
     /// `is_over` is false while another pull of the same name goes on, or may.
-    pub fn settle(&mut self, image: &str, found: Option<&Present>, is_over: bool, now: Timestamp) {
+    pub(crate) fn settle(&mut self, image: &str, found: Option<&Present>, is_over: bool, now: Timestamp) {
         let name = full_name(image);
         let Some(pull) = self.pulls.get(&name) else { return };
         if let Some(found) = found {
@@ -219,7 +219,7 @@ impl ImageRecord {
 
     /// The time is this. What is said to have happened later has happened now, as far as anybody can tell: the clock was wrong then, and
     /// nothing is to stay young until it is right again. Says whether there was any.
-    pub fn set_clock_right(&mut self, now: Timestamp) -> bool {
+    pub(crate) fn set_clock_right(&mut self, now: Timestamp) -> bool {
         let times = self.images.iter_mut().flat_map(|image| [&mut image.pulled_at, &mut image.last_used_at]);
         let mut late = times.filter(|time| **time > now).peekable();
         let was_any = late.peek().is_some();
@@ -228,7 +228,7 @@ impl ImageRecord {
     }
 
     /// A Pod needs an image now.
-    pub fn used(&mut self, digest: &ImageDigest, now: Timestamp) {
+    pub(crate) fn used(&mut self, digest: &ImageDigest, now: Timestamp) {
         match self.images.iter_mut().find(|image| image.digest == *digest) {
             Some(known) => known.last_used_at = known.last_used_at.max(now),
             None => self.images.push(KnownImage {
@@ -243,7 +243,7 @@ impl ImageRecord {
     }
 
     /// An image is gone, and its base VM with it.
-    pub fn forget(&mut self, digest: &ImageDigest) {
+    pub(crate) fn forget(&mut self, digest: &ImageDigest) {
         self.images.retain(|image| image.digest != *digest);
     }
 }

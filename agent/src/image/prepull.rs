@@ -20,25 +20,25 @@ use crate::pod::worker::Host;
 use crate::tart::ImageDigest;
 
 /// The annotation.
-pub const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
+pub(crate) const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
 /// More than anybody has room for.
 const MOST: usize = 20;
 const FIRST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_DELAY: Duration = Duration::from_mins(5);
 
 /// The images that a Node is to have.
-pub fn wanted(node: &Node) -> BTreeSet<String> {
+pub(crate) fn wanted(node: &Node) -> BTreeSet<String> {
     let names = node.annotations().get(ANNOTATION).map_or("", String::as_str).split(',').map(str::trim);
     names.filter(|name| is_remote_name(name)).take(MOST).map(str::to_owned).collect()
 }
 
 /// Who pulls them.
 #[derive(Debug)]
-pub struct PrePull {
+pub(crate) struct PrePull {
     /// Its images, and who makes room for them, if anybody may.
-    pub host: Arc<Host>,
+    pub(crate) host: Arc<Host>,
     /// The Node as the API server shows it.
-    pub node: watch::Receiver<Option<Arc<Node>>>,
+    pub(crate) node: watch::Receiver<Option<Arc<Node>>>,
 }
 
 /// When a pull that has failed is tried again.
@@ -50,7 +50,7 @@ struct Failed {
 
 impl PrePull {
     /// Pulls what is wanted, for as long as it is polled.
-    pub async fn follow(self) {
+    pub(crate) async fn follow(self) {
         let mut node = self.node.clone();
         let mut done = HashSet::new();
         let mut failed: HashMap<String, Failed> = HashMap::new();

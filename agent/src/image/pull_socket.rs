@@ -55,7 +55,7 @@ enum Answer {
 }
 
 /// Answers for as long as it is polled. Where there can be no socket, nobody can ask.
-pub async fn serve(path: &Path, ahead: Ahead) {
+pub(crate) async fn serve(path: &Path, ahead: Ahead) {
     let listener = match listen(path) {
         Ok(listener) => listener,
         Err(error) => {

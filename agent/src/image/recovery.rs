@@ -12,7 +12,7 @@ use crate::tart::{OwnPulls, Tart};
 
 impl Images {
     /// Finds out what became of the pulls that an earlier agent had begun.
-    pub async fn recover(&self) {
+    pub(crate) async fn recover(&self) {
         let pulls = self.pulling();
         if pulls.iter().all(|image| self.is_flying(image)) {
             return;

@@ -29,18 +29,18 @@ pub(super) enum Pulling {
 
 /// An image that was pulled.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pulled {
+pub(crate) struct Pulled {
     /// Which one it is.
-    pub digest: ImageDigest,
+    pub(crate) digest: ImageDigest,
     /// Which of the credentials its registry has taken; none of them when there were none.
-    pub by: Option<usize>,
+    pub(crate) by: Option<usize>,
 }
 
 impl Images {
     /// Fetches an image, once for all who want it at the same time. It goes on for as long as one of them waits.
     ///
     /// `arrived` is told how much of it is here, in percent.
-    pub async fn pull(
+    pub(crate) async fn pull(
         self: &Arc<Self>,
         image: &str,
         credentials: Vec<Credential>,

@@ -7,12 +7,12 @@ use crate::state::container_spec::ContainerSpec;
 
 impl ContainerSpec {
     /// Where its output goes after so many restarts.
-    pub fn log_after(&self, restarts: u32) -> PathBuf {
+    pub(crate) fn log_after(&self, restarts: u32) -> PathBuf {
         self.log.with_file_name(format!("{restarts}.log"))
     }
 
     /// Removes all its logs but the last so many restarts', and those that are to come.
-    pub fn keep_logs(&self, restarts: u32, kept: u32) -> Result<(), StateError> {
+    pub(crate) fn keep_logs(&self, restarts: u32, kept: u32) -> Result<(), StateError> {
         let Some(dir) = self.log.parent() else { return Ok(()) };
         remove(dir, |number| number.saturating_add(kept) < restarts)
     }

@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 /// An image by digest, `host/namespace/repository@sha256:…`: what a tag pointed at when it was pulled.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct ImageDigest(String);
+pub(crate) struct ImageDigest(String);
 
 /// A text that names no image exactly.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not an image with its digest")]
-pub struct NoDigest(String);
+pub(crate) struct NoDigest(String);
 
 impl ImageDigest {
     /// Reads what tart prints; `None` when it is anything else.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (repository, digest) = text.split_once("@sha256:")?;
         let fits = repository.contains('/')
             && !repository.contains(char::is_whitespace)
@@ -27,12 +27,12 @@ impl ImageDigest {
     }
 
     /// The digest itself, in hexadecimal digits.
-    pub fn hex(&self) -> &str {
+    pub(crate) fn hex(&self) -> &str {
         self.0.rsplit_once(':').map_or("", |(_, digits)| digits)
     }
 
     /// Whether an image by tag or digest is of the same repository.
-    pub fn is_of_repository(&self, image: &str) -> bool {
+    pub(crate) fn is_of_repository(&self, image: &str) -> bool {
         self.parts().0 == repository(image)
     }
 
@@ -63,7 +63,7 @@ impl From<ImageDigest> for String {
 }
 
 /// The name of an image as tart knows it: with a tag when it has none and no digest.
-pub fn full_name(image: &str) -> String {
+pub(crate) fn full_name(image: &str) -> String {
     let named = repository(image).len() < image.len();
     if named { image.to_owned() } else { format!("{image}:latest") }
 }

@@ -16,12 +16,12 @@ const BASE_DIGITS: usize = 32;
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
 )]
 #[serde(transparent)]
-pub struct Restart(pub u32);
+pub(crate) struct Restart(pub u32);
 
 impl Restart {
     /// The number of the VM that follows this one.
     #[must_use]
-    pub fn next(self) -> Self {
+    pub(crate) fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 }
@@ -37,14 +37,14 @@ impl fmt::Display for Restart {
 /// No other name is ever made, and no VM with another name is ever touched. The UID is a UUID, as all that API servers make are:
 /// `tk-builder-1` is somebody else's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct VmName {
+pub(crate) struct VmName {
     uid: PodUid,
     restart: Restart,
 }
 
 impl VmName {
     /// The name for one Pod's VM; two Pods, or two restarts of one, never share it.
-    pub fn new(uid: PodUid, restart: Restart) -> Self {
+    pub(crate) fn new(uid: PodUid, restart: Restart) -> Self {
         Self { uid, restart }
     }
 
@@ -56,12 +56,12 @@ impl VmName {
     }
 
     /// The Pod that the VM was made for.
-    pub fn uid(&self) -> &PodUid {
+    pub(crate) fn uid(&self) -> &PodUid {
         &self.uid
     }
 
     /// The restart that the VM was made for.
-    pub fn restart(&self) -> Restart {
+    pub(crate) fn restart(&self) -> Restart {
         self.restart
     }
 }
@@ -76,11 +76,11 @@ impl fmt::Display for VmName {
 ///
 /// No text is both such a name and a [`VmName`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct BaseName(String);
+pub(crate) struct BaseName(String);
 
 impl BaseName {
     /// The name for an image; one and the same, whatever repository the image comes from.
-    pub fn of(image: &ImageDigest) -> Self {
+    pub(crate) fn of(image: &ImageDigest) -> Self {
         Self(image.hex().chars().take(BASE_DIGITS).collect())
     }
 }
@@ -105,7 +105,7 @@ impl FromStr for BaseName {
 /// A VM that is not one of ours.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not the name of a VM of this agent")]
-pub struct ForeignVm(String);
+pub(crate) struct ForeignVm(String);
 
 impl FromStr for VmName {
     type Err = ForeignVm;

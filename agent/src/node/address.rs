@@ -13,7 +13,7 @@ use tailscale::TailscaleError;
 
 /// Where the Node's address comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AddressSource {
+pub(crate) enum AddressSource {
     /// The operator named it.
     Given(IpAddr),
     /// The first routable one of the machine, whenever it is looked for.
@@ -24,7 +24,7 @@ pub enum AddressSource {
 
 /// No address to register with.
 #[derive(Debug, thiserror::Error)]
-pub enum AddressError {
+pub(crate) enum AddressError {
     /// The one that was given leads nowhere.
     #[error("--node-ip {0} is not an address that other machines can reach this one at")]
     Unusable(IpAddr),
@@ -47,7 +47,7 @@ struct Interface {
 
 impl AddressSource {
     /// The address to begin with. That there is none yet is an error only for those who asked for a certain one.
-    pub async fn first(&self) -> Result<Option<IpAddr>, AddressError> {
+    pub(crate) async fn first(&self) -> Result<Option<IpAddr>, AddressError> {
         match self {
             Self::Given(address) => check(*address, &interfaces()).map(Some),
             Self::Auto => Ok(choose(&interfaces())),
@@ -58,7 +58,7 @@ impl AddressSource {
     /// The address that there is now, `before` having been the last one.
     ///
     /// The network may come up after the agent, and a lease may bring another address.
-    pub fn next(&self, before: Option<IpAddr>) -> Option<IpAddr> {
+    pub(crate) fn next(&self, before: Option<IpAddr>) -> Option<IpAddr> {
         match self {
             Self::Given(_) | Self::Tailscale(_) => before,
             Self::Auto => {

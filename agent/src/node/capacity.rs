@@ -12,25 +12,25 @@ use super::thresholds::{Signal, Thresholds};
 use crate::quantity;
 
 /// What is kept for the host when nothing else is said.
-pub const RESERVED: &str = "memory=2Gi";
+pub(crate) const RESERVED: &str = "memory=2Gi";
 
 /// Amounts by name, as a Node's status has them.
-pub type Amounts = BTreeMap<String, Quantity>;
+pub(crate) type Amounts = BTreeMap<String, Quantity>;
 
 /// What is kept for the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reserved {
+pub(crate) struct Reserved {
     /// Thousandths of a core.
-    pub cpu_milli: u64,
+    pub(crate) cpu_milli: u64,
     /// Bytes of memory.
-    pub memory: u64,
+    pub(crate) memory: u64,
     /// Bytes on disk.
-    pub storage: u64,
+    pub(crate) storage: u64,
 }
 
 /// A reservation that is none, or too large.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum BadReservation {
+pub(crate) enum BadReservation {
     /// It has another form.
     #[error("`{0}` is not `cpu=…`, `memory=…` or `ephemeral-storage=…` with an amount")]
     Form(String),
@@ -43,7 +43,7 @@ pub enum BadReservation {
 
 impl Reserved {
     /// Reads `cpu=500m,memory=2Gi,ephemeral-storage=10Gi`.
-    pub fn parse(text: &str) -> Result<Self, BadReservation> {
+    pub(crate) fn parse(text: &str) -> Result<Self, BadReservation> {
         let mut reserved = Self::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let bad = || BadReservation::Form(item.to_owned());
@@ -63,38 +63,38 @@ impl Reserved {
 
 /// What the machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// Cores.
-    pub cores: u64,
+    pub(crate) cores: u64,
     /// Bytes of memory.
-    pub memory: u64,
+    pub(crate) memory: u64,
     /// Bytes on the volume of tart's home, when it can be looked at.
-    pub storage: Option<u64>,
+    pub(crate) storage: Option<u64>,
 }
 
 /// What the operator wants instead of what is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wishes {
+pub(crate) struct Wishes {
     /// Cores for Pods.
-    pub cores: Option<u32>,
+    pub(crate) cores: Option<u32>,
     /// Memory for Pods in MiB.
-    pub memory_mib: Option<u32>,
+    pub(crate) memory_mib: Option<u32>,
     /// How many VMs may run at once.
-    pub pods: u32,
+    pub(crate) pods: u32,
 }
 
 /// What the Node offers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Resources {
+pub(crate) struct Resources {
     /// All there is.
-    pub capacity: Amounts,
+    pub(crate) capacity: Amounts,
     /// What Pods may have.
-    pub allocatable: Amounts,
+    pub(crate) allocatable: Amounts,
 }
 
 impl Resources {
     /// What a machine offers.
-    pub fn of(
+    pub(crate) fn of(
         machine: Machine,
         reserved: Reserved,
         thresholds: &Thresholds,
@@ -128,7 +128,7 @@ impl Resources {
 }
 
 /// Whether two lists say the same: the API server writes `16777216Ki` as `16Gi`.
-pub fn same(ours: Option<&Amounts>, theirs: Option<&Amounts>) -> bool {
+pub(crate) fn same(ours: Option<&Amounts>, theirs: Option<&Amounts>) -> bool {
     let (Some(ours), Some(theirs)) = (ours, theirs) else { return ours.is_none() && theirs.is_none() };
     let equal = |a: &Quantity, b: &Quantity| {
         a == b || (quantity::milli(a).is_some() && quantity::milli(a) == quantity::milli(b))

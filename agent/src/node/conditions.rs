@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::health::Health;
 
 /// Conditions from health; transition times are kept from `before` for as long as nothing changes.
-pub fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> Vec<NodeCondition> {
+pub(crate) fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> Vec<NodeCondition> {
     let short = &health.short_of;
     let pressure = |kind: &'static str, words: &Option<String>, short: &'static str, enough: &'static str| {
         let message = words.clone().unwrap_or_else(|| match kind {
@@ -52,7 +52,7 @@ pub fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) 
 }
 
 /// What says that all conditions still hold: the time, and no more, for the API server knows the rest.
-pub fn confirmation(health: &Health, now: Timestamp) -> Value {
+pub(crate) fn confirmation(health: &Health, now: Timestamp) -> Value {
     let times = conditions(health, None, now);
     json!(
         times
@@ -63,7 +63,7 @@ pub fn confirmation(health: &Health, now: Timestamp) -> Value {
 }
 
 /// Whether the server shows other conditions than ours, times apart.
-pub fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
+pub(crate) fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
     let key = |c: &NodeCondition| (c.status.clone(), c.reason.clone(), c.message.clone());
     ours.conditions
         .iter()
@@ -73,17 +73,17 @@ pub fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
 
 /// Something that an Event is to tell of the Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
+pub(crate) struct Note {
     /// Whether it is a warning.
-    pub warns: bool,
+    pub(crate) warns: bool,
     /// The kubelet's word for it.
-    pub reason: String,
+    pub(crate) reason: String,
     /// What happened.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// What is to be told of the change from what the server showed to what we have written.
-pub fn notes(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<Note> {
+pub(crate) fn notes(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<Note> {
     let changed = |condition: &&NodeCondition| {
         let old = before.and_then(|before| find(before, &condition.type_));
         match old {

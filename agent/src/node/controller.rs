@@ -25,15 +25,15 @@ const LIMIT: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);
 
 /// The UID of the registered Node, for those who need to own something in its name.
-pub type NodeUid = Option<String>;
+pub(crate) type NodeUid = Option<String>;
 
 /// Those who want to know what the API server shows of the Node.
 #[derive(Debug)]
-pub struct Onlookers {
+pub(crate) struct Onlookers {
     /// Told when the Node is another one.
-    pub uid: watch::Sender<NodeUid>,
+    pub(crate) uid: watch::Sender<NodeUid>,
     /// Told of every change.
-    pub node: watch::Sender<Option<Arc<Node>>>,
+    pub(crate) node: watch::Sender<Option<Arc<Node>>>,
 }
 
 /// A write that the API server did not take.
@@ -48,7 +48,7 @@ enum KeepError {
 /// Registers the Node, watches it, and writes its status, for as long as it is polled.
 ///
 /// Nothing is said before health is known: a Node that another agent of ours left ready is not made unready by a restart.
-pub async fn keep(
+pub(crate) async fn keep(
     client: Client,
     config: NodeConfig,
     mut health: watch::Receiver<Option<Health>>,

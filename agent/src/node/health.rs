@@ -28,51 +28,51 @@ const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What is known of the host's ability to run VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Health {
+pub(crate) struct Health {
     /// The version of tart, when it tells one.
-    pub tart_version: Option<String>,
+    pub(crate) tart_version: Option<String>,
     /// Why no VM can start here, when none can.
-    pub problem: Option<Problem>,
+    pub(crate) problem: Option<Problem>,
     /// What the host is short of.
-    pub short_of: Shortages,
+    pub(crate) short_of: Shortages,
     /// The Node's address, when it has one.
-    pub address: Option<IpAddr>,
+    pub(crate) address: Option<IpAddr>,
     /// The images on this host.
-    pub images: Arc<Vec<Resident>>,
+    pub(crate) images: Arc<Vec<Resident>>,
 }
 
 /// What the host is short of, in words.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Shortages {
+pub(crate) struct Shortages {
     /// Space.
-    pub disk: Option<String>,
+    pub(crate) disk: Option<String>,
     /// Memory.
-    pub memory: Option<String>,
+    pub(crate) memory: Option<String>,
     /// Process ids.
-    pub pid: Option<String>,
+    pub(crate) pid: Option<String>,
     /// Addresses for VMs.
-    pub addresses: Option<String>,
+    pub(crate) addresses: Option<String>,
 }
 
 /// Why no VM can start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub(crate) struct Problem {
     /// One word for the Node's condition.
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
     /// What a person can do about it.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// What a look at tart found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TartHealth {
+pub(crate) struct TartHealth {
     version: Option<String>,
     problem: Option<Problem>,
 }
 
 impl TartHealth {
     /// Asks tart.
-    pub async fn check(tart: &Tart) -> Self {
+    pub(crate) async fn check(tart: &Tart) -> Self {
         match tart.version().await {
             Ok(version) => {
                 let problem = (!version.is_supported()).then(|| Problem {
@@ -100,26 +100,26 @@ impl TartHealth {
 
 /// What a look at the host found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HostHealth {
+pub(crate) struct HostHealth {
     short_of: Shortages,
     address: Option<IpAddr>,
 }
 
 /// All that health is put together from.
 #[derive(Debug)]
-pub struct Sources {
+pub(crate) struct Sources {
     /// Tart, once it was asked.
-    pub tart: watch::Receiver<Option<TartHealth>>,
+    pub(crate) tart: watch::Receiver<Option<TartHealth>>,
     /// The latest starts.
-    pub starts: watch::Receiver<Starts>,
+    pub(crate) starts: watch::Receiver<Starts>,
     /// The host.
-    pub host: watch::Receiver<HostHealth>,
+    pub(crate) host: watch::Receiver<HostHealth>,
     /// The images on it.
-    pub images: watch::Receiver<Arc<Vec<Resident>>>,
+    pub(crate) images: watch::Receiver<Arc<Vec<Resident>>>,
 }
 
 /// Health from its parts. A tart that does not work explains everything else.
-pub fn compose(
+pub(crate) fn compose(
     tart: &TartHealth,
     starts: &Starts,
     host: &HostHealth,
@@ -137,7 +137,7 @@ pub fn compose(
 }
 
 /// Puts health together whenever a part of it changes; `None` until tart was asked for the first time.
-pub async fn follow(mut sources: Sources, health: watch::Sender<Option<Health>>) {
+pub(crate) async fn follow(mut sources: Sources, health: watch::Sender<Option<Health>>) {
     loop {
         let now = Timestamp::now();
         let tart = sources.tart.borrow_and_update().clone();
@@ -181,7 +181,7 @@ fn publish(found: Health, health: &watch::Sender<Option<Health>>) {
 }
 
 /// Asks tart again and again, for as long as it is polled.
-pub async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
+pub(crate) async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
     loop {
         let found = TartHealth::check(&tart).await;
         let pause = if found.problem.is_some() { ILL_TART_INTERVAL } else { TART_INTERVAL };
@@ -196,24 +196,24 @@ pub async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
 
 /// How to look at the host.
 #[derive(Debug, Clone)]
-pub struct HostWatch {
+pub(crate) struct HostWatch {
     /// Where to look.
-    pub gauges: Gauges,
+    pub(crate) gauges: Gauges,
     /// When there is too little.
-    pub thresholds: Thresholds,
+    pub(crate) thresholds: Thresholds,
     /// How long there must be enough before the pressure is off.
-    pub period: Duration,
+    pub(crate) period: Duration,
     /// Where the address comes from.
-    pub source: AddressSource,
+    pub(crate) source: AddressSource,
     /// The address to begin with.
-    pub address: Option<IpAddr>,
+    pub(crate) address: Option<IpAddr>,
     /// Where figures go.
-    pub metrics: Metrics,
+    pub(crate) metrics: Metrics,
 }
 
 impl HostWatch {
     /// Looks at the host again and again, from a thread of its own: a volume that does not answer blocks whoever asks.
-    pub fn spawn(self) -> std::io::Result<watch::Receiver<HostHealth>> {
+    pub(crate) fn spawn(self) -> std::io::Result<watch::Receiver<HostHealth>> {
         let mut pressures = Pressures::default();
         let (sender, receiver) =
             watch::channel(HostHealth { short_of: Shortages::default(), address: self.address });

@@ -23,33 +23,33 @@ use crate::identity::Access;
 use crate::metrics::Metrics;
 
 /// The namespace of all Nodes' Leases.
-pub const NAMESPACE: &str = "kube-node-lease";
+pub(crate) const NAMESPACE: &str = "kube-node-lease";
 /// The annotation that says which agent renews the Lease. Its holder is the Node, as with every kubelet.
-pub const INSTANCE: &str = "tart-kubelet.tuist.dev/instance";
+pub(crate) const INSTANCE: &str = "tart-kubelet.tuist.dev/instance";
 /// How long the API server trusts one renewal.
-pub const DURATION: Duration = Duration::from_secs(40);
+pub(crate) const DURATION: Duration = Duration::from_secs(40);
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Longer than the interval: a slow server is better answered late than asked anew. Two fit into one period of trust.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// What the heartbeat is for.
 #[derive(Debug, Clone)]
-pub struct Heart {
+pub(crate) struct Heart {
     /// The Node.
-    pub node: NodeName,
+    pub(crate) node: NodeName,
     /// This agent.
-    pub instance: String,
+    pub(crate) instance: String,
     /// The Lease as this agent has claimed it: who has taken it since is not written over by the first beat.
-    pub claimed: LeaseVersion,
+    pub(crate) claimed: LeaseVersion,
     /// The Node's UID, once it is registered.
-    pub uid: watch::Receiver<NodeUid>,
+    pub(crate) uid: watch::Receiver<NodeUid>,
     /// Where beats are counted.
-    pub metrics: Metrics,
+    pub(crate) metrics: Metrics,
 }
 
 /// Starts the heartbeat. Its thread, runtime and connection are its own, so that nothing else can delay it. It ends with an answer
 /// only when another agent has taken the Node.
-pub fn spawn(heart: Heart, access: Access) -> io::Result<oneshot::Receiver<Rival>> {
+pub(crate) fn spawn(heart: Heart, access: Access) -> io::Result<oneshot::Receiver<Rival>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (lost, rival) = oneshot::channel();
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {

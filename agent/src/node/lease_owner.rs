@@ -31,11 +31,11 @@ const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
     "another agent ({instance}) is alive under the Node name {node}: it keeps renewing the Node's Lease. Stop it, or give this \
      agent a name of its own with --node-name"
 )]
-pub struct Rival {
+pub(crate) struct Rival {
     /// The Node.
-    pub node: String,
+    pub(crate) node: String,
     /// The other agent, as far as it says who it is.
-    pub instance: String,
+    pub(crate) instance: String,
 }
 
 /// What a Lease says about who has the Node.
@@ -70,13 +70,13 @@ enum Look {
 }
 
 /// The version of a Lease, by which somebody else's change of it is noticed.
-pub type LeaseVersion = Option<String>;
+pub(crate) type LeaseVersion = Option<String>;
 
 /// Returns when this agent has the Node, with the version of the Lease that says so; an error when another one is seen alive.
 ///
 /// The Lease is written here, before anything else is done in the Node's name, and only as it was read: of two agents that
 /// come at the same time, one has it.
-pub async fn wait_for_none(leases: &Api<Lease>, node: &NodeName, ours: &str) -> Result<LeaseVersion, Rival> {
+pub(crate) async fn wait_for_none(leases: &Api<Lease>, node: &NodeName, ours: &str) -> Result<LeaseVersion, Rival> {
     let mut first: Option<(Standing, Instant)> = None;
     let mut complained: Option<Instant> = None;
     loop {

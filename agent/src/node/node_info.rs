@@ -20,26 +20,26 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// What the Node has for Pods, and which of them it is for.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Offer {
+pub(crate) struct Offer {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// Its labels.
-    pub labels: BTreeMap<String, String>,
+    pub(crate) labels: BTreeMap<String, String>,
     /// Its taints.
-    pub taints: Vec<Taint>,
+    pub(crate) taints: Vec<Taint>,
     /// How many Pods it takes.
-    pub pods: u64,
+    pub(crate) pods: u64,
     /// Thousandths of a core.
-    pub cpu_milli: u64,
+    pub(crate) cpu_milli: u64,
     /// Bytes of memory.
-    pub memory: u64,
+    pub(crate) memory: u64,
     /// Bytes on disk, when they are known.
-    pub storage: Option<u64>,
+    pub(crate) storage: Option<u64>,
 }
 
 /// Where the offer comes from: amounts are the agent's own word, labels and taints are what the API server shows.
 #[derive(Debug)]
-pub struct Offers {
+pub(crate) struct Offers {
     own: Offer,
     api: Api<Node>,
     seen: watch::Receiver<Option<Arc<Node>>>,
@@ -47,7 +47,7 @@ pub struct Offers {
 
 impl Offers {
     /// What a Node that is configured so offers; `seen` is what the API server shows of it.
-    pub fn new(config: &NodeConfig, api: Api<Node>, seen: watch::Receiver<Option<Arc<Node>>>) -> Self {
+    pub(crate) fn new(config: &NodeConfig, api: Api<Node>, seen: watch::Receiver<Option<Arc<Node>>>) -> Self {
         let amount =
             |name: &str, read: fn(&_) -> Option<u64>| config.resources.allocatable.get(name).and_then(read);
         let own = Offer {
@@ -63,13 +63,13 @@ impl Offers {
     }
 
     /// The offer as far as it is known.
-    pub fn known(&self) -> Offer {
+    pub(crate) fn known(&self) -> Offer {
         let seen = self.seen.borrow().clone();
         seen.map_or_else(|| self.own.clone(), |node| self.with(&node))
     }
 
     /// The offer as the API server shows it now: somebody may have put a label on the Node a moment ago.
-    pub async fn asked(&self) -> Offer {
+    pub(crate) async fn asked(&self) -> Offer {
         match timeout(LIMIT, self.api.get(&self.own.name)).await {
             Ok(Ok(node)) => return self.with(&node),
             Ok(Err(error)) => {

@@ -19,7 +19,7 @@ use crate::image::inventory;
 use crate::os::host::HostFacts;
 
 /// The status is written at least this often, changed or not.
-pub const STATUS_INTERVAL: Duration = Duration::from_mins(5);
+pub(crate) const STATUS_INTERVAL: Duration = Duration::from_mins(5);
 
 /// The Kubernetes whose API this agent is written for. Those who upgrade clusters compare it with the control plane's.
 const KUBERNETES: &str = "1.36.0";
@@ -28,24 +28,24 @@ const KUBELET_PORT: i32 = 10250;
 
 /// What the Node is to be, apart from its health.
 #[derive(Debug, Clone)]
-pub struct NodeConfig {
+pub(crate) struct NodeConfig {
     /// Its name.
-    pub name: NodeName,
+    pub(crate) name: NodeName,
     /// `spec.providerID`, when the operator gave one.
-    pub provider_id: Option<String>,
+    pub(crate) provider_id: Option<String>,
     /// Labels that the operator gave.
-    pub labels: Labels,
+    pub(crate) labels: Labels,
     /// Taints for a Node that is created.
-    pub taints: Taints,
+    pub(crate) taints: Taints,
     /// What it offers.
-    pub resources: Resources,
+    pub(crate) resources: Resources,
     /// The machine.
-    pub facts: HostFacts,
+    pub(crate) facts: HostFacts,
 }
 
 impl NodeConfig {
     /// The Node to register.
-    pub fn node(&self, health: &Health, now: Timestamp) -> Node {
+    pub(crate) fn node(&self, health: &Health, now: Timestamp) -> Node {
         let wanted = self.labels(health);
         Node {
             metadata: ObjectMeta {
@@ -64,14 +64,14 @@ impl NodeConfig {
     }
 
     /// The labels that the Node must have: those that stay, and one for each image that is here.
-    pub fn labels(&self, health: &Health) -> Labels {
+    pub(crate) fn labels(&self, health: &Health) -> Labels {
         let mut all = inventory::labels(&health.images);
         all.extend(self.lasting_labels());
         all
     }
 
     /// The labels that stay. What the operator says of the machine counts more than what is found.
-    pub fn lasting_labels(&self) -> Labels {
+    pub(crate) fn lasting_labels(&self) -> Labels {
         let found = [
             (labels::INSTANCE_TYPE, labels::value_of(&self.facts.model)),
             (labels::MACOS_VERSION, labels::value_of(&self.facts.os_version)),
@@ -91,7 +91,7 @@ impl NodeConfig {
     }
 
     /// The status to publish; transition times are kept from `before` for as long as nothing changes.
-    pub fn status(&self, health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> NodeStatus {
+    pub(crate) fn status(&self, health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> NodeStatus {
         let address = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
         let ip = health.address.map(|ip| address("InternalIP", ip.to_string()));
         NodeStatus {
@@ -127,7 +127,7 @@ impl NodeConfig {
 
 /// What the API server shows of this Node.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Registered {
+pub(crate) enum Registered {
     /// Nobody has looked yet.
     Unknown,
     /// There is no such Node.
@@ -138,7 +138,7 @@ pub enum Registered {
 
 /// The next step for the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeDecision {
+pub(crate) enum NodeDecision {
     /// Create it.
     Register,
     /// Put its labels right, or its empty providerID.
@@ -152,7 +152,7 @@ pub enum NodeDecision {
 }
 
 /// The next step for the Node: registered when it is absent, written when it differs from what this agent says.
-pub fn decide(
+pub(crate) fn decide(
     config: &NodeConfig,
     health: &Health,
     shown: &Registered,
@@ -183,7 +183,7 @@ pub fn decide(
 }
 
 /// The providerID that a Node has.
-pub fn provider_id(node: &Node) -> Option<&str> {
+pub(crate) fn provider_id(node: &Node) -> Option<&str> {
     node.spec.as_ref()?.provider_id.as_deref().filter(|id| !id.is_empty())
 }
 

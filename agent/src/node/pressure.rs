@@ -9,7 +9,7 @@ use crate::os::dhcp_leases;
 
 /// One kind of pressure on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Pressure {
+pub(crate) enum Pressure {
     /// There is enough.
     #[default]
     None,
@@ -25,7 +25,7 @@ pub enum Pressure {
 impl Pressure {
     /// The pressure after one more look: `shortage` says what was too little, `None` that all was enough.
     #[must_use]
-    pub fn after(self, shortage: Option<String>, period: Duration, now: Timestamp) -> Self {
+    pub(crate) fn after(self, shortage: Option<String>, period: Duration, now: Timestamp) -> Self {
         match (self, shortage) {
             (Self::None, Some(message)) | (Self::Short { message, .. }, Some(_)) => {
                 Self::Short { message, last: now }
@@ -36,7 +36,7 @@ impl Pressure {
     }
 
     /// What is too little, when something is.
-    pub fn message(&self) -> Option<&str> {
+    pub(crate) fn message(&self) -> Option<&str> {
         match self {
             Self::None => None,
             Self::Short { message, .. } => Some(message),
@@ -46,36 +46,36 @@ impl Pressure {
 
 /// What a look at the host found; what could not be read is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reading {
+pub(crate) struct Reading {
     /// Memory in bytes.
-    pub memory: Option<Figure>,
+    pub(crate) memory: Option<Figure>,
     /// The volume of the state directory, in bytes.
-    pub nodefs: Option<Figure>,
+    pub(crate) nodefs: Option<Figure>,
     /// The volume of tart's home, in bytes.
-    pub imagefs: Option<Figure>,
+    pub(crate) imagefs: Option<Figure>,
     /// Processes.
-    pub pids: Option<Figure>,
+    pub(crate) pids: Option<Figure>,
     /// Addresses for VMs.
-    pub addresses: Option<Figure>,
+    pub(crate) addresses: Option<Figure>,
 }
 
 /// All kinds of pressure.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Pressures {
+pub(crate) struct Pressures {
     /// Too little space.
-    pub disk: Pressure,
+    pub(crate) disk: Pressure,
     /// Too little memory.
-    pub memory: Pressure,
+    pub(crate) memory: Pressure,
     /// Too few process ids.
-    pub pid: Pressure,
+    pub(crate) pid: Pressure,
     /// Too few addresses for VMs.
-    pub addresses: Pressure,
+    pub(crate) addresses: Pressure,
 }
 
 impl Pressures {
     /// The pressures after one more look. What could not be read stays as it was.
     #[must_use]
-    pub fn after(self, seen: &Reading, thresholds: &Thresholds, period: Duration, now: Timestamp) -> Self {
+    pub(crate) fn after(self, seen: &Reading, thresholds: &Thresholds, period: Duration, now: Timestamp) -> Self {
         let look = |before: Pressure, figures: &[(Signal, Option<Figure>)]| {
             let mut short =
                 figures.iter().filter_map(|(signal, figure)| thresholds.shortage(*signal, (*figure)?));

@@ -21,7 +21,7 @@ const SYSTEM_LIMIT: u32 = 2;
 
 /// What has become of one start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Start {
+pub(crate) enum Start {
     /// The guest was up at this time.
     Up(Timestamp),
     /// The host was in the way.
@@ -37,7 +37,7 @@ pub enum Start {
 
 /// What all starts so far say.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Starts {
+pub(crate) struct Starts {
     last_up: Option<Timestamp>,
     failure: Option<Failure>,
 }
@@ -59,7 +59,7 @@ impl Starts {
     /// What they say after one more. The order in which starts are told does not matter, their times do: an agent that was
     /// restarted reads old ends again.
     #[must_use]
-    pub fn after(mut self, start: &Start) -> Self {
+    pub(crate) fn after(mut self, start: &Start) -> Self {
         match start {
             Start::Up(at) => {
                 self.last_up = self.last_up.max(Some(*at));
@@ -85,7 +85,7 @@ impl Starts {
     }
 
     /// Why no VM can start, and until when that is to be believed.
-    pub fn problem(&self, now: Timestamp) -> Option<(&Problem, Timestamp)> {
+    pub(crate) fn problem(&self, now: Timestamp) -> Option<(&Problem, Timestamp)> {
         let failure = self.failure.as_ref().filter(|failure| now < failure.until())?;
         Some((&failure.problem, failure.until()))
     }
@@ -114,17 +114,17 @@ fn problem(fault: HostFault, message: &str) -> Option<Problem> {
 
 /// Where starts are told.
 #[derive(Debug, Clone)]
-pub struct StartBoard(Arc<watch::Sender<Starts>>);
+pub(crate) struct StartBoard(Arc<watch::Sender<Starts>>);
 
 impl StartBoard {
     /// An empty board, and a view of it.
-    pub fn new() -> (Self, watch::Receiver<Starts>) {
+    pub(crate) fn new() -> (Self, watch::Receiver<Starts>) {
         let (sender, receiver) = watch::channel(Starts::default());
         (Self(Arc::new(sender)), receiver)
     }
 
     /// Tells what has become of a start.
-    pub fn tell(&self, start: &Start) {
+    pub(crate) fn tell(&self, start: &Start) {
         self.0.send_if_modified(|starts| {
             let after = starts.clone().after(start);
             let changed = *starts != after;

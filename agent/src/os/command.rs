@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 /// A call that gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum ProgramError {
+pub(crate) enum ProgramError {
     /// The program could not be started.
     #[error("cannot run {}", .0.display())]
     Spawn(PathBuf, #[source] io::Error),
@@ -35,7 +35,7 @@ pub enum ProgramError {
 }
 
 /// Runs a program to its end and returns what it printed.
-pub async fn run<A: AsRef<OsStr>>(
+pub(crate) async fn run<A: AsRef<OsStr>>(
     program: &Path,
     arguments: &[A],
     limit: Duration,

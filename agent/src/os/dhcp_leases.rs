@@ -18,13 +18,13 @@ const LEAST: u64 = POOL / 10;
 const MAX_BYTES: u64 = 4 << 20;
 
 /// How many addresses are left; `None` when the host keeps no file of leases there.
-pub fn read(path: &Path, now: Timestamp) -> Option<Figure> {
+pub(crate) fn read(path: &Path, now: Timestamp) -> Option<Figure> {
     Some(left(&text(path).ok()?, now))
 }
 
 /// Whom an address is lent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Borrower {
+pub(crate) enum Borrower {
     /// Somebody who is known by a MAC address, as tart knows its VMs.
     Mac,
     /// Somebody with another identifier, as some guests have that are not macOS. Nobody can say which one it is.
@@ -38,7 +38,7 @@ pub enum Borrower {
 }
 
 /// Whom macOS has lent an address to.
-pub fn borrower(path: &Path, address: Ipv4Addr, now: Timestamp) -> Borrower {
+pub(crate) fn borrower(path: &Path, address: Ipv4Addr, now: Timestamp) -> Borrower {
     let text = match text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Borrower::NoFile,
@@ -62,7 +62,7 @@ fn text(path: &Path) -> io::Result<String> {
 }
 
 /// What a person is told when too few are left.
-pub fn shortage(left: Figure) -> Option<String> {
+pub(crate) fn shortage(left: Figure) -> Option<String> {
     let lent = left.total.saturating_sub(left.available);
     (left.available < LEAST).then(|| {
         format!(

@@ -18,34 +18,34 @@ use crate::tart::Tart;
 
 /// What the machine is and has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HostFacts {
+pub(crate) struct HostFacts {
     /// Its own name.
-    pub hostname: String,
+    pub(crate) hostname: String,
     /// Logical cores.
-    pub cores: usize,
+    pub(crate) cores: usize,
     /// Memory in bytes.
-    pub memory: u64,
+    pub(crate) memory: u64,
     /// Such as `macOS 26.1 Tahoe`.
-    pub os_image: String,
+    pub(crate) os_image: String,
     /// Such as `26.1`.
-    pub os_version: String,
+    pub(crate) os_version: String,
     /// Such as `Mac16,10`.
-    pub model: String,
+    pub(crate) model: String,
     /// The kernel's version.
-    pub kernel: String,
+    pub(crate) kernel: String,
     /// Differs from one start of the machine to the next.
-    pub boot_id: String,
+    pub(crate) boot_id: String,
     /// Stays with the installation of the operating system.
-    pub machine_id: String,
+    pub(crate) machine_id: String,
     /// Stays with the hardware.
-    pub system_uuid: String,
+    pub(crate) system_uuid: String,
     /// How many processes there can be.
-    pub max_pids: Option<u64>,
+    pub(crate) max_pids: Option<u64>,
 }
 
 impl HostFacts {
     /// Looks at the machine.
-    pub async fn discover() -> Self {
+    pub(crate) async fn discover() -> Self {
         let own = system::facts().await;
         let system_uuid = Product::uuid().unwrap_or_default();
         Self {
@@ -77,26 +77,26 @@ struct SystemFacts {
 
 /// Where to look for what is left.
 #[derive(Debug, Clone)]
-pub struct Gauges {
+pub(crate) struct Gauges {
     /// The state directory.
-    pub state_dir: PathBuf,
+    pub(crate) state_dir: PathBuf,
     /// The home directory of tart.
-    pub tart_home: PathBuf,
+    pub(crate) tart_home: PathBuf,
     /// How many processes there can be.
-    pub max_pids: Option<u64>,
+    pub(crate) max_pids: Option<u64>,
     /// Where macOS writes down which addresses VMs have.
-    pub leases: PathBuf,
+    pub(crate) leases: PathBuf,
 }
 
 impl Gauges {
     /// The gauges of a machine.
-    pub fn of(state: &StateDir, tart: &Tart, facts: &HostFacts, leases: &Path) -> Self {
+    pub(crate) fn of(state: &StateDir, tart: &Tart, facts: &HostFacts, leases: &Path) -> Self {
         let (state_dir, tart_home) = (state.path().to_owned(), tart.home().to_owned());
         Self { state_dir, tart_home, max_pids: facts.max_pids, leases: leases.to_owned() }
     }
 
     /// Looks at what is left now. It may block for as long as a broken volume does.
-    pub fn read(&self) -> Reading {
+    pub(crate) fn read(&self) -> Reading {
         let pids = self.max_pids.zip(system::processes());
         Reading {
             memory: memory(),
@@ -109,7 +109,7 @@ impl Gauges {
 }
 
 /// The volume that holds a path, whether or not the path exists yet.
-pub fn volume(path: &Path) -> Option<Figure> {
+pub(crate) fn volume(path: &Path) -> Option<Figure> {
     let stat = path.ancestors().find_map(|path| statvfs(path).ok())?;
     // The types differ from one system to the next.
     #[allow(clippy::useless_conversion)]

@@ -7,7 +7,7 @@ use tracing::warn;
 const MOST: rlim_t = 10_240;
 
 /// Asks for as many as may be asked for: launchd begins with 256, and the host ports of one Pod alone can take more.
-pub fn ask_for_many() {
+pub(crate) fn ask_for_many() {
     let asked = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| match more(soft, hard) {
         Some(more) => setrlimit(Resource::RLIMIT_NOFILE, more, hard),
         None => Ok(()),

@@ -9,17 +9,17 @@ use sysinfo::{Process, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Sys
 /// The process table cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot look at the processes of this host")]
-pub struct TableError(#[source] sysinfo::Error);
+pub(crate) struct TableError(#[source] sysinfo::Error);
 
 /// A living process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Running {
+pub(crate) struct Running {
     /// Its ID.
-    pub pid: Pid,
+    pub(crate) pid: Pid,
     /// Who has started it, or has taken it in since that one is gone.
-    pub parent: Option<Pid>,
+    pub(crate) parent: Option<Pid>,
     /// The session that it is in.
-    pub session: Option<Pid>,
+    pub(crate) session: Option<Pid>,
     command: Vec<OsString>,
     /// Those of its variables that are ours.
     environment: Vec<(String, String)>,
@@ -29,7 +29,7 @@ pub struct Running {
 const OURS: &str = "TART_KUBELET_";
 
 /// All processes but this one.
-pub fn others() -> Result<Vec<Running>, TableError> {
+pub(crate) fn others() -> Result<Vec<Running>, TableError> {
     let mut system = System::new().map_err(TableError)?;
     let kind = ProcessRefreshKind::nothing().without_tasks();
     let kind = kind.with_cmd(UpdateKind::Always).with_environ(UpdateKind::Always);
@@ -50,22 +50,22 @@ impl Running {
     }
 
     /// Whether a word is in its command line.
-    pub fn names(&self, word: &str) -> bool {
+    pub(crate) fn names(&self, word: &str) -> bool {
         self.command.iter().any(|argument| argument == word)
     }
 
     /// The words of its command line.
-    pub fn words(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn words(&self) -> impl Iterator<Item = &str> {
         self.command.iter().filter_map(|word| word.to_str())
     }
 
     /// What it has in one of our variables. macOS hides the environment of some programs.
-    pub fn variable(&self, name: &str) -> Option<&str> {
+    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         self.environment.iter().find(|(one, _)| one == name).map(|(_, value)| value.as_str())
     }
 
     /// Kills it.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         // It fails only when the process is gone, which is what we want.
         let _ = kill(self.pid, Signal::SIGKILL);
     }

@@ -27,7 +27,7 @@ use crate::state::{PodDir, StateDir, StateError};
 const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
 
 /// The Pods of this Node.
-pub struct Manager {
+pub(crate) struct Manager {
     host: Arc<Host>,
     client: Client,
     offers: Offers,
@@ -58,7 +58,7 @@ impl Handle {
 
 /// A manager that cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum ManagerError {
+pub(crate) enum ManagerError {
     /// The state directory cannot be read.
     #[error(transparent)]
     State(#[from] StateError),
@@ -75,13 +75,13 @@ impl std::fmt::Debug for Manager {
 
 impl Manager {
     /// A manager without Pods.
-    pub fn new(host: Arc<Host>, client: Client, offers: Offers, state: StateDir) -> Self {
+    pub(crate) fn new(host: Arc<Host>, client: Client, offers: Offers, state: StateDir) -> Self {
         let (pods, listing) = (HashMap::new(), HashMap::new());
         Self { host, client, offers, state, pods, workers: JoinSet::new(), listing }
     }
 
     /// Manages Pods for as long as it is polled.
-    pub async fn run(mut self) -> Result<(), ManagerError> {
+    pub(crate) async fn run(mut self) -> Result<(), ManagerError> {
         // Until its worker has looked, any Pod of an earlier agent may have a VM.
         for dir in self.state.pods()? {
             self.host.slots.note(dir.uid(), true);

@@ -13,7 +13,7 @@ use super::PodUid;
 
 /// The Pods of this Node as the API last showed them; clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Roster(Arc<Mutex<HashMap<PodUid, Entry>>>);
+pub(crate) struct Roster(Arc<Mutex<HashMap<PodUid, Entry>>>);
 
 #[derive(Debug)]
 struct Entry {
@@ -23,40 +23,40 @@ struct Entry {
 
 /// A VM of a Pod is being planned, and its image fetched, until this is dropped.
 #[derive(Debug)]
-pub struct Planning {
+pub(crate) struct Planning {
     uid: PodUid,
     roster: Roster,
 }
 
 impl Roster {
     /// A Pod has come.
-    pub fn enter(&self, uid: PodUid, pod: watch::Receiver<Arc<Pod>>) {
+    pub(crate) fn enter(&self, uid: PodUid, pod: watch::Receiver<Arc<Pod>>) {
         self.lock().insert(uid, Entry { pod, is_planned: false });
     }
 
     /// A Pod is gone.
-    pub fn leave(&self, uid: &PodUid) {
+    pub(crate) fn leave(&self, uid: &PodUid) {
         self.lock().remove(uid);
     }
 
     /// All Pods.
-    pub fn pods(&self) -> Vec<(PodUid, Arc<Pod>)> {
+    pub(crate) fn pods(&self) -> Vec<(PodUid, Arc<Pod>)> {
         self.lock().iter().map(|(uid, entry)| (uid.clone(), entry.pod.borrow().clone())).collect()
     }
 
     /// One of them.
-    pub fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+    pub(crate) fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
         self.lock().get(uid).map(|entry| entry.pod.borrow().clone())
     }
 
     /// Planning of a VM for a Pod begins.
-    pub fn plans(&self, uid: &PodUid) -> Planning {
+    pub(crate) fn plans(&self, uid: &PodUid) -> Planning {
         self.note(uid, true);
         Planning { uid: uid.clone(), roster: self.clone() }
     }
 
     /// Whether a VM of a Pod is being planned.
-    pub fn is_planned(&self, uid: &PodUid) -> bool {
+    pub(crate) fn is_planned(&self, uid: &PodUid) -> bool {
         self.lock().get(uid).is_some_and(|entry| entry.is_planned)
     }
 

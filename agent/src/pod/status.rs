@@ -1,7 +1,7 @@
 //! What the API server is told about a Pod: a pure function of what was observed.
 
 mod conditions;
-pub mod ephemeral;
+pub(crate) mod ephemeral;
 mod gates;
 mod init;
 pub(crate) mod manager;
@@ -25,36 +25,36 @@ use crate::names::vm::{Restart, VmName};
 use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};
 
 /// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
-pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// The rest of them.
-pub const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
+pub(crate) const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
 
 /// What a status rests on besides the observation.
 #[derive(Debug, Clone, Copy)]
-pub struct Context<'a> {
+pub(crate) struct Context<'a> {
     /// The Pod as the API shows it.
-    pub pod: &'a Pod,
+    pub(crate) pod: &'a Pod,
     /// The status that was last to be shown: what has not changed since keeps its time.
-    pub before: Option<&'a PodStatus>,
+    pub(crate) before: Option<&'a PodStatus>,
     /// How the Pod was admitted.
-    pub plan: Result<&'a VmPlan, &'a Refusal>,
+    pub(crate) plan: Result<&'a VmPlan, &'a Refusal>,
     /// When it was accepted.
-    pub accepted_at: Option<Timestamp>,
+    pub(crate) accepted_at: Option<Timestamp>,
     /// What keeps its VM from being made, when something does.
-    pub trouble: Option<&'a Trouble>,
+    pub(crate) trouble: Option<&'a Trouble>,
     /// The Node's address.
-    pub host_ip: Option<IpAddr>,
+    pub(crate) host_ip: Option<IpAddr>,
 }
 
 /// What keeps a VM from being made: its image, or something that the Pod brings along.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
+pub(crate) struct Trouble {
     /// The kubelet's word for it.
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
     /// What a person can do about it.
-    pub message: String,
+    pub(crate) message: String,
     /// The container that waits for it, when it is one alone.
-    pub container: Option<String>,
+    pub(crate) container: Option<String>,
 }
 
 impl Context<'_> {
@@ -65,7 +65,7 @@ impl Context<'_> {
 }
 
 /// The status that the API server should show.
-pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
+pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let old = context.before.cloned().unwrap_or_default();
     let (unreadable, trouble);
     let (plan, context) = match context.plan {
@@ -151,7 +151,7 @@ fn failure(seen: &Observation) -> Option<(&'static str, String)> {
 }
 
 /// Whether a phase is one that a Pod never leaves.
-pub fn is_final(status: Option<&PodStatus>) -> bool {
+pub(crate) fn is_final(status: Option<&PodStatus>) -> bool {
     status.and_then(|status| status.phase.as_deref()).is_some_and(is_final_phase)
 }
 

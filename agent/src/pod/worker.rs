@@ -66,45 +66,45 @@ pub(super) const RETRY: Duration = Duration::from_secs(1);
 pub(super) const ORPHAN_PATIENCE: Duration = Duration::from_secs(5);
 /// What all workers share.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub(crate) struct Host {
     /// The program to start as a shim: the agent's own.
-    pub program: PathBuf,
+    pub(crate) program: PathBuf,
     /// The `tart` program.
-    pub tart: Tart,
+    pub(crate) tart: Tart,
     /// The images on this host.
-    pub images: Arc<Images>,
+    pub(crate) images: Arc<Images>,
     /// The host's health, which has the Node's address.
-    pub health: watch::Receiver<Option<Health>>,
+    pub(crate) health: watch::Receiver<Option<Health>>,
     /// Where Events go.
-    pub events: Events,
+    pub(crate) events: Events,
     /// Where starts of VMs are told, for the Node's sake.
-    pub starts: StartBoard,
+    pub(crate) starts: StartBoard,
     /// How long a VM may be without an address before the host is to blame.
-    pub address_patience: Duration,
+    pub(crate) address_patience: Duration,
     /// The file in which macOS writes down whom it has lent addresses to.
-    pub dhcp_leases: PathBuf,
+    pub(crate) dhcp_leases: PathBuf,
     /// The domain of the cluster's Services and Pods.
-    pub cluster_domain: String,
+    pub(crate) cluster_domain: String,
     /// How long a guest may take to boot.
-    pub boot_limit: Duration,
+    pub(crate) boot_limit: Duration,
     /// Where what Pods bring along comes from.
-    pub world: World,
+    pub(crate) world: World,
     /// Which directories of the host Pods may have.
-    pub host_paths: Arc<HostPaths>,
+    pub(crate) host_paths: Arc<HostPaths>,
     /// Where Pods that wait for a VM are counted.
-    pub metrics: Metrics,
+    pub(crate) metrics: Metrics,
     /// The places for VMs.
-    pub slots: Slots,
+    pub(crate) slots: Slots,
     /// The Pods.
-    pub roster: Roster,
+    pub(crate) roster: Roster,
     /// Who makes room on the disk; nobody with `--disable-vm-gc`.
-    pub collector: Option<Arc<Collector>>,
+    pub(crate) collector: Option<Arc<Collector>>,
     /// Which Pods have a worker.
-    pub at_work: AtWork,
+    pub(crate) at_work: AtWork,
 }
 
 /// The task of one Pod.
-pub struct Worker {
+pub(crate) struct Worker {
     pub(super) host: Arc<Host>,
     pub(super) dir: PodDir,
     pub(super) api: Api<Pod>,
@@ -145,13 +145,13 @@ pub struct Worker {
 
 /// What a worker is told of its Pod.
 #[derive(Debug)]
-pub struct PodFeed {
+pub(crate) struct PodFeed {
     /// How it was admitted.
-    pub plan: Result<VmPlan, Refusal>,
+    pub(crate) plan: Result<VmPlan, Refusal>,
     /// The Pod as the API shows it.
-    pub pod: watch::Receiver<Arc<Pod>>,
+    pub(crate) pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows it.
-    pub gone: watch::Receiver<bool>,
+    pub(crate) gone: watch::Receiver<bool>,
 }
 
 impl std::fmt::Debug for Worker {
@@ -162,7 +162,7 @@ impl std::fmt::Debug for Worker {
 
 impl Worker {
     /// A worker for one Pod.
-    pub fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
+    pub(crate) fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
         let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
         let secrets = Api::namespaced(client, &name.namespace);
         let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
@@ -202,7 +202,7 @@ impl Worker {
     }
 
     /// Works until the Pod is gone and forgotten.
-    pub async fn run(mut self) -> PodUid {
+    pub(crate) async fn run(mut self) -> PodUid {
         loop {
             let seen = match self.observe() {
                 Ok(seen) => seen,

@@ -29,22 +29,22 @@ const MAX_REQUESTS: usize = 10;
 
 /// An `httpGet`, with everything known but the Pod's address.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct HttpGet {
+pub(crate) struct HttpGet {
     /// Whether TLS is spoken.
-    pub https: bool,
+    pub(crate) https: bool,
     /// Where; the Pod's address when absent.
-    pub host: Option<String>,
+    pub(crate) host: Option<String>,
     /// The port there.
-    pub port: u16,
+    pub(crate) port: u16,
     /// The path, perhaps with a query.
-    pub path: String,
+    pub(crate) path: String,
     /// Headers to send.
-    pub headers: Vec<(String, String)>,
+    pub(crate) headers: Vec<(String, String)>,
 }
 
 /// What a request is made for; servers see it in the `User-Agent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// A probe.
     Probe,
     /// A lifecycle hook.
@@ -62,16 +62,16 @@ impl Purpose {
 
 /// What a server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// The status. It is a redirect when that leads to another host, or nowhere.
-    pub status: StatusCode,
+    pub(crate) status: StatusCode,
     /// The beginning of the body.
-    pub body: String,
+    pub(crate) body: String,
 }
 
 /// A request that got no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum HttpError {
+pub(crate) enum HttpError {
     /// There is no whole answer; the text is the kubelet's way to say why.
     #[error("Get \"{url}\": {why}")]
     NoAnswer {
@@ -98,7 +98,7 @@ pub enum HttpError {
 
 impl HttpGet {
     /// Reads the action of a container.
-    pub fn read(action: &HTTPGetAction, container: &Container) -> Result<Self, BadAction> {
+    pub(crate) fn read(action: &HTTPGetAction, container: &Container) -> Result<Self, BadAction> {
         let headers = action.http_headers.iter().flatten();
         Ok(Self {
             https: action.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
@@ -110,7 +110,7 @@ impl HttpGet {
     }
 
     /// Asks, and follows redirects for as long as they stay on the host.
-    pub async fn send(&self, pod: IpAddr, purpose: Purpose, limit: Duration) -> Result<Answer, HttpError> {
+    pub(crate) async fn send(&self, pod: IpAddr, purpose: Purpose, limit: Duration) -> Result<Answer, HttpError> {
         let deadline = Instant::now() + limit;
         let first = self.url(pod)?;
         let headers = self.header_map(purpose).map_err(|why| no_answer(&first, why))?;
@@ -151,14 +151,14 @@ impl HttpGet {
 
     /// The same without TLS, and so without what proves to a server who asks.
     #[must_use]
-    pub fn without_tls(&self) -> Self {
+    pub(crate) fn without_tls(&self) -> Self {
         let mut plain = Self { https: false, ..self.clone() };
         plain.headers.retain(|(name, _)| !name.eq_ignore_ascii_case(AUTHORIZATION.as_str()));
         plain
     }
 
     /// Whom it asks: host and port.
-    pub fn authority(&self, pod: IpAddr) -> String {
+    pub(crate) fn authority(&self, pod: IpAddr) -> String {
         let host = self.host.clone().unwrap_or_else(|| pod.to_string());
         super::tcp::address(&host, self.port)
     }

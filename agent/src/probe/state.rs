@@ -5,18 +5,18 @@ use crate::state::StopCause;
 
 /// What is known of a container that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Health {
+pub(crate) struct Health {
     /// Whether it has started, in the sense of its startup probe.
-    pub started: bool,
+    pub(crate) started: bool,
     /// Whether it should get traffic.
-    pub ready: bool,
+    pub(crate) ready: bool,
     /// The probe for which it has to be stopped.
-    pub failed: Option<StopCause>,
+    pub(crate) failed: Option<StopCause>,
 }
 
 /// Whether a probe is to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Due {
+pub(crate) enum Due {
     /// Yes.
     Now,
     /// Not before the container has started.
@@ -27,7 +27,7 @@ pub enum Due {
 
 /// What one container's probes have said so far, and what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Judge {
+pub(crate) struct Judge {
     startup: Option<Run>,
     liveness: Option<Run>,
     readiness: Option<Run>,
@@ -61,7 +61,7 @@ impl Run {
 impl Judge {
     /// Nothing has been asked yet. What the API shows of this very container already, `before`, stays true until a probe
     /// says otherwise: an agent that was restarted must not take a Pod out of its Services.
-    pub fn new(probes: &Probes, before: Option<Health>) -> Self {
+    pub(crate) fn new(probes: &Probes, before: Option<Health>) -> Self {
         let run = |spec: &Option<ProbeSpec>| spec.as_ref().map(Run::new);
         let started = probes.startup.is_none() || before.is_some_and(|before| before.started);
         let ready = probes.readiness.is_none() || before.is_some_and(|before| before.ready);
@@ -75,12 +75,12 @@ impl Judge {
     }
 
     /// What is known of the container.
-    pub fn health(&self) -> Health {
+    pub(crate) fn health(&self) -> Health {
         self.health
     }
 
     /// Whether a probe is to run.
-    pub fn due(&self, kind: Kind) -> Due {
+    pub(crate) fn due(&self, kind: Kind) -> Due {
         let stopping = self.leaving || self.health.failed.is_some();
         match kind {
             Kind::Startup if stopping || self.health.started => Due::Never,
@@ -91,7 +91,7 @@ impl Judge {
     }
 
     /// Takes the result of a probe; whether it changes what is known.
-    pub fn record(&mut self, kind: Kind, passed: bool) -> bool {
+    pub(crate) fn record(&mut self, kind: Kind, passed: bool) -> bool {
         // A probe that was under way when the container's fate was sealed has nothing to add.
         if self.due(kind) != Due::Now {
             return false;
@@ -119,7 +119,7 @@ impl Judge {
     }
 
     /// The Pod is being deleted: nothing is restarted any more, but traffic may still go elsewhere. Whether that is news.
-    pub fn leave(&mut self) -> bool {
+    pub(crate) fn leave(&mut self) -> bool {
         self.health.failed = None;
         !std::mem::replace(&mut self.leaving, true)
     }

@@ -9,97 +9,97 @@ use crate::probe::http::HttpGet;
 use crate::volume::Place;
 
 /// Stands for the Pod's address wherever it is not known before the guest has one: in variables, arguments and paths.
-pub const POD_IP: &str = "\0pod-ip\0";
+pub(crate) const POD_IP: &str = "\0pod-ip\0";
 
 /// One container: the main one, or one that runs before it in the same guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ContainerSpec {
+pub(crate) struct ContainerSpec {
     /// Its name in the Pod.
-    pub name: String,
+    pub(crate) name: String,
     /// The program to run in the guest with its arguments; the VM simply boots when absent.
-    pub command: Option<GuestCommand>,
+    pub(crate) command: Option<GuestCommand>,
     /// Whether its variables may be others when its turn comes. Then the agent is asked for its command, except for the first start in
     /// a VM, which the plan is made for.
-    pub late: bool,
+    pub(crate) late: bool,
     /// Where its volumes are to be found.
-    pub mounts: Vec<Mount>,
+    pub(crate) mounts: Vec<Mount>,
     /// Where its last words are looked for.
-    pub termination: Termination,
+    pub(crate) termination: Termination,
     /// What runs right after its start.
-    pub post_start: Option<Hook>,
+    pub(crate) post_start: Option<Hook>,
     /// What runs right before it is told to end.
-    pub pre_stop: Option<Hook>,
+    pub(crate) pre_stop: Option<Hook>,
     /// Where its output goes.
-    pub log: PathBuf,
+    pub(crate) log: PathBuf,
 }
 
 /// A command line for the guest.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct GuestCommand {
+pub(crate) struct GuestCommand {
     /// The program and its arguments.
-    pub argv: Vec<String>,
+    pub(crate) argv: Vec<String>,
     /// Variables for it, in the Pod's order; their values may be secret.
-    pub env: Vec<(String, String)>,
+    pub(crate) env: Vec<(String, String)>,
     /// The directory to start it in.
-    pub working_dir: Option<String>,
+    pub(crate) working_dir: Option<String>,
     /// Whom it runs as.
-    pub user: GuestUser,
+    pub(crate) user: GuestUser,
     /// Whether its standard input stays open.
-    pub stdin: bool,
+    pub(crate) stdin: bool,
     /// Whether it gets a terminal.
-    pub tty: bool,
+    pub(crate) tty: bool,
 }
 
 /// What a guest without a command is given in place of a command's environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct GuestBoot {
+pub(crate) struct GuestBoot {
     /// The container's variables, for no command in particular.
-    pub surroundings: GuestCommand,
+    pub(crate) surroundings: GuestCommand,
     /// The file in which the guest finds them.
-    pub environment_file: PathBuf,
+    pub(crate) environment_file: PathBuf,
     /// Whether hooks or probes are commands, which have the same variables.
-    pub runs_commands: bool,
+    pub(crate) runs_commands: bool,
 }
 
 /// Whom a command runs as: the user that is logged in to the guest unless this says otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct GuestUser {
+pub(crate) struct GuestUser {
     /// `runAsUser`.
-    pub uid: Option<u32>,
+    pub(crate) uid: Option<u32>,
     /// `runAsGroup`.
-    pub gid: Option<u32>,
+    pub(crate) gid: Option<u32>,
     /// `runAsNonRoot`.
-    pub not_root: bool,
+    pub(crate) not_root: bool,
     /// `supplementalGroups`.
-    pub groups: Vec<u32>,
+    pub(crate) groups: Vec<u32>,
     /// Whether it is in no other groups, whatever the guest says: `supplementalGroupsPolicy: Strict`.
-    pub only_groups: bool,
+    pub(crate) only_groups: bool,
 }
 
 /// A place in the guest where a container expects a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Mount {
+pub(crate) struct Mount {
     /// The share that holds the volume.
-    pub share: String,
+    pub(crate) share: String,
     /// What of the share is meant; empty for all of it.
-    pub sub_path: String,
+    pub(crate) sub_path: String,
     /// The container's `mountPath`.
-    pub path: String,
+    pub(crate) path: String,
     /// The size in bytes of a volume in the guest's memory, which stands for the share of that name; 0 for one without a limit.
-    pub in_memory: Option<u64>,
+    pub(crate) in_memory: Option<u64>,
     /// What is done when that part of the share is not there.
-    pub missing: Missing,
+    pub(crate) missing: Missing,
 }
 
 /// What is done when a part of a share is not there as its container starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Missing {
+pub(crate) enum Missing {
     /// It is there: the host has looked, and nobody who could remove it has run since.
     #[default]
     Awaited,
@@ -117,32 +117,32 @@ pub enum Missing {
 /// A directory of the host that the guest sees at `/Volumes/My Shared Files/<name>`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Share {
+pub(crate) struct Share {
     /// Its name in the guest.
-    pub name: String,
+    pub(crate) name: String,
     /// The directory on the host.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Whether the guest can only read it.
-    pub read_only: bool,
+    pub(crate) read_only: bool,
     /// Which directory is meant, where others than the agent could put something else in its place; the plan of an older agent
     /// does not say.
-    pub place: Option<Place>,
+    pub(crate) place: Option<Place>,
 }
 
 /// `terminationMessagePath` and `terminationMessagePolicy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Termination {
+pub(crate) struct Termination {
     /// The file in the guest.
-    pub path: String,
+    pub(crate) path: String,
     /// Whether the end of the log serves when a container fails without a message.
-    pub or_log: bool,
+    pub(crate) or_log: bool,
 }
 
 /// Something to be done at a turn in a container's life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Hook {
+pub(crate) enum Hook {
     /// A command in the guest.
     Exec(Vec<String>),
     /// A request to the guest.
@@ -156,32 +156,32 @@ pub enum Hook {
 /// What makes the guest the Pod's, before any container runs in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct GuestIdentity {
+pub(crate) struct GuestIdentity {
     /// The name that the guest is to have.
-    pub hostname: String,
+    pub(crate) hostname: String,
     /// Names that stand for the Pod's own address.
-    pub own_names: Vec<String>,
+    pub(crate) own_names: Vec<String>,
     /// Further lines for the guest's list of hosts: addresses and their names.
-    pub aliases: Vec<(String, Vec<String>)>,
+    pub(crate) aliases: Vec<(String, Vec<String>)>,
     /// How it looks up names.
-    pub dns: GuestDns,
+    pub(crate) dns: GuestDns,
 }
 
 /// Whom a guest asks for names: `dnsPolicy` and `dnsConfig`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct GuestDns {
+pub(crate) struct GuestDns {
     /// The servers.
-    pub servers: Vec<String>,
+    pub(crate) servers: Vec<String>,
     /// The domains that a short name is looked for in.
-    pub searches: Vec<String>,
+    pub(crate) searches: Vec<String>,
     /// Whether these take the place of the guest's own, rather than to come after them.
-    pub replaces: bool,
+    pub(crate) replaces: bool,
 }
 
 impl GuestDns {
     /// Whether the guest is to be changed at all.
-    pub fn asks_for_anything(&self) -> bool {
+    pub(crate) fn asks_for_anything(&self) -> bool {
         !self.servers.is_empty() || !self.searches.is_empty()
     }
 }
@@ -202,7 +202,7 @@ impl std::fmt::Debug for GuestCommand {
 impl Mount {
     /// The same with the guest's address where it is spoken of.
     #[must_use]
-    pub fn at(&self, address: &str) -> Self {
+    pub(crate) fn at(&self, address: &str) -> Self {
         Self { sub_path: self.sub_path.replace(POD_IP, address), ..self.clone() }
     }
 }
@@ -210,7 +210,7 @@ impl Mount {
 impl GuestCommand {
     /// The same with the guest's address where it is spoken of.
     #[must_use]
-    pub fn at(&self, address: &str) -> Self {
+    pub(crate) fn at(&self, address: &str) -> Self {
         let fill = |text: &String| text.replace(POD_IP, address);
         Self {
             argv: self.argv.iter().map(fill).collect(),

@@ -8,27 +8,27 @@ use crate::pod::PodUid;
 
 /// A Pod whose guest can write to a directory of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Writer {
+pub(crate) struct Writer {
     /// The Pod, as people call it.
-    pub pod: String,
+    pub(crate) pod: String,
     /// The directory.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 impl Writer {
     /// Whether it can put something else in the place of a directory. Nobody can replace the share that it has itself.
-    pub fn can_replace(&self, path: &Path) -> bool {
+    pub(crate) fn can_replace(&self, path: &Path) -> bool {
         path != self.path && path.starts_with(&self.path)
     }
 }
 
 /// A directory of the host that a VM is to be given by its path, and has not got yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Promise {
+pub(crate) struct Promise {
     /// The Pod, as people call it.
-    pub pod: String,
+    pub(crate) pod: String,
     /// The directory.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 /// A VM of a Pod that is not over.
@@ -47,12 +47,12 @@ impl Live {
 
 impl StateDir {
     /// All that other Pods write to, or will as soon as their VMs run.
-    pub fn writers_but(&self, uid: &PodUid) -> Result<Vec<Writer>, StateError> {
+    pub(crate) fn writers_but(&self, uid: &PodUid) -> Result<Vec<Writer>, StateError> {
         Ok(self.live_but(uid)?.into_iter().flat_map(Live::writers).collect())
     }
 
     /// The directories that other Pods are about to get. Until their guests are up, nobody may put anything else in their place.
-    pub fn promises_but(&self, uid: &PodUid) -> Result<Vec<Promise>, StateError> {
+    pub(crate) fn promises_but(&self, uid: &PodUid) -> Result<Vec<Promise>, StateError> {
         let mut found = Vec::new();
         for Live { pod, attempt, shares } in self.live_but(uid)? {
             if !attempt.is_up()? {
@@ -79,7 +79,7 @@ impl StateDir {
 impl Attempt {
     /// The same as [`StateDir::writers_but`], for a shim: without those that are only planned. They have written nothing yet, and
     /// whoever plans a VM waits for this one.
-    pub fn other_writers(&self) -> Result<Vec<Writer>, StateError> {
+    pub(crate) fn other_writers(&self) -> Result<Vec<Writer>, StateError> {
         // <state>/pods/<uid>/<restart>
         let Some(state) = self.path().ancestors().nth(3) else { return Ok(Vec::new()) };
         let mut found = Vec::new();

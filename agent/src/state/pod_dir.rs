@@ -13,7 +13,7 @@ use crate::pod::PodUid;
 
 /// What is kept of one Pod.
 #[derive(Debug, Clone)]
-pub struct PodDir {
+pub(crate) struct PodDir {
     pub(super) uid: PodUid,
     pub(super) path: PathBuf,
     pub(super) logs: PathBuf,
@@ -23,40 +23,40 @@ pub struct PodDir {
 
 impl PodDir {
     /// The Pod's UID.
-    pub fn uid(&self) -> &PodUid {
+    pub(crate) fn uid(&self) -> &PodUid {
         &self.uid
     }
 
     /// What is written down of it.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// All that there can be of the Pod.
-    pub fn paths(&self) -> [PathBuf; 3] {
+    pub(crate) fn paths(&self) -> [PathBuf; 3] {
         [self.path.clone(), self.logs.clone(), self.volumes_path()]
     }
 
     /// Who is at work on any of the Pod's VMs.
-    pub fn holder(&self) -> Result<Holder, StateError> {
+    pub(crate) fn holder(&self) -> Result<Holder, StateError> {
         let holders = self.attempts()?.iter().map(Attempt::holder).collect::<Result<Vec<_>, _>>()?;
         let one_is = |holder| holders.contains(&holder).then_some(holder);
         Ok(one_is(Holder::Shim).or_else(|| one_is(Holder::Tart)).unwrap_or(Holder::Nobody))
     }
 
     /// Records that the Pod was accepted; from here on it is ours to clean up after.
-    pub fn accept(&self, record: &PodRecord) -> Result<(), StateError> {
+    pub(crate) fn accept(&self, record: &PodRecord) -> Result<(), StateError> {
         file::create_dir(&self.path)?;
         file::write(&self.path.join("pod.json"), record)
     }
 
     /// The Pod as it was accepted, or `None` when it never was.
-    pub fn record(&self) -> Result<Option<PodRecord>, StateError> {
+    pub(crate) fn record(&self) -> Result<Option<PodRecord>, StateError> {
         file::read(&self.path.join("pod.json"))
     }
 
     /// All VMs that were made for the Pod and are not forgotten, oldest first.
-    pub fn attempts(&self) -> Result<Vec<Attempt>, StateError> {
+    pub(crate) fn attempts(&self) -> Result<Vec<Attempt>, StateError> {
         let names = file::entries(&self.path)?;
         let mut restarts: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
         restarts.sort_unstable();
@@ -64,60 +64,60 @@ impl PodDir {
     }
 
     /// The place of one VM, whether or not there is anything in it.
-    pub fn attempt(&self, restart: Restart) -> Attempt {
+    pub(crate) fn attempt(&self, restart: Restart) -> Attempt {
         Attempt::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
     }
 
     /// Where the output of a container goes.
-    pub fn log_path(&self, container: &str, restart: Restart) -> PathBuf {
+    pub(crate) fn log_path(&self, container: &str, restart: Restart) -> PathBuf {
         self.logs.join(container).join(format!("{restart}.log"))
     }
 
     /// Where a shim says what it does.
-    pub fn shim_log_path(&self, restart: Restart) -> PathBuf {
+    pub(crate) fn shim_log_path(&self, restart: Restart) -> PathBuf {
         self.logs.join(format!("{restart}.shim.log"))
     }
 
     /// Creates the directory for the logs of shims and of these containers.
-    pub fn create_logs<'a>(&self, containers: impl IntoIterator<Item = &'a str>) -> Result<(), StateError> {
+    pub(crate) fn create_logs<'a>(&self, containers: impl IntoIterator<Item = &'a str>) -> Result<(), StateError> {
         file::create_dir(&self.logs)?;
         containers.into_iter().try_for_each(|container| file::create_dir(&self.logs.join(container)))
     }
 
     /// Why the Pod is evicted, when it is.
-    pub fn evicted(&self) -> Result<Option<String>, StateError> {
+    pub(crate) fn evicted(&self) -> Result<Option<String>, StateError> {
         file::read(&self.path.join("evicted.json"))
     }
 
     /// Records that the Pod is evicted, and why.
-    pub fn evict(&self, why: &str) -> Result<(), StateError> {
+    pub(crate) fn evict(&self, why: &str) -> Result<(), StateError> {
         let path = self.path.join("evicted.json");
         disk_reserve::urgently(&path, || file::write(&path, &why))
     }
 
     /// Whether there is anything of the Pod's volumes.
-    pub fn has_volumes(&self) -> bool {
+    pub(crate) fn has_volumes(&self) -> bool {
         self.volumes_path().symlink_metadata().is_ok()
     }
 
     /// The directory with the Pod's volumes.
-    pub fn volumes_path(&self) -> PathBuf {
+    pub(crate) fn volumes_path(&self) -> PathBuf {
         self.volumes.join(self.uid.to_string())
     }
 
     /// The directory with the logs of its containers and shims.
-    pub fn logs_path(&self) -> &Path {
+    pub(crate) fn logs_path(&self) -> &Path {
         &self.logs
     }
 
     /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
-    pub fn wipe_volumes(&self) -> Result<(), StateError> {
+    pub(crate) fn wipe_volumes(&self) -> Result<(), StateError> {
         crate::fs::remove(&self.volumes, &self.uid.to_string())
             .map_err(|source| StateError::new("remove", &self.volumes_path(), source))
     }
 
     /// Forgets one VM: what may be secret first, its directory last, so that a crash in between is found and finished.
-    pub fn forget_attempt(&self, restart: Restart) -> Result<(), StateError> {
+    pub(crate) fn forget_attempt(&self, restart: Restart) -> Result<(), StateError> {
         let attempt = self.attempt(restart);
         // Without it there is nothing left to do.
         if !attempt.path().exists() {
@@ -141,7 +141,7 @@ impl PodDir {
     }
 
     /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
-    pub fn remove(&self) -> Result<(), StateError> {
+    pub(crate) fn remove(&self) -> Result<(), StateError> {
         self.wipe_volumes()?;
         crash_point::point("agent.forget.volumes");
         file::remove_dir(&self.logs)?;

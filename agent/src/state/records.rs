@@ -11,32 +11,32 @@ use crate::pod::PodName;
 
 /// A Pod as it was accepted: what the agent needs once the API no longer knows the Pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PodRecord {
+pub(crate) struct PodRecord {
     /// Where the Pod lives, or lived.
-    pub pod: PodName,
+    pub(crate) pod: PodName,
     /// The start time that its status shows.
-    pub accepted_at: Timestamp,
+    pub(crate) accepted_at: Timestamp,
 }
 
 /// How far a shim has come.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// The step that is under way.
-    pub stage: Stage,
+    pub(crate) stage: Stage,
     /// When that step began.
-    pub since: Timestamp,
+    pub(crate) since: Timestamp,
     /// What goes before a command that is to run in the main container's environment; empty while there is none.
     #[serde(default)]
-    pub enter: Vec<String>,
+    pub(crate) enter: Vec<String>,
     /// The same for one that has a limit: the seconds come after it, and then the command. The shim of an older agent has none.
     #[serde(default)]
-    pub probe: Vec<String>,
+    pub(crate) probe: Vec<String>,
 }
 
 /// The steps of a shim, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "name")]
-pub enum Stage {
+pub(crate) enum Stage {
     /// The VM is being cloned from the image.
     Cloning,
     /// It gets its own MAC address, serial number and size.
@@ -57,7 +57,7 @@ pub enum Stage {
 
 impl Stage {
     /// The guest's address, once it has one.
-    pub fn address(self) -> Option<IpAddr> {
+    pub(crate) fn address(self) -> Option<IpAddr> {
         match self {
             Self::Up { address } | Self::Running { address } => Some(address),
             Self::Cloning | Self::Configuring | Self::Booting => None,
@@ -67,21 +67,21 @@ impl Stage {
 
 /// The agent asks a shim to stop its VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StopRequest {
+pub(crate) struct StopRequest {
     /// When the guest must be gone.
-    pub deadline: Timestamp,
+    pub(crate) deadline: Timestamp,
     /// Whether there was any time until then when this was asked for: who is forced to stop runs no hook, and nobody misses it.
     #[serde(default)]
-    pub graceful: bool,
+    pub(crate) graceful: bool,
     /// Why, when it is not the Pod that has to go but only its container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cause: Option<StopCause>,
+    pub(crate) cause: Option<StopCause>,
 }
 
 /// Why a container is stopped although its Pod is to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum StopCause {
+pub(crate) enum StopCause {
     /// Its startup probe failed.
     FailedStartup,
     /// Its liveness probe failed.
@@ -92,7 +92,7 @@ pub enum StopCause {
 
 impl StopCause {
     /// Whether the container has failed, however well it then ends.
-    pub fn is_failure(self) -> bool {
+    pub(crate) fn is_failure(self) -> bool {
         match self {
             Self::FailedStartup | Self::FailedLiveness => true,
             Self::Changed => false,
@@ -113,50 +113,50 @@ impl std::fmt::Display for StopCause {
 
 impl StopRequest {
     /// To stop within this time from now.
-    pub fn within(grace: Duration, cause: Option<StopCause>) -> Self {
+    pub(crate) fn within(grace: Duration, cause: Option<StopCause>) -> Self {
         let deadline = Timestamp::now().saturating_add(grace).unwrap_or(Timestamp::MAX);
         Self { deadline, graceful: !grace.is_zero(), cause }
     }
 
     /// The time that is left at `now`.
-    pub fn time_left(self, now: Timestamp) -> Duration {
+    pub(crate) fn time_left(self, now: Timestamp) -> Duration {
         self.deadline.duration_since(now).try_into().unwrap_or(Duration::ZERO)
     }
 }
 
 /// How a VM ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// What ended it.
-    pub ending: Ending,
+    pub(crate) ending: Ending,
     /// When the container had started; absent when it never did.
-    pub started_at: Option<Timestamp>,
+    pub(crate) started_at: Option<Timestamp>,
     /// When it was over.
-    pub finished_at: Timestamp,
+    pub(crate) finished_at: Timestamp,
 }
 
 /// A container that runs before the main one, as its status shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InitState {
+pub(crate) struct InitState {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// What it does.
-    pub now: InitStage,
+    pub(crate) now: InitStage,
     /// How often it was started again.
-    pub restarts: u32,
+    pub(crate) restarts: u32,
     /// How it ended the time before.
-    pub last: Option<Outcome>,
+    pub(crate) last: Option<Outcome>,
 }
 
 impl InitState {
     /// One that has never run.
-    pub fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Self { name: name.to_owned(), now: InitStage::Waiting, restarts: 0, last: None }
     }
 
     /// The same container as it waits for its turn in the next VM, after one that has ended so.
     #[must_use]
-    pub fn in_next_vm(&self, vm: &Outcome) -> Self {
+    pub(crate) fn in_next_vm(&self, vm: &Outcome) -> Self {
         let last = match &self.now {
             InitStage::Over(outcome) => Some(outcome.clone()),
             InitStage::Running(since) => Some(Outcome::lost_with(*since, vm)),
@@ -168,7 +168,7 @@ impl InitState {
 
 impl Outcome {
     /// The end of a container that nobody saw, but that of its VM is one.
-    pub fn lost_with(since: Timestamp, vm: &Self) -> Self {
+    pub(crate) fn lost_with(since: Timestamp, vm: &Self) -> Self {
         Self { ending: Ending::Lost, started_at: Some(since), finished_at: vm.finished_at }
     }
 }
@@ -176,7 +176,7 @@ impl Outcome {
 /// What such a container does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum InitStage {
+pub(crate) enum InitStage {
     /// It waits for its turn.
     Waiting,
     /// It has failed, and waits to be started again.
@@ -189,46 +189,46 @@ pub enum InitStage {
 
 /// A container whose turn has come, and whose variables are to be looked up now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Due {
+pub(crate) struct Due {
     /// Its name.
-    pub container: String,
+    pub(crate) container: String,
     /// How often it was started before.
-    pub restarts: u32,
+    pub(crate) restarts: u32,
 }
 
 /// What the agent has for a container whose turn has come. It may be secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Delivery {
+pub(crate) struct Delivery {
     /// Which start it is for.
-    pub due: Due,
+    pub(crate) due: Due,
     /// What is to run.
-    pub command: GuestCommand,
+    pub(crate) command: GuestCommand,
 }
 
 /// The command that was last started in the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastCommand {
+pub(crate) struct LastCommand {
     /// The container whose command it is.
-    pub container: String,
+    pub(crate) container: String,
     /// When it was started.
-    pub begun: Timestamp,
+    pub(crate) begun: Timestamp,
     /// What prints its exit code, once it has ended, when it is run in the guest.
-    pub exit: Vec<String>,
+    pub(crate) exit: Vec<String>,
 }
 
 /// Something that a person should be told of, which the shim cannot do itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Notice {
+pub(crate) struct Notice {
     /// One word.
-    pub reason: String,
+    pub(crate) reason: String,
     /// The rest.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// What ended a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
-pub enum Ending {
+pub(crate) enum Ending {
     /// The guest shut down, or its command ended, by itself.
     Exited {
         /// The exit code of the container.
@@ -265,7 +265,7 @@ pub enum Ending {
 /// What keeps every VM from starting on a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "name")]
-pub enum HostFault {
+pub(crate) enum HostFault {
     /// There is no GUI session, or its keychain is locked.
     Session,
     /// macOS allows no further VM.
@@ -279,7 +279,7 @@ pub enum HostFault {
 
 impl Ending {
     /// The kubelet's word for a failure; `None` when it was none.
-    pub fn failure(&self) -> Option<&str> {
+    pub(crate) fn failure(&self) -> Option<&str> {
         match self {
             Self::NotStarted { reason, .. } => Some(reason),
             Self::Lost => Some("ContainerStatusUnknown"),
@@ -289,7 +289,7 @@ impl Ending {
     }
 
     /// The exit code that the container's status shows.
-    pub fn exit_code(&self) -> i32 {
+    pub(crate) fn exit_code(&self) -> i32 {
         match self {
             Self::Exited { code, .. } | Self::InitFailed { code, .. } => *code,
             Self::Stopped { killed: false } => 0,

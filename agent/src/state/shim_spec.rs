@@ -15,86 +15,86 @@ use crate::names::vm::{BaseName, VmName};
 
 /// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShimSpec {
+pub(crate) struct ShimSpec {
     /// The VM to make and run.
-    pub vm: VmName,
+    pub(crate) vm: VmName,
     /// The image: `host/namespace/repository@sha256:…`.
-    pub image: String,
+    pub(crate) image: String,
     /// The image as the Pod named it; the plan of an older agent does not say.
     #[serde(default)]
-    pub image_name: Option<String>,
+    pub(crate) image_name: Option<String>,
     /// The VM to clone; the image itself when absent, or gone.
     #[serde(default)]
-    pub base: Option<BaseName>,
+    pub(crate) base: Option<BaseName>,
     /// The `tart` program.
-    pub tart: PathBuf,
+    pub(crate) tart: PathBuf,
     /// Cores for the VM; the image's own number when absent.
     #[serde(default)]
-    pub cpu: Option<u32>,
+    pub(crate) cpu: Option<u32>,
     /// Memory for the VM in MiB; the image's own size when absent.
     #[serde(default)]
-    pub memory_mib: Option<u64>,
+    pub(crate) memory_mib: Option<u64>,
     /// Whether so many cores are a limit: more, where the image needs them, is worth telling.
     #[serde(default)]
-    pub cpu_is_limit: bool,
+    pub(crate) cpu_is_limit: bool,
     /// The same of its memory.
     #[serde(default)]
-    pub memory_is_limit: bool,
+    pub(crate) memory_is_limit: bool,
     /// Directories of the host that the guest gets to see.
     #[serde(default)]
-    pub shares: Vec<Share>,
+    pub(crate) shares: Vec<Share>,
     /// What makes the guest the Pod's.
     #[serde(default)]
-    pub identity: GuestIdentity,
+    pub(crate) identity: GuestIdentity,
     /// Containers that run one after the other before the main one.
     #[serde(default)]
-    pub init: Vec<ContainerSpec>,
+    pub(crate) init: Vec<ContainerSpec>,
     /// What is known of them from the VMs before.
     #[serde(default)]
-    pub init_before: Vec<InitState>,
+    pub(crate) init_before: Vec<InitState>,
     /// Whether one of those that fails is tried again, in the same guest.
     #[serde(default)]
-    pub init_again: bool,
+    pub(crate) init_again: bool,
     /// The main container.
-    pub main: ContainerSpec,
+    pub(crate) main: ContainerSpec,
     /// What a guest without a command is given; the plan of an older agent does not say.
     #[serde(default)]
-    pub boot: Option<GuestBoot>,
+    pub(crate) boot: Option<GuestBoot>,
     /// Where a guest without a command can leave how it ended.
     #[serde(default)]
-    pub status_dir: Option<PathBuf>,
+    pub(crate) status_dir: Option<PathBuf>,
     /// How long a container may take to end when the shim itself has a reason to end it.
-    pub grace: Duration,
+    pub(crate) grace: Duration,
     /// How long the guest may take from power-on to an address, and to an answering guest agent.
-    pub boot_limit: Duration,
+    pub(crate) boot_limit: Duration,
     /// Ports of the host that lead into the guest.
     #[serde(default)]
-    pub host_ports: Vec<HostPort>,
+    pub(crate) host_ports: Vec<HostPort>,
     /// The file in which macOS writes down whom it has lent addresses to.
     #[serde(default)]
-    pub dhcp_leases: Option<PathBuf>,
+    pub(crate) dhcp_leases: Option<PathBuf>,
     /// How often in a row the container had failed before this VM; sets the back-off after it.
     #[serde(default)]
-    pub crashes: u32,
+    pub(crate) crashes: u32,
 }
 
 /// A port of the host that leads into the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostPort {
+pub(crate) struct HostPort {
     /// What is forwarded.
-    pub protocol: Protocol,
+    pub(crate) protocol: Protocol,
     /// The host's address to listen at; all that it has when absent.
-    pub address: Option<IpAddr>,
+    pub(crate) address: Option<IpAddr>,
     /// The port there.
-    pub port: u16,
+    pub(crate) port: u16,
     /// The port in the guest.
-    pub guest_port: u16,
+    pub(crate) guest_port: u16,
 }
 
 /// What can be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Protocol {
+pub(crate) enum Protocol {
     /// Connections.
     Tcp,
     /// Datagrams.

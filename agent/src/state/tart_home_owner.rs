@@ -28,7 +28,7 @@ const OWNER: &str = "tart-kubelet.json";
 
 /// Tart's home is this agent's for as long as it lives.
 #[derive(Debug)]
-pub struct Claim {
+pub(crate) struct Claim {
     tart: Tart,
     node: String,
     /// The cluster that the Node was in before, as far as that is known.
@@ -38,7 +38,7 @@ pub struct Claim {
 
 /// Tart's home cannot be this agent's.
 #[derive(Debug, thiserror::Error)]
-pub enum ClaimError {
+pub(crate) enum ClaimError {
     /// Another agent works there.
     #[error(
         "another tart-kubelet{} uses tart's home {}, and one home serves one Node: stop that agent, or give this one a \
@@ -119,7 +119,7 @@ fn list(vms: &[VmName]) -> String {
 
 impl Claim {
     /// Makes tart's home this agent's. From another Node's it is taken over only when nothing of that Node's Pods is at work.
-    pub fn take(tart: &Tart, node: &NodeName) -> Result<Self, ClaimError> {
+    pub(crate) fn take(tart: &Tart, node: &NodeName) -> Result<Self, ClaimError> {
         let home = tart.home();
         let lock_path = home.join("tart-kubelet.lock");
         file::create_dir(home)?;
@@ -147,7 +147,7 @@ impl Claim {
     /// Makes it this cluster's, once that is known. From another one's it is taken over only when nothing of its Pods is at work.
     ///
     /// Where nothing says that it was another one's, a full disk is no reason to refuse: only an agent that runs can make room on it.
-    pub fn join(&self, cluster: Cluster) -> Result<(), ClaimError> {
+    pub(crate) fn join(&self, cluster: Cluster) -> Result<(), ClaimError> {
         if self.before.as_ref() == Some(&cluster) {
             return Ok(());
         }

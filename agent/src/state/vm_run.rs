@@ -32,7 +32,7 @@ const MOST_NOTICES: usize = 50;
 
 /// The directory of one VM.
 #[derive(Debug, Clone)]
-pub struct Attempt {
+pub(crate) struct Attempt {
     uid: PodUid,
     restart: Restart,
     path: PathBuf,
@@ -41,47 +41,47 @@ pub struct Attempt {
 /// Everything that is known of a VM, read in an order that makes it consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a file that is there or not")]
-pub struct AttemptView {
+pub(crate) struct AttemptView {
     /// Which of the Pod's VMs this is.
-    pub restart: Restart,
+    pub(crate) restart: Restart,
     /// Who is at work on it.
-    pub holder: Holder,
+    pub(crate) holder: Holder,
     /// What was planned; absent when the agent died before it had written it.
-    pub spec: Option<ShimSpec>,
+    pub(crate) spec: Option<ShimSpec>,
     /// Whether a shim has ever taken it up.
-    pub begun: bool,
+    pub(crate) begun: bool,
     /// How far the shim has come.
-    pub progress: Option<Progress>,
+    pub(crate) progress: Option<Progress>,
     /// The containers that run before the main one.
-    pub init: Vec<InitState>,
+    pub(crate) init: Vec<InitState>,
     /// What a person should be told of.
-    pub notices: Vec<Notice>,
+    pub(crate) notices: Vec<Notice>,
     /// Whether the shim waits for room on the disk.
-    pub wants_room: bool,
+    pub(crate) wants_room: bool,
     /// The container that the shim has no command for yet.
-    pub due: Option<Due>,
+    pub(crate) due: Option<Due>,
     /// What the shim was asked for.
-    pub stop: Option<StopRequest>,
+    pub(crate) stop: Option<StopRequest>,
     /// How its command ended, when that is known before the VM is gone.
-    pub result: Option<Outcome>,
+    pub(crate) result: Option<Outcome>,
     /// Whether its container has ended before the shim had heard of anybody who wants it to.
-    pub by_itself: bool,
+    pub(crate) by_itself: bool,
     /// Whether the guest was asked what it knows of an end that the shim did not live to write down.
-    pub asked: bool,
+    pub(crate) asked: bool,
     /// How it ended; nothing of it runs any more.
-    pub outcome: Option<Outcome>,
+    pub(crate) outcome: Option<Outcome>,
     /// Whether the VM is known to be deleted.
-    pub cleaned: bool,
+    pub(crate) cleaned: bool,
 }
 
 impl AttemptView {
     /// How often in a row the container had failed before this VM; not at all where the plan is lost.
-    pub fn crashes(&self) -> u32 {
+    pub(crate) fn crashes(&self) -> u32 {
         self.spec.as_ref().map_or(0, |spec| spec.crashes)
     }
 
     /// What is known of the containers before the main one, from this VM or from those before it.
-    pub fn init_states(&self) -> &[InitState] {
+    pub(crate) fn init_states(&self) -> &[InitState] {
         match &self.spec {
             Some(spec) if self.init.is_empty() => &spec.init_before,
             _ => &self.init,
@@ -89,12 +89,12 @@ impl AttemptView {
     }
 
     /// What its container was stopped for, unless it was over by then.
-    pub fn heeded_stop(&self) -> Option<StopRequest> {
+    pub(crate) fn heeded_stop(&self) -> Option<StopRequest> {
         self.stop.filter(|_| !self.by_itself)
     }
 
     /// Since when its container runs, or ran; absent when it never did.
-    pub fn running_since(&self) -> Option<Timestamp> {
+    pub(crate) fn running_since(&self) -> Option<Timestamp> {
         let running = |progress: &&Progress| matches!(progress.stage, Stage::Running { .. });
         self.progress.as_ref().filter(running).map(|progress| progress.since)
     }
@@ -102,7 +102,7 @@ impl AttemptView {
 
 /// Who is at work on a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holder {
+pub(crate) enum Holder {
     /// Its shim lives.
     Shim,
     /// Its shim is gone, but a `tart` that the shim had started is not.
@@ -113,7 +113,7 @@ pub enum Holder {
 
 /// The image that a VM needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum UsedImage {
+pub(crate) enum UsedImage {
     /// None: there is no VM, and nobody is about to make one.
     None,
     /// This one.
@@ -137,7 +137,7 @@ impl Attempt {
     }
 
     /// Opens the directory that a shim was told to serve.
-    pub fn open(path: &Path) -> Result<(Self, ShimSpec), StateError> {
+    pub(crate) fn open(path: &Path) -> Result<(Self, ShimSpec), StateError> {
         let spec_path = path.join("spec.json");
         let missing = || StateError::new("read", &spec_path, io::ErrorKind::NotFound.into());
         let spec: ShimSpec = file::read(&spec_path)?.ok_or_else(missing)?;
@@ -145,28 +145,28 @@ impl Attempt {
     }
 
     /// The directory itself.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Which of the Pod's VMs this is.
-    pub fn restart(&self) -> Restart {
+    pub(crate) fn restart(&self) -> Restart {
         self.restart
     }
 
     /// The VM's name.
-    pub fn vm(&self) -> VmName {
+    pub(crate) fn vm(&self) -> VmName {
         VmName::new(self.uid.clone(), self.restart)
     }
 
     /// Writes down what is to be run, before anything is.
-    pub fn plan(&self, spec: &ShimSpec) -> Result<(), StateError> {
+    pub(crate) fn plan(&self, spec: &ShimSpec) -> Result<(), StateError> {
         file::create_dir(&self.path)?;
         file::write(&self.path.join("spec.json"), spec)
     }
 
     /// What is known of the VM now.
-    pub fn view(&self) -> Result<AttemptView, StateError> {
+    pub(crate) fn view(&self) -> Result<AttemptView, StateError> {
         // The order matters: a shim writes its outcome before it lets go of its lock, so a lock that is
         // free makes the outcome, or its absence, final.
         let holder = self.holder()?;
@@ -191,7 +191,7 @@ impl Attempt {
     }
 
     /// The image that the VM was made from, or will be, until the VM is deleted.
-    pub fn image(&self) -> Result<UsedImage, StateError> {
+    pub(crate) fn image(&self) -> Result<UsedImage, StateError> {
         // The plan first: a VM that is found to be deleted after that needs nothing, whatever was planned.
         let spec: Option<ShimSpec> = self.read("spec.json")?;
         if self.is_cleaned() {
@@ -206,20 +206,20 @@ impl Attempt {
     }
 
     /// What was planned, unless the VM is over.
-    pub fn live_spec(&self) -> Result<Option<ShimSpec>, StateError> {
+    pub(crate) fn live_spec(&self) -> Result<Option<ShimSpec>, StateError> {
         let spec = self.read("spec.json")?;
         let is_over = || ["outcome.json", "cleaned"].iter().any(|name| self.path.join(name).exists());
         Ok(spec.filter(|_: &ShimSpec| !is_over()))
     }
 
     /// Whether the guest has come up.
-    pub fn is_up(&self) -> Result<bool, StateError> {
+    pub(crate) fn is_up(&self) -> Result<bool, StateError> {
         let progress: Option<Progress> = self.read("progress.json")?;
         Ok(progress.is_some_and(|progress| progress.stage.address().is_some()))
     }
 
     /// The addresses that other live VMs of this host have.
-    pub fn addresses_of_others(&self) -> Result<Vec<IpAddr>, StateError> {
+    pub(crate) fn addresses_of_others(&self) -> Result<Vec<IpAddr>, StateError> {
         // <state>/pods/<uid>/<restart>
         let Some(state) = self.path.ancestors().nth(3) else { return Ok(Vec::new()) };
         let mut found = Vec::new();
@@ -235,7 +235,7 @@ impl Attempt {
     }
 
     /// Who is at work on the VM.
-    pub fn holder(&self) -> Result<Holder, StateError> {
+    pub(crate) fn holder(&self) -> Result<Holder, StateError> {
         Ok(if self.is_held("shim.lock")? {
             Holder::Shim
         } else if self.is_held("tart.lock")? {
@@ -246,14 +246,14 @@ impl Attempt {
     }
 
     /// Becomes the shim of this VM with the lock that the agent left as `file`; `None` when the VM has had one.
-    pub fn inherit_shim_lock(&self, file: File) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn inherit_shim_lock(&self, file: File) -> Result<Option<Lock>, StateError> {
         let path = self.path.join("shim.lock");
         let lock = Lock::inherit(file, &path).map_err(|source| StateError::new("inherit", &path, source))?;
         Ok(lock.filter(|_| !self.has_begun().unwrap_or(true)))
     }
 
     /// Whether a shim has ever taken the VM up.
-    pub fn has_begun(&self) -> Result<bool, StateError> {
+    pub(crate) fn has_begun(&self) -> Result<bool, StateError> {
         let exists = |name: &str| {
             let path = self.path.join(name);
             path.try_exists().map_err(|source| StateError::new("look for", &path, source))
@@ -262,23 +262,23 @@ impl Attempt {
     }
 
     /// Keeps every shim away from this VM for as long as the lock is held; `None` when one is there.
-    pub fn seal(&self) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn seal(&self) -> Result<Option<Lock>, StateError> {
         self.take("shim.lock")
     }
 
     /// Notes which process the shim is.
-    pub fn sign(&self, pid: u32) -> Result<(), StateError> {
+    pub(crate) fn sign(&self, pid: u32) -> Result<(), StateError> {
         let path = self.path.join("shim.pid");
         disk_reserve::repeatedly(&path, || file::write(&path, &pid))
     }
 
     /// The process that has signed as the shim. It may be long gone, and another one have its number.
-    pub fn signed(&self) -> Result<Option<Pid>, StateError> {
+    pub(crate) fn signed(&self) -> Result<Option<Pid>, StateError> {
         Ok(self.read::<i32>("shim.pid")?.filter(|&pid| pid > 1).map(Pid::from_raw))
     }
 
     /// Kills the shim, if it lives: the process that has signed, while the lock that it holds is held. Says whether one has.
-    pub fn kill_shim(&self) -> Result<bool, StateError> {
+    pub(crate) fn kill_shim(&self) -> Result<bool, StateError> {
         let Some(pid) = self.signed()? else { return Ok(false) };
         if self.is_held("shim.lock")? {
             // It fails only when the shim is gone, which is what we want.
@@ -288,23 +288,23 @@ impl Attempt {
     }
 
     /// Takes the lock that every `tart` which works on this VM shares; `None` when an old one still does.
-    pub fn take_tart_lock(&self) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn take_tart_lock(&self) -> Result<Option<Lock>, StateError> {
         self.take("tart.lock")
     }
 
     /// Records that the VM is taken up: from here on it is never run again.
-    pub fn begin(&self) -> Result<(), StateError> {
+    pub(crate) fn begin(&self) -> Result<(), StateError> {
         self.touch("begun")
     }
 
     /// Records the same of a VM of which nothing else may be known.
-    pub fn begin_again(&self) -> Result<(), StateError> {
+    pub(crate) fn begin_again(&self) -> Result<(), StateError> {
         file::create_dir(&self.path)?;
         self.begin()
     }
 
     /// Returns when not even a power cut can undo [`begin`](Self::begin).
-    pub fn sync_begun(&self) -> Result<(), StateError> {
+    pub(crate) fn sync_begun(&self) -> Result<(), StateError> {
         file::sync(&self.path.join("begun"))?;
         // The directory itself is as new as what is in it.
         file::sync(&self.path)?;
@@ -312,7 +312,7 @@ impl Attempt {
     }
 
     /// Records how far the shim has come.
-    pub fn progress(&self, progress: &Progress) -> Result<(), StateError> {
+    pub(crate) fn progress(&self, progress: &Progress) -> Result<(), StateError> {
         let mut steps = self.steps()?;
         if steps.len() < MOST_STEPS {
             steps.push(progress.clone());
@@ -323,29 +323,29 @@ impl Attempt {
     }
 
     /// How the shim has come there: all its steps, in order.
-    pub fn steps(&self) -> Result<Vec<Progress>, StateError> {
+    pub(crate) fn steps(&self) -> Result<Vec<Progress>, StateError> {
         Ok(self.read::<ProgressFile>("progress.json")?.map(|file| file.steps).unwrap_or_default())
     }
 
     /// Records what the containers before the main one do.
-    pub fn record_init(&self, states: &[InitState]) -> Result<(), StateError> {
+    pub(crate) fn record_init(&self, states: &[InitState]) -> Result<(), StateError> {
         let path = self.path.join("init.json");
         disk_reserve::repeatedly(&path, || file::write(&path, &states))
     }
 
     /// Records which command is about to start in the guest.
-    pub fn record_command(&self, command: &LastCommand) -> Result<(), StateError> {
+    pub(crate) fn record_command(&self, command: &LastCommand) -> Result<(), StateError> {
         file::write(&self.path.join("command.json"), command)
     }
 
     /// The command that was last started in the guest, or was about to be.
-    pub fn last_command(&self) -> Result<Option<LastCommand>, StateError> {
+    pub(crate) fn last_command(&self) -> Result<Option<LastCommand>, StateError> {
         self.read("command.json")
     }
 
     /// Leaves something for the agent to tell, and says whether it is new. What is tried again for days is told once, and a guest that
     /// finds other words each time is not told of for ever: both would fill the disk.
-    pub fn notice(&self, notice: &Notice) -> Result<bool, StateError> {
+    pub(crate) fn notice(&self, notice: &Notice) -> Result<bool, StateError> {
         let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
         if all.contains(notice) || all.len() >= MOST_NOTICES {
             return Ok(false);
@@ -356,66 +356,66 @@ impl Attempt {
     }
 
     /// Asks the agent to make room on the disk.
-    pub fn ask_for_room(&self) -> Result<(), StateError> {
+    pub(crate) fn ask_for_room(&self) -> Result<(), StateError> {
         let path = self.path.join("wants-room");
         disk_reserve::repeatedly(&path, || create(&path))
     }
 
     /// Whether the agent has not done yet what it can about room.
-    pub fn wants_room(&self) -> bool {
+    pub(crate) fn wants_room(&self) -> bool {
         self.path.join("wants-room").exists()
     }
 
     /// Tells the shim that there is as much room as there can be. To remove a file takes none.
-    pub fn tell_room_is_made(&self) -> Result<(), StateError> {
+    pub(crate) fn tell_room_is_made(&self) -> Result<(), StateError> {
         file::remove(&self.path.join("wants-room"))
     }
 
     /// How many notices have been told.
-    pub fn told(&self) -> Result<usize, StateError> {
+    pub(crate) fn told(&self) -> Result<usize, StateError> {
         Ok(self.read("told.json")?.unwrap_or_default())
     }
 
     /// Records that this many notices have been told.
-    pub fn mark_told(&self, count: usize) -> Result<(), StateError> {
+    pub(crate) fn mark_told(&self, count: usize) -> Result<(), StateError> {
         file::write(&self.path.join("told.json"), &count)
     }
 
     /// Asks the shim to stop the VM; an earlier deadline replaces a later one.
-    pub fn request_stop(&self, request: StopRequest) -> Result<(), StateError> {
+    pub(crate) fn request_stop(&self, request: StopRequest) -> Result<(), StateError> {
         let path = self.path.join("stop.json");
         disk_reserve::urgently(&path, || file::write(&path, &request))
     }
 
     /// What the shim was asked for.
-    pub fn stop_request(&self) -> Result<Option<StopRequest>, StateError> {
+    pub(crate) fn stop_request(&self) -> Result<Option<StopRequest>, StateError> {
         self.read("stop.json")
     }
 
     /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
-    pub fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
+    pub(crate) fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
         let path = self.path.join("result.json");
         disk_reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
     /// Records that nobody was heeded who may have asked for the end of the container.
-    pub fn mark_by_itself(&self) -> Result<(), StateError> {
+    pub(crate) fn mark_by_itself(&self) -> Result<(), StateError> {
         self.touch("by-itself")
     }
 
     /// Records that the guest has told all that it knows.
-    pub fn mark_asked(&self) -> Result<(), StateError> {
+    pub(crate) fn mark_asked(&self) -> Result<(), StateError> {
         self.touch("asked")
     }
 
     /// Records how the VM ended. It is the last thing that is done for it: nothing of it may run any more.
-    pub fn finish(&self, outcome: &Outcome) -> Result<(), StateError> {
+    pub(crate) fn finish(&self, outcome: &Outcome) -> Result<(), StateError> {
         let path = self.path.join("outcome.json");
         disk_reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
     /// Forgets what may be secret in the plan of a VM that is over, also in one that is spoilt or was never finished.
-    pub fn scrub(&self) -> Result<(), StateError> {
+    pub(crate) fn scrub(&self) -> Result<(), StateError> {
         self.remove_delivery()?;
         let path = self.path.join("spec.json");
         file::remove_half_written(&path)?;
@@ -425,17 +425,17 @@ impl Attempt {
     }
 
     /// Records that the VM is deleted.
-    pub fn mark_cleaned(&self) -> Result<(), StateError> {
+    pub(crate) fn mark_cleaned(&self) -> Result<(), StateError> {
         self.touch("cleaned")
     }
 
     /// Whether the VM is known to be deleted.
-    pub fn is_cleaned(&self) -> bool {
+    pub(crate) fn is_cleaned(&self) -> bool {
         self.path.join("cleaned").exists()
     }
 
     /// Forgets the VM.
-    pub fn remove(&self) -> Result<(), StateError> {
+    pub(crate) fn remove(&self) -> Result<(), StateError> {
         file::remove_dir(&self.path)
     }
 

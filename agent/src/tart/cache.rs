@@ -14,13 +14,13 @@ const MAX_LEVELS: usize = 16;
 
 /// An image in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CachedImage {
+pub(crate) struct CachedImage {
     /// Its exact name.
-    pub digest: ImageDigest,
+    pub(crate) digest: ImageDigest,
     /// The names with a tag that lead to it.
-    pub tags: Vec<String>,
+    pub(crate) tags: Vec<String>,
     /// What its files take, blocks that they share with VMs included.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// All images that are whole, in the order of their names.

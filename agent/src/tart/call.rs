@@ -25,9 +25,9 @@ const PIPE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a successful call printed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TartOutput {
+pub(crate) struct TartOutput {
     /// Standard output.
-    pub stdout: String,
+    pub(crate) stdout: String,
 }
 
 /// Runs `command` to its end, or kills its whole process group when `limit` is over.

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 /// Where something that tart has comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub enum Source {
+pub(crate) enum Source {
     /// It is a VM.
     #[serde(rename = "local")]
     Local,

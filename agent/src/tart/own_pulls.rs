@@ -8,7 +8,7 @@ use crate::os::process_table::{self, Running, TableError};
 
 /// The images that our own tarts pull at a moment, by full name. One that is not among them will not be brought by any of them any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnPulls(Vec<String>);
+pub(crate) struct OwnPulls(Vec<String>);
 
 impl OwnPulls {
     /// Looks which there are in a home.
@@ -17,7 +17,7 @@ impl OwnPulls {
     }
 
     /// Whether one of them pulls an image.
-    pub fn has(&self, image: &str) -> bool {
+    pub(crate) fn has(&self, image: &str) -> bool {
         self.0.contains(&full_name(image))
     }
 

@@ -35,7 +35,7 @@ pub(super) fn mark(command: &mut Command, limit: Duration) {
 }
 
 /// Kills the calls of earlier agents in this home that are overdue, and the others when they are. Returns when there are none.
-pub async fn end_overdue_calls(home: PathBuf) {
+pub(crate) async fn end_overdue_calls(home: PathBuf) {
     loop {
         let running: Vec<Running> = match spawn_blocking(process_table::others).await {
             Ok(Ok(running)) => {

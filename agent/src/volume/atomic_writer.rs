@@ -35,7 +35,7 @@ const DIR_MODE: u32 = 0o755;
 
 /// Files that cannot be put into a volume.
 #[derive(Debug, thiserror::Error)]
-pub enum TreeError {
+pub(crate) enum TreeError {
     /// A path that leads elsewhere, or into what keeps the volume together.
     #[error("`{}` is not a path inside a volume", .0.display())]
     Path(PathBuf),

@@ -18,13 +18,13 @@ pub(super) const STATUS: &str = "pod_status";
 
 /// The shares of a guest that only boots.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BootShares {
+pub(crate) struct BootShares {
     /// What the guest sees.
-    pub shares: Vec<Share>,
+    pub(crate) shares: Vec<Share>,
     /// The file in which it finds its variables.
-    pub environment_file: PathBuf,
+    pub(crate) environment_file: PathBuf,
     /// Where the guest can leave how it ended.
-    pub status_dir: PathBuf,
+    pub(crate) status_dir: PathBuf,
 }
 
 /// The directory of one VM's shares among the Pod's volumes: no volume has a name like this, and no guest sees it.
@@ -44,7 +44,7 @@ pub(super) fn latest(volumes: &Path) -> io::Result<PathBuf> {
 }
 
 /// Makes the directories, with the file `environment` in the one that the guest can only read. They go with the Pod's volumes.
-pub fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io::Result<BootShares> {
+pub(crate) fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io::Result<BootShares> {
     let root = pod.volumes_path().join(dir_name(restart));
     let (environment_dir, status_dir) = (root.join(ENVIRONMENT), root.join(STATUS));
     for dir in [&environment_dir, &status_dir] {
@@ -65,7 +65,7 @@ pub fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io
 }
 
 /// Writes the file `environment` anew, in one instant for whoever reads it.
-pub fn rewrite(environment_file: &Path, variables: &[(String, String)]) -> io::Result<()> {
+pub(crate) fn rewrite(environment_file: &Path, variables: &[(String, String)]) -> io::Result<()> {
     let temp = write_aside(environment_file, variables)?;
     crash_point::point("shim.environment");
     fs::rename(temp, environment_file)

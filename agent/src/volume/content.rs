@@ -22,7 +22,7 @@ const USUAL_MODE: i32 = 0o644;
 
 /// The files of one volume, which follow the objects that they are made of.
 #[derive(Debug)]
-pub struct Content {
+pub(crate) struct Content {
     sources: Vec<Source>,
     mode: FileMode,
     pod: watch::Receiver<Arc<Pod>>,
@@ -41,7 +41,7 @@ enum Source {
 
 /// A volume that cannot be filled, or not yet.
 #[derive(Debug, thiserror::Error)]
-pub enum ContentError {
+pub(crate) enum ContentError {
     /// There is no such `ConfigMap`.
     #[error("configmap \"{0}\" not found")]
     ConfigMapMissing(String),
@@ -66,7 +66,7 @@ impl Content {
     /// The content of a volume; nothing when it is a volume of another kind. Must be called inside a runtime.
     ///
     /// The objects are watched for as long as this lives.
-    pub fn of(volume: &Volume, pod: watch::Receiver<Arc<Pod>>, world: &World) -> Option<Self> {
+    pub(crate) fn of(volume: &Volume, pod: watch::Receiver<Arc<Pod>>, world: &World) -> Option<Self> {
         let now = pod.borrow().clone();
         let (sources, mode) = if let Some(volume) = &volume.config_map {
             let source = config_map(world, &now, &volume.name, volume.items.clone(), volume.optional);
@@ -88,7 +88,7 @@ impl Content {
     }
 
     /// The files as they are to be now. Asks for a token if one is due, and waits some seconds for objects at most.
-    pub async fn payload(&mut self) -> Result<Payload, ContentError> {
+    pub(crate) async fn payload(&mut self) -> Result<Payload, ContentError> {
         let pod = self.pod.borrow_and_update().clone();
         let mut parts = Vec::new();
         // All of them, even if one fails: `changed` counts from what each has last said.
@@ -99,7 +99,7 @@ impl Content {
     }
 
     /// Waits until `payload` would say something else than it last did. Safe to cancel.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         let waits = self.sources.iter_mut().map(|source| -> BoxFuture<'_, ()> {
             match source {
                 Source::ConfigMap { object, .. } => Box::pin(object.changed()),

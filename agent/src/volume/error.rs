@@ -7,7 +7,7 @@ use crate::error_chain::{self, chain};
 
 /// What is in the way of a volume: words for people, and whether a full disk is behind them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub(crate) struct Problem {
     words: String,
     no_space: bool,
 }
@@ -18,7 +18,7 @@ impl Problem {
     }
 
     /// Whether the disk is full.
-    pub fn is_for_want_of_space(&self) -> bool {
+    pub(crate) fn is_for_want_of_space(&self) -> bool {
         self.no_space
     }
 }

@@ -19,7 +19,7 @@ const DIR_MODE: u32 = 0o755;
 
 /// A directory of the host that Pods may have, with all that is in it: `--allowed-host-path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllowedHostPath {
+pub(crate) struct AllowedHostPath {
     path: PathBuf,
     read_only: bool,
 }
@@ -27,7 +27,7 @@ pub struct AllowedHostPath {
 /// A flag that allows nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an absolute path, with or without `:ro` at its end")]
-pub struct BadHostPath(String);
+pub(crate) struct BadHostPath(String);
 
 impl FromStr for AllowedHostPath {
     type Err = BadHostPath;
@@ -45,7 +45,7 @@ impl FromStr for AllowedHostPath {
 
 /// What this Node lets Pods have of the host.
 #[derive(Debug, Clone, Default)]
-pub struct HostPaths {
+pub(crate) struct HostPaths {
     allowed: Vec<AllowedHostPath>,
     /// The agent's own directory, which no Pod may reach.
     state: PathBuf,
@@ -55,7 +55,7 @@ pub struct HostPaths {
 
 /// A directory of the host that a Pod cannot have.
 #[derive(Debug, thiserror::Error)]
-pub enum HostPathError {
+pub(crate) enum HostPathError {
     /// The path is not one.
     #[error("hostPath `{0}` is not an absolute path without `..`")]
     NotPlain(String),
@@ -132,7 +132,7 @@ pub(super) struct HostDir {
 
 impl HostPaths {
     /// What the flags allow; `state` is the agent's own directory, `tart_home` that of its VMs.
-    pub fn new(allowed: Vec<AllowedHostPath>, state: &Path, tart_home: &Path) -> Self {
+    pub(crate) fn new(allowed: Vec<AllowedHostPath>, state: &Path, tart_home: &Path) -> Self {
         Self { allowed, state: state.to_owned(), tart_home: tart_home.to_owned() }
     }
 

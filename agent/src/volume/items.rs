@@ -15,7 +15,7 @@ const LONGEST_PATH: usize = 4096;
 
 /// Files that no volume can hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadFiles {
+pub(crate) enum BadFiles {
     /// A `ConfigMap` lacks a key.
     #[error("configmap references non-existent config key: {0}")]
     NoConfigMapKey(String),

@@ -8,12 +8,12 @@ use crate::state::{PodDir, StateError};
 use crate::tart::Tart;
 
 /// All that a Pod takes, in bytes. `None` when there is too much to measure.
-pub fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
+pub(crate) fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
     Ok(sum(taken(&dir.volumes_path()), beside_volumes(dir, tart)?))
 }
 
 /// The same without its volumes, which are the only thing that a guest can make long to look at.
-pub fn beside_volumes(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
+pub(crate) fn beside_volumes(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
     let mut total = taken(dir.logs_path());
     for attempt in dir.attempts()? {
         let base = attempt.view()?.spec.and_then(|spec| spec.base);

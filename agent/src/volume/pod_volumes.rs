@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The volumes of one Pod. What it has started ends when it is dropped.
 #[derive(Debug)]
-pub struct PodVolumes {
+pub(crate) struct PodVolumes {
     /// Whose they are.
     uid: PodUid,
     /// The directory with all of them.
@@ -65,16 +65,16 @@ pub struct PodVolumes {
 
 /// What a VM gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The directories that it is given.
-    pub shares: Vec<Share>,
+    pub(crate) shares: Vec<Share>,
     /// Where each container expects them, by the container's name.
-    pub mounts: BTreeMap<String, Vec<Mount>>,
+    pub(crate) mounts: BTreeMap<String, Vec<Mount>>,
 }
 
 /// Volumes that a VM cannot have, or not yet. It is worth another try when [`PodVolumes::changed`] says so, or after a while.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PrepareError {
+pub(crate) enum PrepareError {
     /// Volumes that cannot be set up.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Mount(Vec<MountFailure>),
@@ -93,7 +93,7 @@ pub enum PrepareError {
 
 impl PrepareError {
     /// The kubelet's word for it: the reason of an Event, or of a waiting container.
-    pub fn reason(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Mount(_) => "FailedMount",
             Self::SubPath(_) | Self::Unknown { .. } => "CreateContainerConfigError",
@@ -101,7 +101,7 @@ impl PrepareError {
     }
 
     /// Whether the disk is full.
-    pub fn is_for_want_of_space(&self) -> bool {
+    pub(crate) fn is_for_want_of_space(&self) -> bool {
         match self {
             Self::Mount(failures) => failures.iter().any(|failure| failure.problem.is_for_want_of_space()),
             Self::SubPath(_) | Self::Unknown { .. } => false,
@@ -112,11 +112,11 @@ impl PrepareError {
 /// A volume that cannot be set up, in the kubelet's words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("MountVolume.SetUp failed for volume \"{volume}\" : {problem}")]
-pub struct MountFailure {
+pub(crate) struct MountFailure {
     /// The volume.
-    pub volume: String,
+    pub(crate) volume: String,
     /// What is in the way.
-    pub problem: Problem,
+    pub(crate) problem: Problem,
 }
 
 impl MountFailure {
@@ -145,7 +145,7 @@ struct Report {
 
 impl PodVolumes {
     /// The volumes of a Pod. Nothing is done for them yet.
-    pub fn new(
+    pub(crate) fn new(
         dir: &PodDir,
         pod: watch::Receiver<Arc<Pod>>,
         world: World,
@@ -184,7 +184,7 @@ impl PodVolumes {
 
     /// Has all volumes ready, and keeps them so from then on. `variable` knows the environment of a container, by its name and
     /// the variable's.
-    pub async fn prepare(
+    pub(crate) async fn prepare(
         &mut self,
         variable: impl Fn(&str, &str) -> Option<String>,
     ) -> Result<Prepared, PrepareError> {
@@ -242,7 +242,7 @@ impl PodVolumes {
 
     /// Keeps what is there as it is to be: for a Pod whose VM an earlier agent has started. Volumes that are not there are left
     /// alone.
-    pub fn follow(&mut self) {
+    pub(crate) fn follow(&mut self) {
         while self.tasks.try_join_next().is_some() {}
         for volume in &self.volumes {
             let name = volume.name.clone();
@@ -269,18 +269,18 @@ impl PodVolumes {
     }
 
     /// Waits until there may be something new to be told: a volume that heals, or something that is too large. Safe to cancel.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         // It cannot fail: this has the other end, too.
         let _ = self.seen.changed().await;
     }
 
     /// What is too large, if anything is: the Pod is to be evicted with these words.
-    pub fn exceeded(&self) -> Option<Exceeded> {
+    pub(crate) fn exceeded(&self) -> Option<Exceeded> {
         self.report.borrow().exceeded.clone()
     }
 
     /// The volumes that are not as they are to be; those of a running VM have their old files.
-    pub fn problems(&self) -> Vec<MountFailure> {
+    pub(crate) fn problems(&self) -> Vec<MountFailure> {
         let report = self.report.borrow();
         let failed = report.fillings.iter().filter_map(|(volume, filling)| {
             let problem = filling.problem.clone()?;

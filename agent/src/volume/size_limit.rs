@@ -123,7 +123,7 @@ impl Beside {
 
 /// Something that is larger than it may be, or may be; its Pod is to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exceeded {
+pub(crate) struct Exceeded {
     place: Place,
     volume: String,
     /// As the Pod has it.

@@ -18,7 +18,7 @@ const MAX_LEVELS: usize = 64;
 /// A part of a volume that cannot be mounted, in the kubelet's words. What is wrong with the host's files is not the user's to
 /// know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SubPathError {
+pub(crate) enum SubPathError {
     /// `subPathExpr` refers to variables that are not set.
     #[error("missing value for {0}")]
     Missing(String),

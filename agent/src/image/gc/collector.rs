@@ -24,16 +24,16 @@ use crate::tart::{ImageDigest, Tart, full_name};
 
 /// When images are collected.
 #[derive(Debug, Clone, Copy)]
-pub struct Rules {
+pub(crate) struct Rules {
     /// When to begin and when to end.
-    pub watermarks: Watermarks,
+    pub(crate) watermarks: Watermarks,
     /// How long an image stays at least.
-    pub min_age: Duration,
+    pub(crate) min_age: Duration,
 }
 
 /// Why images could not be collected.
 #[derive(Debug, thiserror::Error)]
-pub enum CollectError {
+pub(crate) enum CollectError {
     /// What is in use cannot be known, so nothing is deleted.
     #[error("cannot tell which images are in use")]
     State(#[from] StateError),
@@ -47,25 +47,25 @@ pub enum CollectError {
 
 /// What a pass has done.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Pass {
+pub(crate) struct Pass {
     /// How many images are gone.
-    pub deleted: usize,
+    pub(crate) deleted: usize,
     /// How many bytes more are free.
-    pub freed: u64,
+    pub(crate) freed: u64,
     /// How many images could not be deleted.
-    pub failed: usize,
+    pub(crate) failed: usize,
 }
 
 impl Pass {
     /// Whether there is more room than before, as far as anybody can tell.
-    pub fn has_made_room(&self) -> bool {
+    pub(crate) fn has_made_room(&self) -> bool {
         self.deleted > 0 || self.freed > 0
     }
 }
 
 /// Collects images. With `--disable-vm-gc` there is none.
 #[derive(Debug)]
-pub struct Collector {
+pub(crate) struct Collector {
     pub(super) images: Arc<Images>,
     pub(super) tart: Tart,
     pub(super) state: StateDir,
@@ -76,7 +76,7 @@ pub struct Collector {
 }
 
 /// What would become of the images on this host, without doing it.
-pub fn survey(
+pub(crate) fn survey(
     tart: &Tart,
     state: &StateDir,
     rules: Rules,
@@ -130,13 +130,13 @@ fn observe(
 
 impl Collector {
     /// A collector of the images that the agent itself has brought here.
-    pub fn new(images: Arc<Images>, tart: Tart, state: StateDir, rules: Rules, metrics: Metrics) -> Self {
+    pub(crate) fn new(images: Arc<Images>, tart: Tart, state: StateDir, rules: Rules, metrics: Metrics) -> Self {
         Self { images, tart, state, rules, metrics, line: Line::default(), favours: Favours::default() }
     }
 
     /// Makes room for an image that has found none, if that is what was in its way. Once images have gone for it, the next one does not
     /// go soon, until it [is here](Self::is_here), or nobody wants it any more.
-    pub async fn make_room_for(self: &Arc<Self>, image: &str, error: &ImageError) -> Made {
+    pub(crate) async fn make_room_for(self: &Arc<Self>, image: &str, error: &ImageError) -> Made {
         let (name, Some(place)) = (full_name(image), error.full_place(self.tart.home())) else {
             return Made::Nothing;
         };
@@ -147,12 +147,12 @@ impl Collector {
     }
 
     /// An image is ready, and its base VM with it: it has room enough.
-    pub fn is_here(&self, image: &str) {
+    pub(crate) fn is_here(&self, image: &str) {
         self.favours.returned(&full_name(image));
     }
 
     /// Makes room for somebody who has found none at a place. Nothing goes for the sake of a volume that images are not on.
-    pub async fn make_room_at(self: &Arc<Self>, place: &Path) -> Made {
+    pub(crate) async fn make_room_at(self: &Arc<Self>, place: &Path) -> Made {
         self.delete_for(place, None).await
     }
 
@@ -180,12 +180,12 @@ impl Collector {
     }
 
     /// This moment. Whoever measures how full the disk is remembers it from before that.
-    pub fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> Moment {
         self.line.now()
     }
 
     /// Looks at all images, and deletes as many as have to go; `None` when another pass has made room since that moment.
-    pub async fn pass(self: &Arc<Self>, stage: Stage, since: Moment) -> Result<Option<Pass>, CollectError> {
+    pub(crate) async fn pass(self: &Arc<Self>, stage: Stage, since: Moment) -> Result<Option<Pass>, CollectError> {
         self.pass_for(stage, since, None).await
     }
 

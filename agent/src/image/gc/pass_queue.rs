@@ -15,7 +15,7 @@ pub(super) struct Line {
 
 /// A moment, by the passes that had made room until then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment(u64);
+pub(crate) struct Moment(u64);
 
 /// Nobody else passes while it is held.
 pub(super) type Turn = OwnedMutexGuard<()>;

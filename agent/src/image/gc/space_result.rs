@@ -4,7 +4,7 @@ use super::Pass;
 
 /// What has become of a wish for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Made {
+pub(crate) enum Made {
     /// There is more than before.
     Room,
     /// No image could go.
@@ -47,7 +47,7 @@ impl Made {
     }
 
     /// Why there is no more room than before, to follow "there is no space, and"; `None` where there is.
-    pub fn why_not(self) -> Option<&'static str> {
+    pub(crate) fn why_not(self) -> Option<&'static str> {
         match self {
             Self::Room => None,
             Self::Nothing => Some(

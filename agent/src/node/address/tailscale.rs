@@ -10,7 +10,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// No address from Tailscale.
 #[derive(Debug, thiserror::Error)]
-pub enum TailscaleError {
+pub(crate) enum TailscaleError {
     /// The program did not answer.
     #[error(transparent)]
     Program(#[from] ProgramError),
@@ -20,7 +20,7 @@ pub enum TailscaleError {
 }
 
 /// The IPv4 address of this machine in its tailnet.
-pub async fn address(program: &Path) -> Result<IpAddr, TailscaleError> {
+pub(crate) async fn address(program: &Path) -> Result<IpAddr, TailscaleError> {
     parse(&command::run(program, &["ip", "-4"], LIMIT).await?)
 }
 

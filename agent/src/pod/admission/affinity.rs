@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
 
 /// Whether a Node with this name and these labels satisfies a Pod's node selector and its required node affinity.
-pub fn wants(spec: &PodSpec, node: &str, labels: &BTreeMap<String, String>) -> bool {
+pub(crate) fn wants(spec: &PodSpec, node: &str, labels: &BTreeMap<String, String>) -> bool {
     let selected = spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required =

@@ -72,7 +72,7 @@ fn is_unset(value: &Value) -> bool {
 }
 
 /// The table for people: what `docs/pods.md` holds.
-pub fn document() -> String {
+pub(crate) fn document() -> String {
     let mut text = String::from(
         "# Pods, field by field\n\n\
          A Pod is a VM. This is what becomes of each field of its spec; the table is made from the one that the agent \

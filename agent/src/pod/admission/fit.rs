@@ -15,7 +15,7 @@ const NO_PLACE: &str = "; macOS runs two VMs at a time: when a Pod of this Node 
 
 /// What a Pod takes of its Node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Claim {
+pub(crate) struct Claim {
     cpu_milli: u64,
     memory: u64,
     storage: u64,
@@ -33,7 +33,7 @@ struct Port {
 
 impl Claim {
     /// What a Pod asks for.
-    pub fn of(pod: &Pod) -> Self {
+    pub(crate) fn of(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else { return Self::default() };
         Self {
             cpu_milli: request(spec, "cpu", quantity::milli),
@@ -44,7 +44,7 @@ impl Claim {
     }
 
     /// How much of the Node's disk it asks for, in bytes.
-    pub fn storage(&self) -> u64 {
+    pub(crate) fn storage(&self) -> u64 {
         self.storage
     }
 }
@@ -92,7 +92,7 @@ impl Port {
 }
 
 /// Whether a Pod fits on a Node beside `others`.
-pub fn fits(pod: &Pod, offer: &Offer, others: &[&Claim]) -> Result<(), Refusal> {
+pub(crate) fn fits(pod: &Pod, offer: &Offer, others: &[&Claim]) -> Result<(), Refusal> {
     let claim = Claim::of(pod);
     let spec = pod.spec.clone().unwrap_or_default();
     let pods = u64::try_from(others.len()).unwrap_or(u64::MAX);
@@ -120,7 +120,7 @@ pub fn fits(pod: &Pod, offer: &Offer, others: &[&Claim]) -> Result<(), Refusal> 
 }
 
 /// Whether a refusal rests on what others write to the Node, and may be out of date.
-pub fn may_be_stale(refusal: &Refusal) -> bool {
+pub(crate) fn may_be_stale(refusal: &Refusal) -> bool {
     matches!(refusal.reason, "NodeAffinity" | "TaintToleration")
 }
 

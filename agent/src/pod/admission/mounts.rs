@@ -17,7 +17,7 @@ struct Taken {
 }
 
 /// Refuses volumes that cannot be where the Pod wants them.
-pub fn check(spec: &PodSpec) -> Result<(), Refusal> {
+pub(crate) fn check(spec: &PodSpec) -> Result<(), Refusal> {
     let init = spec.init_containers.iter().flatten().enumerate();
     let init = init.map(|(index, container)| (format!("spec.initContainers[{index}]"), container));
     let main = spec.containers.iter().enumerate();

@@ -8,7 +8,7 @@ use crate::pod::PodUid;
 
 /// The Pods that have a worker; clones share it.
 #[derive(Debug, Clone)]
-pub struct AtWork {
+pub(crate) struct AtWork {
     known: watch::Sender<Known>,
 }
 
@@ -21,7 +21,7 @@ struct Known {
 
 /// A Pod is worked on until this is dropped, whatever ends the work.
 #[derive(Debug)]
-pub struct Ticket {
+pub(crate) struct Ticket {
     uid: PodUid,
     at_work: AtWork,
 }
@@ -34,18 +34,18 @@ impl Default for AtWork {
 
 impl AtWork {
     /// From now on, whoever has no worker needs none.
-    pub fn complete(&self) {
+    pub(crate) fn complete(&self) {
         self.known.send_if_modified(|known| !std::mem::replace(&mut known.complete, true));
     }
 
     /// Work on a Pod begins.
-    pub fn begin(&self, uid: PodUid) -> Ticket {
+    pub(crate) fn begin(&self, uid: PodUid) -> Ticket {
         self.known.send_if_modified(|known| known.uids.insert(uid.clone()));
         Ticket { uid, at_work: self.clone() }
     }
 
     /// The Pods that are worked on now, once that is known.
-    pub async fn now(&self) -> HashSet<PodUid> {
+    pub(crate) async fn now(&self) -> HashSet<PodUid> {
         let mut seen = self.known.subscribe();
         // The sender is our own.
         seen.wait_for(|known| known.complete).await.map(|known| known.uids.clone()).unwrap_or_default()

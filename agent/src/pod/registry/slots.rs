@@ -9,19 +9,19 @@ use crate::pod::PodUid;
 
 /// The places, and which Pods have a VM in one; clones share them.
 #[derive(Debug, Clone)]
-pub struct Slots {
+pub(crate) struct Slots {
     limit: usize,
     held: watch::Sender<HashSet<PodUid>>,
 }
 
 impl Slots {
     /// This many places, all free.
-    pub fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self { limit, held: watch::Sender::new(HashSet::new()) }
     }
 
     /// Takes a place for a Pod that is about to start a VM; `false` when there is none.
-    pub fn take(&self, pod: &PodUid) -> bool {
+    pub(crate) fn take(&self, pod: &PodUid) -> bool {
         let mut taken = false;
         self.held.send_if_modified(|held| {
             taken = held.contains(pod) || held.len() < self.limit;
@@ -31,12 +31,12 @@ impl Slots {
     }
 
     /// Notes whether a Pod is seen to have a VM, whether or not there was a place for it.
-    pub fn note(&self, pod: &PodUid, has_vm: bool) {
+    pub(crate) fn note(&self, pod: &PodUid, has_vm: bool) {
         self.held.send_if_modified(|held| if has_vm { held.insert(pod.clone()) } else { held.remove(pod) });
     }
 
     /// Tells of every place that is taken or left from now on.
-    pub fn changes(&self) -> watch::Receiver<HashSet<PodUid>> {
+    pub(crate) fn changes(&self) -> watch::Receiver<HashSet<PodUid>> {
         self.held.subscribe()
     }
 }

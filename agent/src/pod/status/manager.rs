@@ -22,7 +22,7 @@ const INSIST_AFTER: Duration = Duration::from_secs(10);
 
 /// Publishes the latest status of one Pod from a task of its own, so that an API server that is away holds up nothing else.
 #[derive(Debug)]
-pub struct Publisher {
+pub(crate) struct Publisher {
     wanted: watch::Sender<Option<PodStatus>>,
     published: watch::Receiver<Option<Published>>,
 }
@@ -88,7 +88,7 @@ fn own_part(shown: Option<&PodStatus>, ours: &PodStatus) -> PodStatus {
 
 impl Publisher {
     /// Starts the task; it ends when this value is dropped.
-    pub fn spawn(api: Api<Pod>, pod: PodName, uid: PodUid) -> Self {
+    pub(crate) fn spawn(api: Api<Pod>, pod: PodName, uid: PodUid) -> Self {
         let (wanted, receiver) = watch::channel(None);
         let (sender, published) = watch::channel(None);
         tokio::spawn(publish(api, pod, uid, receiver, sender));
@@ -97,7 +97,7 @@ impl Publisher {
 
     /// Asks for a status to be published; one that is asked for already costs nothing, unless `pod` shows that somebody has
     /// changed it.
-    pub fn want(&self, status: PodStatus, pod: &Pod) {
+    pub(crate) fn want(&self, status: PodStatus, pod: &Pod) {
         let undone = self.published.borrow().as_ref().is_some_and(|last| {
             last.status == status && last.at.elapsed() >= INSIST_AFTER && last.is_undone_by(pod)
         });
@@ -111,17 +111,17 @@ impl Publisher {
     }
 
     /// Publishes nothing more: the Pod is gone.
-    pub fn cease(&self) {
+    pub(crate) fn cease(&self) {
         self.wanted.send_if_modified(|wanted| wanted.take().is_some());
     }
 
     /// Whether the API server has taken a final phase from us.
-    pub fn has_published_final(&self) -> bool {
+    pub(crate) fn has_published_final(&self) -> bool {
         is_final(self.published.borrow().as_ref().map(|last| &last.status))
     }
 
     /// Waits until the API server has taken another status.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         if self.published.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -4,7 +4,7 @@ mod decision;
 #[cfg(test)]
 mod tests;
 
-pub use decision::Decision;
+pub(crate) use decision::Decision;
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
 /// What the API wants of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub(crate) enum Wanted {
     /// It is to run.
     Run(RestartPolicy),
     /// It is being deleted, with this grace period.
@@ -41,57 +41,57 @@ pub enum Wanted {
 /// All that a decision rests on.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact that is seen on its own")]
-pub struct Observation {
+pub(crate) struct Observation {
     /// What the API wants.
-    pub wanted: Wanted,
+    pub(crate) wanted: Wanted,
     /// Whether the Pod is one that this agent cannot run.
-    pub refused: bool,
+    pub(crate) refused: bool,
     /// Whether the Pod has been written down.
-    pub accepted: bool,
+    pub(crate) accepted: bool,
     /// The image that the Pod names.
-    pub image: Option<String>,
+    pub(crate) image: Option<String>,
     /// The VMs that were made for it, oldest first.
-    pub attempts: Vec<AttemptView>,
+    pub(crate) attempts: Vec<AttemptView>,
     /// The last VM that the API shows as started, whether or not anything is known of it here.
-    pub started: Option<Restart>,
+    pub(crate) started: Option<Restart>,
     /// What probes say of the current VM's container; absent when nothing probes it.
-    pub health: Option<Health>,
+    pub(crate) health: Option<Health>,
     /// When it may be tried again to plan a VM, or to start a container in it, after something was missing.
-    pub retry_at: Option<Timestamp>,
+    pub(crate) retry_at: Option<Timestamp>,
     /// Whether a volume of the Pod, or all that it takes of the disk, is larger than it may be.
-    pub too_large: bool,
+    pub(crate) too_large: bool,
     /// Why the Pod is evicted, when it is.
-    pub evicted: Option<String>,
+    pub(crate) evicted: Option<String>,
     /// Whether there is anything of its volumes on the disk.
-    pub has_volumes: bool,
+    pub(crate) has_volumes: bool,
     /// Whether it was tried in vain to remove them.
-    pub vain_wipe: bool,
+    pub(crate) vain_wipe: bool,
     /// When the Pod has been active for long enough, whatever it does.
-    pub deadline: Option<Deadline>,
+    pub(crate) deadline: Option<Deadline>,
     /// The VM without a shim whose guest was asked, whether or not that could be written down.
-    pub asked: Option<Restart>,
+    pub(crate) asked: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop, and something of it is still there.
-    pub vain_stops: u32,
+    pub(crate) vain_stops: u32,
     /// How often in a row a VM could not be deleted because its shim has not gone.
-    pub vain_cleans: u32,
+    pub(crate) vain_cleans: u32,
     /// Whether the API server has taken a final phase for this Pod.
-    pub final_status_published: bool,
+    pub(crate) final_status_published: bool,
     /// The time of the observation.
-    pub now: Timestamp,
+    pub(crate) now: Timestamp,
 }
 
 /// The end of `activeDeadlineSeconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Deadline {
+pub(crate) struct Deadline {
     /// When it is.
-    pub at: Timestamp,
+    pub(crate) at: Timestamp,
     /// How long the guest may take to shut down then.
-    pub grace: Duration,
+    pub(crate) grace: Duration,
 }
 
 impl Observation {
     /// The deadline that a Pod which is to run has missed. One that was over in time has not, whenever that can be told.
-    pub fn missed_deadline(&self) -> Option<Deadline> {
+    pub(crate) fn missed_deadline(&self) -> Option<Deadline> {
         let in_time = |at| self.last_end().is_some_and(|(_, end)| end.finished_at < at);
         self.deadline.filter(|deadline| {
             deadline.at <= self.now && matches!(self.wanted, Wanted::Run(_)) && !in_time(deadline.at)
@@ -99,12 +99,12 @@ impl Observation {
     }
 
     /// Why the Pod is evicted, unless its container had ended by itself before anything was done about it.
-    pub fn eviction(&self) -> Option<&str> {
+    pub(crate) fn eviction(&self) -> Option<&str> {
         self.evicted.as_deref().filter(|_| !self.has_ended_by_itself())
     }
 
     /// Whether the Pod's container has ended, and nothing follows.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.last_end().is_some()
     }
 
@@ -123,13 +123,13 @@ impl Observation {
     }
 
     /// The VM of which only the API still knows.
-    pub fn forgotten(&self) -> Option<Restart> {
+    pub(crate) fn forgotten(&self) -> Option<Restart> {
         let is_wanted = matches!(self.wanted, Wanted::Run(_) | Wanted::Stop(_));
         self.started.filter(|_| self.attempts.is_empty() && is_wanted)
     }
 
     /// Whether macOS may count a VM of the Pod: one that was taken up and is not known to be over.
-    pub fn has_vm(&self) -> bool {
+    pub(crate) fn has_vm(&self) -> bool {
         let counts = |attempt: &AttemptView| match attempt.holder {
             Holder::Tart => true,
             Holder::Shim => attempt.outcome.is_none(),
@@ -139,13 +139,13 @@ impl Observation {
     }
 
     /// Whether a VM was planned with another image than the Pod names now.
-    pub fn is_outdated(&self, attempt: &AttemptView) -> bool {
+    pub(crate) fn is_outdated(&self, attempt: &AttemptView) -> bool {
         let planned = attempt.spec.as_ref().and_then(|spec| spec.image_name.as_ref());
         planned.zip(self.image.as_ref()).is_some_and(|(planned, named)| planned != named)
     }
 
     /// What follows the end of a VM's container.
-    pub fn verdict(&self, attempt: &AttemptView, outcome: &Outcome) -> Verdict {
+    pub(crate) fn verdict(&self, attempt: &AttemptView, outcome: &Outcome) -> Verdict {
         let stop = attempt.heeded_stop();
         let Wanted::Run(policy) = self.wanted else {
             // Whatever the policy says, a Pod that is to go does not start again.
@@ -163,13 +163,13 @@ impl Observation {
     }
 
     /// Whether nothing of the Pod runs.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.attempts.iter().all(|attempt| attempt.outcome.is_some() && attempt.holder != Holder::Tart)
     }
 }
 
 /// The next step for a Pod.
-pub fn decide(seen: &Observation) -> Decision {
+pub(crate) fn decide(seen: &Observation) -> Decision {
     match (step(seen), seen.deadline) {
         // A deadline is something to wake up for.
         (Decision::Wait(until), Some(Deadline { at, .. })) if at > seen.now => {

@@ -15,7 +15,7 @@ const ERROR_SHOWN: Duration = Duration::from_secs(5);
 
 /// A failure to have an image ready.
 #[derive(Debug, Clone)]
-pub struct Failure {
+pub(crate) struct Failure {
     image: String,
     reason: &'static str,
     message: String,
@@ -25,28 +25,28 @@ pub struct Failure {
 
 impl Failure {
     /// A failure at a time, after another one or as the first.
-    pub fn new(image: &str, error: &ImageError, before: Option<&Self>, at: Timestamp) -> Self {
+    pub(crate) fn new(image: &str, error: &ImageError, before: Option<&Self>, at: Timestamp) -> Self {
         let delay = before.map_or(FIRST_DELAY, |before| (before.delay * 2).min(LONGEST_DELAY));
         Self { image: image.to_owned(), reason: error.reason(), message: chain(error), at, delay }
     }
 
     /// Whether it is this image that could not be had.
-    pub fn is_about(&self, image: Option<&str>) -> bool {
+    pub(crate) fn is_about(&self, image: Option<&str>) -> bool {
         image == Some(&*self.image)
     }
 
     /// When the image may be tried again.
-    pub fn retry_at(&self) -> Timestamp {
+    pub(crate) fn retry_at(&self) -> Timestamp {
         self.at + self.delay
     }
 
     /// What went wrong.
-    pub fn message(&self) -> &str {
+    pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
     /// What the container waits for.
-    pub fn shown(&self, now: Timestamp) -> Trouble {
+    pub(crate) fn shown(&self, now: Timestamp) -> Trouble {
         match self.back_off(now) {
             Some(words) => {
                 let message = format!("{words}: {}: {}", self.reason, self.message);
@@ -57,14 +57,14 @@ impl Failure {
     }
 
     /// The kubelet's words for a pull that is put off, once it is that and no longer an error. Other failures stay what they are.
-    pub fn back_off(&self, now: Timestamp) -> Option<String> {
+    pub(crate) fn back_off(&self, now: Timestamp) -> Option<String> {
         self.turns_at()
             .is_some_and(|at| now >= at)
             .then(|| format!("Back-off pulling image \"{}\"", self.image))
     }
 
     /// When the error turns into a back-off.
-    pub fn turns_at(&self) -> Option<Timestamp> {
+    pub(crate) fn turns_at(&self) -> Option<Timestamp> {
         (self.reason == "ErrImagePull").then(|| self.at + ERROR_SHOWN)
     }
 }

@@ -14,7 +14,7 @@ const WELL_AFTER: Duration = Duration::from_mins(10);
 
 /// A Pod's `restartPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RestartPolicy {
+pub(crate) enum RestartPolicy {
     /// Whatever the exit code was.
     Always,
     /// After a failure only.
@@ -25,7 +25,7 @@ pub enum RestartPolicy {
 
 impl RestartPolicy {
     /// Reads the field; the API server fills it in, so an absent one means its default.
-    pub fn of(field: Option<&str>) -> Self {
+    pub(crate) fn of(field: Option<&str>) -> Self {
         match field {
             Some("Never") => Self::Never,
             Some("OnFailure") => Self::OnFailure,
@@ -36,7 +36,7 @@ impl RestartPolicy {
 
 /// What follows the end of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// The Pod has succeeded.
     Succeeded,
     /// The Pod has failed.
@@ -54,7 +54,7 @@ pub enum Verdict {
 
 /// What follows the end of a container that had failed so often in a row before. One that was stopped for a failed probe starts again if
 /// it ever does, however well it then ended; if it does not, its exit code counts. A VM that was shut down has none of its own.
-pub fn verdict(policy: RestartPolicy, crashes: u32, stop: Option<StopRequest>, outcome: &Outcome) -> Verdict {
+pub(crate) fn verdict(policy: RestartPolicy, crashes: u32, stop: Option<StopRequest>, outcome: &Outcome) -> Verdict {
     let failed_probe = stop.and_then(|stop| stop.cause).is_some_and(StopCause::is_failure);
     let has_own_code = matches!(outcome.ending, Ending::Exited { .. });
     let ended_well = outcome.ending.exit_code() == 0;
@@ -77,7 +77,7 @@ fn ran_for(outcome: &Outcome) -> Duration {
 }
 
 /// How long to wait after this many failures in a row before: as for the kubelet, not at all the first time.
-pub fn back_off(crashes: u32) -> Duration {
+pub(crate) fn back_off(crashes: u32) -> Duration {
     let Some(doublings) = crashes.checked_sub(1) else { return Duration::ZERO };
     FIRST_DELAY.saturating_mul(2u32.saturating_pow(doublings)).min(LONGEST_DELAY)
 }

@@ -9,7 +9,7 @@ use crate::node::start_failures::Start;
 use crate::state::{AttemptView, Ending, Holder, HostFault, Outcome, Progress, Stage};
 
 /// Whether a Pod that is to run has never run yet. One whose VMs fail to start, again and again, still waits.
-pub fn waits(seen: &Observation) -> bool {
+pub(crate) fn waits(seen: &Observation) -> bool {
     let has_run = |attempt: &AttemptView| {
         let runs = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
         runs || attempt.outcome.as_ref().is_some_and(|outcome| outcome.started_at.is_some())
@@ -21,7 +21,7 @@ pub fn waits(seen: &Observation) -> bool {
 }
 
 /// What a VM says about the host that it is on.
-pub fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) -> Option<Start> {
+pub(crate) fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) -> Option<Start> {
     match (&attempt.outcome, &attempt.progress) {
         (
             Some(Outcome {
@@ -43,7 +43,7 @@ pub fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) 
 }
 
 /// How long the stages of a VM's start took that are over.
-pub fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
+pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
     let name = |stage: &Stage| match stage {
         Stage::Cloning => Some("clone"),
         Stage::Configuring => Some("configure"),

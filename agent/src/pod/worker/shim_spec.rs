@@ -21,19 +21,19 @@ const MAX_HOSTNAME: usize = 63;
 
 /// What is known of a container only when its VM is planned.
 #[derive(Debug, Clone, Default)]
-pub struct Brought {
+pub(crate) struct Brought {
     /// Its variables, in order.
-    pub variables: Vec<(String, String)>,
+    pub(crate) variables: Vec<(String, String)>,
     /// Where its volumes go.
-    pub mounts: Vec<Mount>,
+    pub(crate) mounts: Vec<Mount>,
     /// Where its output goes.
-    pub log: PathBuf,
+    pub(crate) log: PathBuf,
     /// Whether its variables may be others when its turn comes.
-    pub late: bool,
+    pub(crate) late: bool,
 }
 
 /// What the shim is told of one container.
-pub fn container(pod: &Pod, container: &Container, brought: Brought) -> ContainerSpec {
+pub(crate) fn container(pod: &Pod, container: &Container, brought: Brought) -> ContainerSpec {
     let lifecycle = container.lifecycle.as_ref();
     let hook = |handler: Option<&LifecycleHandler>| handler.and_then(|handler| hook(container, handler));
     ContainerSpec {
@@ -56,12 +56,12 @@ pub fn container(pod: &Pod, container: &Container, brought: Brought) -> Containe
 }
 
 /// Whether a container has a command; without one its VM simply boots.
-pub fn has_command(container: &Container) -> bool {
+pub(crate) fn has_command(container: &Container) -> bool {
     container.command.iter().chain(&container.args).flatten().next().is_some()
 }
 
 /// What a container runs; `args` without `command` are the command line, since a VM image has no entry point.
-pub fn command(pod: &Pod, container: &Container, env: Vec<(String, String)>) -> Option<GuestCommand> {
+pub(crate) fn command(pod: &Pod, container: &Container, env: Vec<(String, String)>) -> Option<GuestCommand> {
     let security = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let user = user(security, container.security_context.as_ref());
     let words = container.command.iter().chain(&container.args).flatten();
@@ -90,7 +90,7 @@ pub(super) fn user(pod: Option<&PodSecurityContext>, container: Option<&Security
 }
 
 /// The fields by which a Pod names its guest and who runs what in it, when that only boots and so goes by its image.
-pub fn left_to_image(spec: &PodSpec, main: &Container) -> Vec<&'static str> {
+pub(crate) fn left_to_image(spec: &PodSpec, main: &Container) -> Vec<&'static str> {
     let (pod, container) = (spec.security_context.as_ref(), main.security_context.as_ref());
     let names = |field: &Option<String>| field.as_ref().is_some_and(|name| !name.is_empty());
     let fields = [
@@ -121,7 +121,7 @@ fn hook(container: &Container, handler: &LifecycleHandler) -> Option<Hook> {
 }
 
 /// The names that the guest is to have and to know.
-pub fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
+pub(crate) fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
     let spec = pod.spec.clone().unwrap_or_default();
     let given = |field: Option<String>| field.filter(|value| !value.is_empty());
     let dns = spec.dns_config.unwrap_or_default();

@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[error(
     "cannot listen at {protocol} port {address} of the host; something else may use it, or the address is not the host's"
 )]
-pub struct HostPortError {
+pub(crate) struct HostPortError {
     address: SocketAddr,
     protocol: Protocol,
     #[source]
@@ -39,20 +39,20 @@ pub struct HostPortError {
 
 /// Ports that are ours, so that nobody else can have them. Until they lead somewhere, clients wait.
 #[derive(Debug, Default)]
-pub struct HostPorts {
+pub(crate) struct HostPorts {
     tcp: Vec<(Arc<TcpListener>, u16)>,
     udp: Vec<(Arc<UdpSocket>, u16)>,
 }
 
 /// Ports that lead into a guest, for as long as this lives.
 #[derive(Debug)]
-pub struct Forwarding {
+pub(crate) struct Forwarding {
     _tasks: JoinSet<()>,
 }
 
 impl HostPorts {
     /// Takes the ports.
-    pub async fn bind(ports: &[HostPort]) -> Result<Self, HostPortError> {
+    pub(crate) async fn bind(ports: &[HostPort]) -> Result<Self, HostPortError> {
         let mut bound = Self::default();
         for port in ports {
             let address =
@@ -73,7 +73,7 @@ impl HostPorts {
     }
 
     /// Leads the ports to a guest.
-    pub fn serve(&self, guest: IpAddr) -> Forwarding {
+    pub(crate) fn serve(&self, guest: IpAddr) -> Forwarding {
         self.lead_to(guest, MOST)
     }
 

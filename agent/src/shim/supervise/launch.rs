@@ -13,7 +13,7 @@ use crate::state::{Attempt, PodDir, StateError};
 
 /// A shim that could not be started.
 #[derive(Debug, thiserror::Error)]
-pub enum LaunchError {
+pub(crate) enum LaunchError {
     /// There is no place for its log.
     #[error(transparent)]
     State(#[from] StateError),
@@ -27,7 +27,7 @@ pub enum LaunchError {
 
 /// Starts the shim of a VM that is planned, unless it has, or had, one. `ended` is called when it ends while this process lives; how it
 /// ended is what the returned task says.
-pub fn launch(
+pub(crate) fn launch(
     program: &Path,
     pod: &PodDir,
     attempt: &Attempt,

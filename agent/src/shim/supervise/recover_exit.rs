@@ -30,7 +30,7 @@ const EXIT_WORDS: usize = 16;
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Asks the guest of a VM that has lost its shim how its container has ended, and writes down what it tells. What it does not tell is lost.
-pub async fn ask_guest(attempt: &Attempt, tart: &Tart) -> Result<(), StateError> {
+pub(crate) async fn ask_guest(attempt: &Attempt, tart: &Tart) -> Result<(), StateError> {
     let view = attempt.view()?;
     if let Some(spec) = &view.spec {
         if spec.main.command.is_none() {
@@ -43,7 +43,7 @@ pub async fn ask_guest(attempt: &Attempt, tart: &Tart) -> Result<(), StateError>
 }
 
 /// How a container has ended whose shim did not live to say so, as far as somebody has left word of it.
-pub fn known_end(view: &AttemptView, now: Timestamp) -> Option<Outcome> {
+pub(crate) fn known_end(view: &AttemptView, now: Timestamp) -> Option<Outcome> {
     view.result.clone().or_else(|| init_failure(view)).or_else(|| told_by_guest(view, now))
 }
 

@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Leftovers that cannot be found.
 #[derive(Debug, thiserror::Error)]
-pub enum LeftoversError {
+pub(crate) enum LeftoversError {
     /// The VM's directory cannot be read.
     #[error(transparent)]
     State(#[from] StateError),
@@ -36,7 +36,7 @@ pub enum LeftoversError {
 }
 
 /// Waits until nothing is at work on a VM any more; false when something still is after so long.
-pub async fn gone(attempt: &Attempt, longest: Duration) -> Result<bool, StateError> {
+pub(crate) async fn gone(attempt: &Attempt, longest: Duration) -> Result<bool, StateError> {
     let end = Instant::now() + longest;
     // Nobody is told when a lock is free.
     while attempt.holder()? != Holder::Nobody {
@@ -49,7 +49,7 @@ pub async fn gone(attempt: &Attempt, longest: Duration) -> Result<bool, StateErr
 }
 
 /// Kills what keeps a VM without a shim at work. Returns what was killed: something, unless nothing is at work any more.
-pub fn free(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
+pub(crate) fn free(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
     let killed = kill_leftovers(attempt)?;
     if killed.is_empty() && attempt.holder()? == Holder::Tart {
         return Err(LeftoversError::Hidden(attempt.path().join("tart.lock")));
@@ -58,7 +58,7 @@ pub fn free(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
 }
 
 /// Kills the shim of a VM, if it lives, and all that it has started. Returns what was killed.
-pub fn kill_leftovers(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
+pub(crate) fn kill_leftovers(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
     let running = process_table::others()?;
     let found = leftovers(&running, &attempt.vm().to_string(), attempt.signed()?);
     for one in &found {

@@ -8,25 +8,25 @@ use crate::state::records::{Delivery, Due};
 
 impl Attempt {
     /// Asks the agent for the command of a container whose turn has come.
-    pub fn ask_for_command(&self, due: &Due) -> Result<(), StateError> {
+    pub(crate) fn ask_for_command(&self, due: &Due) -> Result<(), StateError> {
         let path = self.path.join("due.json");
         disk_reserve::repeatedly(&path, || file::write(&path, due))
     }
 
     /// The container whose command the agent is asked for, and has not delivered yet.
-    pub fn due(&self) -> Result<Option<Due>, StateError> {
+    pub(crate) fn due(&self) -> Result<Option<Due>, StateError> {
         let Some(due) = self.read::<Due>("due.json")? else { return Ok(None) };
         let delivered: Option<Delivery> = self.read("delivery.json")?;
         Ok(Some(due).filter(|due| delivered.is_none_or(|delivery| delivery.due != *due)))
     }
 
     /// Hands a container's command over.
-    pub fn deliver(&self, delivery: &Delivery) -> Result<(), StateError> {
+    pub(crate) fn deliver(&self, delivery: &Delivery) -> Result<(), StateError> {
         file::write(&self.path.join("delivery.json"), delivery)
     }
 
     /// Takes what was asked for, once it is there. What may be secret in it does not stay.
-    pub fn take_delivery(&self, due: &Due) -> Result<Option<GuestCommand>, StateError> {
+    pub(crate) fn take_delivery(&self, due: &Due) -> Result<Option<GuestCommand>, StateError> {
         let delivery: Option<Delivery> = self.read("delivery.json")?;
         let Some(delivery) = delivery.filter(|delivery| delivery.due == *due) else { return Ok(None) };
         // In this order: an agent that finds a question without an answer would give one.

@@ -9,7 +9,7 @@ use crate::state::StopCause;
 
 /// The next step for a Pod: one effect, safe to repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub(crate) enum Decision {
     /// Write the Pod down.
     Accept,
     /// Have the image ready and plan a VM.
@@ -59,7 +59,7 @@ pub enum Decision {
 
 impl Decision {
     /// A short name, for logs and tests.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Accept => "accept",
             Self::Plan { .. } => "plan",

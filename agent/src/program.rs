@@ -1,0 +1,152 @@
+//! The `tart-kubelet` program: from its arguments to its exit code.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::images_pull::{self, Said};
+use crate::cli::{AgentArgs, Cli, Command, GcArgs, ImagesCommand, PullArgs, gc_dry_run, images_list};
+use crate::error_chain::chain;
+use crate::os::open_files;
+use crate::{agent, shim};
+
+/// Runs what the command line asks for.
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version are what was asked for.
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) => return fail(&first_paragraph(&error.render().to_string())),
+    };
+    log_to_stderr();
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        return fail("the TLS provider was installed twice");
+    }
+    let ended = match cli.command {
+        Some(Command::Shim { dir }) => run_shim(&dir),
+        Some(Command::Gc(args)) => run_gc(&args),
+        Some(Command::Images(ImagesCommand::List(args))) => run_list(&args),
+        Some(Command::Images(ImagesCommand::Pull(args))) => match run_pull(&args) {
+            Ok(true) => Ok(()),
+            // Which ones, and why, has been said.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(message) => Err(message),
+        },
+        None => run_agent(cli.agent),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => fail(&message),
+    }
+}
+
+fn run_agent(args: AgentArgs) -> Result<(), String> {
+    open_files::ask_for_many();
+    let runtime = start(Builder::new_multi_thread().worker_threads(2))?;
+    let ended = runtime.block_on(agent::run(args)).map_err(|error| chain(&error));
+    // What is still under way is either safe to repeat or owned by a shim.
+    runtime.shutdown_background();
+    ended
+}
+
+fn run_shim(dir: &Path) -> Result<(), String> {
+    open_files::ask_for_many();
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let stdin =
+        io::stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no standard input: {error}"))?;
+    let ended = runtime.block_on(shim::run(dir, File::from(stdin))).map_err(|error| chain(&error));
+    // A look at a disk that hangs would keep us, and the VM's lock with us, for as long as it does.
+    runtime.shutdown_background();
+    ended
+}
+
+#[expect(clippy::print_stdout, reason = "the table that was asked for")]
+fn run_gc(args: &GcArgs) -> Result<(), String> {
+    if !args.dry_run {
+        let only = "`tart-kubelet gc` deletes nothing by hand: the agent collects by itself";
+        return Err(format!("{only}; `tart-kubelet gc --dry-run` shows what it would delete, and why"));
+    }
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let table = runtime.block_on(gc_dry_run::table(&args.agent)).map_err(|error| chain(&error))?;
+    print!("{table}");
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the table that was asked for")]
+fn run_list(args: &AgentArgs) -> Result<(), String> {
+    print!("{}", images_list::table(args).map_err(|error| chain(&error))?);
+    Ok(())
+}
+
+fn run_pull(args: &PullArgs) -> Result<bool, String> {
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let pull = images_pull::pull(args, |said| {
+        // Whoever waited may be gone; that is no reason to stop half way, let alone to die of it and leave a tart behind.
+        let _ = match said {
+            Said::Progress(words) => writeln!(io::stdout(), "{words}"),
+            Said::Failure(words) => writeln!(io::stderr(), "tart-kubelet: {words}"),
+        };
+    });
+    runtime.block_on(async {
+        tokio::select! {
+            pulled = pull => pulled.map_err(|error| chain(&error)),
+            // Dropping the pull kills the tart that is at work.
+            ended = told_to_end() => Err(ended),
+        }
+    })
+}
+
+/// Waits for a signal that ends a program which somebody has started by hand.
+async fn told_to_end() -> String {
+    let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
+    let listening =
+        (listen(SignalKind::interrupt()), listen(SignalKind::terminate()), listen(SignalKind::hangup()));
+    let (mut interrupt, mut terminate, mut hangup) = match listening {
+        (Ok(interrupt), Ok(terminate), Ok(hangup)) => (interrupt, terminate, hangup),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return error,
+    };
+    let name = tokio::select! {
+        _ = interrupt.recv() => "SIGINT",
+        _ = terminate.recv() => "SIGTERM",
+        _ = hangup.recv() => "SIGHUP",
+    };
+    format!("ended by {name}")
+}
+
+fn start(builder: &mut Builder) -> Result<Runtime, String> {
+    builder.enable_all().build().map_err(|error| format!("cannot start: {error}"))
+}
+
+/// Says in one line why the program ends, if anybody still listens.
+fn fail(message: &str) -> ExitCode {
+    let _ = writeln!(io::stderr(), "tart-kubelet: {message}");
+    ExitCode::from(2)
+}
+
+/// What is wrong with a flag, in one line; the rest is about `--help`.
+fn first_paragraph(text: &str) -> String {
+    let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let line = lines.collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("TART_KUBELET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        // It would say on standard error that it cannot write to standard error, and die of it: on a full disk no VM would be safe.
+        .log_internal_errors(false);
+    if io::stderr().is_terminal() {
+        log.init();
+    } else {
+        log.with_ansi(false).json().flatten_event(true).init();
+    }
+}
