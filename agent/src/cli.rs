@@ -8,7 +8,7 @@ pub(crate) mod images_pull;
 mod node;
 
 pub(crate) use images::{ImageArgs, ImagesCommand, PullArgs};
-pub(crate) use node::{HostArgs, ListenAddress, NodeIpSource};
+pub(crate) use node::{ListenAddress, NodeArgs};
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::duration;
-use crate::node::NodeName;
+use crate::names::{BadNodeName, NodeName};
 use crate::node::labels::{self, Labels};
 use crate::volume::AllowedHostPath;
 
@@ -27,7 +27,7 @@ use crate::volume::AllowedHostPath;
 pub(crate) struct Cli {
     /// What to do instead of being the agent.
     #[command(subcommand)]
-    pub(crate) command: Option<Command>,
+    pub(crate) command: Option<SubCommand>,
     /// The agent's own flags.
     #[command(flatten)]
     pub(crate) agent: AgentArgs,
@@ -35,7 +35,7 @@ pub(crate) struct Cli {
 
 /// What the program can do besides being the agent.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum SubCommand {
     /// Owns one VM; started by the agent
     #[command(hide = true)]
     Shim {
@@ -125,13 +125,23 @@ pub(crate) struct AgentArgs {
 
     /// The machine and what it offers.
     #[command(flatten)]
-    pub(crate) host: HostArgs,
+    pub(crate) host: NodeArgs,
+}
+
+impl AgentArgs {
+    /// The name of the Node: the one that was given, or the machine's own.
+    pub(crate) fn node_name(&self, hostname: &str) -> Result<NodeName, BadNodeName> {
+        match &self.node_name {
+            Some(name) => Ok(name.clone()),
+            None => hostname.to_ascii_lowercase().parse(),
+        }
+    }
 }
 
 /// A duration that something can be done at.
 fn interval(text: &str) -> Result<Duration, String> {
     match duration::parse(text) {
-        Ok(Duration::ZERO) => Err("something that is done at every moment is never done".to_owned()),
+        Ok(Duration::ZERO) => Err("must be greater than 0".to_owned()),
         parsed => parsed.map_err(|error| error.to_string()),
     }
 }

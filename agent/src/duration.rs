@@ -47,9 +47,9 @@ pub(crate) fn show(duration: Duration) -> String {
 
 /// A duration as people say it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rough(pub(crate) Duration);
+pub(crate) struct Approximate(pub(crate) Duration);
 
-impl fmt::Display for Rough {
+impl fmt::Display for Approximate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_secs() {
             seconds @ ..120 => write!(f, "{seconds} s"),

@@ -13,21 +13,21 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVarSource, Pod, Secret};
 use kube::ResourceExt;
 
-pub(crate) use resolve::{ConfigError, MissingVariable, Resolved, Snapshot, resolve};
+pub(crate) use resolve::{ConfigError, Resolved, Snapshot, resolve};
 
-use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};
+use crate::apiserver::watched_objects::{ObjectError, WatchedObject, first_of};
 use downward::DownwardError;
 use services::{LinkedServices, service_environment};
-use sources::World;
+use sources::InputSources;
 
 /// The environment of a container that is about to start. What it is made of is watched for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Environment {
     pod: Arc<Pod>,
     container: Container,
-    world: World,
-    config_maps: BTreeMap<String, Watched<ConfigMap>>,
-    secrets: BTreeMap<String, Watched<Secret>>,
+    world: InputSources,
+    config_maps: BTreeMap<String, WatchedObject<ConfigMap>>,
+    secrets: BTreeMap<String, WatchedObject<Secret>>,
     services: LinkedServices,
     /// Whether the last attempt failed because the Node had no address.
     lacks_address: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Environment {
 
 impl Environment {
     /// The environment of one of a Pod's containers. Must be called inside a runtime.
-    pub(crate) fn of(pod: Arc<Pod>, container: &Container, world: &World) -> Self {
+    pub(crate) fn of(pod: Arc<Pod>, container: &Container, world: &InputSources) -> Self {
         let namespace = pod.namespace().unwrap_or_default();
         let names = Names::of(container);
         let config_map = |name: &String| (name.clone(), world.objects.config_map(&namespace, name));
@@ -74,11 +74,9 @@ impl Environment {
         let mut waits: Vec<BoxFuture<'_, ()>> = config_maps.chain(secrets).collect();
         waits.push(Box::pin(self.services.changed()));
         if self.lacks_address {
-            let mut health = self.world.health.clone();
+            let mut address = self.world.address.clone();
             waits.push(Box::pin(async move {
-                let has_address =
-                    health.wait_for(|health| health.as_ref().is_some_and(|h| h.address.is_some()));
-                if has_address.await.is_err() {
+                if address.wait_for(Option::is_some).await.is_err() {
                     std::future::pending::<()>().await;
                 }
             }));
@@ -104,7 +102,7 @@ impl Environment {
 }
 
 async fn all<T>(
-    watched: &mut BTreeMap<String, Watched<T>>,
+    watched: &mut BTreeMap<String, WatchedObject<T>>,
 ) -> Result<BTreeMap<String, Option<Arc<T>>>, ObjectError> {
     let mut objects = BTreeMap::new();
     for (name, object) in watched {

@@ -11,17 +11,24 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use crate::apiserver::events::Events;
 use crate::error_chain::chain;
-use crate::image::gc::{Moment, Stage};
-use crate::node::thresholds::{Figure, Signal, Thresholds};
-use crate::os::host::{Gauges, volume};
-use crate::pod::PodUid;
+use crate::fs::file::FileError;
+use crate::image::gc::ImageCollector;
+use crate::image::gc::{ImageUse, Moment};
+use crate::names::PodUid;
+use crate::node::health::NodeHealth;
+use crate::node::signals::SignalSources;
+use crate::node::thresholds::{Signal, Thresholds};
+use crate::os::availability::Availability;
+use crate::os::availability::volume;
+use crate::pod::registry::PodRegistry;
 use crate::pod::status::is_final;
-use crate::pod::worker::Host;
-use crate::state::{PodDir, StateDir, StateError};
+use crate::state::{PodDir, StateDir};
 use crate::tart::Tart;
 use crate::volume::pod_usage::used;
-use ranking::{Claimant, first};
+use ranking::{EvictionCandidate, first};
+use tokio::sync::watch;
 
 /// As often as the kubelet looks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -32,15 +39,22 @@ const MEASURE_LIMIT: Duration = Duration::from_mins(2);
 
 /// What it takes to keep room on the disk.
 #[derive(Debug)]
-pub(crate) struct Room {
-    /// Its Pods and their VMs, and who deletes images: nobody with `--disable-vm-gc`. Nobody is evicted before its health says that it is
-    /// short of space.
-    pub(crate) host: Arc<Host>,
-    /// Where to look.
-    pub(crate) gauges: Gauges,
-    /// When there is too little.
+pub(crate) struct EvictionManager {
+    /// The Pods of this Node.
+    pub(crate) pods: PodRegistry,
+    /// Deletes images; absent with `--disable-vm-gc`.
+    pub(crate) collector: Option<Arc<ImageCollector>>,
+    /// The Node's health: no Pod is evicted before it shows `DiskPressure`.
+    pub(crate) health: watch::Receiver<Option<NodeHealth>>,
+    /// Where Events go.
+    pub(crate) events: Events,
+    /// The `tart` program.
+    pub(crate) tart: Tart,
+    /// Where free space is measured.
+    pub(crate) signals: SignalSources,
+    /// Below which amounts a Pod is evicted.
     pub(crate) thresholds: Thresholds,
-    /// What is kept of Pods.
+    /// The state directory.
     pub(crate) state: StateDir,
 }
 
@@ -53,12 +67,12 @@ struct Shortage {
     by_images: bool,
 }
 
-impl Room {
+impl EvictionManager {
     /// Looks again and again, for as long as it is polled.
-    pub(crate) async fn keep(self) {
+    pub(crate) async fn run(self) {
         loop {
             // From before the look: what is made meanwhile may have been enough.
-            let since = self.host.collector.as_ref().map(|collector| collector.now());
+            let since = self.collector.as_ref().map(|collector| collector.now());
             let short = self.shortage().await;
             if short.is_none() {
                 self.set_space_aside().await;
@@ -80,13 +94,14 @@ impl Room {
 
     /// Whether the Node says that it is short of space, so that no new Pod comes for what is freed.
     fn is_told(&self) -> bool {
-        self.host.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
+        self.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
     }
 
     /// Whether anything is gone that took room, since that moment.
     async fn collect(&self, short: Option<&Shortage>, since: Option<Moment>) -> bool {
-        let Some((collector, since)) = self.host.collector.as_ref().zip(since) else { return false };
-        let stage = if short.is_some_and(|short| short.by_images) { Stage::Wanted } else { Stage::Routine };
+        let Some((collector, since)) = self.collector.as_ref().zip(since) else { return false };
+        let stage =
+            if short.is_some_and(|short| short.by_images) { ImageUse::Wanted } else { ImageUse::Routine };
         match collector.pass(stage, since).await {
             Ok(pass) => pass.is_none_or(|pass| pass.has_made_room()),
             Err(error) => {
@@ -108,8 +123,8 @@ impl Room {
     }
 
     async fn shortage(&self) -> Option<Shortage> {
-        let (gauges, thresholds) = (self.gauges.clone(), self.thresholds.clone());
-        let look = spawn_blocking(move || look(&gauges, &thresholds));
+        let (signals, thresholds) = (self.signals.clone(), self.thresholds.clone());
+        let look = spawn_blocking(move || look(&signals, &thresholds));
         match timeout(LOOK_LIMIT, look).await {
             Ok(Ok(found)) => found,
             Ok(Err(_)) | Err(_) => {
@@ -121,9 +136,9 @@ impl Room {
 
     /// Evicts one Pod, unless one that was evicted is still on its way out.
     async fn relieve(&self, short: &Shortage) {
-        let pods = self.host.roster.pods();
-        let (state, tart, roster) = (self.state.clone(), self.host.tart.clone(), self.host.roster.clone());
-        let measure = spawn_blocking(move || survey(&state, &tart, &pods, |uid| roster.is_planned(uid)));
+        let pods = self.pods.pods();
+        let (state, tart, registry) = (self.state.clone(), self.tart.clone(), self.pods.clone());
+        let measure = spawn_blocking(move || survey(&state, &tart, &pods, |uid| registry.is_planned(uid)));
         let claimants = match timeout(MEASURE_LIMIT, measure).await {
             Ok(Ok(Ok(Some(claimants)))) => claimants,
             Ok(Ok(Ok(None))) => return,
@@ -132,25 +147,25 @@ impl Room {
         };
         let Some(claimant) = first(&claimants) else { return };
         let why = format!("{}{}", short.words, claimant.words());
-        let Some(pod) = self.host.roster.pod(&claimant.uid) else { return };
+        let Some(pod) = self.pods.pod(&claimant.uid) else { return };
         // Its worker sees the file, and does the rest.
         if let Err(error) = self.state.pod(claimant.uid.clone()).evict(&why) {
             return warn!(uid = %claimant.uid, error = chain(&error), "cannot evict a Pod; trying again");
         }
         info!(uid = %claimant.uid, "{why}");
-        self.host.events.warning(&pod, "Evicted", &why);
+        self.events.warning(&pod, "Evicted", &why);
     }
 }
 
-fn look(gauges: &Gauges, thresholds: &Thresholds) -> Option<Shortage> {
+fn look(signals: &SignalSources, thresholds: &Thresholds) -> Option<Shortage> {
     let device = |path| std::fs::metadata(path).map(|metadata| metadata.dev()).ok();
-    let is_one = device(&gauges.state_dir) == device(&gauges.tart_home);
+    let is_one = device(&signals.state_dir) == device(&signals.tart_home);
     let found = [
-        (Signal::ImageFs, volume(&gauges.tart_home), true),
-        (Signal::NodeFs, volume(&gauges.state_dir), is_one),
+        (Signal::ImageFs, volume(&signals.tart_home), true),
+        (Signal::NodeFs, volume(&signals.state_dir), is_one),
     ];
     found.into_iter().find_map(|(signal, figure, by_images)| {
-        let Figure { available, total } = figure?;
+        let Availability { available, total } = figure?;
         thresholds.shortage(signal, figure?)?;
         let least = thresholds.least(signal)?.of(total);
         let words = format!(
@@ -166,7 +181,7 @@ fn survey(
     tart: &Tart,
     pods: &[(PodUid, Arc<Pod>)],
     is_planned: impl Fn(&PodUid) -> bool,
-) -> Result<Option<Vec<Claimant>>, StateError> {
+) -> Result<Option<Vec<EvictionCandidate>>, FileError> {
     let mut claimants = Vec::new();
     for dir in state.pods()? {
         if dir.evicted()?.is_some() && (is_planned(dir.uid()) || has_vm(&dir)?) {
@@ -177,13 +192,13 @@ fn survey(
         let dir = state.pod(uid.clone());
         let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
         if !is_over && dir.record()?.is_some() && dir.evicted()?.is_none() {
-            claimants.push(Claimant::of(uid.clone(), pod, used(&dir, tart)?));
+            claimants.push(EvictionCandidate::of(uid.clone(), pod, used(&dir, tart)?));
         }
     }
     Ok(Some(claimants))
 }
 
-fn has_vm(dir: &PodDir) -> Result<bool, StateError> {
+fn has_vm(dir: &PodDir) -> Result<bool, FileError> {
     for attempt in dir.attempts()? {
         if !attempt.view()?.cleaned {
             return Ok(true);
@@ -195,7 +210,7 @@ fn has_vm(dir: &PodDir) -> Result<bool, StateError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::PodName;
+    use crate::names::PodName;
     use crate::state::PodRecord;
     use jiff::Timestamp;
 

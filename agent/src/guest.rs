@@ -16,7 +16,7 @@ use futures::{Stream, StreamExt, stream};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use messages::{
-    Command, ExecRequest, ExecResponse, IoChunk, ResolveIpRequest, ResolveIpResponse, exec_request,
+    CommandMessage, ExecRequest, ExecResponse, IoChunk, ResolveIpRequest, ResolveIpResponse, exec_request,
     exec_response,
 };
 use tokio::net::UnixStream;
@@ -182,7 +182,7 @@ fn requests(exec: Exec) -> Pin<Box<dyn Stream<Item = ExecRequest> + Send>> {
         Stdin::Empty | Stdin::Open => None,
     };
     let request = |part| ExecRequest { r#type: Some(part) };
-    let mut first = vec![request(exec_request::Type::Command(Command::new(exec, interactive)))];
+    let mut first = vec![request(exec_request::Type::Command(CommandMessage::new(exec, interactive)))];
     if let Some(bytes) = bytes {
         let chunks = bytes.chunks(CHUNK).map(<[u8]>::to_vec);
         // An empty chunk is the end of the input.

@@ -10,11 +10,14 @@ pub(crate) mod ownership;
 mod partial_pulls;
 pub(crate) mod pins;
 pub(crate) mod prepull;
+mod pull_policy;
 pub(crate) mod pull_socket;
+mod record_file;
 mod recovery;
 mod shared_pull;
 
 pub(crate) use error::ImageError;
+pub(crate) use pull_policy::PullPolicy;
 pub(crate) use shared_pull::Pulled;
 
 use std::collections::HashMap;
@@ -30,16 +33,18 @@ use tracing::warn;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
-use crate::names::vm::BaseName;
-use crate::pod::admission::PullPolicy;
-use crate::state::{StateDir, StateError};
-use crate::tart::{ImageDigest, PULL, Tart, full_name};
-use access::{Access, SecretUid};
-use inventory::Resident;
+use crate::names::BaseName;
+
+use crate::fs::file::FileError;
+use crate::names::{ImageDigest, full_name};
+use crate::state::StateDir;
+use crate::tart::{PULL, Tart};
+use access::{ImageAccess, SecretUid};
+use inventory::LocalImage;
 use ownership::{ImageRecord, KnownImage, Present};
-use partial_pulls::Partials;
+use partial_pulls::PartialPulls;
 use pins::{Pin, Pins};
-use shared_pull::{Flight, FlightKey};
+use shared_pull::{PullKey, SharedPull};
 
 /// How often the cache is looked at for what others have done to it.
 const LOOK_INTERVAL: Duration = Duration::from_mins(1);
@@ -54,7 +59,7 @@ const PULL_LIMIT: SignedDuration = SignedDuration::from_secs(PULL.as_secs().cast
 
 /// Who has begun a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Beginner {
+pub(crate) enum Beginner {
     /// This process, which knows that it is over.
     This,
     /// Another one, whose `tart` may still be at it.
@@ -63,30 +68,35 @@ enum Beginner {
 
 /// The images of this host.
 #[derive(Debug)]
-pub(crate) struct Images {
+pub(crate) struct ImageStore {
     tart: Tart,
     state: StateDir,
     metrics: Metrics,
     /// Where each reference was last seen to point.
     known: Mutex<HashMap<String, ImageDigest>>,
-    flights: Mutex<HashMap<FlightKey, Flight>>,
+    flights: Mutex<HashMap<PullKey, SharedPull>>,
     /// As many pulls as may go on at once.
     turns: Semaphore,
     /// Held while a base VM is made; tart makes one VM at a time anyway.
     making: tokio::sync::Mutex<()>,
     record: Mutex<ImageRecord>,
     pins: Pins,
-    partials: Arc<Partials>,
+    partials: Arc<PartialPulls>,
     /// Whether the agent is about to end.
     grounded: watch::Sender<bool>,
-    resident: watch::Sender<Arc<Vec<Resident>>>,
+    resident: watch::Sender<Arc<Vec<LocalImage>>>,
 }
 
-impl Images {
+impl ImageStore {
     /// The images that `tart` keeps, and what an earlier agent has noted down about them.
-    pub(crate) fn open(tart: Tart, state: StateDir, pulls: usize, metrics: Metrics) -> Result<Self, StateError> {
+    pub(crate) fn open(
+        tart: Tart,
+        state: StateDir,
+        pulls: usize,
+        metrics: Metrics,
+    ) -> Result<Self, FileError> {
         let mut record = state.images_to_go_on_with()?;
-        let partials = Partials::new(tart.clone());
+        let partials = PartialPulls::new(tart.clone());
         recovery::abandon_dead(&mut record, &tart, &state);
         // Before any tart command takes it for garbage.
         for image in record.pulls() {
@@ -110,7 +120,11 @@ impl Images {
     }
 
     /// The image, if it is on this host and the policy lets it be used without asking its registry.
-    pub(crate) async fn present(&self, image: &str, policy: PullPolicy) -> Result<Option<ImageDigest>, ImageError> {
+    pub(crate) async fn present(
+        &self,
+        image: &str,
+        policy: PullPolicy,
+    ) -> Result<Option<ImageDigest>, ImageError> {
         // A tag can have moved; only the registry knows.
         if policy == PullPolicy::Always {
             return Ok(None);
@@ -126,7 +140,7 @@ impl Images {
     }
 
     /// Who may use an image that is here without asking its registry.
-    pub(crate) fn access(&self, digest: &ImageDigest) -> Access {
+    pub(crate) fn access(&self, digest: &ImageDigest) -> ImageAccess {
         let inode = self.tart.image_inode(digest);
         lock(&self.record).access(digest, inode)
     }
@@ -250,7 +264,7 @@ impl Images {
     }
 
     /// The images on this host, whenever they change.
-    pub(crate) fn residents(&self) -> watch::Receiver<Arc<Vec<Resident>>> {
+    pub(crate) fn residents(&self) -> watch::Receiver<Arc<Vec<LocalImage>>> {
         self.resident.subscribe()
     }
 
@@ -267,7 +281,7 @@ impl Images {
     /// Looks at the images on this host now.
     pub(crate) async fn look(&self) {
         let (tart, known) = (self.tart.clone(), self.known());
-        let look = spawn_blocking(move || inventory::residents(&tart, &known));
+        let look = spawn_blocking(move || inventory::local_images(&tart, &known));
         match look.await {
             Ok(Ok(found)) => {
                 let found = Arc::new(found);
@@ -298,10 +312,10 @@ impl Images {
     }
 
     /// Notes down that an image is about to be pulled.
-    fn begin(&self, image: &str) -> Result<(), ImageError> {
+    pub(crate) fn begin(&self, image: &str) -> Result<(), ImageError> {
         let failed = |source| ImageError::Record { image: image.to_owned(), source: Arc::new(source) };
         let before = self.tart.cached_siblings(image).map_err(|error| {
-            failed(StateError::new("look into", &self.tart.home().join("cache/OCIs"), error))
+            failed(FileError::new("look into", &self.tart.home().join("cache/OCIs"), error))
         })?;
         let mut record = lock(&self.record);
         record.begin(image, before, Timestamp::now());
@@ -309,7 +323,7 @@ impl Images {
     }
 
     /// Notes down that our own tart fetches an image: what it brings is ours.
-    fn fetches(&self, image: &str) {
+    pub(crate) fn fetches(&self, image: &str) {
         let mut record = lock(&self.record);
         if record.fetch(image) {
             self.write(&record);
@@ -333,7 +347,7 @@ impl Images {
     }
 
     /// Reads the record again: somebody else may have written to it.
-    fn reload(&self) -> Result<(), StateError> {
+    pub(crate) fn reload(&self) -> Result<(), FileError> {
         *lock(&self.record) = self.state.images_to_go_on_with()?;
         Ok(())
     }
@@ -351,7 +365,7 @@ impl Images {
     }
 
     /// Notes down that a pull has brought this image, or none.
-    fn conclude(&self, image: &str, found: Option<&ImageDigest>, beginner: Beginner) {
+    pub(crate) fn conclude(&self, image: &str, found: Option<&ImageDigest>, beginner: Beginner) {
         let present = found.filter(|digest| self.tart.has_image(digest)).and_then(|digest| {
             Some(Present { inode: self.tart.image_inode(digest)?, digest: digest.clone() })
         });
@@ -371,7 +385,7 @@ impl Images {
         lock(&self.known).remove(image);
     }
 
-    async fn cached(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
+    pub(crate) async fn cached(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
         let look = |source| ImageError::Look { image: image.to_owned(), source: Arc::new(source) };
         let found = self.tart.cached_digest(image).await.map_err(look)?;
         // Tart takes every digest for one that it has.

@@ -7,6 +7,7 @@
 mod agent;
 mod api;
 mod apiserver;
+mod backoff;
 mod cli;
 mod crash_point;
 mod duration;

@@ -1,4 +1,3 @@
-//! TODO-DOC logs
+//! Container logs in the format of the container runtime interface.
 
-pub(crate) mod files;
 pub(crate) mod writer;

@@ -1,7 +1,7 @@
 //! What the agent tells about itself on a port of the host: whether it is well, and figures for Prometheus.
 
-mod exposition;
-mod histogram;
+pub(crate) mod exposition;
+pub(crate) mod histogram;
 mod images;
 mod pods;
 mod vm_collection;
@@ -17,14 +17,14 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::apiserver::call_metrics::{ApiCalls, CountCalls};
-use crate::identity::Access;
-use crate::image::gc::Verdict;
+use crate::identity::ApiAccess;
+use crate::image::gc::ImageVerdict;
+use crate::names::ImageDigest;
+use crate::names::PodUid;
 use crate::node::conditions::conditions;
-use crate::node::health::Health;
+use crate::node::health::NodeHealth;
 use crate::node::lease;
-use crate::node::thresholds::Figure;
-use crate::pod::PodUid;
-use crate::tart::ImageDigest;
+use crate::os::availability::Availability;
 use exposition::Page;
 use images::ImageFigures;
 use pods::PodFigures;
@@ -40,14 +40,14 @@ pub(crate) struct Metrics(Arc<Figures>);
 #[derive(Debug)]
 struct Figures {
     started: Instant,
-    health: watch::Receiver<Option<Health>>,
+    health: watch::Receiver<Option<NodeHealth>>,
     calls: Arc<Mutex<ApiCalls>>,
     heart: Mutex<HeartFigures>,
     waiting: Mutex<HashMap<PodUid, Timestamp>>,
     pods: Mutex<PodFigures>,
     images: Mutex<ImageFigures>,
     /// Addresses for VMs, where it is known how many there are.
-    addresses: Mutex<Option<Figure>>,
+    addresses: Mutex<Option<Availability>>,
     /// Absent on a host where VMs are not collected.
     vm_collection: Mutex<Option<VmCollection>>,
 }
@@ -59,11 +59,11 @@ struct HeartFigures {
 }
 
 /// One thing that must hold, and why it does not.
-type Check = (&'static str, Result<(), String>);
+pub(crate) type Check = (&'static str, Result<(), String>);
 
 impl Metrics {
     /// Figures that are all zero.
-    pub(crate) fn new(health: watch::Receiver<Option<Health>>) -> Self {
+    pub(crate) fn new(health: watch::Receiver<Option<NodeHealth>>) -> Self {
         Self(Arc::new(Figures {
             started: Instant::now(),
             health,
@@ -78,7 +78,7 @@ impl Metrics {
     }
 
     /// A client of the API server whose calls are counted.
-    pub(crate) fn client(&self, access: &Access) -> Result<Client, kube::Error> {
+    pub(crate) fn client(&self, access: &ApiAccess) -> Result<Client, kube::Error> {
         access.client(&CountCalls::new(self.0.calls.clone()))
     }
 
@@ -139,12 +139,12 @@ impl Metrics {
     }
 
     /// What becomes of each image; so many others are somebody else's.
-    pub(crate) fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
+    pub(crate) fn images_judged(&self, verdicts: &[(ImageDigest, ImageVerdict)], foreign: usize) {
         lock(&self.0.images).judged(verdicts, foreign);
     }
 
     /// So many addresses for VMs are left.
-    pub(crate) fn addresses(&self, left: Option<Figure>) {
+    pub(crate) fn addresses(&self, left: Option<Availability>) {
         *lock(&self.0.addresses) = left;
     }
 
@@ -164,7 +164,7 @@ impl Metrics {
     }
 
     /// Whether the process is to be left alone: only what a restart could cure counts.
-    fn alive(&self) -> Vec<Check> {
+    pub(crate) fn alive(&self) -> Vec<Check> {
         let heart = *lock(&self.0.heart);
         let stuck = heart.awake.map(|at| at.elapsed()).filter(|age| *age > STUCK);
         let loop_ =
@@ -173,7 +173,7 @@ impl Metrics {
     }
 
     /// Whether the Node is alive in the cluster's eyes, and VMs can start on it.
-    fn ready(&self) -> Vec<Check> {
+    pub(crate) fn ready(&self) -> Vec<Check> {
         let heart = *lock(&self.0.heart);
         let renewed = match heart.renewed {
             None => Err("the Node's Lease was not renewed yet".to_owned()),
@@ -194,7 +194,7 @@ impl Metrics {
     }
 
     /// The figures as Prometheus reads them.
-    fn page(&self) -> String {
+    pub(crate) fn page(&self) -> String {
         let figures = &self.0;
         let mut page = Page::default();
         page.family("tart_kubelet_build_info", "gauge", "The version of the agent.");
@@ -257,14 +257,14 @@ impl Metrics {
 }
 
 /// What was being written when a thread died is still a figure.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::health::Problem;
+    use crate::node::health::HealthProblem;
 
     fn failing(checks: Vec<Check>) -> Vec<&'static str> {
         checks.into_iter().filter(|(_, check)| check.is_err()).map(|(name, _)| name).collect()
@@ -277,10 +277,10 @@ mod tests {
         assert_eq!(failing(metrics.alive()), Vec::<&str>::new());
         assert_eq!(failing(metrics.ready()), ["heartbeat", "vms"]);
         metrics.lease_renewed();
-        health.send_replace(Some(Health::default()));
+        health.send_replace(Some(NodeHealth::default()));
         assert_eq!(failing(metrics.ready()), Vec::<&str>::new());
-        let problem = Problem { reason: "TartMissing", message: "no tart".into() };
-        health.send_replace(Some(Health { problem: Some(problem), ..Health::default() }));
+        let problem = HealthProblem { reason: "TartMissing", message: "no tart".into() };
+        health.send_replace(Some(NodeHealth { problem: Some(problem), ..NodeHealth::default() }));
         assert_eq!(failing(metrics.ready()), ["vms"]);
         let page = metrics.page();
         for line in [

@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::images_pull::{self, Said};
-use crate::cli::{AgentArgs, Cli, Command, GcArgs, ImagesCommand, PullArgs, gc_dry_run, images_list};
+use crate::cli::{AgentArgs, Cli, GcArgs, ImagesCommand, PullArgs, SubCommand, gc_dry_run, images_list};
 use crate::error_chain::chain;
 use crate::os::open_files;
 use crate::{agent, shim};
@@ -30,10 +30,10 @@ pub fn run() -> ExitCode {
         return fail("the TLS provider was installed twice");
     }
     let ended = match cli.command {
-        Some(Command::Shim { dir }) => run_shim(&dir),
-        Some(Command::Gc(args)) => run_gc(&args),
-        Some(Command::Images(ImagesCommand::List(args))) => run_list(&args),
-        Some(Command::Images(ImagesCommand::Pull(args))) => match run_pull(&args) {
+        Some(SubCommand::Shim { dir }) => run_shim(&dir),
+        Some(SubCommand::Gc(args)) => run_gc(&args),
+        Some(SubCommand::Images(ImagesCommand::List(args))) => run_list(&args),
+        Some(SubCommand::Images(ImagesCommand::Pull(args))) => match run_pull(&args) {
             Ok(true) => Ok(()),
             // Which ones, and why, has been said.
             Ok(false) => return ExitCode::FAILURE,

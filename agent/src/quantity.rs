@@ -2,6 +2,11 @@
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use std::collections::BTreeMap;
+
+/// Amounts by resource name, as a Node's status has them.
+pub(crate) type ResourceList = BTreeMap<String, Quantity>;
+
 /// A quantity in thousandths of its unit, rounded up; `None` when it is not one or does not fit.
 pub(crate) fn milli(quantity: &Quantity) -> Option<u64> {
     scaled(quantity, 1000)

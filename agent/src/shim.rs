@@ -4,7 +4,6 @@
 mod boot_only;
 mod container;
 mod create_vm;
-mod disk_space;
 pub(crate) mod network;
 pub(crate) mod outcome;
 mod progress;
@@ -14,7 +13,7 @@ pub(crate) mod supervise;
 
 pub(crate) use supervise::launch::{LaunchError, launch};
 pub(crate) use supervise::recover_exit::{ask_guest, known_end};
-pub(crate) use supervise::stray_processes::{LeftoversError, free, gone, kill_leftovers};
+pub(crate) use supervise::stray_processes::{StrayProcessError, free, gone, kill_leftovers};
 
 use std::fs::File;
 use std::io;
@@ -30,22 +29,23 @@ use tracing::{info, warn};
 
 use crate::crash_point;
 use crate::error_chain::chain;
+use crate::fs::file::FileError;
 use crate::guest::Guest;
 use crate::guest::script::Ready;
-use crate::logs::writer::Log;
-use crate::state::{Attempt, Ending, Notice, Outcome, ShimSpec, Stage, StateError};
+use crate::logs::writer::LogWriter;
+use crate::state::disk_space_request::DiskSpaceRequest;
+use crate::state::{Ending, Notice, Outcome, ShimSpec, Stage, VmRun};
 use crate::tart::Tart;
-use container::init::Initialised;
+use container::init::InitResult;
 use container::{Run, Task};
-use disk_space::Room;
 use network::host_ports::HostPorts;
 use outcome::messages::{
     guest_agent_missing, lost, lost_with, no_address, not_started, port_taken, stopped_early, told_by_vm,
 };
-use outcome::run_result::{Container, End, GuestEnd, Ran};
+use outcome::run_result::{Container, End, GuestEnd, RunResult};
 use outcome::vm_output::{VmOutput, is_for_want_of_space};
 use progress::Steps;
-use stop::grace_period::Limit;
+use stop::grace_period::GracePeriod;
 use stop::request::StopSignal;
 use stop::shutdown::shut_down;
 
@@ -65,7 +65,7 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 pub(crate) enum ShimError {
     /// Its directory is not usable.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// The lock of the VM cannot be shared with tart.
     #[error("cannot share the VM's lock with tart")]
     Share(#[source] io::Error),
@@ -76,7 +76,7 @@ pub(crate) async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
     // Out of the agent's session: nothing that is sent to its group may reach us. It fails when we lead a group
     // already, that is when a person started us, and then there is nothing to leave.
     let _ = setsid();
-    let (attempt, spec) = Attempt::open(dir)?;
+    let (attempt, spec) = VmRun::open(dir)?;
     let Some(_shim_lock) = attempt.inherit_shim_lock(stdin)? else {
         info!(vm = %spec.vm, "this VM is not ours to run");
         return Ok(());
@@ -99,7 +99,7 @@ pub(crate) async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
 
 struct Shim {
     tart: Tart,
-    attempt: Attempt,
+    attempt: VmRun,
     spec: ShimSpec,
     stop: StopSignal,
     /// When the main container's command was started in the guest.
@@ -134,8 +134,8 @@ impl Shim {
         }
     }
 
-    fn room(&self) -> Room {
-        Room::new(self.attempt.clone(), self.tart.clone())
+    fn room(&self) -> DiskSpaceRequest {
+        DiskSpaceRequest::new(self.attempt.clone(), self.tart.clone())
     }
 
     async fn run_vm(mut self, ports: HostPorts) {
@@ -148,7 +148,7 @@ impl Shim {
         // Free for the next VM when somebody hears of the end of this one.
         drop(ports);
         let wants_room = ran.no_space && ran.has_started;
-        let Ran { child, outcome, .. } = ran;
+        let RunResult { child, outcome, .. } = ran;
         if let Some(mut child) = child.filter(|child| child.id().is_some()) {
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
             crash_point::point("shim.result");
@@ -175,19 +175,23 @@ impl Shim {
         }
     }
 
-    async fn run_once(&mut self, ports: &HostPorts) -> Ran {
+    async fn run_once(&mut self, ports: &HostPorts) -> RunResult {
         self.enter(Stage::Booting);
         if let Some(doubt) = self.shares_in_doubt().await {
-            return Ran::not_started(doubt);
+            return RunResult::not_started(doubt);
         }
         let mut child = match self.tart.run(&self.spec.vm, &self.spec.shares) {
             Ok(child) => child,
-            Err(error) => return Ran::not_started(not_started("StartError", &error)),
+            Err(error) => return RunResult::not_started(not_started("StartError", &error)),
         };
         crash_point::point("shim.run");
         // Without a command, what tart says of the VM is all the output there is.
         let boots = self.spec.main.command.is_none();
-        let log = if boots { Log::open(&self.spec.main.log, Some(self.room())) } else { Log::nowhere() };
+        let log = if boots {
+            LogWriter::open(&self.spec.main.log, Some(self.room()))
+        } else {
+            LogWriter::nowhere()
+        };
         let output = VmOutput::collect(&mut child, log);
 
         let mut container = Container::default();
@@ -237,7 +241,7 @@ impl Shim {
         // One that has ended under its `postStart` hook had started all the same.
         let begun_at = self.begun_at.get().copied().filter(|_| !matches!(ending, Ending::NotStarted { .. }));
         let outcome = Outcome { ending, started_at: container.started_at.or(begun_at), finished_at };
-        Ran { child: Some(child), outcome, no_space, has_started }
+        RunResult { child: Some(child), outcome, no_space, has_started }
     }
 
     /// Whether the command was killed, and nobody has asked for it: a VM that breaks down takes it along, and has more to say. A guest that
@@ -280,7 +284,7 @@ impl Shim {
         let limit = self.spec.boot_limit;
         let address = tokio::select! {
             address = timeout(limit, self.address()) => address,
-            _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
+            _ = stop.requested() => return GuestEnd::Asked(GracePeriod::asked(stop)),
         };
         let Ok(address) = address else { return GuestEnd::Over(no_address(limit)) };
         container.is_up = true;
@@ -293,14 +297,14 @@ impl Shim {
         crash_point::point("shim.up");
         let agent = tokio::select! {
             agent = timeout(limit, self.guest_agent()) => agent,
-            _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
+            _ = stop.requested() => return GuestEnd::Asked(GracePeriod::asked(stop)),
         };
         let Ok((mut guest, _)) = agent else {
             return GuestEnd::Over(guest_agent_missing(limit, "a Pod without `command` and `args`"));
         };
         match self.initialise(&mut guest, address).await {
-            Initialised::Done => {}
-            Initialised::Ended(end) => return end,
+            InitResult::Done => {}
+            InitResult::Ended(end) => return end,
         }
         let first = self.spec.init.is_empty();
         let due = (self.spec.main.late && !first).then_some(0);
@@ -377,7 +381,7 @@ impl Shim {
 
     /// Writes something down that must not be lost, for as long as it takes: a full disk has room again some day. A directory that
     /// somebody has deleted has not.
-    async fn persist(&self, what: &str, write: impl Fn() -> Result<(), StateError>) {
+    async fn persist(&self, what: &str, write: impl Fn() -> Result<(), FileError>) {
         let mut complained = false;
         while let Err(error) = write() {
             if matches!(self.attempt.path().try_exists(), Ok(false)) {

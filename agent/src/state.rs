@@ -34,42 +34,42 @@
 //! volumes/<uid>/<volume>/       the files of a volume, see `volume::tree`, or those that the guest writes; apart for the same reason
 //! ```
 
-mod container_spec;
+pub(crate) mod container_spec;
 mod disk_reserve;
+pub(crate) mod disk_space_request;
 mod host_path_writers;
+mod log_files;
 mod pod_dir;
 mod records;
+mod restart_policy;
 mod shim_spec;
 mod tart_home_owner;
 mod vm_run;
 
-pub(crate) use crate::fs::file::StateError;
+pub(crate) use crate::fs::file::FileError;
 pub(crate) use crate::fs::lock::Lock;
-pub(crate) use crate::fs::secret_file::write_secret;
 pub(crate) use container_spec::{
     ContainerSpec, GuestBoot, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP,
-    Share, Termination,
+    Termination,
 };
-pub(crate) use host_path_writers::{Promise, Writer};
-pub(crate) use pod_dir::PodDir;
+pub(crate) use host_path_writers::{HostPathWriter, Promise};
+pub(crate) use pod_dir::{BOOT_DIR_PREFIX, PodDir, boot_dir_name};
 pub(crate) use records::{
     Delivery, Due, Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord,
     Progress, Stage, StopCause, StopRequest,
 };
+pub(crate) use restart_policy::RestartPolicy;
 pub(crate) use shim_spec::{HostPort, Protocol, ShimSpec};
-pub(crate) use tart_home_owner::{Claim, ClaimError};
-pub(crate) use vm_run::{Attempt, AttemptView, Holder, UsedImage};
+pub(crate) use tart_home_owner::{TartHomeError, TartHomeOwner};
+pub(crate) use vm_run::{Holder, UsedImage, VmRun, VmRunView};
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use tracing::warn;
-
-use crate::image::ownership::ImageRecord;
-use crate::names::vm::BaseName;
-use crate::pod::PodUid;
+use crate::names::BaseName;
+use crate::names::PodUid;
 
 /// The agent's state directory.
 #[derive(Debug, Clone)]
@@ -82,14 +82,14 @@ impl StateDir {
     }
 
     /// Whether an agent owns the directory now.
-    pub(crate) fn is_owned(&self) -> Result<bool, StateError> {
+    pub(crate) fn is_owned(&self) -> Result<bool, FileError> {
         let path = self.0.join("agent.lock");
-        crate::fs::lock::is_held(&path).map_err(|source| StateError::new("probe", &path, source))
+        crate::fs::lock::is_held(&path).map_err(|source| FileError::new("probe", &path, source))
     }
 
     /// Opens the directory, creating it when it is new.
-    pub(crate) fn open(root: &Path) -> Result<Self, StateError> {
-        let root = std::path::absolute(root).map_err(|source| StateError::new("open", root, source))?;
+    pub(crate) fn open(root: &Path) -> Result<Self, FileError> {
+        let root = std::path::absolute(root).map_err(|source| FileError::new("open", root, source))?;
         crate::fs::file::create_dir(&root.join("pods"))?;
         crate::fs::file::create_dir(&root.join("logs"))?;
         crate::fs::file::create_dir(&root.join("volumes"))?;
@@ -97,9 +97,9 @@ impl StateDir {
     }
 
     /// Makes this process the directory's only agent; `None` when another one is.
-    pub(crate) fn lock(&self) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn lock(&self) -> Result<Option<Lock>, FileError> {
         let path = self.0.join("agent.lock");
-        Lock::take(&path).map_err(|source| StateError::new("lock", &path, source))
+        Lock::take(&path).map_err(|source| FileError::new("lock", &path, source))
     }
 
     /// The directory for keys and certificates.
@@ -108,7 +108,7 @@ impl StateDir {
     }
 
     /// A random name that stays with this directory: a restarted agent is the same one, one on another Mac is not.
-    pub(crate) fn instance(&self) -> Result<String, StateError> {
+    pub(crate) fn instance(&self) -> Result<String, FileError> {
         let path = self.0.join("instance.json");
         if let Some(known) = crate::fs::file::read(&path)? {
             return Ok(known);
@@ -117,15 +117,15 @@ impl StateDir {
         let random = Path::new("/dev/urandom");
         File::open(random)
             .and_then(|mut source| source.read_exact(&mut bytes))
-            .map_err(|source| StateError::new("read", random, source))?;
+            .map_err(|source| FileError::new("read", random, source))?;
         let name = format!("{:032x}", u128::from_be_bytes(bytes));
         crate::fs::file::write(&path, &name)?;
         Ok(name)
     }
 
     /// Sets a little space aside, for what has to be written down when the disk is full, unless too little of it is free now.
-    pub(crate) fn set_space_aside(&self) -> Result<(), StateError> {
-        let free = crate::os::host::volume(&self.0).map_or(0, |volume| volume.available);
+    pub(crate) fn set_space_aside(&self) -> Result<(), FileError> {
+        let free = crate::os::availability::volume(&self.0).map_or(0, |volume| volume.available);
         disk_reserve::set_aside(&self.0, free)
     }
 
@@ -134,29 +134,9 @@ impl StateDir {
         self.0.join("images.sock")
     }
 
-    /// What is known of this host's images.
-    pub(crate) fn images(&self) -> Result<ImageRecord, StateError> {
-        Ok(crate::fs::file::read(&self.images_path())?.unwrap_or_default())
-    }
-
-    /// The same, for who is going to write it: what is spoilt is put aside first, so that it stays known that something was lost.
-    pub(crate) fn images_to_go_on_with(&self) -> Result<ImageRecord, StateError> {
-        let (path, aside) = (self.images_path(), self.spoilt_images_path());
-        if crate::fs::file::is_spoilt::<ImageRecord>(&path)? {
-            std::fs::rename(&path, &aside).map_err(|source| StateError::new("put aside", &path, source))?;
-            warn!(
-                aside = %aside.display(),
-                "the record of images is spoilt and was put aside; while it is there, no base VM is taken for an orphan"
-            );
-        }
-        self.images()
-    }
-
-    /// Whether there were images of which nothing is known any more.
-    pub(crate) fn has_lost_images(&self) -> Result<bool, StateError> {
-        let aside = self.spoilt_images_path();
-        let is_aside = aside.try_exists().map_err(|source| StateError::new("look for", &aside, source))?;
-        Ok(is_aside || crate::fs::file::is_spoilt::<ImageRecord>(&self.images_path())?)
+    /// The record of the images that the agent has pulled, see `image::ownership`.
+    pub(crate) fn images_path(&self) -> PathBuf {
+        self.0.join("images.json")
     }
 
     /// Where a record of images is that could not be read.
@@ -164,18 +144,9 @@ impl StateDir {
         self.0.join("images.json.spoilt")
     }
 
-    fn images_path(&self) -> PathBuf {
-        self.0.join("images.json")
-    }
-
-    /// Writes down what is known of this host's images, so that not even a power cut can undo it.
-    pub(crate) fn write_images(&self, record: &ImageRecord) -> Result<(), StateError> {
-        crate::fs::file::write_durably(&self.images_path(), record)
-    }
-
     /// The base VMs of all VMs that are planned and not deleted yet, whether or not they were cloned from them; `None` when that
     /// cannot be known of one.
-    pub(crate) fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, StateError> {
+    pub(crate) fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, FileError> {
         let mut found = HashSet::new();
         for pod in self.pods()? {
             for attempt in pod.attempts()? {
@@ -200,7 +171,7 @@ impl StateDir {
     }
 
     /// Every Pod that has left anything here.
-    pub(crate) fn pods(&self) -> Result<Vec<PodDir>, StateError> {
+    pub(crate) fn pods(&self) -> Result<Vec<PodDir>, FileError> {
         let mut names = crate::fs::file::entries(&self.pods_path())?;
         // Volumes and logs go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
         names.extend(crate::fs::file::entries(&self.0.join("volumes"))?);
@@ -221,7 +192,7 @@ impl StateDir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::Restart;
+    use crate::names::Restart;
 
     #[test]
     fn an_instance_stays_with_its_directory() {
@@ -243,7 +214,7 @@ mod tests {
         let pod = state.pod("0b1c".parse().unwrap());
         let attempt = pod.attempt(Restart(0));
         let image = format!("registry.test/macos@sha256:{}", "a".repeat(64));
-        let base = BaseName::of(&crate::tart::ImageDigest::parse(&image).unwrap());
+        let base = BaseName::of(&crate::names::ImageDigest::parse(&image).unwrap());
         let in_use = || state.bases_in_use().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
         attempt.plan(&ShimSpec { image, ..ShimSpec::example(attempt.vm()) }).unwrap();
@@ -255,30 +226,6 @@ mod tests {
         assert_eq!(in_use(), None);
         attempt.mark_cleaned().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
-    }
-
-    #[test]
-    fn a_record_of_images_that_is_spoilt_stays_known_as_lost() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let state = StateDir::open(dir.path()).unwrap();
-        let record = dir.path().join("images.json");
-        let is_lost = || state.has_lost_images().unwrap();
-        assert!(!is_lost(), "a new directory has lost nothing");
-        state.write_images(&ImageRecord::default()).unwrap();
-        assert_eq!(state.images_to_go_on_with().unwrap(), ImageRecord::default());
-        assert!(!is_lost());
-        // Half a file, and one of an agent that writes something else.
-        for content in ["{", "", "{\"images\":{}}"] {
-            std::fs::write(&record, content).unwrap();
-            assert!(is_lost(), "{content}");
-            assert_eq!(state.images_to_go_on_with().unwrap(), ImageRecord::default());
-            state.write_images(&ImageRecord::default()).unwrap();
-            assert!(is_lost(), "{content}, and another agent has begun anew");
-            assert_eq!(std::fs::read_to_string(state.spoilt_images_path()).unwrap(), content);
-            std::fs::remove_file(state.spoilt_images_path()).unwrap();
-            assert!(!is_lost());
-        }
     }
 
     #[test]

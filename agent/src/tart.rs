@@ -2,23 +2,26 @@
 
 mod cache;
 mod call;
+mod credential;
 mod error;
 mod list;
 mod lock;
 mod own_pulls;
 mod partial;
 mod retry_torn_config;
+mod share;
 mod stale_calls;
 mod version;
 
-pub(crate) use crate::names::image::{ImageDigest, full_name};
 pub(crate) use cache::CachedImage;
 pub(crate) use call::TartOutput;
+pub(crate) use credential::Credential;
 pub(crate) use error::{Fault, TartError, running_vms};
-pub(crate) use list::Source;
+pub(crate) use list::VmSource;
 pub(crate) use lock::{VmLock, touched};
 pub(crate) use own_pulls::OwnPulls;
 pub(crate) use partial::{KeptPartial, Partial};
+pub(crate) use share::Share;
 pub(crate) use stale_calls::end_overdue_calls;
 pub(crate) use version::TartVersion;
 
@@ -33,10 +36,8 @@ use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
-use crate::image::credentials::Credential;
-use crate::names::vm::{BaseName, VmName};
+use crate::names::{BaseName, ImageDigest, VmName, full_name};
 use crate::os::process_table::TableError;
-use crate::state::Share;
 
 const QUICK: Duration = Duration::from_secs(30);
 /// It reads nothing and waits for nobody.
@@ -121,7 +122,7 @@ impl Tart {
     }
 
     /// The names of all VMs, or of all images. One of them that cannot be read fails it all.
-    pub(crate) async fn list(&self, source: Source) -> Result<Vec<String>, TartError> {
+    pub(crate) async fn list(&self, source: VmSource) -> Result<Vec<String>, TartError> {
         let output = self.call(&["list", "--source", source.flag(), "--format", "json"], QUICK).await?;
         list::names(&output.stdout, source).ok_or_else(|| TartError::garbage("list", &output.stdout))
     }
@@ -169,7 +170,7 @@ impl Tart {
         if vms.join(name).join("config.json").exists() {
             return Ok(());
         }
-        crate::fs::remove(&vms, name)
+        crate::fs::remove::remove_at(&vms, name)
     }
 
     /// The version that the program says it has.
@@ -227,7 +228,7 @@ impl Tart {
 
     /// Has tart remove what nobody has locked of all that is not whole. It does so before every command but a pull and a clone.
     pub(crate) async fn collect_garbage(&self) -> Result<(), TartError> {
-        self.call(&["list", "--source", Source::Local.flag(), "--quiet"], QUICK).await.map(drop)
+        self.call(&["list", "--source", VmSource::Local.flag(), "--quiet"], QUICK).await.map(drop)
     }
 
     /// Whether any VM is being cloned.
@@ -295,7 +296,11 @@ impl Tart {
     }
 
     /// Waits for the address that a VM has leased, for guests without a guest agent.
-    pub(crate) async fn wait_for_address(&self, vm: &VmName, wait: Duration) -> Result<std::net::IpAddr, TartError> {
+    pub(crate) async fn wait_for_address(
+        &self,
+        vm: &VmName,
+        wait: Duration,
+    ) -> Result<std::net::IpAddr, TartError> {
         let seconds = wait.as_secs().to_string();
         let output = self.call(&["ip", &vm.to_string(), "--wait", &seconds], wait + QUICK).await?;
         let address = output.stdout.trim();

@@ -1,5 +1,7 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
+#[cfg(test)]
+mod api_server_tests;
 mod atomic_writer;
 pub(crate) mod boot_share;
 pub(crate) mod content;
@@ -14,20 +16,12 @@ mod size_limit;
 mod sub_path;
 mod updater;
 
-pub(crate) use crate::fs::dir_identity::Place;
-pub(crate) use crate::fs::disk_usage::taken;
-pub(crate) use atomic_writer::TreeError;
-pub(crate) use error::Problem;
-pub(crate) use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
+pub(crate) use host_path::{AllowedHostPath, HostPaths};
 pub(crate) use pod_volumes::{MountFailure, PodVolumes, PrepareError, Prepared};
 pub(crate) use size_limit::Exceeded;
-pub(crate) use sub_path::SubPathError;
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
-
-use crate::fs::dir::Dir;
+use std::path::PathBuf;
 
 /// The files that a volume is to hold, by their path below its root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,14 +40,5 @@ impl std::fmt::Debug for PayloadFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The bytes may be secret.
         write!(f, "{} bytes, {:o}", self.bytes.len(), self.mode)
-    }
-}
-
-/// Removes a directory that guests could write to, with all that is in it; an absent one is fine. `parent` is one that they
-/// could not reach.
-pub(crate) fn remove(parent: &Path, name: &str) -> io::Result<()> {
-    match Dir::trusted(parent) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        parent => crate::fs::remove::remove(&parent?, name.as_ref()),
     }
 }

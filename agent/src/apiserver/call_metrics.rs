@@ -27,7 +27,7 @@ const ENDS: [Duration; 8] = [
 
 /// The calls so far.
 #[derive(Debug, Default)]
-pub(super) struct ApiCalls {
+pub(crate) struct ApiCalls {
     answers: BTreeMap<(String, String), usize>,
     times: BTreeMap<String, Histogram>,
 }
@@ -41,7 +41,7 @@ impl ApiCalls {
         self.times.entry(method.to_owned()).or_insert_with(|| Histogram::new(&ENDS)).add(took);
     }
 
-    pub(super) fn write(&self, page: &mut Page) {
+    pub(crate) fn write(&self, page: &mut Page) {
         let total = "rest_client_requests_total";
         page.family(total, "counter", "Calls of the API server by method and answer.");
         for ((method, code), count) in &self.answers {
@@ -57,10 +57,10 @@ impl ApiCalls {
 
 /// Puts a counter around a client.
 #[derive(Debug, Clone)]
-pub(super) struct CountCalls(Arc<Mutex<ApiCalls>>);
+pub(crate) struct CountCalls(Arc<Mutex<ApiCalls>>);
 
 impl CountCalls {
-    pub(super) fn new(calls: Arc<Mutex<ApiCalls>>) -> Self {
+    pub(crate) fn new(calls: Arc<Mutex<ApiCalls>>) -> Self {
         Self(calls)
     }
 }
@@ -75,7 +75,7 @@ impl<S> Layer<S> for CountCalls {
 
 /// A client whose calls are counted.
 #[derive(Debug, Clone)]
-pub(super) struct Counted<S> {
+pub(crate) struct Counted<S> {
     inner: S,
     calls: Arc<Mutex<ApiCalls>>,
 }

@@ -9,8 +9,8 @@ use kube::{Client, Resource};
 use tracing::{info, warn};
 
 use crate::error_chain::chain;
-use crate::node::NodeName;
-use recorder::{Recorder, Told};
+use crate::names::NodeName;
+use recorder::{EventRecord, Recorder};
 
 /// The API server refuses notes of more than 1024 bytes.
 const MAX_NOTE: usize = 1000;
@@ -73,7 +73,7 @@ impl Events {
         } else {
             info!(object, reason, "{note}");
         }
-        let told = Told {
+        let told = EventRecord {
             warns,
             reason: reason.to_owned(),
             action: action(reason, note),

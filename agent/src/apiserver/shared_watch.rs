@@ -47,7 +47,7 @@ impl Scope {
 }
 
 /// The watches of one kind of object. Of each object only that is kept which `keep` returns.
-pub(crate) struct Shelf<T, V = T> {
+pub(crate) struct SharedWatches<T, V = T> {
     client: Client,
     noun: &'static str,
     keep: fn(T) -> V,
@@ -77,7 +77,7 @@ enum View<V> {
     Known(BTreeMap<String, Arc<V>>),
 }
 
-impl<T, V> Shelf<T, V>
+impl<T, V> SharedWatches<T, V>
 where
     T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -93,14 +93,14 @@ where
     }
 
     /// Takes part in the watch of these objects, which is started if nobody has it. Must be called inside a runtime.
-    pub(crate) fn watch(&self, scope: Scope) -> Shared<V> {
+    pub(crate) fn watch(&self, scope: Scope) -> SharedWatch<V> {
         let mut feeds = lock(&self.feeds);
         let feed = feeds.get(&scope).and_then(Weak::upgrade).unwrap_or_else(|| {
             let feed = Arc::new(self.start(scope.clone()));
             feeds.insert(scope, Arc::downgrade(&feed));
             feed
         });
-        Shared { seen: feed.view.clone(), feed }
+        SharedWatch { seen: feed.view.clone(), feed }
     }
 
     fn start(&self, scope: Scope) -> Feed<V> {
@@ -135,25 +135,25 @@ impl<V> Drop for Feed<V> {
 }
 
 /// A part in a watch.
-pub(crate) struct Shared<V> {
+pub(crate) struct SharedWatch<V> {
     feed: Arc<Feed<V>>,
     seen: watch::Receiver<View<V>>,
 }
 
-impl<V> Clone for Shared<V> {
+impl<V> Clone for SharedWatch<V> {
     fn clone(&self) -> Self {
         Self { feed: self.feed.clone(), seen: self.seen.clone() }
     }
 }
 
-impl<V> Debug for Shared<V> {
+impl<V> Debug for SharedWatch<V> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // What it shows may be secret.
         write!(f, "Shared({})", self.feed.words)
     }
 }
 
-impl<V> Shared<V> {
+impl<V> SharedWatch<V> {
     /// The objects by name. Waits while the watch is new; afterwards, what there is: `changed` tells when there is more.
     pub(crate) async fn get(&mut self) -> Result<BTreeMap<String, Arc<V>>, ObjectError> {
         let known = self.seen.wait_for(|view| matches!(view, View::Known(_)));

@@ -9,32 +9,32 @@ use kube::Client;
 use kube::api::ObjectMeta;
 use kube::runtime::watcher;
 
-pub(crate) use super::shared_watch::{Scope, Shared, Shelf};
+pub(crate) use super::shared_watch::{Scope, SharedWatch, SharedWatches};
 use crate::error_chain::chain;
 
 /// Where `ConfigMaps` and Secrets come from.
 #[derive(Clone)]
-pub(crate) struct Objects(Arc<Shelves>);
+pub(crate) struct WatchedObjects(Arc<Shelves>);
 
 struct Shelves {
-    config_maps: Shelf<ConfigMap>,
-    secrets: Shelf<Secret>,
+    config_maps: SharedWatches<ConfigMap>,
+    secrets: SharedWatches<Secret>,
 }
 
-impl Debug for Objects {
+impl Debug for WatchedObjects {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Objects")
     }
 }
 
-impl Objects {
+impl WatchedObjects {
     /// Objects as this client sees them.
     pub(crate) fn new(client: Client) -> Self {
-        let config_maps = Shelf::new(client.clone(), "configmap", |mut object: ConfigMap| {
+        let config_maps = SharedWatches::new(client.clone(), "configmap", |mut object: ConfigMap| {
             strip(&mut object.metadata);
             object
         });
-        let secrets = Shelf::new(client, "secret", |mut object: Secret| {
+        let secrets = SharedWatches::new(client, "secret", |mut object: Secret| {
             strip(&mut object.metadata);
             object
         });
@@ -42,13 +42,13 @@ impl Objects {
     }
 
     /// A `ConfigMap`, watched until the last one who asked for it lets go. Must be called inside a runtime.
-    pub(crate) fn config_map(&self, namespace: &str, name: &str) -> Watched<ConfigMap> {
-        Watched(self.0.config_maps.watch(one(namespace, name)))
+    pub(crate) fn config_map(&self, namespace: &str, name: &str) -> WatchedObject<ConfigMap> {
+        WatchedObject(self.0.config_maps.watch(one(namespace, name)))
     }
 
     /// A Secret, watched until the last one who asked for it lets go. Must be called inside a runtime.
-    pub(crate) fn secret(&self, namespace: &str, name: &str) -> Watched<Secret> {
-        Watched(self.0.secrets.watch(one(namespace, name)))
+    pub(crate) fn secret(&self, namespace: &str, name: &str) -> WatchedObject<Secret> {
+        WatchedObject(self.0.secrets.watch(one(namespace, name)))
     }
 }
 
@@ -68,9 +68,9 @@ fn strip(metadata: &mut ObjectMeta) {
 
 /// One object, which may or may not exist.
 #[derive(Debug, Clone)]
-pub(crate) struct Watched<T>(Shared<T>);
+pub(crate) struct WatchedObject<T>(SharedWatch<T>);
 
-impl<T> Watched<T> {
+impl<T> WatchedObject<T> {
     /// The object as it is now; nothing when it does not exist.
     ///
     /// Waits while the watch is new, which is some seconds at most. While the API server is away, the object is as it was
@@ -113,7 +113,7 @@ pub(crate) enum ObjectError {
 }
 
 impl ObjectError {
-    fn of(object: &str, error: &watcher::Error) -> Self {
+    pub(crate) fn of(object: &str, error: &watcher::Error) -> Self {
         let object = object.to_owned();
         let (forbids, problem) = match error {
             watcher::Error::InitialListFailed(error)

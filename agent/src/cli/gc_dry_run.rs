@@ -6,16 +6,16 @@ use kube::Api;
 
 use super::AgentArgs;
 use super::gc_table::{Row, render};
-use crate::agent::node_name;
+use crate::fs::file::FileError;
 use crate::gc::ages::Ages;
 use crate::gc::observer::Observer;
 use crate::gc::orphan::judge;
-use crate::identity::{Identity, IdentityError, Sources};
+use crate::identity::{CredentialSources, Identity, IdentityError};
 use crate::image::gc::{BadWatermarks, Rules, survey};
-use crate::node::BadNodeName;
+use crate::names::BadNodeName;
+use crate::names::PodUid;
 use crate::os::host::HostFacts;
-use crate::pod::PodUid;
-use crate::state::{StateDir, StateError};
+use crate::state::StateDir;
 use crate::tart::Tart;
 
 /// Why there is nothing to show.
@@ -32,7 +32,7 @@ pub(crate) enum DryRunError {
     Client(#[source] Box<kube::Error>),
     /// The state directory cannot be read.
     #[error("cannot use the state directory; name another one with --state-dir")]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// Images could not be collected by these rules.
     #[error(transparent)]
     Watermarks(#[from] BadWatermarks),
@@ -46,10 +46,11 @@ pub(crate) enum DryRunError {
 
 /// A table of all that there is: keep or delete, and why.
 pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
-    let node = node_name(args, &HostFacts::discover().await)?;
+    let node = args.node_name(&HostFacts::discover().await.hostname)?;
     let state = StateDir::at(&args.state_dir);
     // Without a bootstrap this only reads.
-    let sources = Sources { kubeconfig: args.kubeconfig.clone(), bootstrap: None, pki: state.pki_path() };
+    let sources =
+        CredentialSources { kubeconfig: args.kubeconfig.clone(), bootstrap: None, pki: state.pki_path() };
     let access = Identity::establish(sources, node.clone()).await?.access();
     let client = access
         .client(&tower::layer::util::Identity::new())
@@ -79,7 +80,7 @@ fn image_rows(tart: &Tart, state: &StateDir, rules: Rules) -> Result<Vec<Row>, D
 }
 
 /// The Pods that a running agent is busy with, as far as others can tell: all that it has written down.
-fn at_work(state: &StateDir) -> Result<HashSet<PodUid>, StateError> {
+fn at_work(state: &StateDir) -> Result<HashSet<PodUid>, FileError> {
     if !state.is_owned()? {
         return Ok(HashSet::new());
     }

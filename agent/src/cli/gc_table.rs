@@ -1,8 +1,8 @@
 //! What is to be kept and deleted, as a table for people.
 
-use crate::gc::orphan::{Judgement, Subject, Verdict};
+use crate::gc::orphan::{Judgement, OrphanVerdict, Subject};
 use crate::image::gc;
-use crate::tart::ImageDigest;
+use crate::names::ImageDigest;
 use crate::text_table::columns;
 
 const HEAD: [&str; 4] = ["KIND", "NAME", "DECISION", "WHY"];
@@ -20,8 +20,8 @@ pub(crate) struct Row {
     pub(crate) why: String,
 }
 
-impl From<Verdict> for Row {
-    fn from(verdict: Verdict) -> Self {
+impl From<OrphanVerdict> for Row {
+    fn from(verdict: OrphanVerdict) -> Self {
         let kind = match verdict.subject {
             Subject::Vm(_) | Subject::Base(_) | Subject::Other(_) => "VM",
             Subject::Remains(_) => "state",
@@ -33,10 +33,12 @@ impl From<Verdict> for Row {
 
 impl Row {
     /// An image that the agent knows, with its base VM.
-    pub(crate) fn image(digest: &ImageDigest, verdict: gc::Verdict) -> Self {
+    pub(crate) fn image(digest: &ImageDigest, verdict: gc::ImageVerdict) -> Self {
         let (decision, why) = match verdict {
-            gc::Verdict::Delete => (Judgement::DELETE, "the disk is full, and it was not used for longest"),
-            gc::Verdict::Keep(reason) => (Judgement::KEEP, reason.words()),
+            gc::ImageVerdict::Delete => {
+                (Judgement::DELETE, "the disk is full, and it was not used for longest")
+            }
+            gc::ImageVerdict::Keep(reason) => (Judgement::KEEP, reason.words()),
         };
         Self { kind: "image", name: digest.to_string(), decision, why: why.to_owned() }
     }
@@ -70,11 +72,11 @@ pub(crate) fn render(rows: &[Row]) -> String {
 mod tests {
     use super::*;
     use crate::gc::orphan::Guard;
-    use crate::names::vm::{Restart, VmName};
+    use crate::names::{Restart, VmName};
     use std::time::Duration;
 
     fn rows() -> Vec<Row> {
-        let verdict = |subject, judgement| Row::from(Verdict { subject, judgement });
+        let verdict = |subject, judgement| Row::from(OrphanVerdict { subject, judgement });
         vec![
             verdict(Subject::Other("builder".into()), Judgement::Keep(Guard::Foreign)),
             verdict(

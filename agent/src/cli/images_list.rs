@@ -7,11 +7,12 @@ use jiff::Timestamp;
 
 use super::AgentArgs;
 use super::images_pull::CommandError;
-use crate::duration::Rough;
+use crate::duration::Approximate;
 use crate::image::ownership::{ImageRecord, KnownImage};
-use crate::names::vm::BaseName;
+use crate::names::BaseName;
+use crate::names::ImageDigest;
 use crate::state::StateDir;
-use crate::tart::{CachedImage, ImageDigest, Tart};
+use crate::tart::{CachedImage, Tart};
 use crate::text_table::columns;
 
 const HEAD: [&str; 6] = ["IMAGE", "DIGEST", "SIZE", "LAST USED", "NEEDED BY", "PULLED BY"];
@@ -104,7 +105,7 @@ fn name(image: &CachedImage) -> String {
 
 fn last_used(known: &KnownImage, now: Timestamp) -> String {
     let ago = Duration::try_from(now.duration_since(known.last_used_at)).unwrap_or_default();
-    format!("{} ago", Rough(ago))
+    format!("{} ago", Approximate(ago))
 }
 
 /// As people say it, in steps of a thousand, as Finder has it.

@@ -12,11 +12,13 @@ use tokio::time::sleep;
 
 use super::{AgentArgs, PullArgs};
 use crate::error_chain::chain;
-use crate::image::credentials::{self, BadSecret, Login, Place};
-use crate::image::pull_socket::{self, DoorError, Question};
-use crate::image::{Beginner, ImageError, Images};
+use crate::fs::file::FileError;
+use crate::fs::lock::Lock;
+use crate::image::credentials::{self, BadSecret, Login, RegistryPath};
+use crate::image::pull_socket::{self, PullRequest, PullSocketError};
+use crate::image::{Beginner, ImageError, ImageStore};
 use crate::metrics::Metrics;
-use crate::state::{Lock, StateDir, StateError};
+use crate::state::StateDir;
 use crate::tart::Tart;
 
 /// How often an agent is asked that has started and does not answer yet. Each look at its lock takes seconds, too.
@@ -39,7 +41,7 @@ pub(crate) enum CommandError {
     Config(PathBuf, #[source] BadSecret),
     /// The state directory cannot be used.
     #[error("cannot use the state directory; name the agent's with --state-dir")]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// There is no list of images.
     #[error("cannot look into tart's cache of images")]
     Cache(#[source] io::Error),
@@ -49,13 +51,13 @@ pub(crate) enum CommandError {
 #[derive(Debug, thiserror::Error)]
 enum PullError {
     #[error(transparent)]
-    Door(DoorError),
+    Door(PullSocketError),
     #[error("the agent that uses {} does not answer; look into its log", .0.display())]
     Silent(PathBuf),
     #[error(transparent)]
     Image(#[from] ImageError),
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     #[error("{} is not yours, and no agent answers: run this as the user that the agent runs as, {owner}", .dir.display())]
     Foreign { dir: PathBuf, owner: String },
     #[error(
@@ -83,7 +85,7 @@ pub(crate) async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Resu
         say(Said::Progress(&format!("pulling {image}")));
         let fitting = credentials::fitting(image, all.iter().cloned().map(|login| (login, ())).collect());
         let credentials = fitting.into_iter().map(|(credential, ())| credential).collect();
-        let question = Question { image: image.clone(), credentials };
+        let question = PullRequest { image: image.clone(), credentials };
         let mut last = 0;
         let arrived = |percent: u8| {
             if percent > last {
@@ -104,7 +106,7 @@ pub(crate) async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Resu
 
 async fn pull_one(
     args: &AgentArgs,
-    question: &Question,
+    question: &PullRequest,
     mut arrived: impl FnMut(u8),
 ) -> Result<String, PullError> {
     let owner = fs::metadata(&args.state_dir).ok().map(|dir| Uid::from_raw(dir.uid()));
@@ -131,12 +133,12 @@ async fn pull_one(
 /// Asks the agent of a state directory for an image; `None` when there is no agent to ask.
 async fn ask(
     state: &StateDir,
-    question: &Question,
+    question: &PullRequest,
     arrived: impl FnMut(u8),
 ) -> Result<Option<String>, PullError> {
     match pull_socket::ask(&state.door_path(), question, arrived).await {
         Ok(digest) => Ok(Some(digest)),
-        Err(DoorError::Closed(_)) => Ok(None),
+        Err(PullSocketError::Closed(_)) => Ok(None),
         Err(error) => Err(PullError::Door(error)),
     }
 }
@@ -160,10 +162,10 @@ async fn pull_alone(
     args: &AgentArgs,
     state: &StateDir,
     lock: Lock,
-    question: &Question,
+    question: &PullRequest,
     mut arrived: impl FnMut(u8),
 ) -> Result<String, PullError> {
-    let Question { image, credentials } = question;
+    let PullRequest { image, credentials } = question;
     let images = open(args, state)?;
     images.begin(image)?;
     drop(lock);
@@ -205,9 +207,9 @@ async fn pull_alone(
 }
 
 /// The images as they are written down now.
-fn open(args: &AgentArgs, state: &StateDir) -> Result<Images, StateError> {
+fn open(args: &AgentArgs, state: &StateDir) -> Result<ImageStore, FileError> {
     let metrics = Metrics::new(watch::channel(None).1);
-    Images::open(Tart::new(&args.tart_binary), state.clone(), 1, metrics)
+    ImageStore::open(Tart::new(&args.tart_binary), state.clone(), 1, metrics)
 }
 
 /// The credentials that somebody has given: in a file of `docker login`, or in tart's own variables.
@@ -217,7 +219,7 @@ fn credentials_of(args: &PullArgs) -> Result<Vec<Login>, CommandError> {
     let login = variable("TART_REGISTRY_USERNAME").zip(variable("TART_REGISTRY_PASSWORD"));
     if let Some((username, password)) = login {
         let host = variable("TART_REGISTRY_HOSTNAME").ok_or(CommandError::NoHost)?;
-        all.push(Login { place: Place::read(&host), username, password });
+        all.push(Login { place: RegistryPath::read(&host), username, password });
     }
     if let Some(path) = &args.docker_config {
         all.extend(read_config(path)?);

@@ -23,7 +23,7 @@ pub(crate) enum NodeIpSource {
 
 /// Flags for the machine and what it offers as a Node.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct HostArgs {
+pub(crate) struct NodeArgs {
     /// Where the Node's address comes from when --node-ip is absent
     #[arg(long, env = "TART_KUBELET_NODE_IP_SOURCE", value_enum, default_value_t = NodeIpSource::Auto)]
     pub(crate) node_ip_source: NodeIpSource,
@@ -92,7 +92,7 @@ fn listen_address(text: &str) -> Result<ListenAddress, String> {
     Ok(ListenAddress(Some(address)))
 }
 
-impl HostArgs {
+impl NodeArgs {
     /// Where the Node's address comes from, when none is given.
     pub(crate) fn address_source(&self) -> AddressSource {
         match self.node_ip_source {

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::node::capacity::Amounts;
 use crate::quantity;
+use crate::quantity::ResourceList;
 use crate::state::POD_IP;
 
 /// Something that a Pod cannot tell.
@@ -124,7 +124,7 @@ pub(crate) fn resource(
     selector: &ResourceFieldSelector,
     pod: &Pod,
     own: Option<&Container>,
-    allocatable: &Amounts,
+    allocatable: &ResourceList,
 ) -> Result<String, DownwardError> {
     let unsupported = || DownwardError::Resource(selector.resource.clone());
     let (side, name) = selector.resource.split_once('.').ok_or_else(unsupported)?;
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn resources_are_told_in_parts_of_the_divisor() {
-        let allocatable: Amounts = [("cpu", "8"), ("memory", "16Gi"), ("ephemeral-storage", "100Gi")]
+        let allocatable: ResourceList = [("cpu", "8"), ("memory", "16Gi"), ("ephemeral-storage", "100Gi")]
             .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
             .into();
         let pod = pod();
@@ -321,7 +321,7 @@ mod tests {
                     divisor: Some(Quantity(divisor.to_string())),
                     ..ResourceFieldSelector::default()
                 };
-                let told = super::resource(&selector, &Pod::default(), Some(&own), &Amounts::new());
+                let told = super::resource(&selector, &Pod::default(), Some(&own), &ResourceList::new());
                 told.unwrap().parse::<u64>().unwrap()
             };
             prop_assert!(told(small + more) <= told(small));

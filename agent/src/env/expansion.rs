@@ -25,7 +25,7 @@ pub(crate) fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> Str
 }
 
 /// The value of a variable; the last one of a name counts.
-pub(super) fn lookup(variables: &[(String, String)], name: &str) -> Option<String> {
+pub(crate) fn lookup(variables: &[(String, String)], name: &str) -> Option<String> {
     variables.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone())
 }
 

@@ -15,7 +15,7 @@ use kube::ResourceExt;
 use super::downward::{self, DownwardError};
 use super::expansion::{expand, lookup};
 use crate::apiserver::watched_objects::ObjectError;
-use crate::node::capacity::Amounts;
+use crate::quantity::ResourceList;
 
 /// Why a container cannot be given its environment. In the kubelet's words, which people search for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,7 +79,7 @@ pub(crate) struct Snapshot {
     /// The Node's address.
     pub(crate) host_ip: Option<IpAddr>,
     /// What Pods of this Node may have.
-    pub(crate) allocatable: Arc<Amounts>,
+    pub(crate) allocatable: Arc<ResourceList>,
 }
 
 /// A container's environment.

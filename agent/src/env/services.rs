@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1 as api;
 use kube::Client;
 use tokio::time::sleep;
 
-use crate::apiserver::watched_objects::{ObjectError, Scope, Shared, Shelf, first_of};
+use crate::apiserver::watched_objects::{ObjectError, Scope, SharedWatch, SharedWatches, first_of};
 
 /// Where the Service of the API server itself lives, of which every container is told.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -60,7 +60,7 @@ impl Service {
 
 /// Where Services come from. A namespace is watched for as long as a Pod of it needs to know, and a while longer.
 #[derive(Clone)]
-pub(crate) struct Services(Arc<Shelf<api::Service, Service>>);
+pub(crate) struct Services(Arc<SharedWatches<api::Service, Service>>);
 
 impl Debug for Services {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -71,7 +71,7 @@ impl Debug for Services {
 impl Services {
     /// Services as this client sees them.
     pub(crate) fn new(client: Client) -> Self {
-        Self(Arc::new(Shelf::new(client, "service", Service::keep)))
+        Self(Arc::new(SharedWatches::new(client, "service", Service::keep)))
     }
 
     /// The Services that a Pod is told of: those of its namespace if it wants `links`, and the API server's.
@@ -89,7 +89,7 @@ impl Services {
     }
 
     /// Jobs come one after the other: the next one's start need not wait for the API server to list what it has listed a moment ago.
-    fn watch(&self, scope: Scope) -> Shared<Service> {
+    fn watch(&self, scope: Scope) -> SharedWatch<Service> {
         let watched = self.0.watch(scope);
         let kept = watched.clone();
         tokio::spawn(async move {
@@ -102,7 +102,7 @@ impl Services {
 
 /// The Services that a Pod is told of.
 #[derive(Debug)]
-pub(crate) struct LinkedServices(Vec<Shared<Service>>);
+pub(crate) struct LinkedServices(Vec<SharedWatch<Service>>);
 
 impl LinkedServices {
     /// The Services as they are now.

@@ -8,39 +8,42 @@ use tokio::sync::watch;
 
 use super::services::Services;
 use crate::apiserver::tokens::Tokens;
-use crate::apiserver::watched_objects::Objects;
-use crate::node::capacity::Amounts;
-use crate::node::health::Health;
+use crate::apiserver::watched_objects::WatchedObjects;
+use crate::quantity::ResourceList;
 
 /// Where what a Pod brings along comes from. All Pods share it.
 #[derive(Debug, Clone)]
-pub(crate) struct World {
+pub(crate) struct InputSources {
     /// `ConfigMaps` and Secrets.
-    pub(crate) objects: Objects,
+    pub(crate) objects: WatchedObjects,
     /// Services.
     pub(crate) services: Services,
     /// Tokens of service accounts.
     pub(crate) tokens: Tokens,
     /// What Pods of this Node may have: the limit of a container that has none.
-    pub(crate) allocatable: Arc<Amounts>,
-    /// The host's health, which has the Node's address.
-    pub(crate) health: watch::Receiver<Option<Health>>,
+    pub(crate) allocatable: Arc<ResourceList>,
+    /// The Node's address.
+    pub(crate) address: watch::Receiver<Option<IpAddr>>,
 }
 
-impl World {
+impl InputSources {
     /// The world as this client sees it.
-    pub(crate) fn new(client: &Client, allocatable: Arc<Amounts>, health: watch::Receiver<Option<Health>>) -> Self {
+    pub(crate) fn new(
+        client: &Client,
+        allocatable: Arc<ResourceList>,
+        address: watch::Receiver<Option<IpAddr>>,
+    ) -> Self {
         Self {
-            objects: Objects::new(client.clone()),
+            objects: WatchedObjects::new(client.clone()),
             services: Services::new(client.clone()),
             tokens: Tokens::new(client.clone()),
             allocatable,
-            health,
+            address,
         }
     }
 
     /// The Node's address, when it has one.
     pub(crate) fn host_ip(&self) -> Option<IpAddr> {
-        self.health.borrow().as_ref().and_then(|health| health.address)
+        *self.address.borrow()
     }
 }

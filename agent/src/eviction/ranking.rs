@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::pod::PodUid;
-use crate::pod::admission::fit::Claim;
+use crate::names::PodUid;
+use crate::pod::admission::fit::ResourceRequests;
 
 const RESOURCE: &str = "ephemeral-storage";
 /// From this priority on a Pod is critical for the cluster, and stays.
@@ -14,7 +14,7 @@ const CRITICAL: i32 = 2_000_000_000;
 
 /// A Pod that takes room.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Claimant {
+pub(crate) struct EvictionCandidate {
     /// Which one it is.
     pub(crate) uid: PodUid,
     /// How important it is.
@@ -25,13 +25,13 @@ pub(crate) struct Claimant {
     pub(crate) used: Option<u64>,
 }
 
-impl Claimant {
+impl EvictionCandidate {
     /// A Pod that takes so much.
     pub(crate) fn of(uid: PodUid, pod: &Pod, used: Option<u64>) -> Self {
         Self {
             uid,
             priority: pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0),
-            requested: Claim::of(pod).storage(),
+            requested: ResourceRequests::of(pod).storage(),
             used,
         }
     }
@@ -48,8 +48,8 @@ impl Claimant {
 }
 
 /// The Pod that goes first; critical ones never do.
-pub(crate) fn first(claimants: &[Claimant]) -> Option<&Claimant> {
-    let key = |one: &&Claimant| {
+pub(crate) fn first(claimants: &[EvictionCandidate]) -> Option<&EvictionCandidate> {
+    let key = |one: &&EvictionCandidate| {
         let exceeds = one.used_or_all() > one.requested;
         let beyond = i128::from(one.used_or_all()) - i128::from(one.requested);
         (Reverse(exceeds), one.priority, Reverse(beyond), one.uid.clone())
@@ -63,8 +63,8 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn claimant(uid: &str, priority: i32, requested: u64, used: u64) -> Claimant {
-        Claimant { uid: uid.parse().unwrap(), priority, requested, used: Some(used) }
+    fn claimant(uid: &str, priority: i32, requested: u64, used: u64) -> EvictionCandidate {
+        EvictionCandidate { uid: uid.parse().unwrap(), priority, requested, used: Some(used) }
     }
 
     #[test]
@@ -81,7 +81,7 @@ mod tests {
                 assert_eq!(first(&pair).unwrap().uid.to_string(), expected, "{pair:?}");
             }
         }
-        let vast = Claimant { used: None, ..claimant("b", 0, 0, 0) };
+        let vast = EvictionCandidate { used: None, ..claimant("b", 0, 0, 0) };
         assert_eq!(first(&[claimant("a", 0, 0, 1 << 40), vast.clone()]), Some(&vast));
         assert_eq!(first(&[claimant("a", CRITICAL, 0, 1)]), None);
     }
@@ -100,7 +100,8 @@ mod tests {
                 ],
                 "overhead": {"ephemeral-storage": overhead},
             }});
-            let found = Claimant::of("a".parse().unwrap(), &serde_json::from_value(pod).unwrap(), Some(1));
+            let found =
+                EvictionCandidate::of("a".parse().unwrap(), &serde_json::from_value(pod).unwrap(), Some(1));
             assert_eq!(found, claimant("a", 7, expected << 10, 1));
         }
     }
@@ -110,9 +111,9 @@ mod tests {
         fn who_stays_within_its_request_goes_after_those_who_do_not(
             all in proptest::collection::vec((0i32..4, 0u64..50, 0u64..50), 1..8)
         ) {
-            let all: Vec<Claimant> = all.into_iter().enumerate()
+            let all: Vec<EvictionCandidate> = all.into_iter().enumerate()
                 .map(|(uid, (priority, requested, used))| claimant(&format!("u{uid}"), priority, requested, used)).collect();
-            let exceeds = |one: &Claimant| one.used_or_all() > one.requested;
+            let exceeds = |one: &EvictionCandidate| one.used_or_all() > one.requested;
             let chosen = first(&all).unwrap();
             prop_assert!(exceeds(chosen) || !all.iter().any(exceeds));
             prop_assert!(all.iter().filter(|one| exceeds(one) == exceeds(chosen)).all(|one| one.priority >= chosen.priority));

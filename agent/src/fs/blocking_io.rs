@@ -8,14 +8,14 @@ use tokio::time::timeout;
 
 /// Looks at disks, one at a time. Nobody can end one that hangs, and each has a thread of the agent's, of which there are not many.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(crate) struct BlockingIo {
     /// The last one, which may still be under way though nobody waits for it any more.
     last: Option<JoinHandle<()>>,
 }
 
-impl Looks {
+impl BlockingIo {
     /// What is seen, within so long; `None` when the disk does not answer. While it has not answered the one before, there is no other.
-    pub(super) async fn look<T: Send + 'static>(
+    pub(crate) async fn look<T: Send + 'static>(
         &mut self,
         patience: Duration,
         look: impl FnOnce() -> T + Send + 'static,
@@ -44,7 +44,7 @@ mod tests {
     async fn there_is_no_second_look_while_the_first_one_hangs() {
         let (release, hangs) = mpsc::channel::<()>();
         let (ran, runs) = mpsc::channel();
-        let mut looks = Looks::default();
+        let mut looks = BlockingIo::default();
         assert_eq!(looks.look(Duration::ZERO, move || hangs.recv().is_ok()).await, None);
         for _ in 0..3 {
             let ran = ran.clone();
@@ -58,7 +58,7 @@ mod tests {
     #[tokio::test]
     async fn one_that_nobody_waits_for_any_more_counts() {
         let (release, hangs) = mpsc::channel::<()>();
-        let mut looks = Looks::default();
+        let mut looks = BlockingIo::default();
         let given_up = timeout(Duration::ZERO, looks.look(LONG, move || hangs.recv().is_ok())).await;
         assert!(given_up.is_err());
         assert_eq!(looks.look(Duration::ZERO, || 1).await, None);

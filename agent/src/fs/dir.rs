@@ -28,7 +28,7 @@ pub(crate) struct Dir(OwnedFd);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// What it is.
-    pub(crate) kind: Kind,
+    pub(crate) kind: EntryKind,
     /// The file system that it is on.
     pub(crate) device: u64,
     /// Its number there.
@@ -43,7 +43,7 @@ pub(crate) struct Entry {
 
 /// What an entry of a directory can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     File,
     Directory,
     Link,
@@ -116,7 +116,7 @@ impl Dir {
     pub(crate) fn read(&self, name: &OsStr, at_most: u64) -> io::Result<Option<Vec<u8>>> {
         // Without O_NONBLOCK a pipe would hold us until somebody writes to it.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let is_file = self.look(name)?.is_some_and(|entry| entry.kind == Kind::File);
+        let is_file = self.look(name)?.is_some_and(|entry| entry.kind == EntryKind::File);
         if !is_file {
             return Ok(None);
         }
@@ -175,10 +175,10 @@ impl Entry {
     #[allow(clippy::useless_conversion, clippy::unnecessary_cast, clippy::cast_sign_loss)]
     fn of(stat: &FileStat) -> Self {
         let kind = match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
-            SFlag::S_IFREG => Kind::File,
-            SFlag::S_IFDIR => Kind::Directory,
-            SFlag::S_IFLNK => Kind::Link,
-            _ => Kind::Other,
+            SFlag::S_IFREG => EntryKind::File,
+            SFlag::S_IFDIR => EntryKind::Directory,
+            SFlag::S_IFLNK => EntryKind::Link,
+            _ => EntryKind::Other,
         };
         Self {
             kind,
@@ -276,7 +276,7 @@ mod tests {
         assert!(dir.open_or_create(n("dir"), 0o755).is_err());
         assert_eq!(dir.read(n("file"), 100).unwrap(), None);
         assert!(dir.write(n("new"), b"x", 0o600).is_err());
-        assert_eq!(dir.look(n("file")).unwrap().unwrap().kind, Kind::Link);
+        assert_eq!(dir.look(n("file")).unwrap().unwrap().kind, EntryKind::Link);
         // Unlocking must not change what a link leads to.
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         fs::set_permissions(outside.path(), Permissions::from_mode(0o511)).unwrap();
@@ -290,7 +290,7 @@ mod tests {
         let (temp, dir) = place();
         mkfifo(&temp.path().join("pipe"), Mode::S_IRWXU).unwrap();
         assert_eq!(dir.read(n("pipe"), 100).unwrap(), None);
-        assert_eq!(dir.look(n("pipe")).unwrap().unwrap().kind, Kind::Other);
+        assert_eq!(dir.look(n("pipe")).unwrap().unwrap().kind, EntryKind::Other);
     }
 
     #[test]

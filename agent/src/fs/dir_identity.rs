@@ -11,14 +11,14 @@ use super::dir::Entry;
 /// A directory, whatever it is called. Tart opens a path long after it was looked at, and a guest that can write to a directory
 /// above it can have put something else there by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct DirIdentity {
     /// No number of a device goes with it: those may change when the Mac is restarted, and without links nobody but the host
     /// itself can lead a path to another one.
     inode: u64,
 }
 
-impl Place {
-    pub(super) fn of(entry: Entry) -> Self {
+impl DirIdentity {
+    pub(crate) fn of(entry: Entry) -> Self {
         Self { inode: entry.inode }
     }
 
@@ -53,7 +53,7 @@ mod tests {
         let root = temp.path().canonicalize().unwrap();
         let (path, aside) = (root.join("a/b"), root.join("aside"));
         fs::create_dir_all(&path).unwrap();
-        let place = Place::of(Dir::trusted(&path).unwrap().this().unwrap());
+        let place = DirIdentity::of(Dir::trusted(&path).unwrap().this().unwrap());
         let is_there = || place.is_at(&path).unwrap();
         assert!(is_there());
         fs::rename(&path, &aside).unwrap();

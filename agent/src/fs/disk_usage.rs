@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 
-use super::dir::{Dir, Entry, Kind, Names};
+use super::dir::{Dir, Entry, EntryKind, Names};
 
 /// Each level costs a descriptor while it is looked at, and macOS gives a process 256 of them.
 const MAX_LEVELS: usize = 64;
@@ -109,7 +109,7 @@ impl Measurement {
                 continue;
             }
             self.bytes = self.bytes.saturating_add(share_of(entry));
-            if entry.kind == Kind::Directory {
+            if entry.kind == EntryKind::Directory {
                 let inner = match dir.open(&name) {
                     Ok(_) if self.levels.len() == MAX_LEVELS => {
                         return Ok(Some(Usage::Unmeasurable(Obstacle::TooDeep)));
@@ -137,7 +137,7 @@ fn is_locked(error: &io::Error) -> bool {
 
 /// What one name of a file takes: a file with several names is counted once in all of them.
 fn share_of(entry: Entry) -> u64 {
-    if entry.kind == Kind::Directory { entry.used } else { entry.used / entry.names.max(1) }
+    if entry.kind == EntryKind::Directory { entry.used } else { entry.used / entry.names.max(1) }
 }
 
 #[cfg(test)]

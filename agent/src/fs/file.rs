@@ -17,14 +17,14 @@ const MAX_BYTES: u64 = 4 << 20;
 /// A state file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {verb} {}", path.display())]
-pub(crate) struct StateError {
+pub(crate) struct FileError {
     verb: &'static str,
     path: PathBuf,
     #[source]
     source: io::Error,
 }
 
-impl StateError {
+impl FileError {
     pub(crate) fn new(verb: &'static str, path: &Path, source: io::Error) -> Self {
         Self { verb, path: path.to_owned(), source }
     }
@@ -43,26 +43,26 @@ impl StateError {
 /// Writes `value` so that a reader, or the death of any process, sees the old content or the new one, never a part.
 ///
 /// A power cut may still undo it; [`write_durably`] is for what must not be undone.
-pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StateError> {
-    replace(path, value, |_| Ok(())).map_err(|source| StateError::new("write", path, source))
+pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), FileError> {
+    replace(path, value, |_| Ok(())).map_err(|source| FileError::new("write", path, source))
 }
 
 /// Writes `value` as [`write`] does, and returns when not even a power cut can undo it.
-pub(super) fn write_durably<T: Serialize>(path: &Path, value: &T) -> Result<(), StateError> {
+pub(crate) fn write_durably<T: Serialize>(path: &Path, value: &T) -> Result<(), FileError> {
     let durably = || {
         replace(path, value, File::sync_all)?;
         sync_parent(path)
     };
-    durably().map_err(|source| StateError::new("write", path, source))
+    durably().map_err(|source| FileError::new("write", path, source))
 }
 
 /// Returns when not even a power cut can undo what was written to `path`.
-pub(super) fn sync(path: &Path) -> Result<(), StateError> {
+pub(crate) fn sync(path: &Path) -> Result<(), FileError> {
     let sync = || {
         File::open(path)?.sync_all()?;
         sync_parent(path)
     };
-    sync().map_err(|source| StateError::new("sync", path, source))
+    sync().map_err(|source| FileError::new("sync", path, source))
 }
 
 fn replace<T: Serialize>(
@@ -92,14 +92,14 @@ fn crash_half_written(path: &Path) {
 }
 
 /// Removes what a crash may have left of a write.
-pub(super) fn remove_half_written(path: &Path) -> Result<(), StateError> {
+pub(crate) fn remove_half_written(path: &Path) -> Result<(), FileError> {
     remove(&path.with_extension("tmp"))
 }
 
 /// Reads a file; one that is absent, or that a power cut or a bad disk has spoilt, is `None`.
-pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
     match read_strictly(path) {
-        Err(StateError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
+        Err(FileError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
             tracing::warn!(path = %path.display(), error = %source, "the file is spoilt; going on without it");
             Ok(None)
         }
@@ -108,14 +108,14 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateE
 }
 
 /// Whether something is there that cannot be read as what it is to be.
-pub(super) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, StateError> {
+pub(crate) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, FileError> {
     match read_strictly::<T>(path) {
-        Err(StateError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => Ok(true),
+        Err(FileError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => Ok(true),
         other => other.map(|_| false),
     }
 }
 
-fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
+fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
     let attempt = || -> io::Result<Option<T>> {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -128,7 +128,7 @@ fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateErr
             None => io::Error::new(io::ErrorKind::InvalidData, error),
         })
     };
-    attempt().map_err(|source| StateError::new("read", path, source))
+    attempt().map_err(|source| FileError::new("read", path, source))
 }
 
 /// Makes a rename or a new entry survive a power cut.
@@ -140,33 +140,33 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a file; an absent one is fine.
-pub(super) fn remove(path: &Path) -> Result<(), StateError> {
+pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StateError::new("remove", path, error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
         _ => Ok(()),
     }
 }
 
 /// Creates a directory, readable by this user only, unless it is there.
-pub(super) fn create_dir(path: &Path) -> Result<(), StateError> {
+pub(crate) fn create_dir(path: &Path) -> Result<(), FileError> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .map_err(|source| StateError::new("create", path, source))
+        .map_err(|source| FileError::new("create", path, source))
 }
 
 /// Removes a directory with all that is in it; an absent one is fine.
-pub(super) fn remove_dir(path: &Path) -> Result<(), StateError> {
+pub(crate) fn remove_dir(path: &Path) -> Result<(), FileError> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StateError::new("remove", path, error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
         _ => Ok(()),
     }
 }
 
 /// The names of the entries of a directory; an absent one has none.
-pub(super) fn entries(path: &Path) -> Result<Vec<String>, StateError> {
+pub(crate) fn entries(path: &Path) -> Result<Vec<String>, FileError> {
     let attempt = || -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(path)? {
@@ -177,7 +177,7 @@ pub(super) fn entries(path: &Path) -> Result<Vec<String>, StateError> {
     };
     match attempt() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        other => other.map_err(|source| StateError::new("list", path, source)),
+        other => other.map_err(|source| FileError::new("list", path, source)),
     }
 }
 

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use crate::node::thresholds::Figure;
-use crate::os::host::volume;
+use crate::os::availability::Availability;
+use crate::os::availability::volume;
 
 /// A volume that does not answer must not hold up those who wait for room.
-pub(super) const LOOK_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(30);
 /// APFS gives blocks back a moment after their file is gone,
 const PATIENCE: Duration = Duration::from_secs(3);
 /// and those of a large file bit by bit.
@@ -18,14 +18,14 @@ const LONGEST: Duration = Duration::from_secs(15);
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// How full the volume of a path is, if it says so in time.
-pub(super) async fn measure(path: &Path) -> Option<Figure> {
+pub(crate) async fn measure(path: &Path) -> Option<Availability> {
     let path = path.to_owned();
     let look = spawn_blocking(move || volume(&path));
     timeout(LOOK_LIMIT, look).await.ok()?.ok()?
 }
 
 /// How much more is free than before, once the volume has given back all of it.
-pub(super) async fn freed(path: &Path, before: Option<Figure>) -> u64 {
+pub(crate) async fn freed(path: &Path, before: Option<Availability>) -> u64 {
     let Some(before) = before else { return 0 };
     let (begun, mut last) = (Instant::now(), None);
     loop {

@@ -17,7 +17,7 @@ use nix::unistd::mkfifo;
 use super::dir::Dir;
 
 /// Fills a directory with all that could lead astray or hold up whoever reads it.
-pub(super) fn plant(dir: &Path, outside: &Path) {
+pub(crate) fn plant(dir: &Path, outside: &Path) {
     fs::write(dir.join("file"), "content").unwrap();
     fs::hard_link(dir.join("file"), dir.join("other name")).unwrap();
     symlink(outside, dir.join("link to a directory")).unwrap();
@@ -42,7 +42,7 @@ pub(super) fn dig(root: &Path, levels: usize) {
 }
 
 /// A directory in which every user can make something.
-pub(super) fn place_for_all() -> tempfile::TempDir {
+pub(crate) fn place_for_all() -> tempfile::TempDir {
     let all = fs::Permissions::from_mode(0o777);
     // Sandboxes are closed to others.
     let temp = tempfile::tempdir().unwrap();
@@ -51,7 +51,7 @@ pub(super) fn place_for_all() -> tempfile::TempDir {
 }
 
 /// Does something as a user who is not root, as an agent on a Mac is not; tests may run as root.
-pub(super) fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     let act = || {
         be_nobody();
         act()
@@ -60,7 +60,7 @@ pub(super) fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
 }
 
 /// From now on this thread can do with files what any user can, and no more.
-pub(super) fn be_nobody() {
+pub(crate) fn be_nobody() {
     #[cfg(target_os = "linux")]
     nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
 }
@@ -79,7 +79,7 @@ pub(super) fn moment() {
 
 /// Tries an attack at every moment of what a victim does: before its first step, before its second one, and so on. `prepare`
 /// sets the scene, `check` looks at it afterwards.
-pub(super) fn at_every_moment(
+pub(crate) fn at_every_moment(
     prepare: impl Fn(),
     attack: impl Fn() + Clone + 'static,
     victim: impl Fn(),
@@ -110,7 +110,7 @@ pub(super) fn at_every_moment(
 }
 
 /// Puts a link in the place of every directory in `root`, and of every directory in those.
-pub(super) fn bend(root: &Path, outside: &Path) {
+pub(crate) fn bend(root: &Path, outside: &Path) {
     for level in [1, 0] {
         for dir in directories(root, level) {
             let mut aside = dir.clone().into_os_string();
@@ -129,7 +129,7 @@ fn directories(root: &Path, level: u32) -> Vec<PathBuf> {
 }
 
 /// Everything below a directory, with what is in the files.
-pub(super) fn snapshot(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+pub(crate) fn snapshot(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
         let path = entry.path();
@@ -143,7 +143,7 @@ pub(super) fn snapshot(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// Turns a directory into a link and back, as fast as it can.
-pub(super) struct Swapper {
+pub(crate) struct Swapper {
     ended: Arc<AtomicBool>,
     swaps: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
@@ -151,7 +151,7 @@ pub(super) struct Swapper {
 
 impl Swapper {
     /// Swaps `dir/name` for a link to `target`.
-    pub(super) fn start(dir: &Path, name: &str, target: &Path) -> Self {
+    pub(crate) fn start(dir: &Path, name: &str, target: &Path) -> Self {
         let (ended, swaps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (path, aside): (PathBuf, PathBuf) = (dir.join(name), dir.join("aside"));
         let target = target.to_owned();
@@ -180,7 +180,7 @@ impl Swapper {
     }
 
     /// Ends it; the directory may be left in either form.
-    pub(super) fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.ended.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();

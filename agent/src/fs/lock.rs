@@ -60,7 +60,7 @@ impl Lock {
 }
 
 /// Whether any process holds the lock at `path`.
-pub(super) fn is_held(path: &Path) -> io::Result<bool> {
+pub(crate) fn is_held(path: &Path) -> io::Result<bool> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

@@ -5,10 +5,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::path::Path;
 
 use nix::errno::Errno;
 
-use super::dir::{Dir, Kind};
+use super::dir::{Dir, EntryKind};
 
 /// How often it is tried again when nothing could be removed: somebody may be at work there.
 const PATIENCE: u32 = 100;
@@ -36,7 +37,7 @@ struct Mover {
 impl Mover {
     fn remove_root(&mut self, parent: &Dir, name: &OsStr) -> io::Result<()> {
         let Some(entry) = parent.look(name)? else { return Ok(()) };
-        if entry.kind != Kind::Directory {
+        if entry.kind != EntryKind::Directory {
             return accept_absence(parent.remove_file(name));
         }
         let root = open_unlocked(parent, name, entry.mode)?;
@@ -69,7 +70,7 @@ impl Mover {
     /// Removes one entry of `root`, or at least empties it.
     fn remove_one(&mut self, root: &Dir, name: &OsStr, device: u64) -> io::Result<()> {
         let Some(entry) = root.look(name)? else { return Ok(()) };
-        if entry.kind != Kind::Directory {
+        if entry.kind != EntryKind::Directory {
             return accept_absence(root.remove_file(name));
         }
         if entry.device != device {
@@ -82,7 +83,7 @@ impl Mover {
         for inner in dir.names()? {
             let inner = inner?;
             match dir.look(&inner)? {
-                Some(entry) if entry.kind == Kind::Directory => {
+                Some(entry) if entry.kind == EntryKind::Directory => {
                     self.move_up(&dir, &inner, entry.mode, root)?;
                 }
                 Some(_) => accept_absence(dir.remove_file(&inner))?,
@@ -138,6 +139,15 @@ fn accept_absence(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+/// Removes a directory that guests could write to, with all that is in it; an absent one is fine. `parent` is one that they
+/// could not reach.
+pub(crate) fn remove_at(parent: &Path, name: &str) -> io::Result<()> {
+    match Dir::trusted(parent) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        parent => remove(&parent?, name.as_ref()),
     }
 }
 

@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::file::StateError;
+use super::file::FileError;
 
 /// Writes a file that only this user can read, and returns when not even a power cut can undo it. A reader, or a crash at any
 /// instant, sees the old content or the new one, never a part.
-pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), StateError> {
+pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), FileError> {
     let attempt = || -> io::Result<()> {
         let parent = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -29,7 +29,7 @@ pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), StateError
         fs::rename(&temp, path)?;
         File::open(parent)?.sync_all()
     };
-    attempt().map_err(|source| StateError::new("write", path, source))
+    attempt().map_err(|source| FileError::new("write", path, source))
 }
 
 #[cfg(test)]

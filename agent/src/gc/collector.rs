@@ -9,15 +9,15 @@ use tracing::{info, warn};
 
 use super::ages::Ages;
 use super::observer::Observer;
-use super::orphan::{Guard, Judgement, Subject, Verdict, World, judge, judge_one};
+use super::orphan::{Guard, Judgement, OrphanObservation, OrphanVerdict, Subject, judge, judge_one};
 use crate::crash_point;
 use crate::error_chain::chain;
+use crate::fs::file::FileError;
 use crate::fs::freed_space::{freed, measure};
 use crate::metrics::Metrics;
-use crate::names::vm::{BaseName, VmName};
-use crate::pod::PodUid;
-use crate::pod::registry::active::AtWork;
-use crate::state::StateError;
+use crate::names::PodUid;
+use crate::names::{BaseName, VmName};
+use crate::pod::registry::active::ActiveWorkers;
 use crate::tart::TartError;
 
 /// How long a VM may take to stop before it is killed.
@@ -27,9 +27,9 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Collects VMs, and what else Pods have left behind.
 #[derive(Debug)]
-pub(crate) struct Collector {
+pub(crate) struct OrphanCollector {
     observer: Observer,
-    at_work: AtWork,
+    at_work: ActiveWorkers,
     metrics: Metrics,
     interval: Duration,
     ages: Ages,
@@ -43,14 +43,19 @@ enum CollectError {
     #[error(transparent)]
     Tart(#[from] TartError),
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     #[error("cannot remove what is left of it")]
     Rest(#[source] std::io::Error),
 }
 
-impl Collector {
+impl OrphanCollector {
     /// A collector that has not looked yet.
-    pub(crate) fn new(observer: Observer, at_work: AtWork, metrics: Metrics, interval: Duration) -> Self {
+    pub(crate) fn new(
+        observer: Observer,
+        at_work: ActiveWorkers,
+        metrics: Metrics,
+        interval: Duration,
+    ) -> Self {
         metrics.collects_vms();
         Self { observer, at_work, metrics, interval, ages: Ages::default(), told: HashMap::new() }
     }
@@ -74,7 +79,7 @@ impl Collector {
         if failures.is_empty() {
             self.ages.retain(|name| self.told.contains_key(name));
         }
-        for Verdict { subject, judgement } in &verdicts {
+        for OrphanVerdict { subject, judgement } in &verdicts {
             let Judgement::Delete { .. } = judgement else { continue };
             crash_point::point("agent.gc.before");
             match self.delete(subject).await {
@@ -94,7 +99,7 @@ impl Collector {
     }
 
     /// Says what is to become of everything, each time it is something else.
-    fn tell(&mut self, verdicts: &[Verdict]) {
+    fn tell(&mut self, verdicts: &[OrphanVerdict]) {
         let mut told = HashMap::new();
         for verdict in verdicts {
             let (name, label) = (verdict.subject.to_string(), label(&verdict.judgement));
@@ -186,7 +191,7 @@ impl Collector {
     async fn look_again(&mut self, vm: &VmName, min_age: Duration) -> Judgement {
         let at_work = self.at_work.now().await;
         let seen = self.observer.look_at_vm(vm, &mut self.ages, at_work).await;
-        judge_one(&World { min_age, ..seen }, &Subject::Vm(vm.clone()))
+        judge_one(&OrphanObservation { min_age, ..seen }, &Subject::Vm(vm.clone()))
     }
 }
 

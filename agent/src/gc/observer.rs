@@ -11,15 +11,16 @@ use kube::api::{Api, ListParams};
 use tokio::time::timeout;
 
 use super::ages::{Ages, Now};
-use super::orphan::{Remains, Unknown, Vm, World};
+use super::orphan::{OrphanObservation, Remains, Unknown, Vm};
 use crate::error_chain::chain;
-use crate::image::Images;
+use crate::fs::file::FileError;
+use crate::image::ImageStore;
 use crate::image::ownership::KnownImage;
-use crate::names::vm::{BaseName, VmName};
-use crate::node::NodeName;
-use crate::pod::{PodName, PodUid};
-use crate::state::{Holder, PodDir, StateDir, StateError};
-use crate::tart::{Source, Tart, touched};
+use crate::names::NodeName;
+use crate::names::{BaseName, VmName};
+use crate::names::{PodName, PodUid};
+use crate::state::{Holder, PodDir, StateDir};
+use crate::tart::{Tart, VmSource, touched};
 
 const API_LIMIT: Duration = Duration::from_secs(15);
 
@@ -31,7 +32,7 @@ pub(crate) struct Observer {
     /// What Pods leave behind.
     pub(crate) state: StateDir,
     /// The images as the agent knows them; without it, as they are written down.
-    pub(crate) images: Option<Arc<Images>>,
+    pub(crate) images: Option<Arc<ImageStore>>,
     /// All Pods of the cluster; only those of this Node are asked for.
     pub(crate) pods: Api<Pod>,
     /// This Node.
@@ -42,7 +43,7 @@ pub(crate) struct Observer {
 
 impl Observer {
     /// Looks at everything.
-    pub(crate) async fn look(&self, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+    pub(crate) async fn look(&self, ages: &mut Ages, at_work: HashSet<PodUid>) -> OrphanObservation {
         // The order matters: whatever VM is seen here was made for a Pod that the list after it has, unless that is gone.
         let names = self.names().await;
         let now = Now::ask();
@@ -50,7 +51,7 @@ impl Observer {
         let remains = self.state.pods().map_err(unknown);
         let remains = remains.map(|dirs| dirs.iter().map(|dir| remains_of(dir, ages, now)).collect());
         let pods = self.bound().await;
-        World {
+        OrphanObservation {
             vms,
             remains,
             pods,
@@ -62,20 +63,25 @@ impl Observer {
     }
 
     /// Looks again at one VM.
-    pub(crate) async fn look_at_vm(&self, vm: &VmName, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+    pub(crate) async fn look_at_vm(
+        &self,
+        vm: &VmName,
+        ages: &mut Ages,
+        at_work: HashSet<PodUid>,
+    ) -> OrphanObservation {
         self.look_at_one(&vm.to_string(), ages, at_work).await
     }
 
     /// Looks again at one base VM.
-    pub(crate) async fn look_at_base(&self, base: &BaseName, ages: &mut Ages) -> World {
+    pub(crate) async fn look_at_base(&self, base: &BaseName, ages: &mut Ages) -> OrphanObservation {
         self.look_at_one(&base.to_string(), ages, HashSet::new()).await
     }
 
-    async fn look_at_one(&self, name: &str, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+    async fn look_at_one(&self, name: &str, ages: &mut Ages, at_work: HashSet<PodUid>) -> OrphanObservation {
         let is_there = self.tart.home().join("vms").join(name).exists();
         let vms = Ok(is_there.then(|| self.vm(name.to_owned(), ages, Now::ask())).into_iter().collect());
         let pods = self.bound().await;
-        World {
+        OrphanObservation {
             vms,
             remains: Ok(Vec::new()),
             pods,
@@ -87,13 +93,18 @@ impl Observer {
     }
 
     /// Looks again at what one Pod has left in the state directory.
-    pub(crate) async fn look_at_remains(&self, dir: &PodDir, ages: &mut Ages, at_work: HashSet<PodUid>) -> World {
+    pub(crate) async fn look_at_remains(
+        &self,
+        dir: &PodDir,
+        ages: &mut Ages,
+        at_work: HashSet<PodUid>,
+    ) -> OrphanObservation {
         let now = Now::ask();
         let vms = self.tart.vm_dirs().map_err(|error| chain(&error));
         let vms = vms.map(|names| names.iter().map(|vm| self.vm(vm.to_string(), ages, now)).collect());
         let remains = Ok(vec![remains_of(dir, ages, now)]);
         let pods = self.bound().await;
-        World {
+        OrphanObservation {
             vms,
             remains,
             pods,
@@ -106,7 +117,7 @@ impl Observer {
 
     /// The names of all VMs, and of those of ours of which only a part is there.
     async fn names(&self) -> Result<Vec<String>, Unknown> {
-        let mut names = self.tart.list(Source::Local).await.map_err(|error| chain(&error))?;
+        let mut names = self.tart.list(VmSource::Local).await.map_err(|error| chain(&error))?;
         let on_disk = self.tart.vm_dirs().map_err(|error| chain(&error))?;
         names.extend(on_disk.iter().map(ToString::to_string));
         let on_disk = self.tart.base_dirs().map_err(|error| chain(&error))?;
@@ -198,6 +209,6 @@ fn remains_of(dir: &PodDir, ages: &mut Ages, now: Now) -> Remains {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is what errors are mapped with")]
-fn unknown(error: StateError) -> Unknown {
+fn unknown(error: FileError) -> Unknown {
     chain(&error)
 }

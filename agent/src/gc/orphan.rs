@@ -9,9 +9,9 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 
-use crate::duration::Rough;
-use crate::names::vm::{BaseName, VmName};
-use crate::pod::{PodName, PodUid};
+use crate::duration::Approximate;
+use crate::names::{BaseName, VmName};
+use crate::names::{PodName, PodUid};
 use crate::state::Holder;
 use crate::tart::VmLock;
 
@@ -20,7 +20,7 @@ pub(crate) type Unknown = String;
 
 /// All that a judgement rests on, as it was seen in one go.
 #[derive(Debug, Clone)]
-pub(crate) struct World {
+pub(crate) struct OrphanObservation {
     /// What tart has.
     pub(crate) vms: Result<Vec<Vm>, Unknown>,
     /// What Pods have left in the state directory.
@@ -77,7 +77,7 @@ pub(crate) enum Subject {
 
 /// What is to become of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct OrphanVerdict {
     /// What was judged.
     pub(crate) subject: Subject,
     /// What the judgement is.
@@ -137,7 +137,7 @@ pub(crate) enum Guard {
     Gone,
 }
 
-impl World {
+impl OrphanObservation {
     /// What could not be found out at all. As long as anything could not, nothing that rests on it is deleted. Which base VMs are
     /// needed is not among it: that can stay unknown for as long as one VM runs, and no more than the bases rest on it.
     pub(crate) fn unknown(&self) -> Vec<String> {
@@ -157,12 +157,12 @@ impl Vm {
     }
 }
 
-impl Verdict {
+impl OrphanVerdict {
     /// Why, in words.
     pub(crate) fn why(&self) -> String {
         match (&self.subject, &self.judgement) {
             (Subject::Base(_), Judgement::Delete { age, .. }) => {
-                format!("no image that the agent knows of has it, untouched for {}", Rough(*age))
+                format!("no image that the agent knows of has it, untouched for {}", Approximate(*age))
             }
             (_, judgement) => judgement.to_string(),
         }
@@ -227,7 +227,7 @@ impl fmt::Display for Guard {
             Self::Busy => f.write_str("tart has locked it"),
             Self::HasVm => f.write_str("its VM is still there"),
             Self::AgeUnknown(why) => write!(f, "it is not known when it was last touched: {why}"),
-            Self::Young(age) => write!(f, "touched {} ago", Rough(*age)),
+            Self::Young(age) => write!(f, "touched {} ago", Approximate(*age)),
             Self::Gone => f.write_str("it is gone"),
         }
     }
@@ -238,7 +238,7 @@ impl fmt::Display for Judgement {
         match self {
             Self::Keep(guard) => guard.fmt(f),
             Self::Delete { runs, age } => {
-                write!(f, "no Pod of this Node has its UID, untouched for {}", Rough(*age))?;
+                write!(f, "no Pod of this Node has its UID, untouched for {}", Approximate(*age))?;
                 f.write_str(if *runs { "; it runs, and is stopped first" } else { "" })
             }
         }
@@ -257,9 +257,9 @@ impl fmt::Display for Subject {
 }
 
 /// Judges everything, in the order in which it was seen.
-pub(crate) fn judge(world: &World) -> Vec<Verdict> {
+pub(crate) fn judge(world: &OrphanObservation) -> Vec<OrphanVerdict> {
     let vms = world.vms.iter().flatten().map(|vm| judge_vm(world, vm));
-    let remains = world.remains.iter().flatten().map(|remains| Verdict {
+    let remains = world.remains.iter().flatten().map(|remains| OrphanVerdict {
         subject: Subject::Remains(remains.uid.clone()),
         judgement: judge_remains(world, remains).unwrap_or_else(Judgement::Keep),
     });
@@ -267,12 +267,12 @@ pub(crate) fn judge(world: &World) -> Vec<Verdict> {
 }
 
 /// Judges one thing.
-pub(crate) fn judge_one(world: &World, subject: &Subject) -> Judgement {
+pub(crate) fn judge_one(world: &OrphanObservation, subject: &Subject) -> Judgement {
     let found = judge(world).into_iter().find(|verdict| verdict.subject == *subject);
     found.map_or(Judgement::Keep(Guard::Gone), |verdict| verdict.judgement)
 }
 
-fn judge_vm(world: &World, vm: &Vm) -> Verdict {
+fn judge_vm(world: &OrphanObservation, vm: &Vm) -> OrphanVerdict {
     let (subject, judgement) = if let Ok(name) = vm.name.parse::<VmName>() {
         let judgement = judge_own(world, vm, name.uid());
         (Subject::Vm(name), judgement)
@@ -282,10 +282,10 @@ fn judge_vm(world: &World, vm: &Vm) -> Verdict {
     } else {
         (Subject::Other(vm.name.clone()), Err(Guard::Foreign))
     };
-    Verdict { subject, judgement: judgement.unwrap_or_else(Judgement::Keep) }
+    OrphanVerdict { subject, judgement: judgement.unwrap_or_else(Judgement::Keep) }
 }
 
-fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
+fn judge_own(world: &OrphanObservation, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
     nobody_wants(world, uid)?;
     let lock = vm.lock.clone().map_err(Guard::LockUnknown)?;
     match (vm.holder.clone().map_err(Guard::HolderUnknown)?, lock) {
@@ -299,7 +299,7 @@ fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
     Ok(Judgement::Delete { runs: lock == VmLock::Runs, age })
 }
 
-fn judge_base(world: &World, vm: &Vm, base: &BaseName) -> Result<Judgement, Guard> {
+fn judge_base(world: &OrphanObservation, vm: &Vm, base: &BaseName) -> Result<Judgement, Guard> {
     if world.bases.as_ref().map_err(|why| Guard::BasesUnknown(why.clone()))?.contains(base) {
         return Err(Guard::Base);
     }
@@ -316,7 +316,7 @@ fn judge_base(world: &World, vm: &Vm, base: &BaseName) -> Result<Judgement, Guar
     Ok(Judgement::Delete { runs: false, age: old_enough(&vm.age, world.min_age)? })
 }
 
-fn judge_remains(world: &World, remains: &Remains) -> Result<Judgement, Guard> {
+fn judge_remains(world: &OrphanObservation, remains: &Remains) -> Result<Judgement, Guard> {
     nobody_wants(world, &remains.uid)?;
     let vms = world.vms.as_ref().map_err(|why| Guard::VmsUnknown(why.clone()))?;
     match remains.holder.clone().map_err(Guard::HolderUnknown)? {
@@ -333,7 +333,7 @@ fn judge_remains(world: &World, remains: &Remains) -> Result<Judgement, Guard> {
 }
 
 /// Neither the API nor the agent has any use for what a Pod has left.
-fn nobody_wants(world: &World, uid: &PodUid) -> Result<(), Guard> {
+fn nobody_wants(world: &OrphanObservation, uid: &PodUid) -> Result<(), Guard> {
     let pods = world.pods.as_ref().map_err(|why| Guard::PodsUnknown(why.clone()))?;
     if let Some(pod) = pods.get(uid) {
         return Err(Guard::Bound(pod.clone()));

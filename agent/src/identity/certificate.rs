@@ -35,7 +35,7 @@ pub(crate) enum CertificateError {
 
 /// What a certificate says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct CertificateFacts {
     /// When it ends.
     pub(crate) ends: Timestamp,
     /// Whom it makes its owner.
@@ -45,7 +45,7 @@ pub(crate) struct Facts {
     public_key: Vec<u8>,
 }
 
-impl Facts {
+impl CertificateFacts {
     /// Reads the first certificate of a PEM text.
     pub(crate) fn read(pem: &[u8]) -> Result<Self, CertificateError> {
         let der = CertificateDer::from_pem_slice(pem).map_err(CertificateError::NoCertificate)?;
@@ -71,7 +71,7 @@ impl Facts {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Pair {
     /// What the certificate says.
-    pub(crate) facts: Facts,
+    pub(crate) facts: CertificateFacts,
     certificate: String,
     key: String,
 }
@@ -79,7 +79,7 @@ pub(crate) struct Pair {
 impl Pair {
     /// Puts a certificate and a key together.
     pub(crate) fn new(certificate: &str, key: &KeyPair) -> Result<Self, CertificateError> {
-        let facts = Facts::read(certificate.as_bytes())?;
+        let facts = CertificateFacts::read(certificate.as_bytes())?;
         if !facts.fit(key) {
             return Err(CertificateError::Mismatch);
         }
@@ -160,6 +160,6 @@ pub(super) mod tests {
             Err(CertificateError::Key(_))
         ));
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-        assert!(matches!(Facts::read(broken.as_bytes()), Err(CertificateError::Broken(_))));
+        assert!(matches!(CertificateFacts::read(broken.as_bytes()), Err(CertificateError::Broken(_))));
     }
 }

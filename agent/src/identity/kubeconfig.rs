@@ -11,12 +11,12 @@ use kube::config::{
 };
 use serde_json::json;
 
-use super::certificate::{Facts, Pair};
+use super::certificate::{CertificateFacts, Pair};
 use super::decide::{Seen, Term};
 use super::request::user;
 use super::store::Store;
 use crate::error_chain::chain;
-use crate::node::NodeName;
+use crate::names::NodeName;
 
 /// The name of the one cluster, user and context in a kubeconfig that the agent writes.
 const ONLY: &str = "default";
@@ -97,7 +97,7 @@ pub(crate) fn with_pair(mut config: Config, pair: &Pair) -> Config {
     config
 }
 
-fn given_certificate(user: &AuthInfo) -> Option<Result<Facts, String>> {
+fn given_certificate(user: &AuthInfo) -> Option<Result<CertificateFacts, String>> {
     let pem = match (&user.client_certificate_data, &user.client_certificate) {
         (Some(data), _) => BASE64_STANDARD
             .decode(data)
@@ -106,7 +106,7 @@ fn given_certificate(user: &AuthInfo) -> Option<Result<Facts, String>> {
             .map_err(|error| format!("its client-certificate {path} cannot be read: {error}")),
         (None, None) => return None,
     };
-    Some(pem.and_then(|pem| Facts::read(&pem).map_err(|error| chain(&error))))
+    Some(pem.and_then(|pem| CertificateFacts::read(&pem).map_err(|error| chain(&error))))
 }
 
 /// The kubeconfig for a certificate that was got with a bootstrap kubeconfig: the same cluster, another user.

@@ -13,10 +13,10 @@ use tokio::time::{Instant, interval_at, sleep, timeout};
 use tracing::{info, warn};
 
 use super::certificate::Pair;
-use super::request::{Answer, Asker, answer, request};
+use super::request::{Asker, CsrAnswer, answer, request};
 use super::store::{Store, StoreError};
 use crate::error_chain::chain;
-use crate::node::NodeName;
+use crate::names::NodeName;
 
 const LIMIT: Duration = Duration::from_secs(15);
 const FIRST_DELAY: Duration = Duration::from_millis(500);
@@ -165,10 +165,10 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> Outcome {
                 listed = true;
                 problem = None;
                 match answer(&request) {
-                    Answer::Issued(certificate) => return Outcome::Issued(certificate),
-                    Answer::Refused(words) => return Outcome::Refused(words),
-                    Answer::Unapproved => approved = false,
-                    Answer::Unsigned => approved = true,
+                    CsrAnswer::Issued(certificate) => return Outcome::Issued(certificate),
+                    CsrAnswer::Refused(words) => return Outcome::Refused(words),
+                    CsrAnswer::Unapproved => approved = false,
+                    CsrAnswer::Unsigned => approved = true,
                 }
             }
             Ok(watcher::Event::Init) => listed = false,

@@ -16,14 +16,15 @@ use tracing::warn;
 
 use super::certificate::{CertificateError, Pair};
 use crate::error_chain::chain;
-use crate::state::{StateError, write_secret};
+use crate::fs::file::FileError;
+use crate::fs::secret_file::write_secret;
 
 /// A key or certificate that could not be read, made or kept.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     /// The directory cannot be used.
     #[error(transparent)]
-    File(#[from] StateError),
+    File(#[from] FileError),
     /// A file cannot be read.
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] io::Error),

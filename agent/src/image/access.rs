@@ -14,7 +14,7 @@ pub(crate) struct SecretUid(pub(crate) String);
 /// Who may use an image without asking its registry.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Access {
+pub(crate) enum ImageAccess {
     /// It was had without anybody's secret, or somebody else has put it here.
     #[default]
     Everyone,
@@ -22,7 +22,7 @@ pub(crate) enum Access {
     With(Vec<SecretUid>),
 }
 
-impl Access {
+impl ImageAccess {
     /// Nobody has shown yet that the registry lets them have it.
     pub(crate) fn nobody() -> Self {
         Self::With(Vec::new())
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn only_who_was_let_in_is_let_in_again() {
-        let mut access = Access::nobody();
+        let mut access = ImageAccess::nobody();
         assert!(!access.is_for([]) && !access.is_for([&secret(1)]));
         assert!(access.grant(Some(&secret(1))) && !access.grant(Some(&secret(1))));
         assert!(
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn those_of_long_ago_are_forgotten() {
-        let mut access = Access::nobody();
+        let mut access = ImageAccess::nobody();
         for number in 0..=MOST {
             access.grant(Some(&secret(number)));
         }

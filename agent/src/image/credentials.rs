@@ -3,31 +3,16 @@
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Secret;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// A user's name and password at one registry.
-#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Credential {
-    /// The registry, as `host` or `host:port`.
-    pub(crate) host: String,
-    /// The user's name.
-    pub(crate) username: String,
-    /// The user's password.
-    pub(crate) password: String,
-}
-
-impl fmt::Debug for Credential {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Credential({} at {})", self.username, self.host)
-    }
-}
+use crate::tart::Credential;
 
 /// A user's name and password, and the images that they are for.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Login {
     /// Where it is of use.
-    pub(crate) place: Place,
+    pub(crate) place: RegistryPath,
     /// The user's name.
     pub(crate) username: String,
     /// The user's password.
@@ -53,9 +38,9 @@ impl Login {
 
 /// A key of a Docker config, by the kubelet's rules: a host, which may have wildcards in its parts, and the beginning of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place(String);
+pub(crate) struct RegistryPath(String);
 
-impl Place {
+impl RegistryPath {
     /// Reads a key, which may be a URL. The paths of the registry's own API stand for the whole registry.
     pub(crate) fn read(key: &str) -> Self {
         let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
@@ -157,7 +142,7 @@ pub(crate) fn read_docker_config(content: &[u8]) -> Result<Vec<Login>, BadSecret
 
 impl Entry {
     fn read(self, key: &str) -> Result<Option<Login>, BadSecret> {
-        let login = |username, password| Login { place: Place::read(key), username, password };
+        let login = |username, password| Login { place: RegistryPath::read(key), username, password };
         if let (Some(username), Some(password)) = (self.username, self.password) {
             return Ok(Some(login(username, password)));
         }
@@ -188,7 +173,7 @@ mod tests {
     }
 
     fn login(place: &str, username: &str, password: &str) -> Login {
-        Login { place: Place(place.into()), username: username.into(), password: password.into() }
+        Login { place: RegistryPath(place.into()), username: username.into(), password: password.into() }
     }
 
     #[test]
@@ -245,7 +230,7 @@ mod tests {
             ("r?g-*-1.test", "reg-eu-west-2.test/macos", false),
             ("*", "a.test/macos", false),
         ] {
-            assert_eq!(Place::read(key).has(image), expected, "{key} {image}");
+            assert_eq!(RegistryPath::read(key).has(image), expected, "{key} {image}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::state::StateError;
+use crate::fs::file::FileError;
 use crate::tart::{Fault, TartError};
 
 /// An image that cannot be had.
@@ -49,7 +49,7 @@ pub(crate) enum ImageError {
         image: String,
         /// Why.
         #[source]
-        source: Arc<StateError>,
+        source: Arc<FileError>,
     },
     /// The task that fetched it has died.
     #[error("the pull of image `{0}` was interrupted")]

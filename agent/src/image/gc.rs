@@ -11,17 +11,17 @@ mod space_result;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use collector::{CollectError, Collector, Pass, Rules, survey};
+pub(crate) use collector::{ImageCollector, Pass, Rules, survey};
 pub(crate) use pass_queue::Moment;
-pub(crate) use space_result::Made;
+pub(crate) use space_result::SpaceResult;
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::names::vm::BaseName;
-use crate::node::thresholds::Figure;
-use crate::tart::ImageDigest;
+use crate::names::BaseName;
+use crate::names::ImageDigest;
+use crate::os::availability::Availability;
 
 /// When images are collected, in percent of the volume that is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,13 +47,13 @@ impl Watermarks {
     }
 
     /// Whether so much is full that collection begins.
-    pub(crate) fn is_reached(self, space: Figure) -> bool {
+    pub(crate) fn is_reached(self, space: Availability) -> bool {
         // As for the kubelet, all of a volume is 100 %, and such a threshold means never.
         self.high < 100 && space.available <= Self::left(space.total, self.high)
     }
 
     /// Whether enough is free for it to end.
-    fn is_left(self, space: Figure) -> bool {
+    fn is_left(self, space: Availability) -> bool {
         space.available >= Self::left(space.total, self.low)
     }
 
@@ -65,7 +65,7 @@ impl Watermarks {
 
 /// Why, or how far into it, images are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum ImageUse {
     /// Nobody has asked: something goes when the high watermark is reached.
     Routine,
     /// Somebody has run out of space: one image goes, whatever the watermarks say.
@@ -76,17 +76,17 @@ pub(crate) enum Stage {
 
 /// All that a decision rests on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct World {
+pub(crate) struct ImageGcObservation {
     /// The images that the agent has brought here. Those of others are not in it, so nothing can become of them.
     pub(crate) images: Vec<Image>,
     /// How full the volume is; unknown when it cannot be measured.
-    pub(crate) space: Option<Figure>,
+    pub(crate) space: Option<Availability>,
     /// When to begin and when to end.
     pub(crate) watermarks: Watermarks,
     /// How long an image stays at least.
     pub(crate) min_age: Duration,
     /// Why this is asked.
-    pub(crate) stage: Stage,
+    pub(crate) stage: ImageUse,
     /// The time of the observation.
     pub(crate) now: Timestamp,
 }
@@ -121,16 +121,16 @@ pub(crate) enum Need {
 
 /// What becomes of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Verdict {
+pub(crate) enum ImageVerdict {
     /// It may go.
     Delete,
     /// It stays.
-    Keep(Reason),
+    Keep(ImageVerdictReason),
 }
 
 /// Why an image stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Reason {
+pub(crate) enum ImageVerdictReason {
     /// There is room enough.
     Room,
     /// A VM was made from it.
@@ -145,7 +145,7 @@ pub(crate) enum Reason {
     Last,
 }
 
-impl Reason {
+impl ImageVerdictReason {
     /// All of them.
     pub(crate) const ALL: [Self; 6] =
         [Self::Room, Self::InUse, Self::Starting, Self::Unknown, Self::Young, Self::Last];
@@ -176,12 +176,13 @@ impl Reason {
 }
 
 /// What becomes of each image, in the order in which they go. One deletion changes the world: it is asked again after each.
-pub(crate) fn choose(world: &World) -> Vec<(ImageDigest, Verdict)> {
+pub(crate) fn choose(world: &ImageGcObservation) -> Vec<(ImageDigest, ImageVerdict)> {
     let mut images: Vec<&Image> = world.images.iter().collect();
     images.sort_by_key(|image| (image.last_used_at, image.pulled_at, &image.digest));
-    let mut verdicts: Vec<(&Image, Verdict)> =
+    let mut verdicts: Vec<(&Image, ImageVerdict)> =
         images.iter().map(|image| (*image, verdict(world, image))).collect();
-    let stays = |(image, verdict): &(&Image, Verdict)| image.has_base && *verdict != Verdict::Delete;
+    let stays =
+        |(image, verdict): &(&Image, ImageVerdict)| image.has_base && *verdict != ImageVerdict::Delete;
     if !verdicts.iter().any(stays) {
         // The most recent one of those with a base, or else of all.
         let last = verdicts.iter().rposition(|(image, _)| image.has_base);
@@ -189,8 +190,8 @@ pub(crate) fn choose(world: &World) -> Vec<(ImageDigest, Verdict)> {
             last.or_else(|| verdicts.len().checked_sub(1)).and_then(|at| verdicts.get_mut(at))
         {
             *verdict = match *verdict {
-                Verdict::Delete => Verdict::Keep(Reason::Last),
-                kept @ Verdict::Keep(_) => kept,
+                ImageVerdict::Delete => ImageVerdict::Keep(ImageVerdictReason::Last),
+                kept @ ImageVerdict::Keep(_) => kept,
             };
         }
     }
@@ -204,23 +205,23 @@ fn takes_base_along<'a>(image: &ImageDigest, known: impl IntoIterator<Item = &'a
     !known.into_iter().any(|other| other != image && BaseName::of(other) == base)
 }
 
-fn verdict(world: &World, image: &Image) -> Verdict {
+fn verdict(world: &ImageGcObservation, image: &Image) -> ImageVerdict {
     let keep = match image.need {
-        Need::Vm => Some(Reason::InUse),
-        Need::Start => Some(Reason::Starting),
-        Need::Unknown => Some(Reason::Unknown),
-        Need::None if world.now < image.pulled_at + world.min_age => Some(Reason::Young),
-        Need::None if !wants_room(world) => Some(Reason::Room),
+        Need::Vm => Some(ImageVerdictReason::InUse),
+        Need::Start => Some(ImageVerdictReason::Starting),
+        Need::Unknown => Some(ImageVerdictReason::Unknown),
+        Need::None if world.now < image.pulled_at + world.min_age => Some(ImageVerdictReason::Young),
+        Need::None if !wants_room(world) => Some(ImageVerdictReason::Room),
         Need::None => None,
     };
-    keep.map_or(Verdict::Delete, Verdict::Keep)
+    keep.map_or(ImageVerdict::Delete, ImageVerdict::Keep)
 }
 
-fn wants_room(world: &World) -> bool {
+fn wants_room(world: &ImageGcObservation) -> bool {
     match (world.stage, world.space) {
-        (Stage::Wanted, _) => true,
-        (Stage::Routine, Some(space)) => world.watermarks.is_reached(space),
-        (Stage::Going, Some(space)) => !world.watermarks.is_left(space),
-        (Stage::Routine | Stage::Going, None) => false,
+        (ImageUse::Wanted, _) => true,
+        (ImageUse::Routine, Some(space)) => world.watermarks.is_reached(space),
+        (ImageUse::Going, Some(space)) => !world.watermarks.is_left(space),
+        (ImageUse::Routine | ImageUse::Going, None) => false,
     }
 }

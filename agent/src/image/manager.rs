@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::credentials::Credential;
-use super::gc::{Collector, Made};
-use super::{ImageError, Images};
-use crate::names::vm::BaseName;
-use crate::tart::ImageDigest;
+use super::gc::{ImageCollector, SpaceResult};
+use super::{ImageError, ImageStore};
+use crate::names::BaseName;
+use crate::names::ImageDigest;
+use crate::tart::Credential;
 
 /// Whether a text is the name of an image at a registry. What is not could be one of tart's flags.
 pub(crate) fn is_remote_name(text: &str) -> bool {
@@ -15,14 +15,14 @@ pub(crate) fn is_remote_name(text: &str) -> bool {
 
 /// Who has images ready.
 #[derive(Debug, Clone)]
-pub(crate) struct Ahead {
+pub(crate) struct ImageManager {
     /// The images of this host.
-    pub(crate) images: Arc<Images>,
+    pub(crate) images: Arc<ImageStore>,
     /// Who makes room for them, if anybody may.
-    pub(crate) collector: Option<Arc<Collector>>,
+    pub(crate) collector: Option<Arc<ImageCollector>>,
 }
 
-impl Ahead {
+impl ImageManager {
     /// Has an image and its base VM ready. When there is no space for it, other images go, and it is tried once more.
     ///
     /// `arrived` is told how much of it is here, in percent.
@@ -35,7 +35,7 @@ impl Ahead {
         let mut ready = self.try_ready(name, credentials, &mut arrived).await;
         let Some(collector) = &self.collector else { return ready };
         if let Err(error) = &ready
-            && collector.make_room_for(name, error).await == Made::Room
+            && collector.make_room_for(name, error).await == SpaceResult::Room
         {
             ready = self.try_ready(name, credentials, &mut arrived).await;
         }

@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::access::{Access, SecretUid};
-use crate::names::vm::BaseName;
-use crate::tart::{ImageDigest, full_name};
+use super::access::{ImageAccess, SecretUid};
+use crate::names::BaseName;
+use crate::names::{ImageDigest, full_name};
 
 /// All that is known of this host's images.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub(crate) struct KnownImage {
     pub(crate) inode: Option<u64>,
     /// Who may use it, if it is ours.
     #[serde(default)]
-    pub(crate) access: Access,
+    pub(crate) access: ImageAccess,
     /// When it came.
     pub(crate) pulled_at: Timestamp,
     /// When a Pod last needed it.
@@ -93,7 +93,7 @@ impl ImageRecord {
     }
 
     /// Who may use an image that is in this directory, or of which only the base VM is left.
-    pub(crate) fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> Access {
+    pub(crate) fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> ImageAccess {
         let known = self.images.iter().find(|known| known.digest == *digest && known.inode.is_some());
         if let Some(known) = known.filter(|known| inode.is_none() || inode == known.inode) {
             return known.access.clone();
@@ -102,7 +102,7 @@ impl ImageRecord {
         let is_coming = self.pulls.iter().any(|(name, pull)| {
             digest.is_of_repository(name) && pull.is_fetched && pull.is_new(digest.hex())
         });
-        if is_coming { Access::nobody() } else { Access::Everyone }
+        if is_coming { ImageAccess::nobody() } else { ImageAccess::Everyone }
     }
 
     /// Its registry has let somebody have an image; whether that is news.
@@ -198,7 +198,7 @@ impl ImageRecord {
         match self.images.iter_mut().find(|image| image.digest == found.digest) {
             Some(known) if is_brought || known.is_ours(inode) => {
                 if known.names.is_empty() {
-                    known.access = Access::nobody();
+                    known.access = ImageAccess::nobody();
                 }
                 known.names.insert(name.to_owned());
                 known.inode = inode;
@@ -209,7 +209,7 @@ impl ImageRecord {
                 digest: found.digest.clone(),
                 names: BTreeSet::from([name.to_owned()]),
                 inode,
-                access: Access::nobody(),
+                access: ImageAccess::nobody(),
                 pulled_at: now,
                 last_used_at: now,
             }),
@@ -235,7 +235,7 @@ impl ImageRecord {
                 digest: digest.clone(),
                 names: BTreeSet::new(),
                 inode: None,
-                access: Access::Everyone,
+                access: ImageAccess::Everyone,
                 pulled_at: now,
                 last_used_at: now,
             }),

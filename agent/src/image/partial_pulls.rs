@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::lock;
-use crate::tart::{KeptPartial, Partial, Tart, full_name};
+use crate::names::full_name;
+use crate::tart::{KeptPartial, Partial, Tart};
 
 /// Twice as long as anybody waits before a pull is tried again.
 const WANTED_FOR: Duration = Duration::from_mins(10);
@@ -23,7 +24,7 @@ const FIRST_OFFER: Duration = Duration::from_secs(2);
 
 /// All that is kept.
 #[derive(Debug)]
-pub(super) struct Partials {
+pub(super) struct PartialPulls {
     tart: Tart,
     /// By the images' full names.
     kept: Mutex<HashMap<String, Kept>>,
@@ -35,7 +36,7 @@ struct Kept {
     since: Instant,
 }
 
-impl Partials {
+impl PartialPulls {
     pub(super) fn new(tart: Tart) -> Self {
         Self { tart, kept: Mutex::default() }
     }
@@ -117,7 +118,7 @@ mod tests {
     fn what_is_given_up_is_nobodys() {
         let home =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let partials = Partials::new(Tart::in_home("tart".as_ref(), home.path()));
+        let partials = PartialPulls::new(Tart::in_home("tart".as_ref(), home.path()));
         assert!(!partials.release_all(), "there was nothing");
         // The directory that tart makes of the name.
         fs::create_dir_all(home.path().join("tmp/96f9e1e039589c6300014201b0578d5a")).unwrap();

@@ -32,7 +32,7 @@ pub(crate) struct Pin {
 
 /// Keeps names from being pinned for as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Doom {
+pub(crate) struct DeletionGuard {
     pins: Pins,
     names: Vec<String>,
 }
@@ -49,14 +49,14 @@ impl Pins {
     }
 
     /// Dooms names, unless one of them is needed.
-    pub(crate) fn doom(&self, names: impl IntoIterator<Item = String>) -> Option<Doom> {
+    pub(crate) fn doom(&self, names: impl IntoIterator<Item = String>) -> Option<DeletionGuard> {
         let names: Vec<String> = names.into_iter().collect();
         let mut held = self.lock();
         if names.iter().any(|name| held.pinned.contains_key(name) || held.doomed.contains(name)) {
             return None;
         }
         held.doomed.extend(names.iter().cloned());
-        Some(Doom { pins: self.clone(), names })
+        Some(DeletionGuard { pins: self.clone(), names })
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -100,7 +100,7 @@ impl Drop for Pin {
     }
 }
 
-impl Drop for Doom {
+impl Drop for DeletionGuard {
     fn drop(&mut self) {
         let mut held = self.pins.lock();
         for name in &self.names {

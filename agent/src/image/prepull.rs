@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
 use super::ImageError;
-use super::manager::{Ahead, is_remote_name};
+use super::manager::{ImageManager, is_remote_name};
+use crate::apiserver::events::Events;
 use crate::error_chain::chain;
-use crate::pod::worker::Host;
-use crate::tart::ImageDigest;
+use crate::names::ImageDigest;
 
 /// The annotation.
 pub(crate) const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
@@ -35,8 +35,10 @@ pub(crate) fn wanted(node: &Node) -> BTreeSet<String> {
 /// Who pulls them.
 #[derive(Debug)]
 pub(crate) struct PrePull {
-    /// Its images, and who makes room for them, if anybody may.
-    pub(crate) host: Arc<Host>,
+    /// What pulls the images and makes space for them.
+    pub(crate) manager: ImageManager,
+    /// Where Events go.
+    pub(crate) events: Events,
     /// The Node as the API server shows it.
     pub(crate) node: watch::Receiver<Option<Arc<Node>>>,
 }
@@ -78,14 +80,14 @@ impl PrePull {
                 Ok(digest) => {
                     info!(image = name, %digest, "pulled ahead of any Pod");
                     let note = format!("image `{name}` is {digest}, ready for Pods");
-                    self.host.events.about(shown.object_ref(&()), false, "PrePulled", &note);
+                    self.events.about(shown.object_ref(&()), false, "PrePulled", &note);
                     failed.remove(name);
                     done.insert(name.clone());
                 }
                 Err(error) => {
                     let before = failed.get(name).map(|failed| failed.delay);
                     let delay = before.map_or(FIRST_DELAY, |before| (before * 2).min(LONGEST_DELAY));
-                    self.host.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
+                    self.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
                     failed.insert(name.clone(), Failed { delay, retry_at: Instant::now() + delay });
                 }
             }
@@ -99,8 +101,7 @@ impl PrePull {
         node: &mut watch::Receiver<Option<Arc<Node>>>,
     ) -> Option<Result<ImageDigest, ImageError>> {
         // The Node may read no Secret that no Pod of its names, so it has no credentials of its own.
-        let ahead = Ahead { images: self.host.images.clone(), collector: self.host.collector.clone() };
-        let fetch = ahead.ready(name, &[], |_| ());
+        let fetch = self.manager.ready(name, &[], |_| ());
         tokio::pin!(fetch);
         loop {
             tokio::select! {

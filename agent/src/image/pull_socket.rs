@@ -21,9 +21,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::credentials::Credential;
-use super::manager::{Ahead, is_remote_name};
+use super::manager::{ImageManager, is_remote_name};
 use crate::error_chain::chain;
+use crate::tart::Credential;
 
 /// No question comes near it.
 const MAX_QUESTION: u64 = 256 << 10;
@@ -36,10 +36,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// An image that somebody wants to have here.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Question {
-    pub(super) image: String,
+pub(crate) struct PullRequest {
+    pub(crate) image: String,
     /// What to try at its registry.
-    pub(super) credentials: Vec<Credential>,
+    pub(crate) credentials: Vec<Credential>,
 }
 
 /// What somebody who waits is told.
@@ -55,7 +55,7 @@ enum Answer {
 }
 
 /// Answers for as long as it is polled. Where there can be no socket, nobody can ask.
-pub(crate) async fn serve(path: &Path, ahead: Ahead) {
+pub(crate) async fn serve(path: &Path, ahead: ImageManager) {
     let listener = match listen(path) {
         Ok(listener) => listener,
         Err(error) => {
@@ -89,14 +89,15 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn receive(stream: UnixStream, ahead: Ahead) {
+async fn receive(stream: UnixStream, ahead: ImageManager) {
     let (reading, mut writing) = stream.into_split();
     let mut lines = BufReader::new(reading.take(MAX_QUESTION)).lines();
     let question = match timeout(LIMIT, lines.next_line()).await {
-        Ok(Ok(Some(line))) => serde_json::from_str::<Question>(&line).ok(),
+        Ok(Ok(Some(line))) => serde_json::from_str::<PullRequest>(&line).ok(),
         _ => None,
     };
-    let Some(Question { image, credentials }) = question.filter(|asked| is_remote_name(&asked.image)) else {
+    let Some(PullRequest { image, credentials }) = question.filter(|asked| is_remote_name(&asked.image))
+    else {
         let _ = say(&mut writing, &Answer::Failed("this is not a question that the agent knows".to_owned()))
             .await;
         return;
@@ -138,7 +139,7 @@ async fn say(writing: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
 
 /// Why an agent has not had an image ready.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum DoorError {
+pub(crate) enum PullSocketError {
     /// There is no agent that could.
     #[error("no agent answers")]
     Closed(#[source] io::Error),
@@ -151,27 +152,27 @@ pub(super) enum DoorError {
 }
 
 /// Asks the agent for an image, and waits until it is there: this one. `arrived` is told how much of it is here.
-pub(super) async fn ask(
+pub(crate) async fn ask(
     path: &Path,
-    question: &Question,
+    question: &PullRequest,
     mut arrived: impl FnMut(u8),
-) -> Result<String, DoorError> {
+) -> Result<String, PullSocketError> {
     // An agent that stands still takes nobody in.
-    let connected = timeout(LIMIT, UnixStream::connect(path)).await.map_err(|_| DoorError::Gone)?;
-    let mut stream = connected.map_err(DoorError::Closed)?;
-    let mut line = serde_json::to_vec(question).map_err(|_| DoorError::Gone)?;
+    let connected = timeout(LIMIT, UnixStream::connect(path)).await.map_err(|_| PullSocketError::Gone)?;
+    let mut stream = connected.map_err(PullSocketError::Closed)?;
+    let mut line = serde_json::to_vec(question).map_err(|_| PullSocketError::Gone)?;
     line.push(b'\n');
-    let Ok(Ok(())) = timeout(LIMIT, stream.write_all(&line)).await else { return Err(DoorError::Gone) };
+    let Ok(Ok(())) = timeout(LIMIT, stream.write_all(&line)).await else { return Err(PullSocketError::Gone) };
     let mut lines = BufReader::new(stream).lines();
     loop {
         // It says something every second; a pull itself has its limit there.
         let next = timeout(LIMIT * 3, lines.next_line()).await;
-        let Ok(Ok(Some(line))) = next else { return Err(DoorError::Gone) };
+        let Ok(Ok(Some(line))) = next else { return Err(PullSocketError::Gone) };
         match serde_json::from_str(&line) {
             Ok(Answer::Arrived(percent)) => arrived(percent),
             Ok(Answer::Ready(digest)) => return Ok(digest),
-            Ok(Answer::Failed(why)) => return Err(DoorError::Refused(why)),
-            Err(_) => return Err(DoorError::Gone),
+            Ok(Answer::Failed(why)) => return Err(PullSocketError::Refused(why)),
+            Err(_) => return Err(PullSocketError::Gone),
         }
     }
 }
@@ -184,10 +185,10 @@ mod tests {
     fn a_question_never_shows_its_password() {
         let credential =
             Credential { host: "r.test".into(), username: "me".into(), password: "hunter2".into() };
-        let question = Question { image: "r.test/macos".into(), credentials: vec![credential] };
+        let question = PullRequest { image: "r.test/macos".into(), credentials: vec![credential] };
         assert!(!format!("{question:?}").contains("hunter2"));
         let sent = serde_json::to_string(&question).unwrap();
-        let read: Question = serde_json::from_str(&sent).unwrap();
+        let read: PullRequest = serde_json::from_str(&sent).unwrap();
         assert_eq!((read.image, read.credentials), (question.image, question.credentials));
     }
 }

@@ -5,12 +5,12 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::ownership::ImageRecord;
-use super::{Beginner, Images, lock};
+use super::{Beginner, ImageStore, lock};
 use crate::error_chain::chain;
 use crate::state::StateDir;
 use crate::tart::{OwnPulls, Tart};
 
-impl Images {
+impl ImageStore {
     /// Finds out what became of the pulls that an earlier agent had begun.
     pub(crate) async fn recover(&self) {
         let pulls = self.pulling();

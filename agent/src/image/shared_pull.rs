@@ -6,15 +6,16 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use super::credentials::Credential;
-use super::{ImageError, Images, lock};
+use super::{ImageError, ImageStore, lock};
 use crate::crash_point;
-use crate::tart::{Fault, ImageDigest, full_name};
+use crate::names::{ImageDigest, full_name};
+use crate::tart::Credential;
+use crate::tart::Fault;
 
 /// Pods with the same credentials share a pull.
-pub(super) type FlightKey = (String, Vec<Credential>);
+pub(super) type PullKey = (String, Vec<Credential>);
 /// A pull that is under way; whoever waits for it has a receiver.
-pub(super) type Flight = Arc<watch::Sender<Pulling>>;
+pub(super) type SharedPull = Arc<watch::Sender<Pulling>>;
 
 /// How far a pull has come.
 #[derive(Debug, Clone)]
@@ -36,7 +37,7 @@ pub(crate) struct Pulled {
     pub(crate) by: Option<usize>,
 }
 
-impl Images {
+impl ImageStore {
     /// Fetches an image, once for all who want it at the same time. It goes on for as long as one of them waits.
     ///
     /// `arrived` is told how much of it is here, in percent.
@@ -65,7 +66,7 @@ impl Images {
     }
 
     /// Joins the pull that is under way, or starts one.
-    fn board(self: &Arc<Self>, key: FlightKey) -> watch::Receiver<Pulling> {
+    fn board(self: &Arc<Self>, key: PullKey) -> watch::Receiver<Pulling> {
         let mut flights = lock(&self.flights);
         if let Some(flight) = flights.get(&key) {
             return flight.subscribe();
@@ -77,7 +78,7 @@ impl Images {
         receiver
     }
 
-    async fn fly(self: Arc<Self>, key: FlightKey, flight: Flight) {
+    async fn fly(self: Arc<Self>, key: PullKey, flight: SharedPull) {
         let _pin = self.pin(&key.0).await;
         let mut grounded = self.grounded.subscribe();
         let pulled = tokio::select! {
@@ -108,11 +109,11 @@ impl Images {
     }
 
     /// A pull has failed, or nobody wants it any more. Unless another one of ours fetches the image, whoever brings it is somebody else.
-    fn falls_silent(&self, image: &str, flight: &Flight) {
+    fn falls_silent(&self, image: &str, flight: &SharedPull) {
         let Ok(present) = self.tart.cached_siblings(image) else { return };
         let name = full_name(image);
         let mut record = lock(&self.record);
-        let is_heard = |(key, other): (&FlightKey, &Flight)| {
+        let is_heard = |(key, other): (&PullKey, &SharedPull)| {
             let fetches = matches!(*other.borrow(), Pulling::Arrived(_));
             fetches && !Arc::ptr_eq(other, flight) && full_name(&key.0) == name
         };
@@ -124,8 +125,8 @@ impl Images {
     /// Fetches an image when it is its turn, unless nobody waits for it any more.
     async fn fetch_while_wanted(
         &self,
-        key: &FlightKey,
-        flight: &Flight,
+        key: &PullKey,
+        flight: &SharedPull,
     ) -> Option<Result<Option<usize>, ImageError>> {
         let arrived = |percent| {
             // In this order: whoever sees that it is silent writes that down first.
@@ -164,7 +165,7 @@ impl Images {
     /// the host has, or as nobody. Says which one the registry has taken.
     ///
     /// `arrived` is told how much of it is here, in percent, from the moment on that our own tart fetches it.
-    pub(super) async fn fetch(
+    pub(crate) async fn fetch(
         &self,
         image: &str,
         credentials: &[Credential],

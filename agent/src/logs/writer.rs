@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::error_chain;
-use crate::shim::disk_space::{self, Room};
+use crate::state::disk_space_request::{self, DiskSpaceRequest};
 
 /// A line longer than this is written in parts, as container runtimes do.
 const MAX_LINE: usize = 16 << 10;
@@ -27,14 +27,14 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where a line came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(crate) enum LogStream {
     Stdout,
     Stderr,
 }
 
 /// A log file that grows by lines and is rotated by size; memory and disk are bounded whatever is written.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(crate) struct LogWriter {
     path: PathBuf,
     /// Absent when there is nowhere to write to: output is lost then, never the job.
     file: Option<File>,
@@ -43,7 +43,7 @@ pub(super) struct Log {
     max_file: u64,
     pending: [Vec<u8>; 2],
     /// Whom to ask for room on the disk.
-    room: Option<Room>,
+    room: Option<DiskSpaceRequest>,
     asked_at: Option<Instant>,
     want: Want,
 }
@@ -54,14 +54,14 @@ enum Want {
     /// There has been enough.
     Nothing,
     /// The agent was asked for some, and these lines wait for it.
-    Room { lines: Vec<u8>, since: Instant },
+    Space { lines: Vec<u8>, since: Instant },
     /// There is none: lines are lost until one can be written.
     Hopeless,
 }
 
-impl Log {
+impl LogWriter {
     /// Opens the log, going on where an earlier writer stopped.
-    pub(super) fn open(path: &Path, room: Option<Room>) -> Self {
+    pub(crate) fn open(path: &Path, room: Option<DiskSpaceRequest>) -> Self {
         let mut log = Self { path: path.to_owned(), room, ..Self::nowhere() };
         // Which opens it; what is in the way is in the way of the first line, too.
         let _ = log.append(&[]);
@@ -69,7 +69,7 @@ impl Log {
     }
 
     /// A log that forgets everything.
-    pub(super) fn nowhere() -> Self {
+    pub(crate) fn nowhere() -> Self {
         Self {
             path: PathBuf::new(),
             file: None,
@@ -84,7 +84,7 @@ impl Log {
     }
 
     /// Takes bytes as they come and writes the lines that they complete.
-    pub(super) fn write(&mut self, source: Source, mut bytes: &[u8]) {
+    pub(crate) fn write(&mut self, source: LogStream, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let room = MAX_LINE - self.pending[source as usize].len();
             let newline = bytes.iter().take(room).position(|&b| b == b'\n');
@@ -100,14 +100,14 @@ impl Log {
     }
 
     /// Writes what is left of unfinished lines, and of those that wait for room.
-    pub(super) async fn close(mut self) {
-        for source in [Source::Stdout, Source::Stderr] {
+    pub(crate) async fn close(mut self) {
+        for source in [LogStream::Stdout, LogStream::Stderr] {
             if !self.pending[source as usize].is_empty() {
                 // No newline ever came, which is what `P` says.
                 self.flush(source, b'P');
             }
         }
-        if let (Want::Room { .. }, Some(room)) = (&self.want, &self.room) {
+        if let (Want::Space { .. }, Some(room)) = (&self.want, &self.room) {
             room.answered(CLOSE_PATIENCE).await;
             self.catch_up();
         }
@@ -119,10 +119,10 @@ impl Log {
         }
     }
 
-    fn flush(&mut self, source: Source, tag: u8) {
+    fn flush(&mut self, source: LogStream, tag: u8) {
         let name = match source {
-            Source::Stdout => "stdout",
-            Source::Stderr => "stderr",
+            LogStream::Stdout => "stdout",
+            LogStream::Stderr => "stderr",
         };
         let mut line = format!("{:.9} {name} ", Timestamp::now()).into_bytes();
         line.extend([tag, b' ']);
@@ -133,9 +133,9 @@ impl Log {
 
     /// Writes a line. When the disk is full, it waits until the agent has made room, without holding anybody up.
     fn put(&mut self, line: Vec<u8>) {
-        if let Want::Room { lines, since } = &mut self.want {
-            let is_over =
-                self.room.as_ref().is_none_or(Room::is_answered) || since.elapsed() > disk_space::PATIENCE;
+        if let Want::Space { lines, since } = &mut self.want {
+            let is_over = self.room.as_ref().is_none_or(DiskSpaceRequest::is_answered)
+                || since.elapsed() > disk_space_request::PATIENCE;
             if !is_over && lines.len() + line.len() <= MAX_HELD {
                 lines.extend(line);
                 return;
@@ -150,7 +150,7 @@ impl Log {
                 }
             }
             Err(error) if self.want == Want::Nothing && self.asks_for_room(&error) => {
-                self.want = Want::Room { lines: line, since: Instant::now() };
+                self.want = Want::Space { lines: line, since: Instant::now() };
             }
             Err(error) => self.lose(&error),
         }
@@ -158,7 +158,7 @@ impl Log {
 
     /// Writes the lines that have waited for room.
     fn catch_up(&mut self) {
-        if let Want::Room { lines, .. } = std::mem::replace(&mut self.want, Want::Nothing)
+        if let Want::Space { lines, .. } = std::mem::replace(&mut self.want, Want::Nothing)
             && let Err(error) = self.append(&lines)
         {
             self.lose(&error);
@@ -265,12 +265,12 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path, None);
+        let mut log = LogWriter::open(&path, None);
         for (source, chunk) in [
-            (Source::Stdout, "he"),
-            (Source::Stderr, "oops\n"),
-            (Source::Stdout, "llo\n\nwor"),
-            (Source::Stdout, "ld"),
+            (LogStream::Stdout, "he"),
+            (LogStream::Stderr, "oops\n"),
+            (LogStream::Stdout, "llo\n\nwor"),
+            (LogStream::Stdout, "ld"),
         ] {
             log.write(source, chunk.as_bytes());
         }
@@ -291,9 +291,9 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path, None);
-        log.write(Source::Stdout, "x".repeat(MAX_LINE + 1).as_bytes());
-        log.write(Source::Stdout, b"\n");
+        let mut log = LogWriter::open(&path, None);
+        log.write(LogStream::Stdout, "x".repeat(MAX_LINE + 1).as_bytes());
+        log.write(LogStream::Stdout, b"\n");
         log.close().await;
         assert_eq!(lines(&path), [expect("stdout P", &"x".repeat(MAX_LINE)), expect("stdout F", "x")]);
     }
@@ -303,10 +303,10 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(&path, None);
+        let mut log = LogWriter::open(&path, None);
         log.max_file = 1000;
         for number in 0..1000 {
-            log.write(Source::Stdout, format!("line {number}\n").as_bytes());
+            log.write(LogStream::Stdout, format!("line {number}\n").as_bytes());
         }
         log.close().await;
         let sizes: Vec<u64> =
@@ -317,8 +317,8 @@ mod tests {
     }
 
     /// A log on a disk that is full from the first byte, where there is one.
-    fn full() -> Log {
-        Log { path: "/dev/full".into(), ..Log::nowhere() }
+    fn full() -> LogWriter {
+        LogWriter { path: "/dev/full".into(), ..LogWriter::nowhere() }
     }
 
     #[test]
@@ -327,7 +327,7 @@ mod tests {
             return tart_kubelet_tests::skip::say("this system has no /dev/full").unwrap();
         }
         let mut log = full();
-        log.write(Source::Stdout, b"one\ntwo\n");
+        log.write(LogStream::Stdout, b"one\ntwo\n");
         assert_eq!((&log.want, log.complained), (&Want::Hopeless, true), "there is nobody to ask");
         assert_eq!(log.size, 0);
     }
@@ -340,24 +340,24 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
-        let attempt = pod.attempt(crate::names::vm::Restart(0));
+        let attempt = pod.attempt(crate::names::Restart(0));
         attempt.plan(&crate::state::ShimSpec::example(attempt.vm())).unwrap();
         // A home on the volume of /dev/full.
         let tart = crate::tart::Tart::in_home(Path::new("/tart"), Path::new("/dev"));
-        let mut log = Log { room: Some(Room::new(attempt.clone(), tart)), ..full() };
-        log.write(Source::Stdout, b"one\n");
-        assert!(attempt.wants_room() && matches!(log.want, Want::Room { .. }));
+        let mut log = LogWriter { room: Some(DiskSpaceRequest::new(attempt.clone(), tart)), ..full() };
+        log.write(LogStream::Stdout, b"one\n");
+        assert!(attempt.wants_room() && matches!(log.want, Want::Space { .. }));
         attempt.tell_room_is_made().unwrap();
-        log.write(Source::Stdout, b"two\n");
+        log.write(LogStream::Stdout, b"two\n");
         assert_eq!(log.want, Want::Hopeless);
         // A short line fits.
         log.want = Want::Nothing;
-        log.write(Source::Stdout, b"three\n");
+        log.write(LogStream::Stdout, b"three\n");
         assert!(!attempt.wants_room() && log.want == Want::Hopeless);
         log.want = Want::Nothing;
         log.asked_at = Instant::now().checked_sub(ASK_INTERVAL);
-        log.write(Source::Stdout, b"four\n");
-        assert!(attempt.wants_room() && matches!(log.want, Want::Room { .. }));
+        log.write(LogStream::Stdout, b"four\n");
+        assert!(attempt.wants_room() && matches!(log.want, Want::Space { .. }));
     }
 
     #[test]
@@ -365,27 +365,27 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
-        let attempt = pod.attempt(crate::names::vm::Restart(0));
+        let attempt = pod.attempt(crate::names::Restart(0));
         attempt.plan(&crate::state::ShimSpec::example(attempt.vm())).unwrap();
         attempt.ask_for_room().unwrap();
         let path = dir.path().join("0.log");
-        let room = Room::new(attempt.clone(), crate::tart::Tart::new(Path::new("/tart")));
-        let mut log = Log::open(&path, Some(room));
-        log.want = Want::Room { lines: Vec::new(), since: Instant::now() };
-        log.write(Source::Stdout, b"one\ntwo\n");
+        let room = DiskSpaceRequest::new(attempt.clone(), crate::tart::Tart::new(Path::new("/tart")));
+        let mut log = LogWriter::open(&path, Some(room));
+        log.want = Want::Space { lines: Vec::new(), since: Instant::now() };
+        log.write(LogStream::Stdout, b"one\ntwo\n");
         assert_eq!(lines(&path), []);
         attempt.tell_room_is_made().unwrap();
-        log.write(Source::Stdout, b"three\n");
+        log.write(LogStream::Stdout, b"three\n");
         let expected = ["one", "two", "three"].map(|body| expect("stdout F", body));
         assert_eq!(lines(&path), expected);
 
         attempt.ask_for_room().unwrap();
-        log.want = Want::Room { lines: Vec::new(), since: Instant::now() };
+        log.want = Want::Space { lines: Vec::new(), since: Instant::now() };
         log.write(
-            Source::Stdout,
+            LogStream::Stdout,
             format!("{}\n", "x".repeat(MAX_LINE - 1)).repeat(MAX_HELD / MAX_LINE).as_bytes(),
         );
-        log.write(Source::Stdout, b"the last straw\n");
+        log.write(LogStream::Stdout, b"the last straw\n");
         assert_eq!(log.want, Want::Nothing, "what is too much is written, or lost, at once");
     }
 }

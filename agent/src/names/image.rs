@@ -37,7 +37,7 @@ impl ImageDigest {
     }
 
     /// The repository, and the digest with its `sha256:`.
-    pub(super) fn parts(&self) -> (&str, &str) {
+    pub(crate) fn parts(&self) -> (&str, &str) {
         self.0.split_once('@').unwrap_or((&self.0, ""))
     }
 }
@@ -69,7 +69,7 @@ pub(crate) fn full_name(image: &str) -> String {
 }
 
 /// The repository of an image by tag or digest, host included.
-pub(super) fn repository(image: &str) -> &str {
+pub(crate) fn repository(image: &str) -> &str {
     let image = image.split_once('@').map_or(image, |(repository, _)| repository);
     let last = image.rfind('/').map_or(0, |slash| slash + 1);
     image[last..].find(':').map_or(image, |colon| &image[..last + colon])

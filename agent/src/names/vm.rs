@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::pod::PodUid;
-use crate::tart::ImageDigest;
+use super::ImageDigest;
+use super::PodUid;
 
 const PREFIX: &str = "tk-";
 const BASE_PREFIX: &str = "tk-base-";

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-use tailscale;
 use tailscale::TailscaleError;
 
 /// Where the Node's address comes from.

@@ -10,12 +10,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::thresholds::{Signal, Thresholds};
 use crate::quantity;
+use crate::quantity::ResourceList;
 
 /// What is kept for the host when nothing else is said.
 pub(crate) const RESERVED: &str = "memory=2Gi";
-
-/// Amounts by name, as a Node's status has them.
-pub(crate) type Amounts = BTreeMap<String, Quantity>;
 
 /// What is kept for the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,7 +72,7 @@ pub(crate) struct Machine {
 
 /// What the operator wants instead of what is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wishes {
+pub(crate) struct CapacityOverrides {
     /// Cores for Pods.
     pub(crate) cores: Option<u32>,
     /// Memory for Pods in MiB.
@@ -87,9 +85,9 @@ pub(crate) struct Wishes {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Resources {
     /// All there is.
-    pub(crate) capacity: Amounts,
+    pub(crate) capacity: ResourceList,
     /// What Pods may have.
-    pub(crate) allocatable: Amounts,
+    pub(crate) allocatable: ResourceList,
 }
 
 impl Resources {
@@ -98,7 +96,7 @@ impl Resources {
         machine: Machine,
         reserved: Reserved,
         thresholds: &Thresholds,
-        wishes: Wishes,
+        wishes: CapacityOverrides,
     ) -> Result<Self, BadReservation> {
         let free = |signal, total| thresholds.least(signal).map_or(0, |least| least.of(total));
         let left = |total: u64, kept: u64, what| {
@@ -128,7 +126,7 @@ impl Resources {
 }
 
 /// Whether two lists say the same: the API server writes `16777216Ki` as `16Gi`.
-pub(crate) fn same(ours: Option<&Amounts>, theirs: Option<&Amounts>) -> bool {
+pub(crate) fn same(ours: Option<&ResourceList>, theirs: Option<&ResourceList>) -> bool {
     let (Some(ours), Some(theirs)) = (ours, theirs) else { return ours.is_none() && theirs.is_none() };
     let equal = |a: &Quantity, b: &Quantity| {
         a == b || (quantity::milli(a).is_some() && quantity::milli(a) == quantity::milli(b))
@@ -137,7 +135,7 @@ pub(crate) fn same(ours: Option<&Amounts>, theirs: Option<&Amounts>) -> bool {
         && ours.iter().all(|(name, our)| theirs.get(name).is_some_and(|their| equal(our, their)))
 }
 
-fn amounts(cpu_milli: u64, memory: u64, pods: u32) -> Amounts {
+fn amounts(cpu_milli: u64, memory: u64, pods: u32) -> ResourceList {
     let cpu =
         if cpu_milli.is_multiple_of(1000) { (cpu_milli / 1000).to_string() } else { format!("{cpu_milli}m") };
     BTreeMap::from([
@@ -156,7 +154,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const NOTHING: Wishes = Wishes { cores: None, memory_mib: None, pods: 2 };
+    const NOTHING: CapacityOverrides = CapacityOverrides { cores: None, memory_mib: None, pods: 2 };
 
     fn mac() -> Machine {
         Machine { cores: 10, memory: 16 << 30, storage: Some(100 << 30) }
@@ -167,7 +165,7 @@ mod tests {
         let thresholds = Thresholds::parse("memory.available<100Mi,imagefs.available<15%").unwrap();
         let resources =
             Resources::of(mac(), Reserved::parse(RESERVED).unwrap(), &thresholds, NOTHING).unwrap();
-        let shown = |amounts: &Amounts| {
+        let shown = |amounts: &ResourceList| {
             ["cpu", "memory", "pods", "ephemeral-storage"].map(|name| amounts[name].0.clone())
         };
         assert_eq!(shown(&resources.capacity), ["10", "16777216Ki", "2", "104857600Ki"]);
@@ -179,13 +177,13 @@ mod tests {
         let list = |memory: &str| BTreeMap::from([("memory".to_owned(), Quantity(memory.to_owned()))]);
         assert!(same(Some(&list("16777216Ki")), Some(&list("16Gi"))));
         assert!(!same(Some(&list("16777216Ki")), Some(&list("15Gi"))));
-        assert!(!same(Some(&list("16Gi")), Some(&Amounts::new())) && !same(Some(&list("16Gi")), None));
+        assert!(!same(Some(&list("16Gi")), Some(&ResourceList::new())) && !same(Some(&list("16Gi")), None));
         assert!(same(None, None));
     }
 
     #[test]
     fn flags_say_what_pods_may_have() {
-        let wishes = Wishes { cores: Some(12), memory_mib: Some(14_336), pods: 3 };
+        let wishes = CapacityOverrides { cores: Some(12), memory_mib: Some(14_336), pods: 3 };
         let reserved = Reserved::parse("cpu=500m,memory=1Gi").unwrap();
         let Resources { capacity, allocatable } =
             Resources::of(mac(), reserved, &Thresholds::default(), wishes).unwrap();

@@ -5,10 +5,14 @@ use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::health::Health;
+use super::health::NodeHealth;
 
 /// Conditions from health; transition times are kept from `before` for as long as nothing changes.
-pub(crate) fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> Vec<NodeCondition> {
+pub(crate) fn conditions(
+    health: &NodeHealth,
+    before: Option<&NodeStatus>,
+    now: Timestamp,
+) -> Vec<NodeCondition> {
     let short = &health.short_of;
     let pressure = |kind: &'static str, words: &Option<String>, short: &'static str, enough: &'static str| {
         let message = words.clone().unwrap_or_else(|| match kind {
@@ -52,7 +56,7 @@ pub(crate) fn conditions(health: &Health, before: Option<&NodeStatus>, now: Time
 }
 
 /// What says that all conditions still hold: the time, and no more, for the API server knows the rest.
-pub(crate) fn confirmation(health: &Health, now: Timestamp) -> Value {
+pub(crate) fn confirmation(health: &NodeHealth, now: Timestamp) -> Value {
     let times = conditions(health, None, now);
     json!(
         times
@@ -124,31 +128,31 @@ fn find<'a>(status: &'a NodeStatus, kind: &str) -> Option<&'a NodeCondition> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::health::{Problem, Shortages};
+    use crate::node::health::{HealthProblem, Shortages};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn status(health: &Health, before: Option<&NodeStatus>, second: i64) -> NodeStatus {
+    fn status(health: &NodeHealth, before: Option<&NodeStatus>, second: i64) -> NodeStatus {
         NodeStatus { conditions: Some(conditions(health, before, at(second))), ..NodeStatus::default() }
     }
 
-    fn ill() -> Health {
-        Health {
-            problem: Some(Problem { reason: "TartMissing", message: "no tart".into() }),
+    fn ill() -> NodeHealth {
+        NodeHealth {
+            problem: Some(HealthProblem { reason: "TartMissing", message: "no tart".into() }),
             short_of: Shortages { disk: Some("full".into()), ..Shortages::default() },
-            ..Health::default()
+            ..NodeHealth::default()
         }
     }
 
     #[test]
     fn a_transition_time_moves_with_the_status_only() {
-        let first = status(&Health::default(), None, 1);
+        let first = status(&NodeHealth::default(), None, 1);
         let time =
             |status: &NodeStatus, kind| find(status, kind).unwrap().last_transition_time.clone().unwrap().0;
         let second = status(&ill(), Some(&first), 9);
-        assert_eq!(time(&status(&Health::default(), Some(&first), 9), "Ready"), at(1));
+        assert_eq!(time(&status(&NodeHealth::default(), Some(&first), 9), "Ready"), at(1));
         assert_eq!((time(&second, "Ready"), time(&second, "DiskPressure")), (at(9), at(9)));
         assert_eq!(time(&second, "MemoryPressure"), at(1));
         assert!(differ(&second, &first) && !differ(&second, &second));
@@ -170,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_change_is_told_and_nothing_else_is() {
-        let well = status(&Health::default(), None, 1);
+        let well = status(&NodeHealth::default(), None, 1);
         let bad = status(&ill(), Some(&well), 2);
         let reasons = |before, after| {
             let all: Vec<_> =
@@ -184,14 +188,14 @@ mod tests {
         assert_eq!(reasons(None, &bad), worse);
         let better = [("NodeHasNoDiskPressure".to_owned(), false), ("NodeReady".to_owned(), false)];
         assert_eq!(reasons(Some(&bad), &well), better);
-        let short = Health {
+        let short = NodeHealth {
             short_of: Shortages {
                 pid: Some("few".into()),
                 memory: Some("little".into()),
                 addresses: Some("few".into()),
                 disk: None,
             },
-            ..Health::default()
+            ..NodeHealth::default()
         };
         let short = status(&short, None, 3);
         let few = reasons(Some(&well), &short);

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::conditions::{confirmation, notes};
-use super::health::Health;
+use super::health::NodeHealth;
 use super::labels;
 use super::object::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
 use crate::apiserver::events::Events;
@@ -29,7 +29,7 @@ pub(crate) type NodeUid = Option<String>;
 
 /// Those who want to know what the API server shows of the Node.
 #[derive(Debug)]
-pub(crate) struct Onlookers {
+pub(crate) struct NodeObservers {
     /// Told when the Node is another one.
     pub(crate) uid: watch::Sender<NodeUid>,
     /// Told of every change.
@@ -51,8 +51,8 @@ enum KeepError {
 pub(crate) async fn keep(
     client: Client,
     config: NodeConfig,
-    mut health: watch::Receiver<Option<Health>>,
-    shown_to: Onlookers,
+    mut health: watch::Receiver<Option<NodeHealth>>,
+    shown_to: NodeObservers,
     events: Events,
 ) {
     let keeper = Keeper { api: Api::all(client.clone()), config, events };
@@ -137,7 +137,7 @@ fn take(
     event: watcher::Event<Node>,
     shown: &mut Registered,
     listed: &mut Option<Node>,
-    onlookers: &Onlookers,
+    onlookers: &NodeObservers,
 ) {
     match event {
         watcher::Event::Init => *listed = None,
@@ -154,7 +154,7 @@ fn take(
     }
 }
 
-fn show(shown: &mut Registered, now: Registered, onlookers: &Onlookers) {
+fn show(shown: &mut Registered, now: Registered, onlookers: &NodeObservers) {
     let node = match &now {
         Registered::Present(node) => Some(node.as_ref()),
         Registered::Absent | Registered::Unknown => None,
@@ -174,7 +174,7 @@ struct Keeper {
 impl Keeper {
     async fn act(
         &self,
-        health: &Health,
+        health: &NodeHealth,
         shown: &Registered,
         decision: NodeDecision,
         now: Timestamp,
@@ -212,7 +212,7 @@ impl Keeper {
     }
 
     /// What is missing from a Node: labels, which of them are ours, and the providerID when it has none.
-    fn completion(&self, health: &Health, node: Option<&Node>) -> Value {
+    fn completion(&self, health: &NodeHealth, node: Option<&Node>) -> Value {
         let wanted = self.config.labels(health);
         let mut all = json!(wanted);
         for key in node.map(|node| labels::stale(node, &wanted)).unwrap_or_default() {

@@ -12,12 +12,12 @@ use tracing::{info, warn};
 
 use super::address::AddressSource;
 use super::pressure::Pressures;
-use super::start_failures::Starts;
+use super::signals::SignalSources;
+use super::start_failures::StartFailures;
 use super::thresholds::Thresholds;
 use crate::error_chain::chain;
-use crate::image::inventory::Resident;
+use crate::image::inventory::LocalImage;
 use crate::metrics::Metrics;
-use crate::os::host::Gauges;
 use crate::tart::{Tart, TartError, TartVersion};
 
 const TART_INTERVAL: Duration = Duration::from_secs(30);
@@ -28,17 +28,17 @@ const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What is known of the host's ability to run VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Health {
+pub(crate) struct NodeHealth {
     /// The version of tart, when it tells one.
     pub(crate) tart_version: Option<String>,
     /// Why no VM can start here, when none can.
-    pub(crate) problem: Option<Problem>,
+    pub(crate) problem: Option<HealthProblem>,
     /// What the host is short of.
     pub(crate) short_of: Shortages,
     /// The Node's address, when it has one.
     pub(crate) address: Option<IpAddr>,
     /// The images on this host.
-    pub(crate) images: Arc<Vec<Resident>>,
+    pub(crate) images: Arc<Vec<LocalImage>>,
 }
 
 /// What the host is short of, in words.
@@ -56,7 +56,7 @@ pub(crate) struct Shortages {
 
 /// Why no VM can start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub(crate) struct HealthProblem {
     /// One word for the Node's condition.
     pub(crate) reason: &'static str,
     /// What a person can do about it.
@@ -67,7 +67,7 @@ pub(crate) struct Problem {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TartHealth {
     version: Option<String>,
-    problem: Option<Problem>,
+    problem: Option<HealthProblem>,
 }
 
 impl TartHealth {
@@ -75,7 +75,7 @@ impl TartHealth {
     pub(crate) async fn check(tart: &Tart) -> Self {
         match tart.version().await {
             Ok(version) => {
-                let problem = (!version.is_supported()).then(|| Problem {
+                let problem = (!version.is_supported()).then(|| HealthProblem {
                     reason: "TartUnsupported",
                     message: format!(
                         "tart {version} is too old: the agent needs {} or later, which can run commands in guests",
@@ -92,7 +92,7 @@ impl TartHealth {
                         "TartBroken"
                     }
                 };
-                Self { version: None, problem: Some(Problem { reason, message: chain(&error) }) }
+                Self { version: None, problem: Some(HealthProblem { reason, message: chain(&error) }) }
             }
         }
     }
@@ -107,27 +107,27 @@ pub(crate) struct HostHealth {
 
 /// All that health is put together from.
 #[derive(Debug)]
-pub(crate) struct Sources {
+pub(crate) struct HealthSources {
     /// Tart, once it was asked.
     pub(crate) tart: watch::Receiver<Option<TartHealth>>,
     /// The latest starts.
-    pub(crate) starts: watch::Receiver<Starts>,
+    pub(crate) starts: watch::Receiver<StartFailures>,
     /// The host.
     pub(crate) host: watch::Receiver<HostHealth>,
     /// The images on it.
-    pub(crate) images: watch::Receiver<Arc<Vec<Resident>>>,
+    pub(crate) images: watch::Receiver<Arc<Vec<LocalImage>>>,
 }
 
 /// Health from its parts. A tart that does not work explains everything else.
 pub(crate) fn compose(
     tart: &TartHealth,
-    starts: &Starts,
+    starts: &StartFailures,
     host: &HostHealth,
-    images: &Arc<Vec<Resident>>,
+    images: &Arc<Vec<LocalImage>>,
     now: Timestamp,
-) -> Health {
+) -> NodeHealth {
     let problem = tart.problem.clone().or_else(|| starts.problem(now).map(|(problem, _)| problem.clone()));
-    Health {
+    NodeHealth {
         tart_version: tart.version.clone(),
         problem,
         short_of: host.short_of.clone(),
@@ -137,7 +137,7 @@ pub(crate) fn compose(
 }
 
 /// Puts health together whenever a part of it changes; `None` until tart was asked for the first time.
-pub(crate) async fn follow(mut sources: Sources, health: watch::Sender<Option<Health>>) {
+pub(crate) async fn follow(mut sources: HealthSources, health: watch::Sender<Option<NodeHealth>>) {
     loop {
         let now = Timestamp::now();
         let tart = sources.tart.borrow_and_update().clone();
@@ -162,7 +162,22 @@ pub(crate) async fn follow(mut sources: Sources, health: watch::Sender<Option<He
     }
 }
 
-fn publish(found: Health, health: &watch::Sender<Option<Health>>) {
+/// The Node's address, for those who need nothing else of its health.
+pub(crate) fn addresses(mut health: watch::Receiver<Option<NodeHealth>>) -> watch::Receiver<Option<IpAddr>> {
+    let (address, address_seen) = watch::channel(None);
+    tokio::spawn(async move {
+        loop {
+            let found = health.borrow_and_update().as_ref().and_then(|health| health.address);
+            address.send_if_modified(|known| std::mem::replace(known, found) != found);
+            if health.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    address_seen
+}
+
+fn publish(found: NodeHealth, health: &watch::Sender<Option<NodeHealth>>) {
     health.send_if_modified(|known| {
         if known.as_ref() == Some(&found) {
             return false;
@@ -198,7 +213,7 @@ pub(crate) async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHeal
 #[derive(Debug, Clone)]
 pub(crate) struct HostWatch {
     /// Where to look.
-    pub(crate) gauges: Gauges,
+    pub(crate) gauges: SignalSources,
     /// When there is too little.
     pub(crate) thresholds: Thresholds,
     /// How long there must be enough before the pressure is off.
@@ -254,15 +269,15 @@ mod tests {
     fn a_broken_tart_explains_everything_else() {
         let now = Timestamp::from_second(100).unwrap();
         let fault = Start::Failed { fault: HostFault::Session, message: "no".into(), at: now };
-        let starts = Starts::default().after(&fault);
+        let starts = StartFailures::default().after(&fault);
         let host = HostHealth::default();
         let well = TartHealth { version: Some("2.35.0".into()), problem: None };
-        let missing = Problem { reason: "TartMissing", message: "no tart".into() };
+        let missing = HealthProblem { reason: "TartMissing", message: "no tart".into() };
         let broken = TartHealth { version: None, problem: Some(missing.clone()) };
-        let reason = |tart: &TartHealth, starts: &Starts| {
+        let reason = |tart: &TartHealth, starts: &StartFailures| {
             compose(tart, starts, &host, &Arc::default(), now).problem.map_or("", |problem| problem.reason)
         };
-        assert_eq!(reason(&well, &Starts::default()), "");
+        assert_eq!(reason(&well, &StartFailures::default()), "");
         assert_eq!(reason(&well, &starts), "NoGuiSession");
         assert_eq!(reason(&broken, &starts), "TartMissing");
     }

@@ -127,7 +127,8 @@ fn is_restricted(key: &str) -> bool {
 pub(super) fn check_key(key: &str) -> Result<(), BadLabel> {
     let (namespace, name) =
         key.split_once('/').map_or((None, key), |(namespace, name)| (Some(namespace), name));
-    let good_namespace = namespace.is_none_or(|namespace| namespace.parse::<super::NodeName>().is_ok());
+    let good_namespace =
+        namespace.is_none_or(|namespace| namespace.parse::<crate::names::NodeName>().is_ok());
     if good_namespace && !name.is_empty() && is_qualified(name) {
         Ok(())
     } else {

@@ -14,9 +14,9 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use super::NodeName;
 use super::lease::{self, DURATION, INSTANCE};
 use crate::error_chain::chain;
+use crate::names::NodeName;
 
 /// One look at the Lease.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
     "another agent ({instance}) is alive under the Node name {node}: it keeps renewing the Node's Lease. Stop it, or give this \
      agent a name of its own with --node-name"
 )]
-pub(crate) struct Rival {
+pub(crate) struct ForeignLease {
     /// The Node.
     pub(crate) node: String,
     /// The other agent, as far as it says who it is.
@@ -76,7 +76,11 @@ pub(crate) type LeaseVersion = Option<String>;
 ///
 /// The Lease is written here, before anything else is done in the Node's name, and only as it was read: of two agents that
 /// come at the same time, one has it.
-pub(crate) async fn wait_for_none(leases: &Api<Lease>, node: &NodeName, ours: &str) -> Result<LeaseVersion, Rival> {
+pub(crate) async fn wait_for_none(
+    leases: &Api<Lease>,
+    node: &NodeName,
+    ours: &str,
+) -> Result<LeaseVersion, ForeignLease> {
     let mut first: Option<(Standing, Instant)> = None;
     let mut complained: Option<Instant> = None;
     loop {
@@ -87,7 +91,7 @@ pub(crate) async fn wait_for_none(leases: &Api<Lease>, node: &NodeName, ours: &s
                     (Standing::Other { instance, renewed }, Some((before, _)))
                         if *before != (Standing::Other { instance: instance.clone(), renewed }) =>
                     {
-                        return Err(Rival { node: node.to_string(), instance });
+                        return Err(ForeignLease { node: node.to_string(), instance });
                     }
                     (_, Some((_, since))) if since.elapsed() > DURATION => {
                         info!(%node, "the agent that had this Node is gone; taking over");

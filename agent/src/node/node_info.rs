@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// What the Node has for Pods, and which of them it is for.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Offer {
+pub(crate) struct NodeInfo {
     /// Its name.
     pub(crate) name: String,
     /// Its labels.
@@ -39,18 +39,18 @@ pub(crate) struct Offer {
 
 /// Where the offer comes from: amounts are the agent's own word, labels and taints are what the API server shows.
 #[derive(Debug)]
-pub(crate) struct Offers {
-    own: Offer,
+pub(crate) struct NodeInfos {
+    own: NodeInfo,
     api: Api<Node>,
     seen: watch::Receiver<Option<Arc<Node>>>,
 }
 
-impl Offers {
+impl NodeInfos {
     /// What a Node that is configured so offers; `seen` is what the API server shows of it.
     pub(crate) fn new(config: &NodeConfig, api: Api<Node>, seen: watch::Receiver<Option<Arc<Node>>>) -> Self {
         let amount =
             |name: &str, read: fn(&_) -> Option<u64>| config.resources.allocatable.get(name).and_then(read);
-        let own = Offer {
+        let own = NodeInfo {
             name: config.name.to_string(),
             labels: config.lasting_labels(),
             taints: config.taints.0.clone(),
@@ -63,13 +63,13 @@ impl Offers {
     }
 
     /// The offer as far as it is known.
-    pub(crate) fn known(&self) -> Offer {
+    pub(crate) fn known(&self) -> NodeInfo {
         let seen = self.seen.borrow().clone();
         seen.map_or_else(|| self.own.clone(), |node| self.with(&node))
     }
 
     /// The offer as the API server shows it now: somebody may have put a label on the Node a moment ago.
-    pub(crate) async fn asked(&self) -> Offer {
+    pub(crate) async fn asked(&self) -> NodeInfo {
         match timeout(LIMIT, self.api.get(&self.own.name)).await {
             Ok(Ok(node)) => return self.with(&node),
             Ok(Err(error)) => {
@@ -80,11 +80,11 @@ impl Offers {
         self.known()
     }
 
-    fn with(&self, node: &Node) -> Offer {
+    fn with(&self, node: &Node) -> NodeInfo {
         // Labels of ours that are not on the Node yet will be.
         let mut labels = node.labels().clone();
         labels.extend(self.own.labels.clone());
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
-        Offer { labels, taints, ..self.own.clone() }
+        NodeInfo { labels, taints, ..self.own.clone() }
     }
 }

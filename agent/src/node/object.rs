@@ -9,13 +9,13 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::NodeName;
 use super::capacity::{Resources, same};
 use super::conditions::{conditions, differ};
-use super::health::Health;
+use super::health::NodeHealth;
+use super::images;
 use super::labels::{self, Labels};
 use super::taints::Taints;
-use crate::image::inventory;
+use crate::names::NodeName;
 use crate::os::host::HostFacts;
 
 /// The status is written at least this often, changed or not.
@@ -45,7 +45,7 @@ pub(crate) struct NodeConfig {
 
 impl NodeConfig {
     /// The Node to register.
-    pub(crate) fn node(&self, health: &Health, now: Timestamp) -> Node {
+    pub(crate) fn node(&self, health: &NodeHealth, now: Timestamp) -> Node {
         let wanted = self.labels(health);
         Node {
             metadata: ObjectMeta {
@@ -64,8 +64,8 @@ impl NodeConfig {
     }
 
     /// The labels that the Node must have: those that stay, and one for each image that is here.
-    pub(crate) fn labels(&self, health: &Health) -> Labels {
-        let mut all = inventory::labels(&health.images);
+    pub(crate) fn labels(&self, health: &NodeHealth) -> Labels {
+        let mut all = images::labels(&health.images);
         all.extend(self.lasting_labels());
         all
     }
@@ -91,7 +91,12 @@ impl NodeConfig {
     }
 
     /// The status to publish; transition times are kept from `before` for as long as nothing changes.
-    pub(crate) fn status(&self, health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> NodeStatus {
+    pub(crate) fn status(
+        &self,
+        health: &NodeHealth,
+        before: Option<&NodeStatus>,
+        now: Timestamp,
+    ) -> NodeStatus {
         let address = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
         let ip = health.address.map(|ip| address("InternalIP", ip.to_string()));
         NodeStatus {
@@ -103,12 +108,12 @@ impl NodeConfig {
             daemon_endpoints: Some(NodeDaemonEndpoints {
                 kubelet_endpoint: Some(DaemonEndpoint { port: KUBELET_PORT }),
             }),
-            images: Some(inventory::status(&health.images)),
+            images: Some(images::status(&health.images)),
             ..NodeStatus::default()
         }
     }
 
-    fn node_info(&self, health: &Health) -> NodeSystemInfo {
+    fn node_info(&self, health: &NodeHealth) -> NodeSystemInfo {
         let tart = health.tart_version.as_deref().unwrap_or("unknown");
         NodeSystemInfo {
             operating_system: "darwin".to_owned(),
@@ -154,7 +159,7 @@ pub(crate) enum NodeDecision {
 /// The next step for the Node: registered when it is absent, written when it differs from what this agent says.
 pub(crate) fn decide(
     config: &NodeConfig,
-    health: &Health,
+    health: &NodeHealth,
     shown: &Registered,
     written_at: Option<Timestamp>,
     now: Timestamp,
@@ -215,14 +220,14 @@ fn info_key(info: &NodeSystemInfo) -> [&str; 7] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::capacity::{Machine, Reserved, Wishes};
-    use crate::node::health::Problem;
+    use crate::node::capacity::{CapacityOverrides, Machine, Reserved};
+    use crate::node::health::HealthProblem;
     use crate::node::taints;
     use crate::node::thresholds::Thresholds;
 
     fn config() -> NodeConfig {
         let machine = Machine { cores: 8, memory: 16 << 30, storage: None };
-        let wishes = Wishes { cores: None, memory_mib: None, pods: 2 };
+        let wishes = CapacityOverrides { cores: None, memory_mib: None, pods: 2 };
         NodeConfig {
             name: "mac-1".parse().unwrap(),
             provider_id: Some("scw-applesilicon://fr-par-3/1".to_owned()),
@@ -233,12 +238,15 @@ mod tests {
         }
     }
 
-    fn well() -> Health {
-        Health { address: Some("10.0.0.1".parse().unwrap()), ..Health::default() }
+    fn well() -> NodeHealth {
+        NodeHealth { address: Some("10.0.0.1".parse().unwrap()), ..NodeHealth::default() }
     }
 
-    fn ill() -> Health {
-        Health { problem: Some(Problem { reason: "TartMissing", message: "no tart".into() }), ..well() }
+    fn ill() -> NodeHealth {
+        NodeHealth {
+            problem: Some(HealthProblem { reason: "TartMissing", message: "no tart".into() }),
+            ..well()
+        }
     }
 
     fn at(second: i64) -> Timestamp {
@@ -253,8 +261,9 @@ mod tests {
 
     #[test]
     fn the_node_is_kept_as_it_should_be() {
-        let decide =
-            |health: &Health, shown: &Registered, now| decide(&config(), health, shown, Some(at(0)), at(now));
+        let decide = |health: &NodeHealth, shown: &Registered, now| {
+            decide(&config(), health, shown, Some(at(0)), at(now))
+        };
         assert_eq!(decide(&well(), &Registered::Unknown, 1), NodeDecision::Rest);
         assert_eq!(decide(&well(), &Registered::Absent, 1), NodeDecision::Register);
         assert_eq!(decide(&well(), &shown(|_| {}), 1), NodeDecision::Rest);
@@ -285,11 +294,11 @@ mod tests {
     #[test]
     fn images_that_come_and_go_are_shown() {
         let digest =
-            crate::tart::ImageDigest::parse(&format!("r.test/macos@sha256:{}", "a".repeat(64))).unwrap();
+            crate::names::ImageDigest::parse(&format!("r.test/macos@sha256:{}", "a".repeat(64))).unwrap();
         let tags = vec!["r.test/macos:15".to_owned()];
-        let image = inventory::Resident { digest, tags, bytes: 7 };
-        let warm = Health { images: std::sync::Arc::new(vec![image]), ..well() };
-        let decide = |health: &Health, node: &Node| {
+        let image = crate::image::inventory::LocalImage { digest, tags, bytes: 7 };
+        let warm = NodeHealth { images: std::sync::Arc::new(vec![image]), ..well() };
+        let decide = |health: &NodeHealth, node: &Node| {
             decide(&config(), health, &Registered::Present(Box::new(node.clone())), Some(at(0)), at(1))
         };
         let mut node = config().node(&well(), at(0));

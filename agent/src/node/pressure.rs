@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::thresholds::{Figure, Signal, Thresholds};
+use super::thresholds::{Signal, Thresholds};
+use crate::os::availability::Availability;
 use crate::os::dhcp_leases;
 
 /// One kind of pressure on the host.
@@ -48,15 +49,15 @@ impl Pressure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Reading {
     /// Memory in bytes.
-    pub(crate) memory: Option<Figure>,
+    pub(crate) memory: Option<Availability>,
     /// The volume of the state directory, in bytes.
-    pub(crate) nodefs: Option<Figure>,
+    pub(crate) nodefs: Option<Availability>,
     /// The volume of tart's home, in bytes.
-    pub(crate) imagefs: Option<Figure>,
+    pub(crate) imagefs: Option<Availability>,
     /// Processes.
-    pub(crate) pids: Option<Figure>,
+    pub(crate) pids: Option<Availability>,
     /// Addresses for VMs.
-    pub(crate) addresses: Option<Figure>,
+    pub(crate) addresses: Option<Availability>,
 }
 
 /// All kinds of pressure.
@@ -75,8 +76,14 @@ pub(crate) struct Pressures {
 impl Pressures {
     /// The pressures after one more look. What could not be read stays as it was.
     #[must_use]
-    pub(crate) fn after(self, seen: &Reading, thresholds: &Thresholds, period: Duration, now: Timestamp) -> Self {
-        let look = |before: Pressure, figures: &[(Signal, Option<Figure>)]| {
+    pub(crate) fn after(
+        self,
+        seen: &Reading,
+        thresholds: &Thresholds,
+        period: Duration,
+        now: Timestamp,
+    ) -> Self {
+        let look = |before: Pressure, figures: &[(Signal, Option<Availability>)]| {
             let mut short =
                 figures.iter().filter_map(|(signal, figure)| thresholds.shortage(*signal, (*figure)?));
             match short.next() {
@@ -105,8 +112,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn figure(available: u64) -> Figure {
-        Figure { available, total: 100 }
+    fn figure(available: u64) -> Availability {
+        Availability { available, total: 100 }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::health::Problem;
+use super::health::HealthProblem;
 use crate::state::HostFault;
 
 const FIRST_PAUSE: Duration = Duration::from_mins(5);
@@ -37,14 +37,14 @@ pub(crate) enum Start {
 
 /// What all starts so far say.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Starts {
+pub(crate) struct StartFailures {
     last_up: Option<Timestamp>,
     failure: Option<Failure>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Failure {
-    problem: Problem,
+    problem: HealthProblem,
     at: Timestamp,
     pause: Duration,
 }
@@ -55,7 +55,7 @@ impl Failure {
     }
 }
 
-impl Starts {
+impl StartFailures {
     /// What they say after one more. The order in which starts are told does not matter, their times do: an agent that was
     /// restarted reads old ends again.
     #[must_use]
@@ -85,13 +85,13 @@ impl Starts {
     }
 
     /// Why no VM can start, and until when that is to be believed.
-    pub(crate) fn problem(&self, now: Timestamp) -> Option<(&Problem, Timestamp)> {
+    pub(crate) fn problem(&self, now: Timestamp) -> Option<(&HealthProblem, Timestamp)> {
         let failure = self.failure.as_ref().filter(|failure| now < failure.until())?;
         Some((&failure.problem, failure.until()))
     }
 }
 
-fn problem(fault: HostFault, message: &str) -> Option<Problem> {
+fn problem(fault: HostFault, message: &str) -> Option<HealthProblem> {
     let (reason, message) = match fault {
         HostFault::Session => ("NoGuiSession", message.to_owned()),
         // Two of ours run: the host is full, which is nobody's fault.
@@ -109,17 +109,17 @@ fn problem(fault: HostFault, message: &str) -> Option<Problem> {
             ),
         ),
     };
-    Some(Problem { reason, message })
+    Some(HealthProblem { reason, message })
 }
 
 /// Where starts are told.
 #[derive(Debug, Clone)]
-pub(crate) struct StartBoard(Arc<watch::Sender<Starts>>);
+pub(crate) struct StartReports(Arc<watch::Sender<StartFailures>>);
 
-impl StartBoard {
+impl StartReports {
     /// An empty board, and a view of it.
-    pub(crate) fn new() -> (Self, watch::Receiver<Starts>) {
-        let (sender, receiver) = watch::channel(Starts::default());
+    pub(crate) fn new() -> (Self, watch::Receiver<StartFailures>) {
+        let (sender, receiver) = watch::channel(StartFailures::default());
         (Self(Arc::new(sender)), receiver)
     }
 
@@ -147,12 +147,12 @@ mod tests {
         Start::Failed { fault, message: "no".into(), at: at(second) }
     }
 
-    fn reason(starts: &Starts, second: i64) -> &'static str {
+    fn reason(starts: &StartFailures, second: i64) -> &'static str {
         starts.problem(at(second)).map_or("", |(problem, _)| problem.reason)
     }
 
-    fn told(starts: &[Start]) -> Starts {
-        starts.iter().fold(Starts::default(), Starts::after)
+    fn told(starts: &[Start]) -> StartFailures {
+        starts.iter().fold(StartFailures::default(), StartFailures::after)
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_fault_is_forgiven_for_longer_each_time() {
-        let mut starts = Starts::default();
+        let mut starts = StartFailures::default();
         let mut now = 0;
         let mut pauses = Vec::new();
         for _ in 0..6 {

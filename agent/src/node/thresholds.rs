@@ -5,6 +5,7 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::os::availability::Availability;
 use crate::quantity;
 
 /// The kubelet's own defaults, and one for processes, which it leaves to the operator.
@@ -36,15 +37,6 @@ impl fmt::Display for Signal {
         let name = SIGNALS.iter().find(|(signal, _)| signal == self).map_or("", |(_, name)| name);
         f.write_str(name)
     }
-}
-
-/// How much of something there is, and how much of it can be had.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Figure {
-    /// What can be had.
-    pub(crate) available: u64,
-    /// All of it.
-    pub(crate) total: u64,
 }
 
 /// The least amount that is enough.
@@ -117,7 +109,7 @@ impl Thresholds {
     }
 
     /// Why there is too little, in words, when there is.
-    pub(crate) fn shortage(&self, signal: Signal, figure: Figure) -> Option<String> {
+    pub(crate) fn shortage(&self, signal: Signal, figure: Availability) -> Option<String> {
         let least = self.least(signal)?;
         let needed = least.of(figure.total);
         (figure.available < needed).then(|| {
@@ -164,7 +156,7 @@ mod tests {
     #[test]
     fn too_little_is_told_with_its_figures() {
         let thresholds = Thresholds::parse("nodefs.available<10%").unwrap();
-        let figure = |available| Figure { available, total: 1000 };
+        let figure = |available| Availability { available, total: 1000 };
         assert_eq!(thresholds.shortage(Signal::NodeFs, figure(100)), None);
         assert_eq!(
             thresholds.shortage(Signal::NodeFs, figure(99)).unwrap(),

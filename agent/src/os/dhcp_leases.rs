@@ -8,7 +8,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 
-use crate::node::thresholds::Figure;
+use super::availability::Availability;
 
 /// A network of 256 addresses, less its own, the host's and the one for all.
 const POOL: u64 = 253;
@@ -18,13 +18,13 @@ const LEAST: u64 = POOL / 10;
 const MAX_BYTES: u64 = 4 << 20;
 
 /// How many addresses are left; `None` when the host keeps no file of leases there.
-pub(crate) fn read(path: &Path, now: Timestamp) -> Option<Figure> {
+pub(crate) fn read(path: &Path, now: Timestamp) -> Option<Availability> {
     Some(left(&text(path).ok()?, now))
 }
 
 /// Whom an address is lent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Borrower {
+pub(crate) enum LeaseHolder {
     /// Somebody who is known by a MAC address, as tart knows its VMs.
     Mac,
     /// Somebody with another identifier, as some guests have that are not macOS. Nobody can say which one it is.
@@ -38,17 +38,17 @@ pub(crate) enum Borrower {
 }
 
 /// Whom macOS has lent an address to.
-pub(crate) fn borrower(path: &Path, address: Ipv4Addr, now: Timestamp) -> Borrower {
+pub(crate) fn borrower(path: &Path, address: Ipv4Addr, now: Timestamp) -> LeaseHolder {
     let text = match text(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Borrower::NoFile,
-        Err(_) => return Borrower::Unknown,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return LeaseHolder::NoFile,
+        Err(_) => return LeaseHolder::Unknown,
     };
     let has_mac = lent(&text, now).filter(|lease| lease.address == address).map(|lease| lease.has_mac);
     match has_mac.max() {
-        Some(true) => Borrower::Mac,
-        Some(false) => Borrower::Other,
-        None => Borrower::None,
+        Some(true) => LeaseHolder::Mac,
+        Some(false) => LeaseHolder::Other,
+        None => LeaseHolder::None,
     }
 }
 
@@ -62,7 +62,7 @@ fn text(path: &Path) -> io::Result<String> {
 }
 
 /// What a person is told when too few are left.
-pub(crate) fn shortage(left: Figure) -> Option<String> {
+pub(crate) fn shortage(left: Availability) -> Option<String> {
     let lent = left.total.saturating_sub(left.available);
     (left.available < LEAST).then(|| {
         format!(
@@ -96,14 +96,14 @@ fn lent(text: &str, now: Timestamp) -> impl Iterator<Item = Lease> {
 }
 
 /// There may be several networks; the fullest counts.
-fn left(text: &str, now: Timestamp) -> Figure {
+fn left(text: &str, now: Timestamp) -> Availability {
     let mut networks: HashMap<[u8; 3], HashSet<u8>> = HashMap::new();
     for lease in lent(text, now) {
         let [a, b, c, host] = lease.address.octets();
         networks.entry([a, b, c]).or_default().insert(host);
     }
     let lent = networks.values().map(HashSet::len).max().unwrap_or(0);
-    Figure { available: POOL.saturating_sub(lent.try_into().unwrap_or(u64::MAX)), total: POOL }
+    Availability { available: POOL.saturating_sub(lent.try_into().unwrap_or(u64::MAX)), total: POOL }
 }
 
 #[cfg(test)]
@@ -129,7 +129,7 @@ mod tests {
         text += &entry("192.168.64.11", 1000);
         text += &entry("10.0.0.2", 2000);
         text += "{\n\tip_address=192.168.64.12\n\tlease=soon\n}\n";
-        assert_eq!(left(&text, now()), Figure { available: POOL - 9, total: POOL });
+        assert_eq!(left(&text, now()), Availability { available: POOL - 9, total: POOL });
         assert_eq!(left("", now()).available, POOL);
         assert_eq!(read(Path::new("/nowhere/dhcpd_leases"), now()), None);
     }
@@ -148,23 +148,23 @@ mod tests {
         fs::write(&path, text).unwrap();
         let of = |path: &Path, last: u8| borrower(path, Ipv4Addr::from([192, 168, 64, last]), now());
         for (last, expected) in [
-            (2, Borrower::Mac),
-            (3, Borrower::None),
-            (4, Borrower::Other),
-            (5, Borrower::None),
-            (6, Borrower::Mac),
+            (2, LeaseHolder::Mac),
+            (3, LeaseHolder::None),
+            (4, LeaseHolder::Other),
+            (5, LeaseHolder::None),
+            (6, LeaseHolder::Mac),
         ] {
             assert_eq!(of(&path, last), expected, "{last}");
         }
-        assert_eq!(of(Path::new("/nowhere"), 2), Borrower::NoFile);
-        assert_eq!(of(dir.path(), 2), Borrower::Unknown);
+        assert_eq!(of(Path::new("/nowhere"), 2), LeaseHolder::NoFile);
+        assert_eq!(of(dir.path(), 2), LeaseHolder::Unknown);
         File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
-        assert_eq!(of(&path, 2), Borrower::Unknown);
+        assert_eq!(of(&path, 2), LeaseHolder::Unknown);
     }
 
     #[test]
     fn it_is_told_before_the_last_one_is_lent() {
-        let short = |available| shortage(Figure { available, total: POOL });
+        let short = |available| shortage(Availability { available, total: POOL });
         assert_eq!(short(LEAST), None);
         let words = short(LEAST - 1).unwrap();
         assert!(

@@ -4,17 +4,11 @@
 #[cfg_attr(not(target_os = "macos"), path = "host/linux.rs")]
 mod system;
 
-use std::path::{Path, PathBuf};
+pub(crate) use system::processes;
 
-use jiff::Timestamp;
-use nix::sys::statvfs::statvfs;
-use sysinfo::{MemoryRefreshKind, Product, RefreshKind, System};
+use sysinfo::{Product, System};
 
-use super::dhcp_leases;
-use crate::node::pressure::Reading;
-use crate::node::thresholds::Figure;
-use crate::state::StateDir;
-use crate::tart::Tart;
+use crate::os::availability::memory;
 
 /// What the machine is and has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -75,55 +69,6 @@ struct SystemFacts {
     max_pids: Option<u64>,
 }
 
-/// Where to look for what is left.
-#[derive(Debug, Clone)]
-pub(crate) struct Gauges {
-    /// The state directory.
-    pub(crate) state_dir: PathBuf,
-    /// The home directory of tart.
-    pub(crate) tart_home: PathBuf,
-    /// How many processes there can be.
-    pub(crate) max_pids: Option<u64>,
-    /// Where macOS writes down which addresses VMs have.
-    pub(crate) leases: PathBuf,
-}
-
-impl Gauges {
-    /// The gauges of a machine.
-    pub(crate) fn of(state: &StateDir, tart: &Tart, facts: &HostFacts, leases: &Path) -> Self {
-        let (state_dir, tart_home) = (state.path().to_owned(), tart.home().to_owned());
-        Self { state_dir, tart_home, max_pids: facts.max_pids, leases: leases.to_owned() }
-    }
-
-    /// Looks at what is left now. It may block for as long as a broken volume does.
-    pub(crate) fn read(&self) -> Reading {
-        let pids = self.max_pids.zip(system::processes());
-        Reading {
-            memory: memory(),
-            nodefs: volume(&self.state_dir),
-            imagefs: volume(&self.tart_home),
-            pids: pids.map(|(total, used)| Figure { available: total.saturating_sub(used), total }),
-            addresses: dhcp_leases::read(&self.leases, Timestamp::now()),
-        }
-    }
-}
-
-/// The volume that holds a path, whether or not the path exists yet.
-pub(crate) fn volume(path: &Path) -> Option<Figure> {
-    let stat = path.ancestors().find_map(|path| statvfs(path).ok())?;
-    // The types differ from one system to the next.
-    #[allow(clippy::useless_conversion)]
-    let bytes = |blocks| u64::from(blocks).saturating_mul(u64::from(stat.fragment_size()));
-    Some(Figure { available: bytes(stat.blocks_available()), total: bytes(stat.blocks()) })
-}
-
-fn memory() -> Option<Figure> {
-    let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(what).ok()?;
-    let total = system.total_memory();
-    (total > 0).then(|| Figure { available: system.available_memory(), total })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,16 +77,5 @@ mod tests {
     async fn the_machine_is_something_and_has_something() {
         let facts = HostFacts::discover().await;
         assert!(facts.cores > 0 && facts.memory > 0 && !facts.boot_id.is_empty(), "{facts:?}");
-        let gauges = Gauges {
-            state_dir: "/nowhere/at/all".into(),
-            tart_home: "/".into(),
-            max_pids: facts.max_pids,
-            leases: "/nowhere/dhcpd_leases".into(),
-        };
-        let reading = gauges.read();
-        for figure in [reading.memory, reading.nodefs, reading.imagefs, reading.pids] {
-            let figure = figure.expect("it can be read everywhere");
-            assert!(figure.available > 0 && figure.available <= figure.total, "{reading:?}");
-        }
     }
 }

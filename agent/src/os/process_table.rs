@@ -13,7 +13,7 @@ pub(crate) struct TableError(#[source] sysinfo::Error);
 
 /// A living process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Running {
+pub(crate) struct RunningProcess {
     /// Its ID.
     pub(crate) pid: Pid,
     /// Who has started it, or has taken it in since that one is gone.
@@ -29,15 +29,15 @@ pub(crate) struct Running {
 const OURS: &str = "TART_KUBELET_";
 
 /// All processes but this one.
-pub(crate) fn others() -> Result<Vec<Running>, TableError> {
+pub(crate) fn others() -> Result<Vec<RunningProcess>, TableError> {
     let mut system = System::new().map_err(TableError)?;
     let kind = ProcessRefreshKind::nothing().without_tasks();
     let kind = kind.with_cmd(UpdateKind::Always).with_environ(UpdateKind::Always);
     system.refresh_processes_specifics(ProcessesToUpdate::All, true, kind);
-    Ok(system.processes().values().filter_map(Running::of).filter(|one| one.pid != getpid()).collect())
+    Ok(system.processes().values().filter_map(RunningProcess::of).filter(|one| one.pid != getpid()).collect())
 }
 
-impl Running {
+impl RunningProcess {
     fn of(process: &Process) -> Option<Self> {
         let is_dead = matches!(process.status(), ProcessStatus::Zombie | ProcessStatus::Dead);
         Some(Self {
@@ -81,7 +81,7 @@ fn pid_of(pid: sysinfo::Pid) -> Option<Pid> {
 }
 
 #[cfg(test)]
-impl Running {
+impl RunningProcess {
     /// A process for tests.
     pub(crate) fn example(pid: i32, session: i32, command: &[&str], environment: &[&str]) -> Self {
         Self {

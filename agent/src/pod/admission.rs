@@ -9,12 +9,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec, VolumeMount};
 
-use super::worker::shim_spec::has_command;
+use crate::image::PullPolicy;
 use crate::quantity;
+use crate::state::container_spec::has_command;
 use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
-use crate::volume;
-use fields;
 
 /// Why a Pod is refused: shown as the Pod's reason and message, and as an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,17 +65,6 @@ impl VmPlan {
     }
 }
 
-/// A container's `imagePullPolicy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PullPolicy {
-    /// Before each start.
-    Always,
-    /// When it is not there.
-    IfNotPresent,
-    /// Not at all.
-    Never,
-}
-
 /// Reads a Pod as a VM, or says why it cannot be one.
 pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
@@ -86,7 +74,7 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
         let reason = if field.starts_with("spec.os") { "PodOSNotSupported" } else { "UnsupportedPod" };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
     }
-    volume::admission::check(spec)?;
+    mounts::check(spec)?;
     groups(spec)?;
     initial(spec, container)?;
     read(pod)

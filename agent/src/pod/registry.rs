@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
-use super::PodUid;
+use crate::names::PodUid;
 
 /// The Pods of this Node as the API last showed them; clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Roster(Arc<Mutex<HashMap<PodUid, Entry>>>);
+pub(crate) struct PodRegistry(Arc<Mutex<HashMap<PodUid, Entry>>>);
 
 #[derive(Debug)]
 struct Entry {
@@ -23,12 +23,12 @@ struct Entry {
 
 /// A VM of a Pod is being planned, and its image fetched, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Planning {
+pub(crate) struct PlanGuard {
     uid: PodUid,
-    roster: Roster,
+    roster: PodRegistry,
 }
 
-impl Roster {
+impl PodRegistry {
     /// A Pod has come.
     pub(crate) fn enter(&self, uid: PodUid, pod: watch::Receiver<Arc<Pod>>) {
         self.lock().insert(uid, Entry { pod, is_planned: false });
@@ -50,9 +50,9 @@ impl Roster {
     }
 
     /// Planning of a VM for a Pod begins.
-    pub(crate) fn plans(&self, uid: &PodUid) -> Planning {
+    pub(crate) fn plans(&self, uid: &PodUid) -> PlanGuard {
         self.note(uid, true);
-        Planning { uid: uid.clone(), roster: self.clone() }
+        PlanGuard { uid: uid.clone(), roster: self.clone() }
     }
 
     /// Whether a VM of a Pod is being planned.
@@ -71,7 +71,7 @@ impl Roster {
     }
 }
 
-impl Drop for Planning {
+impl Drop for PlanGuard {
     fn drop(&mut self) {
         self.roster.note(&self.uid, false);
     }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_planned_until_that_ends_however_it_does() {
-        let (roster, uid) = (Roster::default(), "0b1c".parse::<PodUid>().unwrap());
+        let (roster, uid) = (PodRegistry::default(), "0b1c".parse::<PodUid>().unwrap());
         drop(roster.plans(&uid));
         assert!(!roster.is_planned(&uid), "nobody knows it");
         roster.enter(uid.clone(), watch::channel(Arc::default()).1);

@@ -27,36 +27,37 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
-use super::registry::Roster;
-use super::registry::active::AtWork;
-use super::registry::slots::Slots;
+use super::registry::PodRegistry;
+use super::registry::active::ActiveWorkers;
+use super::registry::slots::VmSlots;
 use super::status::is_final;
-use super::status::manager::Publisher;
-use super::sync::decide::{Decision, Observation, Wanted, decide};
+use super::status::manager::StatusManager;
+use super::sync::decide::{Decision, Desired, Observation, decide};
 use super::sync::desired::{deadline, started, wanted};
-use super::sync::image_backoff::Failure;
-use super::{PodName, PodUid};
+use super::sync::image_backoff::ImageFailure;
 use crate::apiserver::events::Events;
 use crate::crash_point;
-use crate::env::sources::World;
+use crate::env::sources::InputSources;
 use crate::error_chain::chain;
-use crate::image::Images;
-use crate::image::gc::Collector;
+use crate::fs::file::FileError;
+use crate::image::ImageStore;
+use crate::image::gc::ImageCollector;
 use crate::metrics::Metrics;
-use crate::names::vm::Restart;
-use crate::node::health::Health;
-use crate::node::start_failures::StartBoard;
+use crate::names::Restart;
+use crate::names::{PodName, PodUid};
+use crate::node::start_failures::StartReports;
 use crate::shim;
-use crate::state::{Attempt, PodDir, PodRecord, StateError, StopRequest};
+use crate::state::{PodDir, PodRecord, StopRequest, VmRun};
 use crate::tart::Tart;
 use crate::volume::HostPaths;
-use disk_space::{RoomForVms, RoomForVolumes};
-use event_reporter::Told;
-use inputs::Belongings;
+use disk_space::{VmDiskSpace, VolumeDiskSpace};
+use event_reporter::ReportedEvents;
+use inputs::Inputs;
 use launch::Launched;
-use probe_manager::Probing;
-use retry::{Setback, WorkError};
-use state_watcher::Bell;
+use probe_manager::ProbeManager;
+use retry::{FailedStep, StepError};
+use state_watcher::StateWatcher;
+use std::net::IpAddr;
 
 /// How often a Pod is looked at even though nothing was seen to change.
 pub(super) const SAFETY_NET: Duration = Duration::from_secs(10);
@@ -72,13 +73,13 @@ pub(crate) struct Host {
     /// The `tart` program.
     pub(crate) tart: Tart,
     /// The images on this host.
-    pub(crate) images: Arc<Images>,
-    /// The host's health, which has the Node's address.
-    pub(crate) health: watch::Receiver<Option<Health>>,
+    pub(crate) images: Arc<ImageStore>,
+    /// The Node's address.
+    pub(crate) address: watch::Receiver<Option<IpAddr>>,
     /// Where Events go.
     pub(crate) events: Events,
     /// Where starts of VMs are told, for the Node's sake.
-    pub(crate) starts: StartBoard,
+    pub(crate) starts: StartReports,
     /// How long a VM may be without an address before the host is to blame.
     pub(crate) address_patience: Duration,
     /// The file in which macOS writes down whom it has lent addresses to.
@@ -88,19 +89,19 @@ pub(crate) struct Host {
     /// How long a guest may take to boot.
     pub(crate) boot_limit: Duration,
     /// Where what Pods bring along comes from.
-    pub(crate) world: World,
+    pub(crate) world: InputSources,
     /// Which directories of the host Pods may have.
     pub(crate) host_paths: Arc<HostPaths>,
     /// Where Pods that wait for a VM are counted.
     pub(crate) metrics: Metrics,
     /// The places for VMs.
-    pub(crate) slots: Slots,
+    pub(crate) slots: VmSlots,
     /// The Pods.
-    pub(crate) roster: Roster,
+    pub(crate) roster: PodRegistry,
     /// Who makes room on the disk; nobody with `--disable-vm-gc`.
-    pub(crate) collector: Option<Arc<Collector>>,
+    pub(crate) collector: Option<Arc<ImageCollector>>,
     /// Which Pods have a worker.
-    pub(crate) at_work: AtWork,
+    pub(crate) at_work: ActiveWorkers,
 }
 
 /// The task of one Pod.
@@ -115,16 +116,16 @@ pub(crate) struct Worker {
     /// Whether the API no longer knows the Pod.
     pub(super) gone: watch::Receiver<bool>,
     /// What was wanted of the Pod when it was last looked at.
-    pub(super) wanted: Wanted,
+    pub(super) wanted: Desired,
     /// Rung when something has happened to one of the Pod's VMs.
     pub(super) stirred: Arc<Notify>,
-    bell: Bell,
-    pub(super) publisher: Publisher,
+    bell: StateWatcher,
+    pub(super) publisher: StatusManager,
     pub(super) plan: Result<VmPlan, Refusal>,
-    probing: Probing,
-    pub(super) belongings: Belongings,
-    pub(super) image_failure: Option<Failure>,
-    pub(super) setback: Option<Setback>,
+    probing: ProbeManager,
+    pub(super) belongings: Inputs,
+    pub(super) image_failure: Option<ImageFailure>,
+    pub(super) setback: Option<FailedStep>,
     pub(super) launched: Option<Launched>,
     /// The VM without a shim whose guest was asked last.
     pub(super) asked: Option<Restart>,
@@ -138,9 +139,9 @@ pub(crate) struct Worker {
     pub(super) vain_wipe: bool,
     /// The status that was last asked to be published.
     pub(super) shown: Option<PodStatus>,
-    pub(super) told: Told,
-    pub(super) room: RoomForVolumes,
-    pub(super) room_for_vms: RoomForVms,
+    pub(super) told: ReportedEvents,
+    pub(super) room: VolumeDiskSpace,
+    pub(super) room_for_vms: VmDiskSpace,
 }
 
 /// What a worker is told of its Pod.
@@ -165,12 +166,12 @@ impl Worker {
     pub(crate) fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
         let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
         let secrets = Api::namespaced(client, &name.namespace);
-        let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
+        let publisher = StatusManager::spawn(api.clone(), name.clone(), dir.uid().clone());
         let PodFeed { plan, pod, gone } = feed;
         let stirred = Arc::new(Notify::new());
         let wanted = wanted(&pod.borrow(), *gone.borrow());
         let (world, host_paths) = (host.world.clone(), host.host_paths.clone());
-        let belongings = Belongings::new(&dir, pod.clone(), world, host_paths, &host.tart);
+        let belongings = Inputs::new(&dir, pod.clone(), world, host_paths, &host.tart);
         Self {
             host,
             dir,
@@ -180,11 +181,11 @@ impl Worker {
             wanted,
             pod,
             gone,
-            bell: Bell::new(stirred.clone()),
+            bell: StateWatcher::new(stirred.clone()),
             stirred,
             publisher,
             plan,
-            probing: Probing::default(),
+            probing: ProbeManager::default(),
             belongings,
             image_failure: None,
             setback: None,
@@ -195,9 +196,9 @@ impl Worker {
             vain_cleans: 0,
             vain_wipe: false,
             shown: None,
-            told: Told::default(),
-            room: RoomForVolumes::default(),
-            room_for_vms: RoomForVms::default(),
+            told: ReportedEvents::default(),
+            room: VolumeDiskSpace::default(),
+            room_for_vms: VmDiskSpace::default(),
         }
     }
 
@@ -244,25 +245,25 @@ impl Worker {
         }
     }
 
-    pub(super) fn observe(&mut self) -> Result<Observation, StateError> {
+    pub(super) fn observe(&mut self) -> Result<Observation, FileError> {
         let gone = *self.gone.borrow_and_update();
         let pod = self.pod.borrow_and_update().clone();
         let attempts = self.dir.attempts()?;
         // Before anything is read: what happens after that rings.
-        let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(Attempt::path).collect();
+        let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(VmRun::path).collect();
         let wanted = wanted(&pod, gone);
         self.wanted = wanted;
         // That it is evicted is written down beside them, also while its image comes.
-        let is_of_interest = !lasting.is_empty() || matches!(wanted, Wanted::Run(_));
+        let is_of_interest = !lasting.is_empty() || matches!(wanted, Desired::Run(_));
         let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());
         self.bell.hang_over(lasting.into_iter().chain(own));
-        let attempts = attempts.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
+        let attempts = attempts.iter().map(VmRun::view).collect::<Result<Vec<_>, _>>()?;
         let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone());
         // That another image could not be had says nothing of this one.
         self.image_failure = self.image_failure.take().filter(|failure| failure.is_about(image.as_deref()));
         let (tart, events) = (&self.host.tart, &self.host.events);
         let health = self.probing.follow(&pod, wanted, attempts.last(), tart, events);
-        if matches!(wanted, Wanted::Run(_) | Wanted::Stop(_))
+        if matches!(wanted, Desired::Run(_) | Desired::Stop(_))
             && attempts.iter().any(|one| one.outcome.is_none())
         {
             self.belongings.follow();
@@ -275,7 +276,7 @@ impl Worker {
             attempts,
             started: started(&pod, self.dir.uid()),
             health,
-            retry_at: self.image_failure.as_ref().map(Failure::retry_at).max(self.belongings.retry_at()),
+            retry_at: self.image_failure.as_ref().map(ImageFailure::retry_at).max(self.belongings.retry_at()),
             too_large: self.belongings.exceeded().is_some(),
             evicted: self.dir.evicted()?,
             has_volumes: self.dir.has_volumes(),
@@ -291,7 +292,7 @@ impl Worker {
 
     async fn wait(&mut self, until: Option<Timestamp>) {
         let turn =
-            self.image_failure.as_ref().and_then(Failure::turns_at).filter(|at| *at > Timestamp::now());
+            self.image_failure.as_ref().and_then(ImageFailure::turns_at).filter(|at| *at > Timestamp::now());
         let longest = until.into_iter().chain(turn).min().map_or(SAFETY_NET, |at| {
             Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(SAFETY_NET)
         });
@@ -311,7 +312,7 @@ impl Worker {
         }
     }
 
-    async fn act(&mut self, decision: Decision) -> Result<(), WorkError> {
+    async fn act(&mut self, decision: Decision) -> Result<(), StepError> {
         match decision {
             Decision::Accept => {
                 let record = PodRecord { pod: self.name.clone(), accepted_at: Timestamp::now() };

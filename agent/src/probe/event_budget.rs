@@ -10,12 +10,12 @@ const REFILL: Duration = Duration::from_mins(5);
 
 /// What is left to spend.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Budget {
+pub(super) struct EventBudget {
     left: u32,
     refilled_at: Timestamp,
 }
 
-impl Budget {
+impl EventBudget {
     pub(super) fn new(now: Timestamp) -> Self {
         Self { left: BURST, refilled_at: now }
     }
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn a_burst_and_then_one_every_five_minutes() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let mut budget = Budget::new(at(0));
+        let mut budget = EventBudget::new(at(0));
         let allowed = (0..1000).filter(|second| budget.spend(at(*second))).count();
         assert_eq!(allowed, 25 + 3, "the burst, and one at 300, 600 and 900");
         assert!(budget.spend(at(100_000)));

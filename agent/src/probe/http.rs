@@ -21,26 +21,12 @@ use tokio::time::{Instant, timeout_at};
 
 use super::spec::{BadAction, port};
 use crate::error_chain::chain;
+use crate::state::container_spec::HttpGet;
 
 /// How much of an answer is read.
 const MAX_BODY: usize = 10 << 10;
 /// The first request, and the redirects that are followed.
 const MAX_REQUESTS: usize = 10;
-
-/// An `httpGet`, with everything known but the Pod's address.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct HttpGet {
-    /// Whether TLS is spoken.
-    pub(crate) https: bool,
-    /// Where; the Pod's address when absent.
-    pub(crate) host: Option<String>,
-    /// The port there.
-    pub(crate) port: u16,
-    /// The path, perhaps with a query.
-    pub(crate) path: String,
-    /// Headers to send.
-    pub(crate) headers: Vec<(String, String)>,
-}
 
 /// What a request is made for; servers see it in the `User-Agent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +48,7 @@ impl Purpose {
 
 /// What a server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct HttpAnswer {
     /// The status. It is a redirect when that leads to another host, or nowhere.
     pub(crate) status: StatusCode,
     /// The beginning of the body.
@@ -110,7 +96,12 @@ impl HttpGet {
     }
 
     /// Asks, and follows redirects for as long as they stay on the host.
-    pub(crate) async fn send(&self, pod: IpAddr, purpose: Purpose, limit: Duration) -> Result<Answer, HttpError> {
+    pub(crate) async fn send(
+        &self,
+        pod: IpAddr,
+        purpose: Purpose,
+        limit: Duration,
+    ) -> Result<HttpAnswer, HttpError> {
         let deadline = Instant::now() + limit;
         let first = self.url(pod)?;
         let headers = self.header_map(purpose).map_err(|why| no_answer(&first, why))?;
@@ -203,7 +194,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    async fn read(mut self) -> Result<Answer, String> {
+    async fn read(mut self) -> Result<HttpAnswer, String> {
         let mut body = Vec::new();
         while body.len() < MAX_BODY
             && let Some(frame) = self.response.body_mut().frame().await
@@ -213,7 +204,7 @@ impl Exchange {
         }
         body.truncate(MAX_BODY);
         let body = String::from_utf8_lossy(&body).into_owned();
-        Ok(Answer { status: self.response.status(), body })
+        Ok(HttpAnswer { status: self.response.status(), body })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::exec;
 use super::http::{HttpError, Purpose};
-use super::spec::{Action, Kind, ProbeSpec};
+use super::spec::{Action, ProbeKind, ProbeSpec};
 use super::{Target, grpc, tcp};
 
 /// How often a probe is tried that could not even be made.
@@ -10,7 +10,7 @@ const TRIES: usize = 3;
 
 /// What one probe found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Finding {
+pub(super) enum ProbeResult {
     /// The container is well.
     Passed,
     /// It is, but there is something that its owner should know.
@@ -21,7 +21,7 @@ pub(super) enum Finding {
     Errored(String),
 }
 
-impl Finding {
+impl ProbeResult {
     /// The result that counts.
     pub(super) fn passed(&self) -> Option<bool> {
         match self {
@@ -32,7 +32,7 @@ impl Finding {
     }
 
     /// Reason and note of the Event that tells of it.
-    pub(super) fn event(&self, kind: Kind) -> Option<(&'static str, String)> {
+    pub(super) fn event(&self, kind: ProbeKind) -> Option<(&'static str, String)> {
         match self {
             Self::Passed => None,
             Self::PassedWith(what) => Some(("ProbeWarning", format!("{kind} probe warning: {what}"))),
@@ -45,10 +45,10 @@ impl Finding {
 }
 
 /// Makes one probe. It takes no longer than its timeout, or three times that when it is broken.
-pub(super) async fn find(spec: &ProbeSpec, target: &Target) -> Finding {
+pub(super) async fn find(spec: &ProbeSpec, target: &Target) -> ProbeResult {
     let action = match &spec.action {
         Ok(action) => action,
-        Err(bad) => return Finding::Errored(bad.to_string()),
+        Err(bad) => return ProbeResult::Errored(bad.to_string()),
     };
     let mut tries = 1;
     loop {
@@ -60,7 +60,7 @@ pub(super) async fn find(spec: &ProbeSpec, target: &Target) -> Finding {
     }
 }
 
-async fn once(action: &Action, spec: &ProbeSpec, target: &Target) -> Finding {
+async fn once(action: &Action, spec: &ProbeSpec, target: &Target) -> ProbeResult {
     let limit = spec.timeout;
     let pod = target.address.to_string();
     match action {
@@ -71,40 +71,40 @@ async fn once(action: &Action, spec: &ProbeSpec, target: &Target) -> Finding {
     }
 }
 
-fn http(answer: Result<super::http::Answer, HttpError>) -> Finding {
+fn http(answer: Result<super::http::HttpAnswer, HttpError>) -> ProbeResult {
     match answer {
-        Ok(answer) if answer.status.is_success() => Finding::Passed,
+        Ok(answer) if answer.status.is_success() => ProbeResult::Passed,
         Ok(answer) if answer.status.is_redirection() => {
-            Finding::PassedWith(format!("Probe terminated redirects, Response body: {}", answer.body))
+            ProbeResult::PassedWith(format!("Probe terminated redirects, Response body: {}", answer.body))
         }
         Ok(answer) => {
-            Finding::Failed(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16()))
+            ProbeResult::Failed(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16()))
         }
         Err(error @ (HttpError::NoAnswer { .. } | HttpError::NotTls { .. })) => {
-            Finding::Failed(error.to_string())
+            ProbeResult::Failed(error.to_string())
         }
-        Err(error @ HttpError::BrokenBody { .. }) => Finding::Errored(error.to_string()),
+        Err(error @ HttpError::BrokenBody { .. }) => ProbeResult::Errored(error.to_string()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probe::http::Answer;
+    use crate::probe::http::HttpAnswer;
     use http::StatusCode;
 
     #[test]
     fn the_kubelets_words() {
-        let event = |finding: Finding| finding.event(Kind::Liveness);
+        let event = |finding: ProbeResult| finding.event(ProbeKind::Liveness);
         let told = |reason, note: &str| Some((reason, note.to_owned()));
-        assert_eq!(event(Finding::Passed), None);
-        assert_eq!(event(Finding::Failed("no".into())), told("Unhealthy", "Liveness probe failed: no"));
+        assert_eq!(event(ProbeResult::Passed), None);
+        assert_eq!(event(ProbeResult::Failed("no".into())), told("Unhealthy", "Liveness probe failed: no"));
         assert_eq!(
-            event(Finding::PassedWith("hm".into())),
+            event(ProbeResult::PassedWith("hm".into())),
             told("ProbeWarning", "Liveness probe warning: hm")
         );
         assert_eq!(
-            event(Finding::Errored("port a not found".into())),
+            event(ProbeResult::Errored("port a not found".into())),
             told("Unhealthy", "Liveness probe errored and resulted in unknown state: port a not found")
         );
     }
@@ -112,12 +112,12 @@ mod tests {
     #[test]
     fn statuses_from_200_to_399_are_good() {
         let found = |status: u16| {
-            http(Ok(Answer { status: StatusCode::from_u16(status).unwrap(), body: "b".into() }))
+            http(Ok(HttpAnswer { status: StatusCode::from_u16(status).unwrap(), body: "b".into() }))
         };
-        assert_eq!((found(200), found(299)), (Finding::Passed, Finding::Passed));
-        let warned = Finding::PassedWith("Probe terminated redirects, Response body: b".into());
+        assert_eq!((found(200), found(299)), (ProbeResult::Passed, ProbeResult::Passed));
+        let warned = ProbeResult::PassedWith("Probe terminated redirects, Response body: b".into());
         assert_eq!((found(302), found(399)), (warned.clone(), warned));
-        assert_eq!(found(500), Finding::Failed("HTTP probe failed with statuscode: 500".into()));
+        assert_eq!(found(500), ProbeResult::Failed("HTTP probe failed with statuscode: 500".into()));
         assert_eq!((found(400).passed(), found(199).passed()), (Some(false), Some(false)));
     }
 }

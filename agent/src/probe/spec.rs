@@ -6,13 +6,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::http::HttpGet;
 use crate::env::expansion::expand;
 use crate::state::StopCause;
+use crate::state::container_spec::HttpGet;
 
 /// The three questions that probes answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ProbeKind {
     /// Has the container started? The other two wait for it.
     Startup,
     /// Does it still work? It is restarted when it does not.
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     Readiness,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ProbeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Startup => "Startup",
@@ -113,11 +113,11 @@ impl Probes {
     }
 
     /// The probes that there are.
-    pub(crate) fn into_each(self) -> impl Iterator<Item = (Kind, ProbeSpec)> {
+    pub(crate) fn into_each(self) -> impl Iterator<Item = (ProbeKind, ProbeSpec)> {
         let all = [
-            (Kind::Startup, self.startup),
-            (Kind::Liveness, self.liveness),
-            (Kind::Readiness, self.readiness),
+            (ProbeKind::Startup, self.startup),
+            (ProbeKind::Liveness, self.liveness),
+            (ProbeKind::Readiness, self.readiness),
         ];
         all.into_iter().filter_map(|(kind, spec)| Some((kind, spec?)))
     }

@@ -1,11 +1,11 @@
 //! What the results of probes say about a container: a state machine without a clock, with the kubelet's rules.
 
-use super::spec::{Kind, ProbeSpec, Probes};
+use super::spec::{ProbeKind, ProbeSpec, Probes};
 use crate::state::StopCause;
 
 /// What is known of a container that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Health {
+pub(crate) struct ContainerHealth {
     /// Whether it has started, in the sense of its startup probe.
     pub(crate) started: bool,
     /// Whether it should get traffic.
@@ -16,7 +16,7 @@ pub(crate) struct Health {
 
 /// Whether a probe is to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Due {
+pub(crate) enum DueProbe {
     /// Yes.
     Now,
     /// Not before the container has started.
@@ -27,11 +27,11 @@ pub(crate) enum Due {
 
 /// What one container's probes have said so far, and what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Judge {
+pub(crate) struct ProbeState {
     startup: Option<Run>,
     liveness: Option<Run>,
     readiness: Option<Run>,
-    health: Health,
+    health: ContainerHealth,
     leaving: bool,
 }
 
@@ -58,10 +58,10 @@ impl Run {
     }
 }
 
-impl Judge {
+impl ProbeState {
     /// Nothing has been asked yet. What the API shows of this very container already, `before`, stays true until a probe
     /// says otherwise: an agent that was restarted must not take a Pod out of its Services.
-    pub(crate) fn new(probes: &Probes, before: Option<Health>) -> Self {
+    pub(crate) fn new(probes: &Probes, before: Option<ContainerHealth>) -> Self {
         let run = |spec: &Option<ProbeSpec>| spec.as_ref().map(Run::new);
         let started = probes.startup.is_none() || before.is_some_and(|before| before.started);
         let ready = probes.readiness.is_none() || before.is_some_and(|before| before.ready);
@@ -69,51 +69,51 @@ impl Judge {
             startup: run(&probes.startup),
             liveness: run(&probes.liveness),
             readiness: run(&probes.readiness),
-            health: Health { started, ready: started && ready, failed: None },
+            health: ContainerHealth { started, ready: started && ready, failed: None },
             leaving: false,
         }
     }
 
     /// What is known of the container.
-    pub(crate) fn health(&self) -> Health {
+    pub(crate) fn health(&self) -> ContainerHealth {
         self.health
     }
 
     /// Whether a probe is to run.
-    pub(crate) fn due(&self, kind: Kind) -> Due {
+    pub(crate) fn due(&self, kind: ProbeKind) -> DueProbe {
         let stopping = self.leaving || self.health.failed.is_some();
         match kind {
-            Kind::Startup if stopping || self.health.started => Due::Never,
-            Kind::Liveness if stopping => Due::Never,
-            Kind::Liveness | Kind::Readiness if !self.health.started => Due::Held,
-            Kind::Startup | Kind::Liveness | Kind::Readiness => Due::Now,
+            ProbeKind::Startup if stopping || self.health.started => DueProbe::Never,
+            ProbeKind::Liveness if stopping => DueProbe::Never,
+            ProbeKind::Liveness | ProbeKind::Readiness if !self.health.started => DueProbe::Held,
+            ProbeKind::Startup | ProbeKind::Liveness | ProbeKind::Readiness => DueProbe::Now,
         }
     }
 
     /// Takes the result of a probe; whether it changes what is known.
-    pub(crate) fn record(&mut self, kind: Kind, passed: bool) -> bool {
+    pub(crate) fn record(&mut self, kind: ProbeKind, passed: bool) -> bool {
         // A probe that was under way when the container's fate was sealed has nothing to add.
-        if self.due(kind) != Due::Now {
+        if self.due(kind) != DueProbe::Now {
             return false;
         }
         let run = match kind {
-            Kind::Startup => &mut self.startup,
-            Kind::Liveness => &mut self.liveness,
-            Kind::Readiness => &mut self.readiness,
+            ProbeKind::Startup => &mut self.startup,
+            ProbeKind::Liveness => &mut self.liveness,
+            ProbeKind::Readiness => &mut self.readiness,
         };
         if !run.as_mut().is_some_and(|run| run.add(passed)) {
             return false;
         }
         let before = self.health;
         match (kind, passed) {
-            (Kind::Startup, true) => {
+            (ProbeKind::Startup, true) => {
                 self.health.started = true;
                 self.health.ready = self.readiness.is_none();
             }
-            (Kind::Startup, false) => self.health.failed = Some(StopCause::FailedStartup),
-            (Kind::Liveness, false) => self.health.failed = Some(StopCause::FailedLiveness),
-            (Kind::Liveness, true) => {}
-            (Kind::Readiness, passed) => self.health.ready = passed,
+            (ProbeKind::Startup, false) => self.health.failed = Some(StopCause::FailedStartup),
+            (ProbeKind::Liveness, false) => self.health.failed = Some(StopCause::FailedLiveness),
+            (ProbeKind::Liveness, true) => {}
+            (ProbeKind::Readiness, passed) => self.health.ready = passed,
         }
         self.health != before
     }
@@ -132,7 +132,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::probe::spec::Action;
-    use Kind::{Liveness, Readiness, Startup};
+    use ProbeKind::{Liveness, Readiness, Startup};
 
     fn spec(success_threshold: u32, failure_threshold: u32) -> ProbeSpec {
         ProbeSpec {
@@ -152,10 +152,10 @@ mod tests {
     /// What is known after some results: started, ready, failed.
     fn after(
         probes: &Probes,
-        before: Option<Health>,
-        results: &[(Kind, bool)],
+        before: Option<ContainerHealth>,
+        results: &[(ProbeKind, bool)],
     ) -> (bool, bool, Option<StopCause>) {
-        let mut judge = Judge::new(probes, before);
+        let mut judge = ProbeState::new(probes, before);
         for (kind, passed) in results {
             judge.record(*kind, *passed);
         }
@@ -220,35 +220,35 @@ mod tests {
 
     #[test]
     fn a_restarted_agent_goes_on_from_what_the_api_shows() {
-        let shown = |started, ready| Some(Health { started, ready, failed: None });
+        let shown = |started, ready| Some(ContainerHealth { started, ready, failed: None });
         assert_eq!(after(&all(), shown(true, true), &[]), (true, true, None));
         assert_eq!(after(&all(), shown(true, false), &[]), (true, false, None));
         assert_eq!(after(&all(), shown(false, false), &[]), (false, false, None));
         let failing = vec![(Readiness, false); 3];
         assert_eq!(after(&all(), shown(true, true), &failing[..2]), (true, true, None));
         assert_eq!(after(&all(), shown(true, true), &failing), (true, false, None));
-        assert_eq!(Judge::new(&all(), shown(true, true)).due(Startup), Due::Never);
+        assert_eq!(ProbeState::new(&all(), shown(true, true)).due(Startup), DueProbe::Never);
     }
 
     #[test]
     fn who_is_asked_when() {
-        let mut judge = Judge::new(&all(), None);
-        let due = |judge: &Judge| [Startup, Liveness, Readiness].map(|kind| judge.due(kind));
-        assert_eq!(due(&judge), [Due::Now, Due::Held, Due::Held]);
+        let mut judge = ProbeState::new(&all(), None);
+        let due = |judge: &ProbeState| [Startup, Liveness, Readiness].map(|kind| judge.due(kind));
+        assert_eq!(due(&judge), [DueProbe::Now, DueProbe::Held, DueProbe::Held]);
         judge.record(Startup, true);
-        assert_eq!(due(&judge), [Due::Never, Due::Now, Due::Now]);
+        assert_eq!(due(&judge), [DueProbe::Never, DueProbe::Now, DueProbe::Now]);
         let mut leaving = judge.clone();
         assert!(leaving.leave() && !leaving.leave());
-        assert_eq!(due(&leaving), [Due::Never, Due::Never, Due::Now]);
+        assert_eq!(due(&leaving), [DueProbe::Never, DueProbe::Never, DueProbe::Now]);
         for _ in 0..3 {
             judge.record(Liveness, false);
         }
-        assert_eq!(due(&judge), [Due::Never, Due::Never, Due::Now]);
+        assert_eq!(due(&judge), [DueProbe::Never, DueProbe::Never, DueProbe::Now]);
         judge.leave();
         assert_eq!(judge.health().failed, None, "a Pod that leaves is not restarted");
     }
 
-    fn any_result() -> impl Strategy<Value = (Kind, bool)> {
+    fn any_result() -> impl Strategy<Value = (ProbeKind, bool)> {
         (prop_oneof![Just(Startup), Just(Liveness), Just(Readiness)], any::<bool>())
     }
 
@@ -261,7 +261,7 @@ mod tests {
                 liveness: Some(spec(1, threshold)),
                 readiness: Some(spec(threshold, threshold)),
             };
-            let mut judge = Judge::new(&probes, None);
+            let mut judge = ProbeState::new(&probes, None);
             let mut failures = 0;
             for (kind, passed) in results {
                 let before = judge.health();
@@ -269,11 +269,11 @@ mod tests {
                 let changed = judge.record(kind, passed);
                 let now = judge.health();
                 prop_assert_eq!(changed, before != now);
-                prop_assert!(due == Due::Now || !changed);
+                prop_assert!(due == DueProbe::Now || !changed);
                 prop_assert!(now.started || !now.ready);
                 prop_assert!(now.started || !before.started);
                 prop_assert!(before.failed.is_none() || now.failed == before.failed);
-                if kind != Readiness && due == Due::Now {
+                if kind != Readiness && due == DueProbe::Now {
                     failures = if passed { 0 } else { failures + 1 };
                     prop_assert_eq!(now.failed.is_some(), failures >= threshold);
                 }

@@ -7,12 +7,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
+use super::Shim;
 use super::container::hooks;
-use super::container::hooks::Turn;
+use super::container::hooks::HookPoint;
 use super::container::{LEAST_AFTER_HOOK, Run};
 use super::outcome::messages::guest_agent_missing;
-use super::stop::grace_period::Limit;
-use super::{Container, GuestEnd, Shim};
+use super::outcome::run_result::{Container, GuestEnd};
+use super::stop::grace_period::GracePeriod;
 use crate::crash_point;
 use crate::guest::script::{self, Ready};
 use crate::state::{Ending, Hook, POD_IP, Stage};
@@ -31,7 +32,7 @@ impl Shim {
         let (mut stop, patience) = (self.stop.clone(), self.spec.boot_limit);
         let surrounded = tokio::select! {
             surrounded = timeout(patience, self.surround(address)) => surrounded,
-            _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
+            _ = stop.requested() => return GuestEnd::Asked(GracePeriod::asked(stop)),
         };
         let ready = match surrounded {
             Ok(Ok(ready)) => ready,
@@ -54,7 +55,7 @@ impl Shim {
         } else {
             Some(Instant::now() + self.spec.grace)
         };
-        let mut limit = Limit { own, ..Limit::asked(stop) };
+        let mut limit = GracePeriod { own, ..GracePeriod::asked(stop) };
         if let Some(hook) = self.in_time(self.spec.main.pre_stop.as_ref(), &limit) {
             crash_point::point("shim.pre-stop.before");
             let done = tokio::select! {
@@ -123,6 +124,6 @@ impl Shim {
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
             return Err(hooks::HookError::NoAgent);
         };
-        hooks::run_command(argv, &mut guest, ready.map(|ready| Turn { ready, name })).await
+        hooks::run_command(argv, &mut guest, ready.map(|ready| HookPoint { ready, name })).await
     }
 }

@@ -17,20 +17,19 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::Shim;
-use super::stop::grace_period::Limit;
+use super::stop::grace_period::GracePeriod;
 use super::stop::sigterm::terminate;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::script::{self, Ready};
 use crate::guest::{Exec, Guest, GuestError, Stdin};
-use crate::logs::writer::Log;
+use crate::logs::writer::LogWriter;
 use crate::state::{
     ContainerSpec, Ending, GuestCommand, GuestIdentity, GuestUser, Hook, LastCommand, Notice, Outcome,
 };
-use exec_output::{Followed, disconnected, drain, exit_of, follow, is_drained};
-use hooks;
-use hooks::Turn;
-use termination_message::{LastWords, Tail};
+use exec_output::{ExecResult, disconnected, drain, exit_of, follow, is_drained};
+use hooks::HookPoint;
+use termination_message::{Tail, TerminationMessage};
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);
@@ -103,11 +102,11 @@ impl Shim {
                 }
                 self.note_exit(begun, code);
             }
-            Followed::Exit(code)
+            ExecResult::Exit(code)
         };
         let end = {
             let follow = async {
-                let mut log = Log::open(&task.spec.log, Some(self.room()));
+                let mut log = LogWriter::open(&task.spec.log, Some(self.room()));
                 // A silent command says nothing at all until it ends, not even that it has started.
                 let written = Cell::new(0);
                 let end = {
@@ -121,7 +120,7 @@ impl Shim {
                     tokio::pin!(follow, exit);
                     tokio::select! {
                         end = &mut follow => match end {
-                            Followed::Exit(code) => exit_with(code),
+                            ExecResult::Exit(code) => exit_with(code),
                             // Some guest agents break off at a command's very end; the guest knows better.
                             broken => timeout(EXIT_LIMIT, exit).await.map_or(broken, exit_with),
                         },
@@ -160,7 +159,8 @@ impl Shim {
                 return Run::Over(Ending::Exited { code, message: Some(message) });
             }
         };
-        let words = LastWords { path: &task.spec.termination.path, or_log: task.spec.termination.or_log };
+        let words =
+            TerminationMessage { path: &task.spec.termination.path, or_log: task.spec.termination.or_log };
         let code = exit_code(code);
         if task.is_main {
             crash_point::point("shim.exit");
@@ -258,13 +258,13 @@ impl Shim {
         guest: &mut Guest,
         task: &Task<'_>,
         ready: &Ready,
-        mut follow: Pin<&mut impl Future<Output = Followed>>,
+        mut follow: Pin<&mut impl Future<Output = ExecResult>>,
         started: impl FnOnce(),
     ) -> Attended {
         let mut stop = self.stop.clone();
         if let Some(hook) = &task.spec.post_start {
             crash_point::point("shim.post-start.before");
-            let turn = Turn { ready, name: "post-start" };
+            let turn = HookPoint { ready, name: "post-start" };
             let run = hooks::run(hook, guest, turn, task.address);
             let done = tokio::select! {
                 done = run => done,
@@ -273,7 +273,8 @@ impl Shim {
             };
             crash_point::point("shim.post-start.after");
             if let Err(message) = self.started_by(done) {
-                let limit = Limit { own: Some(Instant::now() + self.spec.grace), ..Limit::asked(stop) };
+                let limit =
+                    GracePeriod { own: Some(Instant::now() + self.spec.grace), ..GracePeriod::asked(stop) };
                 let end = self.end_container(guest, task, ready, follow, limit).await;
                 return Attended::HookFailed(end.code(), message);
             }
@@ -283,7 +284,7 @@ impl Shim {
             end = follow.as_mut() => return end.into(),
             _ = stop.requested() => {}
         }
-        self.end_container(guest, task, ready, follow, Limit::asked(stop)).await
+        self.end_container(guest, task, ready, follow, GracePeriod::asked(stop)).await
     }
 
     /// Tells of a `postStart` hook; when it has failed, what the container's status says of that.
@@ -321,7 +322,7 @@ impl Shim {
     }
 
     /// A `preStop` hook that there is time for; of one that has missed its time is told.
-    pub(super) fn in_time<'a>(&self, hook: Option<&'a Hook>, limit: &Limit) -> Option<&'a Hook> {
+    pub(super) fn in_time<'a>(&self, hook: Option<&'a Hook>, limit: &GracePeriod) -> Option<&'a Hook> {
         let hook = hook?;
         if !limit.is_over() {
             return Some(hook);
@@ -338,13 +339,13 @@ impl Shim {
         guest: &mut Guest,
         task: &Task<'_>,
         ready: &Ready,
-        mut follow: Pin<&mut impl Future<Output = Followed>>,
-        mut limit: Limit,
+        mut follow: Pin<&mut impl Future<Output = ExecResult>>,
+        mut limit: GracePeriod,
     ) -> Attended {
         if let Some(hook) = self.in_time(task.spec.pre_stop.as_ref(), &limit) {
             let mut hook_guest = guest.clone();
             crash_point::point("shim.pre-stop.before");
-            let turn = Turn { ready, name: "pre-stop" };
+            let turn = HookPoint { ready, name: "pre-stop" };
             let run = hooks::run(hook, &mut hook_guest, turn, task.address);
             tokio::select! {
                 end = follow.as_mut() => return end.into(),
@@ -384,12 +385,12 @@ impl Attended {
     }
 }
 
-impl From<Followed> for Attended {
-    fn from(end: Followed) -> Self {
+impl From<ExecResult> for Attended {
+    fn from(end: ExecResult) -> Self {
         match end {
-            Followed::Exit(code) => Self::Exit(code),
-            Followed::Refused(why) => Self::Refused(why),
-            Followed::Lost => Self::Lost,
+            ExecResult::Exit(code) => Self::Exit(code),
+            ExecResult::Refused(why) => Self::Refused(why),
+            ExecResult::Lost => Self::Lost,
         }
     }
 }

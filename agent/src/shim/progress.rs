@@ -10,11 +10,11 @@ use tracing::warn;
 use super::{PERSIST_INTERVAL, Shim};
 use crate::error_chain::chain;
 use crate::guest::script::Ready;
-use crate::state::{Attempt, Progress, Stage};
+use crate::state::{Progress, Stage, VmRun};
 
 /// Writes down the steps of one VM. The VM does not wait for it: a full disk must not end somebody's job, nor hide it for ever.
 pub(super) struct Steps {
-    attempt: Attempt,
+    attempt: VmRun,
     /// Who tries again to write down the latest one.
     again: Cell<Option<JoinHandle<()>>>,
 }
@@ -32,7 +32,7 @@ impl Shim {
 }
 
 impl Steps {
-    pub(super) fn new(attempt: &Attempt) -> Self {
+    pub(super) fn new(attempt: &VmRun) -> Self {
         Self { attempt: attempt.clone(), again: Cell::new(None) }
     }
 
@@ -72,7 +72,7 @@ impl Drop for Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::Restart;
+    use crate::names::Restart;
     use crate::state::StateDir;
 
     fn step(stage: Stage) -> Progress {

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::probe::http::HttpGet;
-use crate::volume::Place;
+use k8s_openapi::api::core::v1::Container;
 
 /// Stands for the Pod's address wherever it is not known before the guest has one: in variables, arguments and paths.
 pub(crate) const POD_IP: &str = "\0pod-ip\0";
@@ -114,21 +113,6 @@ pub(crate) enum Missing {
     Empty,
 }
 
-/// A directory of the host that the guest sees at `/Volumes/My Shared Files/<name>`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Share {
-    /// Its name in the guest.
-    pub(crate) name: String,
-    /// The directory on the host.
-    pub(crate) path: PathBuf,
-    /// Whether the guest can only read it.
-    pub(crate) read_only: bool,
-    /// Which directory is meant, where others than the agent could put something else in its place; the plan of an older agent
-    /// does not say.
-    pub(crate) place: Option<Place>,
-}
-
 /// `terminationMessagePath` and `terminationMessagePolicy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -137,6 +121,21 @@ pub(crate) struct Termination {
     pub(crate) path: String,
     /// Whether the end of the log serves when a container fails without a message.
     pub(crate) or_log: bool,
+}
+
+/// An `httpGet`, with everything known but the Pod's address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HttpGet {
+    /// Whether TLS is spoken.
+    pub(crate) https: bool,
+    /// Where; the Pod's address when absent.
+    pub(crate) host: Option<String>,
+    /// The port there.
+    pub(crate) port: u16,
+    /// The path, perhaps with a query.
+    pub(crate) path: String,
+    /// Headers to send.
+    pub(crate) headers: Vec<(String, String)>,
 }
 
 /// Something to be done at a turn in a container's life.
@@ -218,6 +217,11 @@ impl GuestCommand {
             ..self.clone()
         }
     }
+}
+
+/// Whether a container has a command; without one its VM simply boots.
+pub(crate) fn has_command(container: &Container) -> bool {
+    container.command.iter().chain(&container.args).flatten().next().is_some()
 }
 
 #[cfg(test)]

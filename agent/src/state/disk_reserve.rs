@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::fs::file::StateError;
+use crate::fs::file::FileError;
 
 const NAME: &str = "reserve";
 const BYTES: u64 = 1 << 20;
@@ -16,12 +16,12 @@ const SLICE: u64 = BYTES / 8;
 const LEAST_FREE: u64 = 16 * BYTES;
 
 /// Sets space aside in a state directory on whose volume so much is free, unless it is there.
-pub(super) fn set_aside(state: &Path, free: u64) -> Result<(), StateError> {
+pub(super) fn set_aside(state: &Path, free: u64) -> Result<(), FileError> {
     let path = state.join(NAME);
     if free < LEAST_FREE || fs::metadata(&path).is_ok_and(|metadata| metadata.len() >= BYTES) {
         return Ok(());
     }
-    write(&path).map_err(|source| StateError::new("write", &path, source))
+    write(&path).map_err(|source| FileError::new("write", &path, source))
 }
 
 fn write(path: &Path) -> io::Result<()> {
@@ -36,16 +36,16 @@ fn write(path: &Path) -> io::Result<()> {
 
 /// Writes what must not wait for space, at a path below `pods`. Where there is none, some of what is set aside goes for it, and it is
 /// tried once more.
-pub(super) fn urgently(path: &Path, write: impl Fn() -> Result<(), StateError>) -> Result<(), StateError> {
+pub(super) fn urgently(path: &Path, write: impl Fn() -> Result<(), FileError>) -> Result<(), FileError> {
     down_to(0, path, write)
 }
 
 /// The same for what may be written again and again while the disk is full. Half stays for how VMs end.
-pub(super) fn repeatedly(path: &Path, write: impl Fn() -> Result<(), StateError>) -> Result<(), StateError> {
+pub(super) fn repeatedly(path: &Path, write: impl Fn() -> Result<(), FileError>) -> Result<(), FileError> {
     down_to(BYTES / 2, path, write)
 }
 
-fn down_to(least: u64, path: &Path, write: impl Fn() -> Result<(), StateError>) -> Result<(), StateError> {
+fn down_to(least: u64, path: &Path, write: impl Fn() -> Result<(), FileError>) -> Result<(), FileError> {
     match write() {
         Err(error) if error.is_for_want_of_space() && release(path, least) => write(),
         result => result,
@@ -80,8 +80,8 @@ mod tests {
         tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap()
     }
 
-    fn full() -> StateError {
-        StateError::new("write", Path::new("any"), io::ErrorKind::StorageFull.into())
+    fn full() -> FileError {
+        FileError::new("write", Path::new("any"), io::ErrorKind::StorageFull.into())
     }
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(tries.get(), 1, "there is nothing to be had");
         set_aside(dir.path(), LEAST_FREE).unwrap();
         assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES, "it is set aside again");
-        let broken = || Err(StateError::new("write", &path, io::ErrorKind::PermissionDenied.into()));
+        let broken = || Err(FileError::new("write", &path, io::ErrorKind::PermissionDenied.into()));
         urgently(&path, broken).unwrap_err();
         assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES, "space would not help");
     }

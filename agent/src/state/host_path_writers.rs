@@ -2,20 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Attempt, Share, StateDir};
-use crate::fs::file::StateError;
-use crate::pod::PodUid;
+use super::{StateDir, VmRun};
+use crate::fs::file::FileError;
+use crate::names::PodUid;
+use crate::tart::Share;
 
 /// A Pod whose guest can write to a directory of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Writer {
+pub(crate) struct HostPathWriter {
     /// The Pod, as people call it.
     pub(crate) pod: String,
     /// The directory.
     pub(crate) path: PathBuf,
 }
 
-impl Writer {
+impl HostPathWriter {
     /// Whether it can put something else in the place of a directory. Nobody can replace the share that it has itself.
     pub(crate) fn can_replace(&self, path: &Path) -> bool {
         path != self.path && path.starts_with(&self.path)
@@ -34,25 +35,25 @@ pub(crate) struct Promise {
 /// A VM of a Pod that is not over.
 struct Live {
     pod: String,
-    attempt: Attempt,
+    attempt: VmRun,
     shares: Vec<Share>,
 }
 
 impl Live {
-    fn writers(self) -> impl Iterator<Item = Writer> {
+    fn writers(self) -> impl Iterator<Item = HostPathWriter> {
         let written = self.shares.into_iter().filter(|share| !share.read_only);
-        written.map(move |share| Writer { pod: self.pod.clone(), path: share.path })
+        written.map(move |share| HostPathWriter { pod: self.pod.clone(), path: share.path })
     }
 }
 
 impl StateDir {
     /// All that other Pods write to, or will as soon as their VMs run.
-    pub(crate) fn writers_but(&self, uid: &PodUid) -> Result<Vec<Writer>, StateError> {
+    pub(crate) fn writers_but(&self, uid: &PodUid) -> Result<Vec<HostPathWriter>, FileError> {
         Ok(self.live_but(uid)?.into_iter().flat_map(Live::writers).collect())
     }
 
     /// The directories that other Pods are about to get. Until their guests are up, nobody may put anything else in their place.
-    pub(crate) fn promises_but(&self, uid: &PodUid) -> Result<Vec<Promise>, StateError> {
+    pub(crate) fn promises_but(&self, uid: &PodUid) -> Result<Vec<Promise>, FileError> {
         let mut found = Vec::new();
         for Live { pod, attempt, shares } in self.live_but(uid)? {
             if !attempt.is_up()? {
@@ -63,7 +64,7 @@ impl StateDir {
         Ok(found)
     }
 
-    fn live_but(&self, uid: &PodUid) -> Result<Vec<Live>, StateError> {
+    fn live_but(&self, uid: &PodUid) -> Result<Vec<Live>, FileError> {
         let mut found = Vec::new();
         for pod in self.pods()?.iter().filter(|pod| pod.uid() != uid) {
             let name = pod.record()?.map_or_else(|| pod.uid().to_string(), |record| record.pod.to_string());
@@ -76,10 +77,10 @@ impl StateDir {
     }
 }
 
-impl Attempt {
+impl VmRun {
     /// The same as [`StateDir::writers_but`], for a shim: without those that are only planned. They have written nothing yet, and
     /// whoever plans a VM waits for this one.
-    pub(crate) fn other_writers(&self) -> Result<Vec<Writer>, StateError> {
+    pub(crate) fn other_writers(&self) -> Result<Vec<HostPathWriter>, FileError> {
         // <state>/pods/<uid>/<restart>
         let Some(state) = self.path().ancestors().nth(3) else { return Ok(Vec::new()) };
         let mut found = Vec::new();
@@ -95,7 +96,7 @@ impl Attempt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::Restart;
+    use crate::names::Restart;
     use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage};
     use jiff::Timestamp;
 
@@ -109,7 +110,7 @@ mod tests {
         let attempt = state.pod(other.clone()).attempt(Restart(0));
         let shares = vec![share("/shared", false), share("/seen", true)];
         attempt.plan(&ShimSpec { shares, ..ShimSpec::example(attempt.vm()) }).unwrap();
-        let writer = Writer { pod: "2d3e".to_owned(), path: "/shared".into() };
+        let writer = HostPathWriter { pod: "2d3e".to_owned(), path: "/shared".into() };
         assert_eq!(state.writers_but(&own).unwrap(), std::slice::from_ref(&writer));
         assert_eq!(state.writers_but(&other).unwrap(), []);
         let shim = state.pod(own.clone()).attempt(Restart(0));

@@ -3,13 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use super::disk_reserve;
+use super::log_files;
 use super::records::PodRecord;
-use super::vm_run::{Attempt, Holder};
+use super::vm_run::{Holder, VmRun};
 use crate::crash_point;
-use crate::fs::file::{self, StateError};
-use crate::logs::files;
-use crate::names::vm::Restart;
-use crate::pod::PodUid;
+use crate::fs::file::{self, FileError};
+use crate::names::PodUid;
+use crate::names::Restart;
+
+/// How the directories of boot shares begin: no volume can have such a name.
+pub(crate) const BOOT_DIR_PREFIX: &str = ".boot-";
+
+/// The directory of one VM's boot shares among the Pod's volumes. No guest sees the name.
+pub(crate) fn boot_dir_name(restart: Restart) -> String {
+    format!("{BOOT_DIR_PREFIX}{restart}")
+}
 
 /// What is kept of one Pod.
 #[derive(Debug, Clone)]
@@ -38,25 +46,25 @@ impl PodDir {
     }
 
     /// Who is at work on any of the Pod's VMs.
-    pub(crate) fn holder(&self) -> Result<Holder, StateError> {
-        let holders = self.attempts()?.iter().map(Attempt::holder).collect::<Result<Vec<_>, _>>()?;
+    pub(crate) fn holder(&self) -> Result<Holder, FileError> {
+        let holders = self.attempts()?.iter().map(VmRun::holder).collect::<Result<Vec<_>, _>>()?;
         let one_is = |holder| holders.contains(&holder).then_some(holder);
         Ok(one_is(Holder::Shim).or_else(|| one_is(Holder::Tart)).unwrap_or(Holder::Nobody))
     }
 
     /// Records that the Pod was accepted; from here on it is ours to clean up after.
-    pub(crate) fn accept(&self, record: &PodRecord) -> Result<(), StateError> {
+    pub(crate) fn accept(&self, record: &PodRecord) -> Result<(), FileError> {
         file::create_dir(&self.path)?;
         file::write(&self.path.join("pod.json"), record)
     }
 
     /// The Pod as it was accepted, or `None` when it never was.
-    pub(crate) fn record(&self) -> Result<Option<PodRecord>, StateError> {
+    pub(crate) fn record(&self) -> Result<Option<PodRecord>, FileError> {
         file::read(&self.path.join("pod.json"))
     }
 
     /// All VMs that were made for the Pod and are not forgotten, oldest first.
-    pub(crate) fn attempts(&self) -> Result<Vec<Attempt>, StateError> {
+    pub(crate) fn attempts(&self) -> Result<Vec<VmRun>, FileError> {
         let names = file::entries(&self.path)?;
         let mut restarts: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
         restarts.sort_unstable();
@@ -64,8 +72,8 @@ impl PodDir {
     }
 
     /// The place of one VM, whether or not there is anything in it.
-    pub(crate) fn attempt(&self, restart: Restart) -> Attempt {
-        Attempt::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
+    pub(crate) fn attempt(&self, restart: Restart) -> VmRun {
+        VmRun::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
     }
 
     /// Where the output of a container goes.
@@ -79,18 +87,21 @@ impl PodDir {
     }
 
     /// Creates the directory for the logs of shims and of these containers.
-    pub(crate) fn create_logs<'a>(&self, containers: impl IntoIterator<Item = &'a str>) -> Result<(), StateError> {
+    pub(crate) fn create_logs<'a>(
+        &self,
+        containers: impl IntoIterator<Item = &'a str>,
+    ) -> Result<(), FileError> {
         file::create_dir(&self.logs)?;
         containers.into_iter().try_for_each(|container| file::create_dir(&self.logs.join(container)))
     }
 
     /// Why the Pod is evicted, when it is.
-    pub(crate) fn evicted(&self) -> Result<Option<String>, StateError> {
+    pub(crate) fn evicted(&self) -> Result<Option<String>, FileError> {
         file::read(&self.path.join("evicted.json"))
     }
 
     /// Records that the Pod is evicted, and why.
-    pub(crate) fn evict(&self, why: &str) -> Result<(), StateError> {
+    pub(crate) fn evict(&self, why: &str) -> Result<(), FileError> {
         let path = self.path.join("evicted.json");
         disk_reserve::urgently(&path, || file::write(&path, &why))
     }
@@ -111,21 +122,21 @@ impl PodDir {
     }
 
     /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
-    pub(crate) fn wipe_volumes(&self) -> Result<(), StateError> {
-        crate::fs::remove(&self.volumes, &self.uid.to_string())
-            .map_err(|source| StateError::new("remove", &self.volumes_path(), source))
+    pub(crate) fn wipe_volumes(&self) -> Result<(), FileError> {
+        crate::fs::remove::remove_at(&self.volumes, &self.uid.to_string())
+            .map_err(|source| FileError::new("remove", &self.volumes_path(), source))
     }
 
     /// Forgets one VM: what may be secret first, its directory last, so that a crash in between is found and finished.
-    pub(crate) fn forget_attempt(&self, restart: Restart) -> Result<(), StateError> {
+    pub(crate) fn forget_attempt(&self, restart: Restart) -> Result<(), FileError> {
         let attempt = self.attempt(restart);
         // Without it there is nothing left to do.
         if !attempt.path().exists() {
             return Ok(());
         }
-        let boot = crate::volume::boot_share::dir_name(restart);
-        crate::fs::remove(&self.volumes_path(), &boot)
-            .map_err(|source| StateError::new("remove", &self.volumes_path().join(boot), source))?;
+        let boot = boot_dir_name(restart);
+        crate::fs::remove::remove_at(&self.volumes_path(), &boot)
+            .map_err(|source| FileError::new("remove", &self.volumes_path().join(boot), source))?;
         crash_point::point("agent.drop.volumes");
         file::remove(&self.shim_log_path(restart))?;
         let init = attempt.view()?.spec.map(|spec| spec.init).unwrap_or_default();
@@ -133,7 +144,7 @@ impl PodDir {
             let logs = self.logs.join(&container);
             // The logs of shims are here, too. Init containers have counts of their own, and shims that see to their logs.
             if logs.is_dir() && init.iter().all(|one| one.name != container) {
-                files::remove(&logs, |number| number == restart.0)?;
+                log_files::remove(&logs, |number| number == restart.0)?;
             }
         }
         crash_point::point("agent.drop.logs");
@@ -141,7 +152,7 @@ impl PodDir {
     }
 
     /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
-    pub(crate) fn remove(&self) -> Result<(), StateError> {
+    pub(crate) fn remove(&self) -> Result<(), FileError> {
         self.wipe_volumes()?;
         crash_point::point("agent.forget.volumes");
         file::remove_dir(&self.logs)?;
@@ -162,7 +173,7 @@ mod tests {
         let state = StateDir::open(dir.path()).unwrap();
         let pod = state.pod("0b1c".parse().unwrap());
         let record = PodRecord {
-            pod: crate::pod::PodName { namespace: "n".into(), name: "p".into() },
+            pod: crate::names::PodName { namespace: "n".into(), name: "p".into() },
             accepted_at: jiff::Timestamp::UNIX_EPOCH,
         };
         pod.accept(&record).unwrap();
@@ -192,7 +203,7 @@ mod tests {
             let attempt = pod.attempt(Restart(restart));
             let older = pod.log_path("main", Restart(restart)).with_extension("log.1");
             let logs = ["main", "first"].map(|container| pod.log_path(container, Restart(restart)));
-            let boot = pod.volumes_path().join(crate::volume::boot_share::dir_name(Restart(restart)));
+            let boot = pod.volumes_path().join(boot_dir_name(Restart(restart)));
             (attempt, [logs[0].clone(), logs[1].clone(), older, pod.shim_log_path(Restart(restart))], boot)
         };
         let secret = [("SECRET".to_owned(), "1".to_owned())];

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::container_spec::GuestCommand;
-use crate::pod::PodName;
+use crate::names::PodName;
 
 /// A Pod as it was accepted: what the agent needs once the API no longer knows the Pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

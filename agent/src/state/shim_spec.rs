@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 use super::container_spec::Termination;
-use super::container_spec::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity, Share};
+use super::container_spec::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity};
 use super::records::InitState;
-use crate::names::vm::{BaseName, VmName};
+use crate::names::{BaseName, VmName};
+use crate::tart::Share;
 
 /// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

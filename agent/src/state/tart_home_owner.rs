@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::error_chain::chain;
-use crate::fs::file::{self, StateError};
+use crate::fs::file::{self, FileError};
 use crate::fs::lock::Lock;
 use crate::identity::Cluster;
-use crate::names::vm::VmName;
-use crate::node::NodeName;
+use crate::names::NodeName;
+use crate::names::VmName;
 use crate::tart::{Tart, VmLock, touched};
 
 /// Between any two steps of a shim that makes a VM there is less.
@@ -28,7 +28,7 @@ const OWNER: &str = "tart-kubelet.json";
 
 /// Tart's home is this agent's for as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct TartHomeOwner {
     tart: Tart,
     node: String,
     /// The cluster that the Node was in before, as far as that is known.
@@ -38,7 +38,7 @@ pub(crate) struct Claim {
 
 /// Tart's home cannot be this agent's.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ClaimError {
+pub(crate) enum TartHomeError {
     /// Another agent works there.
     #[error(
         "another tart-kubelet{} uses tart's home {}, and one home serves one Node: stop that agent, or give this one a \
@@ -82,7 +82,7 @@ pub(crate) enum ClaimError {
     },
     /// The home cannot be looked at or written to.
     #[error("cannot use tart's home")]
-    State(#[from] StateError),
+    State(#[from] FileError),
 }
 
 /// What is written down about whose a home is.
@@ -117,17 +117,17 @@ fn list(vms: &[VmName]) -> String {
     }
 }
 
-impl Claim {
+impl TartHomeOwner {
     /// Makes tart's home this agent's. From another Node's it is taken over only when nothing of that Node's Pods is at work.
-    pub(crate) fn take(tart: &Tart, node: &NodeName) -> Result<Self, ClaimError> {
+    pub(crate) fn take(tart: &Tart, node: &NodeName) -> Result<Self, TartHomeError> {
         let home = tart.home();
         let lock_path = home.join("tart-kubelet.lock");
         file::create_dir(home)?;
-        let lock = Lock::take(&lock_path).map_err(|source| StateError::new("lock", &lock_path, source))?;
+        let lock = Lock::take(&lock_path).map_err(|source| FileError::new("lock", &lock_path, source))?;
         // Whoever has the lock writes the name, so that it is read only after it.
         let owner = file::read::<Owner>(&owner_path(tart))?.map(Owner::split);
         let (owner, before) = owner.map_or((None, None), |(node, cluster)| (Some(node), cluster));
-        let Some(lock) = lock else { return Err(ClaimError::Held { home: home.to_owned(), node: owner }) };
+        let Some(lock) = lock else { return Err(TartHomeError::Held { home: home.to_owned(), node: owner }) };
         let node = node.to_string();
         let claim = |before| Self { tart: tart.clone(), node: node.clone(), before, _lock: lock };
         match owner {
@@ -135,7 +135,7 @@ impl Claim {
             Some(owner) => {
                 let (vms, is_cloning) = at_work(tart)?;
                 if is_cloning || !vms.is_empty() {
-                    return Err(ClaimError::Alive { home: home.to_owned(), node: owner, vms });
+                    return Err(TartHomeError::Alive { home: home.to_owned(), node: owner, vms });
                 }
             }
             None => {}
@@ -147,7 +147,7 @@ impl Claim {
     /// Makes it this cluster's, once that is known. From another one's it is taken over only when nothing of its Pods is at work.
     ///
     /// Where nothing says that it was another one's, a full disk is no reason to refuse: only an agent that runs can make room on it.
-    pub(crate) fn join(&self, cluster: Cluster) -> Result<(), ClaimError> {
+    pub(crate) fn join(&self, cluster: Cluster) -> Result<(), TartHomeError> {
         if self.before.as_ref() == Some(&cluster) {
             return Ok(());
         }
@@ -156,7 +156,7 @@ impl Claim {
             let (vms, is_cloning) = at_work(&self.tart)?;
             if is_cloning || !vms.is_empty() {
                 let (home, node) = (self.tart.home().to_owned(), self.node.clone());
-                return Err(ClaimError::Elsewhere { home, node, server: before.server.clone(), vms });
+                return Err(TartHomeError::Elsewhere { home, node, server: before.server.clone(), vms });
             }
         }
         let owner = Owner::Member { node: self.node.clone(), cluster };
@@ -179,8 +179,8 @@ fn owner_path(tart: &Tart) -> PathBuf {
 }
 
 /// The VMs of Pods that run or are about to, and whether one more is being made. Their shims are not ours to ask.
-fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), StateError> {
-    let failed = |source| StateError::new("look into", tart.home(), source);
+fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), FileError> {
+    let failed = |source| FileError::new("look into", tart.home(), source);
     let is_cloning = tart.is_cloning().map_err(failed)?;
     let mut vms = tart.vm_dirs().map_err(failed)?;
     vms.retain(|vm| {
@@ -208,8 +208,8 @@ mod tests {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let tart = Tart::in_home("/tart".as_ref(), dir.path());
-        let words = |name: &str| Claim::take(&tart, &node(name)).unwrap_err().to_string();
-        let held = Claim::take(&tart, &node("a")).unwrap();
+        let words = |name: &str| TartHomeOwner::take(&tart, &node(name)).unwrap_err().to_string();
+        let held = TartHomeOwner::take(&tart, &node("a")).unwrap();
         let refused = words("b");
         assert!(refused.contains("for Node `a`") && refused.contains("TART_HOME"), "{refused}");
         assert!(words("a").contains("another tart-kubelet"));
@@ -221,10 +221,10 @@ mod tests {
         fs::create_dir_all(dir.path().join("vms/builder")).unwrap();
         let refused = words("b");
         assert!(refused.contains(VM) && !refused.contains("builder"), "{refused}");
-        drop(Claim::take(&tart, &node("a")).unwrap());
+        drop(TartHomeOwner::take(&tart, &node("a")).unwrap());
         fs::remove_dir(&vm).unwrap();
-        drop(Claim::take(&tart, &node("b")).unwrap());
-        drop(Claim::take(&tart, &node("a")).unwrap());
+        drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
+        drop(TartHomeOwner::take(&tart, &node("a")).unwrap());
 
         // One that is being made.
         let clone = dir.path().join("tmp/6D1E9C2A-0000-4000-8000-0123456789AB");
@@ -233,7 +233,7 @@ mod tests {
         lock.lock().unwrap();
         assert!(words("b").contains("one is being cloned"));
         drop(lock);
-        drop(Claim::take(&tart, &node("b")).unwrap());
+        drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
             server: format!("https://{server}:6443"),
             authorities: authorities.iter().map(|&one| one.to_owned()).collect(),
         };
-        let join = |cluster| Claim::take(&tart, &node("a")).unwrap().join(cluster);
+        let join = |cluster| TartHomeOwner::take(&tart, &node("a")).unwrap().join(cluster);
         // As an older agent has left it.
         fs::write(dir.path().join("tart-kubelet.json"), "\"a\"").unwrap();
         let vm = dir.path().join("vms").join(VM);
@@ -262,9 +262,9 @@ mod tests {
         fs::remove_dir(&vm).unwrap();
         join(cluster("one", &["x"])).unwrap();
         // Another Node has been here meanwhile.
-        drop(Claim::take(&tart, &node("b")).unwrap());
+        drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
         fs::create_dir_all(&vm).unwrap();
-        assert!(Claim::take(&tart, &node("a")).is_err());
+        assert!(TartHomeOwner::take(&tart, &node("a")).is_err());
     }
 
     #[test]
@@ -278,7 +278,7 @@ mod tests {
         };
         let (owner, in_the_way) =
             (dir.path().join("tart-kubelet.json"), dir.path().join("tart-kubelet.tmp/in-the-way"));
-        let join = |cluster| Claim::take(&tart, &node("a")).unwrap().join(cluster);
+        let join = |cluster| TartHomeOwner::take(&tart, &node("a")).unwrap().join(cluster);
         // As an older agent has left it, on a disk that takes nothing more.
         fs::write(&owner, "\"a\"").unwrap();
         fs::create_dir_all(&in_the_way).unwrap();
@@ -292,6 +292,6 @@ mod tests {
         join(cluster("two", "x")).unwrap();
         assert_eq!(fs::read_to_string(&owner).unwrap(), written);
         // What would say for ever that it belongs to another cluster has to go.
-        assert!(matches!(join(cluster("two", "y")), Err(ClaimError::State(_))));
+        assert!(matches!(join(cluster("two", "y")), Err(TartHomeError::State(_))));
     }
 }

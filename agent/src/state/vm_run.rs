@@ -19,11 +19,11 @@ use super::StateDir;
 use super::disk_reserve;
 use super::records::{Due, InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
 use super::shim_spec::ShimSpec;
-use crate::fs::file::{self, StateError};
+use crate::fs::file::{self, FileError};
 use crate::fs::lock::{self, Lock};
-use crate::names::vm::{Restart, VmName};
-use crate::pod::PodUid;
-use crate::tart::ImageDigest;
+use crate::names::ImageDigest;
+use crate::names::PodUid;
+use crate::names::{Restart, VmName};
 
 /// More than the start of any VM has.
 const MOST_STEPS: usize = 16;
@@ -32,7 +32,7 @@ const MOST_NOTICES: usize = 50;
 
 /// The directory of one VM.
 #[derive(Debug, Clone)]
-pub(crate) struct Attempt {
+pub(crate) struct VmRun {
     uid: PodUid,
     restart: Restart,
     path: PathBuf,
@@ -41,7 +41,7 @@ pub(crate) struct Attempt {
 /// Everything that is known of a VM, read in an order that makes it consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a file that is there or not")]
-pub(crate) struct AttemptView {
+pub(crate) struct VmRunView {
     /// Which of the Pod's VMs this is.
     pub(crate) restart: Restart,
     /// Who is at work on it.
@@ -74,7 +74,7 @@ pub(crate) struct AttemptView {
     pub(crate) cleaned: bool,
 }
 
-impl AttemptView {
+impl VmRunView {
     /// How often in a row the container had failed before this VM; not at all where the plan is lost.
     pub(crate) fn crashes(&self) -> u32 {
         self.spec.as_ref().map_or(0, |spec| spec.crashes)
@@ -131,15 +131,15 @@ struct ProgressFile {
     steps: Vec<Progress>,
 }
 
-impl Attempt {
+impl VmRun {
     pub(super) fn new(uid: PodUid, restart: Restart, path: PathBuf) -> Self {
         Self { uid, restart, path }
     }
 
     /// Opens the directory that a shim was told to serve.
-    pub(crate) fn open(path: &Path) -> Result<(Self, ShimSpec), StateError> {
+    pub(crate) fn open(path: &Path) -> Result<(Self, ShimSpec), FileError> {
         let spec_path = path.join("spec.json");
-        let missing = || StateError::new("read", &spec_path, io::ErrorKind::NotFound.into());
+        let missing = || FileError::new("read", &spec_path, io::ErrorKind::NotFound.into());
         let spec: ShimSpec = file::read(&spec_path)?.ok_or_else(missing)?;
         Ok((Self::new(spec.vm.uid().clone(), spec.vm.restart(), path.to_owned()), spec))
     }
@@ -160,17 +160,17 @@ impl Attempt {
     }
 
     /// Writes down what is to be run, before anything is.
-    pub(crate) fn plan(&self, spec: &ShimSpec) -> Result<(), StateError> {
+    pub(crate) fn plan(&self, spec: &ShimSpec) -> Result<(), FileError> {
         file::create_dir(&self.path)?;
         file::write(&self.path.join("spec.json"), spec)
     }
 
     /// What is known of the VM now.
-    pub(crate) fn view(&self) -> Result<AttemptView, StateError> {
+    pub(crate) fn view(&self) -> Result<VmRunView, FileError> {
         // The order matters: a shim writes its outcome before it lets go of its lock, so a lock that is
         // free makes the outcome, or its absence, final.
         let holder = self.holder()?;
-        Ok(AttemptView {
+        Ok(VmRunView {
             restart: self.restart,
             holder,
             spec: self.read("spec.json")?,
@@ -191,7 +191,7 @@ impl Attempt {
     }
 
     /// The image that the VM was made from, or will be, until the VM is deleted.
-    pub(crate) fn image(&self) -> Result<UsedImage, StateError> {
+    pub(crate) fn image(&self) -> Result<UsedImage, FileError> {
         // The plan first: a VM that is found to be deleted after that needs nothing, whatever was planned.
         let spec: Option<ShimSpec> = self.read("spec.json")?;
         if self.is_cleaned() {
@@ -206,20 +206,20 @@ impl Attempt {
     }
 
     /// What was planned, unless the VM is over.
-    pub(crate) fn live_spec(&self) -> Result<Option<ShimSpec>, StateError> {
+    pub(crate) fn live_spec(&self) -> Result<Option<ShimSpec>, FileError> {
         let spec = self.read("spec.json")?;
         let is_over = || ["outcome.json", "cleaned"].iter().any(|name| self.path.join(name).exists());
         Ok(spec.filter(|_: &ShimSpec| !is_over()))
     }
 
     /// Whether the guest has come up.
-    pub(crate) fn is_up(&self) -> Result<bool, StateError> {
+    pub(crate) fn is_up(&self) -> Result<bool, FileError> {
         let progress: Option<Progress> = self.read("progress.json")?;
         Ok(progress.is_some_and(|progress| progress.stage.address().is_some()))
     }
 
     /// The addresses that other live VMs of this host have.
-    pub(crate) fn addresses_of_others(&self) -> Result<Vec<IpAddr>, StateError> {
+    pub(crate) fn addresses_of_others(&self) -> Result<Vec<IpAddr>, FileError> {
         // <state>/pods/<uid>/<restart>
         let Some(state) = self.path.ancestors().nth(3) else { return Ok(Vec::new()) };
         let mut found = Vec::new();
@@ -235,7 +235,7 @@ impl Attempt {
     }
 
     /// Who is at work on the VM.
-    pub(crate) fn holder(&self) -> Result<Holder, StateError> {
+    pub(crate) fn holder(&self) -> Result<Holder, FileError> {
         Ok(if self.is_held("shim.lock")? {
             Holder::Shim
         } else if self.is_held("tart.lock")? {
@@ -246,39 +246,39 @@ impl Attempt {
     }
 
     /// Becomes the shim of this VM with the lock that the agent left as `file`; `None` when the VM has had one.
-    pub(crate) fn inherit_shim_lock(&self, file: File) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn inherit_shim_lock(&self, file: File) -> Result<Option<Lock>, FileError> {
         let path = self.path.join("shim.lock");
-        let lock = Lock::inherit(file, &path).map_err(|source| StateError::new("inherit", &path, source))?;
+        let lock = Lock::inherit(file, &path).map_err(|source| FileError::new("inherit", &path, source))?;
         Ok(lock.filter(|_| !self.has_begun().unwrap_or(true)))
     }
 
     /// Whether a shim has ever taken the VM up.
-    pub(crate) fn has_begun(&self) -> Result<bool, StateError> {
+    pub(crate) fn has_begun(&self) -> Result<bool, FileError> {
         let exists = |name: &str| {
             let path = self.path.join(name);
-            path.try_exists().map_err(|source| StateError::new("look for", &path, source))
+            path.try_exists().map_err(|source| FileError::new("look for", &path, source))
         };
         Ok(exists("begun")? || exists("outcome.json")?)
     }
 
     /// Keeps every shim away from this VM for as long as the lock is held; `None` when one is there.
-    pub(crate) fn seal(&self) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn seal(&self) -> Result<Option<Lock>, FileError> {
         self.take("shim.lock")
     }
 
     /// Notes which process the shim is.
-    pub(crate) fn sign(&self, pid: u32) -> Result<(), StateError> {
+    pub(crate) fn sign(&self, pid: u32) -> Result<(), FileError> {
         let path = self.path.join("shim.pid");
         disk_reserve::repeatedly(&path, || file::write(&path, &pid))
     }
 
     /// The process that has signed as the shim. It may be long gone, and another one have its number.
-    pub(crate) fn signed(&self) -> Result<Option<Pid>, StateError> {
+    pub(crate) fn signed(&self) -> Result<Option<Pid>, FileError> {
         Ok(self.read::<i32>("shim.pid")?.filter(|&pid| pid > 1).map(Pid::from_raw))
     }
 
     /// Kills the shim, if it lives: the process that has signed, while the lock that it holds is held. Says whether one has.
-    pub(crate) fn kill_shim(&self) -> Result<bool, StateError> {
+    pub(crate) fn kill_shim(&self) -> Result<bool, FileError> {
         let Some(pid) = self.signed()? else { return Ok(false) };
         if self.is_held("shim.lock")? {
             // It fails only when the shim is gone, which is what we want.
@@ -288,23 +288,23 @@ impl Attempt {
     }
 
     /// Takes the lock that every `tart` which works on this VM shares; `None` when an old one still does.
-    pub(crate) fn take_tart_lock(&self) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn take_tart_lock(&self) -> Result<Option<Lock>, FileError> {
         self.take("tart.lock")
     }
 
     /// Records that the VM is taken up: from here on it is never run again.
-    pub(crate) fn begin(&self) -> Result<(), StateError> {
+    pub(crate) fn begin(&self) -> Result<(), FileError> {
         self.touch("begun")
     }
 
     /// Records the same of a VM of which nothing else may be known.
-    pub(crate) fn begin_again(&self) -> Result<(), StateError> {
+    pub(crate) fn begin_again(&self) -> Result<(), FileError> {
         file::create_dir(&self.path)?;
         self.begin()
     }
 
     /// Returns when not even a power cut can undo [`begin`](Self::begin).
-    pub(crate) fn sync_begun(&self) -> Result<(), StateError> {
+    pub(crate) fn sync_begun(&self) -> Result<(), FileError> {
         file::sync(&self.path.join("begun"))?;
         // The directory itself is as new as what is in it.
         file::sync(&self.path)?;
@@ -312,7 +312,7 @@ impl Attempt {
     }
 
     /// Records how far the shim has come.
-    pub(crate) fn progress(&self, progress: &Progress) -> Result<(), StateError> {
+    pub(crate) fn progress(&self, progress: &Progress) -> Result<(), FileError> {
         let mut steps = self.steps()?;
         if steps.len() < MOST_STEPS {
             steps.push(progress.clone());
@@ -323,29 +323,29 @@ impl Attempt {
     }
 
     /// How the shim has come there: all its steps, in order.
-    pub(crate) fn steps(&self) -> Result<Vec<Progress>, StateError> {
+    pub(crate) fn steps(&self) -> Result<Vec<Progress>, FileError> {
         Ok(self.read::<ProgressFile>("progress.json")?.map(|file| file.steps).unwrap_or_default())
     }
 
     /// Records what the containers before the main one do.
-    pub(crate) fn record_init(&self, states: &[InitState]) -> Result<(), StateError> {
+    pub(crate) fn record_init(&self, states: &[InitState]) -> Result<(), FileError> {
         let path = self.path.join("init.json");
         disk_reserve::repeatedly(&path, || file::write(&path, &states))
     }
 
     /// Records which command is about to start in the guest.
-    pub(crate) fn record_command(&self, command: &LastCommand) -> Result<(), StateError> {
+    pub(crate) fn record_command(&self, command: &LastCommand) -> Result<(), FileError> {
         file::write(&self.path.join("command.json"), command)
     }
 
     /// The command that was last started in the guest, or was about to be.
-    pub(crate) fn last_command(&self) -> Result<Option<LastCommand>, StateError> {
+    pub(crate) fn last_command(&self) -> Result<Option<LastCommand>, FileError> {
         self.read("command.json")
     }
 
     /// Leaves something for the agent to tell, and says whether it is new. What is tried again for days is told once, and a guest that
     /// finds other words each time is not told of for ever: both would fill the disk.
-    pub(crate) fn notice(&self, notice: &Notice) -> Result<bool, StateError> {
+    pub(crate) fn notice(&self, notice: &Notice) -> Result<bool, FileError> {
         let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
         if all.contains(notice) || all.len() >= MOST_NOTICES {
             return Ok(false);
@@ -356,7 +356,7 @@ impl Attempt {
     }
 
     /// Asks the agent to make room on the disk.
-    pub(crate) fn ask_for_room(&self) -> Result<(), StateError> {
+    pub(crate) fn ask_for_room(&self) -> Result<(), FileError> {
         let path = self.path.join("wants-room");
         disk_reserve::repeatedly(&path, || create(&path))
     }
@@ -367,55 +367,55 @@ impl Attempt {
     }
 
     /// Tells the shim that there is as much room as there can be. To remove a file takes none.
-    pub(crate) fn tell_room_is_made(&self) -> Result<(), StateError> {
+    pub(crate) fn tell_room_is_made(&self) -> Result<(), FileError> {
         file::remove(&self.path.join("wants-room"))
     }
 
     /// How many notices have been told.
-    pub(crate) fn told(&self) -> Result<usize, StateError> {
+    pub(crate) fn told(&self) -> Result<usize, FileError> {
         Ok(self.read("told.json")?.unwrap_or_default())
     }
 
     /// Records that this many notices have been told.
-    pub(crate) fn mark_told(&self, count: usize) -> Result<(), StateError> {
+    pub(crate) fn mark_told(&self, count: usize) -> Result<(), FileError> {
         file::write(&self.path.join("told.json"), &count)
     }
 
     /// Asks the shim to stop the VM; an earlier deadline replaces a later one.
-    pub(crate) fn request_stop(&self, request: StopRequest) -> Result<(), StateError> {
+    pub(crate) fn request_stop(&self, request: StopRequest) -> Result<(), FileError> {
         let path = self.path.join("stop.json");
         disk_reserve::urgently(&path, || file::write(&path, &request))
     }
 
     /// What the shim was asked for.
-    pub(crate) fn stop_request(&self) -> Result<Option<StopRequest>, StateError> {
+    pub(crate) fn stop_request(&self) -> Result<Option<StopRequest>, FileError> {
         self.read("stop.json")
     }
 
     /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
-    pub(crate) fn result(&self, outcome: &Outcome) -> Result<(), StateError> {
+    pub(crate) fn result(&self, outcome: &Outcome) -> Result<(), FileError> {
         let path = self.path.join("result.json");
         disk_reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
     /// Records that nobody was heeded who may have asked for the end of the container.
-    pub(crate) fn mark_by_itself(&self) -> Result<(), StateError> {
+    pub(crate) fn mark_by_itself(&self) -> Result<(), FileError> {
         self.touch("by-itself")
     }
 
     /// Records that the guest has told all that it knows.
-    pub(crate) fn mark_asked(&self) -> Result<(), StateError> {
+    pub(crate) fn mark_asked(&self) -> Result<(), FileError> {
         self.touch("asked")
     }
 
     /// Records how the VM ended. It is the last thing that is done for it: nothing of it may run any more.
-    pub(crate) fn finish(&self, outcome: &Outcome) -> Result<(), StateError> {
+    pub(crate) fn finish(&self, outcome: &Outcome) -> Result<(), FileError> {
         let path = self.path.join("outcome.json");
         disk_reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
     /// Forgets what may be secret in the plan of a VM that is over, also in one that is spoilt or was never finished.
-    pub(crate) fn scrub(&self) -> Result<(), StateError> {
+    pub(crate) fn scrub(&self) -> Result<(), FileError> {
         self.remove_delivery()?;
         let path = self.path.join("spec.json");
         file::remove_half_written(&path)?;
@@ -425,7 +425,7 @@ impl Attempt {
     }
 
     /// Records that the VM is deleted.
-    pub(crate) fn mark_cleaned(&self) -> Result<(), StateError> {
+    pub(crate) fn mark_cleaned(&self) -> Result<(), FileError> {
         self.touch("cleaned")
     }
 
@@ -435,30 +435,30 @@ impl Attempt {
     }
 
     /// Forgets the VM.
-    pub(crate) fn remove(&self) -> Result<(), StateError> {
+    pub(crate) fn remove(&self) -> Result<(), FileError> {
         file::remove_dir(&self.path)
     }
 
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
+    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, FileError> {
         file::read(&self.path.join(name))
     }
 
-    fn touch(&self, name: &str) -> Result<(), StateError> {
+    fn touch(&self, name: &str) -> Result<(), FileError> {
         let path = self.path.join(name);
         disk_reserve::urgently(&path, || create(&path))
     }
 
-    fn is_held(&self, name: &str) -> Result<bool, StateError> {
+    fn is_held(&self, name: &str) -> Result<bool, FileError> {
         let path = self.path.join(name);
-        lock::is_held(&path).map_err(|source| StateError::new("probe", &path, source))
+        lock::is_held(&path).map_err(|source| FileError::new("probe", &path, source))
     }
 
-    fn take(&self, name: &str) -> Result<Option<Lock>, StateError> {
+    fn take(&self, name: &str) -> Result<Option<Lock>, FileError> {
         let path = self.path.join(name);
-        Lock::take(&path).map_err(|source| StateError::new("lock", &path, source))
+        Lock::take(&path).map_err(|source| FileError::new("lock", &path, source))
     }
 }
 
-fn create(path: &Path) -> Result<(), StateError> {
-    File::create(path).map(drop).map_err(|source| StateError::new("create", path, source))
+fn create(path: &Path) -> Result<(), FileError> {
+    File::create(path).map(drop).map_err(|source| FileError::new("create", path, source))
 }

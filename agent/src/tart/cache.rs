@@ -7,7 +7,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::names::image::{ImageDigest, repository};
+use crate::names::ImageDigest;
+use crate::names::image::repository;
 
 /// A host, and a repository of as many parts as anybody has.
 const MAX_LEVELS: usize = 16;
@@ -130,7 +131,7 @@ pub(super) fn size(path: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::{Restart, VmName};
+    use crate::names::{Restart, VmName};
     use crate::tart::{Tart, TartError};
     use std::os::unix::fs::symlink;
 

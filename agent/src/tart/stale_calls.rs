@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::error_chain::chain;
-use crate::os::process_table::{self, Running};
+use crate::os::process_table::{self, RunningProcess};
 
 /// The environment variable with the second at which a call is to be over.
 const MARK: &str = "TART_KUBELET_DEADLINE";
@@ -37,7 +37,7 @@ pub(super) fn mark(command: &mut Command, limit: Duration) {
 /// Kills the calls of earlier agents in this home that are overdue, and the others when they are. Returns when there are none.
 pub(crate) async fn end_overdue_calls(home: PathBuf) {
     loop {
-        let running: Vec<Running> = match spawn_blocking(process_table::others).await {
+        let running: Vec<RunningProcess> = match spawn_blocking(process_table::others).await {
             Ok(Ok(running)) => {
                 running.into_iter().filter(|call| call.variable(HOME) == home.to_str()).collect()
             }
@@ -57,12 +57,12 @@ pub(crate) async fn end_overdue_calls(home: PathBuf) {
 
 /// The calls that are overdue, and when the next one will be. Those whose callers live are no concern of ours: they know better what
 /// the time is, for the clock here goes on while the Mac sleeps.
-fn judge(running: &[Running], now: i64) -> (Vec<&Running>, Option<i64>) {
-    let is_orphan = |call: &Running| {
+fn judge(running: &[RunningProcess], now: i64) -> (Vec<&RunningProcess>, Option<i64>) {
+    let is_orphan = |call: &RunningProcess| {
         let caller = call.variable(CALLER).and_then(|pid| pid.parse().ok()).map(Pid::from_raw);
         caller.is_none() || caller != call.parent
     };
-    let end = |call: &Running| {
+    let end = |call: &RunningProcess| {
         let end = call.variable(MARK)?.parse::<i64>().ok().filter(|_| is_orphan(call));
         end.map(|end| end.saturating_add(MARGIN))
     };
@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn only_what_is_overdue_is_ended() {
-        let call = |pid, end: &str| Running::example(pid, 1, &["tart"], &[&format!("{MARK}={end}")]);
+        let call = |pid, end: &str| RunningProcess::example(pid, 1, &["tart"], &[&format!("{MARK}={end}")]);
         let running = [
             call(2, "100"),
             call(3, "900"),
             call(4, "950"),
             call(5, "soon"),
-            Running::example(6, 1, &["tart"], &[]),
+            RunningProcess::example(6, 1, &["tart"], &[]),
         ];
         let judged = |now| {
             let (overdue, next) = judge(&running, now);
@@ -91,7 +91,7 @@ mod tests {
         };
         let child = |parent, caller| {
             let marks = [format!("{MARK}=100"), format!("{CALLER}={caller}")];
-            let mut call = Running::example(7, 1, &["tart"], &[&marks[0], &marks[1]]);
+            let mut call = RunningProcess::example(7, 1, &["tart"], &[&marks[0], &marks[1]]);
             call.parent = Some(Pid::from_raw(parent));
             call
         };

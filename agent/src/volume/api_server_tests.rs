@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
@@ -11,12 +12,6 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Volume};
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
-use tart_kubelet::node::health::Health;
-use tart_kubelet::objects::{ObjectError, Watched};
-use tart_kubelet::pod::environment::{ConfigError, Environment, Resolved};
-use tart_kubelet::pod::world::World;
-use tart_kubelet::volume::Payload;
-use tart_kubelet::volume::content::Content;
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::kubeconfig;
 use tart_kubelet_tests::kubectl::Kubectl;
@@ -24,7 +19,14 @@ use tart_kubelet_tests::proxy::Proxy;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::scene::DEADLINE;
+use super::Payload;
+use super::content::Content;
+use crate::apiserver::watched_objects::{ObjectError, WatchedObject};
+use crate::env::sources::InputSources;
+use crate::env::{ConfigError, Environment, Resolved};
+
+/// Generous: machines are shared and noisy. No test passes because of it.
+const DEADLINE: Duration = Duration::from_mins(2);
 
 /// A Node without an agent, and a namespace whose Pods are bound to it.
 struct Bound {
@@ -70,14 +72,13 @@ impl Bound {
     }
 
     /// The world as the Node sees it.
-    async fn world(&self) -> Result<World> {
+    async fn world(&self) -> Result<InputSources> {
         self.world_through(&self.control_plane.node_kubeconfig(&self.node)?).await
     }
 
-    async fn world_through(&self, kubeconfig: &Path) -> Result<World> {
+    async fn world_through(&self, kubeconfig: &Path) -> Result<InputSources> {
         let client = kubeconfig::client(kubeconfig).await?;
-        let health = Health { address: Some("192.0.2.1".parse()?), ..Health::default() };
-        Ok(World::new(&client, Arc::default(), watch::channel(Some(health)).1))
+        Ok(InputSources::new(&client, Arc::default(), watch::channel(Some("192.0.2.1".parse()?)).1))
     }
 }
 
@@ -87,7 +88,7 @@ fn uses(config_map: &str) -> Value {
 }
 
 /// Waits until a `ConfigMap` has a value, or is gone.
-async fn follow(object: &mut Watched<ConfigMap>, expected: Option<&str>) -> Result<()> {
+async fn follow(object: &mut WatchedObject<ConfigMap>, expected: Option<&str>) -> Result<()> {
     let follow = async {
         loop {
             let found = object.get().await?;

@@ -26,7 +26,7 @@ use jiff::tz::TimeZone;
 
 use super::{Payload, PayloadFile};
 use crate::crash_point;
-use crate::fs::dir::{Dir, Kind};
+use crate::fs::dir::{Dir, EntryKind};
 use crate::fs::remove::remove;
 
 const DATA: &str = "..data";
@@ -35,7 +35,7 @@ const DIR_MODE: u32 = 0o755;
 
 /// Files that cannot be put into a volume.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TreeError {
+pub(crate) enum AtomicWriteError {
     /// A path that leads elsewhere, or into what keeps the volume together.
     #[error("`{}` is not a path inside a volume", .0.display())]
     Path(PathBuf),
@@ -51,7 +51,7 @@ pub(crate) enum TreeError {
 }
 
 /// Has the volume hold exactly the files of `payload`; does nothing when it does already. Returns whether it did not.
-pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, TreeError> {
+pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, AtomicWriteError> {
     check(payload)?;
     let current = current(root)?;
     let is_current = match &current {
@@ -81,7 +81,7 @@ pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, TreeError> {
 }
 
 /// Whether all paths can be in one volume.
-fn check(payload: &Payload) -> Result<(), TreeError> {
+fn check(payload: &Payload) -> Result<(), AtomicWriteError> {
     for path in payload.0.keys() {
         let stays_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
         // Nothing of ours may be named by a payload: all our names begin so.
@@ -89,10 +89,10 @@ fn check(payload: &Payload) -> Result<(), TreeError> {
         // Components leave out what does not matter, such as a slash at the end; here it does.
         let is_plain = path.iter().collect::<PathBuf>().as_os_str() == path.as_os_str();
         if path.as_os_str().is_empty() || !stays_inside || is_ours || !is_plain {
-            return Err(TreeError::Path(path.clone()));
+            return Err(AtomicWriteError::Path(path.clone()));
         }
         if let Some(file) = path.ancestors().skip(1).find(|above| payload.0.contains_key(*above)) {
-            return Err(TreeError::Clash(file.to_owned()));
+            return Err(AtomicWriteError::Clash(file.to_owned()));
         }
     }
     Ok(())
@@ -154,7 +154,8 @@ fn holds_files(dir: &Dir, files: &[(&Path, &PayloadFile)]) -> io::Result<bool> {
 }
 
 fn holds_file(dir: &Dir, name: &OsStr, file: &PayloadFile) -> io::Result<bool> {
-    let fits = dir.look(name)?.is_some_and(|entry| entry.kind == Kind::File && entry.mode == mode_of(file));
+    let fits =
+        dir.look(name)?.is_some_and(|entry| entry.kind == EntryKind::File && entry.mode == mode_of(file));
     // One byte more than there should be is enough to know.
     let at_most = u64::try_from(file.bytes.len()).unwrap_or(u64::MAX).saturating_add(1);
     if !fits {
@@ -169,7 +170,7 @@ fn holds_file(dir: &Dir, name: &OsStr, file: &PayloadFile) -> io::Result<bool> {
 }
 
 /// Writes a version that nobody refers to yet.
-fn write_version(root: &Dir, payload: &Payload) -> Result<OsString, TreeError> {
+fn write_version(root: &Dir, payload: &Payload) -> Result<OsString, AtomicWriteError> {
     let (name, version) = loop {
         let now = Timestamp::now().to_zoned(TimeZone::UTC);
         let name = OsString::from(now.strftime("..%Y_%m_%d_%H_%M_%S.%9f").to_string());
@@ -187,15 +188,15 @@ fn write_version(root: &Dir, payload: &Payload) -> Result<OsString, TreeError> {
     Ok(name)
 }
 
-fn write_files(version: &Dir, payload: &Payload) -> Result<(), TreeError> {
+fn write_files(version: &Dir, payload: &Payload) -> Result<(), AtomicWriteError> {
     for (path, file) in &payload.0 {
         match write_file(version, path, file) {
             // Nobody but us writes to a new version, so that it is a name of ours that is there already.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let other = payload.0.keys().find(|other| *other != path && is_alike(other, path));
-                return Err(
-                    other.map_or(TreeError::Io(error), |other| TreeError::Alike(other.clone(), path.clone()))
-                );
+                return Err(other.map_or(AtomicWriteError::Io(error), |other| {
+                    AtomicWriteError::Alike(other.clone(), path.clone())
+                }));
             }
             written => written?,
         }
@@ -229,7 +230,7 @@ fn publish(root: &Dir, version: &OsStr) -> io::Result<()> {
     remove(root, new)?;
     root.link(version, new)?;
     // A link cannot replace a directory, and only somebody else can have put one there.
-    if root.look(data)?.is_some_and(|entry| entry.kind == Kind::Directory) {
+    if root.look(data)?.is_some_and(|entry| entry.kind == EntryKind::Directory) {
         remove(root, data)?;
     }
     root.rename(new, root, data)

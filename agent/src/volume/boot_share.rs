@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use crate::crash_point;
 use crate::guest::script::is_shell_name;
-use crate::names::vm::Restart;
-use crate::state::{POD_IP, PodDir, Share};
+use crate::names::Restart;
+use crate::state::{BOOT_DIR_PREFIX, boot_dir_name};
+use crate::state::{POD_IP, PodDir};
+use crate::tart::Share;
 
-/// Names that no volume can have.
-const PREFIX: &str = ".boot-";
 const ENVIRONMENT: &str = "pod_environment";
 pub(super) const STATUS: &str = "pod_status";
 
@@ -27,25 +27,20 @@ pub(crate) struct BootShares {
     pub(crate) status_dir: PathBuf,
 }
 
-/// The directory of one VM's shares among the Pod's volumes: no volume has a name like this, and no guest sees it.
-pub(crate) fn dir_name(restart: Restart) -> String {
-    format!("{PREFIX}{restart}")
-}
-
 /// The directory of the last VM that has one.
 pub(super) fn latest(volumes: &Path) -> io::Result<PathBuf> {
     let mut last = None;
     for entry in fs::read_dir(volumes)? {
         let name = entry?.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse().ok());
+        let number = name.to_str().and_then(|name| name.strip_prefix(BOOT_DIR_PREFIX)?.parse().ok());
         last = last.max(number.map(Restart));
     }
-    last.map(|restart| volumes.join(dir_name(restart))).ok_or_else(|| io::ErrorKind::NotFound.into())
+    last.map(|restart| volumes.join(boot_dir_name(restart))).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// Makes the directories, with the file `environment` in the one that the guest can only read. They go with the Pod's volumes.
 pub(crate) fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io::Result<BootShares> {
-    let root = pod.volumes_path().join(dir_name(restart));
+    let root = pod.volumes_path().join(boot_dir_name(restart));
     let (environment_dir, status_dir) = (root.join(ENVIRONMENT), root.join(STATUS));
     for dir in [&environment_dir, &status_dir] {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;

@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use super::items::{BadFiles, FileMode, config_map_files, downward_files, merge, secret_files};
 use super::{Payload, PayloadFile};
 use crate::apiserver::tokens::{Token, TokenError};
-use crate::apiserver::watched_objects::{ObjectError, Watched, first_of};
-use crate::env::sources::World;
-use crate::node::capacity::Amounts;
+use crate::apiserver::watched_objects::{ObjectError, WatchedObject, first_of};
+use crate::env::sources::InputSources;
+use crate::quantity::ResourceList;
 
 /// The permission bits of files whose volume does not say; the API server fills them in.
 const USUAL_MODE: i32 = 0o644;
@@ -26,14 +26,14 @@ pub(crate) struct Content {
     sources: Vec<Source>,
     mode: FileMode,
     pod: watch::Receiver<Arc<Pod>>,
-    allocatable: Arc<Amounts>,
+    allocatable: Arc<ResourceList>,
 }
 
 /// Where files come from.
 #[derive(Debug)]
 enum Source {
-    ConfigMap { object: Watched<ConfigMap>, name: String, items: Vec<KeyToPath>, optional: bool },
-    Secret { object: Watched<Secret>, name: String, items: Vec<KeyToPath>, optional: bool },
+    ConfigMap { object: WatchedObject<ConfigMap>, name: String, items: Vec<KeyToPath>, optional: bool },
+    Secret { object: WatchedObject<Secret>, name: String, items: Vec<KeyToPath>, optional: bool },
     Downward { items: Vec<DownwardAPIVolumeFile>, shown: Option<Payload> },
     Token { token: Box<Token>, path: String },
     Unsupported(&'static str),
@@ -66,7 +66,7 @@ impl Content {
     /// The content of a volume; nothing when it is a volume of another kind. Must be called inside a runtime.
     ///
     /// The objects are watched for as long as this lives.
-    pub(crate) fn of(volume: &Volume, pod: watch::Receiver<Arc<Pod>>, world: &World) -> Option<Self> {
+    pub(crate) fn of(volume: &Volume, pod: watch::Receiver<Arc<Pod>>, world: &InputSources) -> Option<Self> {
         let now = pod.borrow().clone();
         let (sources, mode) = if let Some(volume) = &volume.config_map {
             let source = config_map(world, &now, &volume.name, volume.items.clone(), volume.optional);
@@ -117,7 +117,7 @@ impl Content {
 }
 
 fn config_map(
-    world: &World,
+    world: &InputSources,
     pod: &Pod,
     name: &str,
     items: Option<Vec<KeyToPath>>,
@@ -132,7 +132,7 @@ fn config_map(
 }
 
 fn secret(
-    world: &World,
+    world: &InputSources,
     pod: &Pod,
     name: &str,
     items: Option<Vec<KeyToPath>>,
@@ -151,7 +151,7 @@ fn downward(items: Option<Vec<DownwardAPIVolumeFile>>) -> Source {
 }
 
 /// A source of a projected volume. One that says nothing brings nothing.
-fn projected(world: &World, pod: &Pod, source: &VolumeProjection) -> Option<Source> {
+fn projected(world: &InputSources, pod: &Pod, source: &VolumeProjection) -> Option<Source> {
     Some(if let Some(source) = &source.config_map {
         config_map(world, pod, &source.name, source.items.clone(), source.optional)
     } else if let Some(source) = &source.secret {
@@ -174,7 +174,7 @@ impl Source {
         &mut self,
         pod: &Pod,
         mode: FileMode,
-        allocatable: &Amounts,
+        allocatable: &ResourceList,
     ) -> Result<Payload, ContentError> {
         match self {
             Self::ConfigMap { object, name, items, optional } => match object.get().await? {
@@ -207,7 +207,7 @@ async fn downward_changed(
     shown: Option<&Payload>,
     mut pod: watch::Receiver<Arc<Pod>>,
     mode: FileMode,
-    allocatable: &Amounts,
+    allocatable: &ResourceList,
 ) {
     loop {
         let files = downward_files(items, &pod.borrow_and_update().clone(), mode, allocatable);

@@ -7,12 +7,12 @@ use crate::error_chain::{self, chain};
 
 /// What is in the way of a volume: words for people, and whether a full disk is behind them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub(crate) struct VolumeError {
     words: String,
     no_space: bool,
 }
 
-impl Problem {
+impl VolumeError {
     pub(super) fn of(error: &(dyn Error + 'static)) -> Self {
         Self { words: chain(error), no_space: error_chain::is_for_want_of_space(error) }
     }
@@ -23,13 +23,13 @@ impl Problem {
     }
 }
 
-impl From<&str> for Problem {
+impl From<&str> for VolumeError {
     fn from(words: &str) -> Self {
         Self { words: words.to_owned(), no_space: false }
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for VolumeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.words)
     }

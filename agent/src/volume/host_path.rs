@@ -10,9 +10,10 @@ use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
 use super::share::tart_can_say;
 use crate::fs::dir::Dir;
-use crate::fs::dir_identity::Place;
-use crate::pod::PodUid;
-use crate::state::{Promise, StateDir, StateError, Writer};
+use crate::fs::dir_identity::DirIdentity;
+use crate::fs::file::FileError;
+use crate::names::PodUid;
+use crate::state::{HostPathWriter, Promise, StateDir};
 
 /// The mode of directories that are made because a Pod asks for them.
 const DIR_MODE: u32 = 0o755;
@@ -99,7 +100,7 @@ pub(crate) enum HostPathError {
     Replaced(String),
     /// It is not known who writes to what.
     #[error("cannot say whether another Pod can replace hostPath {0}")]
-    Writers(String, #[source] StateError),
+    Writers(String, #[source] FileError),
     /// It has to be there, and is not, or is something else.
     #[error("hostPath type check failed: {0} is not a directory")]
     NotDirectory(String),
@@ -125,7 +126,7 @@ pub(super) struct HostDir {
     /// Where it is, without links.
     pub(super) path: PathBuf,
     /// Which directory that is.
-    pub(super) place: Place,
+    pub(super) place: DirIdentity,
     /// Whether the Pod may write to it.
     pub(super) writable: bool,
 }
@@ -177,7 +178,7 @@ impl HostPaths {
         }
         match open_below(&allowed.path, &path, may_create && !allowed.read_only) {
             Ok(dir) => {
-                let place = Place::of(dir.this().map_err(failed)?);
+                let place = DirIdentity::of(dir.this().map_err(failed)?);
                 // The way to what is allowed may have been bent, too, by one who is allowed more.
                 if !place.is_at(&path).map_err(failed)? {
                     return Err(HostPathError::Replaced(shown()));
@@ -199,7 +200,7 @@ impl HostPaths {
         let shown = || path.display().to_string();
         let promises = StateDir::at(&self.state).promises_but(uid);
         let promises = promises.map_err(|error| HostPathError::Writers(shown(), error))?;
-        let writer = Writer { pod: uid.to_string(), path: path.to_owned() };
+        let writer = HostPathWriter { pod: uid.to_string(), path: path.to_owned() };
         match promises.into_iter().find(|promise| writer.can_replace(&promise.path)) {
             Some(Promise { pod, path: inner }) => {
                 Err(HostPathError::Around { path: shown(), inner: inner.display().to_string(), pod })

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, KeyToPath, Po
 
 use super::{Payload, PayloadFile};
 use crate::env::downward::{self, DownwardError};
-use crate::node::capacity::Amounts;
+use crate::quantity::ResourceList;
 
 /// Longer names and paths are refused, as the kubelet does.
 const LONGEST_NAME: usize = 255;
@@ -111,7 +111,7 @@ pub(super) fn downward_files(
     items: &[DownwardAPIVolumeFile],
     pod: &Pod,
     mode: FileMode,
-    allocatable: &Amounts,
+    allocatable: &ResourceList,
 ) -> Result<Payload, BadFiles> {
     let mut files = BTreeMap::new();
     for item in items {
@@ -238,7 +238,12 @@ mod tests {
         });
         let pod = serde_json::from_value(pod).unwrap();
         let told = |items: Value| {
-            downward_files(&serde_json::from_value::<Vec<_>>(items).unwrap(), &pod, MODE, &Amounts::new())
+            downward_files(
+                &serde_json::from_value::<Vec<_>>(items).unwrap(),
+                &pod,
+                MODE,
+                &ResourceList::new(),
+            )
         };
         let memory = json!({"containerName": "main", "resource": "limits.memory", "divisor": "1Mi"});
         let payload = told(json!([

@@ -2,18 +2,19 @@
 //!
 //! What a guest has written over what was in its image is not seen: the files say how many blocks they have, not how many they share.
 
-use super::taken;
-use crate::names::vm::{BaseName, VmName};
-use crate::state::{PodDir, StateError};
+use crate::fs::disk_usage::taken;
+use crate::fs::file::FileError;
+use crate::names::{BaseName, VmName};
+use crate::state::PodDir;
 use crate::tart::Tart;
 
 /// All that a Pod takes, in bytes. `None` when there is too much to measure.
-pub(crate) fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
+pub(crate) fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, FileError> {
     Ok(sum(taken(&dir.volumes_path()), beside_volumes(dir, tart)?))
 }
 
 /// The same without its volumes, which are the only thing that a guest can make long to look at.
-pub(crate) fn beside_volumes(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, StateError> {
+pub(crate) fn beside_volumes(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, FileError> {
     let mut total = taken(dir.logs_path());
     for attempt in dir.attempts()? {
         let base = attempt.view()?.spec.and_then(|spec| spec.base);
@@ -36,7 +37,7 @@ fn beyond(tart: &Tart, vm: &VmName, base: Option<&BaseName>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::Restart;
+    use crate::names::Restart;
     use crate::state::{ShimSpec, StateDir};
     use std::fs;
     use std::path::Path;
@@ -54,7 +55,7 @@ mod tests {
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let state = StateDir::open(&temp.path().join("state")).unwrap();
         let (dir, tart) = (state.pod("0b1c".parse().unwrap()), Tart::in_home("tart".as_ref(), temp.path()));
-        let takes = |part: fn(&PodDir, &Tart) -> Result<Option<u64>, StateError>| {
+        let takes = |part: fn(&PodDir, &Tart) -> Result<Option<u64>, FileError>| {
             part(&dir, &tart).unwrap().map(|bytes| bytes / MIB)
         };
         assert_eq!(takes(used), Some(0));

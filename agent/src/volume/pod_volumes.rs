@@ -15,22 +15,23 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::content::Content;
-use super::error::Problem;
+use super::error::VolumeError;
 use super::host_path::{HostPathError, HostPaths};
 use super::memory;
-use super::share::{self, Access, is_read_only};
-use super::size_limit::{self, Exceeded, Limit};
+use super::share::{self, ShareAccess, is_read_only};
+use super::size_limit::{self, Exceeded, SizeLimit};
 use super::sub_path::{self, SubPathError};
-use super::updater::{Filling, fill};
-use crate::env::sources::World;
+use super::updater::{VolumeUpdater, fill};
+use crate::env::sources::InputSources;
 use crate::error_chain::chain;
-use crate::fs::blocking_io::Looks;
-use crate::pod::PodUid;
+use crate::fs::blocking_io::BlockingIo;
+use crate::names::PodUid;
 use crate::pod::admission::mounts::guest_path;
-use crate::pod::worker::shim_spec::has_command;
-use crate::state::{Missing, Mount, PodDir, Share};
+use crate::state::container_spec::has_command;
+use crate::state::{Missing, Mount, PodDir};
+use crate::tart::Share;
 use crate::tart::Tart;
-use volume_root::{Ground, Part};
+use volume_root::{Part, VolumeRoot};
 
 /// How long the first filling of all volumes, and the host's disk, may take before the Pod is told to wait.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -50,9 +51,9 @@ pub(crate) struct PodVolumes {
     /// Whether the guest runs no command, and can say how it ended in a share of its own.
     only_boots: bool,
     /// How much of the disk the Pod may take, with all that is not a volume.
-    storage: Option<Limit>,
+    storage: Option<SizeLimit>,
     pod: watch::Receiver<Arc<Pod>>,
-    world: World,
+    world: InputSources,
     host_paths: Arc<HostPaths>,
     report: watch::Sender<Report>,
     seen: watch::Receiver<Report>,
@@ -60,7 +61,7 @@ pub(crate) struct PodVolumes {
     fillers: HashMap<String, AbortHandle>,
     measurer: Option<AbortHandle>,
     /// What is looked up on the host's disks, which may hang.
-    looks: Looks,
+    looks: BlockingIo,
 }
 
 /// What a VM gets.
@@ -116,12 +117,12 @@ pub(crate) struct MountFailure {
     /// The volume.
     pub(crate) volume: String,
     /// What is in the way.
-    pub(crate) problem: Problem,
+    pub(crate) problem: VolumeError,
 }
 
 impl MountFailure {
     pub(crate) fn new(volume: &str, problem: &(dyn std::error::Error + 'static)) -> Self {
-        Self { volume: volume.to_owned(), problem: Problem::of(problem) }
+        Self { volume: volume.to_owned(), problem: VolumeError::of(problem) }
     }
 
     /// Another volume than ours may be full, which is nothing that images could make room on.
@@ -139,7 +140,7 @@ struct ContainerMounts {
 /// What the tasks of a Pod's volumes have to say.
 #[derive(Debug, Clone, Default)]
 struct Report {
-    fillings: BTreeMap<String, Filling>,
+    fillings: BTreeMap<String, VolumeUpdater>,
     exceeded: Option<Exceeded>,
 }
 
@@ -148,7 +149,7 @@ impl PodVolumes {
     pub(crate) fn new(
         dir: &PodDir,
         pod: watch::Receiver<Arc<Pod>>,
-        world: World,
+        world: InputSources,
         host_paths: Arc<HostPaths>,
         tart: &Tart,
     ) -> Self {
@@ -169,7 +170,7 @@ impl PodVolumes {
             in_memory,
             mounts,
             only_boots,
-            storage: Limit::of_pod(dir, tart, &spec),
+            storage: SizeLimit::of_pod(dir, tart, &spec),
             pod,
             world,
             host_paths,
@@ -178,7 +179,7 @@ impl PodVolumes {
             tasks: JoinSet::new(),
             fillers: HashMap::new(),
             measurer: None,
-            looks: Looks::default(),
+            looks: BlockingIo::default(),
         }
     }
 
@@ -206,7 +207,7 @@ impl PodVolumes {
         for ContainerMounts { container, .. } in &self.mounts {
             prepared.mounts.insert(container.clone(), Vec::new());
         }
-        let accesses: HashMap<String, Access> =
+        let accesses: HashMap<String, ShareAccess> =
             grounds.iter().map(|(volume, ground)| (volume.clone(), self.access(volume, ground))).collect();
         let in_memory = self.in_memory.clone();
         let (host_paths, uid) = (self.host_paths.clone(), self.uid.clone());
@@ -255,7 +256,7 @@ impl PodVolumes {
             let report = self.report.clone();
             let tell = {
                 let name = name.clone();
-                move |filling: Filling| {
+                move |filling: VolumeUpdater| {
                     report.send_if_modified(|report| {
                         let before = report.fillings.insert(name.clone(), filling.clone());
                         before != Some(filling)
@@ -290,13 +291,13 @@ impl PodVolumes {
     }
 
     fn measure(&mut self) {
-        let mut limits: Vec<Limit> = self
+        let mut limits: Vec<SizeLimit> = self
             .volumes
             .iter()
-            .filter_map(|volume| Limit::of(&volume.name, volume.empty_dir.as_ref()?))
+            .filter_map(|volume| SizeLimit::of(&volume.name, volume.empty_dir.as_ref()?))
             .collect();
         if self.only_boots {
-            limits.push(Limit::of_boot_status());
+            limits.push(SizeLimit::of_boot_status());
         }
         limits.extend(self.storage.clone());
         if limits.is_empty() || self.measurer.is_some() {
@@ -310,13 +311,13 @@ impl PodVolumes {
     }
 
     /// Makes the directories of all volumes.
-    async fn lay_grounds(&mut self) -> Result<BTreeMap<String, Ground>, PrepareError> {
+    async fn lay_grounds(&mut self) -> Result<BTreeMap<String, VolumeRoot>, PrepareError> {
         let (uid, dir) = (self.uid.clone(), self.dir.clone());
         let (volumes, host_paths) = (self.volumes.clone(), self.host_paths.clone());
         let lay = move || {
             let (mut grounds, mut failures) = (BTreeMap::new(), Vec::new());
             for volume in &volumes {
-                match Ground::lay(&uid, &dir, volume, &host_paths) {
+                match VolumeRoot::lay(&uid, &dir, volume, &host_paths) {
                     Ok(ground) => drop(grounds.insert(volume.name.clone(), ground)),
                     Err(failure) => failures.push(failure),
                 }
@@ -329,14 +330,14 @@ impl PodVolumes {
     /// Waits until all volumes with files have them, or cannot have them.
     async fn filled(&mut self) -> Result<(), PrepareError> {
         let names: Vec<String> = self.fillers.keys().cloned().collect();
-        let settled = |filling: &Filling| filling.written || filling.problem.is_some();
+        let settled = |filling: &VolumeUpdater| filling.written || filling.problem.is_some();
         let all = |report: &Report| names.iter().all(|name| report.fillings.get(name).is_some_and(settled));
         let mut seen = self.report.subscribe();
         let _ = timeout(PATIENCE, seen.wait_for(all)).await;
         let report = self.seen.borrow_and_update();
         let failure = |name: &String| match report.fillings.get(name) {
-            Some(Filling { written: true, .. }) => None,
-            Some(Filling { problem: Some(problem), .. }) => {
+            Some(VolumeUpdater { written: true, .. }) => None,
+            Some(VolumeUpdater { problem: Some(problem), .. }) => {
                 Some(MountFailure { volume: name.clone(), problem: problem.clone() })
             }
             _ => Some(MountFailure { volume: name.clone(), problem: "timed out".into() }),
@@ -346,7 +347,7 @@ impl PodVolumes {
         if failures.is_empty() { Ok(()) } else { Err(PrepareError::Mount(failures)) }
     }
 
-    fn shares(&self, grounds: &BTreeMap<String, Ground>) -> Vec<Share> {
+    fn shares(&self, grounds: &BTreeMap<String, VolumeRoot>) -> Vec<Share> {
         let shares = grounds.iter().flat_map(|(volume, ground)| {
             let access = self.access(volume, ground);
             let kinds = [(access.writable, false), (access.read_only, true)];
@@ -360,9 +361,9 @@ impl PodVolumes {
         shares.collect()
     }
 
-    fn access(&self, volume: &str, ground: &Ground) -> Access {
+    fn access(&self, volume: &str, ground: &VolumeRoot) -> ShareAccess {
         let mounts = self.mounts.iter().flat_map(|of| &of.mounts).filter(|mount| mount.name == volume);
-        Access::of(mounts, ground.writable)
+        ShareAccess::of(mounts, ground.writable)
     }
 
     fn no_answer(&self) -> PrepareError {

@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 use super::boot_share;
 use super::pod_usage::beside_volumes;
 use crate::error_chain::chain;
-use crate::fs::blocking_io::Looks;
+use crate::fs::blocking_io::BlockingIo;
 use crate::fs::dir::Dir;
 use crate::fs::disk_usage::{Measurement, Usage};
 use crate::quantity;
@@ -36,7 +36,7 @@ const BOOT_STATUS_BYTES: u64 = 1 << 20;
 
 /// A directory that guests write to, and that may not grow beyond a size.
 #[derive(Debug, Clone)]
-pub(super) struct Limit {
+pub(super) struct SizeLimit {
     place: Place,
     volume: String,
     bytes: u64,
@@ -63,7 +63,7 @@ struct Beside {
     tart: Tart,
 }
 
-impl Limit {
+impl SizeLimit {
     /// The limit of the share in which a guest that only boots says how it ended.
     pub(super) fn of_boot_status() -> Self {
         let (place, volume) = (Place::BootStatus, boot_share::STATUS.to_owned());
@@ -91,7 +91,7 @@ impl Limit {
     }
 
     /// What is held against it; nothing when that cannot be told now.
-    async fn usage(&self, volumes: &Path, looks: &mut Looks) -> Option<Usage> {
+    async fn usage(&self, volumes: &Path, looks: &mut BlockingIo) -> Option<Usage> {
         let beside = match &self.beside {
             Some(beside) => beside.measure(looks).await?,
             None => 0,
@@ -105,7 +105,7 @@ impl Limit {
 }
 
 impl Beside {
-    async fn measure(&self, looks: &mut Looks) -> Option<u64> {
+    async fn measure(&self, looks: &mut BlockingIo) -> Option<u64> {
         let Self { dir, tart } = self.clone();
         match looks.look(LOOK_LIMIT, move || beside_volumes(&dir, &tart)).await {
             Some(Ok(bytes)) => bytes,
@@ -167,9 +167,9 @@ impl std::fmt::Display for Exceeded {
 }
 
 /// Measures what is limited again and again, with the volumes below `volumes`, until something is too large.
-pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
+pub(super) async fn watch(volumes: PathBuf, limits: Vec<SizeLimit>) -> Exceeded {
     let mut strikes = vec![0; limits.len()];
-    let mut looks = Looks::default();
+    let mut looks = BlockingIo::default();
     loop {
         let began = Instant::now();
         for (limit, strikes) in limits.iter().zip(&mut strikes) {
@@ -177,7 +177,7 @@ pub(super) async fn watch(volumes: PathBuf, limits: Vec<Limit>) -> Exceeded {
             debug!(volume = limit.volume, ?usage, "measured");
             *strikes = if matches!(usage, Some(Usage::Unmeasurable(_))) { *strikes + 1 } else { 0 };
             if let Some(usage) = usage.filter(|usage| is_too_large(*usage, limit.bytes, *strikes)) {
-                let Limit { place, volume, text, .. } = limit.clone();
+                let SizeLimit { place, volume, text, .. } = limit.clone();
                 return Exceeded { place, volume, limit: text, usage };
             }
         }
@@ -193,8 +193,8 @@ fn is_too_large(usage: Usage, limit: u64, strikes: u32) -> bool {
 }
 
 /// What a volume takes; nothing when it is not there, or changed too much to be measured.
-async fn measure(volumes: PathBuf, limit: Limit) -> Option<Usage> {
-    let Limit { place, volume, bytes, .. } = limit;
+async fn measure(volumes: PathBuf, limit: SizeLimit) -> Option<Usage> {
+    let SizeLimit { place, volume, bytes, .. } = limit;
     let begin = move || {
         let parent = match place {
             Place::Volume => volumes,
@@ -261,9 +261,9 @@ mod tests {
 
     #[test]
     fn zero_is_no_limit() {
-        assert!(Limit::of("v", &source("0")).is_none());
-        assert!(Limit::of("v", &EmptyDirVolumeSource::default()).is_none());
-        assert_eq!(Limit::of("v", &source("1Ki")).unwrap().bytes, 1024);
+        assert!(SizeLimit::of("v", &source("0")).is_none());
+        assert!(SizeLimit::of("v", &EmptyDirVolumeSource::default()).is_none());
+        assert_eq!(SizeLimit::of("v", &source("1Ki")).unwrap().bytes, 1024);
     }
 
     #[test]
@@ -287,14 +287,14 @@ mod tests {
             fs::create_dir(temp.path().join(name)).unwrap();
         }
         fs::write(temp.path().join("large/file"), vec![1; 2 << 20]).unwrap();
-        let limits = ["absent", "small", "large"].map(|name| Limit::of(name, &source("1Mi")).unwrap());
+        let limits = ["absent", "small", "large"].map(|name| SizeLimit::of(name, &source("1Mi")).unwrap());
         let exceeded = watch(temp.path().to_owned(), limits.to_vec()).await;
         assert_eq!(exceeded.volume, "large");
         assert!(matches!(exceeded.usage, Usage::Bytes(used) if used > 1 << 20));
     }
 
     /// A Pod with such limits of its init containers and its container, and somewhere to be.
-    fn limited(limits: &[Value]) -> (tempfile::TempDir, PodDir, Option<Limit>) {
+    fn limited(limits: &[Value]) -> (tempfile::TempDir, PodDir, Option<SizeLimit>) {
         let temp =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
@@ -303,7 +303,7 @@ mod tests {
         let main = containers.split_off(containers.len() - 1);
         let spec = json!({"initContainers": containers, "containers": main});
         let tart = Tart::in_home("tart".as_ref(), temp.path());
-        let limit = Limit::of_pod(&dir, &tart, &serde_json::from_value(spec).unwrap());
+        let limit = SizeLimit::of_pod(&dir, &tart, &serde_json::from_value(spec).unwrap());
         (temp, dir, limit)
     }
 
@@ -332,7 +332,7 @@ mod tests {
         let (_temp, dir, limit) = limited(&[json!({"ephemeral-storage": "3Mi"})]);
         let (limit, volumes) = (limit.unwrap(), dir.volumes_path());
         let is_exceeded = async || {
-            let usage = limit.usage(&volumes, &mut Looks::default()).await;
+            let usage = limit.usage(&volumes, &mut BlockingIo::default()).await;
             usage.is_some_and(|usage| is_too_large(usage, limit.bytes, 0))
         };
         assert!(!is_exceeded().await, "there is nothing yet");
@@ -360,7 +360,7 @@ mod tests {
                 fs::write(temp.path().join("v/d/file"), "").unwrap();
                 fs::set_permissions(temp.path().join(locked), fs::Permissions::from_mode(mode)).unwrap();
             });
-            let limit = Limit::of("v", &source("1Mi")).unwrap();
+            let limit = SizeLimit::of("v", &source("1Mi")).unwrap();
             let usage = runtime.block_on(measure(temp.path().to_owned(), limit));
             assert_eq!(usage, Some(Usage::Unmeasurable(Obstacle::Locked)), "{locked} {mode:o}");
         }
@@ -373,13 +373,13 @@ mod tests {
         for name in [".boot-9/pod_status", ".boot-10/pod_status", ".boot-x", "v"] {
             fs::create_dir_all(temp.path().join(name)).unwrap();
         }
-        let measured = || measure(temp.path().to_owned(), Limit::of_boot_status());
+        let measured = || measure(temp.path().to_owned(), SizeLimit::of_boot_status());
         let is_full = |usage| matches!(usage, Some(Usage::Bytes(used)) if used > BOOT_STATUS_BYTES);
         fs::write(temp.path().join(".boot-9/pod_status/old"), vec![1; 2 << 20]).unwrap();
         assert!(!is_full(measured().await), "a VM before is no reason to evict this one");
         fs::write(temp.path().join(".boot-10/pod_status/file"), vec![1; 2 << 20]).unwrap();
         assert!(is_full(measured().await));
-        let exceeded = watch(temp.path().to_owned(), vec![Limit::of_boot_status()]).await;
+        let exceeded = watch(temp.path().to_owned(), vec![SizeLimit::of_boot_status()]).await;
         let words = exceeded.to_string();
         assert!(words.starts_with("The guest has written more than 1Mi to its share pod_status"), "{words}");
     }

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use k8s_openapi::api::core::v1::VolumeMount;
 
 use crate::env::expansion::expand;
-use crate::fs::dir::{Dir, Kind};
+use crate::fs::dir::{Dir, EntryKind};
 
 /// More links than this lead in a circle.
 const MAX_LINKS: u32 = 40;
@@ -116,11 +116,11 @@ pub(super) fn locate(root: &Dir, path: &str, may_create: bool) -> Result<PathBuf
         let here = way.last().map_or(root, |(_, dir)| dir);
         match here.look(&name).map_err(elsewhere)?.map(|entry| entry.kind) {
             _ if way.len() == MAX_LEVELS => return Err(elsewhere(io::Error::other("it is too deep"))),
-            Some(Kind::Directory) => {
+            Some(EntryKind::Directory) => {
                 let inner = here.open(&name).map_err(elsewhere)?;
                 way.push((name, inner));
             }
-            Some(Kind::Link) => {
+            Some(EntryKind::Link) => {
                 links += 1;
                 let target = here.read_link(&name).map_err(elsewhere)?.unwrap_or_default();
                 let target = Path::new(&target);
@@ -131,10 +131,10 @@ pub(super) fn locate(root: &Dir, path: &str, may_create: bool) -> Result<PathBuf
                     ahead.push_front(part.to_owned());
                 }
             }
-            Some(Kind::File) if ahead.is_empty() => {
+            Some(EntryKind::File) if ahead.is_empty() => {
                 return Ok(way.into_iter().map(|(name, _)| name).chain([name]).collect());
             }
-            Some(Kind::File | Kind::Other) => {
+            Some(EntryKind::File | EntryKind::Other) => {
                 return Err(elsewhere(io::ErrorKind::NotADirectory.into()));
             }
             None if may_create => {

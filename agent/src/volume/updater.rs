@@ -9,9 +9,9 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::Payload;
-use super::atomic_writer::{self, TreeError};
+use super::atomic_writer::{self, AtomicWriteError};
 use super::content::Content;
-use super::error::Problem;
+use super::error::VolumeError;
 use crate::fs::dir::Dir;
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -19,17 +19,17 @@ const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// How it stands with the files of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Filling {
+pub(super) struct VolumeUpdater {
     /// Whether there are any, perhaps old ones.
     pub(super) written: bool,
     /// Why they are not as they are to be.
-    pub(super) problem: Option<Problem>,
+    pub(super) problem: Option<VolumeError>,
 }
 
 /// Writes the files of the volume `name` below `volumes`, and writes them again whenever they are to change. The volume must
 /// be there already: one that is not was removed, and must not come back.
-pub(super) async fn fill(volumes: PathBuf, name: String, mut content: Content, tell: impl Fn(Filling)) {
-    let mut filling = Filling::default();
+pub(super) async fn fill(volumes: PathBuf, name: String, mut content: Content, tell: impl Fn(VolumeUpdater)) {
+    let mut filling = VolumeUpdater::default();
     let mut delay = FIRST_RETRY;
     loop {
         match write(&volumes, &name, &mut content).await {
@@ -52,7 +52,7 @@ pub(super) async fn fill(volumes: PathBuf, name: String, mut content: Content, t
             }
         }
         delay = FIRST_RETRY;
-        filling = Filling { written: true, problem: None };
+        filling = VolumeUpdater { written: true, problem: None };
         tell(filling.clone());
         content.changed().await;
     }
@@ -64,14 +64,14 @@ enum Written {
     Gone,
 }
 
-async fn write(volumes: &Path, name: &str, content: &mut Content) -> Result<Written, Problem> {
-    let payload = content.payload().await.map_err(|error| Problem::of(&error))?;
+async fn write(volumes: &Path, name: &str, content: &mut Content) -> Result<Written, VolumeError> {
+    let payload = content.payload().await.map_err(|error| VolumeError::of(&error))?;
     let (volumes, name) = (volumes.to_owned(), name.to_owned());
     let written = spawn_blocking(move || write_files(&volumes, &name, &payload)).await;
-    written.map_err(|error| Problem::of(&error))?.map_err(|error| Problem::of(&error))
+    written.map_err(|error| VolumeError::of(&error))?.map_err(|error| VolumeError::of(&error))
 }
 
-fn write_files(volumes: &Path, name: &str, payload: &Payload) -> Result<Written, TreeError> {
+fn write_files(volumes: &Path, name: &str, payload: &Payload) -> Result<Written, AtomicWriteError> {
     let volumes = match Dir::trusted(volumes) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Written::Gone),
         opened => opened?,

@@ -23,7 +23,7 @@ const MEMORY: SignedDuration = SignedDuration::from_mins(6);
 
 /// What is to be told.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct EventRecord {
     pub(super) warns: bool,
     pub(super) reason: String,
     /// What tells two Events of one reason apart.
@@ -74,7 +74,7 @@ impl Recorder {
     }
 
     /// Writes an Event, or counts the one that has said the same.
-    pub(super) async fn write(&self, told: &Told, about: &ObjectReference) -> Result<(), RecordError> {
+    pub(super) async fn write(&self, told: &EventRecord, about: &ObjectReference) -> Result<(), RecordError> {
         let mut event = self.next(told, about);
         let namespace = about.namespace.as_deref().unwrap_or("default");
         let api = Api::namespaced(self.client.clone(), namespace);
@@ -95,7 +95,7 @@ impl Recorder {
         Ok(())
     }
 
-    fn next(&self, told: &Told, about: &ObjectReference) -> Event {
+    fn next(&self, told: &EventRecord, about: &ObjectReference) -> Event {
         let now = Timestamp::now();
         let mut written = self.written();
         written.retain(|event| last_seen(event).is_some_and(|seen| now.duration_since(seen) < MEMORY));
@@ -108,7 +108,7 @@ impl Recorder {
         Event { series: Some(EventSeries { count, last_observed_time: MicroTime(now) }), ..same.clone() }
     }
 
-    fn first(&self, told: &Told, about: &ObjectReference, now: Timestamp) -> Event {
+    fn first(&self, told: &EventRecord, about: &ObjectReference, now: Timestamp) -> Event {
         let object = about.name.as_deref().unwrap_or(CONTROLLER);
         let object = object.get(..MAX_NAME).unwrap_or(object).trim_end_matches(['.', '-']);
         let name = format!("{object}.{:016x}", fastrand::u64(..));
@@ -164,8 +164,13 @@ mod tests {
 
     use super::*;
 
-    fn told(note: &str) -> Told {
-        Told { warns: true, reason: "Failed".into(), action: format!("Failed-{note}"), note: note.into() }
+    fn told(note: &str) -> EventRecord {
+        EventRecord {
+            warns: true,
+            reason: "Failed".into(),
+            action: format!("Failed-{note}"),
+            note: note.into(),
+        }
     }
 
     /// A recorder whose API server gives these answers, `None` for a connection that breaks, and what it is asked.

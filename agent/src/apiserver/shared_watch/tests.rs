@@ -90,7 +90,7 @@ fn trouble_is_told_until_something_is_known() {
 async fn a_watch_is_shared_and_ends_with_the_last_who_needs_it() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let nowhere = kube::Config::new(http::Uri::from_static("https://127.0.0.1:1"));
-    let shelf = Shelf::new(Client::try_from(nowhere).unwrap(), "configmap", value);
+    let shelf = SharedWatches::new(Client::try_from(nowhere).unwrap(), "configmap", value);
     let scope = |name: &str| Scope { namespace: "ns".to_owned(), name: Some(name.to_owned()) };
     let open = || lock(&shelf.feeds).len();
     let (first, second, other) = (shelf.watch(scope("a")), shelf.watch(scope("a")), shelf.watch(scope("b")));

@@ -3,7 +3,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use super::*;
-use crate::names::vm::{Restart, VmName};
+use crate::names::{Restart, VmName};
 use crate::state::{Missing, Mount, ShimSpec, Termination};
 use proptest::prelude::*;
 

@@ -10,17 +10,19 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::pass_queue::{Line, Moment, Turn};
-use super::retry_delay::Favours;
-use super::{Image, Made, Need, Stage, Verdict, Watermarks, World, choose};
+use super::pass_queue::{Moment, PassQueue, PassTurn};
+use super::retry_delay::RetryDelays;
+use super::{Image, ImageGcObservation, ImageUse, ImageVerdict, Need, SpaceResult, Watermarks, choose};
 use crate::error_chain::chain;
+use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::ownership::KnownImage;
-use crate::image::{ImageError, Images};
+use crate::image::{ImageError, ImageStore};
 use crate::metrics::Metrics;
-use crate::os::host::volume;
-use crate::state::{StateDir, StateError};
-use crate::tart::{ImageDigest, Tart, full_name};
+use crate::names::{ImageDigest, full_name};
+use crate::os::availability::volume;
+use crate::state::StateDir;
+use crate::tart::Tart;
 
 /// When images are collected.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +38,7 @@ pub(crate) struct Rules {
 pub(crate) enum CollectError {
     /// What is in use cannot be known, so nothing is deleted.
     #[error("cannot tell which images are in use")]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// The disk does not answer.
     #[error("the disk has not answered within {} s", LOOK_LIMIT.as_secs())]
     Late,
@@ -65,14 +67,14 @@ impl Pass {
 
 /// Collects images. With `--disable-vm-gc` there is none.
 #[derive(Debug)]
-pub(crate) struct Collector {
-    pub(super) images: Arc<Images>,
+pub(crate) struct ImageCollector {
+    pub(super) images: Arc<ImageStore>,
     pub(super) tart: Tart,
     pub(super) state: StateDir,
     rules: Rules,
     metrics: Metrics,
-    line: Line,
-    favours: Favours,
+    line: PassQueue,
+    favours: RetryDelays,
 }
 
 /// What would become of the images on this host, without doing it.
@@ -80,17 +82,17 @@ pub(crate) fn survey(
     tart: &Tart,
     state: &StateDir,
     rules: Rules,
-) -> Result<Vec<(ImageDigest, Verdict)>, StateError> {
+) -> Result<Vec<(ImageDigest, ImageVerdict)>, FileError> {
     let (mut record, now) = (state.images()?, Timestamp::now());
     record.set_clock_right(now);
     let pulling: HashSet<&str> = record.pulls().collect();
     let is_starting = |image: &KnownImage| image.names.iter().any(|name| pulling.contains(name.as_str()));
-    let world = World {
+    let world = ImageGcObservation {
         images: observe(record.images(), tart, state, is_starting)?,
         space: volume(tart.home()),
         watermarks: rules.watermarks,
         min_age: rules.min_age,
-        stage: Stage::Routine,
+        stage: ImageUse::Routine,
         now,
     };
     Ok(choose(&world))
@@ -102,7 +104,7 @@ fn observe(
     tart: &Tart,
     state: &StateDir,
     is_starting: impl Fn(&KnownImage) -> bool,
-) -> Result<Vec<Image>, StateError> {
+) -> Result<Vec<Image>, FileError> {
     // Who starts is asked first: a Pod is in the state directory before its start is over.
     let starting: HashSet<&ImageDigest> =
         known.iter().filter(|image| is_starting(image)).map(|image| &image.digest).collect();
@@ -128,20 +130,34 @@ fn observe(
     Ok(known.iter().filter_map(image).collect())
 }
 
-impl Collector {
+impl ImageCollector {
     /// A collector of the images that the agent itself has brought here.
-    pub(crate) fn new(images: Arc<Images>, tart: Tart, state: StateDir, rules: Rules, metrics: Metrics) -> Self {
-        Self { images, tart, state, rules, metrics, line: Line::default(), favours: Favours::default() }
+    pub(crate) fn new(
+        images: Arc<ImageStore>,
+        tart: Tart,
+        state: StateDir,
+        rules: Rules,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            images,
+            tart,
+            state,
+            rules,
+            metrics,
+            line: PassQueue::default(),
+            favours: RetryDelays::default(),
+        }
     }
 
     /// Makes room for an image that has found none, if that is what was in its way. Once images have gone for it, the next one does not
     /// go soon, until it [is here](Self::is_here), or nobody wants it any more.
-    pub(crate) async fn make_room_for(self: &Arc<Self>, image: &str, error: &ImageError) -> Made {
+    pub(crate) async fn make_room_for(self: &Arc<Self>, image: &str, error: &ImageError) -> SpaceResult {
         let (name, Some(place)) = (full_name(image), error.full_place(self.tart.home())) else {
-            return Made::Nothing;
+            return SpaceResult::Nothing;
         };
         if self.favours.are_too_early(&name, Instant::now()) {
-            return Made::TooEarly;
+            return SpaceResult::TooEarly;
         }
         self.delete_for(place, Some(name)).await
     }
@@ -152,29 +168,29 @@ impl Collector {
     }
 
     /// Makes room for somebody who has found none at a place. Nothing goes for the sake of a volume that images are not on.
-    pub(crate) async fn make_room_at(self: &Arc<Self>, place: &Path) -> Made {
+    pub(crate) async fn make_room_at(self: &Arc<Self>, place: &Path) -> SpaceResult {
         self.delete_for(place, None).await
     }
 
     /// Makes room at a place, as a favour to an image if it is for one.
-    async fn delete_for(self: &Arc<Self>, place: &Path, image: Option<String>) -> Made {
+    async fn delete_for(self: &Arc<Self>, place: &Path, image: Option<String>) -> SpaceResult {
         let since = self.now();
         let (tart, place) = (self.tart.clone(), place.to_owned());
         let look = spawn_blocking(move || tart.shares_volume_with(&place));
         match timeout(LOOK_LIMIT, look).await {
             Ok(Ok(true)) => {}
-            Ok(Ok(false)) => return Made::Elsewhere,
+            Ok(Ok(false)) => return SpaceResult::Elsewhere,
             Ok(Err(_)) | Err(_) => {
                 warn!("cannot make room: the disk does not say which volume a path is on");
-                return Made::Unseen;
+                return SpaceResult::Unseen;
             }
         }
-        match self.pass_for(Stage::Wanted, since, image).await {
-            Ok(None) => Made::Room,
-            Ok(Some(pass)) => Made::by(&pass),
+        match self.pass_for(ImageUse::Wanted, since, image).await {
+            Ok(None) => SpaceResult::Room,
+            Ok(Some(pass)) => SpaceResult::by(&pass),
             Err(error) => {
                 warn!(error = chain(&error), "cannot make room");
-                Made::Unseen
+                SpaceResult::Unseen
             }
         }
     }
@@ -185,7 +201,11 @@ impl Collector {
     }
 
     /// Looks at all images, and deletes as many as have to go; `None` when another pass has made room since that moment.
-    pub(crate) async fn pass(self: &Arc<Self>, stage: Stage, since: Moment) -> Result<Option<Pass>, CollectError> {
+    pub(crate) async fn pass(
+        self: &Arc<Self>,
+        stage: ImageUse,
+        since: Moment,
+    ) -> Result<Option<Pass>, CollectError> {
         self.pass_for(stage, since, None).await
     }
 
@@ -195,7 +215,7 @@ impl Collector {
     /// is of no use to anybody.
     async fn pass_for(
         self: &Arc<Self>,
-        stage: Stage,
+        stage: ImageUse,
         since: Moment,
         image: Option<String>,
     ) -> Result<Option<Pass>, CollectError> {
@@ -211,7 +231,7 @@ impl Collector {
         pass.await.map_err(CollectError::Died)?.map(Some)
     }
 
-    async fn pass_in_turn(&self, stage: Stage, _turn: Turn) -> Result<Pass, CollectError> {
+    async fn pass_in_turn(&self, stage: ImageUse, _turn: PassTurn) -> Result<Pass, CollectError> {
         let begun = Instant::now();
         let result = self.collect(stage).await;
         if result.as_ref().is_ok_and(Pass::has_made_room) {
@@ -222,9 +242,9 @@ impl Collector {
         result
     }
 
-    async fn collect(&self, mut stage: Stage) -> Result<Pass, CollectError> {
+    async fn collect(&self, mut stage: ImageUse) -> Result<Pass, CollectError> {
         let mut done = Pass::default();
-        if stage == Stage::Wanted {
+        if stage == ImageUse::Wanted {
             done.freed = self.give_up_partials().await;
         }
         self.images.recover().await;
@@ -237,7 +257,7 @@ impl Collector {
                 self.images.residents().borrow().iter().filter(|one| !is_known(&one.digest)).count();
             self.metrics.images_judged(&verdicts, foreign);
             debug!(?stage, ?verdicts, space = ?world.space, "looked at the images");
-            let mut candidates = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Delete);
+            let mut candidates = verdicts.iter().filter(|(_, verdict)| *verdict == ImageVerdict::Delete);
             let Some((digest, _)) = candidates.find(|(digest, _)| !hopeless.contains(digest)) else {
                 return Ok(done);
             };
@@ -247,7 +267,7 @@ impl Collector {
                     self.metrics.image_deleted(freed);
                     done.deleted += 1;
                     done.freed += freed;
-                    stage = Stage::Going;
+                    stage = ImageUse::Going;
                 }
                 // Somebody needs it after all.
                 Ok(None) => {
@@ -275,7 +295,7 @@ impl Collector {
         freed
     }
 
-    async fn look(&self, stage: Stage) -> Result<World, CollectError> {
+    async fn look(&self, stage: ImageUse) -> Result<ImageGcObservation, CollectError> {
         let (images, tart, state) = (self.images.clone(), self.tart.clone(), self.state.clone());
         let look = spawn_blocking(move || {
             images.set_clock_right(Timestamp::now());
@@ -302,12 +322,12 @@ impl Collector {
                     images.collected(&gone.digest);
                 }
             }
-            Ok::<_, StateError>((found, volume(tart.home()), now))
+            Ok::<_, FileError>((found, volume(tart.home()), now))
         });
         let Ok(Ok(looked)) = timeout(LOOK_LIMIT, look).await else { return Err(CollectError::Late) };
         let (images, space, now) = looked?;
         let Rules { watermarks, min_age } = self.rules;
-        Ok(World { images, space, watermarks, min_age, stage, now })
+        Ok(ImageGcObservation { images, space, watermarks, min_age, stage, now })
     }
 }
 

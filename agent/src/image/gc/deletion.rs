@@ -3,16 +3,17 @@
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::collector::{Collector, names};
+use super::collector::{ImageCollector, names};
 use super::takes_base_along;
 use crate::crash_point;
+use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::ownership::KnownImage;
-use crate::names::vm::BaseName;
-use crate::state::StateError;
-use crate::tart::{ImageDigest, TartError};
+use crate::names::BaseName;
+use crate::names::ImageDigest;
+use crate::tart::TartError;
 
-impl Collector {
+impl ImageCollector {
     /// Deletes an image: its base VM, unless another image has the same, and what the agent has pulled, for together they hold the
     /// blocks. `None` when it is needed.
     ///
@@ -89,7 +90,7 @@ impl Collector {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DeleteError {
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     #[error(transparent)]
     Tart(#[from] TartError),
     #[error("cannot remove what is left of a base VM")]

@@ -7,7 +7,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 /// The line.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct PassQueue {
     at_work: Arc<Mutex<()>>,
     /// How many passes have made room.
     fruitful: AtomicU64,
@@ -18,9 +18,9 @@ pub(super) struct Line {
 pub(crate) struct Moment(u64);
 
 /// Nobody else passes while it is held.
-pub(super) type Turn = OwnedMutexGuard<()>;
+pub(super) type PassTurn = OwnedMutexGuard<()>;
 
-impl Line {
+impl PassQueue {
     /// This moment.
     pub(super) fn now(&self) -> Moment {
         Moment(self.fruitful.load(Ordering::Acquire))
@@ -33,7 +33,7 @@ impl Line {
 
     /// Waits for its turn. There is none for somebody who has come in time for the fruits of another's pass: a full disk is met by
     /// many at once, and is not to cost an image for each.
-    pub(super) async fn turn_unless_fruitful_since(&self, since: Moment) -> Option<Turn> {
+    pub(super) async fn turn_unless_fruitful_since(&self, since: Moment) -> Option<PassTurn> {
         let turn = self.at_work.clone().lock_owned().await;
         (self.now() == since).then_some(turn)
     }
@@ -45,7 +45,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_waited_for_a_pass_that_made_room_needs_none_of_its_own() {
-        let line = Line::default();
+        let line = PassQueue::default();
         let (first, second, third) = (line.now(), line.now(), line.now());
         let in_vain = line.turn_unless_fruitful_since(first).await;
         assert!(in_vain.is_some());

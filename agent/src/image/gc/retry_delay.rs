@@ -15,7 +15,7 @@ const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 /// The images for which others have gone, by name, and that are not here yet.
 #[derive(Debug, Default)]
-pub(super) struct Favours(Mutex<HashMap<String, Favour>>);
+pub(super) struct RetryDelays(Mutex<HashMap<String, Favour>>);
 
 #[derive(Debug)]
 struct Favour {
@@ -25,7 +25,7 @@ struct Favour {
     wanted_at: Instant,
 }
 
-impl Favours {
+impl RetryDelays {
     /// Whether others have gone for an image a short while ago.
     pub(super) fn are_too_early(&self, image: &str, now: Instant) -> bool {
         let mut all = self.lock();
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_favour_is_done_later_each_time_until_one_was_of_use() {
-        let (favours, start) = (Favours::default(), Instant::now());
+        let (favours, start) = (RetryDelays::default(), Instant::now());
         assert!(!favours.are_too_early("a", start));
         let (mut at, mut pauses) = (start, Vec::new());
         for _ in 0..7 {
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn what_nobody_wants_any_more_is_forgotten() {
-        let (favours, start) = (Favours::default(), Instant::now());
+        let (favours, start) = (RetryDelays::default(), Instant::now());
         let almost = WANTED_FOR.saturating_sub(Duration::from_secs(1));
         favours.done("a", start);
         favours.done("a", start);

@@ -4,7 +4,7 @@ use super::Pass;
 
 /// What has become of a wish for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Made {
+pub(crate) enum SpaceResult {
     /// There is more than before.
     Room,
     /// No image could go.
@@ -23,7 +23,7 @@ pub(crate) enum Made {
     InVain,
 }
 
-impl Made {
+impl SpaceResult {
     /// All of them.
     #[cfg(test)]
     const ALL: [Self; 8] = [
@@ -77,20 +77,20 @@ mod tests {
     #[test]
     fn a_pass_makes_room_or_says_what_was_in_the_way() {
         for (deleted, freed, failed, expected) in [
-            (1, 0, 0, Made::Room),
-            (0, 5, 0, Made::Room),
-            (1, 5, 1, Made::Room),
-            (0, 0, 0, Made::Nothing),
-            (0, 0, 2, Made::Failed),
+            (1, 0, 0, SpaceResult::Room),
+            (0, 5, 0, SpaceResult::Room),
+            (1, 5, 1, SpaceResult::Room),
+            (0, 0, 0, SpaceResult::Nothing),
+            (0, 0, 2, SpaceResult::Failed),
         ] {
-            assert_eq!(Made::by(&Pass { deleted, freed, failed }), expected);
+            assert_eq!(SpaceResult::by(&Pass { deleted, freed, failed }), expected);
         }
     }
 
     #[test]
     fn each_reason_has_words_of_its_own() {
-        let words: HashSet<_> = Made::ALL.iter().map(|made| made.why_not()).collect();
-        assert_eq!(words.len(), Made::ALL.len());
-        assert!(Made::ALL.iter().all(|made| (*made == Made::Room) == made.why_not().is_none()));
+        let words: HashSet<_> = SpaceResult::ALL.iter().map(|made| made.why_not()).collect();
+        assert_eq!(words.len(), SpaceResult::ALL.len());
+        assert!(SpaceResult::ALL.iter().all(|made| (*made == SpaceResult::Room) == made.why_not().is_none()));
     }
 }

@@ -22,10 +22,10 @@ fn image(number: u64, last_used: i64) -> Image {
     }
 }
 
-fn world(images: Vec<Image>, available: u64, stage: Stage) -> World {
-    World {
+fn world(images: Vec<Image>, available: u64, stage: ImageUse) -> ImageGcObservation {
+    ImageGcObservation {
         images,
-        space: Some(Figure { available, total: 100 }),
+        space: Some(Availability { available, total: 100 }),
         watermarks: Watermarks::new(85, 80).unwrap(),
         min_age: Duration::from_mins(2),
         stage,
@@ -33,7 +33,7 @@ fn world(images: Vec<Image>, available: u64, stage: Stage) -> World {
     }
 }
 
-fn verdicts(world: &World) -> Vec<(u64, Verdict)> {
+fn verdicts(world: &ImageGcObservation) -> Vec<(u64, ImageVerdict)> {
     let number = |digest: &ImageDigest| u64::from_str_radix(&digest.hex()[48..], 16).unwrap();
     choose(world).into_iter().map(|(digest, verdict)| (number(&digest), verdict)).collect()
 }
@@ -41,56 +41,65 @@ fn verdicts(world: &World) -> Vec<(u64, Verdict)> {
 #[test]
 fn the_least_recently_used_go_first_and_one_stays() {
     let images = vec![image(1, 30), image(2, 10), image(3, 20)];
-    let expected = [(2, Verdict::Delete), (3, Verdict::Delete), (1, Verdict::Keep(Reason::Last))];
-    assert_eq!(verdicts(&world(images, 15, Stage::Routine)), expected);
+    let expected = [
+        (2, ImageVerdict::Delete),
+        (3, ImageVerdict::Delete),
+        (1, ImageVerdict::Keep(ImageVerdictReason::Last)),
+    ];
+    assert_eq!(verdicts(&world(images, 15, ImageUse::Routine)), expected);
 }
 
 #[test]
 fn collection_begins_at_the_high_watermark_and_ends_at_the_low_one() {
     let goes = |available, stage| {
         let images = vec![image(1, 10), image(2, 20)];
-        verdicts(&world(images, available, stage))[0].1 == Verdict::Delete
+        verdicts(&world(images, available, stage))[0].1 == ImageVerdict::Delete
     };
-    assert!(!goes(16, Stage::Routine) && goes(15, Stage::Routine) && goes(0, Stage::Routine));
-    assert!(goes(19, Stage::Going) && !goes(20, Stage::Going));
-    assert!(goes(100, Stage::Wanted), "somebody has no room, whatever the volume says");
+    assert!(!goes(16, ImageUse::Routine) && goes(15, ImageUse::Routine) && goes(0, ImageUse::Routine));
+    assert!(goes(19, ImageUse::Going) && !goes(20, ImageUse::Going));
+    assert!(goes(100, ImageUse::Wanted), "somebody has no room, whatever the volume says");
     let blind = |stage| {
-        let world = World { space: None, ..world(vec![image(1, 10), image(2, 20)], 0, stage) };
-        verdicts(&world)[0].1 == Verdict::Delete
+        let world = ImageGcObservation { space: None, ..world(vec![image(1, 10), image(2, 20)], 0, stage) };
+        verdicts(&world)[0].1 == ImageVerdict::Delete
     };
-    assert!(!blind(Stage::Routine) && !blind(Stage::Going) && blind(Stage::Wanted));
+    assert!(!blind(ImageUse::Routine) && !blind(ImageUse::Going) && blind(ImageUse::Wanted));
 }
 
 #[test]
 fn what_is_needed_stays_and_counts_as_the_one_that_stays() {
-    for (need, reason) in
-        [(Need::Vm, Reason::InUse), (Need::Start, Reason::Starting), (Need::Unknown, Reason::Unknown)]
-    {
+    for (need, reason) in [
+        (Need::Vm, ImageVerdictReason::InUse),
+        (Need::Start, ImageVerdictReason::Starting),
+        (Need::Unknown, ImageVerdictReason::Unknown),
+    ] {
         let images = vec![Image { need, ..image(1, 10) }, image(2, 20)];
-        let expected = [(1, Verdict::Keep(reason)), (2, Verdict::Delete)];
-        assert_eq!(verdicts(&world(images, 0, Stage::Wanted)), expected);
+        let expected = [(1, ImageVerdict::Keep(reason)), (2, ImageVerdict::Delete)];
+        assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
     }
     let young = Image { pulled_at: at(9_881), ..image(1, 10) };
-    assert_eq!(verdicts(&world(vec![young], 0, Stage::Wanted)), [(1, Verdict::Keep(Reason::Young))]);
+    assert_eq!(
+        verdicts(&world(vec![young], 0, ImageUse::Wanted)),
+        [(1, ImageVerdict::Keep(ImageVerdictReason::Young))]
+    );
 }
 
 #[test]
 fn the_one_that_stays_is_one_to_clone_from() {
     let bare = |number, used| Image { has_base: false, ..image(number, used) };
     let images = vec![image(1, 10), bare(2, 20)];
-    let expected = [(1, Verdict::Keep(Reason::Last)), (2, Verdict::Delete)];
-    assert_eq!(verdicts(&world(images, 0, Stage::Wanted)), expected);
+    let expected = [(1, ImageVerdict::Keep(ImageVerdictReason::Last)), (2, ImageVerdict::Delete)];
+    assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
     let images = vec![bare(1, 10), bare(2, 20)];
-    let expected = [(1, Verdict::Delete), (2, Verdict::Keep(Reason::Last))];
-    assert_eq!(verdicts(&world(images, 0, Stage::Wanted)), expected);
-    assert_eq!(verdicts(&world(Vec::new(), 0, Stage::Wanted)), []);
+    let expected = [(1, ImageVerdict::Delete), (2, ImageVerdict::Keep(ImageVerdictReason::Last))];
+    assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
+    assert_eq!(verdicts(&world(Vec::new(), 0, ImageUse::Wanted)), []);
 }
 
 #[test]
 fn watermarks_must_leave_something_to_do() {
     assert!(Watermarks::new(80, 80).is_err() && Watermarks::new(101, 80).is_err());
     let never = Watermarks::new(100, 80).unwrap();
-    assert!(!never.is_reached(Figure { available: 0, total: 100 }));
+    assert!(!never.is_reached(Availability { available: 0, total: 100 }));
 }
 
 fn any_need() -> impl Strategy<Value = Need> {
@@ -105,8 +114,8 @@ prop_compose! {
     }
 }
 
-fn any_stage() -> impl Strategy<Value = Stage> {
-    prop_oneof![Just(Stage::Routine), Just(Stage::Wanted), Just(Stage::Going)]
+fn any_stage() -> impl Strategy<Value = ImageUse> {
+    prop_oneof![Just(ImageUse::Routine), Just(ImageUse::Wanted), Just(ImageUse::Going)]
 }
 
 prop_compose! {
@@ -116,11 +125,11 @@ prop_compose! {
         high in 1u8..=100,
         part in 0u8..100,
         stage in any_stage(),
-    ) -> World {
+    ) -> ImageGcObservation {
         let images: BTreeMap<_, _> = images.into_iter().map(|image| (image.digest.clone(), image)).collect();
-        World {
+        ImageGcObservation {
             images: images.into_values().collect(),
-            space: space.map(|(available, total)| Figure { available: available.min(total), total }),
+            space: space.map(|(available, total)| Availability { available: available.min(total), total }),
             watermarks: Watermarks::new(high, part % high).unwrap(),
             min_age: Duration::from_mins(2),
             stage,
@@ -135,12 +144,12 @@ proptest! {
         let chosen = choose(&world);
         prop_assert_eq!(chosen.len(), world.images.len());
         let of = |digest: &ImageDigest| world.images.iter().find(|image| image.digest == *digest).unwrap();
-        for (digest, _) in chosen.iter().filter(|(_, verdict)| *verdict == Verdict::Delete) {
+        for (digest, _) in chosen.iter().filter(|(_, verdict)| *verdict == ImageVerdict::Delete) {
             prop_assert_eq!(of(digest).need, Need::None);
             prop_assert!(of(digest).pulled_at + world.min_age <= world.now);
         }
         let stays = |with_base: bool| chosen.iter().any(|(digest, verdict)| {
-            *verdict != Verdict::Delete && (of(digest).has_base || !with_base)
+            *verdict != ImageVerdict::Delete && (of(digest).has_base || !with_base)
         });
         prop_assert!(chosen.is_empty() || stays(false));
         prop_assert!(stays(true) || !world.images.iter().any(|image| image.has_base));
@@ -169,8 +178,8 @@ proptest! {
                 has_base: bases.contains_key(&BaseName::of(digest).to_string()),
                 ..image(1, *used)
             });
-            let verdicts = choose(&world(images.collect(), 0, Stage::Wanted));
-            let Some((digest, _)) = verdicts.into_iter().find(|(_, verdict)| *verdict == Verdict::Delete) else { break };
+            let verdicts = choose(&world(images.collect(), 0, ImageUse::Wanted));
+            let Some((digest, _)) = verdicts.into_iter().find(|(_, verdict)| *verdict == ImageVerdict::Delete) else { break };
             if takes_base_along(&digest, left.keys()) {
                 bases.remove(&BaseName::of(&digest).to_string());
             }
@@ -190,27 +199,27 @@ proptest! {
     /// room, or with nothing left that may go.
     #[test]
     fn collection_ends(mut world in any_world(), gains in proptest::collection::vec(0u64..50, 12)) {
-        world.stage = Stage::Wanted;
+        world.stage = ImageUse::Wanted;
         let mut gains = gains.into_iter();
-        while let Some((digest, _)) = choose(&world).into_iter().find(|(_, verdict)| *verdict == Verdict::Delete) {
+        while let Some((digest, _)) = choose(&world).into_iter().find(|(_, verdict)| *verdict == ImageVerdict::Delete) {
             world.images.retain(|image| image.digest != digest);
-            world.stage = Stage::Going;
+            world.stage = ImageUse::Going;
             let gain = gains.next().expect("no more deletions than images");
-            world.space = world.space.map(|space| Figure { available: (space.available + gain).min(space.total), ..space });
+            world.space = world.space.map(|space| Availability { available: (space.available + gain).min(space.total), ..space });
         }
         let free = world.space.is_none_or(|space| world.watermarks.is_left(space));
         let candidates = world.images.iter().filter(|image| image.need == Need::None && image.pulled_at + world.min_age <= world.now);
-        prop_assert!(free || world.stage == Stage::Wanted || candidates.count() <= 1, "{:?}", world);
+        prop_assert!(free || world.stage == ImageUse::Wanted || candidates.count() <= 1, "{:?}", world);
     }
 
     #[test]
     fn a_new_use_never_makes_an_image_go(world in any_world(), index in 0usize..12) {
         prop_assume!(index < world.images.len());
         let digest = world.images[index].digest.clone();
-        let verdict = |world: &World| choose(world).into_iter().find(|(one, _)| *one == digest).unwrap().1;
+        let verdict = |world: &ImageGcObservation| choose(world).into_iter().find(|(one, _)| *one == digest).unwrap().1;
         let before = verdict(&world);
         let mut used = world.clone();
         used.images[index].last_used_at = at(20_000);
-        prop_assert!(!(before != Verdict::Delete && verdict(&used) == Verdict::Delete));
+        prop_assert!(!(before != ImageVerdict::Delete && verdict(&used) == ImageVerdict::Delete));
     }
 }

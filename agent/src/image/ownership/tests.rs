@@ -260,17 +260,21 @@ proptest! {
 fn a_private_image_is_for_those_whom_its_registry_has_let_have_it() {
     let (mut record, secret) = (ImageRecord::default(), SecretUid("s".into()));
     let inode = |digit: char| Some(u64::from(digit));
-    assert_eq!(record.access(&digest('a'), inode('a')), Access::Everyone, "somebody has put it there");
+    assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::Everyone, "somebody has put it there");
     pull(&mut record, "r.test/macos:1", [hex('f')]);
-    assert_eq!(record.access(&digest('a'), inode('a')), Access::nobody(), "it may just have come");
-    assert_eq!(record.access(&digest('f'), inode('f')), Access::Everyone, "it was there before");
+    assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::nobody(), "it may just have come");
+    assert_eq!(record.access(&digest('f'), inode('f')), ImageAccess::Everyone, "it was there before");
     record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-    assert_eq!(record.access(&digest('a'), inode('a')), Access::nobody(), "nobody has said who pulled it");
+    assert_eq!(
+        record.access(&digest('a'), inode('a')),
+        ImageAccess::nobody(),
+        "nobody has said who pulled it"
+    );
     assert!(record.grant(&digest('a'), Some(&secret)) && !record.grant(&digest('b'), Some(&secret)));
     for here in [inode('a'), None] {
-        assert_eq!(record.access(&digest('a'), here), Access::With(vec![secret.clone()]));
+        assert_eq!(record.access(&digest('a'), here), ImageAccess::With(vec![secret.clone()]));
     }
-    assert_eq!(record.access(&digest('a'), inode('b')), Access::Everyone, "another one is there now");
+    assert_eq!(record.access(&digest('a'), inode('b')), ImageAccess::Everyone, "another one is there now");
     // By another name it is the same image, and whoever knew it before still does.
     pull(&mut record, "r.test/macos:2", [hex('a')]);
     record.settle("r.test/macos:2", Some(&present('a')), true, at(2));
@@ -279,19 +283,23 @@ fn a_private_image_is_for_those_whom_its_registry_has_let_have_it() {
     for (name, digit) in [("r.test/macos:1", 'b'), ("r.test/macos:2", 'b'), ("r.test/macos:2", 'a')] {
         pull(&mut record, name, [hex('a')]);
         record.settle(name, Some(&present(digit)), true, at(3));
-        assert_eq!(record.access(&digest('a'), inode('a')), Access::With(vec![secret.clone()]), "{name}");
+        assert_eq!(
+            record.access(&digest('a'), inode('a')),
+            ImageAccess::With(vec![secret.clone()]),
+            "{name}"
+        );
     }
     // It was deleted, and our own tart has just brought it back.
     pull(&mut record, "r.test/macos:1", []);
-    assert_eq!(record.access(&digest('a'), inode('c')), Access::nobody());
+    assert_eq!(record.access(&digest('a'), inode('c')), ImageAccess::nobody());
 }
 
 #[test]
 fn an_image_that_we_bring_after_others_is_no_longer_for_everyone() {
     let mut record = ImageRecord::default();
     record.used(&digest('a'), at(0));
-    assert_eq!(record.access(&digest('a'), None), Access::Everyone);
+    assert_eq!(record.access(&digest('a'), None), ImageAccess::Everyone);
     pull(&mut record, "r.test/macos:1", []);
     record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-    assert_eq!(record.access(&digest('a'), Some(u64::from('a'))), Access::nobody());
+    assert_eq!(record.access(&digest('a'), Some(u64::from('a'))), ImageAccess::nobody());
 }

@@ -14,7 +14,7 @@ pub(super) async fn facts() -> SystemFacts {
     }
 }
 
-pub(super) fn processes() -> Option<u64> {
+pub(crate) fn processes() -> Option<u64> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let count = entries
         .filter(|entry| {

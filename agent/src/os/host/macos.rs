@@ -34,7 +34,7 @@ pub(super) async fn facts() -> SystemFacts {
     }
 }
 
-pub(super) fn processes() -> Option<u64> {
+pub(crate) fn processes() -> Option<u64> {
     let mut system = System::new().ok()?;
     system.refresh_processes_specifics(ProcessesToUpdate::All, true, ProcessRefreshKind::nothing());
     u64::try_from(system.processes().len()).ok()

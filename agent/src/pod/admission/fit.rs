@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::Refusal;
 use super::affinity;
-use crate::node::node_info::Offer;
+use crate::node::node_info::NodeInfo;
 use crate::quantity;
 
 const OUT_OF_PODS: &str = "OutOfpods";
@@ -15,7 +15,7 @@ const NO_PLACE: &str = "; macOS runs two VMs at a time: when a Pod of this Node 
 
 /// What a Pod takes of its Node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Claim {
+pub(crate) struct ResourceRequests {
     cpu_milli: u64,
     memory: u64,
     storage: u64,
@@ -31,7 +31,7 @@ struct Port {
     number: i32,
 }
 
-impl Claim {
+impl ResourceRequests {
     /// What a Pod asks for.
     pub(crate) fn of(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else { return Self::default() };
@@ -92,12 +92,14 @@ impl Port {
 }
 
 /// Whether a Pod fits on a Node beside `others`.
-pub(crate) fn fits(pod: &Pod, offer: &Offer, others: &[&Claim]) -> Result<(), Refusal> {
-    let claim = Claim::of(pod);
+pub(crate) fn fits(pod: &Pod, offer: &NodeInfo, others: &[&ResourceRequests]) -> Result<(), Refusal> {
+    let claim = ResourceRequests::of(pod);
     let spec = pod.spec.clone().unwrap_or_default();
     let pods = u64::try_from(others.len()).unwrap_or(u64::MAX);
     enough("pods", OUT_OF_PODS, 1, pods, Some(offer.pods))?;
-    let used = |part: fn(&Claim) -> u64| others.iter().map(|other| part(other)).fold(0, u64::saturating_add);
+    let used = |part: fn(&ResourceRequests) -> u64| {
+        others.iter().map(|other| part(other)).fold(0, u64::saturating_add)
+    };
     enough("cpu", "OutOfcpu", claim.cpu_milli, used(|c| c.cpu_milli), Some(offer.cpu_milli))?;
     enough("memory", "OutOfmemory", claim.memory, used(|c| c.memory), Some(offer.memory))?;
     let storage = used(|c| c.storage);
@@ -176,14 +178,14 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    fn offer() -> Offer {
+    fn offer() -> NodeInfo {
         let taint = |key: &str, effect: &str| Taint {
             key: key.into(),
             effect: effect.into(),
             value: Some("yes".into()),
             ..Taint::default()
         };
-        Offer {
+        NodeInfo {
             name: "mac-1".into(),
             labels: [("disk".to_owned(), "ssd".to_owned())].into(),
             taints: vec![taint("macos", "NoSchedule"), taint("lethal", "NoExecute")],
@@ -213,9 +215,10 @@ mod tests {
 
     #[test]
     fn each_refusal_has_the_kubelets_words() {
-        let other =
-            Claim::of(&requesting(&json!({"cpu": "6", "memory": "10Gi", "ephemeral-storage": "60Gi"})));
-        let web = Claim::of(&on_port(&json!({"containerPort": 80, "hostPort": 8080})));
+        let other = ResourceRequests::of(&requesting(
+            &json!({"cpu": "6", "memory": "10Gi", "ephemeral-storage": "60Gi"}),
+        ));
+        let web = ResourceRequests::of(&on_port(&json!({"containerPort": 80, "hostPort": 8080})));
         let both = [&other, &web];
         let table = vec![
             (
@@ -278,8 +281,10 @@ mod tests {
 
     #[test]
     fn what_just_fits_fits() {
-        let other = Claim::of(&requesting(&json!({"cpu": "6", "memory": "10Gi"})));
-        let web = Claim::of(&on_port(&json!({"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"})));
+        let other = ResourceRequests::of(&requesting(&json!({"cpu": "6", "memory": "10Gi"})));
+        let web = ResourceRequests::of(&on_port(
+            &json!({"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"}),
+        ));
         for (pod, other) in [
             (requesting(&json!({"cpu": "2", "memory": "6Gi", "example.org/gpu": "1"})), &other),
             (on_port(&json!({"containerPort": 80, "hostPort": 8081})), &web),
@@ -289,7 +294,7 @@ mod tests {
         ] {
             assert_eq!(fits(&pod, &offer(), &[other]), Ok(()), "{pod:?}");
         }
-        let unknown = Offer { storage: None, ..offer() };
+        let unknown = NodeInfo { storage: None, ..offer() };
         assert_eq!(fits(&requesting(&json!({"ephemeral-storage": "1E"})), &unknown, &[]), Ok(()));
     }
 
@@ -303,8 +308,8 @@ mod tests {
             "containers": [container("2")],
             "overhead": {"cpu": "500m"},
         });
-        assert_eq!(Claim::of(&pod(&spec)).cpu_milli, 5500);
-        assert_eq!(Claim::of(&requesting(&json!({"cpu": "nonsense"}))).cpu_milli, u64::MAX);
+        assert_eq!(ResourceRequests::of(&pod(&spec)).cpu_milli, 5500);
+        assert_eq!(ResourceRequests::of(&requesting(&json!({"cpu": "nonsense"}))).cpu_milli, u64::MAX);
     }
 
     #[test]
@@ -327,13 +332,13 @@ mod tests {
         /// Whatever comes in what order, those that were let in never have more than there is.
         #[test]
         fn nobody_is_let_in_beyond_what_there_is(asked in proptest::collection::vec((0u64..9000, 0u64..20), 0..12)) {
-            let mut inside: Vec<Claim> = Vec::new();
-            let offer = Offer { pods: 4, ..offer() };
+            let mut inside: Vec<ResourceRequests> = Vec::new();
+            let offer = NodeInfo { pods: 4, ..offer() };
             for (cpu, memory) in asked {
                 let pod = requesting(&json!({"cpu": format!("{cpu}m"), "memory": format!("{memory}Gi")}));
-                let others: Vec<&Claim> = inside.iter().collect();
+                let others: Vec<&ResourceRequests> = inside.iter().collect();
                 if fits(&pod, &offer, &others).is_ok() {
-                    inside.push(Claim::of(&pod));
+                    inside.push(ResourceRequests::of(&pod));
                 }
             }
             prop_assert!(inside.len() <= 4);

@@ -78,7 +78,7 @@ fn without_links(path: PathBuf) -> PathBuf {
 }
 
 /// Where a mount is in the guest: absolute, and without doubled slashes.
-pub(super) fn guest_path(mount_path: &str) -> PathBuf {
+pub(crate) fn guest_path(mount_path: &str) -> PathBuf {
     let parts = Path::new(mount_path).components().filter(|part| matches!(part, Component::Normal(_)));
     Path::new("/").join(parts.collect::<PathBuf>())
 }

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use tokio::sync::watch;
 
-use crate::pod::PodUid;
+use crate::names::PodUid;
 
 /// The Pods that have a worker; clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct AtWork {
+pub(crate) struct ActiveWorkers {
     known: watch::Sender<Known>,
 }
 
@@ -21,27 +21,27 @@ struct Known {
 
 /// A Pod is worked on until this is dropped, whatever ends the work.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct WorkerTicket {
     uid: PodUid,
-    at_work: AtWork,
+    at_work: ActiveWorkers,
 }
 
-impl Default for AtWork {
+impl Default for ActiveWorkers {
     fn default() -> Self {
         Self { known: watch::Sender::new(Known::default()) }
     }
 }
 
-impl AtWork {
+impl ActiveWorkers {
     /// From now on, whoever has no worker needs none.
     pub(crate) fn complete(&self) {
         self.known.send_if_modified(|known| !std::mem::replace(&mut known.complete, true));
     }
 
     /// Work on a Pod begins.
-    pub(crate) fn begin(&self, uid: PodUid) -> Ticket {
+    pub(crate) fn begin(&self, uid: PodUid) -> WorkerTicket {
         self.known.send_if_modified(|known| known.uids.insert(uid.clone()));
-        Ticket { uid, at_work: self.clone() }
+        WorkerTicket { uid, at_work: self.clone() }
     }
 
     /// The Pods that are worked on now, once that is known.
@@ -52,7 +52,7 @@ impl AtWork {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for WorkerTicket {
     fn drop(&mut self) {
         self.at_work.known.send_if_modified(|known| known.uids.remove(&self.uid));
     }
@@ -64,7 +64,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_said_before_it_is_known_and_a_ticket_ends_with_its_work() {
-        let at_work = AtWork::default();
+        let at_work = ActiveWorkers::default();
         let uid: PodUid = "0b1c".parse().unwrap();
         let ticket = at_work.begin(uid.clone());
         let asked = tokio::spawn({

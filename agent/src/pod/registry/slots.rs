@@ -5,16 +5,16 @@ use std::collections::HashSet;
 
 use tokio::sync::watch;
 
-use crate::pod::PodUid;
+use crate::names::PodUid;
 
 /// The places, and which Pods have a VM in one; clones share them.
 #[derive(Debug, Clone)]
-pub(crate) struct Slots {
+pub(crate) struct VmSlots {
     limit: usize,
     held: watch::Sender<HashSet<PodUid>>,
 }
 
-impl Slots {
+impl VmSlots {
     /// This many places, all free.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, held: watch::Sender::new(HashSet::new()) }
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn there_are_only_so_many_places() {
-        let slots = Slots::new(2);
+        let slots = VmSlots::new(2);
         let [a, b, c] = ["a", "b", "c"].map(|uid| uid.parse::<PodUid>().unwrap());
         assert!(slots.take(&a) && slots.take(&b) && slots.take(&b));
         let mut changes = slots.changes();
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_vm_that_is_there_counts_in_any_case() {
-        let slots = Slots::new(1);
+        let slots = VmSlots::new(1);
         let [a, b, c] = ["a", "b", "c"].map(|uid| uid.parse::<PodUid>().unwrap());
         slots.note(&a, true);
         slots.note(&b, true);

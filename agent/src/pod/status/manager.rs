@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 use super::is_final;
 use crate::crash_point;
 use crate::error_chain::chain;
-use crate::pod::{PodName, PodUid};
+use crate::names::{PodName, PodUid};
 
 const LIMIT: Duration = Duration::from_secs(15);
 const FIRST_DELAY: Duration = Duration::from_millis(250);
@@ -22,7 +22,7 @@ const INSIST_AFTER: Duration = Duration::from_secs(10);
 
 /// Publishes the latest status of one Pod from a task of its own, so that an API server that is away holds up nothing else.
 #[derive(Debug)]
-pub(crate) struct Publisher {
+pub(crate) struct StatusManager {
     wanted: watch::Sender<Option<PodStatus>>,
     published: watch::Receiver<Option<Published>>,
 }
@@ -86,7 +86,7 @@ fn own_part(shown: Option<&PodStatus>, ours: &PodStatus) -> PodStatus {
     }
 }
 
-impl Publisher {
+impl StatusManager {
     /// Starts the task; it ends when this value is dropped.
     pub(crate) fn spawn(api: Api<Pod>, pod: PodName, uid: PodUid) -> Self {
         let (wanted, receiver) = watch::channel(None);
@@ -246,7 +246,8 @@ mod tests {
         };
         let client = Client::new(tower::service_fn(answer), "default");
         let name = PodName { namespace: "default".into(), name: "p".into() };
-        let mut publisher = Publisher::spawn(Api::default_namespaced(client), name, "0b1c".parse().unwrap());
+        let mut publisher =
+            StatusManager::spawn(Api::default_namespaced(client), name, "0b1c".parse().unwrap());
         let failed = PodStatus { phase: Some("Failed".into()), ..PodStatus::default() };
         publisher.want(failed.clone(), &Pod::default());
         assert_eq!(asks.recv().await, Some(404));

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::restart::{RestartPolicy, Verdict, verdict};
+use super::restart::{RestartDecision, verdict};
 use super::time::later;
-use crate::names::vm::Restart;
-use crate::probe::state::Health;
-use crate::state::{AttemptView, Ending, Holder, Outcome, StopCause, StopRequest};
+use crate::names::Restart;
+use crate::probe::state::ContainerHealth;
+use crate::state::RestartPolicy;
+use crate::state::{Ending, Holder, Outcome, StopCause, StopRequest, VmRunView};
 
 /// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);
@@ -27,7 +28,7 @@ const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
 /// What the API wants of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum Desired {
     /// It is to run.
     Run(RestartPolicy),
     /// It is being deleted, with this grace period.
@@ -43,7 +44,7 @@ pub(crate) enum Wanted {
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact that is seen on its own")]
 pub(crate) struct Observation {
     /// What the API wants.
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: Desired,
     /// Whether the Pod is one that this agent cannot run.
     pub(crate) refused: bool,
     /// Whether the Pod has been written down.
@@ -51,11 +52,11 @@ pub(crate) struct Observation {
     /// The image that the Pod names.
     pub(crate) image: Option<String>,
     /// The VMs that were made for it, oldest first.
-    pub(crate) attempts: Vec<AttemptView>,
+    pub(crate) attempts: Vec<VmRunView>,
     /// The last VM that the API shows as started, whether or not anything is known of it here.
     pub(crate) started: Option<Restart>,
     /// What probes say of the current VM's container; absent when nothing probes it.
-    pub(crate) health: Option<Health>,
+    pub(crate) health: Option<ContainerHealth>,
     /// When it may be tried again to plan a VM, or to start a container in it, after something was missing.
     pub(crate) retry_at: Option<Timestamp>,
     /// Whether a volume of the Pod, or all that it takes of the disk, is larger than it may be.
@@ -94,7 +95,7 @@ impl Observation {
     pub(crate) fn missed_deadline(&self) -> Option<Deadline> {
         let in_time = |at| self.last_end().is_some_and(|(_, end)| end.finished_at < at);
         self.deadline.filter(|deadline| {
-            deadline.at <= self.now && matches!(self.wanted, Wanted::Run(_)) && !in_time(deadline.at)
+            deadline.at <= self.now && matches!(self.wanted, Desired::Run(_)) && !in_time(deadline.at)
         })
     }
 
@@ -115,22 +116,23 @@ impl Observation {
     }
 
     /// The end of the Pod's container that nothing follows.
-    fn last_end(&self) -> Option<(&AttemptView, &Outcome)> {
+    fn last_end(&self) -> Option<(&VmRunView, &Outcome)> {
         let attempt = self.attempts.last()?;
         let end = attempt.outcome.as_ref().or(attempt.result.as_ref())?;
-        let is_last = matches!(self.verdict(attempt, end), Verdict::Succeeded | Verdict::Failed);
+        let is_last =
+            matches!(self.verdict(attempt, end), RestartDecision::Succeeded | RestartDecision::Failed);
         is_last.then_some((attempt, end))
     }
 
     /// The VM of which only the API still knows.
     pub(crate) fn forgotten(&self) -> Option<Restart> {
-        let is_wanted = matches!(self.wanted, Wanted::Run(_) | Wanted::Stop(_));
+        let is_wanted = matches!(self.wanted, Desired::Run(_) | Desired::Stop(_));
         self.started.filter(|_| self.attempts.is_empty() && is_wanted)
     }
 
     /// Whether macOS may count a VM of the Pod: one that was taken up and is not known to be over.
     pub(crate) fn has_vm(&self) -> bool {
-        let counts = |attempt: &AttemptView| match attempt.holder {
+        let counts = |attempt: &VmRunView| match attempt.holder {
             Holder::Tart => true,
             Holder::Shim => attempt.outcome.is_none(),
             Holder::Nobody => attempt.begun && attempt.outcome.is_none(),
@@ -139,22 +141,22 @@ impl Observation {
     }
 
     /// Whether a VM was planned with another image than the Pod names now.
-    pub(crate) fn is_outdated(&self, attempt: &AttemptView) -> bool {
+    pub(crate) fn is_outdated(&self, attempt: &VmRunView) -> bool {
         let planned = attempt.spec.as_ref().and_then(|spec| spec.image_name.as_ref());
         planned.zip(self.image.as_ref()).is_some_and(|(planned, named)| planned != named)
     }
 
     /// What follows the end of a VM's container.
-    pub(crate) fn verdict(&self, attempt: &AttemptView, outcome: &Outcome) -> Verdict {
+    pub(crate) fn verdict(&self, attempt: &VmRunView, outcome: &Outcome) -> RestartDecision {
         let stop = attempt.heeded_stop();
-        let Wanted::Run(policy) = self.wanted else {
+        let Desired::Run(policy) = self.wanted else {
             // Whatever the policy says, a Pod that is to go does not start again.
             return verdict(RestartPolicy::Never, 0, stop, outcome);
         };
         match stop.and_then(|stop| stop.cause) {
             // As for the kubelet: it was stopped for the sake of another image, and has to start with that, whatever the policy says.
             Some(StopCause::Changed) => {
-                Verdict::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
+                RestartDecision::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
             }
             // How often it has failed with another image says nothing of this one.
             _ if self.is_outdated(attempt) => verdict(policy, 0, stop, outcome),
@@ -182,13 +184,13 @@ pub(crate) fn decide(seen: &Observation) -> Decision {
 fn step(seen: &Observation) -> Decision {
     // Whatever is to become of the Pod, this VM may still run.
     if let Some(restart) = seen.forgotten() {
-        let is_new = matches!(seen.wanted, Wanted::Run(_)) && !seen.accepted && !seen.refused;
+        let is_new = matches!(seen.wanted, Desired::Run(_)) && !seen.accepted && !seen.refused;
         return if is_new { Decision::Accept } else { Decision::Recall(restart) };
     }
     if let Some(Deadline { grace, .. }) = seen.missed_deadline() {
         return put_away(seen, grace).unwrap_or(Decision::Wait(None));
     }
-    if let Wanted::Run(_) = seen.wanted {
+    if let Desired::Run(_) = seen.wanted {
         if seen.eviction().is_some() {
             return put_away(seen, EVICTION_GRACE).unwrap_or(Decision::Wait(None));
         }
@@ -197,20 +199,20 @@ fn step(seen: &Observation) -> Decision {
         }
     }
     match seen.wanted {
-        Wanted::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
-        Wanted::Run(_) if !seen.accepted => Decision::Accept,
+        Desired::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
+        Desired::Run(_) if !seen.accepted => Decision::Accept,
         // Nothing starts it again, whenever the API server hears of that.
-        Wanted::Run(_) if seen.is_over() && seen.is_idle() => {
+        Desired::Run(_) if seen.is_over() && seen.is_idle() => {
             put_away(seen, Duration::ZERO).unwrap_or(Decision::Wait(None))
         }
-        Wanted::Run(_) => run(seen),
-        Wanted::Stop(grace) => put_away(seen, grace).unwrap_or(if seen.final_status_published {
+        Desired::Run(_) => run(seen),
+        Desired::Stop(grace) => put_away(seen, grace).unwrap_or(if seen.final_status_published {
             Decision::DeletePod
         } else {
             Decision::Wait(None)
         }),
-        Wanted::Finished(grace) => put_away(seen, grace).unwrap_or(Decision::Wait(None)),
-        Wanted::Gone => put_away(seen, Duration::ZERO).unwrap_or(Decision::Forget),
+        Desired::Finished(grace) => put_away(seen, grace).unwrap_or(Decision::Wait(None)),
+        Desired::Gone => put_away(seen, Duration::ZERO).unwrap_or(Decision::Forget),
     }
 }
 
@@ -237,18 +239,18 @@ fn run(seen: &Observation) -> Decision {
         (Holder::Nobody, None, true, _) => Decision::RecordLoss(current.restart),
         (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => clean(seen, current),
         (Holder::Shim | Holder::Nobody, Some(outcome), ..) => match seen.verdict(current, outcome) {
-            Verdict::Restart { at, crashes, .. } if at <= seen.now => {
+            RestartDecision::Restart { at, crashes, .. } if at <= seen.now => {
                 plan(seen, current.restart.next(), crashes)
             }
-            Verdict::Restart { at, .. } => Decision::Wait(Some(at)),
-            Verdict::Succeeded | Verdict::Failed => Decision::Wait(None),
+            RestartDecision::Restart { at, .. } => Decision::Wait(Some(at)),
+            RestartDecision::Succeeded | RestartDecision::Failed => Decision::Wait(None),
         },
     }
 }
 
 /// The next step for a VM whose shim is at work: none, unless it needs something, or its container has failed a probe or is to have
 /// another image.
-fn attend(seen: &Observation, current: &AttemptView) -> Decision {
+fn attend(seen: &Observation, current: &VmRunView) -> Decision {
     if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
         return await_shim(current.restart, stop, seen.now);
     }
@@ -284,10 +286,10 @@ fn put_away(seen: &Observation, grace: Duration) -> Option<Decision> {
 }
 
 /// How often the container has failed in a row before a VM whose plan was begun and never written.
-fn crashes_before(seen: &Observation, previous: Option<&AttemptView>) -> u32 {
+fn crashes_before(seen: &Observation, previous: Option<&VmRunView>) -> u32 {
     let ended = previous.and_then(|view| Some((view, view.outcome.as_ref()?)));
     match ended.map(|(view, outcome)| seen.verdict(view, outcome)) {
-        Some(Verdict::Restart { crashes, .. }) => crashes,
+        Some(RestartDecision::Restart { crashes, .. }) => crashes,
         _ => 0,
     }
 }
@@ -298,7 +300,7 @@ fn tear_down(seen: &Observation, grace: Duration) -> Option<Decision> {
 }
 
 /// The next step towards a VM that is gone; `None` when it is.
-fn end(seen: &Observation, attempt: &AttemptView, grace: Duration) -> Option<Decision> {
+fn end(seen: &Observation, attempt: &VmRunView, grace: Duration) -> Option<Decision> {
     let (restart, now) = (attempt.restart, seen.now);
     match (attempt.holder, &attempt.outcome) {
         (Holder::Shim, None) => {
@@ -316,17 +318,17 @@ fn end(seen: &Observation, attempt: &AttemptView, grace: Duration) -> Option<Dec
 }
 
 /// The next step for a VM that is over. Whoever has written an outcome is on its way out, unless something keeps it.
-fn clean(seen: &Observation, attempt: &AttemptView) -> Decision {
+fn clean(seen: &Observation, attempt: &VmRunView) -> Decision {
     let is_stuck = attempt.holder == Holder::Shim && seen.vain_cleans >= VAIN_CLEANS;
     if is_stuck { Decision::KillShim(attempt.restart) } else { Decision::Clean(attempt.restart) }
 }
 
 /// The next step for a VM without a shim of which something still runs.
-fn stop_orphan(seen: &Observation, attempt: &AttemptView) -> Decision {
+fn stop_orphan(seen: &Observation, attempt: &VmRunView) -> Decision {
     let restart = attempt.restart;
     let is_asked = attempt.asked || seen.asked == Some(restart);
     // Of a Pod that is gone nobody wants to know.
-    if attempt.outcome.is_none() && !is_asked && seen.wanted != Wanted::Gone {
+    if attempt.outcome.is_none() && !is_asked && seen.wanted != Desired::Gone {
         Decision::AskGuest(restart)
     } else if seen.vain_stops < ORPHAN_STOPS {
         Decision::StopOrphan(restart)

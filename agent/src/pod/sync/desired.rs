@@ -7,15 +7,15 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
-use super::decide::{Deadline, Wanted};
-use super::restart::RestartPolicy;
+use super::decide::{Deadline, Desired};
 use super::time::seconds;
-use crate::names::vm::Restart;
-use crate::pod::PodUid;
+use crate::names::PodUid;
+use crate::names::Restart;
 use crate::pod::status::{is_final, vm_of};
+use crate::state::RestartPolicy;
 
 /// When a Pod has been active for long enough. It counts from the start time that the API shows.
-pub(super) fn deadline(pod: &Pod) -> Option<Deadline> {
+pub(crate) fn deadline(pod: &Pod) -> Option<Deadline> {
     let spec = pod.spec.as_ref()?;
     let start = pod.status.as_ref()?.start_time.as_ref()?.0;
     let active = Duration::from_secs(spec.active_deadline_seconds?.try_into().unwrap_or(0));
@@ -24,7 +24,7 @@ pub(super) fn deadline(pod: &Pod) -> Option<Deadline> {
 }
 
 /// The last VM of a Pod that the API shows as started: one that runs, or has ended.
-pub(super) fn started(pod: &Pod, uid: &PodUid) -> Option<Restart> {
+pub(crate) fn started(pod: &Pod, uid: &PodUid) -> Option<Restart> {
     let status = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
     let (state, last) = (status.state.as_ref(), status.last_state.as_ref());
     let running = state.and_then(|state| state.running.as_ref()).and(status.container_id.as_ref());
@@ -35,22 +35,22 @@ pub(super) fn started(pod: &Pod, uid: &PodUid) -> Option<Restart> {
 }
 
 /// What the API wants of a Pod.
-pub(super) fn wanted(pod: &Pod, gone: bool) -> Wanted {
+pub(crate) fn wanted(pod: &Pod, gone: bool) -> Desired {
     let spec = pod.spec.as_ref();
     if gone {
-        Wanted::Gone
+        Desired::Gone
     } else if pod.metadata.deletion_timestamp.is_some() {
-        Wanted::Stop(seconds(pod.metadata.deletion_grace_period_seconds))
+        Desired::Stop(seconds(pod.metadata.deletion_grace_period_seconds))
     } else if is_final(pod.status.as_ref()) {
-        Wanted::Finished(seconds(spec.and_then(|spec| spec.termination_grace_period_seconds)))
+        Desired::Finished(seconds(spec.and_then(|spec| spec.termination_grace_period_seconds)))
     } else {
-        Wanted::Run(RestartPolicy::of(spec.and_then(|spec| spec.restart_policy.as_deref())))
+        Desired::Run(RestartPolicy::of(spec.and_then(|spec| spec.restart_policy.as_deref())))
     }
 }
 
 /// Waits until something else is wanted of a Pod than this.
-pub(super) async fn otherwise_wanted(
-    before: Wanted,
+pub(crate) async fn otherwise_wanted(
+    before: Desired,
     mut pod: watch::Receiver<Arc<Pod>>,
     mut gone: watch::Receiver<bool>,
 ) {
@@ -90,7 +90,7 @@ mod tests {
         gones.send_replace(true);
         otherwise.await;
         drop((pods, gones));
-        assert_eq!(otherwise_wanted(Wanted::Gone, pod_seen, gone_seen).now_or_never(), None);
+        assert_eq!(otherwise_wanted(Desired::Gone, pod_seen, gone_seen).now_or_never(), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ const ERROR_SHOWN: Duration = Duration::from_secs(5);
 
 /// A failure to have an image ready.
 #[derive(Debug, Clone)]
-pub(crate) struct Failure {
+pub(crate) struct ImageFailure {
     image: String,
     reason: &'static str,
     message: String,
@@ -23,7 +23,7 @@ pub(crate) struct Failure {
     delay: Duration,
 }
 
-impl Failure {
+impl ImageFailure {
     /// A failure at a time, after another one or as the first.
     pub(crate) fn new(image: &str, error: &ImageError, before: Option<&Self>, at: Timestamp) -> Self {
         let delay = before.map_or(FIRST_DELAY, |before| (before.delay * 2).min(LONGEST_DELAY));
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn an_error_turns_into_a_back_off_and_into_an_error_again() {
         let error = ImageError::Interrupted("a/b:1".into());
-        let first = Failure::new("a/b:1", &error, None, at(0));
+        let first = ImageFailure::new("a/b:1", &error, None, at(0));
         assert_eq!(first.shown(at(4)).reason, "ErrImagePull");
         let waiting = first.shown(at(5));
         assert_eq!(waiting.reason, "ImagePullBackOff");
@@ -88,19 +88,19 @@ mod tests {
             waiting.message,
             "Back-off pulling image \"a/b:1\": ErrImagePull: the pull of image `a/b:1` was interrupted"
         );
-        let second = Failure::new("a/b:1", &error, Some(&first), at(12));
+        let second = ImageFailure::new("a/b:1", &error, Some(&first), at(12));
         assert_eq!(second.shown(at(12)).reason, "ErrImagePull");
     }
 
     #[test]
     fn what_is_not_a_pull_does_not_become_one() {
-        let never = Failure::new("a/b:1", &ImageError::NeverPull("a/b:1".into()), None, at(0));
+        let never = ImageFailure::new("a/b:1", &ImageError::NeverPull("a/b:1".into()), None, at(0));
         assert_eq!((never.shown(at(9)).reason, never.turns_at()), ("ErrImageNeverPull", None));
     }
 
     #[test]
     fn a_failure_is_that_of_one_image() {
-        let failure = Failure::new("a/b:1", &ImageError::Vanished("a/b:1".into()), None, at(0));
+        let failure = ImageFailure::new("a/b:1", &ImageError::Vanished("a/b:1".into()), None, at(0));
         let about = |image| failure.is_about(image);
         assert!(about(Some("a/b:1")) && !about(Some("a/b:2")) && !about(None));
     }
@@ -108,11 +108,11 @@ mod tests {
     #[test]
     fn delays_double_to_five_minutes() {
         let error = ImageError::Vanished("a/b:1".into());
-        let mut failure = Failure::new("a/b:1", &error, None, at(0));
+        let mut failure = ImageFailure::new("a/b:1", &error, None, at(0));
         let mut delays = Vec::new();
         for _ in 0..7 {
             delays.push(failure.retry_at().as_second());
-            failure = Failure::new("a/b:1", &error, Some(&failure), at(0));
+            failure = ImageFailure::new("a/b:1", &error, Some(&failure), at(0));
         }
         assert_eq!(delays, [10, 20, 40, 80, 160, 300, 300]);
     }

@@ -5,38 +5,16 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::time::later;
+use crate::backoff::restart_delay;
+use crate::state::RestartPolicy;
 use crate::state::{Ending, Outcome, StopCause, StopRequest};
 
-const FIRST_DELAY: Duration = Duration::from_secs(10);
-const LONGEST_DELAY: Duration = Duration::from_mins(5);
 /// A container that ran for this long is taken to be well again.
 const WELL_AFTER: Duration = Duration::from_mins(10);
 
-/// A Pod's `restartPolicy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RestartPolicy {
-    /// Whatever the exit code was.
-    Always,
-    /// After a failure only.
-    OnFailure,
-    /// Not at all.
-    Never,
-}
-
-impl RestartPolicy {
-    /// Reads the field; the API server fills it in, so an absent one means its default.
-    pub(crate) fn of(field: Option<&str>) -> Self {
-        match field {
-            Some("Never") => Self::Never,
-            Some("OnFailure") => Self::OnFailure,
-            _ => Self::Always,
-        }
-    }
-}
-
 /// What follows the end of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum RestartDecision {
     /// The Pod has succeeded.
     Succeeded,
     /// The Pod has failed.
@@ -54,19 +32,24 @@ pub(crate) enum Verdict {
 
 /// What follows the end of a container that had failed so often in a row before. One that was stopped for a failed probe starts again if
 /// it ever does, however well it then ended; if it does not, its exit code counts. A VM that was shut down has none of its own.
-pub(crate) fn verdict(policy: RestartPolicy, crashes: u32, stop: Option<StopRequest>, outcome: &Outcome) -> Verdict {
+pub(crate) fn verdict(
+    policy: RestartPolicy,
+    crashes: u32,
+    stop: Option<StopRequest>,
+    outcome: &Outcome,
+) -> RestartDecision {
     let failed_probe = stop.and_then(|stop| stop.cause).is_some_and(StopCause::is_failure);
     let has_own_code = matches!(outcome.ending, Ending::Exited { .. });
     let ended_well = outcome.ending.exit_code() == 0;
     match policy {
-        RestartPolicy::Never if ended_well && (has_own_code || !failed_probe) => Verdict::Succeeded,
-        RestartPolicy::Never => Verdict::Failed,
-        RestartPolicy::OnFailure if ended_well && !failed_probe => Verdict::Succeeded,
+        RestartPolicy::Never if ended_well && (has_own_code || !failed_probe) => RestartDecision::Succeeded,
+        RestartPolicy::Never => RestartDecision::Failed,
+        RestartPolicy::OnFailure if ended_well && !failed_probe => RestartDecision::Succeeded,
         RestartPolicy::Always | RestartPolicy::OnFailure => {
             let crashes = if ran_for(outcome) >= WELL_AFTER { 0 } else { crashes };
-            let delay = back_off(crashes);
+            let delay = restart_delay(crashes);
             let at = later(outcome.finished_at, delay);
-            Verdict::Restart { at, crashes: crashes.saturating_add(1), delay }
+            RestartDecision::Restart { at, crashes: crashes.saturating_add(1), delay }
         }
     }
 }
@@ -74,12 +57,6 @@ pub(crate) fn verdict(policy: RestartPolicy, crashes: u32, stop: Option<StopRequ
 fn ran_for(outcome: &Outcome) -> Duration {
     let ran = outcome.started_at.map(|start| outcome.finished_at.duration_since(start));
     ran.and_then(|ran| Duration::try_from(ran).ok()).unwrap_or_default()
-}
-
-/// How long to wait after this many failures in a row before: as for the kubelet, not at all the first time.
-pub(crate) fn back_off(crashes: u32) -> Duration {
-    let Some(doublings) = crashes.checked_sub(1) else { return Duration::ZERO };
-    FIRST_DELAY.saturating_mul(2u32.saturating_pow(doublings)).min(LONGEST_DELAY)
 }
 
 #[cfg(test)]
@@ -96,13 +73,14 @@ mod tests {
 
     #[test]
     fn policies_mean_what_they_mean_in_kubernetes() {
-        let again =
-            |policy, code| matches!(verdict(policy, 0, None, &outcome(code, 1)), Verdict::Restart { .. });
+        let again = |policy, code| {
+            matches!(verdict(policy, 0, None, &outcome(code, 1)), RestartDecision::Restart { .. })
+        };
         assert!(again(RestartPolicy::Always, 0) && again(RestartPolicy::Always, 1));
         assert!(!again(RestartPolicy::OnFailure, 0) && again(RestartPolicy::OnFailure, 1));
-        assert_eq!(verdict(RestartPolicy::Never, 0, None, &outcome(0, 1)), Verdict::Succeeded);
-        assert_eq!(verdict(RestartPolicy::Never, 0, None, &outcome(3, 1)), Verdict::Failed);
-        assert_eq!(verdict(RestartPolicy::OnFailure, 0, None, &outcome(0, 1)), Verdict::Succeeded);
+        assert_eq!(verdict(RestartPolicy::Never, 0, None, &outcome(0, 1)), RestartDecision::Succeeded);
+        assert_eq!(verdict(RestartPolicy::Never, 0, None, &outcome(3, 1)), RestartDecision::Failed);
+        assert_eq!(verdict(RestartPolicy::OnFailure, 0, None, &outcome(0, 1)), RestartDecision::Succeeded);
     }
 
     #[test]
@@ -113,21 +91,21 @@ mod tests {
         };
         let after = |policy, cause| stopped(policy, cause, &outcome(0, 1));
         let failed = Some(StopCause::FailedLiveness);
-        assert!(matches!(after(RestartPolicy::Always, failed), Verdict::Restart { .. }));
-        assert!(matches!(after(RestartPolicy::OnFailure, failed), Verdict::Restart { .. }));
-        assert_eq!(after(RestartPolicy::Never, failed), Verdict::Succeeded);
-        assert_eq!(after(RestartPolicy::OnFailure, None), Verdict::Succeeded);
-        assert_eq!(stopped(RestartPolicy::Never, failed, &outcome(3, 1)), Verdict::Failed);
+        assert!(matches!(after(RestartPolicy::Always, failed), RestartDecision::Restart { .. }));
+        assert!(matches!(after(RestartPolicy::OnFailure, failed), RestartDecision::Restart { .. }));
+        assert_eq!(after(RestartPolicy::Never, failed), RestartDecision::Succeeded);
+        assert_eq!(after(RestartPolicy::OnFailure, None), RestartDecision::Succeeded);
+        assert_eq!(stopped(RestartPolicy::Never, failed, &outcome(3, 1)), RestartDecision::Failed);
         // The status of a VM that was shut down for it shows no success either.
         let shut_down = Outcome { ending: Ending::Stopped { killed: false }, ..outcome(0, 1) };
-        assert_eq!(stopped(RestartPolicy::Never, failed, &shut_down), Verdict::Failed);
-        assert_eq!(stopped(RestartPolicy::Never, None, &shut_down), Verdict::Succeeded);
+        assert_eq!(stopped(RestartPolicy::Never, failed, &shut_down), RestartDecision::Failed);
+        assert_eq!(stopped(RestartPolicy::Never, None, &shut_down), RestartDecision::Succeeded);
     }
 
     #[test]
     fn the_back_off_doubles_to_five_minutes_and_is_forgiven() {
         let delay = |crashes, ran| match verdict(RestartPolicy::Always, crashes, None, &outcome(1, ran)) {
-            Verdict::Restart { delay, .. } => delay.as_secs(),
+            RestartDecision::Restart { delay, .. } => delay.as_secs(),
             other => panic!("{other:?}"),
         };
         let delays: Vec<u64> = (0..7).map(|crashes| delay(crashes, 1)).collect();

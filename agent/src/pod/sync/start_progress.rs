@@ -4,24 +4,24 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::decide::{Observation, Wanted};
+use super::decide::{Desired, Observation};
 use crate::node::start_failures::Start;
-use crate::state::{AttemptView, Ending, Holder, HostFault, Outcome, Progress, Stage};
+use crate::state::{Ending, Holder, HostFault, Outcome, Progress, Stage, VmRunView};
 
 /// Whether a Pod that is to run has never run yet. One whose VMs fail to start, again and again, still waits.
 pub(crate) fn waits(seen: &Observation) -> bool {
-    let has_run = |attempt: &AttemptView| {
+    let has_run = |attempt: &VmRunView| {
         let runs = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
         runs || attempt.outcome.as_ref().is_some_and(|outcome| outcome.started_at.is_some())
     };
-    matches!(seen.wanted, Wanted::Run(_))
+    matches!(seen.wanted, Desired::Run(_))
         && !seen.refused
         && !seen.is_over()
         && !seen.attempts.iter().any(has_run)
 }
 
 /// What a VM says about the host that it is on.
-pub(crate) fn start(attempt: &AttemptView, address_patience: Duration, now: Timestamp) -> Option<Start> {
+pub(crate) fn start(attempt: &VmRunView, address_patience: Duration, now: Timestamp) -> Option<Start> {
     match (&attempt.outcome, &attempt.progress) {
         (
             Some(Outcome {
@@ -61,8 +61,8 @@ pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::Restart;
-    use crate::pod::sync::restart::RestartPolicy;
+    use crate::names::Restart;
+    use crate::state::RestartPolicy;
 
     const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -70,8 +70,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn attempt(stage: Option<Stage>, ending: Option<Ending>) -> AttemptView {
-        AttemptView {
+    fn attempt(stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
+        VmRunView {
             restart: Restart(0),
             holder: Holder::Shim,
             spec: None,
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_start_tells_of_the_host_what_it_can() {
         let address = "127.0.0.2".parse().unwrap();
-        let said = |attempt: &AttemptView, now| match start(attempt, PATIENCE, at(now)) {
+        let said = |attempt: &VmRunView, now| match start(attempt, PATIENCE, at(now)) {
             None => "nothing",
             Some(Start::Up(_)) => "up",
             Some(Start::Failed { fault: HostFault::Session, .. }) => "session",
@@ -153,17 +153,17 @@ mod tests {
     #[test]
     fn a_pod_waits_until_it_has_run_or_is_over() {
         let seen = |wanted, attempts| Observation::example(wanted, attempts, at(3000));
-        let run = Wanted::Run(RestartPolicy::Always);
+        let run = Desired::Run(RestartPolicy::Always);
         let address = "127.0.0.2".parse().unwrap();
         assert!(waits(&seen(run, vec![])));
         assert!(waits(&seen(run, vec![attempt(Some(Stage::Up { address }), None)])));
         assert!(!waits(&seen(run, vec![attempt(Some(Stage::Running { address }), None)])));
         let failed = || vec![attempt(Some(Stage::Booting), Some(not_started(None)))];
         assert!(waits(&seen(run, failed())));
-        assert!(!waits(&seen(Wanted::Run(RestartPolicy::Never), failed())));
+        assert!(!waits(&seen(Desired::Run(RestartPolicy::Never), failed())));
         let ran = Some(Stage::Running { address });
         assert!(!waits(&seen(run, vec![attempt(ran, Some(Ending::Lost)), attempt(None, None)])));
-        assert!(!waits(&seen(Wanted::Gone, vec![])));
+        assert!(!waits(&seen(Desired::Gone, vec![])));
         assert!(!waits(&Observation { refused: true, ..seen(run, vec![]) }));
     }
 }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// A grace period; the API server fills it in, so an absent one means its default.
-pub(super) fn seconds(field: Option<i64>) -> Duration {
+pub(crate) fn seconds(field: Option<i64>) -> Duration {
     Duration::from_secs(field.unwrap_or(30).try_into().unwrap_or(0)).min(LONGEST)
 }
 

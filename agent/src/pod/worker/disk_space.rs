@@ -6,10 +6,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Worker;
-use crate::image::gc::Made;
-use crate::names::vm::Restart;
+use crate::fs::file::FileError;
+use crate::image::gc::SpaceResult;
+use crate::names::Restart;
 use crate::pod::sync::desired::otherwise_wanted;
-use crate::state::StateError;
 use crate::volume::MountFailure;
 
 /// How long nobody asks again after nothing could go: it costs what is kept of unfinished pulls, and volumes are tried more often.
@@ -18,7 +18,7 @@ const ASK_INTERVAL: Duration = Duration::from_mins(1);
 /// Whether room was made for a Pod's volumes. They are tried again and again, but images go for them only once: when that does not help,
 /// something else fills the disk.
 #[derive(Debug, Default)]
-pub(super) enum RoomForVolumes {
+pub(super) enum VolumeDiskSpace {
     /// Nobody has asked.
     #[default]
     NotAsked,
@@ -27,17 +27,17 @@ pub(super) enum RoomForVolumes {
     /// Nothing could go when it was asked for then.
     NotMade(Instant),
     /// Something is gone.
-    Made,
+    SpaceResult,
 }
 
-impl RoomForVolumes {
+impl VolumeDiskSpace {
     /// Volumes have found no space: `make` makes some, and says whether there is more than before. It goes on by itself: the image that
     /// is being fetched may be making room, too, and does so only while it is polled.
     pub(super) fn want(&mut self, now: Instant, make: impl Future<Output = bool> + Send + 'static) {
         if let Self::Asked(since, answer) = self {
             let (made, is_over, since) = (*answer.borrow(), answer.has_changed().is_err(), *since);
             match made {
-                Some(true) => *self = Self::Made,
+                Some(true) => *self = Self::SpaceResult,
                 Some(false) => *self = Self::NotMade(since),
                 // The task has died.
                 None if is_over => *self = Self::NotMade(since),
@@ -47,7 +47,7 @@ impl RoomForVolumes {
         let is_time = match self {
             Self::NotAsked => true,
             Self::NotMade(since) => now.duration_since(*since) >= ASK_INTERVAL,
-            Self::Asked(..) | Self::Made => false,
+            Self::Asked(..) | Self::SpaceResult => false,
         };
         if is_time {
             let (answer, asked) = watch::channel(None);
@@ -76,12 +76,12 @@ impl RoomForVolumes {
 /// For which of a Pod's VMs images have gone. When the next one lacks room as well, no more of them go: something else fills the disk,
 /// and a container that is restarted for ever would cost them all.
 #[derive(Debug, Default)]
-pub(super) struct RoomForVms {
+pub(super) struct VmDiskSpace {
     /// The last VM that lacked room, and whether images might go for it.
     last: Option<(Restart, bool)>,
 }
 
-impl RoomForVms {
+impl VmDiskSpace {
     /// A VM lacks room; whether images may go for it.
     fn may_go_for(&mut self, vm: Restart) -> bool {
         let may_go = match self.last {
@@ -101,7 +101,7 @@ fn lack_space(failures: &[MountFailure]) -> bool {
 
 impl Worker {
     /// Makes room for a shim that has found none, and tells it. A Pod that is to go meanwhile waits for no other image's end.
-    pub(super) async fn give_room(&mut self, vm: Restart) -> Result<(), StateError> {
+    pub(super) async fn give_room(&mut self, vm: Restart) -> Result<(), FileError> {
         let otherwise = otherwise_wanted(self.wanted, self.pod.clone(), self.gone.clone());
         let made = tokio::select! {
             made = self.make_room_for_vm(vm) => made?,
@@ -118,13 +118,13 @@ impl Worker {
     }
 
     /// Makes room for a shim. It asks only for the volume that images are on.
-    async fn make_room_for_vm(&mut self, vm: Restart) -> Result<Made, StateError> {
-        let Some(collector) = self.host.collector.clone() else { return Ok(Made::SwitchedOff) };
+    async fn make_room_for_vm(&mut self, vm: Restart) -> Result<SpaceResult, FileError> {
+        let Some(collector) = self.host.collector.clone() else { return Ok(SpaceResult::SwitchedOff) };
         let attempt = self.dir.attempt(vm).view()?;
         // The log of a container that runs asks when it needs to, and goes on.
         let is_for_log = attempt.running_since().is_some() && attempt.result.is_none();
         if !is_for_log && !self.room_for_vms.may_go_for(vm) {
-            return Ok(Made::InVain);
+            return Ok(SpaceResult::InVain);
         }
         Ok(collector.make_room_at(self.host.tart.home()).await)
     }
@@ -145,12 +145,12 @@ impl Worker {
 
     fn make_room_for_volumes(&self) -> Option<impl Future<Output = bool> + Send + use<>> {
         let (collector, place) = (self.host.collector.clone()?, self.dir.volumes_path());
-        Some(async move { collector.make_room_at(&place).await == Made::Room })
+        Some(async move { collector.make_room_at(&place).await == SpaceResult::Room })
     }
 
     /// They have what they need, or lack something else.
     pub(super) fn want_no_room_for_volumes(&mut self) {
-        self.room = RoomForVolumes::default();
+        self.room = VolumeDiskSpace::default();
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn images_go_for_one_of_many_vms_that_lack_room() {
-        let mut room = RoomForVms::default();
+        let mut room = VmDiskSpace::default();
         let mut ask = |vm| room.may_go_for(Restart(vm));
         assert!(ask(3) && ask(3), "its clone, and then its start");
         assert!(!ask(4) && !ask(4) && !ask(5), "it was of no use");
@@ -172,14 +172,14 @@ mod tests {
 
     /// Counts how often room is made.
     struct Host {
-        room: RoomForVolumes,
+        room: VolumeDiskSpace,
         passes: Arc<AtomicU32>,
         start: Instant,
     }
 
     impl Host {
         fn new() -> Self {
-            Self { room: RoomForVolumes::default(), passes: Arc::default(), start: Instant::now() }
+            Self { room: VolumeDiskSpace::default(), passes: Arc::default(), start: Instant::now() }
         }
 
         fn pass(&self, made: bool) -> impl Future<Output = bool> + Send + use<> {
@@ -192,7 +192,7 @@ mod tests {
 
         /// How often it was made, once nobody is at it.
         async fn passes(&mut self) -> u32 {
-            if let RoomForVolumes::Asked(_, answer) = &mut self.room {
+            if let VolumeDiskSpace::Asked(_, answer) = &mut self.room {
                 answer.wait_for(Option::is_some).await.unwrap();
             }
             self.passes.load(Ordering::Relaxed)
@@ -218,10 +218,10 @@ mod tests {
         assert_eq!(host.want(60, true).await, 2, "nothing could go before");
         assert_eq!(host.want(61, true).await, 2, "something is gone, and it was of no use");
         assert_eq!(host.want(3600, true).await, 2);
-        host.room = RoomForVolumes::default();
+        host.room = VolumeDiskSpace::default();
         host.room.want(host.start, std::future::pending());
         host.room.want(host.start + ASK_INTERVAL, async { panic!("one pass at a time") });
-        assert!(matches!(host.room, RoomForVolumes::Asked(..)));
+        assert!(matches!(host.room, VolumeDiskSpace::Asked(..)));
     }
 
     #[tokio::test]
@@ -234,9 +234,9 @@ mod tests {
             assert_eq!(host.want(second, false).await, 2, "{second}");
         }
         // One that has died has made nothing either.
-        host.room = RoomForVolumes::default();
+        host.room = VolumeDiskSpace::default();
         host.room.want(host.start, async { panic!("it dies") });
-        let RoomForVolumes::Asked(_, answer) = &mut host.room else { panic!("nobody asked") };
+        let VolumeDiskSpace::Asked(_, answer) = &mut host.room else { panic!("nobody asked") };
         assert!(answer.changed().await.is_err());
         assert_eq!(host.want(59, true).await, 2);
         assert_eq!(host.want(60, true).await, 3);

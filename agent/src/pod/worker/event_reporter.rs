@@ -6,19 +6,19 @@ use tracing::warn;
 use super::Worker;
 use crate::error_chain::chain;
 use crate::guest::script::REASONS;
-use crate::names::vm::Restart;
-use crate::pod::PodName;
+use crate::names::PodName;
+use crate::names::Restart;
 use crate::pod::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, render};
-use crate::pod::sync::decide::{Observation, Wanted};
-use crate::pod::sync::restart::Verdict;
+use crate::pod::sync::decide::{Desired, Observation};
+use crate::pod::sync::restart::RestartDecision;
 use crate::pod::sync::start_progress::{stages, start, waits};
-use crate::state::{AttemptView, Ending, InitStage, Stage};
+use crate::state::{Ending, InitStage, Stage, VmRunView};
 use crate::volume::MountFailure;
 
 /// What has been told in Events already, by this process.
 #[derive(Default)]
 #[allow(clippy::struct_excessive_bools, reason = "each is told on its own")]
-pub(super) struct Told {
+pub(super) struct ReportedEvents {
     pub(super) refused: bool,
     pub(super) crowded: bool,
     pub(super) late: bool,
@@ -41,7 +41,7 @@ impl Worker {
         if !waits(seen) {
             self.host.metrics.pod_waits(self.dir.uid(), None);
         }
-        if seen.wanted == Wanted::Gone {
+        if seen.wanted == Desired::Gone {
             self.publisher.cease();
             return;
         }
@@ -65,7 +65,7 @@ impl Worker {
             plan: self.plan.as_ref(),
             accepted_at,
             trouble: trouble.as_ref(),
-            host_ip: self.host.health.borrow().as_ref().and_then(|health| health.address),
+            host_ip: *self.host.address.borrow(),
         };
         let status = render(seen, &context);
         for name in ephemeral::answered(&status, context.before) {
@@ -85,13 +85,13 @@ impl Worker {
     fn tell(&mut self, pod: &Pod, seen: &Observation) {
         let events = &self.host.events;
         if let Err(refusal) = &self.plan
-            && matches!(seen.wanted, Wanted::Run(_))
+            && matches!(seen.wanted, Desired::Run(_))
             && !std::mem::replace(&mut self.told.refused, true)
         {
             events.warning(pod, refusal.reason, &refusal.message);
         }
         if let Some(words) = self.image_failure.as_ref().and_then(|failure| failure.back_off(seen.now))
-            && matches!(seen.wanted, Wanted::Run(_))
+            && matches!(seen.wanted, Desired::Run(_))
             && !std::mem::replace(&mut self.told.backed_off, true)
         {
             events.normal(pod, "BackOff", &words);
@@ -131,7 +131,7 @@ impl Worker {
             }
         }
         if let Some(outcome) = &attempt.outcome
-            && matches!(seen.wanted, Wanted::Run(_))
+            && matches!(seen.wanted, Desired::Run(_))
             // Whoever was asked to stop before it had started has not failed.
             && !(attempt.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. }))
             && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
@@ -161,7 +161,7 @@ impl Worker {
     }
 
     /// Tells that a container which keeps failing has to wait, once before each start.
-    fn tell_back_off(&mut self, pod: &Pod, seen: &Observation, attempt: &AttemptView) {
+    fn tell_back_off(&mut self, pod: &Pod, seen: &Observation, attempt: &VmRunView) {
         let waiting = attempt.init.iter().find(|init| matches!(init.now, InitStage::BackOff(_)));
         if let Some(init) = waiting.map(|init| (init.name.clone(), init.restarts))
             && self.told.init_looping.replace(init.clone()) != Some(init.clone())
@@ -170,7 +170,7 @@ impl Worker {
         }
         let Some(outcome) = &attempt.outcome else { return };
         match seen.verdict(attempt, outcome) {
-            Verdict::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
+            RestartDecision::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
             _ => return,
         }
         if self.told.looping.replace(attempt.restart) == Some(attempt.restart) {
@@ -188,7 +188,7 @@ impl Worker {
     }
 
     /// Tells what the shim has left to be told, each once.
-    fn tell_notices(&self, pod: &Pod, attempt: &AttemptView) {
+    fn tell_notices(&self, pod: &Pod, attempt: &VmRunView) {
         if attempt.notices.is_empty() {
             return;
         }

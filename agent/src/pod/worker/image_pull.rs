@@ -10,14 +10,16 @@ use tokio::time::timeout;
 
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
-use crate::image::access::{Access, SecretUid};
-use crate::image::credentials::{self, BadSecret, Credential, Login};
-use crate::image::gc::{Collector, Made};
+use crate::image::PullPolicy;
+use crate::image::access::{ImageAccess, SecretUid};
+use crate::image::credentials::{self, BadSecret, Login};
+use crate::image::gc::{ImageCollector, SpaceResult};
 use crate::image::pins::Pin;
-use crate::image::{ImageError, Images, Pulled};
-use crate::names::vm::BaseName;
-use crate::pod::admission::{PullPolicy, VmPlan};
-use crate::tart::ImageDigest;
+use crate::image::{ImageError, ImageStore, Pulled};
+use crate::names::BaseName;
+use crate::names::ImageDigest;
+use crate::pod::admission::VmPlan;
+use crate::tart::Credential;
 
 const LIMIT: Duration = Duration::from_secs(15);
 /// Progress is told no more often than this, and no finer than in steps of so many percent.
@@ -40,10 +42,10 @@ impl Progress {
 
 /// What it takes to fetch the image of one Pod.
 #[derive(Debug)]
-pub(super) struct Fetcher {
-    pub(super) images: Arc<Images>,
+pub(super) struct ImagePull {
+    pub(super) images: Arc<ImageStore>,
     /// Who makes room when there is none, if anybody may.
-    pub(super) collector: Option<Arc<Collector>>,
+    pub(super) collector: Option<Arc<ImageCollector>>,
     pub(super) events: Events,
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(super) secrets: Api<Secret>,
@@ -81,7 +83,7 @@ enum SecretError {
     Bad(#[from] BadSecret),
 }
 
-impl Fetcher {
+impl ImagePull {
     /// Has the image ready for cloning. When there is no space for it, other images go, and it is tried once more.
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
         let mut pin = self.images.pin(&plan.image).await;
@@ -111,7 +113,7 @@ impl Fetcher {
     async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
         let made = match &self.collector {
             Some(collector) => collector.make_room_for(&plan.image, error).await,
-            None => Made::SwitchedOff,
+            None => SpaceResult::SwitchedOff,
         };
         let Some(why) = made.why_not() else { return true };
         if error.is_for_want_of_space() {
@@ -144,7 +146,7 @@ impl Fetcher {
 
     /// Whether the Pod may have an image that is here whatever its pull secrets are.
     fn may_have(&self, digest: &ImageDigest) -> bool {
-        self.had.as_ref() == Some(digest) || self.images.access(digest) == Access::Everyone
+        self.had.as_ref() == Some(digest) || self.images.access(digest) == ImageAccess::Everyone
     }
 
     async fn pull(&self, plan: &VmPlan, keys: &[(Credential, SecretUid)]) -> Result<Found, ImageError> {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::shim_spec;
 use crate::apiserver::watched_objects::first_of;
 use crate::env::expansion::lookup;
-use crate::env::sources::World;
+use crate::env::sources::InputSources;
 use crate::env::{self, ConfigError, Environment, Resolved};
 use crate::error_chain::chain;
 use crate::pod::status::Trouble;
@@ -26,8 +26,8 @@ const RETRY: Duration = Duration::from_secs(10);
 
 /// What one Pod brings along. Whatever it is made of is watched for as long as it matters.
 #[derive(Debug)]
-pub(super) struct Belongings {
-    world: World,
+pub(super) struct Inputs {
+    world: InputSources,
     pod: watch::Receiver<Arc<Pod>>,
     /// Absent once the Pod is over.
     volumes: Option<PodVolumes>,
@@ -35,14 +35,14 @@ pub(super) struct Belongings {
     environments: Vec<(String, Environment)>,
     /// The same of a container whose turn comes later, in a VM that runs.
     due: Option<(String, Environment)>,
-    shortage: Option<Shortage>,
+    shortage: Option<MissingInput>,
     /// The Pod as it was when everything was last looked for.
     tried: Option<Arc<Pod>>,
 }
 
 /// All that a Pod brings along.
 #[derive(Debug)]
-pub(super) struct Gathered {
+pub(super) struct ReadyInputs {
     /// By the containers' names; without those that are looked up when their turn comes.
     pub(super) environments: BTreeMap<String, Resolved>,
     /// Its volumes.
@@ -51,7 +51,7 @@ pub(super) struct Gathered {
 
 /// Something that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Shortage {
+pub(super) struct MissingInput {
     /// The reason of the Event that tells of it.
     pub(super) event: &'static str,
     /// What is told.
@@ -65,12 +65,12 @@ pub(super) struct Shortage {
     retry_at: Timestamp,
 }
 
-impl Belongings {
+impl Inputs {
     /// What a Pod brings along; nothing is done about it yet.
     pub(super) fn new(
         dir: &PodDir,
         pod: watch::Receiver<Arc<Pod>>,
-        world: World,
+        world: InputSources,
         host_paths: Arc<HostPaths>,
         tart: &Tart,
     ) -> Self {
@@ -79,7 +79,7 @@ impl Belongings {
     }
 
     /// Has everything ready for a VM, or says what is missing.
-    pub(super) async fn gather(&mut self) -> Result<Gathered, Shortage> {
+    pub(super) async fn gather(&mut self) -> Result<ReadyInputs, MissingInput> {
         self.due = None;
         let gathered = self.try_gather().await;
         match &gathered {
@@ -93,7 +93,7 @@ impl Belongings {
         gathered
     }
 
-    async fn try_gather(&mut self) -> Result<Gathered, Shortage> {
+    async fn try_gather(&mut self) -> Result<ReadyInputs, MissingInput> {
         let pod = self.pod.borrow().clone();
         self.tried = Some(pod.clone());
         let spec = pod.spec.clone().unwrap_or_default();
@@ -106,7 +106,7 @@ impl Belongings {
         }
         self.environments.iter_mut().for_each(|(_, one)| one.follow(&pod));
         let Some(volumes) = &mut self.volumes else {
-            return Err(Shortage::new("FailedMount", None, "the Pod is over".to_owned()));
+            return Err(MissingInput::new("FailedMount", None, "the Pod is over".to_owned()));
         };
         let environments = resolve(&mut self.environments);
         // A path that is made of variables has to wait for them; everything else is fetched at the same time.
@@ -128,11 +128,11 @@ impl Belongings {
             let (environments, prepared) = tokio::join!(environments, volumes.prepare(|_, _| None));
             (environments?, prepared)
         };
-        Ok(Gathered { environments, volumes: volumes.map_err(|error| Shortage::from(&error))? })
+        Ok(ReadyInputs { environments, volumes: volumes.map_err(|error| MissingInput::from(&error))? })
     }
 
     /// The variables of a container whose turn has come, or what is missing.
-    pub(super) async fn variables_of(&mut self, container: &Container) -> Result<Resolved, Shortage> {
+    pub(super) async fn variables_of(&mut self, container: &Container) -> Result<Resolved, MissingInput> {
         let pod = self.pod.borrow().clone();
         self.tried = Some(pod.clone());
         let known = self.due.take().filter(|(name, _)| *name == container.name);
@@ -140,7 +140,7 @@ impl Belongings {
             (container.name.clone(), Environment::of(pod.clone(), container, &self.world))
         }));
         due.follow(&pod);
-        let resolved = due.resolve().await.map_err(|error| Shortage::of(name, &error));
+        let resolved = due.resolve().await.map_err(|error| MissingInput::of(name, &error));
         self.shortage = resolved.as_ref().err().cloned();
         if resolved.is_ok() {
             self.due = None;
@@ -217,7 +217,7 @@ async fn described(mut pod: watch::Receiver<Arc<Pod>>, tried: Arc<Pod>) {
 }
 
 /// A container that is to run as root, and never as root. No VM is needed to see that.
-fn root_against_its_own_word(pod: &Pod) -> Result<(), Shortage> {
+fn root_against_its_own_word(pod: &Pod) -> Result<(), MissingInput> {
     let spec = pod.spec.as_ref();
     let all = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let security = spec.and_then(|spec| spec.security_context.as_ref());
@@ -231,24 +231,26 @@ fn root_against_its_own_word(pod: &Pod) -> Result<(), Shortage> {
                 pod.name_any(),
                 container.name
             );
-            return Err(Shortage::new("Failed", Some("CreateContainerConfigError"), message));
+            return Err(MissingInput::new("Failed", Some("CreateContainerConfigError"), message));
         }
     }
     Ok(())
 }
 
 /// All environments, or the first thing that is missing for one. Each is asked, so that each is watched from here on.
-async fn resolve(environments: &mut [(String, Environment)]) -> Result<BTreeMap<String, Resolved>, Shortage> {
+async fn resolve(
+    environments: &mut [(String, Environment)],
+) -> Result<BTreeMap<String, Resolved>, MissingInput> {
     let all = environments.iter_mut().map(async |(name, one)| (name.clone(), one.resolve().await));
     let resolved = futures::future::join_all(all).await;
     let known = |(name, one): (String, Result<Resolved, ConfigError>)| {
-        let one = one.map_err(|error| Shortage::of(&name, &error))?;
+        let one = one.map_err(|error| MissingInput::of(&name, &error))?;
         Ok((name, one))
     };
     resolved.into_iter().map(known).collect()
 }
 
-impl Shortage {
+impl MissingInput {
     fn new(event: &'static str, waiting: Option<&'static str>, message: String) -> Self {
         let retry_at = Timestamp::now() + RETRY;
         Self { event, message, no_space: false, waiting, container: None, retry_at }
@@ -262,7 +264,7 @@ impl Shortage {
     }
 }
 
-impl From<&PrepareError> for Shortage {
+impl From<&PrepareError> for MissingInput {
     fn from(error: &PrepareError) -> Self {
         let no_space = error.is_for_want_of_space();
         let advice = if no_space { Fault::NoSpace.advice() } else { "" };

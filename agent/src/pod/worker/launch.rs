@@ -7,10 +7,10 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::timeout;
 
-use super::retry::WorkError;
+use super::retry::StepError;
 use super::{RETRY, SAFETY_NET, Worker};
-use crate::names::vm::Restart;
-use crate::pod::PodUid;
+use crate::names::PodUid;
+use crate::names::Restart;
 use crate::shim;
 
 /// The shim that was started last.
@@ -22,7 +22,7 @@ pub(super) struct Launched {
 
 impl Worker {
     /// Starts the shim of a planned VM.
-    pub(super) async fn launch(&mut self, restart: Restart) -> Result<(), WorkError> {
+    pub(super) async fn launch(&mut self, restart: Restart) -> Result<(), StepError> {
         // Nobody would have a second one started if the first had taken the VM up.
         if let Some(before) = self.launched.take().filter(|before| before.restart == restart) {
             return Err(self.in_vain(before).await);
@@ -44,11 +44,11 @@ impl Worker {
     }
 
     /// What can be told of a shim that was gone before it had taken its VM up.
-    async fn in_vain(&self, Launched { restart, end }: Launched) -> WorkError {
+    async fn in_vain(&self, Launched { restart, end }: Launched) -> StepError {
         // It holds no lock any more, so it is as good as reaped.
         let status = timeout(RETRY, end).await.ok().and_then(|joined| joined.ok().flatten());
         let status = status.map_or_else(|| "nobody knows how".to_owned(), |status| status.to_string());
-        WorkError::ShimDied { status, log: self.dir.shim_log_path(restart) }
+        StepError::ShimDied { status, log: self.dir.shim_log_path(restart) }
     }
 
     /// Waits until a VM that is no longer wanted has gone: there was no place for this Pod's.

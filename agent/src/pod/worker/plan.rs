@@ -9,33 +9,35 @@ use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 
 use super::Worker;
-use super::image_pull::{Fetcher, ReadyImage};
-use super::inputs::{Gathered, Shortage};
-use super::retry::WorkError;
-use super::shim_spec::{self, Brought};
+use super::image_pull::{ImagePull, ReadyImage};
+use super::inputs::{MissingInput, ReadyInputs};
+use super::retry::StepError;
+use super::shim_spec::{self, ContainerInputs};
 use crate::crash_point;
 use crate::env;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
-use crate::names::vm::Restart;
+use crate::names::ImageDigest;
+use crate::names::Restart;
 use crate::pod::admission::{VmPlan, read, runs_commands};
-use crate::pod::sync::decide::Wanted;
+use crate::pod::sync::decide::Desired;
 use crate::pod::sync::desired::{deadline, wanted};
-use crate::pod::sync::image_backoff::Failure;
-use crate::pod::sync::restart::RestartPolicy;
+use crate::pod::sync::image_backoff::ImageFailure;
 use crate::pod::sync::time::seconds;
-use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, Share, ShimSpec};
-use crate::tart::ImageDigest;
+use crate::state::RestartPolicy;
+use crate::state::container_spec::has_command;
+use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, ShimSpec};
+use crate::tart::Share;
 use crate::volume::boot_share::{self, BootShares};
 
 impl Worker {
     /// Has everything ready, then writes the plan. A Pod that is to go meanwhile does not wait for it.
-    pub(super) async fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), WorkError> {
+    pub(super) async fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), StepError> {
         let pod = self.pod.borrow().clone();
         // The image of a Pod may change; what is started from here on is what the Pod says now.
         self.plan = read(&pod);
         let Ok(plan) = self.plan.clone() else { return Ok(()) };
-        let fetcher = Fetcher {
+        let fetcher = ImagePull {
             images: self.host.images.clone(),
             collector: self.host.collector.clone(),
             events: self.host.events.clone(),
@@ -120,7 +122,7 @@ impl Worker {
     }
 
     /// The image that the Pod's last VM was made from.
-    fn last_image(&self) -> Result<Option<ImageDigest>, WorkError> {
+    fn last_image(&self) -> Result<Option<ImageDigest>, StepError> {
         let Some(last) = self.dir.attempts()?.into_iter().next_back() else { return Ok(None) };
         Ok(last.view()?.spec.and_then(|spec| ImageDigest::parse(&spec.image)))
     }
@@ -130,10 +132,10 @@ impl Worker {
         pod: &Arc<Pod>,
         plan: &VmPlan,
         image: ReadyImage,
-        gathered: &Gathered,
+        gathered: &ReadyInputs,
         restart: Restart,
         crashes: u32,
-    ) -> Result<(), WorkError> {
+    ) -> Result<(), StepError> {
         let spec = pod.spec.clone().unwrap_or_default();
         let all = spec.init_containers.iter().flatten().chain(&spec.containers);
         self.dir.create_logs(all.map(|container| container.name.as_str()))?;
@@ -143,7 +145,7 @@ impl Worker {
                 let variables = gathered.environments.get(&one.name).map(|known| known.variables.clone());
                 let mounts = gathered.volumes.mounts.get(&one.name).cloned();
                 let log = self.dir.log_path(&one.name, restart);
-                let brought = Brought {
+                let brought = ContainerInputs {
                     variables: variables.unwrap_or_default(),
                     mounts: mounts.unwrap_or_default(),
                     log,
@@ -190,7 +192,7 @@ impl Worker {
     }
 
     /// What is known of the init containers from the VM before this one.
-    fn init_before(&self, restart: Restart) -> Result<Vec<InitState>, WorkError> {
+    fn init_before(&self, restart: Restart) -> Result<Vec<InitState>, StepError> {
         let attempts = self.dir.attempts()?;
         let Some(before) = attempts.iter().rfind(|attempt| attempt.restart() < restart) else {
             return Ok(Vec::new());
@@ -205,10 +207,10 @@ impl Worker {
         &self,
         pod: &Pod,
         containers: &[Container],
-        gathered: &Gathered,
+        gathered: &ReadyInputs,
         restart: Restart,
-    ) -> Result<Option<(BootShares, GuestBoot)>, WorkError> {
-        let Some(main) = containers.last().filter(|main| !shim_spec::has_command(main)) else {
+    ) -> Result<Option<(BootShares, GuestBoot)>, StepError> {
+        let Some(main) = containers.last().filter(|main| !has_command(main)) else {
             return Ok(None);
         };
         let variables = gathered.environments.get(&main.name).map(|known| known.variables.clone());
@@ -233,7 +235,7 @@ impl Worker {
             );
             self.host.events.normal(pod, "LeftToImage", &words);
         }
-        let shares = boot_share::lay(&self.dir, restart, &variables).map_err(WorkError::Boot)?;
+        let shares = boot_share::lay(&self.dir, restart, &variables).map_err(StepError::Boot)?;
         let given = GuestBoot {
             environment_file: shares.environment_file.clone(),
             runs_commands: runs_commands(main),
@@ -248,7 +250,7 @@ impl Worker {
 
     /// The Pod's host ports, at the Node's address unless the Pod says otherwise.
     fn host_ports(&self, plan: &VmPlan) -> Vec<HostPort> {
-        let node = self.host.health.borrow().as_ref().and_then(|health| health.address);
+        let node = *self.host.address.borrow();
         plan.host_ports.iter().map(|port| HostPort { address: port.address.or(node), ..*port }).collect()
     }
 
@@ -262,7 +264,7 @@ impl Worker {
 
     fn image_failed(&mut self, pod: &Pod, error: &ImageError) {
         let image = self.plan.as_ref().map_or("", |plan| plan.image.as_str());
-        let failure = Failure::new(image, error, self.image_failure.as_ref(), Timestamp::now());
+        let failure = ImageFailure::new(image, error, self.image_failure.as_ref(), Timestamp::now());
         self.host.events.warning(pod, "Failed", failure.message());
         self.host.metrics.failed(error.reason());
         self.told.backed_off = false;
@@ -270,7 +272,7 @@ impl Worker {
     }
 
     /// Tells of something that is missing, once.
-    pub(super) fn lacks(&mut self, pod: &Pod, shortage: Shortage) {
+    pub(super) fn lacks(&mut self, pod: &Pod, shortage: MissingInput) {
         if shortage.no_space {
             self.want_room_for_volumes();
         } else {
@@ -299,7 +301,7 @@ async fn called_off(
     loop {
         let deadline = deadline(&pod.borrow_and_update());
         let has_changed = read(&pod.borrow()).is_ok_and(|plan| plan.image != image);
-        let is_wanted = matches!(wanted(&pod.borrow(), *gone.borrow_and_update()), Wanted::Run(_));
+        let is_wanted = matches!(wanted(&pod.borrow(), *gone.borrow_and_update()), Desired::Run(_));
         let left = deadline.map(|deadline| {
             Duration::try_from(deadline.at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
         });

@@ -8,28 +8,28 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Resource as _;
 
 use crate::apiserver::events::Events;
-use crate::names::vm::{Restart, VmName};
-use crate::pod::sync::decide::Wanted;
+use crate::names::{Restart, VmName};
+use crate::pod::sync::decide::Desired;
 use crate::probe::spec::Probes;
-use crate::probe::state::Health;
+use crate::probe::state::ContainerHealth;
 use crate::probe::{Prober, Target, Tell};
-use crate::state::{AttemptView, Progress, Stage};
+use crate::state::{Progress, Stage, VmRunView};
 use crate::tart::Tart;
 
 /// The probes of the Pod's current VM, if it has any.
 #[derive(Debug, Default)]
-pub(super) struct Probing(Option<(Restart, Prober)>);
+pub(super) struct ProbeManager(Option<(Restart, Prober)>);
 
-impl Probing {
+impl ProbeManager {
     /// Starts, keeps or ends the probes, as the current VM has it, and says what they have found.
     pub(super) fn follow(
         &mut self,
         pod: &Arc<Pod>,
-        wanted: Wanted,
-        current: Option<&AttemptView>,
+        wanted: Desired,
+        current: Option<&VmRunView>,
         tart: &Tart,
         events: &Events,
-    ) -> Option<Health> {
+    ) -> Option<ContainerHealth> {
         let Some((attempt, target, since)) = current.and_then(|attempt| running(attempt, tart)) else {
             self.0 = None;
             return None;
@@ -38,7 +38,7 @@ impl Probing {
             self.0 = begin(pod, attempt, target, since, events).map(|prober| (attempt.restart, prober));
         }
         let (_, prober) = self.0.as_mut()?;
-        if !matches!(wanted, Wanted::Run(_)) {
+        if !matches!(wanted, Desired::Run(_)) {
             prober.leave();
         }
         Some(prober.health())
@@ -54,7 +54,7 @@ impl Probing {
 }
 
 /// A VM whose container runs, with the way to it and the time of its start.
-fn running<'a>(attempt: &'a AttemptView, tart: &Tart) -> Option<(&'a AttemptView, Target, Timestamp)> {
+fn running<'a>(attempt: &'a VmRunView, tart: &Tart) -> Option<(&'a VmRunView, Target, Timestamp)> {
     let vm = &attempt.spec.as_ref()?.vm;
     match &attempt.progress {
         Some(Progress { stage: Stage::Running { address }, since, enter, probe })
@@ -70,7 +70,7 @@ fn running<'a>(attempt: &'a AttemptView, tart: &Tart) -> Option<(&'a AttemptView
 
 fn begin(
     pod: &Arc<Pod>,
-    attempt: &AttemptView,
+    attempt: &VmRunView,
     target: Target,
     since: Timestamp,
     events: &Events,
@@ -86,12 +86,12 @@ fn begin(
 }
 
 /// What the API shows of a VM that it shows as running. Of a VM that was started a moment ago it shows nothing yet.
-fn shown(pod: &Pod, vm: &VmName) -> Option<Health> {
+fn shown(pod: &Pod, vm: &VmName) -> Option<ContainerHealth> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let id = crate::pod::status::container_id(vm);
     let status = statuses.iter().find(|status| status.container_id.as_deref() == Some(&*id))?;
     status.state.as_ref()?.running.as_ref()?;
-    Some(Health { started: status.started.unwrap_or(false), ready: status.ready, failed: None })
+    Some(ContainerHealth { started: status.started.unwrap_or(false), ready: status.ready, failed: None })
 }
 
 /// Warnings as Events about the container. The same words again are counted, other words are another Event.
@@ -125,7 +125,7 @@ mod tests {
             "name": "main", "image": "i", "imageID": "i", "restartCount": 1, "containerID": "tart://tk-0b1c-1",
             "ready": true, "started": true, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
         });
-        let health = Health { started: true, ready: true, failed: None };
+        let health = ContainerHealth { started: true, ready: true, failed: None };
         assert_eq!(shown(&pod(&status), &vm(1)), Some(health));
         assert_eq!(shown(&pod(&status), &vm(2)), None);
         let mut waiting = status.clone();
@@ -133,6 +133,6 @@ mod tests {
         assert_eq!(shown(&pod(&waiting), &vm(1)), None);
         let mut unready = status;
         unready["ready"] = json!(false);
-        assert_eq!(shown(&pod(&unready), &vm(1)), Some(Health { ready: false, ..health }));
+        assert_eq!(shown(&pod(&unready), &vm(1)), Some(ContainerHealth { ready: false, ..health }));
     }
 }

@@ -8,20 +8,20 @@ use tokio::time::sleep;
 
 use super::{RETRY, Worker};
 use crate::error_chain::{self, chain};
-use crate::image::gc::Made;
+use crate::fs::file::FileError;
+use crate::image::gc::SpaceResult;
 use crate::pod::sync::decide::Decision;
 use crate::pod::sync::desired::otherwise_wanted;
-use crate::shim::{LaunchError, LeftoversError};
-use crate::state::StateError;
+use crate::shim::{LaunchError, StrayProcessError};
 use crate::tart::{Fault, TartError};
 
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// An effect that failed; the worker tries again.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WorkError {
+pub(super) enum StepError {
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     #[error(transparent)]
     Tart(#[from] TartError),
     #[error(transparent)]
@@ -29,7 +29,7 @@ pub(super) enum WorkError {
     #[error("its shim has ended ({status}) before it had taken the VM up; what it has said is in {}", .log.display())]
     ShimDied { status: String, log: PathBuf },
     #[error(transparent)]
-    Leftovers(#[from] LeftoversError),
+    Leftovers(#[from] StrayProcessError),
     #[error("cannot see which VMs there are")]
     Vms(#[source] io::Error),
     #[error("cannot make the directories of a guest that only boots")]
@@ -40,7 +40,7 @@ pub(super) enum WorkError {
     Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl WorkError {
+impl StepError {
     /// Whether the disk was full, tart's or that of the state directory.
     fn is_for_want_of_space(&self) -> bool {
         match self {
@@ -56,7 +56,7 @@ impl WorkError {
 }
 
 /// An effect that keeps failing.
-pub(super) struct Setback {
+pub(super) struct FailedStep {
     problem: String,
     /// How long it was waited for the last time; not at all after room was made for it.
     delay: Option<Duration>,
@@ -65,7 +65,7 @@ pub(super) struct Setback {
 impl Worker {
     /// Tells about an effect that failed, once, and waits before it is tried again: longer each time. When the disk is full, room
     /// is made, and it is tried once more before anybody is told.
-    pub(super) async fn failed(&mut self, decision: Decision, error: &WorkError) {
+    pub(super) async fn failed(&mut self, decision: Decision, error: &StepError) {
         self.vain_wipe |= decision == Decision::Wipe;
         let is_full = error.is_for_want_of_space();
         let advice = if is_full { Fault::NoSpace.advice() } else { "" };
@@ -74,7 +74,7 @@ impl Worker {
         if is_full && before.is_none() {
             match self.make_room(error).await {
                 Some(true) => {
-                    self.setback = Some(Setback { problem, delay: None });
+                    self.setback = Some(FailedStep { problem, delay: None });
                     if let Decision::AskGuest(_) = decision {
                         // What it says can be written down now.
                         self.asked = None;
@@ -94,7 +94,7 @@ impl Worker {
                 RETRY
             }
         };
-        self.setback = Some(Setback { problem, delay: Some(delay) });
+        self.setback = Some(FailedStep { problem, delay: Some(delay) });
         // What the failed effect itself has stirred in the directory is no reason to hurry.
         tokio::select! {
             Ok(()) = self.pod.changed() => {}
@@ -105,11 +105,11 @@ impl Worker {
 
     /// Makes room where an effect has found none; whether there is more than before. `None` when something else is wanted of the Pod
     /// meanwhile: nobody waits for it then.
-    async fn make_room(&self, error: &WorkError) -> Option<bool> {
+    async fn make_room(&self, error: &StepError) -> Option<bool> {
         let Some(collector) = &self.host.collector else { return Some(false) };
-        let place = if let WorkError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
+        let place = if let StepError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
         tokio::select! {
-            made = collector.make_room_at(place) => Some(made == Made::Room),
+            made = collector.make_room_at(place) => Some(made == SpaceResult::Room),
             () = otherwise_wanted(self.wanted, self.pod.clone(), self.gone.clone()) => None,
         }
     }

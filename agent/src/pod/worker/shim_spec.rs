@@ -11,7 +11,7 @@ use kube::ResourceExt;
 
 use crate::env::expansion::{expand, lookup};
 use crate::error_chain::chain;
-use crate::probe::http::HttpGet;
+use crate::state::container_spec::HttpGet;
 use crate::state::{
     ContainerSpec, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Mount, Termination,
 };
@@ -21,7 +21,7 @@ const MAX_HOSTNAME: usize = 63;
 
 /// What is known of a container only when its VM is planned.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Brought {
+pub(crate) struct ContainerInputs {
     /// Its variables, in order.
     pub(crate) variables: Vec<(String, String)>,
     /// Where its volumes go.
@@ -33,7 +33,7 @@ pub(crate) struct Brought {
 }
 
 /// What the shim is told of one container.
-pub(crate) fn container(pod: &Pod, container: &Container, brought: Brought) -> ContainerSpec {
+pub(crate) fn container(pod: &Pod, container: &Container, brought: ContainerInputs) -> ContainerSpec {
     let lifecycle = container.lifecycle.as_ref();
     let hook = |handler: Option<&LifecycleHandler>| handler.and_then(|handler| hook(container, handler));
     ContainerSpec {
@@ -53,11 +53,6 @@ pub(crate) fn container(pod: &Pod, container: &Container, brought: Brought) -> C
         pre_stop: hook(lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref())),
         log: brought.log,
     }
-}
-
-/// Whether a container has a command; without one its VM simply boots.
-pub(crate) fn has_command(container: &Container) -> bool {
-    container.command.iter().chain(&container.args).flatten().next().is_some()
 }
 
 /// What a container runs; `args` without `command` are the command line, since a VM image has no entry point.
@@ -172,7 +167,11 @@ mod tests {
         spec.as_object_mut().unwrap().extend(pod_extra.as_object().unwrap().clone());
         let pod = pod(&spec);
         let main = pod.spec.as_ref().unwrap().containers[0].clone();
-        container(&pod, &main, Brought { variables: vec![("A".into(), "b".into())], ..Brought::default() })
+        container(
+            &pod,
+            &main,
+            ContainerInputs { variables: vec![("A".into(), "b".into())], ..ContainerInputs::default() },
+        )
     }
 
     #[test]

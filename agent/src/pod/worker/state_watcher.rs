@@ -10,7 +10,7 @@ use tracing::warn;
 /// Hangs over VMs that are not over. Each directory, and on macOS each file in it, takes one of the files that the agent may have open:
 /// Pods that have ended stay for days, and must take none.
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(super) struct StateWatcher {
     rings: Arc<Notify>,
     over: Vec<PathBuf>,
     /// Without one the worker still looks now and then.
@@ -18,7 +18,7 @@ pub(super) struct Bell {
     has_complained: bool,
 }
 
-impl Bell {
+impl StateWatcher {
     /// A bell that hangs over nothing yet.
     pub(super) fn new(rings: Arc<Notify>) -> Self {
         Self { rings, over: Vec::new(), watcher: None, has_complained: false }
@@ -91,7 +91,7 @@ mod tests {
         std::fs::create_dir(&old).unwrap();
         std::fs::create_dir(&new).unwrap();
         let rings = Arc::new(Notify::new());
-        let mut bell = Bell::new(rings.clone());
+        let mut bell = StateWatcher::new(rings.clone());
         // What cannot be watched is no reason to end, and is tried again.
         bell.hang_over([dir.path().join("absent").as_path()].into_iter());
         assert!(bell.watcher.is_none() && bell.has_complained);

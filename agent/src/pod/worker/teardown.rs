@@ -8,24 +8,24 @@ use tokio::task::block_in_place;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::retry::WorkError;
+use super::retry::StepError;
 use super::{ORPHAN_PATIENCE, RETRY, SAFETY_NET, Worker};
 use crate::crash_point;
-use crate::names::vm::{Restart, VmName};
-use crate::pod::PodUid;
-use crate::pod::sync::decide::Wanted;
+use crate::names::PodUid;
+use crate::names::{Restart, VmName};
+use crate::pod::sync::decide::Desired;
 use crate::pod::sync::desired::wanted;
-use crate::pod::sync::restart::RestartPolicy;
 use crate::pod::sync::time::seconds;
 use crate::probe;
 use crate::shim;
-use crate::state::{Attempt, Ending, Outcome, StopCause, StopRequest};
+use crate::state::RestartPolicy;
+use crate::state::{Ending, Outcome, StopCause, StopRequest, VmRun};
 
 const API_LIMIT: Duration = Duration::from_secs(15);
 
 impl Worker {
     /// Writes down that the Pod is evicted, before anything is done about it.
-    pub(super) fn evict(&self) -> Result<(), WorkError> {
+    pub(super) fn evict(&self) -> Result<(), StepError> {
         let Some(exceeded) = self.belongings.exceeded() else { return Ok(()) };
         self.dir.evict(&exceeded.to_string())?;
         let pod = self.pod.borrow().clone();
@@ -35,10 +35,10 @@ impl Worker {
 
     /// Asks for a VM to be stopped whose container has failed a probe or is to have another image. Why is part of the request, so
     /// that whoever sees the VM end knows what to do next.
-    pub(super) fn stop_for(&self, restart: Restart, cause: StopCause) -> Result<(), WorkError> {
+    pub(super) fn stop_for(&self, restart: Restart, cause: StopCause) -> Result<(), StepError> {
         let pod = self.pod.borrow().clone();
         let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-        let once = matches!(wanted(&pod, false), Wanted::Run(RestartPolicy::Never));
+        let once = matches!(wanted(&pod, false), Desired::Run(RestartPolicy::Never));
         let restarts = !(once && cause.is_failure());
         let next = if restarts { ", will be restarted" } else { "" };
         self.host.events.normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
@@ -48,7 +48,7 @@ impl Worker {
     }
 
     /// Kills a shim that does not stop its VM, or that has and does not go.
-    pub(super) async fn kill_shim(&mut self, restart: Restart) -> Result<(), WorkError> {
+    pub(super) async fn kill_shim(&mut self, restart: Restart) -> Result<(), StepError> {
         let attempt = self.dir.attempt(restart);
         let pod = self.pod.borrow().clone();
         let vm = attempt.vm();
@@ -67,7 +67,7 @@ impl Worker {
     }
 
     /// Writes down that a VM ended in a way that nobody saw, unless its shim or its guest has left word of it.
-    pub(super) fn record_loss(&self, restart: Restart) -> Result<(), WorkError> {
+    pub(super) fn record_loss(&self, restart: Restart) -> Result<(), StepError> {
         let attempt = self.dir.attempt(restart);
         // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
         let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
@@ -83,15 +83,15 @@ impl Worker {
     }
 
     /// A VM of the Pod that exists though nothing says that it was begun, when this one is about to be.
-    pub(super) fn forgotten(&self, next: Restart) -> Result<Option<Attempt>, WorkError> {
-        let known: Vec<Restart> = self.dir.attempts()?.iter().map(Attempt::restart).collect();
-        let vms = self.host.tart.vm_dirs().map_err(WorkError::Vms)?;
+    pub(super) fn forgotten(&self, next: Restart) -> Result<Option<VmRun>, StepError> {
+        let known: Vec<Restart> = self.dir.attempts()?.iter().map(VmRun::restart).collect();
+        let vms = self.host.tart.vm_dirs().map_err(StepError::Vms)?;
         Ok(forgotten(&vms, self.dir.uid(), &known, next).map(|restart| self.dir.attempt(restart)))
     }
 
     /// Ends a VM that was never begun, by all that is known of it, and exists: somebody has deleted the Pod's directory while it ran. That
     /// it was begun is written down again, so that it does not run twice.
-    pub(super) async fn end_forgotten(&self, attempt: &Attempt) -> Result<(), WorkError> {
+    pub(super) async fn end_forgotten(&self, attempt: &VmRun) -> Result<(), StepError> {
         if self.silence(attempt).await? {
             attempt.begin_again()?;
         }
@@ -99,7 +99,7 @@ impl Worker {
     }
 
     /// Writes down that a VM has run, and is lost, of which only the API still knows: the Mac was set up anew, or somebody has tidied up.
-    pub(super) async fn recall(&self, restart: Restart) -> Result<(), WorkError> {
+    pub(super) async fn recall(&self, restart: Restart) -> Result<(), StepError> {
         let attempt = self.dir.attempt(restart);
         self.silence(&attempt).await?;
         attempt.begin_again()?;
@@ -107,11 +107,11 @@ impl Worker {
     }
 
     /// Stops a VM of which nothing is known; whether there is one.
-    async fn silence(&self, attempt: &Attempt) -> Result<bool, WorkError> {
+    async fn silence(&self, attempt: &VmRun) -> Result<bool, StepError> {
         // Its shim would write down its end as that of the next one.
         block_in_place(|| shim::kill_leftovers(attempt))?;
         // What a deletion has left that was cut short is no VM to tart.
-        block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(WorkError::Vms)?;
+        block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(StepError::Vms)?;
         let exists = self.host.tart.vm_dir(&attempt.vm()).exists();
         if exists {
             warn!(pod = %self.name, vm = %attempt.vm(), "nothing is known of a VM of the Pod; stopping it");
@@ -121,7 +121,7 @@ impl Worker {
     }
 
     /// Forgets what may be secret in the plan of a VM that has ended, and deletes it.
-    pub(super) async fn clean(&mut self, restart: Restart) -> Result<(), WorkError> {
+    pub(super) async fn clean(&mut self, restart: Restart) -> Result<(), StepError> {
         let attempt = self.dir.attempt(restart);
         // A shim that has written its outcome is gone in a moment.
         let Some(_lock) = block_in_place(|| attempt.seal())? else {
@@ -135,7 +135,7 @@ impl Worker {
         crash_point::point("agent.clean.scrubbed");
         self.host.tart.delete(&attempt.vm()).await?;
         // What a deletion leaves that was cut short is no VM to tart.
-        block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(WorkError::Vms)?;
+        block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(StepError::Vms)?;
         crash_point::point("agent.clean.deleted");
         scrubbed.or_else(|_| attempt.scrub())?;
         attempt.mark_cleaned()?;
@@ -149,7 +149,7 @@ impl Worker {
     }
 
     /// Takes the Pod out of the API: everything else is done.
-    pub(super) async fn delete_pod(&mut self) -> Result<(), WorkError> {
+    pub(super) async fn delete_pod(&mut self) -> Result<(), StepError> {
         let uid = Some(self.dir.uid().to_string());
         let parameters = DeleteParams {
             grace_period_seconds: Some(0),
@@ -159,8 +159,8 @@ impl Worker {
         match timeout(API_LIMIT, self.api.delete(&self.name.name, &parameters)).await {
             Ok(Ok(_)) => {}
             Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
-            Ok(Err(error)) => return Err(WorkError::Delete(error.into())),
-            Err(late) => return Err(WorkError::Delete(late.into())),
+            Ok(Err(error)) => return Err(StepError::Delete(error.into())),
+            Err(late) => return Err(StepError::Delete(late.into())),
         }
         // The watch says when it is gone.
         self.wait_at_most(SAFETY_NET).await;

@@ -13,7 +13,7 @@ use super::termination_message::Tail;
 use crate::error_chain::chain;
 use crate::guest::script::Ready;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
-use crate::logs::writer::{Log, Source};
+use crate::logs::writer::{LogStream, LogWriter};
 
 /// How long the output of a command that has ended may pause before it is all there is, and how long it may take in all.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const WAIT_LIMIT: Duration = Duration::from_mins(10);
 const WAIT_AGAIN: Duration = Duration::from_secs(1);
 
 /// The command's end, as the guest agent tells it.
-pub(super) enum Followed {
+pub(crate) enum ExecResult {
     Exit(i32),
     /// It never ran.
     Refused(String),
@@ -31,14 +31,14 @@ pub(super) enum Followed {
 }
 
 /// Lets what a command has written arrive, though what it has left running may hold its output open, or even write to it.
-pub(super) async fn drain(mut follow: Pin<&mut impl Future<Output = Followed>>, written: &Cell<u64>) {
+pub(crate) async fn drain(mut follow: Pin<&mut impl Future<Output = ExecResult>>, written: &Cell<u64>) {
     let end = Instant::now() + LONGEST_DRAIN;
     while !is_drained(follow.as_mut(), written).await && Instant::now() < end {}
 }
 
 /// Whether all that a command has written has arrived after a while: its output has ended, or paused.
-pub(super) async fn is_drained(
-    follow: Pin<&mut impl Future<Output = Followed>>,
+pub(crate) async fn is_drained(
+    follow: Pin<&mut impl Future<Output = ExecResult>>,
     written: &Cell<u64>,
 ) -> bool {
     let before = written.get();
@@ -46,7 +46,7 @@ pub(super) async fn is_drained(
 }
 
 /// Waits for the exit code that the command's own shell tells, for as long as it takes.
-pub(super) async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
+pub(crate) async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
     let exec = Exec { argv: ready.wait(WAIT_LIMIT), ..Exec::default() };
     loop {
         let told = guest.run(exec.clone(), WAIT_LIMIT, SET_UP_WORDS).await;
@@ -60,49 +60,49 @@ pub(super) async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
 }
 
 /// An exit code that was told, on a line of its own.
-pub(super) fn told_code(output: &[u8]) -> Option<i32> {
+pub(crate) fn told_code(output: &[u8]) -> Option<i32> {
     let text = String::from_utf8_lossy(output);
     text.strip_suffix('\n')?.parse::<u8>().ok().map(i32::from)
 }
 
 /// Copies a command's output to the log until it ends.
-pub(super) async fn follow(
+pub(crate) async fn follow(
     mut events: impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
-    log: &mut Log,
+    log: &mut LogWriter,
     tail: &mut Tail,
     written: &Cell<u64>,
-) -> Followed {
+) -> ExecResult {
     while let Some(event) = events.next().await {
         written.set(written.get() + 1);
         match event {
             Ok(ExecEvent::Started) => {}
             Ok(ExecEvent::Stdout(bytes)) => {
                 tail.add(&bytes);
-                log.write(Source::Stdout, &bytes);
+                log.write(LogStream::Stdout, &bytes);
             }
             Ok(ExecEvent::Stderr(bytes)) => {
                 tail.add(&bytes);
-                log.write(Source::Stderr, &bytes);
+                log.write(LogStream::Stderr, &bytes);
             }
-            Ok(ExecEvent::Exit(code)) => return Followed::Exit(code),
+            Ok(ExecEvent::Exit(code)) => return ExecResult::Exit(code),
             // What has spoken has started, whatever the guest agent says now.
             Err(error) if written.get() > 1 => return lost(&error),
             Err(error) => return disconnected(&error),
         }
     }
-    Followed::Lost
+    ExecResult::Lost
 }
 
-pub(super) fn disconnected(error: &GuestError) -> Followed {
+pub(crate) fn disconnected(error: &GuestError) -> ExecResult {
     match error {
-        GuestError::Refused(why) => Followed::Refused(why.clone()),
+        GuestError::Refused(why) => ExecResult::Refused(why.clone()),
         error => lost(error),
     }
 }
 
-fn lost(error: &GuestError) -> Followed {
+fn lost(error: &GuestError) -> ExecResult {
     warn!(error = chain(error), "lost the connection to the guest agent");
-    Followed::Lost
+    ExecResult::Lost
 }
 
 #[cfg(test)]
@@ -110,11 +110,11 @@ mod tests {
     use super::*;
 
     async fn followed(events: Vec<Result<ExecEvent, GuestError>>) -> String {
-        let (mut log, mut tail, written) = (Log::nowhere(), Tail::default(), Cell::new(0));
+        let (mut log, mut tail, written) = (LogWriter::nowhere(), Tail::default(), Cell::new(0));
         match follow(futures::stream::iter(events), &mut log, &mut tail, &written).await {
-            Followed::Exit(code) => format!("exit {code}"),
-            Followed::Refused(why) => format!("refused: {why}"),
-            Followed::Lost => "lost".to_owned(),
+            ExecResult::Exit(code) => format!("exit {code}"),
+            ExecResult::Refused(why) => format!("refused: {why}"),
+            ExecResult::Lost => "lost".to_owned(),
         }
     }
 

@@ -15,7 +15,7 @@ const NAME: &str = "status";
 const MAX_BYTES: u64 = 4096 + 16;
 
 /// The end that the guest of a VM tells of, when it does: an exit code on the first line, and a message after it.
-pub(super) fn of(spec: &ShimSpec) -> Option<Ending> {
+pub(crate) fn of(spec: &ShimSpec) -> Option<Ending> {
     spec.status_dir.as_deref().and_then(read)
 }
 

@@ -9,7 +9,8 @@ use super::exec_output::told_code;
 use crate::error_chain::chain;
 use crate::guest::script::Ready;
 use crate::guest::{Exec, Guest, GuestError};
-use crate::probe::http::{HttpError, HttpGet, Purpose};
+use crate::probe::http::{HttpError, Purpose};
+use crate::state::container_spec::HttpGet;
 use crate::state::{Hook, Notice};
 
 /// A hook that runs for longer than this has been forgotten; the grace period ends it sooner.
@@ -21,7 +22,7 @@ const MAX_OUTPUT: usize = 1 << 10;
 
 /// A hook that failed. What it has said may be secret, and is in none of these words.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HookError {
+pub(crate) enum HookError {
     #[error("command `{program}` exited with {code}")]
     Command { program: String, code: i32, said: String },
     #[error(transparent)]
@@ -36,7 +37,7 @@ pub(super) enum HookError {
 
 impl HookError {
     /// All that is known of it, for nothing but the container's status: no Event, and no log.
-    pub(super) fn in_full(&self) -> String {
+    pub(crate) fn in_full(&self) -> String {
         match self {
             Self::Command { said, .. } if !said.is_empty() => format!("{}: {said}", chain(self)),
             _ => chain(self),
@@ -45,17 +46,17 @@ impl HookError {
 }
 
 /// A hook that has done its work, and what a person should be told of it all the same.
-pub(super) type Done = Result<Option<Notice>, HookError>;
+pub(crate) type Done = Result<Option<Notice>, HookError>;
 
 /// A turn in the life of a container that has its environment in the guest.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Turn<'a> {
-    pub(super) ready: &'a Ready,
-    pub(super) name: &'static str,
+pub(crate) struct HookPoint<'a> {
+    pub(crate) ready: &'a Ready,
+    pub(crate) name: &'static str,
 }
 
 /// Runs a hook of a container to its end.
-pub(super) async fn run(hook: &Hook, guest: &mut Guest, turn: Turn<'_>, address: IpAddr) -> Done {
+pub(crate) async fn run(hook: &Hook, guest: &mut Guest, turn: HookPoint<'_>, address: IpAddr) -> Done {
     match hook {
         Hook::Exec(argv) => run_command(argv, guest, Some(turn)).await,
         other => run_outside(other, address).await,
@@ -63,7 +64,7 @@ pub(super) async fn run(hook: &Hook, guest: &mut Guest, turn: Turn<'_>, address:
 }
 
 /// Runs a hook that is a command in the guest, in the environment of a container when there is one.
-pub(super) async fn run_command(argv: &[String], guest: &mut Guest, turn: Option<Turn<'_>>) -> Done {
+pub(crate) async fn run_command(argv: &[String], guest: &mut Guest, turn: Option<HookPoint<'_>>) -> Done {
     let program = argv.first().cloned().unwrap_or_default();
     let before = turn.map(|turn| turn.ready.hook(turn.name)).unwrap_or_default();
     let exec = Exec { argv: before.iter().chain(argv).cloned().collect(), ..Exec::default() };
@@ -87,7 +88,7 @@ pub(super) async fn run_command(argv: &[String], guest: &mut Guest, turn: Option
 }
 
 /// Runs a hook that needs nobody in the guest.
-pub(super) async fn run_outside(hook: &Hook, address: IpAddr) -> Done {
+pub(crate) async fn run_outside(hook: &Hook, address: IpAddr) -> Done {
     match hook {
         Hook::Sleep(time) => {
             sleep(*time).await;

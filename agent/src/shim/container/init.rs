@@ -8,16 +8,17 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::{Run, Task};
+use crate::backoff::restart_delay;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::Guest;
-use crate::pod::sync::restart::back_off;
+use crate::shim::Shim;
 use crate::shim::outcome::messages::stopped_early;
-use crate::shim::{GuestEnd, Shim};
+use crate::shim::outcome::run_result::GuestEnd;
 use crate::state::{ContainerSpec, Ending, InitStage, InitState, Outcome};
 
 /// What became of the init containers.
-pub(super) enum Initialised {
+pub(crate) enum InitResult {
     /// All have succeeded.
     Done,
     /// It does not come to the main container.
@@ -37,7 +38,7 @@ enum Next {
 
 impl Shim {
     /// Runs all init containers, each until it succeeds.
-    pub(super) async fn initialise(&self, guest: &mut Guest, address: IpAddr) -> Initialised {
+    pub(crate) async fn initialise(&self, guest: &mut Guest, address: IpAddr) -> InitResult {
         let before = |spec: &ContainerSpec| {
             let known = self.spec.init_before.iter().find(|state| state.name == spec.name);
             known.cloned().unwrap_or_else(|| InitState::new(&spec.name))
@@ -56,7 +57,7 @@ impl Shim {
                     self.record(&states);
                 }
                 let Some(command) = self.command_of(planned, command, due).await else {
-                    return Initialised::Ended(GuestEnd::Over(stopped_early()));
+                    return InitResult::Ended(GuestEnd::Over(stopped_early()));
                 };
                 let command = command.as_ref();
                 let spec = &self.with_own_log(planned, states[index].restarts);
@@ -74,7 +75,7 @@ impl Shim {
                 let lost = run == Run::Lost;
                 let ending = match run {
                     Run::Over(ending) => ending,
-                    Run::NotBegun => return Initialised::Ended(GuestEnd::Over(stopped_early())),
+                    Run::NotBegun => return InitResult::Ended(GuestEnd::Over(stopped_early())),
                     Run::Overdue => Ending::Stopped { killed: true },
                     Run::Lost => Ending::Lost,
                 };
@@ -87,7 +88,7 @@ impl Shim {
                 if lost || (self.stop.latest().is_some() && next != Next::Go) {
                     states[index].now = InitStage::Over(outcome);
                     self.record(&states);
-                    return Initialised::Ended(if lost {
+                    return InitResult::Ended(if lost {
                         GuestEnd::Lost
                     } else {
                         GuestEnd::Over(stopped_early())
@@ -103,7 +104,7 @@ impl Shim {
                     Next::Fail(ending) => {
                         states[index].now = InitStage::Over(outcome);
                         self.record(&states);
-                        return Initialised::Ended(GuestEnd::Over(ending));
+                        return InitResult::Ended(GuestEnd::Over(ending));
                     }
                     Next::Again(delay) => {
                         states[index].now = if delay.is_zero() {
@@ -118,7 +119,7 @@ impl Shim {
                         tokio::select! {
                             () = sleep(delay) => {}
                             _ = stop.requested() => {
-                                return Initialised::Ended(GuestEnd::Over(stopped_early()));
+                                return InitResult::Ended(GuestEnd::Over(stopped_early()));
                             }
                         }
                         failures += 1;
@@ -126,7 +127,7 @@ impl Shim {
                 }
             }
         }
-        Initialised::Done
+        InitResult::Done
     }
 
     /// A container with a log of its own for this start. That of the start before stays, and no other.
@@ -147,7 +148,7 @@ impl Shim {
 fn next(spec: &ContainerSpec, ending: &Ending, again: bool, failures: u32) -> Next {
     match ending.exit_code() {
         0 => Next::Go,
-        _ if again => Next::Again(back_off(failures)),
+        _ if again => Next::Again(restart_delay(failures)),
         code => Next::Fail(Ending::InitFailed { container: spec.name.clone(), code }),
     }
 }

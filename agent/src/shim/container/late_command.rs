@@ -12,7 +12,7 @@ use crate::state::{ContainerSpec, Due, GuestCommand};
 impl Shim {
     /// What a container runs: as planned, or what the agent says now of this start of one that is due. `None` when the VM is to stop
     /// before that. An agent that is away says it when it is back, as elsewhere.
-    pub(super) async fn command_of<'a>(
+    pub(crate) async fn command_of<'a>(
         &self,
         spec: &ContainerSpec,
         planned: &'a GuestCommand,

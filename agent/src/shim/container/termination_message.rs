@@ -21,15 +21,15 @@ const MAX_LOG: u64 = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Where a container leaves its last words.
-pub(super) struct LastWords<'a> {
-    pub(super) path: &'a str,
+pub(crate) struct TerminationMessage<'a> {
+    pub(crate) path: &'a str,
     /// Whether the log serves when it failed and left none.
-    pub(super) or_log: bool,
+    pub(crate) or_log: bool,
 }
 
-impl LastWords<'_> {
+impl TerminationMessage<'_> {
     /// The message of a container that ended with `code`. The guest reads the file, so no path of it is the host's.
-    pub(super) async fn read(&self, guest: &mut Guest, code: i32, tail: &Tail) -> Option<String> {
+    pub(crate) async fn read(&self, guest: &mut Guest, code: i32, tail: &Tail) -> Option<String> {
         let exec = Exec { argv: script::last_words(self.path), ..Exec::default() };
         let done = guest.run(exec, LIMIT, MAX_MESSAGE).await;
         if let Err(error) = &done.end {
@@ -45,11 +45,11 @@ impl LastWords<'_> {
 
 /// The end of a container's output.
 #[derive(Debug, Default)]
-pub(super) struct Tail(VecDeque<u8>);
+pub(crate) struct Tail(VecDeque<u8>);
 
 impl Tail {
     /// The end of what a log file has of it.
-    pub(super) fn of_log(path: &Path) -> Self {
+    pub(crate) fn of_log(path: &Path) -> Self {
         let mut tail = Self::default();
         for line in last_lines(path).unwrap_or_default().split(|&byte| byte == b'\n') {
             // The time, the stream, whether the line ends here, and the line.
@@ -62,7 +62,7 @@ impl Tail {
     }
 
     /// Adds what it has just written.
-    pub(super) fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         let kept = &bytes[bytes.len().saturating_sub(MAX_TAIL)..];
         self.0.extend(kept);
         let surplus = self.0.len().saturating_sub(MAX_TAIL);

@@ -10,7 +10,7 @@ use tracing::warn;
 
 use crate::error_chain::chain;
 use crate::guest::{Guest, GuestError};
-use crate::os::dhcp_leases::{self, Borrower};
+use crate::os::dhcp_leases::{self, LeaseHolder};
 use crate::shim::Shim;
 
 /// How often the guest agent of a booting VM is asked for the guest's address.
@@ -33,7 +33,7 @@ enum Claimant {
     /// The host itself, or no machine at all.
     Host,
     /// Whoever macOS has lent it to.
-    Borrower,
+    LeaseHolder,
     /// A machine that is no VM of this host, or nobody.
     Outsider,
     /// Another VM of this host.
@@ -42,7 +42,7 @@ enum Claimant {
 
 impl Shim {
     /// The guest's address, from the guest agent or from its DHCP lease, whichever is there first.
-    pub(super) async fn address(&self) -> IpAddr {
+    pub(crate) async fn address(&self) -> IpAddr {
         let asked = async {
             let claimed = self.guest_agent().await.1;
             if self.is_credible(claimed).await {
@@ -107,7 +107,7 @@ impl Shim {
     /// The guest agent, once it answers, and the address that it says the guest has.
     ///
     /// A question that can be asked twice comes first: a command must not be sent before somebody is there to take it.
-    pub(super) async fn guest_agent(&self) -> (Guest, IpAddr) {
+    pub(crate) async fn guest_agent(&self) -> (Guest, IpAddr) {
         let socket = self.tart.vm_dir(&self.spec.vm).join("control.sock");
         loop {
             let ask = async {
@@ -128,12 +128,12 @@ impl Shim {
 fn lender_says(leases: Option<&Path>, claimed: IpAddr, now: Timestamp) -> Option<Claimant> {
     // It lends none of IPv6.
     let IpAddr::V4(claimed) = claimed else { return Some(Claimant::Outsider) };
-    match leases.map_or(Borrower::NoFile, |path| dhcp_leases::borrower(path, claimed, now)) {
-        Borrower::Other => None,
+    match leases.map_or(LeaseHolder::NoFile, |path| dhcp_leases::borrower(path, claimed, now)) {
+        LeaseHolder::Other => None,
         // Where nothing is written down, this is all that is known of its networks.
-        Borrower::NoFile if claimed.is_private() => None,
-        Borrower::Mac | Borrower::Unknown => Some(Claimant::Borrower),
-        Borrower::None | Borrower::NoFile => Some(Claimant::Outsider),
+        LeaseHolder::NoFile if claimed.is_private() => None,
+        LeaseHolder::Mac | LeaseHolder::Unknown => Some(Claimant::LeaseHolder),
+        LeaseHolder::None | LeaseHolder::NoFile => Some(Claimant::Outsider),
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
         };
         let text = entry("192.168.64.2", "1,e:0:2:ab:c:d") + &entry("192.168.64.3", "ff,f1:f5:dd:7f:0:2");
         std::fs::write(&path, text).unwrap();
-        let (outsider, borrower) = (Some(Claimant::Outsider), Some(Claimant::Borrower));
+        let (outsider, borrower) = (Some(Claimant::Outsider), Some(Claimant::LeaseHolder));
         for (claimed, with_leases, without, unreadable) in [
             ("192.168.64.2", borrower, None, borrower),
             ("192.168.64.3", None, None, borrower),

@@ -12,8 +12,8 @@ use tokio::process::Child;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::logs::writer::{Log, Source};
-use crate::names::vm::VmName;
+use crate::logs::writer::{LogStream, LogWriter};
+use crate::names::VmName;
 use crate::shim::KILLED;
 use crate::state::{Ending, HostFault};
 use crate::tart::{Fault, running_vms};
@@ -26,39 +26,39 @@ const PLUG_PULLED: &str = "Stopping VM...";
 const PIPE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Collects the output of one `tart run`.
-pub(super) struct VmOutput {
+pub(crate) struct VmOutput {
     readers: JoinSet<()>,
     kept: Arc<Mutex<Kept>>,
 }
 
 struct Kept {
     tail: VecDeque<u8>,
-    log: Log,
+    log: LogWriter,
 }
 
 impl VmOutput {
     /// Starts to read the child's pipes, and copies them to `log`.
-    pub(super) fn collect(child: &mut Child, log: Log) -> Self {
+    pub(crate) fn collect(child: &mut Child, log: LogWriter) -> Self {
         let kept = Arc::new(Mutex::new(Kept { tail: VecDeque::new(), log }));
         let mut readers = JoinSet::new();
         if let Some(pipe) = child.stdout.take() {
-            readers.spawn(read(pipe, Source::Stdout, kept.clone()));
+            readers.spawn(read(pipe, LogStream::Stdout, kept.clone()));
         }
         if let Some(pipe) = child.stderr.take() {
-            readers.spawn(read(pipe, Source::Stderr, kept.clone()));
+            readers.spawn(read(pipe, LogStream::Stderr, kept.clone()));
         }
         Self { readers, kept }
     }
 
     /// What the end of `tart run` means for the container.
-    pub(super) async fn ending(mut self, status: io::Result<ExitStatus>) -> Ending {
+    pub(crate) async fn ending(mut self, status: io::Result<ExitStatus>) -> Ending {
         // A child of tart can hold the pipes open for ever.
         let _ = timeout(PIPE_PATIENCE, async { while self.readers.join_next().await.is_some() {} }).await;
         self.readers.abort_all();
         let (log, said) = {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
             let said = String::from_utf8_lossy(kept.tail.make_contiguous()).into_owned();
-            (std::mem::replace(&mut kept.log, Log::nowhere()), said)
+            (std::mem::replace(&mut kept.log, LogWriter::nowhere()), said)
         };
         log.close().await;
         match status {
@@ -68,7 +68,7 @@ impl VmOutput {
     }
 }
 
-async fn read(mut pipe: impl AsyncRead + Unpin, source: Source, kept: Arc<Mutex<Kept>>) {
+async fn read(mut pipe: impl AsyncRead + Unpin, source: LogStream, kept: Arc<Mutex<Kept>>) {
     let mut chunk = vec![0; 4 << 10];
     while let Ok(length @ 1..) = pipe.read(&mut chunk).await {
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +109,7 @@ fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
 }
 
 /// Whether a VM has ended, by tart's own words, because the host's disk is full.
-pub(super) fn is_for_want_of_space(ending: &Ending) -> bool {
+pub(crate) fn is_for_want_of_space(ending: &Ending) -> bool {
     match ending {
         Ending::NotStarted { message, .. } | Ending::Exited { message: Some(message), .. } => {
             Fault::of(message) == Fault::NoSpace

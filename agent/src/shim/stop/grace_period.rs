@@ -9,38 +9,38 @@ use super::request::StopSignal;
 
 /// The time that a container has left. The agent may shorten it at any moment.
 #[derive(Debug, Clone)]
-pub(super) struct Limit {
+pub(crate) struct GracePeriod {
     /// What the agent asks for.
-    pub(super) stop: StopSignal,
+    pub(crate) stop: StopSignal,
     /// When it is over whatever the agent says.
-    pub(super) own: Option<Instant>,
+    pub(crate) own: Option<Instant>,
     /// What is granted even when it is over.
-    pub(super) granted: Option<Instant>,
+    pub(crate) granted: Option<Instant>,
 }
 
-impl Limit {
+impl GracePeriod {
     /// What the agent asks for, and nothing else.
-    pub(super) fn asked(stop: StopSignal) -> Self {
+    pub(crate) fn asked(stop: StopSignal) -> Self {
         Self { stop, own: None, granted: None }
     }
 
     /// Whether the agent has given any time: what finds it over has missed it.
-    pub(super) fn is_graceful(&self) -> bool {
+    pub(crate) fn is_graceful(&self) -> bool {
         self.stop.latest().is_some_and(|request| request.graceful)
     }
 
     /// Whether there is no time left.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.left() == Some(Duration::ZERO)
     }
 
     /// Grants this much from now on, whatever is left.
-    pub(super) fn grant(&mut self, least: Duration) {
+    pub(crate) fn grant(&mut self, least: Duration) {
         self.granted = Some(Instant::now() + least);
     }
 
     /// Waits until there is no time left.
-    pub(super) async fn over(&mut self) {
+    pub(crate) async fn over(&mut self) {
         loop {
             match self.left() {
                 Some(Duration::ZERO) => return,

@@ -7,21 +7,21 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::interval;
 
 use crate::error_chain::chain;
-use crate::state::{Attempt, StopRequest};
+use crate::state::{StopRequest, VmRun};
 
 /// How often the directory is read even though nothing was seen to change in it.
 const SAFETY_NET: Duration = Duration::from_secs(5);
 
 /// Follows the stop request of one VM; the latest one counts.
 #[derive(Debug, Clone)]
-pub(super) struct StopSignal {
+pub(crate) struct StopSignal {
     request: watch::Receiver<Option<StopRequest>>,
     looks: watch::Receiver<()>,
 }
 
 impl StopSignal {
     /// Starts to follow; a request that is there already is seen at once.
-    pub(super) fn watch(attempt: &Attempt) -> Self {
+    pub(crate) fn watch(attempt: &VmRun) -> Self {
         let (changed, mut changes) = mpsc::channel(1);
         // A full channel already holds the news that something changed.
         let watcher = notify::recommended_watcher(move |_| _ = changed.try_send(())).and_then(
@@ -57,7 +57,7 @@ impl StopSignal {
     }
 
     /// Waits until the VM is to be stopped.
-    pub(super) async fn requested(&mut self) -> StopRequest {
+    pub(crate) async fn requested(&mut self) -> StopRequest {
         loop {
             if let Some(request) = *self.request.borrow_and_update() {
                 return request;
@@ -67,19 +67,19 @@ impl StopSignal {
     }
 
     /// The latest request, if there is one.
-    pub(super) fn latest(&self) -> Option<StopRequest> {
+    pub(crate) fn latest(&self) -> Option<StopRequest> {
         *self.request.borrow()
     }
 
     /// Waits until the request changes.
-    pub(super) async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         if self.request.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
     /// Waits until the directory may have something else in it than before.
-    pub(super) async fn stirred(&mut self) {
+    pub(crate) async fn stirred(&mut self) {
         if self.looks.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -10,11 +10,11 @@ use tokio::process::Child;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::grace_period::Limit;
+use super::grace_period::GracePeriod;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
-use crate::names::vm::VmName;
+use crate::names::VmName;
 use crate::tart::Tart;
 
 /// How long `tart run` may take to stop the VM before it is killed.
@@ -25,7 +25,7 @@ const ASK_INTERVAL: Duration = Duration::from_secs(1);
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Shuts the guest down within the time that is left; says whether it had to be forced.
-pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, mut limit: Limit) -> bool {
+pub(crate) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, mut limit: GracePeriod) -> bool {
     crash_point::point("shim.shut-down");
     tokio::select! {
         biased;
@@ -39,7 +39,7 @@ pub(super) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, mut l
 }
 
 /// Ends the VM now. `tart run` takes SIGINT for a power cut that it tidies up after; SIGKILL is for one that hangs.
-pub(super) async fn force(vm: &VmName, child: &mut Child) {
+pub(crate) async fn force(vm: &VmName, child: &mut Child) {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
         // It has a process group of its own, and no ID once it has been waited for.
         let Some(group) = child.id().and_then(|id| i32::try_from(id).ok()) else { return };

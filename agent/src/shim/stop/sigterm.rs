@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Has the guest pass SIGTERM on to the command, for as long as it takes: one that stands still hears of it later. It never passes on
 /// a second one.
-pub(super) async fn terminate(guest: &mut Guest, ready: &Ready) {
+pub(crate) async fn terminate(guest: &mut Guest, ready: &Ready) {
     let exec = Exec { argv: ready.terminate(LIMIT), ..Exec::default() };
     let mut complained = false;
     loop {

@@ -9,14 +9,15 @@ use tokio::process::Command;
 use tokio::task::JoinHandle;
 
 use super::stray_processes;
-use crate::state::{Attempt, PodDir, StateError};
+use crate::fs::file::FileError;
+use crate::state::{PodDir, VmRun};
 
 /// A shim that could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
     /// There is no place for its log.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// Its log cannot be opened.
     #[error("cannot open {}", .0.display())]
     Log(PathBuf, #[source] io::Error),
@@ -30,7 +31,7 @@ pub(crate) enum LaunchError {
 pub(crate) fn launch(
     program: &Path,
     pod: &PodDir,
-    attempt: &Attempt,
+    attempt: &VmRun,
     ended: impl FnOnce() + Send + 'static,
 ) -> Result<Option<JoinHandle<Option<ExitStatus>>>, LaunchError> {
     // The lock is taken here and handed over as the shim's standard input, so that it is held without a gap: there is no

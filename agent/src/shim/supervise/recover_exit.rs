@@ -10,15 +10,15 @@ use tokio::time::timeout;
 use tracing::info;
 
 use super::stray_processes::gone;
+use crate::fs::file::FileError;
 use crate::guest::{Exec, Guest};
-use crate::names::vm::VmName;
+use crate::names::VmName;
 use crate::shim::container::exec_output::told_code;
 use crate::shim::container::flush;
 use crate::shim::container::guest_status;
-use crate::shim::container::termination_message::{LastWords, Tail};
+use crate::shim::container::termination_message::{Tail, TerminationMessage};
 use crate::state::{
-    Attempt, AttemptView, ContainerSpec, Ending, InitStage, InitState, LastCommand, Outcome, ShimSpec,
-    StateError,
+    ContainerSpec, Ending, InitStage, InitState, LastCommand, Outcome, ShimSpec, VmRun, VmRunView,
 };
 use crate::tart::Tart;
 
@@ -30,7 +30,7 @@ const EXIT_WORDS: usize = 16;
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Asks the guest of a VM that has lost its shim how its container has ended, and writes down what it tells. What it does not tell is lost.
-pub(crate) async fn ask_guest(attempt: &Attempt, tart: &Tart) -> Result<(), StateError> {
+pub(crate) async fn ask_guest(attempt: &VmRun, tart: &Tart) -> Result<(), FileError> {
     let view = attempt.view()?;
     if let Some(spec) = &view.spec {
         if spec.main.command.is_none() {
@@ -43,20 +43,20 @@ pub(crate) async fn ask_guest(attempt: &Attempt, tart: &Tart) -> Result<(), Stat
 }
 
 /// How a container has ended whose shim did not live to say so, as far as somebody has left word of it.
-pub(crate) fn known_end(view: &AttemptView, now: Timestamp) -> Option<Outcome> {
+pub(crate) fn known_end(view: &VmRunView, now: Timestamp) -> Option<Outcome> {
     view.result.clone().or_else(|| init_failure(view)).or_else(|| told_by_guest(view, now))
 }
 
 /// The end that a guest without a command tells of. One that had to be stopped has not ended as it says. Nor, maybe, has one that says
 /// all is well: its host may have lost power, or its tart crashed, while it still worked. Only a shim that has seen its VM end well can
 /// tell, and work that is done twice hurts less than work that only seems done.
-fn told_by_guest(view: &AttemptView, now: Timestamp) -> Option<Outcome> {
+fn told_by_guest(view: &VmRunView, now: Timestamp) -> Option<Outcome> {
     let ending = view.spec.as_ref().filter(|_| !view.asked).and_then(guest_status::of)?;
     (ending.exit_code() != 0).then(|| Outcome { ending, started_at: view.running_since(), finished_at: now })
 }
 
 /// The end of a Pod one of whose init containers has failed for good.
-fn init_failure(view: &AttemptView) -> Option<Outcome> {
+fn init_failure(view: &VmRunView) -> Option<Outcome> {
     let once = view.spec.as_ref().is_some_and(|spec| !spec.init_again);
     let failed = view.init.iter().filter(|_| once).find_map(|state| match &state.now {
         InitStage::Over(outcome) if outcome.ending.exit_code() != 0 => Some((state, outcome)),
@@ -70,7 +70,7 @@ fn init_failure(view: &AttemptView) -> Option<Outcome> {
 }
 
 /// Gives a guest without a command that has said that it fails the time to do so.
-async fn wait_for_last_word(attempt: &Attempt, view: &AttemptView) -> Result<(), StateError> {
+async fn wait_for_last_word(attempt: &VmRun, view: &VmRunView) -> Result<(), FileError> {
     if view.result.is_some() || told_by_guest(view, Timestamp::now()).is_none() {
         return Ok(());
     }
@@ -83,12 +83,12 @@ async fn wait_for_last_word(attempt: &Attempt, view: &AttemptView) -> Result<(),
 
 /// Asks for the exit code of the command that was last started, and for its last words.
 async fn ask_for_exit(
-    attempt: &Attempt,
+    attempt: &VmRun,
     tart: &Tart,
     spec: &ShimSpec,
-    view: &AttemptView,
+    view: &VmRunView,
     command: &LastCommand,
-) -> Result<(), StateError> {
+) -> Result<(), FileError> {
     let is_its = |one: &&ContainerSpec| one.name == command.container;
     let Some(container) = spec.init.iter().chain([&spec.main]).find(is_its) else { return Ok(()) };
     let is_main = container.name == spec.main.name;
@@ -100,7 +100,8 @@ async fn ask_for_exit(
     };
     let Some((mut guest, code)) = exit_of(tart, &attempt.vm(), command, known).await else { return Ok(()) };
     let finished_at = view.result.as_ref().map_or_else(Timestamp::now, |result| result.finished_at);
-    let words = LastWords { path: &container.termination.path, or_log: container.termination.or_log };
+    let words =
+        TerminationMessage { path: &container.termination.path, or_log: container.termination.or_log };
     let state = view.init.iter().find(|state| state.name == container.name);
     let log = state.map_or_else(|| container.log.clone(), |state| container.log_after(state.restarts));
     let message = words.read(&mut guest, code, &Tail::of_log(&log)).await;
@@ -152,7 +153,7 @@ async fn exit_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::Restart;
+    use crate::names::Restart;
     use crate::state::{InitState, StateDir};
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
@@ -166,7 +167,7 @@ mod tests {
     }
 
     /// A VM that has lost its shim, after it was planned by this change to a plan.
-    fn orphan(change: impl FnOnce(&mut ShimSpec)) -> (tempfile::TempDir, Attempt) {
+    fn orphan(change: impl FnOnce(&mut ShimSpec)) -> (tempfile::TempDir, VmRun) {
         let dir =
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let attempt = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap()).attempt(Restart(0));

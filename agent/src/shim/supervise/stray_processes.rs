@@ -9,21 +9,22 @@ use std::time::Duration;
 use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
-use crate::os::process_table::{self, Running, TableError};
-use crate::state::{Attempt, Holder, StateError};
+use crate::fs::file::FileError;
+use crate::os::process_table::{self, RunningProcess, TableError};
+use crate::state::{Holder, VmRun};
 
 /// The environment variable with the name of the VM that a process works for.
-pub(super) const MARK: &str = "TART_KUBELET_VM";
+pub(crate) const MARK: &str = "TART_KUBELET_VM";
 
 /// How often somebody looks whether anything is left.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Leftovers that cannot be found.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LeftoversError {
+pub(crate) enum StrayProcessError {
     /// The VM's directory cannot be read.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// The process table cannot be read.
     #[error(transparent)]
     Processes(#[from] TableError),
@@ -36,7 +37,7 @@ pub(crate) enum LeftoversError {
 }
 
 /// Waits until nothing is at work on a VM any more; false when something still is after so long.
-pub(crate) async fn gone(attempt: &Attempt, longest: Duration) -> Result<bool, StateError> {
+pub(crate) async fn gone(attempt: &VmRun, longest: Duration) -> Result<bool, FileError> {
     let end = Instant::now() + longest;
     // Nobody is told when a lock is free.
     while attempt.holder()? != Holder::Nobody {
@@ -49,16 +50,16 @@ pub(crate) async fn gone(attempt: &Attempt, longest: Duration) -> Result<bool, S
 }
 
 /// Kills what keeps a VM without a shim at work. Returns what was killed: something, unless nothing is at work any more.
-pub(crate) fn free(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
+pub(crate) fn free(attempt: &VmRun) -> Result<Vec<Pid>, StrayProcessError> {
     let killed = kill_leftovers(attempt)?;
     if killed.is_empty() && attempt.holder()? == Holder::Tart {
-        return Err(LeftoversError::Hidden(attempt.path().join("tart.lock")));
+        return Err(StrayProcessError::Hidden(attempt.path().join("tart.lock")));
     }
     Ok(killed)
 }
 
 /// Kills the shim of a VM, if it lives, and all that it has started. Returns what was killed.
-pub(crate) fn kill_leftovers(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversError> {
+pub(crate) fn kill_leftovers(attempt: &VmRun) -> Result<Vec<Pid>, StrayProcessError> {
     let running = process_table::others()?;
     let found = leftovers(&running, &attempt.vm().to_string(), attempt.signed()?);
     for one in &found {
@@ -68,9 +69,9 @@ pub(crate) fn kill_leftovers(attempt: &Attempt) -> Result<Vec<Pid>, LeftoversErr
 }
 
 /// Which processes are what the shim of a VM has left, itself included, and first: it would write down how the others have ended.
-fn leftovers<'a>(running: &'a [Running], vm: &str, shim: Option<Pid>) -> Vec<&'a Running> {
-    let is_marked = |one: &Running| one.variable(MARK) == Some(vm);
-    let in_session = |one: &Running| shim.is_some() && one.session == shim;
+fn leftovers<'a>(running: &'a [RunningProcess], vm: &str, shim: Option<Pid>) -> Vec<&'a RunningProcess> {
+    let is_marked = |one: &RunningProcess| one.variable(MARK) == Some(vm);
+    let in_session = |one: &RunningProcess| shim.is_some() && one.session == shim;
     // macOS hides the environment of some programs. But no process gets an ID that is still the ID of a session: when one process
     // of the session is the shim's, all are.
     let session_is_ours = running.iter().any(|one| in_session(one) && (is_marked(one) || one.names(vm)));
@@ -83,27 +84,27 @@ fn leftovers<'a>(running: &'a [Running], vm: &str, shim: Option<Pid>) -> Vec<&'a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::Restart;
+    use crate::names::Restart;
     use crate::state::StateDir;
     use std::fs::File;
 
     const SHIM: i32 = 70;
     const VM: &str = "tk-0b1c-0";
 
-    fn found(running: &[Running], shim: Option<i32>) -> Vec<i32> {
+    fn found(running: &[RunningProcess], shim: Option<i32>) -> Vec<i32> {
         leftovers(running, VM, shim.map(Pid::from_raw)).into_iter().map(|one| one.pid.as_raw()).collect()
     }
 
-    fn named(pid: i32, session: i32) -> Running {
-        Running::example(pid, session, &["tart", "clone", "base", VM], &[])
+    fn named(pid: i32, session: i32) -> RunningProcess {
+        RunningProcess::example(pid, session, &["tart", "clone", "base", VM], &[])
     }
 
-    fn marked(pid: i32, session: i32) -> Running {
-        Running::example(pid, session, &["sh"], &["A=1", "TART_KUBELET_VM=tk-0b1c-0"])
+    fn marked(pid: i32, session: i32) -> RunningProcess {
+        RunningProcess::example(pid, session, &["sh"], &["A=1", "TART_KUBELET_VM=tk-0b1c-0"])
     }
 
-    fn unknown(pid: i32, session: i32) -> Running {
-        Running::example(pid, session, &["sh"], &["TART_KUBELET_VM=tk-0b1c-01"])
+    fn unknown(pid: i32, session: i32) -> RunningProcess {
+        RunningProcess::example(pid, session, &["sh"], &["TART_KUBELET_VM=tk-0b1c-01"])
     }
 
     #[test]

@@ -3,7 +3,7 @@ use crate::state::PodDir;
 use crate::state::container_spec::GuestCommand;
 use crate::state::records::{Delivery, Ending};
 
-fn spec(attempt: &Attempt) -> ShimSpec {
+fn spec(attempt: &VmRun) -> ShimSpec {
     ShimSpec::example(attempt.vm())
 }
 
@@ -95,7 +95,7 @@ fn only_live_vms_of_others_have_their_addresses() {
     let (_dir, pod) = pod();
     let state = StateDir::at(pod.path.ancestors().nth(2).unwrap());
     let address = |last: u8| IpAddr::from([192, 168, 64, last]);
-    let up = |attempt: &Attempt, last| {
+    let up = |attempt: &VmRun, last| {
         attempt.plan(&spec(attempt)).unwrap();
         let stage = Stage::Running { address: address(last) };
         let progress = Progress { stage, since: Timestamp::UNIX_EPOCH, enter: Vec::new(), probe: Vec::new() };

@@ -108,9 +108,9 @@ fn paths_that_lead_elsewhere_are_refused() {
     let (temp, root) = place();
     write(&root, &payload(&[("kept", "1")])).unwrap();
     for bad in ["", "/etc/passwd", "..", "../x", "a/../../x", "..data", "..data/x", "./a", "a/", "a//b"] {
-        assert!(matches!(write(&root, &payload(&[(bad, "x")])), Err(TreeError::Path(_))), "{bad:?}");
+        assert!(matches!(write(&root, &payload(&[(bad, "x")])), Err(AtomicWriteError::Path(_))), "{bad:?}");
     }
-    assert!(matches!(write(&root, &payload(&[("a", "1"), ("a/b", "2")])), Err(TreeError::Clash(_))));
+    assert!(matches!(write(&root, &payload(&[("a", "1"), ("a/b", "2")])), Err(AtomicWriteError::Clash(_))));
     assert_eq!(seen(&temp.path().join("volume")), expected(&payload(&[("kept", "1")])));
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::names::vm::Restart;
+use crate::names::Restart;
 use crate::state::{POD_IP, Progress, ShimSpec, Stage, StateDir};
 use serde_json::{Value, json};
 use std::fs;
@@ -11,7 +11,7 @@ struct Scene {
     temp: tempfile::TempDir,
     dir: PodDir,
     pod: watch::Sender<Arc<Pod>>,
-    world: World,
+    world: InputSources,
 }
 
 impl Scene {
@@ -24,7 +24,7 @@ impl Scene {
         let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = kube::Client::try_from(nobody).unwrap();
         let (_, health) = watch::channel(None);
-        Self { temp, dir, pod, world: World::new(&client, Arc::default(), health) }
+        Self { temp, dir, pod, world: InputSources::new(&client, Arc::default(), health) }
     }
 
     fn volumes(&self) -> PodVolumes {

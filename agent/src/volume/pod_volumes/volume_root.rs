@@ -8,9 +8,9 @@ use tracing::warn;
 
 use super::MountFailure;
 use crate::fs::dir::Dir;
-use crate::pod::PodUid;
+use crate::fs::dir_identity::DirIdentity;
+use crate::names::PodUid;
 use crate::state::{Missing, POD_IP};
-use crate::volume::Place;
 use crate::volume::host_path::{HostDir, HostPaths};
 use crate::volume::share::tart_can_say;
 use crate::volume::sub_path::{SubPathError, Unusable, locate};
@@ -20,16 +20,16 @@ const CONTENT_MODE: u32 = 0o755;
 
 /// Where a volume is.
 #[derive(Debug)]
-pub(super) struct Ground {
+pub(super) struct VolumeRoot {
     pub(super) path: PathBuf,
     pub(super) writable: bool,
     /// Which directory it is, when it is not one of the agent's own.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<DirIdentity>,
     /// The directory, unless its files are the agent's own.
     dir: Option<Dir>,
 }
 
-impl Ground {
+impl VolumeRoot {
     /// Makes the directory of a volume. Directories are made here and nowhere else: what is removed stays so.
     pub(super) fn lay(
         uid: &PodUid,
@@ -80,7 +80,7 @@ impl Part<'_> {
     /// Where in a share it is, and what is done when it is not there. The host looks for what is there before the VM runs, and
     /// makes it. What containers before this one may make, or what has the guest's address in its name, is for the guest to
     /// look for: a link that leads out of the volume leads nowhere but into that guest.
-    pub(super) fn placed(self, ground: &Ground) -> Result<(String, Missing), SubPathError> {
+    pub(super) fn placed(self, ground: &VolumeRoot) -> Result<(String, Missing), SubPathError> {
         if self.sub_path.is_empty() {
             return Ok((self.sub_path, Missing::Awaited));
         }

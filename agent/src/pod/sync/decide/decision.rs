@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::names::vm::Restart;
+use crate::names::Restart;
 use crate::state::StopCause;
 
 /// The next step for a Pod: one effect, safe to repeat.

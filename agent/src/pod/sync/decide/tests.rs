@@ -1,14 +1,14 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::names::vm::VmName;
+use crate::names::VmName;
 use crate::state::{Due, Ending, Outcome, Progress, ShimSpec, Stage, StopRequest};
 
 const GRACE: Duration = Duration::from_secs(30);
 
 impl Observation {
     /// A Pod that was taken, and of which there is nothing else to say, for tests.
-    pub(crate) fn example(wanted: Wanted, attempts: Vec<AttemptView>, now: Timestamp) -> Self {
+    pub(crate) fn example(wanted: Desired, attempts: Vec<VmRunView>, now: Timestamp) -> Self {
         Self {
             wanted,
             refused: false,
@@ -40,8 +40,8 @@ fn spec(restart: u32) -> ShimSpec {
     ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))
 }
 
-fn planned(restart: u32) -> AttemptView {
-    AttemptView {
+fn planned(restart: u32) -> VmRunView {
+    VmRunView {
         restart: Restart(restart),
         holder: Holder::Nobody,
         spec: Some(spec(restart)),
@@ -60,57 +60,57 @@ fn planned(restart: u32) -> AttemptView {
     }
 }
 
-fn live(restart: u32) -> AttemptView {
+fn live(restart: u32) -> VmRunView {
     let progress = Progress { stage: Stage::Booting, since: at(90), enter: Vec::new(), probe: Vec::new() };
-    AttemptView { holder: Holder::Shim, begun: true, progress: Some(progress), ..planned(restart) }
+    VmRunView { holder: Holder::Shim, begun: true, progress: Some(progress), ..planned(restart) }
 }
 
-fn due(restart: u32) -> AttemptView {
+fn due(restart: u32) -> VmRunView {
     let due = Due { container: "main".to_owned(), restarts: 0 };
-    AttemptView { due: Some(due), ..live(restart) }
+    VmRunView { due: Some(due), ..live(restart) }
 }
 
 /// A VM that has lost its shim.
-fn orphan() -> AttemptView {
-    AttemptView { holder: Holder::Tart, ..live(0) }
+fn orphan() -> VmRunView {
+    VmRunView { holder: Holder::Tart, ..live(0) }
 }
 
-fn ended(restart: u32, code: i32) -> AttemptView {
+fn ended(restart: u32, code: i32) -> VmRunView {
     let ending = Ending::Exited { code, message: None };
     let outcome = Outcome { ending, started_at: Some(at(95)), finished_at: at(99) };
-    AttemptView { holder: Holder::Nobody, outcome: Some(outcome), ..live(restart) }
+    VmRunView { holder: Holder::Nobody, outcome: Some(outcome), ..live(restart) }
 }
 
 /// One whose container has ended, and whose VM has not.
-fn with_result(code: i32, view: AttemptView) -> AttemptView {
-    AttemptView { result: ended(view.restart.0, code).outcome, ..view }
+fn with_result(code: i32, view: VmRunView) -> VmRunView {
+    VmRunView { result: ended(view.restart.0, code).outcome, ..view }
 }
 
-fn cleaned(restart: u32, code: i32) -> AttemptView {
-    AttemptView { cleaned: true, ..ended(restart, code) }
+fn cleaned(restart: u32, code: i32) -> VmRunView {
+    VmRunView { cleaned: true, ..ended(restart, code) }
 }
 
 /// A VM whose container had failed once before.
-fn crashed(view: AttemptView) -> AttemptView {
-    AttemptView { spec: view.spec.map(|spec| ShimSpec { crashes: 1, ..spec }), ..view }
+fn crashed(view: VmRunView) -> VmRunView {
+    VmRunView { spec: view.spec.map(|spec| ShimSpec { crashes: 1, ..spec }), ..view }
 }
 
 /// A VM whose container had run for long enough to be forgiven its failures.
-fn well(view: AttemptView) -> AttemptView {
+fn well(view: VmRunView) -> VmRunView {
     let outcome = view.outcome.map(|outcome| Outcome { started_at: Some(at(-1000)), ..outcome });
-    AttemptView { outcome, ..view }
+    VmRunView { outcome, ..view }
 }
 
-fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
+fn seen(wanted: Desired, attempts: Vec<VmRunView>) -> Observation {
     Observation::example(wanted, attempts, at(100))
 }
 
-const RUN: Wanted = Wanted::Run(RestartPolicy::Never);
+const RUN: Desired = Desired::Run(RestartPolicy::Never);
 
 #[test]
 fn a_pod_to_run() {
     let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
-    let again = Wanted::Run(RestartPolicy::Always);
+    let again = Desired::Run(RestartPolicy::Always);
     let table = [
         (seen(RUN, vec![]), plan(0, 0)),
         (Observation { accepted: false, ..seen(RUN, vec![]) }, Decision::Accept),
@@ -127,7 +127,7 @@ fn a_pod_to_run() {
             Decision::Recall(Restart(3)),
         ),
         (
-            Observation { started: Some(Restart(3)), ..seen(Wanted::Stop(GRACE), vec![]) },
+            Observation { started: Some(Restart(3)), ..seen(Desired::Stop(GRACE), vec![]) },
             Decision::Recall(Restart(3)),
         ),
         (
@@ -143,43 +143,37 @@ fn a_pod_to_run() {
         (Observation { refused: true, ..seen(RUN, vec![]) }, Decision::Wait(None)),
         (Observation { refused: true, ..seen(RUN, vec![live(0)]) }, Decision::Wait(None)),
         (Observation { refused: true, ..seen(again, vec![cleaned(0, 0)]) }, Decision::Wait(None)),
-        (seen(RUN, vec![AttemptView { spec: None, ..planned(0) }]), plan(0, 0)),
+        (seen(RUN, vec![VmRunView { spec: None, ..planned(0) }]), plan(0, 0)),
         (seen(RUN, vec![planned(0)]), Decision::Launch(Restart(0))),
         (seen(RUN, vec![live(0)]), Decision::Wait(None)),
-        (seen(RUN, vec![AttemptView { wants_room: true, ..live(0) }]), Decision::MakeRoom(Restart(0))),
+        (seen(RUN, vec![VmRunView { wants_room: true, ..live(0) }]), Decision::MakeRoom(Restart(0))),
         (seen(RUN, vec![due(0)]), Decision::Deliver(Restart(0))),
-        (seen(RUN, vec![AttemptView { wants_room: true, ..due(0) }]), Decision::MakeRoom(Restart(0))),
+        (seen(RUN, vec![VmRunView { wants_room: true, ..due(0) }]), Decision::MakeRoom(Restart(0))),
         (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![due(0)]) }, Decision::Wait(Some(at(110)))),
-        (seen(Wanted::Stop(GRACE), vec![due(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        (seen(Desired::Stop(GRACE), vec![due(0)]), Decision::AskToStop(Restart(0), GRACE)),
         // Nobody waits for an answer any more.
-        (seen(RUN, vec![AttemptView { holder: Holder::Nobody, ..due(0) }]), Decision::RecordLoss(Restart(0))),
+        (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..due(0) }]), Decision::RecordLoss(Restart(0))),
         (seen(RUN, vec![orphan()]), Decision::AskGuest(Restart(0))),
-        (seen(RUN, vec![AttemptView { asked: true, ..orphan() }]), Decision::StopOrphan(Restart(0))),
-        (
-            seen(RUN, vec![AttemptView { holder: Holder::Nobody, ..live(0) }]),
-            Decision::RecordLoss(Restart(0)),
-        ),
+        (seen(RUN, vec![VmRunView { asked: true, ..orphan() }]), Decision::StopOrphan(Restart(0))),
+        (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..live(0) }]), Decision::RecordLoss(Restart(0))),
         // Something has outlived a shim that ended well.
         (
-            seen(RUN, vec![AttemptView { holder: Holder::Tart, ..ended(0, 0) }]),
+            seen(RUN, vec![VmRunView { holder: Holder::Tart, ..ended(0, 0) }]),
             Decision::StopOrphan(Restart(0)),
         ),
-        (seen(RUN, vec![AttemptView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::Clean(Restart(0))),
+        (seen(RUN, vec![VmRunView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
         // Without its plan, it is over all the same.
-        (seen(RUN, vec![AttemptView { spec: None, ..cleaned(0, 0) }]), Decision::Wait(None)),
-        (seen(again, vec![AttemptView { spec: None, ..cleaned(3, 1) }]), plan(4, 1)),
+        (seen(RUN, vec![VmRunView { spec: None, ..cleaned(0, 0) }]), Decision::Wait(None)),
+        (seen(again, vec![VmRunView { spec: None, ..cleaned(3, 1) }]), plan(4, 1)),
         (seen(again, vec![cleaned(0, 0)]), plan(1, 1)),
         (seen(again, vec![crashed(cleaned(1, 0))]), Decision::Wait(Some(at(109)))),
         (Observation { now: at(109), ..seen(again, vec![crashed(cleaned(1, 0))]) }, plan(2, 2)),
         (seen(again, vec![cleaned(0, 0), live(1)]), Decision::Wait(None)),
         // Its plan was begun and never written.
-        (seen(again, vec![crashed(cleaned(0, 0)), AttemptView { spec: None, ..planned(1) }]), plan(1, 2)),
-        (
-            seen(again, vec![crashed(well(cleaned(0, 0))), AttemptView { spec: None, ..planned(1) }]),
-            plan(1, 1),
-        ),
+        (seen(again, vec![crashed(cleaned(0, 0)), VmRunView { spec: None, ..planned(1) }]), plan(1, 2)),
+        (seen(again, vec![crashed(well(cleaned(0, 0))), VmRunView { spec: None, ..planned(1) }]), plan(1, 1)),
         (seen(again, vec![cleaned(0, 0), cleaned(1, 0), live(2)]), Decision::Drop(Restart(0))),
         (seen(again, vec![ended(0, 0), live(1)]), Decision::Clean(Restart(0))),
     ];
@@ -190,8 +184,8 @@ fn a_pod_to_run() {
 
 #[test]
 fn a_pod_to_stop() {
-    let stop = Wanted::Stop(GRACE);
-    let asked = |second| AttemptView {
+    let stop = Desired::Stop(GRACE);
+    let asked = |second| VmRunView {
         stop: Some(StopRequest { deadline: at(second), graceful: true, cause: None }),
         ..live(0)
     };
@@ -213,10 +207,10 @@ fn a_pod_to_stop() {
             Decision::Clean(Restart(0)),
         ),
         (Observation { final_status_published: true, ..seen(stop, vec![]) }, Decision::DeletePod),
-        (seen(Wanted::Gone, vec![live(0)]), Decision::AskToStop(Restart(0), Duration::ZERO)),
-        (seen(Wanted::Gone, vec![cleaned(0, 0)]), Decision::Forget),
-        (seen(Wanted::Finished(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
-        (seen(Wanted::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wait(None)),
+        (seen(Desired::Gone, vec![live(0)]), Decision::AskToStop(Restart(0), Duration::ZERO)),
+        (seen(Desired::Gone, vec![cleaned(0, 0)]), Decision::Forget),
+        (seen(Desired::Finished(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        (seen(Desired::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wait(None)),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -225,8 +219,8 @@ fn a_pod_to_stop() {
 
 #[test]
 fn what_does_not_stop_is_killed() {
-    let asked = || vec![AttemptView { asked: true, ..orphan() }];
-    for wanted in [RUN, Wanted::Stop(GRACE), Wanted::Finished(GRACE), Wanted::Gone] {
+    let asked = || vec![VmRunView { asked: true, ..orphan() }];
+    for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
         let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, asked()) });
         assert_eq!(after(2), Decision::StopOrphan(Restart(0)));
         assert_eq!(after(3), Decision::KillLeftovers(Restart(0)));
@@ -235,9 +229,9 @@ fn what_does_not_stop_is_killed() {
 
 #[test]
 fn a_shim_that_does_not_go_after_its_vm_is_killed() {
-    for wanted in [RUN, Wanted::Stop(GRACE), Wanted::Finished(GRACE), Wanted::Gone] {
+    for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
         let after = |holder, vain_cleans| {
-            let over = AttemptView { holder, ..ended(0, 0) };
+            let over = VmRunView { holder, ..ended(0, 0) };
             decide(&Observation { vain_cleans, ..seen(wanted, vec![over]) })
         };
         assert_eq!(after(Holder::Shim, VAIN_CLEANS - 1), Decision::Clean(Restart(0)));
@@ -250,35 +244,39 @@ fn a_shim_that_does_not_go_after_its_vm_is_killed() {
 fn a_guest_is_asked_once_and_only_for_somebody() {
     let (ask, stop) = (Decision::AskGuest(Restart(0)), Decision::StopOrphan(Restart(0)));
     let asked = |wanted, asked| Observation { asked, ..seen(wanted, vec![orphan()]) };
-    for wanted in [RUN, Wanted::Stop(GRACE), Wanted::Finished(GRACE)] {
+    for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE)] {
         assert_eq!(decide(&asked(wanted, None)), ask);
         // Though that could not be written down.
         assert_eq!(decide(&asked(wanted, Some(Restart(0)))), stop);
         // That was another one.
         assert_eq!(decide(&asked(wanted, Some(Restart(1)))), ask);
     }
-    assert_eq!(decide(&asked(Wanted::Gone, None)), stop);
+    assert_eq!(decide(&asked(Desired::Gone, None)), stop);
 }
 
 #[test]
 fn no_grace_period_is_too_long() {
     for grace in [Duration::from_secs(1_000_000_000_000), Duration::MAX] {
-        let stop = Wanted::Stop(grace);
+        let stop = Desired::Stop(grace);
         assert_eq!(decide(&seen(stop, vec![live(0)])), Decision::AskToStop(Restart(0), grace));
         let request = StopRequest { deadline: Timestamp::MAX, graceful: true, cause: None };
-        let asked = AttemptView { stop: Some(request), ..live(0) };
+        let asked = VmRunView { stop: Some(request), ..live(0) };
         assert_eq!(decide(&seen(stop, vec![asked])), Decision::Wait(Some(Timestamp::MAX)));
     }
 }
 
 #[test]
 fn a_container_that_fails_a_probe() {
-    let again = Wanted::Run(RestartPolicy::OnFailure);
+    let again = Desired::Run(RestartPolicy::OnFailure);
     let failed = |wanted, attempt| Observation {
-        health: Some(Health { started: true, ready: false, failed: Some(StopCause::FailedLiveness) }),
+        health: Some(ContainerHealth {
+            started: true,
+            ready: false,
+            failed: Some(StopCause::FailedLiveness),
+        }),
         ..seen(wanted, vec![attempt])
     };
-    let asked = |attempt, second| AttemptView {
+    let asked = |attempt, second| VmRunView {
         stop: Some(StopRequest {
             deadline: at(second),
             graceful: true,
@@ -292,13 +290,13 @@ fn a_container_that_fails_a_probe() {
         (failed(RUN, live(0)), Decision::StopFor(Restart(0), StopCause::FailedLiveness)),
         (
             Observation {
-                health: Some(Health { started: false, ready: false, failed: None }),
+                health: Some(ContainerHealth { started: false, ready: false, failed: None }),
                 ..seen(again, vec![live(0)])
             },
             Decision::Wait(None),
         ),
         // It has ended by itself in the meantime.
-        (failed(again, AttemptView { result: ended(0, 0).outcome, ..live(0) }), Decision::Wait(None)),
+        (failed(again, VmRunView { result: ended(0, 0).outcome, ..live(0) }), Decision::Wait(None)),
         // Asked once, whatever its probes say now; an agent that comes back knows why.
         (failed(again, asked(live(0), 130)), Decision::Wait(Some(at(160)))),
         (seen(again, vec![asked(live(0), 130)]), Decision::Wait(Some(at(160)))),
@@ -306,9 +304,9 @@ fn a_container_that_fails_a_probe() {
         (Observation { now: at(109), ..seen(again, vec![asked(cleaned(0, 0), 130)]) }, plan),
         (Observation { now: at(109), ..seen(RUN, vec![asked(cleaned(0, 0), 130)]) }, Decision::Wait(None)),
         // A Pod that is to go takes no notice of its probes.
-        (failed(Wanted::Stop(GRACE), live(0)), Decision::AskToStop(Restart(0), GRACE)),
-        (failed(Wanted::Stop(GRACE), asked(live(0), 130)), Decision::Wait(Some(at(160)))),
-        (failed(Wanted::Stop(GRACE), asked(live(0), 131)), Decision::AskToStop(Restart(0), GRACE)),
+        (failed(Desired::Stop(GRACE), live(0)), Decision::AskToStop(Restart(0), GRACE)),
+        (failed(Desired::Stop(GRACE), asked(live(0), 130)), Decision::Wait(Some(at(160)))),
+        (failed(Desired::Stop(GRACE), asked(live(0), 131)), Decision::AskToStop(Restart(0), GRACE)),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -316,20 +314,20 @@ fn a_container_that_fails_a_probe() {
 }
 
 /// A VM that was planned when the Pod named this image.
-fn made_of(image: &str, view: AttemptView) -> AttemptView {
+fn made_of(image: &str, view: VmRunView) -> VmRunView {
     let spec = view.spec.map(|spec| ShimSpec { image_name: Some(image.to_owned()), ..spec });
-    AttemptView { spec, ..view }
+    VmRunView { spec, ..view }
 }
 
 #[test]
 fn a_container_that_is_to_have_another_image() {
-    let again = Wanted::Run(RestartPolicy::Always);
+    let again = Desired::Run(RestartPolicy::Always);
     let named = |wanted, attempt| Observation { image: Some("b".into()), ..seen(wanted, vec![attempt]) };
-    let asked = |view, cause| AttemptView {
+    let asked = |view, cause| VmRunView {
         stop: Some(StopRequest { deadline: at(129), graceful: true, cause }),
         ..view
     };
-    let asked_late = |view, cause| AttemptView { by_itself: true, ..asked(view, cause) };
+    let asked_late = |view, cause| VmRunView { by_itself: true, ..asked(view, cause) };
     let changed = Some(StopCause::Changed);
     let stop = Decision::StopFor(Restart(0), StopCause::Changed);
     let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
@@ -341,16 +339,20 @@ fn a_container_that_is_to_have_another_image() {
         // As for the kubelet, whatever the policy says, and however far it has come.
         (named(RUN, old(live(0))), stop),
         (named(again, old(live(0))), stop),
-        (named(RUN, old(AttemptView { wants_room: true, ..live(0) })), stop),
+        (named(RUN, old(VmRunView { wants_room: true, ..live(0) })), stop),
         (
             Observation {
-                health: Some(Health { started: true, ready: false, failed: Some(StopCause::FailedLiveness) }),
+                health: Some(ContainerHealth {
+                    started: true,
+                    ready: false,
+                    failed: Some(StopCause::FailedLiveness),
+                }),
                 ..named(RUN, old(live(0)))
             },
             stop,
         ),
         // It has ended by itself in the meantime.
-        (named(RUN, old(AttemptView { result: ended(0, 0).outcome, ..live(0) })), Decision::Wait(None)),
+        (named(RUN, old(VmRunView { result: ended(0, 0).outcome, ..live(0) })), Decision::Wait(None)),
         // Asked once, and then started with the other image.
         (named(RUN, asked(old(live(0)), changed)), Decision::Wait(Some(at(159)))),
         (named(RUN, asked(old(ended(0, 0)), changed)), Decision::Clean(Restart(0))),
@@ -368,10 +370,7 @@ fn a_container_that_is_to_have_another_image() {
         (
             Observation {
                 image: Some("b".into()),
-                ..seen(
-                    RUN,
-                    vec![asked(old(cleaned(0, 1)), changed), AttemptView { spec: None, ..planned(1) }],
-                )
+                ..seen(RUN, vec![asked(old(cleaned(0, 1)), changed), VmRunView { spec: None, ..planned(1) }])
             },
             plan(1, 0),
         ),
@@ -383,9 +382,9 @@ fn a_container_that_is_to_have_another_image() {
         (named(again, made_of("b", crashed(cleaned(1, 1)))), Decision::Wait(Some(at(109)))),
         (named(again, old(crashed(cleaned(1, 1)))), plan(2, 1)),
         // A Pod that is to go does not care.
-        (named(Wanted::Stop(GRACE), old(live(0))), Decision::AskToStop(Restart(0), GRACE)),
-        (named(Wanted::Stop(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
-        (named(Wanted::Finished(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
+        (named(Desired::Stop(GRACE), old(live(0))), Decision::AskToStop(Restart(0), GRACE)),
+        (named(Desired::Stop(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
+        (named(Desired::Finished(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -398,7 +397,7 @@ fn a_long_run_is_forgiven_its_failures() {
         let mut view = cleaned(6, 1);
         view.spec = view.spec.map(|spec| ShimSpec { crashes: 6, ..spec });
         view.outcome = view.outcome.map(|end| Outcome { started_at: Some(at(99 - seconds)), ..end });
-        decide(&seen(Wanted::Run(RestartPolicy::Always), vec![view]))
+        decide(&seen(Desired::Run(RestartPolicy::Always), vec![view]))
     };
     assert_eq!(ran(599), Decision::Wait(Some(at(399))));
     assert_eq!(ran(600), Decision::Plan { restart: Restart(7), crashes: 1 });
@@ -408,7 +407,7 @@ fn a_long_run_is_forgiven_its_failures() {
 fn a_pod_that_is_evicted() {
     let large = |attempts| Observation { too_large: true, ..seen(RUN, attempts) };
     let evicted = |attempts| Observation { evicted: Some("too large".into()), ..large(attempts) };
-    let going = |view| AttemptView {
+    let going = |view| VmRunView {
         stop: Some(StopRequest { deadline: at(101), graceful: true, cause: None }),
         ..view
     };
@@ -423,12 +422,12 @@ fn a_pod_that_is_evicted() {
         (large(vec![with_result(0, live(0))]), Decision::Wait(None)),
         // Whatever its restart policy says.
         (
-            Observation { wanted: Wanted::Run(RestartPolicy::Always), ..evicted(vec![cleaned(0, 0)]) },
+            Observation { wanted: Desired::Run(RestartPolicy::Always), ..evicted(vec![cleaned(0, 0)]) },
             Decision::Wait(None),
         ),
         // One that is to go anyway goes in its own time.
         (
-            Observation { wanted: Wanted::Stop(GRACE), ..large(vec![live(0)]) },
+            Observation { wanted: Desired::Stop(GRACE), ..large(vec![live(0)]) },
             Decision::AskToStop(Restart(0), GRACE),
         ),
     ];
@@ -444,11 +443,11 @@ fn nothing_secret_outlives_the_last_vm() {
         final_status_published: true,
         ..seen(wanted, attempts)
     };
-    let again = Wanted::Run(RestartPolicy::Always);
+    let again = Desired::Run(RestartPolicy::Always);
     let evicted = |attempts| Observation { evicted: Some("too large".into()), ..with(again, attempts) };
     let deadline = Some(Deadline { at: at(90), grace: GRACE });
     let late = |attempts| Observation { deadline, ..with(again, attempts) };
-    let vain = |attempts| Observation { vain_wipe: true, ..with(Wanted::Stop(GRACE), attempts) };
+    let vain = |attempts| Observation { vain_wipe: true, ..with(Desired::Stop(GRACE), attempts) };
     let table = [
         // Also while the API server cannot be told.
         (with(RUN, vec![ended(0, 0)]), Decision::Wipe),
@@ -458,26 +457,26 @@ fn nothing_secret_outlives_the_last_vm() {
         (with(again, vec![cleaned(0, 1)]), Decision::Plan { restart: Restart(1), crashes: 1 }),
         // What still runs still has them.
         (
-            with(RUN, vec![AttemptView { holder: Holder::Tart, ..ended(0, 0) }]),
+            with(RUN, vec![VmRunView { holder: Holder::Tart, ..ended(0, 0) }]),
             Decision::StopOrphan(Restart(0)),
         ),
         (with(RUN, vec![with_result(0, live(0))]), Decision::Wait(None)),
-        (with(Wanted::Finished(GRACE), vec![ended(0, 0)]), Decision::Wipe),
-        (with(Wanted::Stop(GRACE), vec![ended(0, 0)]), Decision::Wipe),
-        (with(Wanted::Stop(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
-        (with(Wanted::Gone, vec![ended(0, 0)]), Decision::Wipe),
+        (with(Desired::Finished(GRACE), vec![ended(0, 0)]), Decision::Wipe),
+        (with(Desired::Stop(GRACE), vec![ended(0, 0)]), Decision::Wipe),
+        (with(Desired::Stop(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        (with(Desired::Gone, vec![ended(0, 0)]), Decision::Wipe),
         (evicted(vec![ended(0, 0)]), Decision::Wipe),
         (late(vec![ended(0, 0)]), Decision::Wipe),
         // Neither waits for the other.
         (vain(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (vain(vec![cleaned(0, 0)]), Decision::Wipe),
-        (with(Wanted::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
-        (with(Wanted::Stop(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
+        (with(Desired::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
+        (with(Desired::Stop(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
         (
-            Observation { has_volumes: false, ..with(Wanted::Stop(GRACE), vec![cleaned(0, 0)]) },
+            Observation { has_volumes: false, ..with(Desired::Stop(GRACE), vec![cleaned(0, 0)]) },
             Decision::DeletePod,
         ),
-        (Observation { has_volumes: false, ..with(Wanted::Gone, vec![cleaned(0, 0)]) }, Decision::Forget),
+        (Observation { has_volumes: false, ..with(Desired::Gone, vec![cleaned(0, 0)]) }, Decision::Forget),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -498,21 +497,21 @@ fn a_pod_with_a_deadline() {
         (with(100, vec![]), Decision::Wait(None)),
         // Over in time, though nobody could be told: its end is its own.
         (with(100, vec![with_result(0, live(0))]), Decision::Wait(None)),
-        (Observation { wanted: Wanted::Gone, ..with(100, vec![]) }, Decision::Forget),
+        (Observation { wanted: Desired::Gone, ..with(100, vec![]) }, Decision::Forget),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
     }
 }
 
-fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
+fn any_attempt(restart: u32) -> impl Strategy<Value = VmRunView> {
     let holder = prop_oneof![Just(Holder::Shim), Just(Holder::Tart), Just(Holder::Nobody)];
     let cause =
         prop_oneof![Just(None), Just(Some(StopCause::FailedLiveness)), Just(Some(StopCause::Changed))];
     (holder, any::<[bool; 7]>(), 0..3i32, cause).prop_map(
         move |(holder, [spec, begun, stop, asked, over, cleaned, old], code, cause)| {
             let full = made_of(if old { "a" } else { "b" }, ended(restart, code));
-            AttemptView {
+            VmRunView {
                 holder,
                 spec: full.spec.filter(|_| spec),
                 begun,
@@ -530,11 +529,11 @@ fn any_attempt(restart: u32) -> impl Strategy<Value = AttemptView> {
 fn any_observation() -> impl Strategy<Value = Observation> {
     let wanted = prop_oneof![
         Just(RUN),
-        Just(Wanted::Run(RestartPolicy::Always)),
-        Just(Wanted::Run(RestartPolicy::OnFailure)),
-        Just(Wanted::Stop(GRACE)),
-        Just(Wanted::Finished(GRACE)),
-        Just(Wanted::Gone),
+        Just(Desired::Run(RestartPolicy::Always)),
+        Just(Desired::Run(RestartPolicy::OnFailure)),
+        Just(Desired::Stop(GRACE)),
+        Just(Desired::Finished(GRACE)),
+        Just(Desired::Gone),
     ];
     let attempts = prop_oneof![
         Just(vec![]).boxed(),
@@ -543,8 +542,8 @@ fn any_observation() -> impl Strategy<Value = Observation> {
     ];
     let health = prop_oneof![
         Just(None),
-        Just(Some(Health { started: false, ready: false, failed: None })),
-        Just(Some(Health { started: true, ready: true, failed: Some(StopCause::FailedLiveness) })),
+        Just(Some(ContainerHealth { started: false, ready: false, failed: None })),
+        Just(Some(ContainerHealth { started: true, ready: true, failed: Some(StopCause::FailedLiveness) })),
     ];
     let asked = prop_oneof![Just(None), (0..2u32).prop_map(|restart| Some(Restart(restart)))];
     let started = asked.clone();
@@ -601,7 +600,7 @@ proptest! {
     fn a_container_is_stopped_only_while_it_lives(seen in any_observation()) {
         if let Decision::StopFor(restart, cause) = decide(&seen) {
             let current = seen.attempts.last().unwrap();
-            prop_assert!(matches!(seen.wanted, Wanted::Run(_)) && current.restart == restart);
+            prop_assert!(matches!(seen.wanted, Desired::Run(_)) && current.restart == restart);
             prop_assert!(current.holder == Holder::Shim && current.outcome.is_none() && current.result.is_none());
             prop_assert!(current.stop.is_none_or(|stop| stop.cause.is_none()));
             match cause {
@@ -618,7 +617,7 @@ proptest! {
             let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
             prop_assert_eq!(attempt.holder, Holder::Tart);
             let is_asked = attempt.asked || seen.asked == Some(restart);
-            prop_assert!(is_asked || attempt.outcome.is_some() || seen.wanted == Wanted::Gone);
+            prop_assert!(is_asked || attempt.outcome.is_some() || seen.wanted == Desired::Gone);
         }
     }
 
@@ -626,7 +625,7 @@ proptest! {
     #[test]
     fn no_guest_is_asked_twice(mut seen in any_observation()) {
         if let Decision::AskGuest(restart) = decide(&seen) {
-            prop_assert!(seen.wanted != Wanted::Gone);
+            prop_assert!(seen.wanted != Desired::Gone);
             seen.asked = Some(restart);
             let next = decide(&seen);
             prop_assert!(next == Decision::StopOrphan(restart) || next == Decision::KillLeftovers(restart), "{:?}", next);
@@ -636,7 +635,7 @@ proptest! {
     /// A VM is deleted only when nobody is at work on it and its outcome is known.
     #[test]
     fn nothing_live_is_deleted(seen in any_observation()) {
-        let live = |a: &AttemptView| a.holder == Holder::Tart || (a.holder == Holder::Shim && a.outcome.is_none());
+        let live = |a: &VmRunView| a.holder == Holder::Tart || (a.holder == Holder::Shim && a.outcome.is_none());
         match decide(&seen) {
             Decision::Clean(restart) => {
                 let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
@@ -666,14 +665,14 @@ proptest! {
     #[test]
     fn no_pod_is_deleted_without_a_final_status(seen in any_observation()) {
         if decide(&seen) == Decision::DeletePod {
-            prop_assert!(seen.final_status_published && matches!(seen.wanted, Wanted::Stop(_)));
+            prop_assert!(seen.final_status_published && matches!(seen.wanted, Desired::Stop(_)));
         }
     }
 
     /// A Pod that has succeeded or failed is not run again.
     #[test]
     fn a_finished_pod_is_not_run_again(mut seen in any_observation(), over in any::<bool>()) {
-        seen.wanted = if over { Wanted::Finished(GRACE) } else { Wanted::Gone };
+        seen.wanted = if over { Desired::Finished(GRACE) } else { Desired::Gone };
         let runs = matches!(decide(&seen), Decision::Plan { .. } | Decision::Launch(_) | Decision::Accept);
         prop_assert!(!runs);
     }
@@ -681,9 +680,9 @@ proptest! {
 
 #[test]
 fn a_vm_counts_from_its_launch_until_it_is_known_to_be_over() {
-    let orphan = AttemptView { holder: Holder::Tart, ..ended(0, 0) };
-    let lost = AttemptView { holder: Holder::Nobody, ..live(0) };
-    let leaving = AttemptView { holder: Holder::Shim, ..ended(0, 0) };
+    let orphan = VmRunView { holder: Holder::Tart, ..ended(0, 0) };
+    let lost = VmRunView { holder: Holder::Nobody, ..live(0) };
+    let leaving = VmRunView { holder: Holder::Shim, ..ended(0, 0) };
     let table = [
         (vec![], false),
         (vec![planned(0)], false),

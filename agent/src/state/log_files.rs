@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::fs::file::{self, StateError};
+use crate::fs::file::{self, FileError};
 use crate::state::container_spec::ContainerSpec;
 
 impl ContainerSpec {
@@ -12,14 +12,14 @@ impl ContainerSpec {
     }
 
     /// Removes all its logs but the last so many restarts', and those that are to come.
-    pub(crate) fn keep_logs(&self, restarts: u32, kept: u32) -> Result<(), StateError> {
+    pub(crate) fn keep_logs(&self, restarts: u32, kept: u32) -> Result<(), FileError> {
         let Some(dir) = self.log.parent() else { return Ok(()) };
         remove(dir, |number| number.saturating_add(kept) < restarts)
     }
 }
 
 /// Removes logs by their number.
-pub(super) fn remove(dir: &Path, is_gone: impl Fn(u32) -> bool) -> Result<(), StateError> {
+pub(crate) fn remove(dir: &Path, is_gone: impl Fn(u32) -> bool) -> Result<(), FileError> {
     let number = |name: &str| name.split_once(".log").and_then(|(number, _)| number.parse().ok());
     let gone = file::entries(dir)?.into_iter().filter(|name| number(name).is_some_and(&is_gone));
     gone.into_iter().try_for_each(|name| file::remove(&dir.join(name)))

@@ -7,28 +7,28 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::error_chain::chain;
-use crate::state::{Attempt, Notice};
+use crate::state::{Notice, VmRun};
 use crate::tart::Tart;
 
 /// How long the agent may take to make room; it may just be restarted.
-pub(super) const PATIENCE: Duration = Duration::from_mins(5);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// The way to ask for room.
 #[derive(Debug, Clone)]
-pub(super) struct Room {
-    attempt: Attempt,
+pub(crate) struct DiskSpaceRequest {
+    attempt: VmRun,
     tart: Tart,
 }
 
-impl Room {
-    pub(super) fn new(attempt: Attempt, tart: Tart) -> Self {
+impl DiskSpaceRequest {
+    pub(crate) fn new(attempt: VmRun, tart: Tart) -> Self {
         Self { attempt, tart }
     }
 
     /// Asks for room at a place. False when there is no use in waiting: the place is on a volume without images, or so full that
     /// not even the question can be put there.
-    pub(super) fn ask(&self, place: &Path) -> bool {
+    pub(crate) fn ask(&self, place: &Path) -> bool {
         if !self.tart.shares_volume_with(place) {
             return false;
         }
@@ -40,12 +40,12 @@ impl Room {
     }
 
     /// Whether the agent has done what it can.
-    pub(super) fn is_answered(&self) -> bool {
+    pub(crate) fn is_answered(&self) -> bool {
         !self.attempt.wants_room()
     }
 
     /// Waits until it has, or has taken too long for it.
-    pub(super) async fn answered(&self, patience: Duration) {
+    pub(crate) async fn answered(&self, patience: Duration) {
         let answered = async {
             while !self.is_answered() {
                 sleep(INTERVAL).await;
@@ -61,7 +61,7 @@ impl Room {
     }
 
     /// Has room made for VMs; false when there is no use in another try.
-    pub(super) async fn make(&self) -> bool {
+    pub(crate) async fn make(&self) -> bool {
         let asked = self.ask(self.tart.home());
         if asked {
             self.answered(PATIENCE).await;
@@ -70,7 +70,7 @@ impl Room {
     }
 
     /// Leaves word for the agent to tell.
-    pub(super) fn tell(&self, reason: &str, message: &str) {
+    pub(crate) fn tell(&self, reason: &str, message: &str) {
         let notice = Notice { reason: reason.to_owned(), message: message.to_owned() };
         if let Err(error) = self.attempt.notice(&notice) {
             warn!(error = chain(&error), "the notice cannot be left for the agent");
@@ -81,7 +81,7 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::vm::Restart;
+    use crate::names::Restart;
     use crate::state::StateDir;
 
     #[tokio::test]
@@ -90,7 +90,7 @@ mod tests {
             tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
         let attempt = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap()).attempt(Restart(0));
         std::fs::create_dir_all(attempt.path()).unwrap();
-        let room = Room::new(attempt.clone(), Tart::new(Path::new("tart")));
+        let room = DiskSpaceRequest::new(attempt.clone(), Tart::new(Path::new("tart")));
         attempt.ask_for_room().unwrap();
         assert!(!room.is_answered());
         room.answered(Duration::ZERO).await;
