@@ -1,3 +1,3 @@
-//! TODO-DOC api
+//! The ports that the agent serves. `local` is the host's own port for health and metrics.
 
 pub(crate) mod local;

@@ -1,4 +1,4 @@
-//! TODO-DOC apiserver
+//! How the agent uses the API server: watched objects, Events, service account tokens, call metrics.
 
 pub(crate) mod call_metrics;
 pub(crate) mod events;

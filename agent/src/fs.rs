@@ -1,4 +1,4 @@
-//! TODO-DOC fs
+//! Files and directories: atomic files, locks, and directories that a guest can write to.
 
 pub(crate) mod blocking_io;
 pub(crate) mod dir;

@@ -1,4 +1,4 @@
-//! TODO-DOC pod/sync
+//! What to do with a Pod: pure decisions, without clock or I/O.
 
 pub(crate) mod decide;
 pub(crate) mod desired;

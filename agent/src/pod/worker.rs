@@ -106,42 +106,42 @@ pub(crate) struct Host {
 
 /// The task of one Pod.
 pub(crate) struct Worker {
-    pub(super) host: Arc<Host>,
-    pub(super) dir: PodDir,
-    pub(super) api: Api<Pod>,
-    pub(super) secrets: Api<Secret>,
-    pub(super) name: PodName,
+    host: Arc<Host>,
+    dir: PodDir,
+    api: Api<Pod>,
+    secrets: Api<Secret>,
+    name: PodName,
     /// The Pod as the API last showed it.
-    pub(super) pod: watch::Receiver<Arc<Pod>>,
+    pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows the Pod.
-    pub(super) gone: watch::Receiver<bool>,
+    gone: watch::Receiver<bool>,
     /// What was wanted of the Pod when it was last looked at.
-    pub(super) wanted: Desired,
+    wanted: Desired,
     /// Rung when something has happened to one of the Pod's VMs.
-    pub(super) stirred: Arc<Notify>,
+    stirred: Arc<Notify>,
     bell: StateWatcher,
-    pub(super) publisher: StatusManager,
-    pub(super) plan: Result<VmPlan, Refusal>,
+    publisher: StatusManager,
+    plan: Result<VmPlan, Refusal>,
     probing: ProbeManager,
-    pub(super) belongings: Inputs,
-    pub(super) image_failure: Option<ImageFailure>,
-    pub(super) setback: Option<FailedStep>,
-    pub(super) launched: Option<Launched>,
+    belongings: Inputs,
+    image_failure: Option<ImageFailure>,
+    setback: Option<FailedStep>,
+    launched: Option<Launched>,
     /// The VM without a shim whose guest was asked last.
-    pub(super) asked: Option<Restart>,
+    asked: Option<Restart>,
     /// The VM without a shim that was told to stop last.
-    pub(super) stopped: Option<Restart>,
+    stopped: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop.
     vain_stops: u32,
     /// How often in a row a VM could not be deleted because its shim has not gone.
-    pub(super) vain_cleans: u32,
+    vain_cleans: u32,
     /// Whether the Pod's volumes could not be removed when that was tried last.
-    pub(super) vain_wipe: bool,
+    vain_wipe: bool,
     /// The status that was last asked to be published.
-    pub(super) shown: Option<PodStatus>,
-    pub(super) told: ReportedEvents,
-    pub(super) room: VolumeDiskSpace,
-    pub(super) room_for_vms: VmDiskSpace,
+    shown: Option<PodStatus>,
+    told: ReportedEvents,
+    room: VolumeDiskSpace,
+    room_for_vms: VmDiskSpace,
 }
 
 /// What a worker is told of its Pod.
@@ -245,7 +245,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn observe(&mut self) -> Result<Observation, FileError> {
+    fn observe(&mut self) -> Result<Observation, FileError> {
         let gone = *self.gone.borrow_and_update();
         let pod = self.pod.borrow_and_update().clone();
         let attempts = self.dir.attempts()?;
@@ -300,7 +300,7 @@ impl Worker {
     }
 
     /// Waits for anything that could change the decision.
-    pub(super) async fn wait_at_most(&mut self, longest: Duration) {
+    async fn wait_at_most(&mut self, longest: Duration) {
         tokio::select! {
             () = self.stirred.notified() => {}
             Ok(()) = self.pod.changed() => {}

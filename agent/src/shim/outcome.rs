@@ -1,4 +1,4 @@
-//! TODO-DOC shim/outcome
+//! How a VM ended: what the shim finds out, and the words for it.
 
 pub(crate) mod messages;
 pub(crate) mod run_result;

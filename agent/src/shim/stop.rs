@@ -1,4 +1,4 @@
-//! TODO-DOC shim/stop
+//! Stopping a VM: the request, the grace period, SIGTERM and the shutdown.
 
 pub(crate) mod grace_period;
 pub(crate) mod request;
