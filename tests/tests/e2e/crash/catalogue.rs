@@ -13,7 +13,7 @@ fn somebody_dies_at_every_point() -> Result<()> {
     let died_at = deaths(&tests);
     let mut points = BTreeSet::new();
     for (path, text) in sources(&agent)? {
-        for argument in text.split("crash::point(").skip(1).map(argument) {
+        for argument in text.split("crash_point::point(").skip(1).map(argument) {
             let names: Vec<&str> = literals(argument).collect();
             ensure!(!names.is_empty(), "{}: a point without a name: {argument}", path.display());
             for name in names {
@@ -72,7 +72,7 @@ fn spelt_out(name: &str, agent: &Path) -> Result<Vec<String>> {
 
 /// The names of all steps that a Pod's worker takes.
 fn decisions(agent: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(agent.join("pod/decide/decision.rs"))?;
+    let text = std::fs::read_to_string(agent.join("pod/sync/decide/decision.rs"))?;
     let names = text.split("pub fn name(self)").nth(1).and_then(|rest| rest.split("\n    }\n").next());
     // To wait is no effect.
     let effects = literals(names.context("decisions have no names")?).filter(|name| *name != "wait");

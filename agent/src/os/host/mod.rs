@@ -1,7 +1,7 @@
 //! The machine that the agent runs on: what it is, and how much of everything it has left.
 
-#[cfg_attr(target_os = "macos", path = "host/macos.rs")]
-#[cfg_attr(not(target_os = "macos"), path = "host/linux.rs")]
+#[cfg_attr(target_os = "macos", path = "macos.rs")]
+#[cfg_attr(not(target_os = "macos"), path = "linux.rs")]
 mod system;
 
 pub(crate) use system::processes;
