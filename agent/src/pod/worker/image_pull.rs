@@ -1,4 +1,4 @@
-//! Having a Pod's image on this host, and telling about it.
+//! The image of a Pod: found on this host or pulled, with Events about it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +13,10 @@ use crate::error_chain::chain;
 use crate::image::PullPolicy;
 use crate::image::access::{ImageAccess, SecretUid};
 use crate::image::credentials::{self, BadSecret, Login};
-use crate::image::gc::{ImageCollector, SpaceResult};
+use crate::image::gc::SpaceResult;
+use crate::image::manager::ImageManager;
 use crate::image::pins::Pin;
-use crate::image::{ImageError, ImageStore, Pulled};
+use crate::image::{ImageError, Pulled};
 use crate::names::BaseName;
 use crate::names::ImageDigest;
 use crate::pod::admission::VmPlan;
@@ -43,9 +44,7 @@ impl Progress {
 /// What it takes to fetch the image of one Pod.
 #[derive(Debug)]
 pub(super) struct ImagePull {
-    pub(super) images: Arc<ImageStore>,
-    /// Who makes room when there is none, if anybody may.
-    pub(super) collector: Option<Arc<ImageCollector>>,
+    pub(super) manager: ImageManager,
     pub(super) events: Events,
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(super) secrets: Api<Secret>,
@@ -86,12 +85,12 @@ enum SecretError {
 impl ImagePull {
     /// Has the image ready for cloning. When there is no space for it, other images go, and it is tried once more.
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
-        let mut pin = self.images.pin(&plan.image).await;
+        let mut pin = self.manager.images.pin(&plan.image).await;
         let ready = match self.ready(plan, &mut pin).await {
             Err(error) if self.make_room(plan, &error).await => self.ready(plan, &mut pin).await,
             result => result,
         };
-        if let (Ok(_), Some(collector)) = (&ready, &self.collector) {
+        if let (Ok(_), Some(collector)) = (&ready, &self.manager.collector) {
             collector.is_here(&plan.image);
         }
         ready.map(|(Found { digest, was_here }, base)| ReadyImage { digest, base, was_here, _pin: pin })
@@ -105,13 +104,13 @@ impl ImagePull {
                 break found;
             }
         };
-        let base = self.images.base(&plan.image, &found.digest).await?;
+        let base = self.manager.images.base(&plan.image, &found.digest).await?;
         Ok((found, base))
     }
 
     /// Makes room, if the want of it was in the way.
     async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
-        let made = match &self.collector {
+        let made = match &self.manager.collector {
             Some(collector) => collector.make_room_for(&plan.image, error).await,
             None => SpaceResult::SwitchedOff,
         };
@@ -127,13 +126,13 @@ impl ImagePull {
     }
 
     async fn find(&self, plan: &VmPlan) -> Result<Found, ImageError> {
-        let present = self.images.present(&plan.image, plan.pull).await?;
+        let present = self.manager.images.present(&plan.image, plan.pull).await?;
         if let Some(digest) = present.as_ref().filter(|digest| self.may_have(digest)) {
             return Ok(Found { digest: digest.clone(), was_here: true });
         }
         let keys = credentials::fitting(&plan.image, self.logins(plan).await);
         if let Some(digest) = present {
-            if self.images.access(&digest).is_for(keys.iter().map(|(_, secret)| secret)) {
+            if self.manager.images.access(&digest).is_for(keys.iter().map(|(_, secret)| secret)) {
                 return Ok(Found { digest, was_here: true });
             }
             // As if it were not here: that is none of this Pod's business.
@@ -146,7 +145,7 @@ impl ImagePull {
 
     /// Whether the Pod may have an image that is here whatever its pull secrets are.
     fn may_have(&self, digest: &ImageDigest) -> bool {
-        self.had.as_ref() == Some(digest) || self.images.access(digest) == ImageAccess::Everyone
+        self.had.as_ref() == Some(digest) || self.manager.images.access(digest) == ImageAccess::Everyone
     }
 
     async fn pull(&self, plan: &VmPlan, keys: &[(Credential, SecretUid)]) -> Result<Found, ImageError> {
@@ -161,9 +160,9 @@ impl ImagePull {
             }
         };
         let credentials = keys.iter().map(|(credential, _)| credential.clone()).collect();
-        let Pulled { digest, by } = self.images.pull(&plan.image, credentials, arrived).await?;
+        let Pulled { digest, by } = self.manager.images.pull(&plan.image, credentials, arrived).await?;
         if let Some((_, secret)) = by.and_then(|by| keys.get(by)) {
-            self.images.grant(&digest, Some(secret));
+            self.manager.images.grant(&digest, Some(secret));
         }
         let took = start.elapsed().as_secs_f64();
         self.events.normal(
