@@ -5,7 +5,7 @@
 
 mod messages;
 
-pub mod script;
+pub(crate) mod script;
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,7 +16,7 @@ use futures::{Stream, StreamExt, stream};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use messages::{
-    Command, ExecRequest, ExecResponse, IoChunk, ResolveIpRequest, ResolveIpResponse, exec_request,
+    CommandMessage, ExecRequest, ExecResponse, IoChunk, ResolveIpRequest, ResolveIpResponse, exec_request,
     exec_response,
 };
 use tokio::net::UnixStream;
@@ -33,11 +33,11 @@ const MAX_WORDS: usize = 300;
 
 /// A connection to the guest agent of one VM.
 #[derive(Debug, Clone)]
-pub struct Guest(tonic::client::Grpc<Channel>);
+pub(crate) struct Guest(tonic::client::Grpc<Channel>);
 
 /// A call to the guest agent that failed.
 #[derive(Debug, thiserror::Error)]
-pub enum GuestError {
+pub(crate) enum GuestError {
     /// Nobody answers on the control socket, yet or any more.
     #[error("the guest agent does not answer")]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -54,20 +54,20 @@ pub enum GuestError {
 
 /// A program to be run in the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Exec {
+pub(crate) struct Exec {
     /// The program and its arguments; everybody in the guest can read them.
-    pub argv: Vec<String>,
+    pub(crate) argv: Vec<String>,
     /// Variables. Guest agents before 0.10 ignore them without a word.
-    pub env: Vec<(String, String)>,
+    pub(crate) env: Vec<(String, String)>,
     /// What it can read.
-    pub stdin: Stdin,
+    pub(crate) stdin: Stdin,
     /// Whether it gets a terminal.
-    pub tty: bool,
+    pub(crate) tty: bool,
 }
 
 /// The standard input of a program in the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Stdin {
+pub(crate) enum Stdin {
     /// Nothing at all.
     #[default]
     Empty,
@@ -79,16 +79,16 @@ pub enum Stdin {
 
 /// What is known of a program that has run.
 #[derive(Debug)]
-pub struct Completed {
+pub(crate) struct Completed {
     /// Its exit code; -1 means that a signal killed it. Some guest agents break off at a program's very end, and others never run it.
-    pub end: Result<i32, GuestError>,
+    pub(crate) end: Result<i32, GuestError>,
     /// The beginning of what it wrote to either output.
-    pub output: Vec<u8>,
+    pub(crate) output: Vec<u8>,
 }
 
 /// One piece of what a command in the guest does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ExecEvent {
+pub(crate) enum ExecEvent {
     /// It runs. Older guest agents do not say so.
     Started,
     /// Bytes from its standard output.
@@ -101,7 +101,7 @@ pub enum ExecEvent {
 
 impl Guest {
     /// Connects to the control socket at `socket`; `tart run` accepts before the guest agent listens.
-    pub async fn connect(socket: &Path) -> Result<Self, GuestError> {
+    pub(crate) async fn connect(socket: &Path) -> Result<Self, GuestError> {
         let socket = socket.to_owned();
         let connector = service_fn(move |_| {
             let socket = socket.clone();
@@ -116,7 +116,7 @@ impl Guest {
     }
 
     /// Asks the guest for its own address.
-    pub async fn address(&mut self) -> Result<IpAddr, GuestError> {
+    pub(crate) async fn address(&mut self) -> Result<IpAddr, GuestError> {
         self.ready().await?;
         let codec = ProstCodec::<ResolveIpRequest, ResolveIpResponse>::default();
         let path = PathAndQuery::from_static("/Agent/ResolveIP");
@@ -131,7 +131,7 @@ impl Guest {
     }
 
     /// Starts a program. The guest kills it when the returned stream is dropped.
-    pub async fn exec(
+    pub(crate) async fn exec(
         &mut self,
         exec: Exec,
     ) -> Result<impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin + use<>, GuestError> {
@@ -149,7 +149,7 @@ impl Guest {
     }
 
     /// Runs a program to its end, keeping no more than `keep` bytes of what it writes.
-    pub async fn run(&mut self, exec: Exec, limit: Duration, keep: usize) -> Completed {
+    pub(crate) async fn run(&mut self, exec: Exec, limit: Duration, keep: usize) -> Completed {
         let mut output = Vec::new();
         let run = async {
             let mut events = self.exec(exec).await?;
@@ -182,7 +182,7 @@ fn requests(exec: Exec) -> Pin<Box<dyn Stream<Item = ExecRequest> + Send>> {
         Stdin::Empty | Stdin::Open => None,
     };
     let request = |part| ExecRequest { r#type: Some(part) };
-    let mut first = vec![request(exec_request::Type::Command(Command::new(exec, interactive)))];
+    let mut first = vec![request(exec_request::Type::Command(CommandMessage::new(exec, interactive)))];
     if let Some(bytes) = bytes {
         let chunks = bytes.chunks(CHUNK).map(<[u8]>::to_vec);
         // An empty chunk is the end of the input.

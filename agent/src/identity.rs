@@ -3,18 +3,18 @@
 //! A kubeconfig with credentials of its own is used as it is. One that the agent wrote after a bootstrap refers to a
 //! certificate in the state directory, which the agent replaces before it ends.
 
-pub mod access;
-pub mod certificate;
+pub(crate) mod access;
+pub(crate) mod certificate;
 mod cluster;
 mod connection;
-pub mod decide;
-pub mod kubeconfig;
-pub mod obtain;
-pub mod request;
-pub mod store;
+pub(crate) mod decide;
+pub(crate) mod kubeconfig;
+pub(crate) mod obtain;
+pub(crate) mod request;
+pub(crate) mod store;
 
-pub use access::Access;
-pub use cluster::Cluster;
+pub(crate) use access::ApiAccess;
+pub(crate) use cluster::Cluster;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,14 +27,15 @@ use tracing::{info, warn};
 
 use self::access::Changer;
 use self::certificate::Pair;
-use self::decide::{Decision, Reason, Seen, Term, decide, pause};
+use self::decide::{IdentityDecision, RotationReason, Seen, Term, decide, pause};
 use self::kubeconfig::{after_bootstrap, load, look, with_pair};
 use self::obtain::{ObtainError, obtain};
 use self::request::Asker;
 use self::store::{Store, StoreError};
-use crate::node::NodeName;
-use crate::report::chain;
-use crate::state::{StateError, write_secret};
+use crate::error_chain::chain;
+use crate::fs::file::FileError;
+use crate::fs::secret_file::write_secret;
+use crate::names::NodeName;
 
 /// The clock is looked at this often: a Mac that slept, or whose clock was set, still rotates in time.
 const LONGEST_SLEEP: Duration = Duration::from_mins(1);
@@ -44,7 +45,7 @@ const LONGEST_ATTEMPT: Duration = Duration::from_mins(10);
 
 /// Why the agent has no identity.
 #[derive(Debug, thiserror::Error)]
-pub enum IdentityError {
+pub(crate) enum IdentityError {
     /// The kubeconfig cannot be used, and no other can be got.
     #[error(
         "cannot use the kubeconfig {}: {reason}; name another one with --kubeconfig, or have the agent get one with --bootstrap-kubeconfig",
@@ -54,7 +55,7 @@ pub enum IdentityError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        reason: Reason,
+        reason: RotationReason,
     },
     /// The bootstrap kubeconfig cannot be used.
     #[error("cannot use the bootstrap kubeconfig {}; name another one with --bootstrap-kubeconfig", .0.display())]
@@ -78,7 +79,7 @@ pub enum IdentityError {
     Store(#[from] StoreError),
     /// The kubeconfig cannot be written.
     #[error("cannot write the kubeconfig {}", .0.display())]
-    Write(PathBuf, #[source] StateError),
+    Write(PathBuf, #[source] FileError),
     /// The kubeconfig cannot be put into words.
     #[error("cannot write the kubeconfig {}", .0.display())]
     Render(PathBuf, #[source] serde_saphyr::ser::Error),
@@ -86,26 +87,26 @@ pub enum IdentityError {
 
 /// Where the agent's identity comes from and is kept.
 #[derive(Debug, Clone)]
-pub struct Sources {
+pub(crate) struct CredentialSources {
     /// The kubeconfig to use, and to write after a bootstrap.
-    pub kubeconfig: PathBuf,
+    pub(crate) kubeconfig: PathBuf,
     /// The kubeconfig to get a certificate with.
-    pub bootstrap: Option<PathBuf>,
+    pub(crate) bootstrap: Option<PathBuf>,
     /// The directory for keys and certificates.
-    pub pki: PathBuf,
+    pub(crate) pki: PathBuf,
 }
 
 /// The agent's identity.
 #[derive(Debug)]
-pub struct Identity {
-    access: Access,
+pub(crate) struct Identity {
+    access: ApiAccess,
     keeper: Option<Keeper>,
 }
 
 /// What it takes to replace the certificate.
 #[derive(Debug)]
 struct Keeper {
-    sources: Sources,
+    sources: CredentialSources,
     store: Store,
     node: NodeName,
     term: Term,
@@ -115,23 +116,23 @@ struct Keeper {
 
 impl Identity {
     /// Finds the agent's identity, or gets one, however long that takes.
-    pub async fn establish(sources: Sources, node: NodeName) -> Result<Self, IdentityError> {
+    pub(crate) async fn establish(sources: CredentialSources, node: NodeName) -> Result<Self, IdentityError> {
         let store = Store::new(&sources.pki);
         let path = &sources.kubeconfig;
         let mut may_bootstrap = sources.bootstrap.is_some();
         loop {
             let found = look(path, &store, &node).await;
             let reason = match (decide(&found.seen, may_bootstrap, Timestamp::now()), found.config) {
-                (Decision::Bootstrap(reason), _) => {
+                (IdentityDecision::Bootstrap(reason), _) => {
                     bootstrap(&sources, &store, &node, reason).await?;
                     // What was just got is either good or never will be.
                     may_bootstrap = false;
                     continue;
                 }
-                (Decision::Refuse(reason), _) => reason,
-                (_, None) => Reason::Unusable("it holds no credentials".to_owned()),
+                (IdentityDecision::Refuse(reason), _) => reason,
+                (_, None) => RotationReason::Unusable("it holds no credentials".to_owned()),
                 (_, Some(config)) => {
-                    let (access, changer) = Access::new(config.clone());
+                    let (access, changer) = ApiAccess::new(config.clone());
                     let Seen::Own(term) = found.seen else { return Ok(Self { access, keeper: None }) };
                     info!(ends = %term.ends, rotates = %term.rotates(), "the certificate is the agent's own");
                     let keeper = Keeper { sources, store, node, term, config, changer };
@@ -143,12 +144,12 @@ impl Identity {
     }
 
     /// How the API server is reached in this identity.
-    pub fn access(&self) -> Access {
+    pub(crate) fn access(&self) -> ApiAccess {
         self.access.clone()
     }
 
     /// Keeps the identity valid for as long as it is polled. It ends only when that is no longer possible.
-    pub async fn keep(self) -> IdentityError {
+    pub(crate) async fn keep(self) -> IdentityError {
         match self.keeper {
             Some(keeper) => match keeper.keep(&self.access).await {
                 Ok(never) => match never {},
@@ -163,15 +164,15 @@ impl Identity {
 enum Never {}
 
 impl Keeper {
-    async fn keep(mut self, access: &Access) -> Result<Never, IdentityError> {
+    async fn keep(mut self, access: &ApiAccess) -> Result<Never, IdentityError> {
         let client = access
             .client(&tower::layer::util::Identity::new())
             .map_err(|error| IdentityError::Credentials(self.sources.kubeconfig.clone(), Box::new(error)))?;
         loop {
             let now = Timestamp::now();
             match decide(&Seen::Own(self.term), self.sources.bootstrap.is_some(), now) {
-                Decision::Wait(then) => sleep(until(then, now).min(LONGEST_SLEEP)).await,
-                Decision::Rotate { ends } => {
+                IdentityDecision::Wait(then) => sleep(until(then, now).min(LONGEST_SLEEP)).await,
+                IdentityDecision::Rotate { ends } => {
                     match timeout(until(ends, now).min(LONGEST_ATTEMPT), self.rotate(client.clone())).await {
                         Ok(Ok(pair)) => self.change_over(&pair),
                         Ok(Err(error)) => {
@@ -189,15 +190,15 @@ impl Keeper {
                         Err(_) => {}
                     }
                 }
-                Decision::Bootstrap(reason) => {
+                IdentityDecision::Bootstrap(reason) => {
                     let pair = bootstrap(&self.sources, &self.store, &self.node, reason).await?;
                     self.change_over(&pair);
                 }
-                Decision::Refuse(reason) => {
+                IdentityDecision::Refuse(reason) => {
                     return Err(IdentityError::Kubeconfig { path: self.sources.kubeconfig, reason });
                 }
                 // Not for a certificate of our own.
-                Decision::Use => std::future::pending().await,
+                IdentityDecision::Use => std::future::pending().await,
             }
         }
     }
@@ -227,10 +228,10 @@ impl Keeper {
 ///
 /// The pending key goes last: whatever happens before, the next agent finds its request and certificate again.
 async fn bootstrap(
-    sources: &Sources,
+    sources: &CredentialSources,
     store: &Store,
     node: &NodeName,
-    reason: Reason,
+    reason: RotationReason,
 ) -> Result<Pair, IdentityError> {
     info!(kubeconfig = %sources.kubeconfig.display(), %reason, "getting a certificate by TLS bootstrap");
     let Some(path) = &sources.bootstrap else {

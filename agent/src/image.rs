@@ -1,22 +1,24 @@
 //! Images on this host: which digest a reference stands for, fetched when it has to be.
 
-pub mod access;
-pub mod ahead;
-pub mod command;
-pub mod credentials;
-pub mod door;
+pub(crate) mod access;
+pub(crate) mod credentials;
 mod error;
-mod flight;
-pub mod list;
-mod partials;
-pub mod pins;
-pub mod prepull;
-pub mod record;
+pub(crate) mod gc;
+pub(crate) mod inventory;
+pub(crate) mod manager;
+pub(crate) mod ownership;
+mod partial_pulls;
+pub(crate) mod pins;
+pub(crate) mod prepull;
+mod pull_policy;
+pub(crate) mod pull_socket;
+mod record_file;
 mod recovery;
-pub mod resident;
+mod shared_pull;
 
-pub use error::ImageError;
-pub use flight::Pulled;
+pub(crate) use error::ImageError;
+pub(crate) use pull_policy::PullPolicy;
+pub(crate) use shared_pull::Pulled;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,19 +30,21 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::metrics::Metrics;
-use crate::pod::admission::PullPolicy;
-use crate::report::chain;
-use crate::state::{StateDir, StateError};
-use crate::tart::{ImageDigest, PULL, Tart, full_name};
-use crate::vm::BaseName;
-use access::{Access, SecretUid};
-use flight::{Flight, FlightKey};
-use partials::Partials;
+use crate::names::BaseName;
+
+use crate::fs::file::FileError;
+use crate::names::{ImageDigest, full_name};
+use crate::state::StateDir;
+use crate::tart::{PULL, Tart};
+use access::{ImageAccess, SecretUid};
+use inventory::LocalImage;
+use ownership::{ImageRecord, KnownImage, Present};
+use partial_pulls::PartialPulls;
 use pins::{Pin, Pins};
-use record::{ImageRecord, KnownImage, Present};
-use resident::Resident;
+use shared_pull::{PullKey, SharedPull};
 
 /// How often the cache is looked at for what others have done to it.
 const LOOK_INTERVAL: Duration = Duration::from_mins(1);
@@ -55,7 +59,7 @@ const PULL_LIMIT: SignedDuration = SignedDuration::from_secs(PULL.as_secs().cast
 
 /// Who has begun a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Beginner {
+pub(crate) enum Beginner {
     /// This process, which knows that it is over.
     This,
     /// Another one, whose `tart` may still be at it.
@@ -64,30 +68,35 @@ enum Beginner {
 
 /// The images of this host.
 #[derive(Debug)]
-pub struct Images {
+pub(crate) struct ImageStore {
     tart: Tart,
     state: StateDir,
     metrics: Metrics,
     /// Where each reference was last seen to point.
     known: Mutex<HashMap<String, ImageDigest>>,
-    flights: Mutex<HashMap<FlightKey, Flight>>,
+    flights: Mutex<HashMap<PullKey, SharedPull>>,
     /// As many pulls as may go on at once.
     turns: Semaphore,
     /// Held while a base VM is made; tart makes one VM at a time anyway.
     making: tokio::sync::Mutex<()>,
     record: Mutex<ImageRecord>,
     pins: Pins,
-    partials: Arc<Partials>,
+    partials: Arc<PartialPulls>,
     /// Whether the agent is about to end.
     grounded: watch::Sender<bool>,
-    resident: watch::Sender<Arc<Vec<Resident>>>,
+    resident: watch::Sender<Arc<Vec<LocalImage>>>,
 }
 
-impl Images {
+impl ImageStore {
     /// The images that `tart` keeps, and what an earlier agent has noted down about them.
-    pub fn open(tart: Tart, state: StateDir, pulls: usize, metrics: Metrics) -> Result<Self, StateError> {
+    pub(crate) fn open(
+        tart: Tart,
+        state: StateDir,
+        pulls: usize,
+        metrics: Metrics,
+    ) -> Result<Self, FileError> {
         let mut record = state.images_to_go_on_with()?;
-        let partials = Partials::new(tart.clone());
+        let partials = PartialPulls::new(tart.clone());
         recovery::abandon_dead(&mut record, &tart, &state);
         // Before any tart command takes it for garbage.
         for image in record.pulls() {
@@ -111,7 +120,11 @@ impl Images {
     }
 
     /// The image, if it is on this host and the policy lets it be used without asking its registry.
-    pub async fn present(&self, image: &str, policy: PullPolicy) -> Result<Option<ImageDigest>, ImageError> {
+    pub(crate) async fn present(
+        &self,
+        image: &str,
+        policy: PullPolicy,
+    ) -> Result<Option<ImageDigest>, ImageError> {
         // A tag can have moved; only the registry knows.
         if policy == PullPolicy::Always {
             return Ok(None);
@@ -127,13 +140,13 @@ impl Images {
     }
 
     /// Who may use an image that is here without asking its registry.
-    pub fn access(&self, digest: &ImageDigest) -> Access {
+    pub(crate) fn access(&self, digest: &ImageDigest) -> ImageAccess {
         let inode = self.tart.image_inode(digest);
         lock(&self.record).access(digest, inode)
     }
 
     /// The registry has let somebody have an image: with a pull secret, or without any.
-    pub fn grant(&self, digest: &ImageDigest, secret: Option<&SecretUid>) {
+    pub(crate) fn grant(&self, digest: &ImageDigest, secret: Option<&SecretUid>) {
         let mut record = lock(&self.record);
         if record.grant(digest, secret) {
             self.write(&record);
@@ -141,7 +154,7 @@ impl Images {
     }
 
     /// The base VM of an image, made when it is not there: for the first Pod with the image, and after somebody has deleted it.
-    pub async fn base(&self, image: &str, digest: &ImageDigest) -> Result<BaseName, ImageError> {
+    pub(crate) async fn base(&self, image: &str, digest: &ImageDigest) -> Result<BaseName, ImageError> {
         let base = BaseName::of(digest);
         self.used(digest, Timestamp::now());
         if self.tart.has_base(&base) {
@@ -159,35 +172,35 @@ impl Images {
                 self.forget(image);
                 ImageError::Base { image: image.to_owned(), source: Arc::new(source) }
             })?;
-            crash::point("agent.base.made");
+            crash_point::point("agent.base.made");
         }
         Ok(base)
     }
 
     /// A pin on an image that is about to be used: from now on it is not collected.
-    pub async fn pin(&self, image: &str) -> Pin {
+    pub(crate) async fn pin(&self, image: &str) -> Pin {
         let mut pin = self.pins.pin();
         pin.hold(&full_name(image)).await;
         pin
     }
 
     /// Who needs which image at this moment.
-    pub fn pins(&self) -> &Pins {
+    pub(crate) fn pins(&self) -> &Pins {
         &self.pins
     }
 
     /// The images that the agent has brought here, as far as it knows.
-    pub fn known(&self) -> Vec<KnownImage> {
+    pub(crate) fn known(&self) -> Vec<KnownImage> {
         lock(&self.record).images().to_vec()
     }
 
     /// The names of images whose pulls have no end yet.
-    pub fn pulling(&self) -> Vec<String> {
+    pub(crate) fn pulling(&self) -> Vec<String> {
         lock(&self.record).pulls().map(str::to_owned).collect()
     }
 
     /// An image is of use at a time.
-    pub fn used(&self, digest: &ImageDigest, now: Timestamp) {
+    pub(crate) fn used(&self, digest: &ImageDigest, now: Timestamp) {
         let mut record = lock(&self.record);
         let before =
             record.images().iter().find(|known| known.digest == *digest).map(|known| known.last_used_at);
@@ -198,7 +211,7 @@ impl Images {
     }
 
     /// The time is this, whatever it seemed to be before.
-    pub fn set_clock_right(&self, now: Timestamp) {
+    pub(crate) fn set_clock_right(&self, now: Timestamp) {
         let mut record = lock(&self.record);
         if record.set_clock_right(now) {
             self.write(&record);
@@ -206,7 +219,7 @@ impl Images {
     }
 
     /// An image is gone, and its base VM with it.
-    pub fn collected(&self, digest: &ImageDigest) {
+    pub(crate) fn collected(&self, digest: &ImageDigest) {
         lock(&self.known).retain(|_, known| known != digest);
         let mut record = lock(&self.record);
         record.forget(digest);
@@ -214,13 +227,13 @@ impl Images {
     }
 
     /// Offers what has arrived of images that are not whole to whoever pulls them, from now on.
-    pub fn tend_partials(&self) {
+    pub(crate) fn tend_partials(&self) {
         tokio::spawn(self.partials.clone().tend());
     }
 
     /// Gives up what has arrived of images that are not whole, and has tart remove it: somebody needs the room. Says whether there was
     /// anything.
-    pub async fn give_up_partials(&self) -> bool {
+    pub(crate) async fn give_up_partials(&self) -> bool {
         let was_any = self.partials.release_all();
         if was_any && let Err(error) = self.tart.collect_garbage().await {
             // It comes first, so it may be done all the same.
@@ -230,7 +243,7 @@ impl Images {
     }
 
     /// Ends all pulls, so that what has arrived is there for the next agent. Nothing more is done about them.
-    pub async fn ground(&self) {
+    pub(crate) async fn ground(&self) {
         // Any other tart command takes what a pull lets go of for garbage.
         let _ = timeout(LANDING_LIMIT, self.tart.retire()).await;
         let images: Vec<String> = lock(&self.flights).keys().map(|(image, _)| image.clone()).collect();
@@ -251,12 +264,12 @@ impl Images {
     }
 
     /// The images on this host, whenever they change.
-    pub fn residents(&self) -> watch::Receiver<Arc<Vec<Resident>>> {
+    pub(crate) fn residents(&self) -> watch::Receiver<Arc<Vec<LocalImage>>> {
         self.resident.subscribe()
     }
 
     /// Looks at the images on this host again and again, for as long as it is polled.
-    pub async fn watch(self: Arc<Self>) {
+    pub(crate) async fn watch(self: Arc<Self>) {
         loop {
             self.recover().await;
             self.look().await;
@@ -266,9 +279,9 @@ impl Images {
     }
 
     /// Looks at the images on this host now.
-    pub async fn look(&self) {
+    pub(crate) async fn look(&self) {
         let (tart, known) = (self.tart.clone(), self.known());
-        let look = spawn_blocking(move || resident::residents(&tart, &known));
+        let look = spawn_blocking(move || inventory::local_images(&tart, &known));
         match look.await {
             Ok(Ok(found)) => {
                 let found = Arc::new(found);
@@ -299,10 +312,10 @@ impl Images {
     }
 
     /// Notes down that an image is about to be pulled.
-    fn begin(&self, image: &str) -> Result<(), ImageError> {
+    pub(crate) fn begin(&self, image: &str) -> Result<(), ImageError> {
         let failed = |source| ImageError::Record { image: image.to_owned(), source: Arc::new(source) };
         let before = self.tart.cached_siblings(image).map_err(|error| {
-            failed(StateError::new("look into", &self.tart.home().join("cache/OCIs"), error))
+            failed(FileError::new("look into", &self.tart.home().join("cache/OCIs"), error))
         })?;
         let mut record = lock(&self.record);
         record.begin(image, before, Timestamp::now());
@@ -310,7 +323,7 @@ impl Images {
     }
 
     /// Notes down that our own tart fetches an image: what it brings is ours.
-    fn fetches(&self, image: &str) {
+    pub(crate) fn fetches(&self, image: &str) {
         let mut record = lock(&self.record);
         if record.fetch(image) {
             self.write(&record);
@@ -334,7 +347,7 @@ impl Images {
     }
 
     /// Reads the record again: somebody else may have written to it.
-    fn reload(&self) -> Result<(), StateError> {
+    pub(crate) fn reload(&self) -> Result<(), FileError> {
         *lock(&self.record) = self.state.images_to_go_on_with()?;
         Ok(())
     }
@@ -352,7 +365,7 @@ impl Images {
     }
 
     /// Notes down that a pull has brought this image, or none.
-    fn conclude(&self, image: &str, found: Option<&ImageDigest>, beginner: Beginner) {
+    pub(crate) fn conclude(&self, image: &str, found: Option<&ImageDigest>, beginner: Beginner) {
         let present = found.filter(|digest| self.tart.has_image(digest)).and_then(|digest| {
             Some(Present { inode: self.tart.image_inode(digest)?, digest: digest.clone() })
         });
@@ -368,11 +381,11 @@ impl Images {
     }
 
     /// Forgets where an image was last seen, after a clone of it has failed.
-    pub fn forget(&self, image: &str) {
+    pub(crate) fn forget(&self, image: &str) {
         lock(&self.known).remove(image);
     }
 
-    async fn cached(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
+    pub(crate) async fn cached(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
         let look = |source| ImageError::Look { image: image.to_owned(), source: Arc::new(source) };
         let found = self.tart.cached_digest(image).await.map_err(look)?;
         // Tart takes every digest for one that it has.

@@ -1,14 +1,12 @@
 //! What the agent tells about itself on a port of the host: whether it is well, and figures for Prometheus.
 
-mod api_calls;
-mod exposition;
-mod histogram;
+pub(crate) mod exposition;
+pub(crate) mod histogram;
 mod images;
 mod pods;
-mod server;
 mod vm_collection;
 
-pub use server::serve;
+pub(crate) use crate::api::local::serve;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,15 +16,15 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
 
-use crate::gc::images::Verdict;
-use crate::identity::Access;
+use crate::apiserver::call_metrics::{ApiCalls, CountCalls};
+use crate::identity::ApiAccess;
+use crate::image::gc::ImageVerdict;
+use crate::names::ImageDigest;
+use crate::names::PodUid;
 use crate::node::conditions::conditions;
-use crate::node::health::Health;
+use crate::node::health::NodeHealth;
 use crate::node::lease;
-use crate::node::thresholds::Figure;
-use crate::pod::PodUid;
-use crate::tart::ImageDigest;
-use api_calls::{ApiCalls, CountCalls};
+use crate::os::availability::Availability;
 use exposition::Page;
 use images::ImageFigures;
 use pods::PodFigures;
@@ -37,19 +35,19 @@ const STUCK: Duration = Duration::from_mins(1);
 
 /// All figures; clones share them.
 #[derive(Debug, Clone)]
-pub struct Metrics(Arc<Figures>);
+pub(crate) struct Metrics(Arc<Figures>);
 
 #[derive(Debug)]
 struct Figures {
     started: Instant,
-    health: watch::Receiver<Option<Health>>,
+    health: watch::Receiver<Option<NodeHealth>>,
     calls: Arc<Mutex<ApiCalls>>,
     heart: Mutex<HeartFigures>,
     waiting: Mutex<HashMap<PodUid, Timestamp>>,
     pods: Mutex<PodFigures>,
     images: Mutex<ImageFigures>,
     /// Addresses for VMs, where it is known how many there are.
-    addresses: Mutex<Option<Figure>>,
+    addresses: Mutex<Option<Availability>>,
     /// Absent on a host where VMs are not collected.
     vm_collection: Mutex<Option<VmCollection>>,
 }
@@ -61,11 +59,11 @@ struct HeartFigures {
 }
 
 /// One thing that must hold, and why it does not.
-type Check = (&'static str, Result<(), String>);
+pub(crate) type Check = (&'static str, Result<(), String>);
 
 impl Metrics {
     /// Figures that are all zero.
-    pub fn new(health: watch::Receiver<Option<Health>>) -> Self {
+    pub(crate) fn new(health: watch::Receiver<Option<NodeHealth>>) -> Self {
         Self(Arc::new(Figures {
             started: Instant::now(),
             health,
@@ -80,22 +78,22 @@ impl Metrics {
     }
 
     /// A client of the API server whose calls are counted.
-    pub fn client(&self, access: &Access) -> Result<Client, kube::Error> {
+    pub(crate) fn client(&self, access: &ApiAccess) -> Result<Client, kube::Error> {
         access.client(&CountCalls::new(self.0.calls.clone()))
     }
 
     /// The heartbeat is at work.
-    pub fn heart_is_awake(&self) {
+    pub(crate) fn heart_is_awake(&self) {
         lock(&self.0.heart).awake = Some(Instant::now());
     }
 
     /// The Lease was renewed.
-    pub fn lease_renewed(&self) {
+    pub(crate) fn lease_renewed(&self) {
         lock(&self.0.heart).renewed = Some(Instant::now());
     }
 
     /// A Pod waits for its VM since a time, or does no longer.
-    pub fn pod_waits(&self, pod: &PodUid, since: Option<Timestamp>) {
+    pub(crate) fn pod_waits(&self, pod: &PodUid, since: Option<Timestamp>) {
         let mut waiting = lock(&self.0.waiting);
         match since {
             Some(since) => {
@@ -106,67 +104,67 @@ impl Metrics {
     }
 
     /// A stage of a VM's start is over.
-    pub fn stage_took(&self, stage: &'static str, took: Duration) {
+    pub(crate) fn stage_took(&self, stage: &'static str, took: Duration) {
         lock(&self.0.pods).stage(stage, took);
     }
 
     /// The pull of an image is over.
-    pub fn pull_ended(&self, result: &'static str, took: Duration) {
+    pub(crate) fn pull_ended(&self, result: &'static str, took: Duration) {
         lock(&self.0.pods).pull(result, took);
     }
 
     /// A container is started again.
-    pub fn container_restarts(&self) {
+    pub(crate) fn container_restarts(&self) {
         lock(&self.0.pods).restart();
     }
 
     /// A Pod, its container or its image has failed, for a reason that its status shows.
-    pub fn failed(&self, reason: &str) {
+    pub(crate) fn failed(&self, reason: &str) {
         lock(&self.0.pods).failure(reason);
     }
 
     /// The images were looked at, and those that had to go are gone, or not.
-    pub fn images_collected(&self, took: Duration, succeeded: bool) {
+    pub(crate) fn images_collected(&self, took: Duration, succeeded: bool) {
         lock(&self.0.images).pass(took, succeeded, Timestamp::now());
     }
 
     /// An image was deleted, and so many bytes more are free.
-    pub fn image_deleted(&self, freed: u64) {
+    pub(crate) fn image_deleted(&self, freed: u64) {
         lock(&self.0.images).deleted(freed);
     }
 
     /// What was kept of images that are not whole is gone, and so many bytes more are free.
-    pub fn partials_deleted(&self, freed: u64) {
+    pub(crate) fn partials_deleted(&self, freed: u64) {
         lock(&self.0.images).partials_deleted(freed);
     }
 
     /// What becomes of each image; so many others are somebody else's.
-    pub fn images_judged(&self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
+    pub(crate) fn images_judged(&self, verdicts: &[(ImageDigest, ImageVerdict)], foreign: usize) {
         lock(&self.0.images).judged(verdicts, foreign);
     }
 
     /// So many addresses for VMs are left.
-    pub fn addresses(&self, left: Option<Figure>) {
+    pub(crate) fn addresses(&self, left: Option<Availability>) {
         *lock(&self.0.addresses) = left;
     }
 
     /// VMs are collected on this host.
-    pub fn collects_vms(&self) {
+    pub(crate) fn collects_vms(&self) {
         lock(&self.0.vm_collection).get_or_insert_default();
     }
 
     /// A look for VMs to collect is over; `kept` has a word for each that was kept.
-    pub fn vms_judged(&self, success: bool, took: Duration, kept: impl Iterator<Item = &'static str>) {
+    pub(crate) fn vms_judged(&self, success: bool, took: Duration, kept: impl Iterator<Item = &'static str>) {
         lock(&self.0.vm_collection).get_or_insert_default().pass(success, took, kept, Timestamp::now());
     }
 
     /// A VM, or what a Pod had left, was collected, and so many more bytes are free.
-    pub fn collected(&self, kind: &'static str, freed: u64) {
+    pub(crate) fn collected(&self, kind: &'static str, freed: u64) {
         lock(&self.0.vm_collection).get_or_insert_default().deleted(kind, freed);
     }
 
     /// Whether the process is to be left alone: only what a restart could cure counts.
-    fn alive(&self) -> Vec<Check> {
+    pub(crate) fn alive(&self) -> Vec<Check> {
         let heart = *lock(&self.0.heart);
         let stuck = heart.awake.map(|at| at.elapsed()).filter(|age| *age > STUCK);
         let loop_ =
@@ -175,7 +173,7 @@ impl Metrics {
     }
 
     /// Whether the Node is alive in the cluster's eyes, and VMs can start on it.
-    fn ready(&self) -> Vec<Check> {
+    pub(crate) fn ready(&self) -> Vec<Check> {
         let heart = *lock(&self.0.heart);
         let renewed = match heart.renewed {
             None => Err("the Node's Lease was not renewed yet".to_owned()),
@@ -196,7 +194,7 @@ impl Metrics {
     }
 
     /// The figures as Prometheus reads them.
-    fn page(&self) -> String {
+    pub(crate) fn page(&self) -> String {
         let figures = &self.0;
         let mut page = Page::default();
         page.family("tart_kubelet_build_info", "gauge", "The version of the agent.");
@@ -259,14 +257,14 @@ impl Metrics {
 }
 
 /// What was being written when a thread died is still a figure.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::health::Problem;
+    use crate::node::health::HealthProblem;
 
     fn failing(checks: Vec<Check>) -> Vec<&'static str> {
         checks.into_iter().filter(|(_, check)| check.is_err()).map(|(name, _)| name).collect()
@@ -279,10 +277,10 @@ mod tests {
         assert_eq!(failing(metrics.alive()), Vec::<&str>::new());
         assert_eq!(failing(metrics.ready()), ["heartbeat", "vms"]);
         metrics.lease_renewed();
-        health.send_replace(Some(Health::default()));
+        health.send_replace(Some(NodeHealth::default()));
         assert_eq!(failing(metrics.ready()), Vec::<&str>::new());
-        let problem = Problem { reason: "TartMissing", message: "no tart".into() };
-        health.send_replace(Some(Health { problem: Some(problem), ..Health::default() }));
+        let problem = HealthProblem { reason: "TartMissing", message: "no tart".into() };
+        health.send_replace(Some(NodeHealth { problem: Some(problem), ..NodeHealth::default() }));
         assert_eq!(failing(metrics.ready()), ["vms"]);
         let page = metrics.page();
         for line in [

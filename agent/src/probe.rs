@@ -3,14 +3,14 @@
 //! `spec` is what a container asks for, `verdict` what follows from results (without a clock), `finding` makes one probe; here
 //! is what calls it at the right times.
 
-mod budget;
+mod event_budget;
 mod exec;
-mod finding;
 mod grpc;
-pub mod http;
-pub mod spec;
+pub(crate) mod http;
+mod result;
+pub(crate) mod spec;
+pub(crate) mod state;
 mod tcp;
-pub mod verdict;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
@@ -24,32 +24,32 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::debug;
 
-use budget::Budget;
-use finding::{Finding, find};
-use spec::{Kind, Probes};
-use verdict::{Due, Health, Judge};
+use event_budget::EventBudget;
+use result::{ProbeResult, find};
+use spec::{ProbeKind, Probes};
+use state::{ContainerHealth, DueProbe, ProbeState};
 
 /// What is probed.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub(crate) struct Target {
     /// The Pod's address.
-    pub address: IpAddr,
+    pub(crate) address: IpAddr,
     /// The way to the guest agent.
-    pub control_socket: PathBuf,
+    pub(crate) control_socket: PathBuf,
     /// The words that make a command run as the container's own would; none when the guest's user can run it as it is.
-    pub enter: Vec<String>,
+    pub(crate) enter: Vec<String>,
     /// The same for one that the guest ends when it takes too long, before the seconds that it may take; none where only the guest
     /// agent can end it.
-    pub probe: Vec<String>,
+    pub(crate) probe: Vec<String>,
 }
 
 /// Where warnings go: a reason and a note.
-pub type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
+pub(crate) type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
 
 /// The probes of one container while it runs; dropping it ends them.
-pub struct Prober {
-    judge: Arc<watch::Sender<Judge>>,
-    seen: watch::Receiver<Judge>,
+pub(crate) struct Prober {
+    judge: Arc<watch::Sender<ProbeState>>,
+    seen: watch::Receiver<ProbeState>,
     _tasks: JoinSet<()>,
 }
 
@@ -62,11 +62,17 @@ impl std::fmt::Debug for Prober {
 impl Prober {
     /// Starts to probe a container that has run for `ran`; `before` is what the API shows of it when this agent found it
     /// running.
-    pub fn start(probes: Probes, before: Option<Health>, ran: Duration, target: Target, tell: &Tell) -> Self {
-        let (judge, seen) = watch::channel(Judge::new(&probes, before));
+    pub(crate) fn start(
+        probes: Probes,
+        before: Option<ContainerHealth>,
+        ran: Duration,
+        target: Target,
+        tell: &Tell,
+    ) -> Self {
+        let (judge, seen) = watch::channel(ProbeState::new(&probes, before));
         let judge = Arc::new(judge);
         let target = Arc::new(target);
-        let budget = Arc::new(std::sync::Mutex::new(Budget::new(Timestamp::now())));
+        let budget = Arc::new(std::sync::Mutex::new(EventBudget::new(Timestamp::now())));
         let mut tasks = JoinSet::new();
         for (kind, spec) in probes.into_each() {
             let share = if before.is_some() { random_share() } else { 0.0 };
@@ -89,17 +95,17 @@ impl Prober {
     }
 
     /// What is known of the container now.
-    pub fn health(&mut self) -> Health {
+    pub(crate) fn health(&mut self) -> ContainerHealth {
         self.seen.borrow_and_update().health()
     }
 
     /// Ends what only matters to a Pod that stays.
-    pub fn leave(&self) {
-        self.judge.send_if_modified(Judge::leave);
+    pub(crate) fn leave(&self) {
+        self.judge.send_if_modified(ProbeState::leave);
     }
 
     /// Waits until something else is known than [`health`](Self::health) last said.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         if self.seen.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -108,11 +114,11 @@ impl Prober {
 
 /// Makes one kind of probe, again and again, for as long as it can still say something.
 async fn attend(
-    kind: Kind,
+    kind: ProbeKind,
     first: Duration,
     period: Duration,
-    judge: Arc<watch::Sender<Judge>>,
-    ask: impl AsyncFn() -> Finding,
+    judge: Arc<watch::Sender<ProbeState>>,
+    ask: impl AsyncFn() -> ProbeResult,
 ) {
     sleep(first).await;
     let mut ticks = interval(period);
@@ -120,9 +126,9 @@ async fn attend(
     let mut changes = judge.subscribe();
     loop {
         ticks.tick().await;
-        let held = judge.borrow().due(kind) == Due::Held;
-        match changes.wait_for(|judge| judge.due(kind) != Due::Held).await.map(|judge| judge.due(kind)) {
-            Ok(Due::Now) => {}
+        let held = judge.borrow().due(kind) == DueProbe::Held;
+        match changes.wait_for(|judge| judge.due(kind) != DueProbe::Held).await.map(|judge| judge.due(kind)) {
+            Ok(DueProbe::Now) => {}
             _ => return,
         }
         if held {

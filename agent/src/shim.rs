@@ -1,35 +1,19 @@
 //! The process that owns one VM: it makes the VM, runs it with the container's command in it, and writes down how
 //! it ended. It lives in its own session and needs no API server, so the agent can die and come back meanwhile.
 
-mod address;
-mod boot;
+mod boot_only;
 mod container;
-mod due;
-mod endings;
-mod follow;
-mod guest_status;
-mod hooks;
-pub mod host_ports;
-mod initialise;
-mod inquest;
-mod last_words;
-mod launch;
-mod leftovers;
-mod limit;
-mod log;
-mod making;
+mod create_vm;
+pub(crate) mod network;
+pub(crate) mod outcome;
 mod progress;
-mod ran;
-mod room;
 mod shares;
-mod shutdown;
-mod stop;
-mod terminate;
-mod vm_output;
+pub(crate) mod stop;
+pub(crate) mod supervise;
 
-pub use inquest::{ask_guest, known_end};
-pub use launch::{LaunchError, launch};
-pub use leftovers::{LeftoversError, free, gone, kill_leftovers};
+pub(crate) use supervise::launch::{LaunchError, launch};
+pub(crate) use supervise::recover_exit::{ask_guest, known_end};
+pub(crate) use supervise::stray_processes::{StrayProcessError, free, gone, kill_leftovers};
 
 use std::fs::File;
 use std::io;
@@ -43,26 +27,27 @@ use nix::unistd::setsid;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::crash;
+use crate::crash_point;
+use crate::error_chain::chain;
+use crate::fs::file::FileError;
 use crate::guest::Guest;
 use crate::guest::script::Ready;
-use crate::report::chain;
-use crate::state::{Attempt, Ending, Notice, Outcome, ShimSpec, Stage, StateError};
+use crate::logs::writer::LogWriter;
+use crate::state::disk_space_request::DiskSpaceRequest;
+use crate::state::{Ending, Notice, Outcome, ShimSpec, Stage, VmRun};
 use crate::tart::Tart;
+use container::init::InitResult;
 use container::{Run, Task};
-use endings::{
+use network::host_ports::HostPorts;
+use outcome::messages::{
     guest_agent_missing, lost, lost_with, no_address, not_started, port_taken, stopped_early, told_by_vm,
 };
-use host_ports::HostPorts;
-use initialise::Initialised;
-use limit::Limit;
-use log::Log;
+use outcome::run_result::{Container, End, GuestEnd, RunResult};
+use outcome::vm_output::{VmOutput, is_for_want_of_space};
 use progress::Steps;
-use ran::{Container, End, GuestEnd, Ran};
-use room::Room;
-use shutdown::shut_down;
-use stop::StopSignal;
-use vm_output::{VmOutput, is_for_want_of_space};
+use stop::grace_period::GracePeriod;
+use stop::request::StopSignal;
+use stop::shutdown::shut_down;
 
 /// How often something that could not be written down is tried again.
 const PERSIST_INTERVAL: Duration = Duration::from_secs(1);
@@ -77,21 +62,21 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// A shim that could not do its work at all.
 #[derive(Debug, thiserror::Error)]
-pub enum ShimError {
+pub(crate) enum ShimError {
     /// Its directory is not usable.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// The lock of the VM cannot be shared with tart.
     #[error("cannot share the VM's lock with tart")]
     Share(#[source] io::Error),
 }
 
 /// Serves the VM whose directory is `dir`, from clone to outcome. The VM's lock comes as standard input.
-pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
+pub(crate) async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
     // Out of the agent's session: nothing that is sent to its group may reach us. It fails when we lead a group
     // already, that is when a person started us, and then there is nothing to leave.
     let _ = setsid();
-    let (attempt, spec) = Attempt::open(dir)?;
+    let (attempt, spec) = VmRun::open(dir)?;
     let Some(_shim_lock) = attempt.inherit_shim_lock(stdin)? else {
         info!(vm = %spec.vm, "this VM is not ours to run");
         return Ok(());
@@ -107,14 +92,14 @@ pub async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
         return Ok(());
     };
     tart_lock.share_with_children().map_err(ShimError::Share)?;
-    crash::point("shim.started");
+    crash_point::point("shim.started");
     Box::pin(shim.serve()).await;
     Ok(())
 }
 
 struct Shim {
     tart: Tart,
-    attempt: Attempt,
+    attempt: VmRun,
     spec: ShimSpec,
     stop: StopSignal,
     /// When the main container's command was started in the guest.
@@ -130,7 +115,7 @@ struct Shim {
 impl Shim {
     async fn serve(self) {
         self.persist("that the VM is begun", || self.attempt.begin()).await;
-        crash::point("shim.begun");
+        crash_point::point("shim.begun");
         let ports = match HostPorts::bind(&self.spec.host_ports).await {
             Ok(ports) => ports,
             Err(error) => return self.finish(port_taken(&error), None).await,
@@ -149,12 +134,12 @@ impl Shim {
         }
     }
 
-    fn room(&self) -> Room {
-        Room::new(self.attempt.clone(), self.tart.clone())
+    fn room(&self) -> DiskSpaceRequest {
+        DiskSpaceRequest::new(self.attempt.clone(), self.tart.clone())
     }
 
     async fn run_vm(mut self, ports: HostPorts) {
-        crash::point("shim.configured");
+        crash_point::point("shim.configured");
         let mut ran = self.run_once(&ports).await;
         // A VM whose guest was never up has run nothing of the Pod, so nothing is done twice.
         if ran.no_space && !ran.has_started && self.has_room_made().await {
@@ -163,12 +148,12 @@ impl Shim {
         // Free for the next VM when somebody hears of the end of this one.
         drop(ports);
         let wants_room = ran.no_space && ran.has_started;
-        let Ran { child, outcome, .. } = ran;
+        let RunResult { child, outcome, .. } = ran;
         if let Some(mut child) = child.filter(|child| child.id().is_some()) {
             self.persist("how the container ended", || self.attempt.result(&outcome)).await;
-            crash::point("shim.result");
-            shutdown::force(&self.spec.vm, &mut child).await;
-            crash::point("shim.stopped");
+            crash_point::point("shim.result");
+            stop::shutdown::force(&self.spec.vm, &mut child).await;
+            crash_point::point("shim.stopped");
         } else if wants_room {
             let written = self.attempt.result(&outcome);
             // It is too late for this one, but the next finds some, and so does what could not be written down.
@@ -190,19 +175,23 @@ impl Shim {
         }
     }
 
-    async fn run_once(&mut self, ports: &HostPorts) -> Ran {
+    async fn run_once(&mut self, ports: &HostPorts) -> RunResult {
         self.enter(Stage::Booting);
         if let Some(doubt) = self.shares_in_doubt().await {
-            return Ran::not_started(doubt);
+            return RunResult::not_started(doubt);
         }
         let mut child = match self.tart.run(&self.spec.vm, &self.spec.shares) {
             Ok(child) => child,
-            Err(error) => return Ran::not_started(not_started("StartError", &error)),
+            Err(error) => return RunResult::not_started(not_started("StartError", &error)),
         };
-        crash::point("shim.run");
+        crash_point::point("shim.run");
         // Without a command, what tart says of the VM is all the output there is.
         let boots = self.spec.main.command.is_none();
-        let log = if boots { Log::open(&self.spec.main.log, Some(self.room())) } else { Log::nowhere() };
+        let log = if boots {
+            LogWriter::open(&self.spec.main.log, Some(self.room()))
+        } else {
+            LogWriter::nowhere()
+        };
         let output = VmOutput::collect(&mut child, log);
 
         let mut container = Container::default();
@@ -252,7 +241,7 @@ impl Shim {
         // One that has ended under its `postStart` hook had started all the same.
         let begun_at = self.begun_at.get().copied().filter(|_| !matches!(ending, Ending::NotStarted { .. }));
         let outcome = Outcome { ending, started_at: container.started_at.or(begun_at), finished_at };
-        Ran { child: Some(child), outcome, no_space, has_started }
+        RunResult { child: Some(child), outcome, no_space, has_started }
     }
 
     /// Whether the command was killed, and nobody has asked for it: a VM that breaks down takes it along, and has more to say. A guest that
@@ -286,7 +275,7 @@ impl Shim {
     }
 
     fn told_by_guest(&self) -> Option<Ending> {
-        guest_status::of(&self.spec)
+        container::guest_status::of(&self.spec)
     }
 
     /// The guest's side of it: its address, then its containers. Without a command it never ends by itself.
@@ -295,7 +284,7 @@ impl Shim {
         let limit = self.spec.boot_limit;
         let address = tokio::select! {
             address = timeout(limit, self.address()) => address,
-            _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
+            _ = stop.requested() => return GuestEnd::Asked(GracePeriod::asked(stop)),
         };
         let Ok(address) = address else { return GuestEnd::Over(no_address(limit)) };
         container.is_up = true;
@@ -305,17 +294,17 @@ impl Shim {
         let _forwarding = ports.serve(address);
         let Some(command) = &self.spec.main.command else { return self.boot(container, address).await };
         self.enter(Stage::Up { address });
-        crash::point("shim.up");
+        crash_point::point("shim.up");
         let agent = tokio::select! {
             agent = timeout(limit, self.guest_agent()) => agent,
-            _ = stop.requested() => return GuestEnd::Asked(Limit::asked(stop)),
+            _ = stop.requested() => return GuestEnd::Asked(GracePeriod::asked(stop)),
         };
         let Ok((mut guest, _)) = agent else {
             return GuestEnd::Over(guest_agent_missing(limit, "a Pod without `command` and `args`"));
         };
         match self.initialise(&mut guest, address).await {
-            Initialised::Done => {}
-            Initialised::Ended(end) => return end,
+            InitResult::Done => {}
+            InitResult::Ended(end) => return end,
         }
         let first = self.spec.init.is_empty();
         let due = (self.spec.main.late && !first).then_some(0);
@@ -361,7 +350,7 @@ impl Shim {
     fn running(&self, container: &mut Container, address: IpAddr, ready: Option<&Ready>) {
         container.started_at = Some(Timestamp::now());
         self.reach(Stage::Running { address }, ready);
-        crash::point("shim.running");
+        crash_point::point("shim.running");
     }
 
     /// Leaves something for the agent to tell in an Event.
@@ -387,12 +376,12 @@ impl Shim {
             ending => info!(vm = %self.spec.vm, ?ending, "ended"),
         }
         self.persist("how the VM ended", || self.attempt.finish(outcome)).await;
-        crash::point("shim.ended");
+        crash_point::point("shim.ended");
     }
 
     /// Writes something down that must not be lost, for as long as it takes: a full disk has room again some day. A directory that
     /// somebody has deleted has not.
-    async fn persist(&self, what: &str, write: impl Fn() -> Result<(), StateError>) {
+    async fn persist(&self, what: &str, write: impl Fn() -> Result<(), FileError>) {
         let mut complained = false;
         while let Err(error) = write() {
             if matches!(self.attempt.path().try_exists(), Ok(false)) {

@@ -34,152 +34,119 @@
 //! volumes/<uid>/<volume>/       the files of a volume, see `volume::tree`, or those that the guest writes; apart for the same reason
 //! ```
 
-mod attempt;
-mod claim;
-mod container;
-mod file;
-mod lock;
-mod logs;
-mod pod;
-mod record;
-mod reserve;
-mod secret;
-mod spec;
-mod writer;
+pub(crate) mod container_spec;
+mod disk_reserve;
+pub(crate) mod disk_space_request;
+mod host_path_writers;
+mod log_files;
+mod pod_dir;
+mod records;
+mod restart_policy;
+mod shim_spec;
+mod tart_home_owner;
+mod vm_run;
 
-pub use attempt::{Attempt, AttemptView, Holder, UsedImage};
-pub use claim::{Claim, ClaimError};
-pub use container::{
+pub(crate) use crate::fs::file::FileError;
+pub(crate) use crate::fs::lock::Lock;
+pub(crate) use container_spec::{
     ContainerSpec, GuestBoot, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP,
-    Share, Termination,
+    Termination,
 };
-pub use file::StateError;
-pub use lock::Lock;
-pub use pod::PodDir;
-pub use record::{
+pub(crate) use host_path_writers::{HostPathWriter, Promise};
+pub(crate) use pod_dir::{BOOT_DIR_PREFIX, PodDir, boot_dir_name};
+pub(crate) use records::{
     Delivery, Due, Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord,
     Progress, Stage, StopCause, StopRequest,
 };
-pub use secret::write_secret;
-pub use spec::{HostPort, Protocol, ShimSpec};
-pub use writer::{Promise, Writer};
+pub(crate) use restart_policy::RestartPolicy;
+pub(crate) use shim_spec::{HostPort, Protocol, ShimSpec};
+pub(crate) use tart_home_owner::{TartHomeError, TartHomeOwner};
+pub(crate) use vm_run::{Holder, UsedImage, VmRun, VmRunView};
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use tracing::warn;
-
-use crate::image::record::ImageRecord;
-use crate::pod::PodUid;
-use crate::vm::BaseName;
+use crate::names::BaseName;
+use crate::names::PodUid;
 
 /// The agent's state directory.
 #[derive(Debug, Clone)]
-pub struct StateDir(PathBuf);
+pub(crate) struct StateDir(PathBuf);
 
 impl StateDir {
     /// The directory as it is, for those who only look.
-    pub fn at(root: &Path) -> Self {
+    pub(crate) fn at(root: &Path) -> Self {
         Self(root.to_owned())
     }
 
     /// Whether an agent owns the directory now.
-    pub fn is_owned(&self) -> Result<bool, StateError> {
+    pub(crate) fn is_owned(&self) -> Result<bool, FileError> {
         let path = self.0.join("agent.lock");
-        lock::is_held(&path).map_err(|source| StateError::new("probe", &path, source))
+        crate::fs::lock::is_held(&path).map_err(|source| FileError::new("probe", &path, source))
     }
 
     /// Opens the directory, creating it when it is new.
-    pub fn open(root: &Path) -> Result<Self, StateError> {
-        let root = std::path::absolute(root).map_err(|source| StateError::new("open", root, source))?;
-        file::create_dir(&root.join("pods"))?;
-        file::create_dir(&root.join("logs"))?;
-        file::create_dir(&root.join("volumes"))?;
+    pub(crate) fn open(root: &Path) -> Result<Self, FileError> {
+        let root = std::path::absolute(root).map_err(|source| FileError::new("open", root, source))?;
+        crate::fs::file::create_dir(&root.join("pods"))?;
+        crate::fs::file::create_dir(&root.join("logs"))?;
+        crate::fs::file::create_dir(&root.join("volumes"))?;
         Ok(Self(root))
     }
 
     /// Makes this process the directory's only agent; `None` when another one is.
-    pub fn lock(&self) -> Result<Option<Lock>, StateError> {
+    pub(crate) fn lock(&self) -> Result<Option<Lock>, FileError> {
         let path = self.0.join("agent.lock");
-        Lock::take(&path).map_err(|source| StateError::new("lock", &path, source))
+        Lock::take(&path).map_err(|source| FileError::new("lock", &path, source))
     }
 
     /// The directory for keys and certificates.
-    pub fn pki_path(&self) -> PathBuf {
+    pub(crate) fn pki_path(&self) -> PathBuf {
         self.0.join("pki")
     }
 
     /// A random name that stays with this directory: a restarted agent is the same one, one on another Mac is not.
-    pub fn instance(&self) -> Result<String, StateError> {
+    pub(crate) fn instance(&self) -> Result<String, FileError> {
         let path = self.0.join("instance.json");
-        if let Some(known) = file::read(&path)? {
+        if let Some(known) = crate::fs::file::read(&path)? {
             return Ok(known);
         }
         let mut bytes = [0; 16];
         let random = Path::new("/dev/urandom");
         File::open(random)
             .and_then(|mut source| source.read_exact(&mut bytes))
-            .map_err(|source| StateError::new("read", random, source))?;
+            .map_err(|source| FileError::new("read", random, source))?;
         let name = format!("{:032x}", u128::from_be_bytes(bytes));
-        file::write(&path, &name)?;
+        crate::fs::file::write(&path, &name)?;
         Ok(name)
     }
 
     /// Sets a little space aside, for what has to be written down when the disk is full, unless too little of it is free now.
-    pub fn set_space_aside(&self) -> Result<(), StateError> {
-        let free = crate::node::host::volume(&self.0).map_or(0, |volume| volume.available);
-        reserve::set_aside(&self.0, free)
+    pub(crate) fn set_space_aside(&self) -> Result<(), FileError> {
+        let free = crate::os::availability::volume(&self.0).map_or(0, |volume| volume.available);
+        disk_reserve::set_aside(&self.0, free)
     }
 
     /// Where the agent can be asked to pull an image, see `image::door`.
-    pub fn door_path(&self) -> PathBuf {
+    pub(crate) fn door_path(&self) -> PathBuf {
         self.0.join("images.sock")
     }
 
-    /// What is known of this host's images.
-    pub fn images(&self) -> Result<ImageRecord, StateError> {
-        Ok(file::read(&self.images_path())?.unwrap_or_default())
-    }
-
-    /// The same, for who is going to write it: what is spoilt is put aside first, so that it stays known that something was lost.
-    pub fn images_to_go_on_with(&self) -> Result<ImageRecord, StateError> {
-        let (path, aside) = (self.images_path(), self.spoilt_images_path());
-        if file::is_spoilt::<ImageRecord>(&path)? {
-            std::fs::rename(&path, &aside).map_err(|source| StateError::new("put aside", &path, source))?;
-            warn!(
-                aside = %aside.display(),
-                "the record of images is spoilt and was put aside; while it is there, no base VM is taken for an orphan"
-            );
-        }
-        self.images()
-    }
-
-    /// Whether there were images of which nothing is known any more.
-    pub fn has_lost_images(&self) -> Result<bool, StateError> {
-        let aside = self.spoilt_images_path();
-        let is_aside = aside.try_exists().map_err(|source| StateError::new("look for", &aside, source))?;
-        Ok(is_aside || file::is_spoilt::<ImageRecord>(&self.images_path())?)
-    }
-
-    /// Where a record of images is that could not be read.
-    pub fn spoilt_images_path(&self) -> PathBuf {
-        self.0.join("images.json.spoilt")
-    }
-
-    fn images_path(&self) -> PathBuf {
+    /// The record of the images that the agent has pulled, see `image::ownership`.
+    pub(crate) fn images_path(&self) -> PathBuf {
         self.0.join("images.json")
     }
 
-    /// Writes down what is known of this host's images, so that not even a power cut can undo it.
-    pub fn write_images(&self, record: &ImageRecord) -> Result<(), StateError> {
-        file::write_durably(&self.images_path(), record)
+    /// Where a record of images is that could not be read.
+    pub(crate) fn spoilt_images_path(&self) -> PathBuf {
+        self.0.join("images.json.spoilt")
     }
 
     /// The base VMs of all VMs that are planned and not deleted yet, whether or not they were cloned from them; `None` when that
     /// cannot be known of one.
-    pub fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, StateError> {
+    pub(crate) fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, FileError> {
         let mut found = HashSet::new();
         for pod in self.pods()? {
             for attempt in pod.attempts()? {
@@ -194,27 +161,27 @@ impl StateDir {
     }
 
     /// The directory itself.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
     /// What there is of Pods and their VMs.
-    pub fn pods_path(&self) -> PathBuf {
+    pub(crate) fn pods_path(&self) -> PathBuf {
         self.0.join("pods")
     }
 
     /// Every Pod that has left anything here.
-    pub fn pods(&self) -> Result<Vec<PodDir>, StateError> {
-        let mut names = file::entries(&self.pods_path())?;
+    pub(crate) fn pods(&self) -> Result<Vec<PodDir>, FileError> {
+        let mut names = crate::fs::file::entries(&self.pods_path())?;
         // Volumes and logs go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
-        names.extend(file::entries(&self.0.join("volumes"))?);
-        names.extend(file::entries(&self.0.join("logs"))?);
+        names.extend(crate::fs::file::entries(&self.0.join("volumes"))?);
+        names.extend(crate::fs::file::entries(&self.0.join("logs"))?);
         let uids: BTreeSet<PodUid> = names.iter().filter_map(|name| name.parse().ok()).collect();
         Ok(uids.into_iter().map(|uid| self.pod(uid)).collect())
     }
 
     /// The place of one Pod, whether or not there is anything in it.
-    pub fn pod(&self, uid: PodUid) -> PodDir {
+    pub(crate) fn pod(&self, uid: PodUid) -> PodDir {
         let path = self.pods_path().join(uid.to_string());
         let logs = self.0.join("logs").join(uid.to_string());
         let volumes = self.0.join("volumes");
@@ -225,7 +192,7 @@ impl StateDir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::Restart;
+    use crate::names::Restart;
 
     #[test]
     fn an_instance_stays_with_its_directory() {
@@ -247,7 +214,7 @@ mod tests {
         let pod = state.pod("0b1c".parse().unwrap());
         let attempt = pod.attempt(Restart(0));
         let image = format!("registry.test/macos@sha256:{}", "a".repeat(64));
-        let base = BaseName::of(&crate::tart::ImageDigest::parse(&image).unwrap());
+        let base = BaseName::of(&crate::names::ImageDigest::parse(&image).unwrap());
         let in_use = || state.bases_in_use().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
         attempt.plan(&ShimSpec { image, ..ShimSpec::example(attempt.vm()) }).unwrap();
@@ -259,30 +226,6 @@ mod tests {
         assert_eq!(in_use(), None);
         attempt.mark_cleaned().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
-    }
-
-    #[test]
-    fn a_record_of_images_that_is_spoilt_stays_known_as_lost() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let state = StateDir::open(dir.path()).unwrap();
-        let record = dir.path().join("images.json");
-        let is_lost = || state.has_lost_images().unwrap();
-        assert!(!is_lost(), "a new directory has lost nothing");
-        state.write_images(&ImageRecord::default()).unwrap();
-        assert_eq!(state.images_to_go_on_with().unwrap(), ImageRecord::default());
-        assert!(!is_lost());
-        // Half a file, and one of an agent that writes something else.
-        for content in ["{", "", "{\"images\":{}}"] {
-            std::fs::write(&record, content).unwrap();
-            assert!(is_lost(), "{content}");
-            assert_eq!(state.images_to_go_on_with().unwrap(), ImageRecord::default());
-            state.write_images(&ImageRecord::default()).unwrap();
-            assert!(is_lost(), "{content}, and another agent has begun anew");
-            assert_eq!(std::fs::read_to_string(state.spoilt_images_path()).unwrap(), content);
-            std::fs::remove_file(state.spoilt_images_path()).unwrap();
-            assert!(!is_lost());
-        }
     }
 
     #[test]

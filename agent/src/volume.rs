@@ -1,67 +1,44 @@
 //! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
 
-pub mod admission;
-pub mod boot;
-pub mod content;
-mod dir;
-pub mod files;
-mod fill;
-mod host_path;
 #[cfg(test)]
-mod hostile;
-mod limit;
-mod look;
-mod measure;
+mod api_server_tests;
+mod atomic_writer;
+pub(crate) mod boot_share;
+pub(crate) mod content;
+mod error;
+mod host_path;
+pub(crate) mod items;
 mod memory;
-mod place;
-mod prepare;
-mod problem;
-mod remove;
+pub(crate) mod pod_usage;
+mod pod_volumes;
 mod share;
+mod size_limit;
 mod sub_path;
-pub mod token;
-mod tree;
+mod updater;
 
-pub use host_path::{AllowedHostPath, BadHostPath, HostPathError, HostPaths};
-pub use limit::Exceeded;
-pub use measure::taken;
-pub use place::Place;
-pub use prepare::{MountFailure, PodVolumes, PrepareError, Prepared};
-pub use problem::Problem;
-pub use sub_path::SubPathError;
-pub use tree::TreeError;
+pub(crate) use host_path::{AllowedHostPath, HostPaths};
+pub(crate) use pod_volumes::{MountFailure, PodVolumes, PrepareError, Prepared};
+pub(crate) use size_limit::Exceeded;
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
-
-use dir::Dir;
+use std::path::PathBuf;
 
 /// The files that a volume is to hold, by their path below its root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Payload(pub BTreeMap<PathBuf, PayloadFile>);
+pub(crate) struct Payload(pub(crate) BTreeMap<PathBuf, PayloadFile>);
 
 /// One file of a volume.
 #[derive(Clone, PartialEq, Eq)]
-pub struct PayloadFile {
+pub(crate) struct PayloadFile {
     /// What is in it; may be secret.
-    pub bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     /// Its permission bits.
-    pub mode: u32,
+    pub(crate) mode: u32,
 }
 
 impl std::fmt::Debug for PayloadFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The bytes may be secret.
         write!(f, "{} bytes, {:o}", self.bytes.len(), self.mode)
-    }
-}
-
-/// Removes a directory that guests could write to, with all that is in it; an absent one is fine. `parent` is one that they
-/// could not reach.
-pub(crate) fn remove(parent: &Path, name: &str) -> io::Result<()> {
-    match Dir::trusted(parent) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        parent => remove::remove(&parent?, name.as_ref()),
     }
 }

@@ -9,62 +9,62 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 
-use crate::duration::Rough;
-use crate::pod::{PodName, PodUid};
+use crate::duration::Approximate;
+use crate::names::{BaseName, VmName};
+use crate::names::{PodName, PodUid};
 use crate::state::Holder;
 use crate::tart::VmLock;
-use crate::vm::{BaseName, VmName};
 
 /// Something that could not be found out, and why.
-pub type Unknown = String;
+pub(crate) type Unknown = String;
 
 /// All that a judgement rests on, as it was seen in one go.
 #[derive(Debug, Clone)]
-pub struct World {
+pub(crate) struct OrphanObservation {
     /// What tart has.
-    pub vms: Result<Vec<Vm>, Unknown>,
+    pub(crate) vms: Result<Vec<Vm>, Unknown>,
     /// What Pods have left in the state directory.
-    pub remains: Result<Vec<Remains>, Unknown>,
+    pub(crate) remains: Result<Vec<Remains>, Unknown>,
     /// The Pods that are bound to this Node, whatever their phase. They are listed after the VMs: a VM is made for a Pod that
     /// is bound already.
-    pub pods: Result<HashMap<PodUid, PodName>, Unknown>,
+    pub(crate) pods: Result<HashMap<PodUid, PodName>, Unknown>,
     /// The Pods that a worker of the agent is busy with.
-    pub at_work: HashSet<PodUid>,
+    pub(crate) at_work: HashSet<PodUid>,
     /// The base VMs that are accounted for: by the record of images, or by a VM that was made from one or is planned.
-    pub bases: Result<HashSet<BaseName>, Unknown>,
+    pub(crate) bases: Result<HashSet<BaseName>, Unknown>,
     /// The base VMs, made or not, whose images are in tart's cache.
-    pub cached: Result<HashSet<BaseName>, Unknown>,
+    pub(crate) cached: Result<HashSet<BaseName>, Unknown>,
     /// What is younger is left alone.
-    pub min_age: Duration,
+    pub(crate) min_age: Duration,
 }
 
 /// A VM that tart has, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Vm {
+pub(crate) struct Vm {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// Who is at work on it, by the state directory.
-    pub holder: Result<Holder, Unknown>,
+    pub(crate) holder: Result<Holder, Unknown>,
     /// What tart's own locks say.
-    pub lock: Result<VmLock, Unknown>,
+    pub(crate) lock: Result<VmLock, Unknown>,
     /// How long nobody has touched it.
-    pub age: Result<Duration, Unknown>,
+    pub(crate) age: Result<Duration, Unknown>,
 }
 
 /// What a Pod has left in the state directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remains {
+pub(crate) struct Remains {
     /// Whose it is.
-    pub uid: PodUid,
+    pub(crate) uid: PodUid,
     /// Who is at work on any of the Pod's VMs.
-    pub holder: Result<Holder, Unknown>,
+    pub(crate) holder: Result<Holder, Unknown>,
     /// How long nobody has touched it.
-    pub age: Result<Duration, Unknown>,
+    pub(crate) age: Result<Duration, Unknown>,
 }
 
 /// What was judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
+pub(crate) enum Subject {
     /// A VM of ours, by its name.
     Vm(VmName),
     /// A VM that others are cloned from, by its name.
@@ -77,16 +77,16 @@ pub enum Subject {
 
 /// What is to become of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub(crate) struct OrphanVerdict {
     /// What was judged.
-    pub subject: Subject,
+    pub(crate) subject: Subject,
     /// What the judgement is.
-    pub judgement: Judgement,
+    pub(crate) judgement: Judgement,
 }
 
 /// Keep or delete, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Judgement {
+pub(crate) enum Judgement {
     /// It stays.
     Keep(Guard),
     /// It goes.
@@ -100,7 +100,7 @@ pub enum Judgement {
 
 /// What protects something from being deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Guard {
+pub(crate) enum Guard {
     /// The agent did not make it.
     Foreign,
     /// VMs of Pods are cloned from it.
@@ -137,10 +137,10 @@ pub enum Guard {
     Gone,
 }
 
-impl World {
+impl OrphanObservation {
     /// What could not be found out at all. As long as anything could not, nothing that rests on it is deleted. Which base VMs are
     /// needed is not among it: that can stay unknown for as long as one VM runs, and no more than the bases rest on it.
-    pub fn unknown(&self) -> Vec<String> {
+    pub(crate) fn unknown(&self) -> Vec<String> {
         let vms = self.vms.as_ref().err().map(|why| format!("cannot list VMs: {why}"));
         let remains =
             self.remains.as_ref().err().map(|why| format!("cannot read the state directory: {why}"));
@@ -151,18 +151,18 @@ impl World {
 
 impl Vm {
     /// A VM of somebody else, at which nobody looks any closer.
-    pub fn foreign(name: String) -> Self {
+    pub(crate) fn foreign(name: String) -> Self {
         let why = || "it is not ours".to_owned();
         Self { name, holder: Err(why()), lock: Err(why()), age: Err(why()) }
     }
 }
 
-impl Verdict {
+impl OrphanVerdict {
     /// Why, in words.
-    pub fn why(&self) -> String {
+    pub(crate) fn why(&self) -> String {
         match (&self.subject, &self.judgement) {
             (Subject::Base(_), Judgement::Delete { age, .. }) => {
-                format!("no image that the agent knows of has it, untouched for {}", Rough(*age))
+                format!("no image that the agent knows of has it, untouched for {}", Approximate(*age))
             }
             (_, judgement) => judgement.to_string(),
         }
@@ -171,12 +171,12 @@ impl Verdict {
 
 impl Judgement {
     /// The word for what stays, in logs and tables,
-    pub const KEEP: &str = "keep";
+    pub(crate) const KEEP: &str = "keep";
     /// and for what goes.
-    pub const DELETE: &str = "delete";
+    pub(crate) const DELETE: &str = "delete";
 
     /// One word, for logs and tables.
-    pub fn word(&self) -> &'static str {
+    pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Keep(_) => Self::KEEP,
             Self::Delete { .. } => Self::DELETE,
@@ -186,7 +186,7 @@ impl Judgement {
 
 impl Guard {
     /// One word, for figures.
-    pub fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Foreign => "foreign",
             Self::Base | Self::OnlyCopy => "base",
@@ -227,7 +227,7 @@ impl fmt::Display for Guard {
             Self::Busy => f.write_str("tart has locked it"),
             Self::HasVm => f.write_str("its VM is still there"),
             Self::AgeUnknown(why) => write!(f, "it is not known when it was last touched: {why}"),
-            Self::Young(age) => write!(f, "touched {} ago", Rough(*age)),
+            Self::Young(age) => write!(f, "touched {} ago", Approximate(*age)),
             Self::Gone => f.write_str("it is gone"),
         }
     }
@@ -238,7 +238,7 @@ impl fmt::Display for Judgement {
         match self {
             Self::Keep(guard) => guard.fmt(f),
             Self::Delete { runs, age } => {
-                write!(f, "no Pod of this Node has its UID, untouched for {}", Rough(*age))?;
+                write!(f, "no Pod of this Node has its UID, untouched for {}", Approximate(*age))?;
                 f.write_str(if *runs { "; it runs, and is stopped first" } else { "" })
             }
         }
@@ -257,9 +257,9 @@ impl fmt::Display for Subject {
 }
 
 /// Judges everything, in the order in which it was seen.
-pub fn judge(world: &World) -> Vec<Verdict> {
+pub(crate) fn judge(world: &OrphanObservation) -> Vec<OrphanVerdict> {
     let vms = world.vms.iter().flatten().map(|vm| judge_vm(world, vm));
-    let remains = world.remains.iter().flatten().map(|remains| Verdict {
+    let remains = world.remains.iter().flatten().map(|remains| OrphanVerdict {
         subject: Subject::Remains(remains.uid.clone()),
         judgement: judge_remains(world, remains).unwrap_or_else(Judgement::Keep),
     });
@@ -267,12 +267,12 @@ pub fn judge(world: &World) -> Vec<Verdict> {
 }
 
 /// Judges one thing.
-pub fn judge_one(world: &World, subject: &Subject) -> Judgement {
+pub(crate) fn judge_one(world: &OrphanObservation, subject: &Subject) -> Judgement {
     let found = judge(world).into_iter().find(|verdict| verdict.subject == *subject);
     found.map_or(Judgement::Keep(Guard::Gone), |verdict| verdict.judgement)
 }
 
-fn judge_vm(world: &World, vm: &Vm) -> Verdict {
+fn judge_vm(world: &OrphanObservation, vm: &Vm) -> OrphanVerdict {
     let (subject, judgement) = if let Ok(name) = vm.name.parse::<VmName>() {
         let judgement = judge_own(world, vm, name.uid());
         (Subject::Vm(name), judgement)
@@ -282,10 +282,10 @@ fn judge_vm(world: &World, vm: &Vm) -> Verdict {
     } else {
         (Subject::Other(vm.name.clone()), Err(Guard::Foreign))
     };
-    Verdict { subject, judgement: judgement.unwrap_or_else(Judgement::Keep) }
+    OrphanVerdict { subject, judgement: judgement.unwrap_or_else(Judgement::Keep) }
 }
 
-fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
+fn judge_own(world: &OrphanObservation, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
     nobody_wants(world, uid)?;
     let lock = vm.lock.clone().map_err(Guard::LockUnknown)?;
     match (vm.holder.clone().map_err(Guard::HolderUnknown)?, lock) {
@@ -299,7 +299,7 @@ fn judge_own(world: &World, vm: &Vm, uid: &PodUid) -> Result<Judgement, Guard> {
     Ok(Judgement::Delete { runs: lock == VmLock::Runs, age })
 }
 
-fn judge_base(world: &World, vm: &Vm, base: &BaseName) -> Result<Judgement, Guard> {
+fn judge_base(world: &OrphanObservation, vm: &Vm, base: &BaseName) -> Result<Judgement, Guard> {
     if world.bases.as_ref().map_err(|why| Guard::BasesUnknown(why.clone()))?.contains(base) {
         return Err(Guard::Base);
     }
@@ -316,7 +316,7 @@ fn judge_base(world: &World, vm: &Vm, base: &BaseName) -> Result<Judgement, Guar
     Ok(Judgement::Delete { runs: false, age: old_enough(&vm.age, world.min_age)? })
 }
 
-fn judge_remains(world: &World, remains: &Remains) -> Result<Judgement, Guard> {
+fn judge_remains(world: &OrphanObservation, remains: &Remains) -> Result<Judgement, Guard> {
     nobody_wants(world, &remains.uid)?;
     let vms = world.vms.as_ref().map_err(|why| Guard::VmsUnknown(why.clone()))?;
     match remains.holder.clone().map_err(Guard::HolderUnknown)? {
@@ -333,7 +333,7 @@ fn judge_remains(world: &World, remains: &Remains) -> Result<Judgement, Guard> {
 }
 
 /// Neither the API nor the agent has any use for what a Pod has left.
-fn nobody_wants(world: &World, uid: &PodUid) -> Result<(), Guard> {
+fn nobody_wants(world: &OrphanObservation, uid: &PodUid) -> Result<(), Guard> {
     let pods = world.pods.as_ref().map_err(|why| Guard::PodsUnknown(why.clone()))?;
     if let Some(pod) = pods.get(uid) {
         return Err(Guard::Bound(pod.clone()));

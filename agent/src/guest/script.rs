@@ -11,7 +11,7 @@ const SHARES: &str = "/Volumes/My Shared Files";
 /// Where it has volumes that are in its memory.
 const MEMORY: &str = "/private/var/tart-kubelet";
 /// The reasons for which a set-up can fail; a guest that names another one is not believed.
-pub const REASONS: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "StartError"];
+pub(crate) const REASONS: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "StartError"];
 /// Names that the guest's shell keeps for itself: it ends when somebody sets them, or has values of its own for them.
 const KEPT_BY_SHELL: [&str; 23] = [
     "BASH",
@@ -43,27 +43,27 @@ const MAX_WORDS: usize = 500;
 
 /// A guest that is ready to run a container's command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ready {
+pub(crate) struct Ready {
     /// The directory with what belongs to the container.
     dir: String,
     /// What makes a command run as the container's user; empty when the guest's own user is the one.
     become_user: Vec<String>,
     /// What could not be done, and is no reason to give up.
-    pub notices: Vec<String>,
+    pub(crate) notices: Vec<String>,
 }
 
 /// A guest that cannot be made the container's place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotReady {
+pub(crate) struct NotReady {
     /// The kubelet's word for it.
-    pub reason: String,
+    pub(crate) reason: String,
     /// What is in the way.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// The script that prepares a container: its volumes, variables, directory and user. With an `identity` it also makes the
 /// guest the Pod's, once before the first container.
-pub fn set_up(
+pub(crate) fn set_up(
     container: &ContainerSpec,
     command: &GuestCommand,
     identity: Option<(&GuestIdentity, &str)>,
@@ -111,7 +111,7 @@ pub fn set_up(
 
 /// The script that prepares commands beside a guest that only boots: they have the container's user and variables, and nothing
 /// else is done.
-pub fn surroundings(command: &GuestCommand) -> String {
+pub(crate) fn surroundings(command: &GuestCommand) -> String {
     let mut script = PRELUDE.to_owned();
     user(&mut script, &command.user);
     surround(&mut script, command);
@@ -141,7 +141,7 @@ fn surround(script: &mut String, command: &GuestCommand) -> String {
 }
 
 /// How the set-up ended by the script's own account; `None` when it has said nothing of it, or not all of it.
-pub fn read_set_up(output: &[u8], user: &GuestUser) -> Option<Result<Ready, NotReady>> {
+pub(crate) fn read_set_up(output: &[u8], user: &GuestUser) -> Option<Result<Ready, NotReady>> {
     let text = String::from_utf8_lossy(output);
     let mut notices = Vec::new();
     for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
@@ -166,7 +166,7 @@ pub fn read_set_up(output: &[u8], user: &GuestUser) -> Option<Result<Ready, NotR
 }
 
 /// A script that has ended without a word of how.
-pub fn no_end(output: &[u8]) -> NotReady {
+pub(crate) fn no_end(output: &[u8]) -> NotReady {
     let words: String = String::from_utf8_lossy(output).trim().chars().take(MAX_WORDS).collect();
     let message = format!("the guest cannot be prepared for the container: {words}");
     NotReady { reason: "CreateContainerError".to_owned(), message }
@@ -182,46 +182,46 @@ const TERMINATE: &str = r#"
 
 impl Ready {
     /// The line that runs the container's command, and ends with its exit code, a signal's included.
-    pub fn run(&self, argv: &[String]) -> Vec<String> {
+    pub(crate) fn run(&self, argv: &[String]) -> Vec<String> {
         self.line("run", argv)
     }
 
     /// The line that waits for the end of the container's command, for so long, and prints its exit code.
-    pub fn wait(&self, limit: Duration) -> Vec<String> {
+    pub(crate) fn wait(&self, limit: Duration) -> Vec<String> {
         self.limited(limit, "[ -e \"$0/code\" ] || read -r _ <\"$0/over\"; cat \"$0/code\"")
     }
 
     /// The line that prints the exit code of the container's command, unless it still runs. What the command's own shell was killed over
     /// may lie there under the wrong name.
-    pub fn exit(&self) -> Vec<String> {
+    pub(crate) fn exit(&self) -> Vec<String> {
         let script = "cat \"$0/code\" 2>/dev/null || cat \"$0/code.tmp\"";
         let words = ["/bin/sh", "-c", script, &self.dir].map(str::to_owned);
         self.become_user.iter().cloned().chain(words).collect()
     }
 
     /// What goes before a command that is to run beside the container's, in its environment.
-    pub fn enter(&self) -> Vec<String> {
+    pub(crate) fn enter(&self) -> Vec<String> {
         self.line("enter", &[])
     }
 
     /// What goes before a hook: a command as [`enter`](Self::enter) has it, whose exit code is kept under a name.
-    pub fn hook(&self, name: &str) -> Vec<String> {
+    pub(crate) fn hook(&self, name: &str) -> Vec<String> {
         self.line("hook", &[name.to_owned()])
     }
 
     /// The line that prints the exit code that was kept under a name, and takes no longer than this.
-    pub fn hook_code(&self, name: &str, limit: Duration) -> Vec<String> {
+    pub(crate) fn hook_code(&self, name: &str, limit: Duration) -> Vec<String> {
         self.limited(limit, &format!("cat \"$0/{name}.code\""))
     }
 
     /// What goes before the seconds that such a command may take, and the command.
-    pub fn probe(&self) -> Vec<String> {
+    pub(crate) fn probe(&self) -> Vec<String> {
         self.line("probe", &[])
     }
 
     /// The line that asks the container's command to end, and takes no longer than this. It can be run again: what has ended or was
     /// asked is left alone.
-    pub fn terminate(&self, limit: Duration) -> Vec<String> {
+    pub(crate) fn terminate(&self, limit: Duration) -> Vec<String> {
         self.limited(limit, TERMINATE)
     }
 
@@ -243,7 +243,7 @@ impl Ready {
 }
 
 /// The line that prints the container's last words, and no more of them than Kubernetes takes.
-pub fn last_words(path: &str) -> Vec<String> {
+pub(crate) fn last_words(path: &str) -> Vec<String> {
     let script = "head -c 4096 \"$0\" 2>/dev/null || sudo -n head -c 4096 \"$0\"";
     ["/bin/sh", "-c", script, path].map(str::to_owned).to_vec()
 }
@@ -344,7 +344,7 @@ fn quote(word: &str) -> String {
 }
 
 /// Whether the shell can set a variable of that name.
-pub fn is_shell_name(name: &str) -> bool {
+pub(crate) fn is_shell_name(name: &str) -> bool {
     !KEPT_BY_SHELL.contains(&name)
         && !name.starts_with(|first: char| first.is_ascii_digit())
         && !name.is_empty()

@@ -1,16 +1,18 @@
 //! The address that other machines reach this one at.
 
+pub(crate) mod tailscale;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-use crate::tailscale::{self, TailscaleError};
+use tailscale::TailscaleError;
 
 /// Where the Node's address comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AddressSource {
+pub(crate) enum AddressSource {
     /// The operator named it.
     Given(IpAddr),
     /// The first routable one of the machine, whenever it is looked for.
@@ -21,7 +23,7 @@ pub enum AddressSource {
 
 /// No address to register with.
 #[derive(Debug, thiserror::Error)]
-pub enum AddressError {
+pub(crate) enum AddressError {
     /// The one that was given leads nowhere.
     #[error("--node-ip {0} is not an address that other machines can reach this one at")]
     Unusable(IpAddr),
@@ -44,7 +46,7 @@ struct Interface {
 
 impl AddressSource {
     /// The address to begin with. That there is none yet is an error only for those who asked for a certain one.
-    pub async fn first(&self) -> Result<Option<IpAddr>, AddressError> {
+    pub(crate) async fn first(&self) -> Result<Option<IpAddr>, AddressError> {
         match self {
             Self::Given(address) => check(*address, &interfaces()).map(Some),
             Self::Auto => Ok(choose(&interfaces())),
@@ -55,7 +57,7 @@ impl AddressSource {
     /// The address that there is now, `before` having been the last one.
     ///
     /// The network may come up after the agent, and a lease may bring another address.
-    pub fn next(&self, before: Option<IpAddr>) -> Option<IpAddr> {
+    pub(crate) fn next(&self, before: Option<IpAddr>) -> Option<IpAddr> {
         match self {
             Self::Given(_) | Self::Tailscale(_) => before,
             Self::Auto => {

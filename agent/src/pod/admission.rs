@@ -1,51 +1,55 @@
 //! Which Pods this agent can run. Every other one is refused at once, with the field that is in the way.
 
+pub(crate) mod affinity;
+pub(crate) mod fields;
+pub(crate) mod fit;
+pub(crate) mod mounts;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec, VolumeMount};
 
-use super::blueprint::has_command;
-use super::fields;
+use crate::image::PullPolicy;
 use crate::quantity;
+use crate::state::container_spec::has_command;
 use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
-use crate::volume;
 
 /// Why a Pod is refused: shown as the Pod's reason and message, and as an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub(crate) struct Refusal {
     /// One word.
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
     /// What is in the way, and where.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// A Pod that fits a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VmPlan {
+pub(crate) struct VmPlan {
     /// The container's name.
-    pub container: String,
+    pub(crate) container: String,
     /// The image as the Pod names it.
-    pub image: String,
+    pub(crate) image: String,
     /// The Secrets that may hold credentials for the image's registry.
-    pub pull_secrets: Vec<String>,
+    pub(crate) pull_secrets: Vec<String>,
     /// When to look for a newer image.
-    pub pull: PullPolicy,
+    pub(crate) pull: PullPolicy,
     /// The size that the container's resources ask for.
-    pub size: Size,
+    pub(crate) size: Size,
     /// Whether it is a limit that says how many cores.
-    pub cpu_is_limit: bool,
+    pub(crate) cpu_is_limit: bool,
     /// The same of its memory.
-    pub memory_is_limit: bool,
+    pub(crate) memory_is_limit: bool,
     /// The names of the containers that run before the main one.
-    pub init: Vec<String>,
+    pub(crate) init: Vec<String>,
     /// Ports of the host that lead into the guest; one without an address is at the Node's.
-    pub host_ports: Vec<HostPort>,
+    pub(crate) host_ports: Vec<HostPort>,
 }
 
 impl VmPlan {
     /// What can be shown of a Pod that cannot be read as a VM.
-    pub fn unreadable(pod: &Pod) -> Self {
+    pub(crate) fn unreadable(pod: &Pod) -> Self {
         let container = pod.spec.as_ref().and_then(|spec| spec.containers.first());
         Self {
             container: container.map(|container| container.name.clone()).unwrap_or_default(),
@@ -61,19 +65,8 @@ impl VmPlan {
     }
 }
 
-/// A container's `imagePullPolicy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PullPolicy {
-    /// Before each start.
-    Always,
-    /// When it is not there.
-    IfNotPresent,
-    /// Not at all.
-    Never,
-}
-
 /// Reads a Pod as a VM, or says why it cannot be one.
-pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
+pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
     let container = only_container(spec)?;
     if let Some((field, why)) = fields::first_refused(&serde_json::json!(spec)) {
@@ -81,7 +74,7 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
         let reason = if field.starts_with("spec.os") { "PodOSNotSupported" } else { "UnsupportedPod" };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
     }
-    volume::admission::check(spec)?;
+    mounts::check(spec)?;
     groups(spec)?;
     initial(spec, container)?;
     read(pod)
@@ -89,7 +82,7 @@ pub fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
 
 /// Reads a Pod as a VM, without a question whether all that it asks for can be had: who is let in stays in, also when an
 /// agent of another version would refuse it.
-pub fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
+pub(crate) fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
     let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
     let container = only_container(spec)?;
     let image = container.image.clone().filter(|image| !image.is_empty());

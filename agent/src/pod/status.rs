@@ -1,9 +1,10 @@
 //! What the API server is told about a Pod: a pure function of what was observed.
 
 mod conditions;
-pub mod ephemeral;
+pub(crate) mod ephemeral;
 mod gates;
 mod init;
+pub(crate) mod manager;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,43 +18,44 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use self::conditions::Condition;
 use super::admission::{Refusal, VmPlan};
-use super::decide::{Observation, Wanted};
-use super::restart::{RestartPolicy, Verdict};
+use super::sync::decide::{Desired, Observation};
+use super::sync::restart::RestartDecision;
 use crate::duration;
-use crate::state::{AttemptView, Ending, Outcome, Progress, ShimSpec, Stage, StopCause};
-use crate::vm::{Restart, VmName};
+use crate::names::{Restart, VmName};
+use crate::state::RestartPolicy;
+use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage, StopCause, VmRunView};
 
 /// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
-pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// The rest of them.
-pub const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
+pub(crate) const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
 
 /// What a status rests on besides the observation.
 #[derive(Debug, Clone, Copy)]
-pub struct Context<'a> {
+pub(crate) struct Context<'a> {
     /// The Pod as the API shows it.
-    pub pod: &'a Pod,
+    pub(crate) pod: &'a Pod,
     /// The status that was last to be shown: what has not changed since keeps its time.
-    pub before: Option<&'a PodStatus>,
+    pub(crate) before: Option<&'a PodStatus>,
     /// How the Pod was admitted.
-    pub plan: Result<&'a VmPlan, &'a Refusal>,
+    pub(crate) plan: Result<&'a VmPlan, &'a Refusal>,
     /// When it was accepted.
-    pub accepted_at: Option<Timestamp>,
+    pub(crate) accepted_at: Option<Timestamp>,
     /// What keeps its VM from being made, when something does.
-    pub trouble: Option<&'a Trouble>,
+    pub(crate) trouble: Option<&'a Trouble>,
     /// The Node's address.
-    pub host_ip: Option<IpAddr>,
+    pub(crate) host_ip: Option<IpAddr>,
 }
 
 /// What keeps a VM from being made: its image, or something that the Pod brings along.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
+pub(crate) struct Trouble {
     /// The kubelet's word for it.
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
     /// What a person can do about it.
-    pub message: String,
+    pub(crate) message: String,
     /// The container that waits for it, when it is one alone.
-    pub container: Option<String>,
+    pub(crate) container: Option<String>,
 }
 
 impl Context<'_> {
@@ -64,7 +66,7 @@ impl Context<'_> {
 }
 
 /// The status that the API server should show.
-pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
+pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let old = context.before.cloned().unwrap_or_default();
     let (unreadable, trouble);
     let (plan, context) = match context.plan {
@@ -98,7 +100,7 @@ pub fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let current = seen.attempts.last();
     let address = address(current);
     let init = init::statuses(context, current);
-    let facts = conditions::Facts {
+    let facts = conditions::ConditionFacts {
         phase,
         has_address: address.is_some(),
         incomplete: init::incomplete(&init),
@@ -150,7 +152,7 @@ fn failure(seen: &Observation) -> Option<(&'static str, String)> {
 }
 
 /// Whether a phase is one that a Pod never leaves.
-pub fn is_final(status: Option<&PodStatus>) -> bool {
+pub(crate) fn is_final(status: Option<&PodStatus>) -> bool {
     status.and_then(|status| status.phase.as_deref()).is_some_and(is_final_phase)
 }
 
@@ -167,7 +169,7 @@ enum Shown {
     Waiting,
     Running,
     /// It has ended; what follows is the Pod's restart policy's to say.
-    Over(Verdict),
+    Over(RestartDecision),
 }
 
 fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownContainer {
@@ -214,7 +216,7 @@ fn over(
     seen: &Observation,
     context: &Context<'_>,
     plan: &VmPlan,
-    attempt: &AttemptView,
+    attempt: &VmRunView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
     let end = match &outcome.ending {
@@ -224,16 +226,18 @@ fn over(
     };
     match (seen.verdict(attempt, outcome), context.trouble_of(&plan.container)) {
         // Its time has come, but something is in the way.
-        (next @ Verdict::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
+        (next @ RestartDecision::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
             let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
             (state, Some(end), Shown::Over(next))
         }
         // It starts again at once, from an end that the API server takes for final.
-        (next @ Verdict::Restart { delay: Duration::ZERO, .. }, _) if is_final_end(seen.wanted, &end) => {
+        (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _)
+            if is_final_end(seen.wanted, &end) =>
+        {
             (waiting(context, plan), Some(end), Shown::Over(next))
         }
-        (next @ Verdict::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
-        (next @ Verdict::Restart { delay, .. }, _) => {
+        (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
+        (next @ RestartDecision::Restart { delay, .. }, _) => {
             let name = attempt.spec.as_ref().map_or("", |spec| &spec.main.name);
             (backing_off(context.pod, name, delay), Some(end), Shown::Over(next))
         }
@@ -267,11 +271,11 @@ fn never_ran() -> ContainerState {
 
 /// Whether a container that the API server has once seen to end like this may never be seen in another state. The policy would
 /// not have it start again, but a failed probe or another image does.
-fn is_final_end(wanted: Wanted, end: &ContainerState) -> bool {
+fn is_final_end(wanted: Desired, end: &ContainerState) -> bool {
     let succeeded = end.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
     match wanted {
-        Wanted::Run(RestartPolicy::Always) => false,
-        Wanted::Run(RestartPolicy::OnFailure) => succeeded,
+        Desired::Run(RestartPolicy::Always) => false,
+        Desired::Run(RestartPolicy::OnFailure) => succeeded,
         _ => true,
     }
 }
@@ -299,13 +303,13 @@ fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
 }
 
 /// The guest's address, for as long as it has one.
-fn address(current: Option<&AttemptView>) -> Option<IpAddr> {
+fn address(current: Option<&VmRunView>) -> Option<IpAddr> {
     let current = current.filter(|attempt| attempt.outcome.is_none())?;
     current.progress.as_ref()?.stage.address()
 }
 
 /// The last address that the guest is known to have had.
-fn was_at(current: Option<&AttemptView>, old: &PodStatus) -> Option<String> {
+fn was_at(current: Option<&VmRunView>, old: &PodStatus) -> Option<String> {
     let progress = current.and_then(|attempt| attempt.progress.as_ref());
     let last = progress.and_then(|progress| progress.stage.address());
     last.map(|ip| ip.to_string()).or_else(|| old.pod_ip.clone())
@@ -316,7 +320,7 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
 }
 
-fn end_of(attempt: &AttemptView, outcome: &Outcome) -> ContainerState {
+fn end_of(attempt: &VmRunView, outcome: &Outcome) -> ContainerState {
     let cause = attempt.heeded_stop().and_then(|stop| stop.cause);
     terminated(attempt.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
 }
@@ -376,11 +380,11 @@ pub(super) fn vm_of(container_id: &str) -> Option<VmName> {
 }
 
 fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {
-    let stopping = matches!(seen.wanted, Wanted::Stop(_) | Wanted::Finished(_) | Wanted::Gone);
+    let stopping = matches!(seen.wanted, Desired::Stop(_) | Desired::Finished(_) | Desired::Gone);
     match container.state {
-        Shown::Running | Shown::Over(Verdict::Restart { .. }) => "Running",
-        Shown::Over(Verdict::Succeeded) => "Succeeded",
-        Shown::Over(Verdict::Failed) => "Failed",
+        Shown::Running | Shown::Over(RestartDecision::Restart { .. }) => "Running",
+        Shown::Over(RestartDecision::Succeeded) => "Succeeded",
+        Shown::Over(RestartDecision::Failed) => "Failed",
         // A Pod that is deleted before it ever ran has not done what it was for.
         Shown::Waiting if stopping && seen.attempts.is_empty() => "Failed",
         Shown::Waiting if container.status.restart_count > 0 => "Running",

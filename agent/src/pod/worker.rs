@@ -1,5 +1,18 @@
 //! One task per Pod: observe, decide, do one thing, and again.
 
+pub(crate) mod disk_space;
+pub(crate) mod event_reporter;
+pub(crate) mod image_pull;
+pub(crate) mod inputs;
+pub(crate) mod late_command;
+pub(crate) mod launch;
+pub(crate) mod plan;
+pub(crate) mod probe_manager;
+pub(crate) mod retry;
+pub(crate) mod shim_spec;
+pub(crate) mod state_watcher;
+pub(crate) mod teardown;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,36 +27,37 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
-use super::at_work::AtWork;
-use super::bell::Bell;
-use super::belongings::Belongings;
-use super::decide::{Decision, Observation, Wanted, decide};
-use super::events::Events;
-use super::launching::Launched;
-use super::probing::Probing;
-use super::publisher::Publisher;
-use super::pulling::Failure;
-use super::room::{RoomForVms, RoomForVolumes};
-use super::roster::Roster;
-use super::setback::{Setback, WorkError};
-use super::slots::Slots;
+use super::registry::PodRegistry;
+use super::registry::active::ActiveWorkers;
+use super::registry::slots::VmSlots;
 use super::status::is_final;
-use super::telling::Told;
-use super::wanted::{deadline, started, wanted};
-use super::world::World;
-use super::{PodName, PodUid};
-use crate::crash;
-use crate::gc::images::Collector;
-use crate::image::Images;
+use super::status::manager::StatusManager;
+use super::sync::decide::{Decision, Desired, Observation, decide};
+use super::sync::desired::{deadline, started, wanted};
+use super::sync::image_backoff::ImageFailure;
+use crate::apiserver::events::Events;
+use crate::crash_point;
+use crate::env::sources::InputSources;
+use crate::error_chain::chain;
+use crate::fs::file::FileError;
+use crate::image::ImageStore;
+use crate::image::gc::ImageCollector;
 use crate::metrics::Metrics;
-use crate::node::health::Health;
-use crate::node::starts::StartBoard;
-use crate::report::chain;
+use crate::names::Restart;
+use crate::names::{PodName, PodUid};
+use crate::node::start_failures::StartReports;
 use crate::shim;
-use crate::state::{Attempt, PodDir, PodRecord, StateError, StopRequest};
+use crate::state::{PodDir, PodRecord, StopRequest, VmRun};
 use crate::tart::Tart;
-use crate::vm::Restart;
 use crate::volume::HostPaths;
+use disk_space::{VmDiskSpace, VolumeDiskSpace};
+use event_reporter::ReportedEvents;
+use inputs::Inputs;
+use launch::Launched;
+use probe_manager::ProbeManager;
+use retry::{FailedStep, StepError};
+use state_watcher::StateWatcher;
+use std::net::IpAddr;
 
 /// How often a Pod is looked at even though nothing was seen to change.
 pub(super) const SAFETY_NET: Duration = Duration::from_secs(10);
@@ -53,92 +67,92 @@ pub(super) const RETRY: Duration = Duration::from_secs(1);
 pub(super) const ORPHAN_PATIENCE: Duration = Duration::from_secs(5);
 /// What all workers share.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub(crate) struct Host {
     /// The program to start as a shim: the agent's own.
-    pub program: PathBuf,
+    pub(crate) program: PathBuf,
     /// The `tart` program.
-    pub tart: Tart,
+    pub(crate) tart: Tart,
     /// The images on this host.
-    pub images: Arc<Images>,
-    /// The host's health, which has the Node's address.
-    pub health: watch::Receiver<Option<Health>>,
+    pub(crate) images: Arc<ImageStore>,
+    /// The Node's address.
+    pub(crate) address: watch::Receiver<Option<IpAddr>>,
     /// Where Events go.
-    pub events: Events,
+    pub(crate) events: Events,
     /// Where starts of VMs are told, for the Node's sake.
-    pub starts: StartBoard,
+    pub(crate) starts: StartReports,
     /// How long a VM may be without an address before the host is to blame.
-    pub address_patience: Duration,
+    pub(crate) address_patience: Duration,
     /// The file in which macOS writes down whom it has lent addresses to.
-    pub dhcp_leases: PathBuf,
+    pub(crate) dhcp_leases: PathBuf,
     /// The domain of the cluster's Services and Pods.
-    pub cluster_domain: String,
+    pub(crate) cluster_domain: String,
     /// How long a guest may take to boot.
-    pub boot_limit: Duration,
+    pub(crate) boot_limit: Duration,
     /// Where what Pods bring along comes from.
-    pub world: World,
+    pub(crate) world: InputSources,
     /// Which directories of the host Pods may have.
-    pub host_paths: Arc<HostPaths>,
+    pub(crate) host_paths: Arc<HostPaths>,
     /// Where Pods that wait for a VM are counted.
-    pub metrics: Metrics,
+    pub(crate) metrics: Metrics,
     /// The places for VMs.
-    pub slots: Slots,
+    pub(crate) slots: VmSlots,
     /// The Pods.
-    pub roster: Roster,
+    pub(crate) roster: PodRegistry,
     /// Who makes room on the disk; nobody with `--disable-vm-gc`.
-    pub collector: Option<Arc<Collector>>,
+    pub(crate) collector: Option<Arc<ImageCollector>>,
     /// Which Pods have a worker.
-    pub at_work: AtWork,
+    pub(crate) at_work: ActiveWorkers,
 }
 
 /// The task of one Pod.
-pub struct Worker {
-    pub(super) host: Arc<Host>,
-    pub(super) dir: PodDir,
-    pub(super) api: Api<Pod>,
-    pub(super) secrets: Api<Secret>,
-    pub(super) name: PodName,
+pub(crate) struct Worker {
+    host: Arc<Host>,
+    dir: PodDir,
+    api: Api<Pod>,
+    secrets: Api<Secret>,
+    name: PodName,
     /// The Pod as the API last showed it.
-    pub(super) pod: watch::Receiver<Arc<Pod>>,
+    pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows the Pod.
-    pub(super) gone: watch::Receiver<bool>,
+    gone: watch::Receiver<bool>,
     /// What was wanted of the Pod when it was last looked at.
-    pub(super) wanted: Wanted,
+    wanted: Desired,
     /// Rung when something has happened to one of the Pod's VMs.
-    pub(super) stirred: Arc<Notify>,
-    bell: Bell,
-    pub(super) publisher: Publisher,
-    pub(super) plan: Result<VmPlan, Refusal>,
-    probing: Probing,
-    pub(super) belongings: Belongings,
-    pub(super) image_failure: Option<Failure>,
-    pub(super) setback: Option<Setback>,
-    pub(super) launched: Option<Launched>,
+    stirred: Arc<Notify>,
+    bell: StateWatcher,
+    publisher: StatusManager,
+    plan: Result<VmPlan, Refusal>,
+    probing: ProbeManager,
+    belongings: Inputs,
+    image_failure: Option<ImageFailure>,
+    setback: Option<FailedStep>,
+    launched: Option<Launched>,
     /// The VM without a shim whose guest was asked last.
-    pub(super) asked: Option<Restart>,
+    asked: Option<Restart>,
     /// The VM without a shim that was told to stop last.
-    pub(super) stopped: Option<Restart>,
+    stopped: Option<Restart>,
     /// How often in a row a VM without a shim was told to stop.
     vain_stops: u32,
     /// How often in a row a VM could not be deleted because its shim has not gone.
-    pub(super) vain_cleans: u32,
+    vain_cleans: u32,
     /// Whether the Pod's volumes could not be removed when that was tried last.
-    pub(super) vain_wipe: bool,
+    vain_wipe: bool,
     /// The status that was last asked to be published.
-    pub(super) shown: Option<PodStatus>,
-    pub(super) told: Told,
-    pub(super) room: RoomForVolumes,
-    pub(super) room_for_vms: RoomForVms,
+    shown: Option<PodStatus>,
+    told: ReportedEvents,
+    room: VolumeDiskSpace,
+    room_for_vms: VmDiskSpace,
 }
 
 /// What a worker is told of its Pod.
 #[derive(Debug)]
-pub struct PodFeed {
+pub(crate) struct PodFeed {
     /// How it was admitted.
-    pub plan: Result<VmPlan, Refusal>,
+    pub(crate) plan: Result<VmPlan, Refusal>,
     /// The Pod as the API shows it.
-    pub pod: watch::Receiver<Arc<Pod>>,
+    pub(crate) pod: watch::Receiver<Arc<Pod>>,
     /// Whether the API no longer knows it.
-    pub gone: watch::Receiver<bool>,
+    pub(crate) gone: watch::Receiver<bool>,
 }
 
 impl std::fmt::Debug for Worker {
@@ -149,15 +163,15 @@ impl std::fmt::Debug for Worker {
 
 impl Worker {
     /// A worker for one Pod.
-    pub fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
+    pub(crate) fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
         let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
         let secrets = Api::namespaced(client, &name.namespace);
-        let publisher = Publisher::spawn(api.clone(), name.clone(), dir.uid().clone());
+        let publisher = StatusManager::spawn(api.clone(), name.clone(), dir.uid().clone());
         let PodFeed { plan, pod, gone } = feed;
         let stirred = Arc::new(Notify::new());
         let wanted = wanted(&pod.borrow(), *gone.borrow());
         let (world, host_paths) = (host.world.clone(), host.host_paths.clone());
-        let belongings = Belongings::new(&dir, pod.clone(), world, host_paths, &host.tart);
+        let belongings = Inputs::new(&dir, pod.clone(), world, host_paths, &host.tart);
         Self {
             host,
             dir,
@@ -167,11 +181,11 @@ impl Worker {
             wanted,
             pod,
             gone,
-            bell: Bell::new(stirred.clone()),
+            bell: StateWatcher::new(stirred.clone()),
             stirred,
             publisher,
             plan,
-            probing: Probing::default(),
+            probing: ProbeManager::default(),
             belongings,
             image_failure: None,
             setback: None,
@@ -182,14 +196,14 @@ impl Worker {
             vain_cleans: 0,
             vain_wipe: false,
             shown: None,
-            told: Told::default(),
-            room: RoomForVolumes::default(),
-            room_for_vms: RoomForVms::default(),
+            told: ReportedEvents::default(),
+            room: VolumeDiskSpace::default(),
+            room_for_vms: VmDiskSpace::default(),
         }
     }
 
     /// Works until the Pod is gone and forgotten.
-    pub async fn run(mut self) -> PodUid {
+    pub(crate) async fn run(mut self) -> PodUid {
         loop {
             let seen = match self.observe() {
                 Ok(seen) => seen,
@@ -207,7 +221,7 @@ impl Worker {
                 self.wait(until).await;
                 continue;
             }
-            crash::point(&format!("agent.{}.before", decision.name()));
+            crash_point::point(&format!("agent.{}.before", decision.name()));
             if let Err(error) = self.act(decision).await {
                 self.failed(decision, &error).await;
                 continue;
@@ -222,7 +236,7 @@ impl Worker {
             if !matches!(decision, Decision::Clean(_)) {
                 self.vain_cleans = 0;
             }
-            crash::point(&format!("agent.{}.after", decision.name()));
+            crash_point::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::Forget {
                 self.host.metrics.pod_waits(self.dir.uid(), None);
                 info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
@@ -231,25 +245,25 @@ impl Worker {
         }
     }
 
-    pub(super) fn observe(&mut self) -> Result<Observation, StateError> {
+    fn observe(&mut self) -> Result<Observation, FileError> {
         let gone = *self.gone.borrow_and_update();
         let pod = self.pod.borrow_and_update().clone();
         let attempts = self.dir.attempts()?;
         // Before anything is read: what happens after that rings.
-        let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(Attempt::path).collect();
+        let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(VmRun::path).collect();
         let wanted = wanted(&pod, gone);
         self.wanted = wanted;
         // That it is evicted is written down beside them, also while its image comes.
-        let is_of_interest = !lasting.is_empty() || matches!(wanted, Wanted::Run(_));
+        let is_of_interest = !lasting.is_empty() || matches!(wanted, Desired::Run(_));
         let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());
         self.bell.hang_over(lasting.into_iter().chain(own));
-        let attempts = attempts.iter().map(Attempt::view).collect::<Result<Vec<_>, _>>()?;
+        let attempts = attempts.iter().map(VmRun::view).collect::<Result<Vec<_>, _>>()?;
         let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone());
         // That another image could not be had says nothing of this one.
         self.image_failure = self.image_failure.take().filter(|failure| failure.is_about(image.as_deref()));
         let (tart, events) = (&self.host.tart, &self.host.events);
         let health = self.probing.follow(&pod, wanted, attempts.last(), tart, events);
-        if matches!(wanted, Wanted::Run(_) | Wanted::Stop(_))
+        if matches!(wanted, Desired::Run(_) | Desired::Stop(_))
             && attempts.iter().any(|one| one.outcome.is_none())
         {
             self.belongings.follow();
@@ -262,7 +276,7 @@ impl Worker {
             attempts,
             started: started(&pod, self.dir.uid()),
             health,
-            retry_at: self.image_failure.as_ref().map(Failure::retry_at).max(self.belongings.retry_at()),
+            retry_at: self.image_failure.as_ref().map(ImageFailure::retry_at).max(self.belongings.retry_at()),
             too_large: self.belongings.exceeded().is_some(),
             evicted: self.dir.evicted()?,
             has_volumes: self.dir.has_volumes(),
@@ -278,7 +292,7 @@ impl Worker {
 
     async fn wait(&mut self, until: Option<Timestamp>) {
         let turn =
-            self.image_failure.as_ref().and_then(Failure::turns_at).filter(|at| *at > Timestamp::now());
+            self.image_failure.as_ref().and_then(ImageFailure::turns_at).filter(|at| *at > Timestamp::now());
         let longest = until.into_iter().chain(turn).min().map_or(SAFETY_NET, |at| {
             Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(SAFETY_NET)
         });
@@ -286,7 +300,7 @@ impl Worker {
     }
 
     /// Waits for anything that could change the decision.
-    pub(super) async fn wait_at_most(&mut self, longest: Duration) {
+    async fn wait_at_most(&mut self, longest: Duration) {
         tokio::select! {
             () = self.stirred.notified() => {}
             Ok(()) = self.pod.changed() => {}
@@ -298,7 +312,7 @@ impl Worker {
         }
     }
 
-    async fn act(&mut self, decision: Decision) -> Result<(), WorkError> {
+    async fn act(&mut self, decision: Decision) -> Result<(), StepError> {
         match decision {
             Decision::Accept => {
                 let record = PodRecord { pod: self.name.clone(), accepted_at: Timestamp::now() };

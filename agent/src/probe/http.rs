@@ -20,31 +20,17 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use super::spec::{BadAction, port};
-use crate::report::chain;
+use crate::error_chain::chain;
+use crate::state::container_spec::HttpGet;
 
 /// How much of an answer is read.
 const MAX_BODY: usize = 10 << 10;
 /// The first request, and the redirects that are followed.
 const MAX_REQUESTS: usize = 10;
 
-/// An `httpGet`, with everything known but the Pod's address.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct HttpGet {
-    /// Whether TLS is spoken.
-    pub https: bool,
-    /// Where; the Pod's address when absent.
-    pub host: Option<String>,
-    /// The port there.
-    pub port: u16,
-    /// The path, perhaps with a query.
-    pub path: String,
-    /// Headers to send.
-    pub headers: Vec<(String, String)>,
-}
-
 /// What a request is made for; servers see it in the `User-Agent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// A probe.
     Probe,
     /// A lifecycle hook.
@@ -62,16 +48,16 @@ impl Purpose {
 
 /// What a server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub(crate) struct HttpAnswer {
     /// The status. It is a redirect when that leads to another host, or nowhere.
-    pub status: StatusCode,
+    pub(crate) status: StatusCode,
     /// The beginning of the body.
-    pub body: String,
+    pub(crate) body: String,
 }
 
 /// A request that got no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum HttpError {
+pub(crate) enum HttpError {
     /// There is no whole answer; the text is the kubelet's way to say why.
     #[error("Get \"{url}\": {why}")]
     NoAnswer {
@@ -98,7 +84,7 @@ pub enum HttpError {
 
 impl HttpGet {
     /// Reads the action of a container.
-    pub fn read(action: &HTTPGetAction, container: &Container) -> Result<Self, BadAction> {
+    pub(crate) fn read(action: &HTTPGetAction, container: &Container) -> Result<Self, BadAction> {
         let headers = action.http_headers.iter().flatten();
         Ok(Self {
             https: action.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
@@ -110,7 +96,12 @@ impl HttpGet {
     }
 
     /// Asks, and follows redirects for as long as they stay on the host.
-    pub async fn send(&self, pod: IpAddr, purpose: Purpose, limit: Duration) -> Result<Answer, HttpError> {
+    pub(crate) async fn send(
+        &self,
+        pod: IpAddr,
+        purpose: Purpose,
+        limit: Duration,
+    ) -> Result<HttpAnswer, HttpError> {
         let deadline = Instant::now() + limit;
         let first = self.url(pod)?;
         let headers = self.header_map(purpose).map_err(|why| no_answer(&first, why))?;
@@ -151,14 +142,14 @@ impl HttpGet {
 
     /// The same without TLS, and so without what proves to a server who asks.
     #[must_use]
-    pub fn without_tls(&self) -> Self {
+    pub(crate) fn without_tls(&self) -> Self {
         let mut plain = Self { https: false, ..self.clone() };
         plain.headers.retain(|(name, _)| !name.eq_ignore_ascii_case(AUTHORIZATION.as_str()));
         plain
     }
 
     /// Whom it asks: host and port.
-    pub fn authority(&self, pod: IpAddr) -> String {
+    pub(crate) fn authority(&self, pod: IpAddr) -> String {
         let host = self.host.clone().unwrap_or_else(|| pod.to_string());
         super::tcp::address(&host, self.port)
     }
@@ -203,7 +194,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    async fn read(mut self) -> Result<Answer, String> {
+    async fn read(mut self) -> Result<HttpAnswer, String> {
         let mut body = Vec::new();
         while body.len() < MAX_BODY
             && let Some(frame) = self.response.body_mut().frame().await
@@ -213,7 +204,7 @@ impl Exchange {
         }
         body.truncate(MAX_BODY);
         let body = String::from_utf8_lossy(&body).into_owned();
-        Ok(Answer { status: self.response.status(), body })
+        Ok(HttpAnswer { status: self.response.status(), body })
     }
 }
 

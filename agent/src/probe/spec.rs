@@ -6,13 +6,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::http::HttpGet;
-use crate::pod::expansion::expand;
+use crate::env::expansion::expand;
 use crate::state::StopCause;
+use crate::state::container_spec::HttpGet;
 
 /// The three questions that probes answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum ProbeKind {
     /// Has the container started? The other two wait for it.
     Startup,
     /// Does it still work? It is restarted when it does not.
@@ -21,7 +21,7 @@ pub enum Kind {
     Readiness,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ProbeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Startup => "Startup",
@@ -33,35 +33,35 @@ impl fmt::Display for Kind {
 
 /// The probes of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Probes {
+pub(crate) struct Probes {
     /// Its startup probe.
-    pub startup: Option<ProbeSpec>,
+    pub(crate) startup: Option<ProbeSpec>,
     /// Its liveness probe.
-    pub liveness: Option<ProbeSpec>,
+    pub(crate) liveness: Option<ProbeSpec>,
     /// Its readiness probe.
-    pub readiness: Option<ProbeSpec>,
+    pub(crate) readiness: Option<ProbeSpec>,
 }
 
 /// One probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProbeSpec {
+pub(crate) struct ProbeSpec {
     /// What is done to find out. A port that has no number is told each time, as the kubelet does: it is no failure.
-    pub action: Result<Action, BadAction>,
+    pub(crate) action: Result<Action, BadAction>,
     /// How long after the container's start the first one is due.
-    pub initial_delay: Duration,
+    pub(crate) initial_delay: Duration,
     /// How long it is from one to the next.
-    pub period: Duration,
+    pub(crate) period: Duration,
     /// How long one may take.
-    pub timeout: Duration,
+    pub(crate) timeout: Duration,
     /// How many in a row must pass to change a bad opinion.
-    pub success_threshold: u32,
+    pub(crate) success_threshold: u32,
     /// How many in a row must fail to change a good one.
-    pub failure_threshold: u32,
+    pub(crate) failure_threshold: u32,
 }
 
 /// How a probe finds out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// By a command in the guest that exits with 0.
     Exec(Vec<String>),
     /// By an HTTP answer that is no error.
@@ -84,7 +84,7 @@ pub enum Action {
 
 /// An action that cannot be tried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadAction {
+pub(crate) enum BadAction {
     /// The container has no port of that name.
     #[error("port {0} not found")]
     UnknownPort(String),
@@ -98,7 +98,7 @@ pub enum BadAction {
 
 impl Probes {
     /// Reads a container's probes.
-    pub fn of(container: &Container) -> Self {
+    pub(crate) fn of(container: &Container) -> Self {
         let read = |probe: Option<&Probe>| probe.map(|probe| ProbeSpec::read(probe, container));
         Self {
             startup: read(container.startup_probe.as_ref()),
@@ -108,16 +108,16 @@ impl Probes {
     }
 
     /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.startup.is_none() && self.liveness.is_none() && self.readiness.is_none()
     }
 
     /// The probes that there are.
-    pub fn into_each(self) -> impl Iterator<Item = (Kind, ProbeSpec)> {
+    pub(crate) fn into_each(self) -> impl Iterator<Item = (ProbeKind, ProbeSpec)> {
         let all = [
-            (Kind::Startup, self.startup),
-            (Kind::Liveness, self.liveness),
-            (Kind::Readiness, self.readiness),
+            (ProbeKind::Startup, self.startup),
+            (ProbeKind::Liveness, self.liveness),
+            (ProbeKind::Readiness, self.readiness),
         ];
         all.into_iter().filter_map(|(kind, spec)| Some((kind, spec?)))
     }
@@ -142,7 +142,7 @@ impl ProbeSpec {
 
     /// How long to wait before the first probe of a container that has run for `ran`. The probes of containers that an
     /// agent finds running are spread by `share` of a period, or all would come at once.
-    pub fn first_after(&self, ran: Duration, share: f64) -> Duration {
+    pub(crate) fn first_after(&self, ran: Duration, share: f64) -> Duration {
         self.initial_delay.saturating_sub(ran) + self.period.mul_f64(share.clamp(0.0, 1.0))
     }
 }
@@ -172,7 +172,7 @@ impl Action {
 }
 
 /// A port by its number, or by the name that the container gives it.
-pub fn port(port: &IntOrString, container: &Container) -> Result<u16, BadAction> {
+pub(crate) fn port(port: &IntOrString, container: &Container) -> Result<u16, BadAction> {
     match port {
         IntOrString::Int(port) => number(*port),
         IntOrString::String(name) => {
@@ -188,7 +188,7 @@ fn number(port: i32) -> Result<u16, BadAction> {
 }
 
 /// How long a container may take to stop: the grace period of a probe that it failed comes before the Pod's.
-pub fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
+pub(crate) fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
     let container = spec.containers.first();
     let probe = container.and_then(|container| match cause {

@@ -6,14 +6,14 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::finding::Finding;
+use super::result::ProbeResult;
 
 /// Tries to connect.
-pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> Finding {
+pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> ProbeResult {
     match timeout(limit, connect(host, port)).await {
-        Ok(Ok(_)) => Finding::Passed,
-        Ok(Err(why)) => Finding::Failed(why),
-        Err(_) => Finding::Failed(format!("dial tcp {}: i/o timeout", address(host, port))),
+        Ok(Ok(_)) => ProbeResult::Passed,
+        Ok(Err(why)) => ProbeResult::Failed(why),
+        Err(_) => ProbeResult::Failed(format!("dial tcp {}: i/o timeout", address(host, port))),
     }
 }
 
@@ -47,10 +47,10 @@ mod tests {
     async fn a_port_that_accepts_is_well_and_a_closed_one_is_not() {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = server.local_addr().unwrap().port();
-        assert_eq!(probe("127.0.0.1", port, LIMIT).await, Finding::Passed);
+        assert_eq!(probe("127.0.0.1", port, LIMIT).await, ProbeResult::Passed);
         drop(server);
         let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
-        assert_eq!(probe("127.0.0.1", port, LIMIT).await, Finding::Failed(refused));
+        assert_eq!(probe("127.0.0.1", port, LIMIT).await, ProbeResult::Failed(refused));
     }
 
     #[tokio::test]
@@ -58,7 +58,7 @@ mod tests {
         let late = probe("127.0.0.1", 1, Duration::ZERO).await;
         let words =
             ["dial tcp 127.0.0.1:1: i/o timeout", "dial tcp 127.0.0.1:1: connect: connection refused"];
-        assert!(matches!(&late, Finding::Failed(why) if words.contains(&why.as_str())), "{late:?}");
+        assert!(matches!(&late, ProbeResult::Failed(why) if words.contains(&why.as_str())), "{late:?}");
         assert_eq!(address("::1", 80), "[::1]:80");
     }
 }

@@ -1,5 +1,12 @@
 //! One container in the guest, from its set-up to its end.
 
+pub(crate) mod exec_output;
+pub(crate) mod guest_status;
+pub(crate) mod hooks;
+pub(crate) mod init;
+pub(crate) mod late_command;
+pub(crate) mod termination_message;
+
 use std::cell::Cell;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -10,19 +17,19 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::Shim;
-use super::follow::{Followed, disconnected, drain, exit_of, follow, is_drained};
-use super::hooks::{self, Turn};
-use super::last_words::{LastWords, Tail};
-use super::limit::Limit;
-use super::log::Log;
-use super::terminate::terminate;
-use crate::crash;
+use super::stop::grace_period::GracePeriod;
+use super::stop::sigterm::terminate;
+use crate::crash_point;
+use crate::error_chain::chain;
 use crate::guest::script::{self, Ready};
 use crate::guest::{Exec, Guest, GuestError, Stdin};
-use crate::report::chain;
+use crate::logs::writer::LogWriter;
 use crate::state::{
     ContainerSpec, Ending, GuestCommand, GuestIdentity, GuestUser, Hook, LastCommand, Notice, Outcome,
 };
+use exec_output::{ExecResult, disconnected, drain, exit_of, follow, is_drained};
+use hooks::HookPoint;
+use termination_message::{Tail, TerminationMessage};
 
 /// How long the guest may take to be prepared; shares can take a while to appear.
 const SET_UP_LIMIT: Duration = Duration::from_mins(2);
@@ -74,7 +81,7 @@ impl Shim {
             Ok(ready) => ready,
             Err(run) => return run,
         };
-        crash::point("shim.set-up");
+        crash_point::point("shim.set-up");
         let stdin = if command.stdin { Stdin::Open } else { Stdin::Empty };
         let argv = ready.run(&command.argv);
         let exec = Exec { argv, env: command.env.clone(), stdin, tty: command.tty };
@@ -95,11 +102,11 @@ impl Shim {
                 }
                 self.note_exit(begun, code);
             }
-            Followed::Exit(code)
+            ExecResult::Exit(code)
         };
         let end = {
             let follow = async {
-                let mut log = Log::open(&task.spec.log, Some(self.room()));
+                let mut log = LogWriter::open(&task.spec.log, Some(self.room()));
                 // A silent command says nothing at all until it ends, not even that it has started.
                 let written = Cell::new(0);
                 let end = {
@@ -113,7 +120,7 @@ impl Shim {
                     tokio::pin!(follow, exit);
                     tokio::select! {
                         end = &mut follow => match end {
-                            Followed::Exit(code) => exit_with(code),
+                            ExecResult::Exit(code) => exit_with(code),
                             // Some guest agents break off at a command's very end; the guest knows better.
                             broken => timeout(EXIT_LIMIT, exit).await.map_or(broken, exit_with),
                         },
@@ -152,13 +159,14 @@ impl Shim {
                 return Run::Over(Ending::Exited { code, message: Some(message) });
             }
         };
-        let words = LastWords { path: &task.spec.termination.path, or_log: task.spec.termination.or_log };
+        let words =
+            TerminationMessage { path: &task.spec.termination.path, or_log: task.spec.termination.or_log };
         let code = exit_code(code);
         if task.is_main {
-            crash::point("shim.exit");
+            crash_point::point("shim.exit");
             // Reading its last words takes time in which we could die.
             self.persist_exit().await;
-            crash::point("shim.exited");
+            crash_point::point("shim.exited");
         }
         Run::Over(Ending::Exited { code, message: words.read(guest, code, &tail).await })
     }
@@ -250,22 +258,23 @@ impl Shim {
         guest: &mut Guest,
         task: &Task<'_>,
         ready: &Ready,
-        mut follow: Pin<&mut impl Future<Output = Followed>>,
+        mut follow: Pin<&mut impl Future<Output = ExecResult>>,
         started: impl FnOnce(),
     ) -> Attended {
         let mut stop = self.stop.clone();
         if let Some(hook) = &task.spec.post_start {
-            crash::point("shim.post-start.before");
-            let turn = Turn { ready, name: "post-start" };
+            crash_point::point("shim.post-start.before");
+            let turn = HookPoint { ready, name: "post-start" };
             let run = hooks::run(hook, guest, turn, task.address);
             let done = tokio::select! {
                 done = run => done,
                 end = follow.as_mut() => return end.into(),
                 _ = stop.requested() => Ok(None),
             };
-            crash::point("shim.post-start.after");
+            crash_point::point("shim.post-start.after");
             if let Err(message) = self.started_by(done) {
-                let limit = Limit { own: Some(Instant::now() + self.spec.grace), ..Limit::asked(stop) };
+                let limit =
+                    GracePeriod { own: Some(Instant::now() + self.spec.grace), ..GracePeriod::asked(stop) };
                 let end = self.end_container(guest, task, ready, follow, limit).await;
                 return Attended::HookFailed(end.code(), message);
             }
@@ -275,7 +284,7 @@ impl Shim {
             end = follow.as_mut() => return end.into(),
             _ = stop.requested() => {}
         }
-        self.end_container(guest, task, ready, follow, Limit::asked(stop)).await
+        self.end_container(guest, task, ready, follow, GracePeriod::asked(stop)).await
     }
 
     /// Tells of a `postStart` hook; when it has failed, what the container's status says of that.
@@ -313,7 +322,7 @@ impl Shim {
     }
 
     /// A `preStop` hook that there is time for; of one that has missed its time is told.
-    pub(super) fn in_time<'a>(&self, hook: Option<&'a Hook>, limit: &Limit) -> Option<&'a Hook> {
+    pub(super) fn in_time<'a>(&self, hook: Option<&'a Hook>, limit: &GracePeriod) -> Option<&'a Hook> {
         let hook = hook?;
         if !limit.is_over() {
             return Some(hook);
@@ -330,20 +339,20 @@ impl Shim {
         guest: &mut Guest,
         task: &Task<'_>,
         ready: &Ready,
-        mut follow: Pin<&mut impl Future<Output = Followed>>,
-        mut limit: Limit,
+        mut follow: Pin<&mut impl Future<Output = ExecResult>>,
+        mut limit: GracePeriod,
     ) -> Attended {
         if let Some(hook) = self.in_time(task.spec.pre_stop.as_ref(), &limit) {
             let mut hook_guest = guest.clone();
-            crash::point("shim.pre-stop.before");
-            let turn = Turn { ready, name: "pre-stop" };
+            crash_point::point("shim.pre-stop.before");
+            let turn = HookPoint { ready, name: "pre-stop" };
             let run = hooks::run(hook, &mut hook_guest, turn, task.address);
             tokio::select! {
                 end = follow.as_mut() => return end.into(),
                 done = run => self.stopped_by(Some(done)),
                 () = limit.over() => self.stopped_by(None),
             }
-            crash::point("shim.pre-stop.after");
+            crash_point::point("shim.pre-stop.after");
             limit.grant(LEAST_AFTER_HOOK);
         }
         let terminate = async {
@@ -376,12 +385,12 @@ impl Attended {
     }
 }
 
-impl From<Followed> for Attended {
-    fn from(end: Followed) -> Self {
+impl From<ExecResult> for Attended {
+    fn from(end: ExecResult) -> Self {
         match end {
-            Followed::Exit(code) => Self::Exit(code),
-            Followed::Refused(why) => Self::Refused(why),
-            Followed::Lost => Self::Lost,
+            ExecResult::Exit(code) => Self::Exit(code),
+            ExecResult::Refused(why) => Self::Refused(why),
+            ExecResult::Lost => Self::Lost,
         }
     }
 }

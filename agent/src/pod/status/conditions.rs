@@ -1,7 +1,7 @@
 //! A Pod's conditions, in the kubelet's words.
 
 /// What the conditions rest on.
-pub(super) struct Facts<'a> {
+pub(super) struct ConditionFacts<'a> {
     pub(super) phase: &'a str,
     pub(super) has_address: bool,
     /// The init containers that have not succeeded yet.
@@ -24,7 +24,7 @@ pub(super) struct Condition {
 }
 
 /// All conditions of a Pod.
-pub(super) fn all(facts: &Facts<'_>) -> Vec<Condition> {
+pub(super) fn all(facts: &ConditionFacts<'_>) -> Vec<Condition> {
     let own = [
         plain("PodReadyToStartContainers", facts.has_address),
         initialized(facts),
@@ -48,7 +48,7 @@ fn plain(kind: &'static str, holds: bool) -> Condition {
     Condition { kind, holds, reason: None, message: None }
 }
 
-fn initialized(facts: &Facts<'_>) -> Condition {
+fn initialized(facts: &ConditionFacts<'_>) -> Condition {
     let kind = "Initialized";
     match facts.phase {
         "Succeeded" => Condition { reason: Some("PodCompleted"), ..plain(kind, true) },
@@ -62,7 +62,7 @@ fn initialized(facts: &Facts<'_>) -> Condition {
     }
 }
 
-fn ready(facts: &Facts<'_>) -> Condition {
+fn ready(facts: &ConditionFacts<'_>) -> Condition {
     match &facts.unmet_gates {
         Some(unmet) if facts.ready => Condition {
             kind: "Ready",
@@ -74,7 +74,7 @@ fn ready(facts: &Facts<'_>) -> Condition {
     }
 }
 
-fn containers_ready(kind: &'static str, facts: &Facts<'_>) -> Condition {
+fn containers_ready(kind: &'static str, facts: &ConditionFacts<'_>) -> Condition {
     let not_ready = |reason, message| Condition { kind, holds: false, reason: Some(reason), message };
     match facts.phase {
         _ if facts.ready => plain(kind, true),
@@ -91,8 +91,8 @@ fn containers_ready(kind: &'static str, facts: &Facts<'_>) -> Condition {
 mod tests {
     use super::*;
 
-    fn facts() -> Facts<'static> {
-        Facts {
+    fn facts() -> ConditionFacts<'static> {
+        ConditionFacts {
             phase: "Running",
             has_address: true,
             incomplete: Vec::new(),
@@ -105,16 +105,16 @@ mod tests {
 
     #[test]
     fn conditions_say_what_the_kubelet_says() {
-        let said = |facts: &Facts<'_>, kind: &str| {
+        let said = |facts: &ConditionFacts<'_>, kind: &str| {
             let one = all(facts).into_iter().find(|one| one.kind == kind).unwrap();
             format!("{} {} {}", one.holds, one.reason.unwrap_or("-"), one.message.as_deref().unwrap_or("-"))
         };
-        let unready = Facts { ready: false, ..facts() };
-        let waiting = Facts { ready: false, incomplete: vec!["a".into(), "b".into()], ..facts() };
-        let gated = Facts { unmet_gates: Some("no".into()), ..facts() };
-        let gated_too = Facts { unmet_gates: Some("no".into()), ..unready };
-        let done = Facts { phase: "Succeeded", ready: false, ..facts() };
-        let failed = Facts { phase: "Failed", ready: false, ..facts() };
+        let unready = ConditionFacts { ready: false, ..facts() };
+        let waiting = ConditionFacts { ready: false, incomplete: vec!["a".into(), "b".into()], ..facts() };
+        let gated = ConditionFacts { unmet_gates: Some("no".into()), ..facts() };
+        let gated_too = ConditionFacts { unmet_gates: Some("no".into()), ..unready };
+        let done = ConditionFacts { phase: "Succeeded", ready: false, ..facts() };
+        let failed = ConditionFacts { phase: "Failed", ready: false, ..facts() };
         let table = [
             (&facts(), "Ready", "true - -"),
             (&gated_too, "Ready", "false ContainersNotReady containers with unready status: [main]"),
@@ -132,7 +132,7 @@ mod tests {
         for (facts, kind, expected) in table {
             assert_eq!(said(facts, kind), expected);
         }
-        let evicted = Facts { evicted: Some("too large"), ..facts() };
+        let evicted = ConditionFacts { evicted: Some("too large"), ..facts() };
         assert_eq!(said(&evicted, "DisruptionTarget"), "true TerminationByKubelet too large");
         assert_eq!(all(&facts()).len(), 5, "others may have set it");
     }

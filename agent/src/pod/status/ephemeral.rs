@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// Why such a container does not run, and what does instead.
-pub const WHY: &str = "a VM cannot be joined by a container; `kubectl debug POD --copy-to=NAME --container=CONTAINER -- COMMAND` \
+pub(crate) const WHY: &str = "a VM cannot be joined by a container; `kubectl debug POD --copy-to=NAME --container=CONTAINER -- COMMAND` \
                        runs another command in a VM of its own";
 
 /// The names of those that a status says something of, and the one before did not.
-pub fn answered<'a>(
+pub(crate) fn answered<'a>(
     status: &'a PodStatus,
     before: Option<&'a PodStatus>,
 ) -> impl Iterator<Item = &'a String> {

@@ -5,13 +5,13 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, Containe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
-use crate::pod::restart::RestartPolicy;
-use crate::state::{AttemptView, InitStage, InitState, Outcome};
+use crate::state::RestartPolicy;
+use crate::state::{InitStage, InitState, Outcome, VmRunView};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
-pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> Vec<ContainerStatus> {
+pub(super) fn statuses(context: &Context<'_>, current: Option<&VmRunView>) -> Vec<ContainerStatus> {
     let Ok(plan) = context.plan else { return Vec::new() };
-    let states = current.map_or(&[][..], AttemptView::init_states);
+    let states = current.map_or(&[][..], VmRunView::init_states);
     let spec = current.and_then(|attempt| attempt.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
@@ -41,7 +41,7 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&AttemptView>) -> 
 }
 
 /// Whether a VM is on its way to its init containers: it runs them all again.
-fn is_to_run(attempt: &AttemptView) -> bool {
+fn is_to_run(attempt: &VmRunView) -> bool {
     attempt.spec.is_some() && attempt.outcome.is_none() && attempt.running_since().is_none()
 }
 
@@ -85,7 +85,7 @@ fn pending(context: &Context<'_>, name: &str) -> ContainerState {
 
 fn shown(
     context: &Context<'_>,
-    current: Option<&AttemptView>,
+    current: Option<&VmRunView>,
     state: &InitState,
 ) -> (ContainerState, Option<ContainerState>) {
     let spec = current.and_then(|attempt| attempt.spec.as_ref());

@@ -1,10 +1,10 @@
 use std::time::Duration;
 
 use super::*;
-use crate::pod::admission::PullPolicy;
-use crate::pod::decide::Deadline;
-use crate::pod::restart::RestartPolicy;
-use crate::probe::verdict::Health;
+use crate::image::PullPolicy;
+use crate::pod::sync::decide::Deadline;
+use crate::probe::state::ContainerHealth;
+use crate::state::RestartPolicy;
 use crate::state::{Holder, InitStage, InitState, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
 
@@ -26,8 +26,8 @@ fn plan() -> VmPlan {
     }
 }
 
-fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> AttemptView {
-    AttemptView {
+fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
+    VmRunView {
         restart: Restart(restart),
         holder: Holder::Nobody,
         spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))),
@@ -46,7 +46,7 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> Attemp
     }
 }
 
-fn seen(wanted: Wanted, attempts: Vec<AttemptView>) -> Observation {
+fn seen(wanted: Desired, attempts: Vec<VmRunView>) -> Observation {
     Observation::example(wanted, attempts, at(100))
 }
 
@@ -78,9 +78,9 @@ fn exited(code: i32) -> Ending {
     Ending::Exited { code, message: None }
 }
 
-const NEVER: Wanted = Wanted::Run(RestartPolicy::Never);
-const ALWAYS: Wanted = Wanted::Run(RestartPolicy::Always);
-const STOP: Wanted = Wanted::Stop(Duration::from_secs(30));
+const NEVER: Desired = Desired::Run(RestartPolicy::Never);
+const ALWAYS: Desired = Desired::Run(RestartPolicy::Always);
+const STOP: Desired = Desired::Stop(Duration::from_secs(30));
 
 #[test]
 fn the_phase_tells_the_truth() {
@@ -122,7 +122,7 @@ fn what_the_api_shows_of_an_init_container_that_has_ended_is_not_taken_back_for_
         all.iter().find(|one| one.type_ == "Initialized").unwrap().status.clone()
     };
     let address = "127.0.0.2".parse().unwrap();
-    let unplanned = |attempt: AttemptView| AttemptView { spec: None, ..attempt };
+    let unplanned = |attempt: VmRunView| VmRunView { spec: None, ..attempt };
     let table = [
         (None, true),
         (Some(unplanned(attempt(0, None, None))), true),
@@ -154,7 +154,7 @@ fn an_init_container_that_runs_again_is_told_of_as_the_api_server_has_it() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let running = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 1, last: None };
     let seen = {
-        let again = AttemptView { init: vec![running], ..attempt(1, Some(Stage::Booting), None) };
+        let again = VmRunView { init: vec![running], ..attempt(1, Some(Stage::Booting), None) };
         seen(NEVER, vec![attempt(0, None, Some(Ending::Lost)), again])
     };
     for (policy, code, is_kept) in
@@ -186,7 +186,7 @@ fn no_init_container_outlives_its_vm() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
     let state = |ending| {
-        let attempt = AttemptView { init: vec![init.clone()], ..attempt(0, Some(Stage::Booting), ending) };
+        let attempt = VmRunView { init: vec![init.clone()], ..attempt(0, Some(Stage::Booting), ending) };
         let status = shown_as(&with_init, &seen(NEVER, vec![attempt]));
         let status = status.init_container_statuses.unwrap().remove(0);
         (status.started, status.state.unwrap())
@@ -233,7 +233,7 @@ fn a_pod_that_is_over_says_where_it_was() {
 fn probes_say_whether_a_running_pod_is_ready() {
     let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     let shown = |started, ready| {
-        let health = Some(Health { started, ready, failed: None });
+        let health = Some(ContainerHealth { started, ready, failed: None });
         shown(&Observation { health, ..seen(NEVER, vec![running.clone()]) })
     };
     for (started, ready) in [(false, false), (true, false), (true, true)] {
@@ -257,8 +257,7 @@ fn probes_say_whether_a_running_pod_is_ready() {
 #[test]
 fn a_container_that_failed_a_probe_says_so_when_it_is_gone() {
     let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) };
-    let gone =
-        |killed| AttemptView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
+    let gone = |killed| VmRunView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
     for (killed, code) in [(false, 143), (true, 137)] {
         let over = shown(&seen(ALWAYS, vec![gone(killed)])).container_statuses.unwrap().remove(0);
         let end = over.state.unwrap().terminated.unwrap();
@@ -290,7 +289,7 @@ fn a_restarted_container_shows_how_it_ended_before() {
 #[test]
 fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
     let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::Changed) };
-    let old = |view: AttemptView| AttemptView {
+    let old = |view: VmRunView| VmRunView {
         spec: view.spec.map(|spec| ShimSpec { image_name: Some("old".into()), ..spec }),
         stop: Some(stop),
         ..view
@@ -320,9 +319,9 @@ fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
 #[test]
 fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
     let stop = Some(StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) });
-    let on_failure = Wanted::Run(RestartPolicy::OnFailure);
+    let on_failure = Desired::Run(RestartPolicy::OnFailure);
     let kind = |wanted, code| {
-        let ended = AttemptView { stop, ..attempt(0, None, Some(exited(code))) };
+        let ended = VmRunView { stop, ..attempt(0, None, Some(exited(code))) };
         let container = shown(&seen(wanted, vec![ended])).container_statuses.unwrap().remove(0);
         let last = container.last_state.unwrap().terminated.map(|end| end.exit_code);
         match container.state.unwrap().terminated {

@@ -175,7 +175,7 @@ async fn of_a_large_answer_only_the_beginning_is_read() {
 async fn whoever_does_not_answer_is_told_how() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let words = |result: Result<Answer, HttpError>| result.unwrap_err().to_string();
+    let words = |result: Result<HttpAnswer, HttpError>| result.unwrap_err().to_string();
     let silent = words(get(port, "/x").send(LOCAL, Purpose::Probe, Duration::from_millis(50)).await);
     let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
     assert_eq!(silent, format!("Get \"http://127.0.0.1:{port}/x\": {late}"));

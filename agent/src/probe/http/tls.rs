@@ -12,7 +12,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::Failure;
-use crate::report::chain;
+use crate::error_chain::chain;
 
 /// Speaks TLS on a connection to `host`.
 pub(super) async fn wrap(host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>, Failure> {
