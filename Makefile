@@ -39,9 +39,10 @@ control-plane: ## Build the whole control plane into the user's cache (8 minutes
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
 	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER)
 
-lint: rust ## Check formatting and lints
+lint: rust ## Check formatting, lints and the links of the code's documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 fmt: rust ## Format the code
 	$(CARGO) fmt --all
