@@ -7,6 +7,8 @@ use std::io::{self, BufRead as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tart_sim::Fault;
+
 use crate::clone::avoid_mac_collision;
 use crate::console;
 use crate::create::local_name;
@@ -39,7 +41,7 @@ pub(crate) fn import(home: &Home, path: &str, name: &str) -> Result<()> {
     let failed = |problem: String| Error::runtime(format!("VM import failed: {problem}"));
     let tmp = home.temporary()?;
     console::line("importing...");
-    if faults::names("no-space", "import") {
+    if faults::is_on_for(Fault::NoSpace, "import") {
         return Err(failed(foundation::out_of_space(&tmp.vm().disk_path())));
     }
     tar(

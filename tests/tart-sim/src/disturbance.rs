@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use tart_sim::fault::{self, Fault, Latency};
 
 use crate::{console, faults, mac};
 
@@ -23,19 +24,20 @@ pub(crate) enum Effect {
 
 /// Disturbs a command as the fault files say.
 pub(crate) fn disturb(command: &str) -> Effect {
-    if faults::is_on("calls") {
+    if faults::is_on(Fault::Calls) {
         record(command);
     }
-    if let Some(latency) = faults::parameter("latency").and_then(|words| latency(&words, command)) {
+    let latencies = faults::parameter(Fault::Latency).and_then(|text| fault::latencies(&text));
+    if let Some(latency) = latencies.and_then(|latencies| Latency::of_command(&latencies, command)) {
         thread::sleep(latency);
     }
-    if faults::names("hold-pipe", command) {
+    if faults::is_on_for(Fault::HoldPipe, command) {
         hold_pipe();
     }
-    if faults::names("hang", command) {
+    if faults::is_on_for(Fault::Hang, command) {
         hang(command);
     }
-    if faults::names("garbage", command) {
+    if faults::is_on_for(Fault::Garbage, command) {
         console::write("\u{1b}[0m[\n  {\n    \"Name\" : \"\u{fffd}\u{0}");
         return Effect::Finished;
     }
@@ -53,20 +55,11 @@ fn record(command: &str) {
 fn hang(command: &str) {
     let interrupt = SigSet::from_iter([Signal::SIGINT]);
     let mask = interrupt.thread_swap_mask(SigmaskHow::SIG_BLOCK);
-    while faults::names("hang", command) {
+    while faults::is_on_for(Fault::Hang, command) {
         thread::sleep(POLL);
     }
     // A mask that was there can be set again.
     let _ = mask.and_then(|mask| mask.thread_set_mask());
-}
-
-/// `20ms` for all commands, `list=20ms` for one; the last word that applies counts.
-fn latency(words: &str, command: &str) -> Option<Duration> {
-    words.split_whitespace().rev().find_map(|word| match word.split_once('=') {
-        Some((name, duration)) if name == command || name == "*" => faults::parse_duration(duration),
-        Some(_) => None,
-        None => faults::parse_duration(word),
-    })
 }
 
 /// Starts a process that outlives this one, with its stdout and stderr, until the fault is switched off.
@@ -74,21 +67,7 @@ fn hold_pipe() {
     let script = "while [ -e \"$0\" ]; do sleep 0.1; done";
     let _ = Command::new("sh")
         .args(["-c", script])
-        .arg(mac::dir().join("faults/hold-pipe"))
+        .arg(faults::path(Fault::HoldPipe))
         .stdin(Stdio::null())
         .spawn();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn latency_is_for_all_commands_or_for_one() {
-        let millis = |n| Some(Duration::from_millis(n));
-        assert_eq!(latency("20ms", "list"), millis(20));
-        assert_eq!(latency("20ms list=1s", "list"), millis(1000));
-        assert_eq!(latency("20ms list=1s", "get"), millis(20));
-        assert_eq!(latency("list=1s", "get"), None);
-    }
 }

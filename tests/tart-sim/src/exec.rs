@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use rustix::termios::tcgetwinsize;
+use tart_sim::Fault;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::wrappers::ReceiverStream;
@@ -18,10 +19,10 @@ use tonic::{Code, Status};
 
 use crate::cli;
 use crate::error::{Error, Result};
+use crate::faults::VmFaults;
 use crate::guest_agent::client::Client;
 use crate::guest_agent::{Command, ExecRequest, Input, IoChunk, Output, TerminalSize};
 use crate::home::Home;
-use crate::vm_faults::VmFaults;
 
 /// How long to try to reach the agent, unless the knob `agent-connect-timeout` says otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,7 +47,7 @@ pub(crate) fn exec(args: cli::Exec) -> Result<ExitCode> {
 }
 
 async fn converse(args: cli::Exec) -> Result<u8> {
-    let patience = VmFaults::of(&args.name).duration("agent-connect-timeout").unwrap_or(CONNECT_TIMEOUT);
+    let patience = VmFaults::of(&args.name).duration(Fault::AgentConnectTimeout).unwrap_or(CONNECT_TIMEOUT);
     let mut client = Client::connect(Path::new("control.sock"), patience).await.ok_or_else(unreachable)?;
     let (requests, stream) = mpsc::channel(4);
     let mut words = args.command.into_iter();

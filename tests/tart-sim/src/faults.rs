@@ -1,60 +1,78 @@
-//! Faults and knobs: a file in `TART_SIM_HOST/faults` switches one on, its content is the parameter.
-//!
-//! The files are read at each use, so that a test can switch a fault while a VM runs.
+//! The faults of this Mac, looked up at each use, so that a test can switch a fault while a VM runs.
 
-use std::fs;
+use std::path::PathBuf;
+use std::process;
 use std::time::Duration;
+
+use tart_sim::fault::{self, Fault, FaultDirectory, FaultError, FaultFile};
 
 use crate::mac;
 
-/// The parameter of a fault, trimmed, or nothing when the fault is off.
-pub(crate) fn parameter(name: &str) -> Option<String> {
-    fs::read_to_string(mac::dir().join("faults").join(name)).ok().map(|text| text.trim().to_owned())
+/// Ends this process if the directory of faults has a file that is no fault, or a parameter that its fault cannot have.
+pub(crate) fn check() {
+    directory().check().unwrap_or_else(|error| refuse(&error));
 }
 
-/// Whether a fault is on, whatever its parameter.
-pub(crate) fn is_on(name: &str) -> bool {
-    parameter(name).is_some()
+/// The parameter of a fault without the white space around it; `None` if the fault is off.
+pub(crate) fn parameter(fault: impl Into<FaultFile>) -> Option<String> {
+    directory().parameter(&fault.into()).unwrap_or_else(|error| refuse(&error))
 }
 
-/// The duration that a fault carries (`20ms`, `1.5s`, or plain seconds), if it is on and says one.
-pub(crate) fn duration(name: &str) -> Option<Duration> {
-    parse_duration(&parameter(name)?)
+/// Whether a fault is on.
+pub(crate) fn is_on(fault: Fault) -> bool {
+    parameter(fault).is_some()
 }
 
-/// Whether a fault is on for this subject (a command, an image, a VM): one of its words is the subject or `*`, or
-/// it has no words at all.
-pub(crate) fn names(fault: &str, subject: &str) -> bool {
+/// The duration that is a fault's parameter; `None` if the fault is off.
+pub(crate) fn duration(fault: Fault) -> Option<Duration> {
+    fault::duration(&parameter(fault)?)
+}
+
+/// Whether a fault is on for a command or a VM: one of the parameter's words is its name or `*`, or the parameter is empty.
+pub(crate) fn is_on_for(fault: Fault, name: &str) -> bool {
     parameter(fault).is_some_and(|words| {
-        words.is_empty() || words.split_whitespace().any(|word| word == subject || word == "*")
+        words.is_empty() || words.split_whitespace().any(|word| word == name || word == "*")
     })
 }
 
-/// Reads `20ms`, `1.5s` or plain seconds.
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
-    let (number, unit) = match text.strip_suffix("ms") {
-        Some(number) => (number, 0.001),
-        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
-    };
-    Duration::try_from_secs_f64(number.trim().parse::<f64>().ok()? * unit).ok()
+/// The file that switches a fault on.
+pub(crate) fn path(fault: Fault) -> PathBuf {
+    directory().path(&fault.into())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn directory() -> FaultDirectory {
+    FaultDirectory::of_host(&mac::dir())
+}
 
-    #[test]
-    fn durations_have_a_unit_or_are_seconds() {
-        for (text, expected) in [
-            ("20ms", Some(Duration::from_millis(20))),
-            ("1.5s", Some(Duration::from_millis(1500))),
-            ("2", Some(Duration::from_secs(2))),
-            ("0.25", Some(Duration::from_millis(250))),
-            ("-1", None),
-            ("soon", None),
-            ("", None),
-        ] {
-            assert_eq!(parse_duration(text), expected, "{text:?}");
-        }
+fn refuse(error: &FaultError) -> ! {
+    eprintln!("tart-sim: {}: {error}", mac::dir().join("faults").display());
+    process::exit(fault::REFUSED.into())
+}
+
+/// The faults of one VM: the fault of this VM comes before the fault of all VMs.
+#[derive(Debug, Clone)]
+pub(crate) struct VmFaults {
+    vm: String,
+}
+
+impl VmFaults {
+    /// The faults of the VM of this name.
+    pub(crate) fn of(vm: &str) -> Self {
+        Self { vm: vm.into() }
+    }
+
+    /// The fault's parameter; `None` if the fault is off.
+    pub(crate) fn parameter(&self, fault: Fault) -> Option<String> {
+        parameter(fault.of_vm(&self.vm)).or_else(|| parameter(fault))
+    }
+
+    /// Whether the fault is on.
+    pub(crate) fn is_on(&self, fault: Fault) -> bool {
+        self.parameter(fault).is_some()
+    }
+
+    /// The duration that is the fault's parameter; `None` if the fault is off.
+    pub(crate) fn duration(&self, fault: Fault) -> Option<Duration> {
+        fault::duration(&self.parameter(fault)?)
     }
 }

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tart_sim::Fault;
 
 use crate::config::Os;
 use crate::file_lock::FileLock;
@@ -169,5 +170,5 @@ fn running_vm(path: &Path) -> io::Result<Option<Record>> {
 
 /// Places that the framework forgot to give back, until the Mac restarts.
 fn stuck_slots() -> usize {
-    faults::parameter("vm-limit-stuck").map_or(0, |number| number.parse().unwrap_or(DARWIN_LIMIT))
+    faults::parameter(Fault::VmLimitStuck).map_or(0, |number| number.parse().unwrap_or(DARWIN_LIMIT))
 }

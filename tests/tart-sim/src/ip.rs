@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tart_sim::Fault;
+
 use crate::cli::{self, Resolver};
 use crate::config::Os;
 use crate::error::{Error, Result};
@@ -49,7 +51,7 @@ fn resolve(resolver: Resolver, vm: &VmDir, mac: MacAddress) -> Result<Option<Ipv
 }
 
 fn ask_arp(mac: MacAddress) -> Result<Option<Ipv4Addr>> {
-    if let Some(line) = faults::parameter("arp-garbage") {
+    if let Some(line) = faults::parameter(Fault::ArpGarbage) {
         return Err(Error::other(format!(
             "arp command yielded invalid output: unparseable entry \"{line}\""
         )));

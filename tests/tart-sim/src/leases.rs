@@ -11,6 +11,8 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tart_sim::fault::{self, Fault};
+
 use crate::{faults, mac};
 
 /// How long macOS lends an address unless told otherwise by the knob `dhcp-lease-time`.
@@ -72,7 +74,7 @@ impl Leases {
         let known = self.0.iter().find(|lease| lease.mac == mac && !in_use.contains(&lease.address));
         let address = known.map(|lease| lease.address).or_else(|| self.unused(in_use))?;
         self.0.retain(|lease| lease.mac != mac && lease.address != address);
-        let expires = unix_time() + faults::duration("dhcp-lease-time").unwrap_or(LEASE_TIME).as_secs();
+        let expires = unix_time() + faults::duration(Fault::DhcpLeaseTime).unwrap_or(LEASE_TIME).as_secs();
         // The newest comes first.
         self.0.insert(0, Lease { name: name.into(), address, mac, expires });
         Some(address)
@@ -140,9 +142,8 @@ fn path() -> PathBuf {
 /// Every simulated Mac has a subnet of its own, so that tests on one machine do not meet. The knob `subnet` names another
 /// one, with addresses that nobody can reach.
 fn subnet() -> [u8; 3] {
-    let given = faults::parameter("subnet").and_then(|text| format!("{text}.0").parse::<Ipv4Addr>().ok());
-    if let Some([first, second, third, _]) = given.map(|address| address.octets()) {
-        return [first, second, third];
+    if let Some(subnet) = faults::parameter(Fault::Subnet).and_then(|text| fault::subnet(&text)) {
+        return subnet;
     }
     let mut hasher = DefaultHasher::new();
     mac::dir().hash(&mut hasher);

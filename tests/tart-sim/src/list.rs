@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
+use tart_sim::Fault;
 
 use crate::cli::{self, Format};
 use crate::clone::read_config;
@@ -60,7 +61,7 @@ pub(crate) fn list(home: &Home, args: &cli::List) -> Result<()> {
 
 fn row(source: &'static str, name: String, vm: &VmDir) -> Result<Row> {
     let vanished = |error: io::Error| Error::other(foundation::reading(&vm.config_path(), &error));
-    if faults::names("list-race", &name) {
+    if faults::is_on_for(Fault::ListRace, &name) {
         return Err(vanished(io::ErrorKind::NotFound.into()));
     }
     read_config(vm)?;

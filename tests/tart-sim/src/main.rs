@@ -38,7 +38,6 @@ mod suspend;
 mod table;
 mod version;
 mod vm_dir;
-mod vm_faults;
 
 use std::process::ExitCode;
 
@@ -52,6 +51,7 @@ fn main() -> ExitCode {
     if let Some(code) = guest::entry() {
         return code;
     }
+    faults::check();
     let command = match cli::parse(std::env::args().skip(1)) {
         Ok(Invocation::Command(command)) => command,
         Ok(Invocation::Print(text)) => {

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use tart_sim::Fault;
+
 use crate::clone::read_config;
 use crate::config::{Config, Display, Os};
 use crate::error::{Error, Result};
@@ -35,7 +37,7 @@ pub(crate) fn set(home: &Home, args: &cli::Set) -> Result<()> {
     if args.random_serial && config.os == Os::Darwin {
         config.ecid = Some(identity::random_ecid());
     }
-    if faults::names("no-space", "set") {
+    if faults::is_on_for(Fault::NoSpace, "set") {
         return Err(Error::other(foundation::out_of_space(&vm.config_path())));
     }
     config.write(&vm.config_path())?;

@@ -1,6 +1,7 @@
 //! How much room the volume of `TART_HOME` has.
 
 use nix::sys::statvfs::statvfs;
+use tart_sim::Fault;
 
 use crate::faults;
 use crate::home::Home;
@@ -8,7 +9,7 @@ use crate::prune;
 
 /// Free bytes: what the fault `capacity` (in GB) leaves beside all VMs and caches, else what the real volume has.
 pub(crate) fn available(home: &Home) -> u64 {
-    match faults::parameter("capacity").and_then(|gb| gb.parse::<f64>().ok()) {
+    match faults::parameter(Fault::Capacity).and_then(|gb| gb.parse::<f64>().ok()) {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "far below 2^53 bytes")]
         Some(gb) => ((gb * 1e9) as u64).saturating_sub(prune::used(home)),
         #[allow(clippy::unnecessary_cast, clippy::cast_lossless, reason = "the types differ between systems")]

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+use tart_sim::Fault;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -211,10 +212,10 @@ impl VmDir {
         let copy = |from: PathBuf, to: PathBuf| copy::file(&from, &to).map_err(|error| failed(&from, error));
         copy(self.config_path(), target.config_path())?;
         copy(self.nvram_path(), target.nvram_path())?;
-        while faults::is_on("stall-copy") {
+        while faults::is_on(Fault::StallCopy) {
             interrupt::sleep(POLL)?;
         }
-        if faults::names("no-space", "clone") {
+        if faults::is_on_for(Fault::NoSpace, "clone") {
             return Err(failed(&self.disk_path(), io::ErrorKind::StorageFull.into()));
         }
         copy(self.disk_path(), target.disk_path())?;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
 use running::processes_with;
 use running::{Mac, eventually};
+use tart_sim::Fault;
 
 const NO_AGENT: &str = "Failed to connect to the VM using its control socket: The operation couldn’t be completed. \
                         (GRPC.GRPCConnectionPoolError error 1.), is the Tart Guest Agent running?\n";
@@ -167,7 +168,7 @@ fn without_an_agent_exec_gives_up() {
     let mac = Mac::new();
     mac.create("a");
     mac.set_image("a", r#"{"agent": false}"#);
-    mac.switch_on("agent-connect-timeout", "300ms");
+    mac.switch_on(Fault::AgentConnectTimeout, "300ms");
     let _a = mac.run(&["a"]);
     mac.wait_until_running("a");
     let begun = Instant::now();
@@ -193,11 +194,11 @@ fn the_socket_accepts_before_the_agent_answers() {
 fn agents_that_fail_are_all_the_same_to_exec_and_can_recover() {
     let mac = Mac::new();
     let _a = mac.boot("a");
-    for fault in ["agent-down", "agent-stall", "agent-garbage"] {
+    for fault in [Fault::AgentDown, Fault::AgentStall, Fault::AgentGarbage] {
         mac.switch_on(fault, "");
-        mac.switch_on("agent-connect-timeout", "300ms");
+        mac.switch_on(Fault::AgentConnectTimeout, "300ms");
         mac.tart(&["exec", "a", "true"]).fails(1, NO_AGENT);
-        mac.switch_off("agent-connect-timeout");
+        mac.switch_off(Fault::AgentConnectTimeout);
         mac.switch_off(fault);
         mac.tart(&["exec", "a", "true"]).ok();
     }
@@ -217,7 +218,7 @@ fn a_stall_holds_up_a_command_that_runs() {
     echo(b"one\n");
     let mut answer = [0; 4];
     stdout.read_exact(&mut answer).unwrap();
-    mac.switch_on("agent-stall", "");
+    mac.switch_on(Fault::AgentStall, "");
     echo(b"two\n");
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -225,7 +226,7 @@ fn a_stall_holds_up_a_command_that_runs() {
         sender.send(stdout.read_exact(&mut answer).map(|()| answer)).unwrap();
     });
     assert!(receiver.recv_timeout(Duration::from_millis(300)).is_err());
-    mac.switch_off("agent-stall");
+    mac.switch_off(Fault::AgentStall);
     assert_eq!(&receiver.recv_timeout(running::PATIENCE).unwrap().unwrap(), b"two\n");
     child.kill().unwrap();
     child.wait().unwrap();

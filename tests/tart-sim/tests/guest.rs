@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
 use running::{Mac, eventually, processes_with};
+use tart_sim::Fault;
 
 #[test]
 fn the_system_is_sealed_and_the_rest_is_writable() {
@@ -279,7 +280,7 @@ fn boot_and_agent_take_their_time() {
 #[test]
 fn a_machine_without_namespaces_runs_commands_in_the_guests_directory() {
     let mac = Mac::new();
-    mac.switch_on("no-namespaces", "");
+    mac.switch_on(Fault::NoNamespaces, "");
     mac.create("a");
     let x = mac.directory("x");
     let mut a = mac.run(&["a", "--dir", &format!("x:{}", x.display())]);

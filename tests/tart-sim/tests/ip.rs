@@ -6,6 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use running::{Mac, eventually};
+use tart_sim::Fault;
 
 #[test]
 fn an_address_that_is_not_there_costs_a_second() {
@@ -47,7 +48,7 @@ fn all_resolvers_agree_and_the_lease_outlives_the_vm() {
 fn a_wait_ends_when_the_guest_has_its_address() {
     let mac = Mac::new();
     mac.create("a");
-    mac.switch_on("boot-delay", "500ms");
+    mac.switch_on(Fault::BootDelay, "500ms");
     let _a = mac.run(&["a"]);
     let begun = Instant::now();
     mac.tart(&["ip", "a", "--wait", "60"]).ok();
@@ -57,7 +58,7 @@ fn a_wait_ends_when_the_guest_has_its_address() {
 #[test]
 fn a_stale_lease_is_not_the_guests_address() {
     let mac = Mac::new();
-    mac.switch_on("stale-lease", "");
+    mac.switch_on(Fault::StaleLease, "");
     let _a = mac.boot("a");
     let lease = mac.tart(&["ip", "a"]).ok();
     let guest = mac.tart(&["ip", "a", "--resolver", "agent"]).ok();
@@ -68,7 +69,7 @@ fn a_stale_lease_is_not_the_guests_address() {
 #[test]
 fn without_leases_there_is_no_address() {
     let mac = Mac::new();
-    mac.switch_on("dhcp-exhausted", "");
+    mac.switch_on(Fault::DhcpExhausted, "");
     let _a = mac.boot("a");
     mac.tart(&["ip", "a"]).fails(1, "no IP address found\n");
     mac.tart(&["ip", "a", "--resolver", "agent"]).fails(
@@ -80,7 +81,7 @@ fn without_leases_there_is_no_address() {
 #[test]
 fn expired_leases_do_not_count() {
     let mac = Mac::new();
-    mac.switch_on("dhcp-lease-time", "1s");
+    mac.switch_on(Fault::DhcpLeaseTime, "1s");
     let _a = mac.boot("a");
     eventually("the lease expires", || (mac.tart(&["ip", "a"]).code() == 1).then_some(()));
     assert!(fs::read_to_string(mac.host().join("dhcpd_leases")).unwrap().contains("\tlease=0x"));
@@ -99,7 +100,7 @@ fn networks_differ_in_who_knows_the_address() {
     mac.tart(&["ip", "bridged", "--resolver", "arp"]).ok();
     mac.tart(&["ip", "softnet"]).ok();
     mac.tart(&["ip", "softnet", "--resolver", "arp"]).fails(1, "no IP address found\n");
-    mac.switch_on("arp-garbage", "? (192.168.64.1) at");
+    mac.switch_on(Fault::ArpGarbage, "? (192.168.64.1) at");
     mac.tart(&["ip", "bridged", "--resolver", "arp"])
         .fails(1, "Error: arp command yielded invalid output: unparseable entry \"? (192.168.64.1) at\"\n");
 }

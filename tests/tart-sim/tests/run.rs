@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt as _;
 
 use nix::sys::signal::Signal;
 use running::{Mac, eventually};
+use tart_sim::Fault;
 
 const LIMIT: &str = "The number of VMs exceeds the system limit";
 
@@ -22,7 +23,7 @@ fn flags_that_exclude_each_other_are_usage_errors() {
     mac.create_linux("l");
     let (x, y) = (mac.directory("x"), mac.directory("y"));
     let (x, y) = (x.to_str().unwrap(), y.to_str().unwrap());
-    mac.switch_on("nested-unsupported", "");
+    mac.switch_on(Fault::NestedUnsupported, "");
     for (words, message) in [
         (&["a", "--vnc", "--vnc-experimental"][..], "--vnc and --vnc-experimental are mutually exclusive"),
         (
@@ -72,7 +73,7 @@ fn configurations_that_the_framework_refuses() {
     mac.tart(&["run", "a", "--root-disk-opts", "sync=maybe"])
         .fails(1, "unsupported disk image synchronization mode: \"maybe\"\n");
 
-    mac.switch_on("host-cpus", "2");
+    mac.switch_on(Fault::HostCpus, "2");
     mac.tart(&["run", "a"]).refuses(1, "Error: Invalid virtual machine configuration.");
 }
 
@@ -135,9 +136,9 @@ fn two_macos_guests_at_a_time_and_any_number_of_linux_guests() {
 fn the_limit_can_stick() {
     let mac = Mac::new();
     mac.create("a");
-    mac.switch_on("vm-limit-stuck", "");
+    mac.switch_on(Fault::VmLimitStuck, "");
     mac.tart(&["run", "a"]).fails(1, &format!("{LIMIT}\n"));
-    mac.switch_on("vm-limit-stuck", "1");
+    mac.switch_on(Fault::VmLimitStuck, "1");
     let _a = mac.run(&["a"]);
     mac.wait_for_agent("a");
     mac.create("b");
@@ -148,8 +149,8 @@ fn the_limit_can_stick() {
 fn older_releases_show_the_frameworks_own_words() {
     let mac = Mac::new();
     mac.create("a");
-    mac.switch_on("vm-limit-stuck", "");
-    mac.switch_on("version", "2.18.0");
+    mac.switch_on(Fault::VmLimitStuck, "");
+    mac.switch_on(Fault::Version, "2.18.0");
     mac.tart(&["run", "a"]).refuses(
         1,
         "Error Domain=VZErrorDomain Code=6 \"The maximum supported number of active virtual machines has been reached.\"",
@@ -221,13 +222,13 @@ fn stop_asks_and_then_kills() {
 
     let a = mac.run(&["a"]);
     mac.wait_for_agent("a");
-    mac.switch_on("sigint-delay", "300ms");
+    mac.switch_on(Fault::SigintDelay, "300ms");
     mac.tart(&["stop", "a"]).ok();
     assert_eq!(a.end().code(), 0);
 
     let a = mac.run(&["a"]);
     mac.wait_for_agent("a");
-    mac.switch_on("sigint-hang.a", "");
+    mac.switch_on(Fault::SigintHang.of_vm("a"), "");
     mac.tart(&["stop", "a", "--timeout", "1"]).ok();
     assert_eq!(a.end().status.signal(), Some(Signal::SIGKILL as i32));
 }
@@ -324,27 +325,31 @@ fn faults_of_the_framework_fail_the_start() {
     mac.create("a");
     for (fault, parameter, stderr) in [
         (
-            "vz-internal",
+            Fault::VzInternal,
             "",
             "Error Domain=VZErrorDomain Code=1 \"The virtual machine failed to start.\" UserInfo={",
         ),
-        ("vz-host-key", "", "Error Domain=VZErrorDomain Code=-9 \"Failed to create new HostKey\" UserInfo={"),
         (
-            "vz-host-key",
+            Fault::VzHostKey,
+            "",
+            "Error Domain=VZErrorDomain Code=-9 \"Failed to create new HostKey\" UserInfo={",
+        ),
+        (
+            Fault::VzHostKey,
             "Failed to get current host key",
             "Error Domain=VZErrorDomain Code=-9 \"Failed to get current host key\" UserInfo={",
         ),
         (
-            "vz-auxiliary-storage",
+            Fault::VzAuxiliaryStorage,
             "",
             "Error Domain=VZErrorDomain Code=2 \"Failed to lock auxiliary storage.\" UserInfo={",
         ),
     ] {
-        mac.switch_on(&format!("{fault}.a"), parameter);
+        mac.switch_on(fault.of_vm("a"), parameter);
         mac.tart(&["run", "a"]).refuses(1, stderr);
-        mac.switch_off(&format!("{fault}.a"));
+        mac.switch_off(fault.of_vm("a"));
     }
-    mac.switch_on("softnet-missing", "");
+    mac.switch_on(Fault::SoftnetMissing, "");
     mac.tart(&["run", "a", "--net-softnet-block=10.0.0.0/8"])
         .fails(1, "Softnet failed: softnet not found in PATH\n");
     mac.tart(&["run", "a", "--net-host"]).fails(1, "Softnet failed: softnet not found in PATH\n");
@@ -356,9 +361,9 @@ fn faults_strike_a_running_vm() {
     mac.create("a");
     let stopped = "guest has stopped the virtual machine due to error: Error Domain=VZErrorDomain Code=";
     for (fault, stdout) in [
-        ("guest-panic", format!("{stopped}1 ")),
-        ("vz-out-of-disk-space", format!("{stopped}8 ")),
-        ("network-lost", "virtual machine's network attachment <VZNetworkDevice: 0x6".to_owned()),
+        (Fault::GuestPanic, format!("{stopped}1 ")),
+        (Fault::VzOutOfDiskSpace, format!("{stopped}8 ")),
+        (Fault::NetworkLost, "virtual machine's network attachment <VZNetworkDevice: 0x6".to_owned()),
     ] {
         let a = mac.run(&["a"]);
         mac.wait_for_agent("a");
@@ -371,7 +376,7 @@ fn faults_strike_a_running_vm() {
 
     let a = mac.run(&["a", "--net-softnet"]);
     mac.wait_for_agent("a");
-    mac.switch_on("softnet-dies", "");
+    mac.switch_on(Fault::SoftnetDies, "");
     let outcome = a.end();
     assert_eq!(outcome.code(), 1);
     assert!(outcome.stderr.contains("Softnet process terminated prematurely"), "{outcome:?}");
@@ -381,7 +386,7 @@ fn faults_strike_a_running_vm() {
 fn a_disk_without_room_lets_no_vm_start() {
     let mac = Mac::new();
     mac.create("a");
-    mac.switch_on("no-space", "run");
+    mac.switch_on(Fault::NoSpace, "run");
     let refused = mac.tart(&["run", "a", "--no-graphics"]);
     assert_eq!(refused.code(), 1);
     assert!(refused.stderr.starts_with("Error Domain=VZErrorDomain Code=8 "), "{refused:?}");
@@ -391,14 +396,14 @@ fn a_disk_without_room_lets_no_vm_start() {
 fn run_dies_as_told() {
     let mac = Mac::new();
     mac.create("a");
-    mac.switch_on("run-dies", "20ms exit 3");
+    mac.switch_on(Fault::RunDies, "20ms exit 3");
     assert_eq!(mac.run_to_the_end(&["a"]).code(), 3);
-    mac.switch_on("run-dies", "signal SEGV");
+    mac.switch_on(Fault::RunDies, "signal SEGV");
     assert_eq!(mac.run_to_the_end(&["a"]).status.signal(), Some(Signal::SIGSEGV as i32));
-    mac.switch_off("run-dies");
+    mac.switch_off(Fault::RunDies);
     let a = mac.run(&["a"]);
     mac.wait_for_agent("a");
-    mac.switch_on("run-dies.a", "");
+    mac.switch_on(Fault::RunDies.of_vm("a"), "");
     assert_eq!(a.end().code(), 1);
 }
 
@@ -453,6 +458,6 @@ fn relative_paths_are_as_good_as_absolute_ones() {
     let shared = ["exec", "a", "touch", "/Volumes/My Shared Files/file"];
     assert!(tart(&shared).status().unwrap().success());
     assert!(x.join("file").exists());
-    mac.switch_on("guest-panic", "");
+    mac.switch_on(Fault::GuestPanic, "");
     assert_eq!(a.end().code(), 0);
 }

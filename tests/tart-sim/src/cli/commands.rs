@@ -233,3 +233,17 @@ const RUN: &[Opt] = &[
 const fn command(name: &'static str, about: &'static str, arguments: &'static [Argument]) -> Command {
     Command { name, about, arguments, options: &[], hidden: false, since: (0, 0, 0) }
 }
+
+#[cfg(test)]
+mod tests {
+    use tart_sim::fault;
+
+    use super::*;
+
+    #[test]
+    fn faults_know_every_command_and_the_version() {
+        let mut names: Vec<_> = COMMANDS.iter().map(|command| command.name).collect();
+        names.push("--version");
+        assert_eq!(names, fault::COMMANDS);
+    }
+}

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
+use tart_sim::Fault;
 
 use crate::{console, faults, mac};
 
@@ -137,7 +138,7 @@ impl Keychain {
     }
 
     fn change(change: impl FnOnce(&mut BTreeMap<String, Credentials>)) -> Result<(), String> {
-        if faults::is_on("keychain-locked") {
+        if faults::is_on(Fault::KeychainLocked) {
             return Err(locked().0);
         }
         let mut entries = Self::read();
@@ -148,7 +149,7 @@ impl Keychain {
     }
 
     fn get(host: &str) -> Lookup {
-        if faults::is_on("keychain-locked") { Err(locked()) } else { Ok(Self::read().remove(host)) }
+        if faults::is_on(Fault::KeychainLocked) { Err(locked()) } else { Ok(Self::read().remove(host)) }
     }
 
     /// Keeps credentials; the error is described as Swift does.

@@ -7,12 +7,13 @@ use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use md5::{Digest as _, Md5};
+use tart_sim::fault::{Fault, Stage};
 
 use super::cache::Cache;
 use super::failure::Failure;
 use super::manifest::hex;
 use super::name::RemoteName;
-use super::outage::{self, Stage};
+use super::outage;
 use super::registry::{Registry, RemoteImage};
 use crate::console::{self, Progress};
 use crate::error::{Error, Result};
@@ -121,7 +122,7 @@ fn layers(
     console::line(format!("pulling disk ({} compressed)...", compressed(remote.image.compressed_bytes())));
     outage::strike(name, Stage::Layers, attempt)?;
     let too_large = remote.image.allocated_bytes().is_some_and(|bytes| space::available(home) < bytes);
-    if faults::names("no-space", "pull") || too_large {
+    if faults::is_on_for(Fault::NoSpace, "pull") || too_large {
         return Err(Attempt::Hopeless(no_space(tmp)));
     }
     let total = remote.image.disk_bytes().max(1);
@@ -132,7 +133,7 @@ fn layers(
     let duration = remote.image.pull_duration();
     let step = step(duration);
     while percent < 100 {
-        if !faults::is_on("hurry") {
+        if !faults::is_on(Fault::InstantPull) {
             interrupt::sleep(duration * step / 100).map_err(|_| Failure::Cancelled)?;
         }
         outage::strike(name, Stage::Layers, attempt)?;

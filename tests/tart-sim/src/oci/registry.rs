@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tart_sim::fault::Stage;
 
 use super::credentials::Credentials;
 use super::failure::{Failure, UrlError};
 use super::manifest::Manifest;
 use super::name::{Reference, RemoteName};
-use super::outage::{self, Stage};
+use super::outage;
 use crate::image::Image;
 use crate::vm_dir::VmDir;
 use crate::{copy, home, mac};

@@ -5,11 +5,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tart_sim::Fault;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::sleep;
 
-use crate::vm_faults::VmFaults;
+use crate::faults::VmFaults;
 
 /// How often a connection that stalls looks whether it still should.
 const STALL_CHECK: Duration = Duration::from_millis(20);
@@ -47,13 +48,13 @@ impl ControlSocket {
 }
 
 async fn carry(mut client: UnixStream, agent_socket: PathBuf, faults: &VmFaults) -> io::Result<()> {
-    if faults.is_on("agent-garbage") {
+    if faults.is_on(Fault::AgentGarbage) {
         return client.write_all(b"\x00\xffthis is not HTTP/2\r\n\r\n\x00").await;
     }
-    if faults.is_on("agent-down") {
+    if faults.is_on(Fault::AgentDown) {
         return Ok(());
     }
-    while faults.is_on("agent-stall") {
+    while faults.is_on(Fault::AgentStall) {
         sleep(STALL_CHECK).await;
     }
     let agent = UnixStream::connect(agent_socket).await?;
@@ -71,7 +72,7 @@ async fn copy(
     let mut buffer = vec![0; BUFFER];
     loop {
         let length = from.read(&mut buffer).await?;
-        while faults.is_on("agent-stall") {
+        while faults.is_on(Fault::AgentStall) {
             sleep(STALL_CHECK).await;
         }
         if length == 0 {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{self, Signal as Sig};
 use nix::unistd::Pid;
+use tart_sim::fault::{ExitKind, Fault, RunExit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, interval, sleep};
 
@@ -16,7 +17,7 @@ use super::screen::Server;
 use super::{Vm, complain, vz_error};
 use crate::guest::{AGENT_SOCKET, Halt, Machine};
 use crate::host::Slot;
-use crate::{console, faults, version};
+use crate::{console, version};
 
 /// How often the faults that strike a running VM are looked for.
 const FAULT_CHECK: Duration = Duration::from_millis(50);
@@ -51,15 +52,8 @@ enum End {
     Stopped(String),
     /// Something went wrong in tart itself.
     Failed(String),
-    /// The process dies for no reason, or for the one in these words.
-    Dies(Death, Option<String>),
-}
-
-/// How a process dies that was told to by a fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Death {
-    Exit(u8),
-    Signal(Sig),
+    /// A fault ends the process.
+    Dies(RunExit),
 }
 
 /// Lives until the VM stops; the guest is gone when this returns.
@@ -70,11 +64,11 @@ pub(super) async fn live(vm: Vm, mut slot: Slot, mut signals: Signals) -> ExitCo
         Err(error) => End::from(error),
     };
     let code = match end {
-        End::Dies(death, words) => {
-            if let Some(words) = words {
-                complain(&words);
+        End::Dies(exit) => {
+            if let Some(message) = exit.message {
+                complain(&message);
             }
-            die(death)
+            die(exit.kind)
         }
         End::Interrupted => {
             console::line("Stopping VM...");
@@ -155,8 +149,8 @@ async fn until_the_end(
                     boot = Some(Instant::now() + vm.boot_delay());
                 }
             },
-            _ = signals.interrupt.recv() => if !vm.faults.is_on("sigint-hang") {
-                sleep(vm.faults.duration("sigint-delay").unwrap_or_default()).await;
+            _ = signals.interrupt.recv() => if !vm.faults.is_on(Fault::SigintHang) {
+                sleep(vm.faults.duration(Fault::SigintDelay).unwrap_or_default()).await;
                 return Ok(End::Interrupted);
             },
             _ = signals.suspend.recv() => return Ok(End::Suspended),
@@ -182,13 +176,13 @@ async fn until(instant: Option<Instant>) {
 
 async fn boot_guest(vm: &Vm, slot: &mut Slot) -> io::Result<Machine> {
     let host_name = vm.boot(None).host_name();
-    let address = if vm.faults.is_on("dhcp-exhausted") {
+    let address = if vm.faults.is_on(Fault::DhcpExhausted) {
         None
     } else {
-        slot.connect(&host_name, vm.faults.is_on("stale-lease"))?
+        slot.connect(&host_name, vm.faults.is_on(Fault::StaleLease))?
     };
     let machine =
-        Machine::start(&vm.dir.guest_path(), vm.boot(address), !vm.faults.is_on("no-namespaces")).await?;
+        Machine::start(&vm.dir.guest_path(), vm.boot(address), !vm.faults.is_on(Fault::NoNamespaces)).await?;
     if vm.screen.is_some_and(|screen| screen.server == Server::Guest) {
         announce_screen(vm, address);
     }
@@ -203,24 +197,24 @@ fn announce_screen(vm: &Vm, address: Option<std::net::Ipv4Addr>) {
 
 /// The faults that end a running VM.
 fn strike(vm: &Vm, started: Instant) -> Option<End> {
-    if let Some((after, death, words)) = vm.faults.parameter("run-dies").and_then(|text| parse_death(&text))
-        && started.elapsed() >= after
+    if let Some(exit) = vm.faults.parameter(Fault::RunDies).and_then(|text| RunExit::parse(&text))
+        && started.elapsed() >= exit.after
     {
-        return Some(End::Dies(death, words));
+        return Some(End::Dies(exit));
     }
-    if vm.faults.is_on("guest-panic") {
+    if vm.faults.is_on(Fault::GuestPanic) {
         return Some(stopped_by(&vz_error::stopped_unexpectedly()));
     }
-    if vm.faults.is_on("vz-out-of-disk-space") {
+    if vm.faults.is_on(Fault::VzOutOfDiskSpace) {
         return Some(stopped_by(&vz_error::out_of_disk_space()));
     }
-    if vm.faults.is_on("network-lost") {
+    if vm.faults.is_on(Fault::NetworkLost) {
         let (device, error) = vz_error::network_lost();
         return Some(End::Stopped(format!(
             "virtual machine's network attachment {device} has been disconnected with error: {error}"
         )));
     }
-    if vm.network.softnet && vm.faults.is_on("softnet-dies") {
+    if vm.network.softnet && vm.faults.is_on(Fault::SoftnetDies) {
         return Some(End::Failed("RuntimeFailed(why: \"Softnet process terminated prematurely\")".into()));
     }
     None
@@ -230,31 +224,11 @@ fn stopped_by(error: &str) -> End {
     End::Stopped(format!("guest has stopped the virtual machine due to error: {error}"))
 }
 
-/// `[<duration>] [exit <code> | signal <name>] [: <words>]`; exit code 1 if not said.
-fn parse_death(text: &str) -> Option<(Duration, Death, Option<String>)> {
-    let (text, last_words) = match text.split_once(':') {
-        Some((text, words)) => (text, Some(words.trim().to_owned())),
-        None => (text, None),
-    };
-    let words: Vec<_> = text.split_whitespace().collect();
-    let (after, rest) = match words.split_first() {
-        Some((word, rest)) if *word != "exit" && *word != "signal" => (faults::parse_duration(word)?, rest),
-        _ => (Duration::ZERO, words.as_slice()),
-    };
-    let death = match rest {
-        [] => Death::Exit(1),
-        ["exit", code] => Death::Exit(code.parse().ok()?),
-        ["signal", name] => Death::Signal(format!("SIG{}", name.trim_start_matches("SIG")).parse().ok()?),
-        _ => return None,
-    };
-    Some((after, death, last_words))
-}
-
 /// Ends this process without any ado: the guest goes with it.
-fn die(death: Death) -> ExitCode {
-    match death {
-        Death::Exit(code) => std::process::exit(code.into()),
-        Death::Signal(signal) => {
+fn die(kind: ExitKind) -> ExitCode {
+    match kind {
+        ExitKind::Code(code) => std::process::exit(code.into()),
+        ExitKind::Signal(signal) => {
             // Rust's own handler of some signals takes the first one to step aside.
             let _ = signal::raise(signal).and_then(|()| signal::raise(signal));
             // Ignored or blocked by whoever started this process.
@@ -275,7 +249,7 @@ fn suspend(vm: &Vm) -> ExitCode {
     }
     console::line("pausing VM to take a snapshot...");
     console::line("creating a snapshot...");
-    if vm.faults.is_on("suspend-fails") {
+    if vm.faults.is_on(Fault::SuspendFails) {
         return failed("An error occurred while saving the virtual machine.");
     }
     if let Err(error) = std::fs::write(vm.dir.state_path(), "memory of a simulated guest\n") {
@@ -283,26 +257,4 @@ fn suspend(vm: &Vm) -> ExitCode {
     }
     console::line("snapshot created successfully! shutting down the VM...");
     ExitCode::SUCCESS
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_death_has_a_time_and_a_manner() {
-        for (text, expected) in [
-            ("", Some((Duration::ZERO, Death::Exit(1)))),
-            ("2s", Some((Duration::from_secs(2), Death::Exit(1)))),
-            ("20ms exit 3", Some((Duration::from_millis(20), Death::Exit(3)))),
-            ("signal KILL", Some((Duration::ZERO, Death::Signal(Sig::SIGKILL)))),
-            ("1 signal SIGSEGV", Some((Duration::from_secs(1), Death::Signal(Sig::SIGSEGV)))),
-            ("soon", None),
-        ] {
-            let expected = expected.map(|(after, death)| (after, death, None));
-            assert_eq!(parse_death(text), expected, "{text:?}");
-        }
-        let told = parse_death("1s exit 2: Error: no space").unwrap();
-        assert_eq!(told, (Duration::from_secs(1), Death::Exit(2), Some("Error: no space".into())));
-    }
 }

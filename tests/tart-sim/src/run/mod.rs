@@ -18,18 +18,19 @@ use nix::pty::PtyMaster;
 use crate::config::{Config, Os};
 use crate::console;
 use crate::error::{Error, Result};
+use crate::faults::{self, VmFaults};
 use crate::file_lock::FileLock;
 use crate::guest::Boot;
 use crate::home::Home;
 use crate::host::{NoSlot, Slot};
 use crate::image::Image;
 use crate::vm_dir::{RunLock, State, VmDir};
-use crate::vm_faults::VmFaults;
-use crate::{cli, faults, identity, version};
+use crate::{cli, identity, version};
 use life::Signals;
 use network::Attachment;
 use screen::Screen;
 use shares::Shares;
+use tart_sim::Fault;
 
 /// The most that the simulated Mac gives to a VM, unless the knobs `host-cpus` and `host-memory-mib` say otherwise.
 const HOST_CPUS: u64 = 14;
@@ -162,13 +163,14 @@ fn check_resources(args: &cli::Run, config: &Config) -> Result<()> {
     if args.nested && config.os == Os::Darwin {
         return Err(Error::runtime("macOS virtual machines do not support nested virtualization"));
     }
-    let host =
-        |knob: &str, default| faults::parameter(knob).and_then(|text| text.parse().ok()).unwrap_or(default);
+    let host = |knob: Fault, default| {
+        faults::parameter(knob).and_then(|number| number.parse().ok()).unwrap_or(default)
+    };
     let invalid = |what: &str| Error::other(format!("Invalid virtual machine configuration. {what}"));
-    if u64::from(config.cpu_count) > host("host-cpus", HOST_CPUS) {
+    if u64::from(config.cpu_count) > host(Fault::HostCpus, HOST_CPUS) {
         return Err(invalid("The number of virtual CPUs is greater than the maximum allowed."));
     }
-    if config.memory_size >> 20 > host("host-memory-mib", HOST_MEMORY_MIB) {
+    if config.memory_size >> 20 > host(Fault::HostMemoryMib, HOST_MEMORY_MIB) {
         return Err(invalid("The memory size is greater than the maximum allowed."));
     }
     Ok(())
@@ -179,7 +181,7 @@ fn start(vm: &Vm, home: &Home) -> Result<Slot, String> {
     let restore = vm.dir.state_path();
     if restore.exists() {
         console::line("restoring VM state from a snapshot...");
-        if vm.faults.is_on("restore-fails") {
+        if vm.faults.is_on(Fault::RestoreFails) {
             return Err(vz_error::failed_to_restore());
         }
         std::fs::remove_file(&restore).map_err(|error| error.to_string())?;
@@ -188,20 +190,20 @@ fn start(vm: &Vm, home: &Home) -> Result<Slot, String> {
     if let Some(problem) = vm.shares.shares.iter().find_map(shares::problem) {
         return Err(vz_error::invalid_share(problem));
     }
-    if vm.faults.is_on("vz-auxiliary-storage") {
+    if vm.faults.is_on(Fault::VzAuxiliaryStorage) {
         return Err(vz_error::auxiliary_storage_locked());
     }
     let slot = Slot::take(vm.os, &vm.mac_address, vm.network.network).map_err(|error| match error {
         NoSlot::LimitExceeded => limit_exceeded(vm, home),
         NoSlot::Io(error) => error.to_string(),
     })?;
-    if faults::names("no-space", "run") {
+    if faults::is_on_for(Fault::NoSpace, "run") {
         return Err(vz_error::out_of_disk_space());
     }
-    if vm.faults.is_on("vz-internal") {
+    if vm.faults.is_on(Fault::VzInternal) {
         return Err(vz_error::failed_to_start());
     }
-    if let Some(reason) = vm.faults.parameter("vz-host-key") {
+    if let Some(reason) = vm.faults.parameter(Fault::VzHostKey) {
         let reason = if reason.is_empty() { "Failed to create new HostKey" } else { &reason };
         return Err(vz_error::host_key(reason));
     }
@@ -231,7 +233,7 @@ fn limit_exceeded(vm: &Vm, home: &Home) -> String {
 impl Vm {
     /// How long the guest takes until it is up.
     fn boot_delay(&self) -> Duration {
-        self.faults.duration("boot-delay").unwrap_or_else(|| seconds(self.image.boot_delay))
+        self.faults.duration(Fault::BootDelay).unwrap_or_else(|| seconds(self.image.boot_delay))
     }
 
     /// What the guest is told when it boots.
@@ -247,7 +249,10 @@ impl Vm {
             shares: self.shares.shares.clone(),
             command: image.boot.clone(),
             agent: image.agent,
-            agent_delay: self.faults.duration("agent-delay").unwrap_or_else(|| seconds(image.agent_delay)),
+            agent_delay: self
+                .faults
+                .duration(Fault::AgentDelay)
+                .unwrap_or_else(|| seconds(image.agent_delay)),
             old_agent: image.has_old_agent(),
             says_started: image.agent_says_started,
             forgets_exit: image.agent_forgets_exit,

@@ -1,5 +1,7 @@
 //! `--net-*`: how a VM is connected.
 
+use tart_sim::Fault;
+
 use crate::cli;
 use crate::error::{Error, Result};
 use crate::host::Network;
@@ -19,7 +21,7 @@ pub(super) struct Attachment {
 /// Chooses the connection, and refuses one that this Mac does not have.
 pub(super) fn attach(args: &cli::Run) -> Result<Attachment> {
     let softnet = args.net_softnet || args.net_host;
-    if softnet && faults::is_on("softnet-missing") {
+    if softnet && faults::is_on(Fault::SoftnetMissing) {
         return Err(Error::runtime("Softnet failed: softnet not found in PATH"));
     }
     if args.net_softnet_control_fd.is_some_and(|fd| fd <= 2) {

@@ -1,5 +1,7 @@
 //! What `run` refuses before it does anything.
 
+use tart_sim::Fault;
+
 use crate::cli;
 use crate::config::Os;
 use crate::error::{Error, Result};
@@ -23,7 +25,7 @@ pub(super) fn validate(args: &mut cli::Run, home: &Home) -> Result<VmDir> {
     if (args.no_graphics || args.vnc || args.vnc_experimental) && args.capture_system_keys {
         return Err(Error::usage("--captures-system-keys can only be used with the default VM view"));
     }
-    if args.nested && faults::is_on("nested-unsupported") {
+    if args.nested && faults::is_on(Fault::NestedUnsupported) {
         return Err(Error::usage("Nested virtualization is available for Mac with the M3 chip, and later."));
     }
 

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 
 use serde_json::json;
+use tart_sim::Fault;
 
 use crate::mac::Mac;
 
@@ -109,7 +110,7 @@ fn a_push_may_fill_the_cache() {
     let mac = Mac::with_image("{}");
     mac.create("vm");
     mac.ok(&["push", "vm", "registry.example/team/new:a", "--populate-cache"]);
-    mac.fault("pull", "offline");
+    mac.switch_on(Fault::Pull, "offline");
     mac.ok(&["clone", "registry.example/team/new:a", "copy"]);
     assert_eq!(mac.config("copy")["os"], json!("linux"));
     mac.tart(&["push", "vm", "registry.example/team/new:b"])

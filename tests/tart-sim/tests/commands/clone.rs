@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use tart_sim::Fault;
+
 use crate::mac::{Mac, inode};
 
 const IMAGE: &str = "registry.example/team/mac:v1";
@@ -89,7 +91,7 @@ fn a_clone_of_a_large_disk_takes_no_room() {
 fn no_room_for_the_copy() {
     let mac = Mac::with_image("{}");
     mac.ok(&["pull", IMAGE]);
-    mac.fault("no-space", "clone");
+    mac.switch_on(Fault::NoSpace, "clone");
     let ended = mac.tart(&["clone", IMAGE, "vm"]);
     let left = mac.tmp();
     let uuid = left[0].file_name().unwrap().to_str().unwrap();
@@ -99,7 +101,7 @@ fn no_room_for_the_copy() {
         &format!("Error: “disk.img” couldn’t be copied to “{uuid}” because there isn’t enough space."),
     );
     assert!(!mac.vm("vm").exists());
-    mac.no_fault("no-space");
+    mac.switch_off(Fault::NoSpace);
     mac.ok(&["list"]);
     assert!(mac.tmp().is_empty());
 }
@@ -109,7 +111,7 @@ fn a_cached_image_is_cloned_without_asking_anyone() {
     let mac = Mac::with_image(r#"{ "cpu": 5 }"#);
     mac.ok(&["pull", IMAGE]);
     mac.publish("team/mac/v1", r#"{ "cpu": 6 }"#);
-    mac.fault("pull", "offline");
+    mac.switch_on(Fault::Pull, "offline");
     assert_eq!(mac.ok(&["clone", IMAGE, "vm"]), "");
     assert_eq!(mac.config("vm")["cpuCount"], 5, "the tag has moved, the cache has not");
     mac.tart(&["pull", IMAGE]).fails(1, "Error: The Internet connection appears to be offline.");
@@ -144,7 +146,7 @@ fn clones_wait_for_the_lock_on_the_home() {
 fn a_copy_that_stalls_has_half_of_the_vm_locked_where_it_is_made() {
     let mac = Mac::with_image("{}");
     mac.ok(&["pull", IMAGE]);
-    mac.fault("stall-copy", "");
+    mac.switch_on(Fault::StallCopy, "");
     let mut clone = mac.command(&["clone", IMAGE, "vm"]).spawn().unwrap();
     let half = loop {
         if let Some(half) = mac.tmp().into_iter().find(|path| path.join("nvram.bin").exists()) {
@@ -155,7 +157,7 @@ fn a_copy_that_stalls_has_half_of_the_vm_locked_where_it_is_made() {
     };
     mac.ok(&["list"]);
     assert!(half.exists() && !half.join("disk.img").exists() && !mac.vm("vm").exists());
-    mac.no_fault("stall-copy");
+    mac.switch_off(Fault::StallCopy);
     assert!(clone.wait().unwrap().success());
     assert!(mac.tmp().is_empty() && mac.vm("vm").join("disk.img").exists());
 }

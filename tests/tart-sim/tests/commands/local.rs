@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
+use tart_sim::Fault;
 
 use crate::mac::{Mac, inode};
 
@@ -79,7 +80,7 @@ fn files_that_are_missing() {
     fs::remove_file(mac.vm("vm").join("nvram.bin")).unwrap();
     mac.tart(&["get", "vm"]).fails(1, "VM is missing some of its files (config.json, disk.img or nvram.bin)");
     assert!(mac.names().is_empty(), "an incomplete VM is not listed");
-    mac.fault("version", "SNAPSHOT");
+    mac.switch_on(Fault::Version, "SNAPSHOT");
     let ended = mac.tart(&["get", "vm"]);
     assert!(
         ended.stderr.starts_with("VM is missing files for a supported layout: standalone requires"),
@@ -142,10 +143,10 @@ fn one_broken_vm_fails_the_whole_list() {
     let mac = Mac::new();
     mac.create("good");
     mac.create("racing");
-    mac.fault("list-race", "racing");
+    mac.switch_on(Fault::ListRace, "racing");
     mac.tart(&["list"])
         .fails(1, "Error: The file “config.json” couldn’t be opened because there is no such file.");
-    mac.no_fault("list-race");
+    mac.switch_off(Fault::ListRace);
     fs::write(mac.vm("racing").join("config.json"), "{").unwrap();
     mac.tart(&["list", "--format=json"])
         .fails(1, "Error: The data couldn’t be read because it isn’t in the correct format.");

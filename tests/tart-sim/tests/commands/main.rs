@@ -5,7 +5,7 @@
 mod archive;
 mod cache;
 mod clone;
-mod disturbance;
+mod faults;
 mod local;
 mod mac;
 mod outage;

@@ -2,6 +2,8 @@
 
 use std::os::unix::process::ExitStatusExt as _;
 
+use tart_sim::Fault;
+
 use crate::mac::Mac;
 
 const IMAGE: &str = "registry.example/team/mac:v1";
@@ -34,11 +36,11 @@ fn every_outage_has_its_words() {
         ("dns", "Error: A server with the specified hostname could not be found."),
         ("refused", "Error: Could not connect to the server."),
     ] {
-        mac.fault("pull", fault);
+        mac.switch_on(Fault::Pull, fault);
         mac.tart(&["pull", IMAGE]).fails(1, stderr);
         mac.tart(&["clone", IMAGE, "vm"]).fails(1, stderr);
     }
-    mac.fault("pull", "timeout only=registry.example/other");
+    mac.switch_on(Fault::Pull, "timeout only=registry.example/other");
     mac.ok(&["pull", IMAGE]);
 }
 
@@ -60,11 +62,11 @@ fn images_that_are_not_there() {
 fn lost_connections_are_tried_again_while_layers_arrive() {
     let mac = Mac::with_image("{}");
     let again = "Error pulling image: \"The network connection was lost.\", attempting to re-try...";
-    mac.fault("pull", "connection-lost at=layers times=2");
+    mac.switch_on(Fault::Pull, "connection-lost at=layers times=2");
     let pulled = mac.tart(&["pull", IMAGE]);
     assert_eq!(pulled.lines().iter().filter(|line| **line == again).count(), 2, "{pulled:?}");
     mac.ok(&["delete", IMAGE]);
-    mac.fault("pull", "connection-lost at=layers");
+    mac.switch_on(Fault::Pull, "connection-lost at=layers");
     let failed = mac.tart(&["pull", IMAGE]);
     failed.fails(1, "Error: The network connection was lost.");
     assert_eq!(failed.stdout.lines().filter(|line| *line == again).count(), 4, "five attempts: {failed:?}");
@@ -74,12 +76,12 @@ fn lost_connections_are_tried_again_while_layers_arrive() {
 #[test]
 fn no_room_for_the_image() {
     let mac = Mac::with_image("{}");
-    mac.fault("no-space", "pull");
+    mac.switch_on(Fault::NoSpace, "pull");
     mac.tart(&["pull", IMAGE]).fails(
         1,
         "Error: You can’t save the file “disk.img” because the volume “Macintosh HD” is out of space.",
     );
-    mac.fault("version", "2.23.0");
+    mac.switch_on(Fault::Version, "2.23.0");
     let crashed = mac.command(&["pull", IMAGE]).output().unwrap();
     assert_eq!(crashed.status.signal(), Some(6), "SIGABRT");
     assert!(String::from_utf8(crashed.stderr).unwrap().contains("No space left on device"));

@@ -4,6 +4,8 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use tart_sim::Fault;
+
 use crate::mac::{Ended, Mac};
 
 const IMAGE: &str = "registry.example/team/mac:v1";
@@ -113,7 +115,7 @@ fn the_keychain_keeps_what_login_tried() {
 fn a_locked_keychain_is_mentioned_and_passed_over() {
     let mac = private_mac();
     assert_eq!(login(&mac, "registry.example", "secret", &[]).code, Some(0));
-    mac.fault("keychain-locked", "");
+    mac.switch_on(Fault::KeychainLocked, "");
     let ended = assert_pulls(&mut mac.command(&["pull", IMAGE]), false);
     let line = "Failed to retrieve credentials using Keychain credentials provider, authentication may fail: Failed(message: \"Keychain returned unsuccessful status -25308\")";
     assert!(ended.stdout.lines().any(|l| l == line), "{ended:?}");

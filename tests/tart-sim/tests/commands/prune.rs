@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::{Duration, SystemTime};
 
+use tart_sim::Fault;
+
 use crate::mac::Mac;
 
 /// Makes a VM or image look as if it was last used that many days ago.
@@ -70,7 +72,7 @@ fn a_pull_makes_room_for_itself() {
     let mac = with_images(&[20, 21]);
     mac.publish("mac/new", r#"{ "diskGB": 50, "allocatedGB": 45 }"#);
     let new = "registry.example/mac:new";
-    mac.fault("capacity", "87");
+    mac.switch_on(Fault::Capacity, "87");
     let forbidden = mac.command(&["pull", new]).env("TART_NO_AUTO_PRUNE", "").output().unwrap();
     assert_eq!(forbidden.status.code(), Some(0), "45 GB fit, even though 50 GB would not");
     assert_eq!(tags(&mac), ["new", "v0", "v1"]);
@@ -83,7 +85,7 @@ fn a_pull_makes_room_for_itself() {
 fn nothing_is_pruned_if_it_would_not_help() {
     let mac = with_images(&[20]);
     mac.publish("mac/new", r#"{ "diskGB": 50, "allocatedGB": 45 }"#);
-    mac.fault("capacity", "21");
+    mac.switch_on(Fault::Capacity, "21");
     mac.tart(&["pull", "registry.example/mac:new"]).fails(
         1,
         "Error: You can’t save the file “disk.img” because the volume “Macintosh HD” is out of space.",
@@ -94,7 +96,7 @@ fn nothing_is_pruned_if_it_would_not_help() {
 #[test]
 fn a_clone_makes_room_too_but_spares_its_source() {
     let mac = with_images(&[20, 21]);
-    mac.fault("capacity", "65");
+    mac.switch_on(Fault::Capacity, "65");
     mac.ok(&["clone", "registry.example/mac:v0", "vm", "--prune-limit", "0"]);
     assert_eq!(tags(&mac), ["v0", "v1"]);
     mac.ok(&["clone", "registry.example/mac:v0", "vm", "--prune-limit", "10"]);
@@ -106,7 +108,7 @@ fn what_a_moved_tag_meant_goes_first() {
     let mac = with_images(&[20, 21]);
     age(&mac, "cache/OCIs/registry.example/mac/v1", 1);
     mac.publish("mac/v1", r#"{ "diskGB": 50, "allocatedGB": 45 }"#);
-    mac.fault("capacity", "75");
+    mac.switch_on(Fault::Capacity, "75");
     mac.ok(&["pull", "registry.example/mac:v1"]);
     assert_eq!(tags(&mac), ["v0", "v1"], "not v0, although it is older");
 }

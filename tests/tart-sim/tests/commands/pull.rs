@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tart_sim::Fault;
 
 use crate::mac::Mac;
 
@@ -112,13 +113,13 @@ fn a_port_is_escaped_on_disk_and_nowhere_else() {
 fn pulls_from_one_registry_wait_for_each_other() {
     let mac = Mac::with_image("{}");
     mac.publish("team/other/v1", r#"{ "cpu": 8 }"#);
-    mac.fault("pull", &format!("stall at=layers only={IMAGE}"));
+    mac.switch_on(Fault::Pull, &format!("stall at=layers only={IMAGE}"));
     let mut first = Watched::start(&mut mac.command(&["pull", IMAGE]));
     first.until(|line| line.starts_with("pulling disk"));
     let mut second = Watched::start(&mut mac.command(&["pull", "registry.example/team/other:v1"]));
     second.until(|line| line == "waiting for lock...");
     assert!(mac.names().is_empty());
-    mac.no_fault("pull");
+    mac.switch_off(Fault::Pull);
     assert_eq!(first.end(), (Some(0), String::new()));
     assert_eq!(second.end(), (Some(0), String::new()));
     assert_eq!(mac.names().len(), 4);

@@ -1,5 +1,7 @@
 //! Command lines that are refused, and the ones that only print.
 
+use tart_sim::Fault;
+
 use crate::mac::Mac;
 
 #[test]
@@ -108,17 +110,17 @@ fn the_version_decides_what_there_is() {
     let mac = Mac::with_image("{}");
     mac.ok(&["clone", "registry.example/team/mac:v1", "vm"]);
     let row = || mac.tart(&["list", "--source=local", "--format=json"]).json()[0].clone();
-    mac.fault("version", "2.30.0\n");
+    mac.switch_on(Fault::Version, "2.30.0\n");
     assert_eq!(mac.ok(&["--version"]), "2.30.0\n");
     assert!(row()["SizeOnDisk"].is_u64() && row()["Accessed"].is_null(), "{}", row());
     assert!(mac.ok(&["list"]).starts_with("Source Name"));
-    mac.fault("version", "2.31.0");
+    mac.switch_on(Fault::Version, "2.31.0");
     assert!(row()["SizeOnDisk"].is_null() && row()["Accessed"].is_string(), "{}", row());
-    mac.fault("version", "2.27.0");
+    mac.switch_on(Fault::Version, "2.27.0");
     assert!(mac.tart(&["get", "vm", "--format=json"]).json()["DiskFormat"].is_null());
     assert_eq!(mac.tart(&["clone", "a", "b", "--prune-limit=1"]).code, Some(64));
     let resolver = mac.tart(&["ip", "vm", "--resolver=agent"]);
     assert!(resolver.stderr.contains("Please provide one of 'dhcp' or 'arp'."), "{resolver:?}");
-    mac.fault("version", "2.26.0");
+    mac.switch_on(Fault::Version, "2.26.0");
     assert_eq!(mac.tart(&["exec", "vm", "true"]).code, Some(64));
 }

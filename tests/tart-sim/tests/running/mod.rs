@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tart_kubelet_tests::sandbox::Sandbox;
+use tart_sim::fault::{FaultDirectory, FaultFile};
 use tempfile::TempDir;
 
 /// How long anything may take that takes milliseconds on an idle machine.
@@ -154,12 +155,12 @@ impl Mac {
         fs::write(guest.join("image.json"), json).unwrap();
     }
 
-    pub(crate) fn switch_on(&self, fault: &str, parameter: &str) {
-        fs::write(self.host().join("faults").join(fault), parameter).unwrap();
+    pub(crate) fn switch_on(&self, fault: impl Into<FaultFile>, parameter: &str) {
+        FaultDirectory::of_host(&self.host()).switch_on(&fault.into(), parameter).unwrap();
     }
 
-    pub(crate) fn switch_off(&self, fault: &str) {
-        fs::remove_file(self.host().join("faults").join(fault)).unwrap();
+    pub(crate) fn switch_off(&self, fault: impl Into<FaultFile>) {
+        assert!(FaultDirectory::of_host(&self.host()).switch_off(&fault.into()).unwrap(), "the fault is off");
     }
 
     /// Creates a macOS VM, runs it and waits until its agent answers.
