@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use tart_sim::fault::{self, Fault};
 
-use crate::faults;
+use crate::host::faults;
 
 /// The release that the simulator is, unless the knob `version` names another.
 const DEFAULT: &str = "2.35.0";

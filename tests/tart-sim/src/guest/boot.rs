@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Os;
+use crate::home::config::Os;
 
 /// The group that the users of a Mac are in.
 const STAFF: u32 = 20;

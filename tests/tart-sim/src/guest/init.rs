@@ -21,8 +21,8 @@ use super::commands::{Environment, Request};
 use super::machine::{POWER_BUTTON, exit};
 use super::processes::{Kind, Processes};
 use super::{Boot, plain, programs};
-use crate::config::Os;
 use crate::guest_agent::server;
+use crate::home::config::Os;
 
 /// The socket in the guest's directory that stands for the agent's vsock port.
 pub(crate) const AGENT_SOCKET: &str = "agent.sock";

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use super::Boot;
-use crate::config::Os;
+use crate::home::config::Os;
 
 /// Where a macOS guest mounts the shares that have the automount tag.
 pub(super) const SHARED_FILES: &str = "Volumes/My Shared Files";

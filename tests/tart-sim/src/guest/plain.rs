@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use super::commands::Environment;
 use super::init::SEARCH_PATH;
 use super::{AUTOMOUNT_TAG, Boot, layout, programs};
-use crate::config::Os;
+use crate::home::config::Os;
 
 /// The guest's files are a directory, and its commands see the machine's.
 pub(super) fn enter(boot: &Boot) -> io::Result<Environment> {

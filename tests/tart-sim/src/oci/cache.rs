@@ -7,8 +7,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::name::{Reference, RemoteName};
+use crate::home::vm_dir::VmDir;
 use crate::home::{self, Home, Temporary};
-use crate::vm_dir::VmDir;
 
 /// The name of the file that keeps an image which no tag points to: it was pulled by its digest.
 const EXPLICITLY_PULLED: &str = ".explicitly-pulled";

@@ -12,7 +12,8 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 use tart_sim::Fault;
 
-use crate::{console, faults, mac};
+use crate::host::{self, faults};
+use crate::output::stdout;
 
 /// A user name and a password.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +40,7 @@ impl Credentials {
     pub(crate) fn find(host: &str) -> Option<Self> {
         let or_warn = |name: &str, lookup: Lookup| {
             lookup.unwrap_or_else(|ProviderError(error)| {
-                console::line(format!(
+                stdout::line(format!(
                     "Failed to retrieve credentials using {name} credentials provider, authentication may fail: {error}"
                 ));
                 None
@@ -130,7 +131,7 @@ pub(crate) struct Keychain;
 
 impl Keychain {
     fn path() -> PathBuf {
-        mac::dir().join("keychain.json")
+        host::dir().join("keychain.json")
     }
 
     fn read() -> BTreeMap<String, Credentials> {
@@ -143,7 +144,7 @@ impl Keychain {
         }
         let mut entries = Self::read();
         change(&mut entries);
-        fs::create_dir_all(mac::dir())
+        fs::create_dir_all(host::dir())
             .and_then(|()| fs::write(Self::path(), serde_json::to_vec_pretty(&entries)?))
             .map_err(|error| error.to_string())
     }

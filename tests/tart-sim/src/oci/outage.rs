@@ -6,7 +6,8 @@ use tart_sim::fault::{Fault, Outage, OutageKind, Stage};
 
 use super::failure::{Failure, UrlError};
 use super::name::RemoteName;
-use crate::{faults, interrupt};
+use crate::host::faults;
+use crate::interrupt;
 
 /// How often a stalled transfer looks whether it may go on.
 const POLL: Duration = Duration::from_millis(20);

@@ -15,12 +15,16 @@ use super::manifest::hex;
 use super::name::RemoteName;
 use super::outage;
 use super::registry::{Registry, RemoteImage};
-use crate::console::{self, Progress};
+use crate::command::prune;
 use crate::error::{Error, Result};
-use crate::file_lock::FileLock;
-use crate::home::{self, Home, Temporary};
-use crate::vm_dir::VmDir;
-use crate::{config::Config, copy, faults, foundation, interrupt, prune, space, version};
+use crate::home::config::Config;
+use crate::home::file_lock::FileLock;
+use crate::home::vm_dir::VmDir;
+use crate::home::{self, Home, Temporary, copy};
+use crate::host::{disk_space, faults};
+use crate::output::file_error;
+use crate::output::stdout::{self, Progress};
+use crate::{interrupt, version};
 
 /// How often the layers are tried when the connection fails.
 const ATTEMPTS: u32 = 5;
@@ -31,11 +35,11 @@ const RESERVE: u64 = 128 << 20;
 /// Pulls an image and links its tag, unless the cache has it.
 pub(crate) fn pull(home: &Home, name: &RemoteName) -> Result<()> {
     let cache = Cache::new(home);
-    console::line("pulling manifest...");
+    stdout::line("pulling manifest...");
     let remote = Registry::new(&name.host).pull_manifest(name)?;
     let digest = name.with_digest(&remote.manifest.digest);
     if cache.exists(name) && cache.exists(&digest) && (*name == digest || cache.is_linked(name, &digest)) {
-        console::line(format!("{digest} image is already cached and linked!"));
+        stdout::line(format!("{digest} image is already cached and linked!"));
         return Ok(());
     }
 
@@ -44,7 +48,7 @@ pub(crate) fn pull(home: &Home, name: &RemoteName) -> Result<()> {
     let _lock = if let Some(lock) = FileLock::attempt(&host_dir).map_err(Error::other)? {
         lock
     } else {
-        console::line("waiting for lock...");
+        stdout::line("waiting for lock...");
         FileLock::wait(&host_dir).map_err(Error::other)?
     };
     interrupt::check()?;
@@ -83,7 +87,7 @@ fn download(home: &Home, name: &RemoteName, remote: &RemoteImage, tmp: &VmDir) -
     loop {
         match layers(home, name, remote, tmp, attempt) {
             Err(Attempt::Failed(Failure::Url(error))) if attempt + 1 < ATTEMPTS => {
-                console::line(format!(
+                stdout::line(format!(
                     "Error pulling image: \"{}\", attempting to re-try...",
                     error.description()
                 ));
@@ -118,10 +122,10 @@ fn layers(
     attempt: u32,
 ) -> Result<(), Attempt> {
     let hopeless =
-        |error: io::Error| Attempt::Hopeless(Error::other(foundation::creating(&tmp.disk_path(), &error)));
-    console::line(format!("pulling disk ({} compressed)...", compressed(remote.image.compressed_bytes())));
+        |error: io::Error| Attempt::Hopeless(Error::other(file_error::creating(&tmp.disk_path(), &error)));
+    stdout::line(format!("pulling disk ({} compressed)...", compressed(remote.image.compressed_bytes())));
     outage::strike(name, Stage::Layers, attempt)?;
-    let too_large = remote.image.allocated_bytes().is_some_and(|bytes| space::available(home) < bytes);
+    let too_large = remote.image.allocated_bytes().is_some_and(|bytes| disk_space::available(home) < bytes);
     if faults::is_on_for(Fault::NoSpace, "pull") || too_large {
         return Err(Attempt::Hopeless(no_space(tmp)));
     }
@@ -141,7 +145,7 @@ fn layers(
         tmp.resize_disk(total * percent / 100).map_err(hopeless)?;
         progress.show(percent);
     }
-    console::line("pulling NVRAM...");
+    stdout::line("pulling NVRAM...");
     unpack(remote, tmp).map_err(hopeless)
 }
 
@@ -154,7 +158,7 @@ fn no_space(tmp: &VmDir) -> Error {
         );
         process::abort();
     }
-    Error::other(foundation::out_of_space(&tmp.disk_path()))
+    Error::other(file_error::out_of_space(&tmp.disk_path()))
 }
 
 /// Percent between two looks at the clock: small for a slow pull, everything at once for an instant one.

@@ -13,9 +13,10 @@ use super::failure::{Failure, UrlError};
 use super::manifest::Manifest;
 use super::name::{Reference, RemoteName};
 use super::outage;
-use crate::image::Image;
-use crate::vm_dir::VmDir;
-use crate::{copy, home, mac};
+use crate::home::image::Image;
+use crate::home::vm_dir::VmDir;
+use crate::home::{self, copy};
+use crate::host;
 
 /// One registry.
 #[derive(Debug)]
@@ -44,7 +45,7 @@ struct Behaviour {
 impl Registry {
     /// The registry at that host.
     pub(crate) fn new(host: &str) -> Self {
-        Self { host: host.into(), dir: mac::dir().join("registry").join(host) }
+        Self { host: host.into(), dir: host::dir().join("registry").join(host) }
     }
 
     /// Asks for an image's manifest.

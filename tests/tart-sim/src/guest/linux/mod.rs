@@ -23,7 +23,7 @@ use super::commands::Environment;
 use super::init::{ISOLATED, SEARCH_PATH};
 use super::machine::exit;
 use super::{Boot, INIT, programs};
-use crate::file_lock::FileLock;
+use crate::home::file_lock::FileLock;
 
 pub(super) use mounts::{mount_memory, with_open_devices};
 pub(super) use shares::mount_share;

@@ -11,8 +11,8 @@ use nix::unistd::{chdir, pivot_root, sethostname};
 
 use super::mounts::{bind, make_read_only, mount_at};
 use super::shares;
-use crate::config::Os;
 use crate::guest::{Boot, layout};
+use crate::home::config::Os;
 
 /// The machine's directories that hold its programs.
 const PROGRAMS: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];

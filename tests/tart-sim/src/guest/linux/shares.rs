@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use nix::mount::MsFlags;
 
 use super::mounts::{bind, make_read_only, mount_at};
-use crate::config::Os;
 use crate::guest::{AUTOMOUNT_TAG, Boot, Share, layout};
+use crate::home::config::Os;
 
 /// Where the shares wait to be mounted, as the guest sees it.
 const SHARES: &str = "dev/.virtiofs";

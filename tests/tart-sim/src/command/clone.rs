@@ -1,0 +1,66 @@
+//! `tart clone`.
+
+use crate::command::create::local_name;
+use crate::command::prune;
+use crate::error::{Error, Result};
+use crate::home::config::Config;
+use crate::home::vm_dir::{State, VmDir};
+use crate::home::{Home, identity};
+use crate::oci::{self, Cache, RemoteName};
+use crate::output::file_error;
+use crate::{cli, interrupt};
+
+/// Clones a VM, pulling it first if it is remote and not in the cache. A VM that has the new name already is replaced
+/// without a word, even while it runs.
+pub(crate) fn clone(home: &Home, args: &cli::Clone) -> Result<()> {
+    local_name("<new-name>", &args.new_name)?;
+    at_least_one_connection(args.concurrency)?;
+    if let Ok(remote) = RemoteName::parse(&args.source_name)
+        && !Cache::new(home).exists(&remote)
+    {
+        oci::pull(home, &remote)?;
+    }
+    let source = home.open_vm(&args.source_name)?;
+    let tmp = home.temporary()?;
+    let lock = home.lock()?;
+    let copied =
+        interrupt::check().and_then(|()| copy(home, &source, tmp.vm())).and_then(|()| interrupt::check());
+    tmp.discard_if_cancelled(copied)?;
+    tmp.replace(home.vm_dir(&args.new_name).path()).map_err(Error::other)?;
+    drop(lock);
+
+    // The copy shares its blocks with the source; make room for some of what the VM is going to write.
+    let size = |size: std::io::Result<u64>| size.map_err(Error::other);
+    let unallocated = size(source.size())?.saturating_sub(size(source.allocated_size())?);
+    let wanted = unallocated.min(args.prune_limit.saturating_mul(1 << 30));
+    prune::reclaim_if_needed(home, wanted, Some(source.path()))
+}
+
+/// Refuses to use the network without using it.
+pub(crate) fn at_least_one_connection(concurrency: u64) -> Result<()> {
+    if concurrency == 0 { Err(Error::usage("network concurrency cannot be less than 1")) } else { Ok(()) }
+}
+
+/// Gives a VM about to become local another MAC address if some local VM has the same; everything else stays,
+/// machine identifier included.
+pub(crate) fn avoid_mac_collision(home: &Home, vm: &VmDir) -> Result<()> {
+    let mut config = read_config(vm)?;
+    for (_, other) in home.local_vms()? {
+        if read_config(&other)?.mac_address == config.mac_address {
+            config.mac_address = identity::random_mac_address();
+            return config.write(&vm.config_path());
+        }
+    }
+    Ok(())
+}
+
+/// Reads a VM's configuration, failing in Foundation's words.
+pub(crate) fn read_config(vm: &VmDir) -> Result<Config> {
+    vm.config().map_err(|error| Error::other(file_error::reading(&vm.config_path(), &error)))
+}
+
+fn copy(home: &Home, source: &VmDir, target: &VmDir) -> Result<()> {
+    source.copy_to(target)?;
+    // The memory of a suspended VM knows its MAC address.
+    if source.state() == State::Suspended { Ok(()) } else { avoid_mac_collision(home, target) }
+}
