@@ -1,6 +1,6 @@
 //! `tart exec` and the control socket.
 
-mod running;
+mod mac;
 
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
@@ -8,8 +8,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
-use running::processes_with;
-use running::{Mac, eventually};
+use mac::processes_with;
+use mac::{Mac, eventually};
 use tart_sim::Fault;
 
 const NO_AGENT: &str = "Failed to connect to the VM using its control socket: The operation couldn’t be completed. \
@@ -185,7 +185,7 @@ fn the_socket_accepts_before_the_agent_answers() {
     let path = mac.vm_dir("a").join("control.sock");
     let mut connection = eventually("the socket accepts", || UnixStream::connect(&path).ok());
     let mut answer = Vec::new();
-    connection.set_read_timeout(Some(running::PATIENCE)).unwrap();
+    connection.set_read_timeout(Some(mac::PATIENCE)).unwrap();
     connection.read_to_end(&mut answer).unwrap();
     assert_eq!(answer, b"");
 }
@@ -227,7 +227,7 @@ fn a_stall_holds_up_a_command_that_runs() {
     });
     assert!(receiver.recv_timeout(Duration::from_millis(300)).is_err());
     mac.switch_off(Fault::AgentStall);
-    assert_eq!(&receiver.recv_timeout(running::PATIENCE).unwrap().unwrap(), b"two\n");
+    assert_eq!(&receiver.recv_timeout(mac::PATIENCE).unwrap().unwrap(), b"two\n");
     child.kill().unwrap();
     child.wait().unwrap();
 }

@@ -2,13 +2,13 @@
 
 #![cfg(target_os = "linux")]
 
-mod running;
+mod mac;
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-use running::{Mac, eventually, processes_with};
+use mac::{Mac, eventually, processes_with};
 use tart_sim::Fault;
 
 #[test]

@@ -1,11 +1,11 @@
 //! `tart ip` and its three resolvers.
 
-mod running;
+mod mac;
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use running::{Mac, eventually};
+use mac::{Mac, eventually};
 use tart_sim::Fault;
 
 #[test]

@@ -1,12 +1,12 @@
 //! `tart run`: refusals, the limit, signals, faults.
 
-mod running;
+mod mac;
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 
+use mac::{Mac, eventually};
 use nix::sys::signal::Signal;
-use running::{Mac, eventually};
 use tart_sim::Fault;
 
 const LIMIT: &str = "The number of VMs exceeds the system limit";

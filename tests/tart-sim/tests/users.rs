@@ -2,9 +2,9 @@
 
 #![cfg(target_os = "linux")]
 
-mod running;
+mod mac;
 
-use running::{Mac, Running};
+use mac::{Mac, Running};
 
 /// A guest whose user is like that of real images, or nothing where this machine has no second user to be.
 fn guest(mac: &Mac, image: &str) -> Option<Running> {

@@ -10,7 +10,7 @@ use std::process::Command;
 use tart_sim::Fault;
 
 use crate::command::clone::avoid_mac_collision;
-use crate::command::create::local_name;
+use crate::command::validation::local_name;
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::home::vm_dir::VmDir;

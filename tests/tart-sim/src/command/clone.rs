@@ -1,11 +1,10 @@
 //! `tart clone`.
 
-use crate::command::create::local_name;
-use crate::command::prune;
+use crate::command::validation::{at_least_one_connection, local_name};
 use crate::error::{Error, Result};
 use crate::home::config::Config;
 use crate::home::vm_dir::{State, VmDir};
-use crate::home::{Home, identity};
+use crate::home::{Home, identity, prunable};
 use crate::oci::{self, Cache, RemoteName};
 use crate::output::file_error;
 use crate::{cli, interrupt};
@@ -33,12 +32,7 @@ pub(crate) fn clone(home: &Home, args: &cli::Clone) -> Result<()> {
     let size = |size: std::io::Result<u64>| size.map_err(Error::other);
     let unallocated = size(source.size())?.saturating_sub(size(source.allocated_size())?);
     let wanted = unallocated.min(args.prune_limit.saturating_mul(1 << 30));
-    prune::reclaim_if_needed(home, wanted, Some(source.path()))
-}
-
-/// Refuses to use the network without using it.
-pub(crate) fn at_least_one_connection(concurrency: u64) -> Result<()> {
-    if concurrency == 0 { Err(Error::usage("network concurrency cannot be less than 1")) } else { Ok(()) }
+    prunable::reclaim_if_needed(home, wanted, Some(source.path()))
 }
 
 /// Gives a VM about to become local another MAC address if some local VM has the same; everything else stays,

@@ -6,6 +6,7 @@ use std::path::Path;
 use fastrand::Rng;
 
 use crate::cli;
+use crate::command::validation::local_name;
 use crate::error::{Error, Result};
 use crate::home::config::{Config, DiskFormat, Os};
 use crate::home::{self, Home};
@@ -36,11 +37,6 @@ pub(crate) fn create(home: &Home, args: &cli::Create) -> Result<()> {
         .map_err(|error| Error::other(file_error::creating(&tmp.vm().disk_path(), &error)))?;
     let _lock = home.lock()?;
     tmp.replace(target.path()).map_err(Error::other)
-}
-
-/// Refuses names with a slash, which belong to registries.
-pub(crate) fn local_name(argument: &str, name: &str) -> Result<()> {
-    if name.contains('/') { Err(Error::usage(format!("{argument} should be a local name"))) } else { Ok(()) }
 }
 
 /// Finds the restore image; one from the network lands in the cache.

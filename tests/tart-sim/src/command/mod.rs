@@ -8,12 +8,13 @@ mod ip;
 mod list;
 mod login;
 mod names;
-pub(crate) mod prune;
+mod prune;
 mod push;
 mod run;
 mod set;
 mod stop;
 mod suspend;
+mod validation;
 
 use std::process::ExitCode;
 
@@ -71,7 +72,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode> {
 }
 
 fn pull(home: &Home, args: &cli::Pull) -> Result<()> {
-    clone::at_least_one_connection(args.concurrency)?;
+    validation::at_least_one_connection(args.concurrency)?;
     let name = RemoteName::parse(&args.remote_name)?;
     stdout::line(format!("pulling {name}..."));
     oci::pull(home, &name)

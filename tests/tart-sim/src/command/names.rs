@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use crate::command::create::local_name;
+use crate::command::validation::local_name;
 use crate::error::{Error, Result};
 use crate::home::{self, Home};
 use crate::oci::{Cache, RemoteName};

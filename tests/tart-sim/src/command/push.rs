@@ -1,7 +1,7 @@
 //! `tart push`.
 
 use crate::cli;
-use crate::command::clone::at_least_one_connection;
+use crate::command::validation::at_least_one_connection;
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::oci::{self, Reference, Registry, RemoteName};

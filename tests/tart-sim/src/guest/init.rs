@@ -20,7 +20,7 @@ use super::agent::GuestAgent;
 use super::commands::{Environment, Request};
 use super::machine::{POWER_BUTTON, exit};
 use super::processes::{Kind, Processes};
-use super::{Boot, plain, programs};
+use super::{Boot, no_namespaces, programs};
 use crate::guest_agent::server;
 use crate::home::config::Os;
 
@@ -65,13 +65,13 @@ struct Guest {
 fn prepare(words: &[OsString], is_isolated: bool) -> io::Result<Guest> {
     let boot = Boot::read_line(io::stdin().lock())?;
     let agent_socket = bind_agent_socket()?;
-    let environment = if is_isolated { enter_own_root(&boot, words)? } else { plain::enter(&boot)? };
+    let environment = if is_isolated { enter_own_root(&boot, words)? } else { no_namespaces::enter(&boot)? };
     Ok(Guest { boot, agent_socket, environment, processes: Processes::new(is_isolated) })
 }
 
 #[cfg(target_os = "linux")]
 fn enter_own_root(boot: &Boot, words: &[OsString]) -> io::Result<Environment> {
-    super::linux::enter(boot, words)
+    super::namespaces::enter(boot, words)
 }
 
 #[cfg(not(target_os = "linux"))]

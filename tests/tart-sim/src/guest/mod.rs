@@ -9,15 +9,12 @@ mod boot;
 mod commands;
 mod init;
 mod layout;
-mod links;
-#[cfg(target_os = "linux")]
-mod linux;
 mod machine;
-mod name_service;
-mod plain;
+#[cfg(target_os = "linux")]
+mod namespaces;
+mod no_namespaces;
 mod processes;
 mod programs;
-mod users;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -48,7 +45,7 @@ pub(crate) fn entry() -> Option<ExitCode> {
     let words: Vec<OsString> = words.collect();
     match program.as_str() {
         #[cfg(target_os = "linux")]
-        LAUNCHER => Some(linux::launch()),
+        LAUNCHER => Some(namespaces::launch()),
         INIT => Some(init::main(&words)),
         SESSION => Some(commands::start_session(&words)),
         other => programs::find(other).map(|program| program(&words)),

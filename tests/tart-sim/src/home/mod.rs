@@ -2,9 +2,11 @@
 
 pub(crate) mod config;
 pub(crate) mod copy;
+pub(crate) mod disk_space;
 pub(crate) mod file_lock;
 pub(crate) mod identity;
 pub(crate) mod image;
+pub(crate) mod prunable;
 pub(crate) mod vm_dir;
 
 use std::env;

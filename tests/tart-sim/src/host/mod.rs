@@ -2,7 +2,6 @@
 
 pub(crate) mod command_faults;
 pub(crate) mod dhcp_leases;
-pub(crate) mod disk_space;
 pub(crate) mod faults;
 pub(crate) mod running_vms;
 

@@ -13,7 +13,7 @@ use crate::interrupt;
 const POLL: Duration = Duration::from_millis(20);
 
 /// Does to this attempt (the first is 0) what the fault says at this moment.
-pub(crate) fn strike(name: &RemoteName, stage: Stage, attempt: u32) -> Result<(), Failure> {
+pub(crate) fn apply(name: &RemoteName, stage: Stage, attempt: u32) -> Result<(), Failure> {
     let current = || {
         Outage::parse_lines(&faults::parameter(Fault::Pull)?)?.into_iter().find(|outage| {
             outage.stage == stage

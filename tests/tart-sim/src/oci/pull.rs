@@ -15,13 +15,12 @@ use super::manifest::hex;
 use super::name::RemoteName;
 use super::outage;
 use super::registry::{Registry, RemoteImage};
-use crate::command::prune;
 use crate::error::{Error, Result};
 use crate::home::config::Config;
 use crate::home::file_lock::FileLock;
 use crate::home::vm_dir::VmDir;
-use crate::home::{self, Home, Temporary, copy};
-use crate::host::{disk_space, faults};
+use crate::home::{self, Home, Temporary, copy, disk_space, prunable};
+use crate::host::faults;
 use crate::output::file_error;
 use crate::output::stdout::{self, Progress};
 use crate::{interrupt, version};
@@ -82,7 +81,7 @@ fn download(home: &Home, name: &RemoteName, remote: &RemoteImage, tmp: &VmDir) -
         let _ = fs::canonicalize(outdated.path())
             .map(|path| VmDir::new(path).set_access_date(SystemTime::UNIX_EPOCH));
     }
-    prune::reclaim_if_needed(home, remote.image.disk_bytes() + RESERVE, None)?;
+    prunable::reclaim_if_needed(home, remote.image.disk_bytes() + RESERVE, None)?;
     let mut attempt = 0;
     loop {
         match layers(home, name, remote, tmp, attempt) {
@@ -124,7 +123,7 @@ fn layers(
     let hopeless =
         |error: io::Error| Attempt::Hopeless(Error::other(file_error::creating(&tmp.disk_path(), &error)));
     stdout::line(format!("pulling disk ({} compressed)...", compressed(remote.image.compressed_bytes())));
-    outage::strike(name, Stage::Layers, attempt)?;
+    outage::apply(name, Stage::Layers, attempt)?;
     let too_large = remote.image.allocated_bytes().is_some_and(|bytes| disk_space::available(home) < bytes);
     if faults::is_on_for(Fault::NoSpace, "pull") || too_large {
         return Err(Attempt::Hopeless(no_space(tmp)));
@@ -140,7 +139,7 @@ fn layers(
         if !faults::is_on(Fault::InstantPull) {
             interrupt::sleep(duration * step / 100).map_err(|_| Failure::Cancelled)?;
         }
-        outage::strike(name, Stage::Layers, attempt)?;
+        outage::apply(name, Stage::Layers, attempt)?;
         percent = (percent + u64::from(step)).min(100);
         tmp.resize_disk(total * percent / 100).map_err(hopeless)?;
         progress.show(percent);

@@ -50,7 +50,7 @@ impl Registry {
 
     /// Asks for an image's manifest.
     pub(crate) fn pull_manifest(&self, name: &RemoteName) -> Result<RemoteImage, Failure> {
-        outage::strike(name, Stage::Manifest, 0)?;
+        outage::apply(name, Stage::Manifest, 0)?;
         self.reach()?;
         let repository = self.dir.join(&name.namespace);
         let known = self.log_in(Credentials::find(&self.host).as_ref())?;
@@ -79,7 +79,7 @@ impl Registry {
         vm: &VmDir,
         labels: &[String],
     ) -> Result<RemoteImage, Failure> {
-        outage::strike(name, Stage::Manifest, 0)?;
+        outage::apply(name, Stage::Manifest, 0)?;
         self.reach()?;
         self.log_in(Credentials::find(&self.host).as_ref())?;
         let repository = self.dir.join(&name.namespace);

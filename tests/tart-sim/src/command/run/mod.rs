@@ -2,11 +2,11 @@
 
 mod control_socket;
 mod disks;
-mod life;
+mod lifecycle;
 mod network;
-mod screen;
 mod shares;
-mod validate;
+mod validation;
+mod vnc;
 mod vz_error;
 
 use std::io::{self, Write as _};
@@ -26,11 +26,11 @@ use crate::host::faults::{self, VmFaults};
 use crate::host::running_vms::{NoSlot, Slot};
 use crate::output::stdout;
 use crate::{cli, version};
-use life::Signals;
+use lifecycle::Signals;
 use network::Attachment;
-use screen::Screen;
 use shares::Shares;
 use tart_sim::Fault;
+use vnc::Screen;
 
 /// The most that the simulated Mac gives to a VM, unless the knobs `host-cpus` and `host-memory-mib` say otherwise.
 const HOST_CPUS: u64 = 14;
@@ -55,7 +55,7 @@ struct Vm {
 /// Runs a VM until it stops.
 pub(crate) fn run(mut args: cli::Run) -> Result<ExitCode> {
     let home = Home::open()?;
-    let dir = validate::validate(&mut args, &home)?;
+    let dir = validation::validate(&mut args, &home)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::other)?;
     runtime.block_on(async {
         // Before the lock: whoever sees the VM running may send a signal.
@@ -63,7 +63,7 @@ pub(crate) fn run(mut args: cli::Run) -> Result<ExitCode> {
         let vm = configure(&args, &home, dir)?;
         let started = start(&vm, &home);
         match started {
-            Ok(slot) => Ok(life::live(vm, slot, signals).await),
+            Ok(slot) => Ok(lifecycle::run_until_end(vm, slot, signals).await),
             Err(message) => {
                 complain(&message);
                 Ok(ExitCode::FAILURE)

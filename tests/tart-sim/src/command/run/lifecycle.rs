@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, interval, sleep};
 
 use super::control_socket::ControlSocket;
-use super::screen::Server;
+use super::vnc::Server;
 use super::{Vm, complain, vz_error};
 use crate::guest::{AGENT_SOCKET, Halt, Machine};
 use crate::host::running_vms::Slot;
@@ -58,7 +58,7 @@ enum End {
 }
 
 /// Lives until the VM stops; the guest is gone when this returns.
-pub(super) async fn live(vm: Vm, mut slot: Slot, mut signals: Signals) -> ExitCode {
+pub(super) async fn run_until_end(vm: Vm, mut slot: Slot, mut signals: Signals) -> ExitCode {
     let mut guest = None;
     let end = match serve_control_socket(&vm) {
         Ok(()) => until_the_end(&vm, &mut slot, &mut signals, &mut guest).await.unwrap_or_else(End::from),
@@ -161,7 +161,7 @@ async fn until_the_end(
                     machine.press_power_button().await?;
                 }
             }
-            _ = fault_check.tick() => if let Some(end) = strike(vm, started) {
+            _ = fault_check.tick() => if let Some(end) = fault_end(vm, started) {
                 return Ok(end);
             },
         }
@@ -197,7 +197,7 @@ fn announce_screen(vm: &Vm, address: Option<std::net::Ipv4Addr>) {
 }
 
 /// The faults that end a running VM.
-fn strike(vm: &Vm, started: Instant) -> Option<End> {
+fn fault_end(vm: &Vm, started: Instant) -> Option<End> {
     if let Some(exit) = vm.faults.parameter(Fault::RunDies).and_then(|text| RunExit::parse(&text))
         && started.elapsed() >= exit.after
     {

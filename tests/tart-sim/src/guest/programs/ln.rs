@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::programs::usage;
+use super::usage;
 
 const USAGE: &str = "ln [-s [-F] | -L | -P] [-f | -i] [-hnv] source_file [target_file]";
 
@@ -89,9 +89,9 @@ fn among_devices(make: impl Fn() -> io::Result<()>) -> io::Result<()> {
         Err(error)
             if error.kind() == io::ErrorKind::ReadOnlyFilesystem
                 && nix::unistd::geteuid().is_root()
-                && super::programs::is_in_own_root() =>
+                && super::is_in_own_root() =>
         {
-            super::linux::with_open_devices(make)
+            crate::guest::namespaces::with_open_devices(make)
         }
         result => result,
     }

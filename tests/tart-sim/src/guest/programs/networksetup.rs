@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
 
-use super::programs::is_in_own_root;
+use super::is_in_own_root;
 
 /// The network service that a VM has.
 const SERVICE: &str = "Ethernet";

@@ -7,8 +7,8 @@ use std::process::{Command, ExitCode};
 
 use nix::unistd::{Gid, Group, Uid, User, chdir, geteuid, gethostname, getuid, setgid, setuid};
 
-use super::commands::INIT_PID;
-use super::programs::usage;
+use super::usage;
+use crate::guest::commands::INIT_PID;
 
 /// What `sudo` leaves of the environment, as macOS has it set up. The simulator's own variables stand for hardware.
 const KEPT: &[&str] = &["HOME", "LANG", "MAIL", "PATH", "SHELL", "TERM", "TMPDIR", "TZ"];

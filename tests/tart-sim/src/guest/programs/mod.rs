@@ -1,5 +1,9 @@
 //! The programs that scripts expect in a macOS guest, and that a plain machine lacks or must not run for real.
 
+mod ln;
+mod networksetup;
+mod users;
+
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -11,9 +15,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::commands::INIT_PID;
-use super::links::ln;
-use super::name_service::networksetup;
-use super::users::{chroot, sudo};
+use ln::ln;
+use networksetup::networksetup;
+use users::{chroot, sudo};
 
 /// The signal by which init is told to power off.
 pub(super) const POWER_OFF: Signal = Signal::SIGUSR2;
@@ -169,7 +173,7 @@ fn mount_memory(directory: &Path, size: Option<u64>) -> Result<(), String> {
     if !nix::unistd::geteuid().is_root() || !is_in_own_root() {
         return Err("Operation not permitted".to_owned());
     }
-    super::linux::mount_memory(directory, size)
+    super::namespaces::mount_memory(directory, size)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -208,7 +212,7 @@ fn mount_dot_virtiofs(words: &[OsString]) -> ExitCode {
 
 #[cfg(target_os = "linux")]
 fn mount_share(tag: &str, directory: &Path) -> Result<(), String> {
-    super::linux::mount_share(tag, directory)
+    super::namespaces::mount_share(tag, directory)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -216,7 +220,7 @@ fn mount_share(_: &str, directory: &Path) -> Result<(), String> {
     Err(format!("{}: Operation not supported", directory.display()))
 }
 
-pub(super) fn usage(text: &str) -> ExitCode {
+fn usage(text: &str) -> ExitCode {
     eprintln!("usage: {text}");
     ExitCode::from(64)
 }
