@@ -1,4 +1,4 @@
-//! Which release of tart this process pretends to be.
+//! The release of tart that this process simulates.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use tart_sim::fault::{self, Fault};
 
 use crate::host::faults;
 
-/// The release that the simulator is, unless the knob `version` names another.
+/// The simulated release, unless the knob `version` names another.
 const DEFAULT: &str = "2.35.0";
 
 /// A release: major, minor, patch.

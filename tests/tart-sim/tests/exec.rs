@@ -16,7 +16,7 @@ const NO_AGENT: &str = "Failed to connect to the VM using its control socket: Th
                         (GRPC.GRPCConnectionPoolError error 1.), is the Tart Guest Agent running?\n";
 
 #[test]
-fn a_vm_has_to_exist_and_to_run() {
+fn exec_refuses_a_vm_that_does_not_exist_or_run() {
     let mac = Mac::new();
     mac.tart(&["exec", "x", "true"]).fails(2, "the specified VM \"x\" does not exist\n");
     mac.create("a");
@@ -24,7 +24,7 @@ fn a_vm_has_to_exist_and_to_run() {
 }
 
 #[test]
-fn exit_codes_and_streams_arrive() {
+fn exec_passes_on_exit_codes_and_streams() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     for code in [0, 1, 7, 255] {
@@ -33,12 +33,12 @@ fn exit_codes_and_streams_arrive() {
     assert_eq!(mac.sh("a", "kill -9 $$").code(), 255);
     let outcome = mac.sh("a", "echo out; echo err >&2");
     assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("out\n", "err\n"));
-    // Everything after the name is the command's, also what looks like an option.
+    // Everything after the VM's name belongs to the command, also what looks like an option.
     assert_eq!(mac.tart(&["exec", "a", "echo", "-t", "--", "-i"]).ok(), "-t -- -i\n");
 }
 
 #[test]
-fn a_command_that_does_not_exist_is_a_failed_call() {
+fn exec_fails_for_a_command_that_does_not_exist() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     mac.tart(&["exec", "a", "no-such-program"])
@@ -46,7 +46,7 @@ fn a_command_that_does_not_exist_is_a_failed_call() {
 }
 
 #[test]
-fn standard_input_is_attached_only_when_asked() {
+fn exec_attaches_standard_input_only_with_i() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     assert_eq!(mac.tart_with_input(&["exec", "a", "cat"], b"").ok(), "");
@@ -60,7 +60,7 @@ fn standard_input_is_attached_only_when_asked() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_terminal_is_a_terminal() {
+fn exec_gives_a_command_a_terminal() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     let outcome = mac.tart_with_input(
@@ -69,14 +69,14 @@ fn a_terminal_is_a_terminal() {
     );
     assert_eq!(outcome.code(), 0, "{outcome:?}");
     assert!(outcome.stdout.contains("/dev/pts/"), "{outcome:?}");
-    // The terminal echoes what is typed, maybe before the command says anything, and ends lines its own way.
+    // The terminal echoes its input, maybe before the command prints anything, and ends lines with CR LF.
     assert_eq!(outcome.stdout.matches("typed\r\n").count(), 2, "{outcome:?}");
     // The command leads a session and has the terminal for its own.
     mac.tart(&["exec", "-t", "a", "sh", "-c", "test -w /dev/tty && : > /dev/tty"]).ok();
 }
 
 #[test]
-fn a_terminal_has_the_size_of_the_clients() {
+fn a_commands_terminal_has_the_size_of_the_clients() {
     use nix::sys::signal::{Signal, kill};
     use rustix::termios::{Winsize, tcsetwinsize};
 
@@ -113,7 +113,7 @@ fn much_output_arrives_whole() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn memory_stays_bounded_while_nobody_reads() {
+fn memory_stays_bounded_while_the_client_does_not_read() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     let mark = "head -c 400000000";
@@ -122,7 +122,7 @@ fn memory_stays_bounded_while_nobody_reads() {
     let mut begun = [0; 6];
     child.stdout.as_mut().unwrap().read_exact(&mut begun).unwrap();
     eventually("the output begins", || (processes_with(mark) > 0).then_some(()));
-    // Whatever is written from here on has nowhere to go: the writer sleeps once the buffers are full.
+    // The client reads nothing more: the writer sleeps once the buffers are full.
     let resident = || largest_resident_set(&["tart-guest-init", "tart"]);
     let first = eventually("the writer waits", || {
         let before = resident();
@@ -164,7 +164,7 @@ fn a_command_ends_with_its_client() {
 }
 
 #[test]
-fn without_an_agent_exec_gives_up() {
+fn exec_gives_up_without_a_guest_agent() {
     let mac = Mac::new();
     mac.create("a");
     mac.set_image("a", r#"{"agent": false}"#);
@@ -177,7 +177,7 @@ fn without_an_agent_exec_gives_up() {
 }
 
 #[test]
-fn the_socket_accepts_before_the_agent_answers() {
+fn the_control_socket_accepts_before_the_agent_answers() {
     let mac = Mac::new();
     mac.create("a");
     mac.set_image("a", r#"{"agentDelay": 600}"#);
@@ -185,13 +185,13 @@ fn the_socket_accepts_before_the_agent_answers() {
     let path = mac.vm_dir("a").join("control.sock");
     let mut connection = eventually("the socket accepts", || UnixStream::connect(&path).ok());
     let mut answer = Vec::new();
-    connection.set_read_timeout(Some(mac::PATIENCE)).unwrap();
+    connection.set_read_timeout(Some(mac::DEADLINE)).unwrap();
     connection.read_to_end(&mut answer).unwrap();
     assert_eq!(answer, b"");
 }
 
 #[test]
-fn agents_that_fail_are_all_the_same_to_exec_and_can_recover() {
+fn exec_fails_alike_with_every_broken_agent_and_works_again_afterwards() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     for fault in [Fault::AgentDown, Fault::AgentStall, Fault::AgentGarbage] {
@@ -205,7 +205,7 @@ fn agents_that_fail_are_all_the_same_to_exec_and_can_recover() {
 }
 
 #[test]
-fn a_stall_holds_up_a_command_that_runs() {
+fn a_stalled_agent_holds_up_a_running_command() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     let mut command = mac.command(&["exec", "-i", "a", "cat"]);
@@ -227,13 +227,13 @@ fn a_stall_holds_up_a_command_that_runs() {
     });
     assert!(receiver.recv_timeout(Duration::from_millis(300)).is_err());
     mac.switch_off(Fault::AgentStall);
-    assert_eq!(&receiver.recv_timeout(mac::PATIENCE).unwrap().unwrap(), b"two\n");
+    assert_eq!(&receiver.recv_timeout(mac::DEADLINE).unwrap().unwrap(), b"two\n");
     child.kill().unwrap();
     child.wait().unwrap();
 }
 
 #[test]
-fn a_vm_that_dies_breaks_the_call_off() {
+fn exec_fails_when_the_vm_dies() {
     let mac = Mac::new();
     let a = mac.boot("a");
     let mut command = mac.command(&["exec", "a", "sh", "-c", "echo begun; sleep 1000"]);

@@ -12,7 +12,7 @@ use mac::{Mac, eventually, processes_with};
 use tart_sim::Fault;
 
 #[test]
-fn the_system_is_sealed_and_the_rest_is_writable() {
+fn a_macos_guest_has_a_read_only_system_and_a_writable_rest() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     for path in ["/x", "/dev/x", "/System/x", "/bin/x", "/sbin/x", "/usr/x", "/usr/bin/x"] {
@@ -35,7 +35,7 @@ fn the_system_is_sealed_and_the_rest_is_writable() {
 }
 
 #[test]
-fn links_can_be_made_among_the_devices_and_nothing_else() {
+fn a_macos_guest_can_make_links_in_dev_and_no_files() {
     let mac = Mac::new();
     mac.create("a");
     mac.set_image("a", r#"{"uid": 501}"#);
@@ -45,7 +45,7 @@ fn links_can_be_made_among_the_devices_and_nothing_else() {
     assert_ne!(refused.code(), 0, "{refused:?}");
     mac.sh("a", "sudo ln -s /tmp/words /dev/words && echo DONE >/dev/words").ok();
     assert_eq!(mac.sh("a", "cat /tmp/words").ok(), "DONE\n");
-    // Another one needs to be asked for.
+    // `ln` replaces a link only with `-f`.
     assert_ne!(mac.sh("a", "sudo ln -s /tmp/other /dev/words").code(), 0);
     mac.sh("a", "sudo ln -sfn /tmp/other /dev/words && test \"$(readlink /dev/words)\" = /tmp/other").ok();
     let refused = mac.sh("a", "sudo touch /dev/file");
@@ -56,7 +56,7 @@ fn links_can_be_made_among_the_devices_and_nothing_else() {
 }
 
 #[test]
-fn an_image_may_leave_its_system_open() {
+fn an_image_can_have_a_writable_system() {
     let mac = Mac::new();
     mac.create("a");
     mac.set_image("a", r#"{"sealed": false}"#);
@@ -90,7 +90,7 @@ fn a_guest_sees_nothing_of_the_host_and_another_guest_sees_nothing_of_it() {
 }
 
 #[test]
-fn what_a_guest_wrote_is_there_after_the_next_boot_and_in_its_clones() {
+fn a_guests_writes_survive_a_boot_and_go_to_its_clones() {
     let mac = Mac::new();
     let a = mac.boot("a");
     mac.sh("a", "echo kept > file; echo kept > /usr/local/file; rm /etc/passwd").ok();
@@ -107,7 +107,7 @@ fn what_a_guest_wrote_is_there_after_the_next_boot_and_in_its_clones() {
 }
 
 #[test]
-fn an_images_files_are_there_and_stay_as_they_are() {
+fn a_guest_sees_its_images_files_and_never_changes_them() {
     let mac = Mac::new();
     mac.create("a");
     let lower = mac.vm_dir("a").join("guest/lower");
@@ -122,7 +122,7 @@ fn an_images_files_are_there_and_stay_as_they_are() {
 }
 
 #[test]
-fn an_image_that_brings_programs_gets_none_of_the_machines() {
+fn an_image_with_programs_gets_none_of_the_machines() {
     let mac = Mac::new();
     mac.create("a");
     let lower = mac.vm_dir("a").join("guest/lower");
@@ -172,7 +172,7 @@ fn a_single_unnamed_share_is_the_mount_point_itself() {
 }
 
 #[test]
-fn shares_with_another_tag_are_mounted_by_hand() {
+fn a_guest_mounts_shares_with_another_tag_by_hand() {
     let mac = Mac::new();
     mac.create("a");
     let x = mac.directory("x");
@@ -202,7 +202,7 @@ fn no_process_outlives_the_vm() {
 }
 
 #[test]
-fn addresses_belong_to_one_vm_each_and_can_be_reached() {
+fn each_vm_has_an_address_that_the_host_can_reach() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     let _b = mac.boot("b");
@@ -237,7 +237,7 @@ fn the_boot_command_runs_in_the_users_home() {
 }
 
 #[test]
-fn programs_of_a_macos_guest_are_there() {
+fn a_macos_guest_has_its_programs() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     assert_eq!(mac.sh("a", "whoami; sudo -n -u root FOO=bar sh -c 'echo $FOO'").ok(), "admin\nbar\n");
@@ -264,7 +264,7 @@ fn a_linux_guest_looks_like_linux_and_mounts_by_hand() {
 }
 
 #[test]
-fn boot_and_agent_take_their_time() {
+fn boot_and_agent_take_as_long_as_the_image_says() {
     let mac = Mac::new();
     mac.create("a");
     mac.set_image("a", r#"{"bootDelay": 0.3, "agentDelay": 0.4}"#);
@@ -308,18 +308,18 @@ fn a_user_who_is_not_root_has_guests_too() {
     use std::os::unix::fs::chown;
     use std::os::unix::process::CommandExt as _;
 
-    const NOBODY: u32 = 65_534;
+    const OTHER_USER: u32 = 65_534;
     if !nix::unistd::geteuid().is_root() {
-        // Then all the other tests are this one.
+        // All the other tests run as another user then.
         return;
     }
     let mac = Mac::new();
     for path in [mac.path().to_owned(), mac.host(), mac.host().join("faults")] {
-        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        chown(path, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     }
     let tart = |words: &[&str]| {
         let mut command = mac.command(words);
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(OTHER_USER).gid(OTHER_USER);
         command
     };
     if tart(&["--version"]).status().is_err() {

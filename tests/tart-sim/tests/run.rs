@@ -12,12 +12,12 @@ use tart_sim::Fault;
 const LIMIT: &str = "The number of VMs exceeds the system limit";
 
 #[test]
-fn a_missing_vm_is_refused_while_validating() {
+fn run_refuses_a_missing_vm_before_it_does_anything() {
     Mac::new().tart(&["run", "x"]).fails(1, "Error: the specified VM \"x\" does not exist\n");
 }
 
 #[test]
-fn flags_that_exclude_each_other_are_usage_errors() {
+fn run_refuses_flags_that_exclude_each_other() {
     let mac = Mac::new();
     mac.create("a");
     mac.create_linux("l");
@@ -56,7 +56,7 @@ fn flags_that_exclude_each_other_are_usage_errors() {
 }
 
 #[test]
-fn configurations_that_the_framework_refuses() {
+fn run_refuses_configurations_that_the_framework_refuses() {
     let mac = Mac::new();
     mac.create("a");
     let missing = mac.path().join("missing");
@@ -78,7 +78,7 @@ fn configurations_that_the_framework_refuses() {
 }
 
 #[test]
-fn a_disk_is_attached_once() {
+fn run_attaches_a_disk_to_one_vm_only() {
     let mac = Mac::new();
     mac.create("a");
     mac.create("b");
@@ -94,7 +94,7 @@ fn a_disk_is_attached_once() {
 }
 
 #[test]
-fn a_running_vm_is_not_run_twice() {
+fn run_refuses_a_running_vm() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     mac.tart(&["run", "a"]).fails(2, "VM \"a\" is already running!\n");
@@ -108,7 +108,7 @@ fn a_healthy_start_prints_nothing() {
 }
 
 #[test]
-fn two_macos_guests_at_a_time_and_any_number_of_linux_guests() {
+fn a_mac_runs_two_macos_guests_and_any_number_of_linux_guests() {
     let mac = Mac::new();
     mac.create("c");
     mac.create_linux("l");
@@ -119,7 +119,7 @@ fn two_macos_guests_at_a_time_and_any_number_of_linux_guests() {
     mac.wait_for_agent("l");
     mac.tart(&["run", "c"]).fails(1, &format!("{LIMIT} (other running VMs: a, b, l)\n"));
 
-    // Another user's VMs count, but are not seen.
+    // Another user's VMs count, but the message does not name them.
     let other_user = mac.path().join("other");
     let tart = |words: &[&str]| mac.command(words).env("TART_HOME", &other_user).output().unwrap();
     assert!(tart(&["create", "d", "--from-ipsw", "latest"]).status.success());
@@ -133,7 +133,7 @@ fn two_macos_guests_at_a_time_and_any_number_of_linux_guests() {
 }
 
 #[test]
-fn the_limit_can_stick() {
+fn the_limit_can_count_guests_that_are_gone() {
     let mac = Mac::new();
     mac.create("a");
     mac.switch_on(Fault::VmLimitStuck, "");
@@ -158,7 +158,7 @@ fn older_releases_show_the_frameworks_own_words() {
 }
 
 #[test]
-fn a_hardware_address_in_use_is_replaced() {
+fn run_replaces_a_mac_address_that_is_in_use() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     mac.create("b");
@@ -174,7 +174,7 @@ fn a_hardware_address_in_use_is_replaced() {
 }
 
 #[test]
-fn an_interrupt_stops_the_vm() {
+fn sigint_stops_the_vm() {
     let mac = Mac::new();
     let a = mac.boot("a");
     a.signal(Signal::SIGINT);
@@ -191,7 +191,7 @@ fn other_signals_kill_the_vm_and_leave_the_socket_for_the_next_run() {
     let mac = Mac::new();
     mac.create("a");
     let mut signals = vec![Signal::SIGTERM, Signal::SIGALRM, Signal::SIGKILL];
-    // Whoever runs the tests with `nohup` has it ignored, and so has every program that they start.
+    // `nohup` makes the tests, and every program that they start, ignore it.
     if !is_ignored(Signal::SIGHUP) {
         signals.push(Signal::SIGHUP);
     }
@@ -205,7 +205,7 @@ fn other_signals_kill_the_vm_and_leave_the_socket_for_the_next_run() {
     }
 }
 
-/// Whether this process ignores a signal; not where the system does not say.
+/// Whether this process ignores a signal. False where the system does not say.
 fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -214,7 +214,7 @@ fn is_ignored(signal: Signal) -> bool {
 }
 
 #[test]
-fn stop_asks_and_then_kills() {
+fn stop_sends_sigint_and_then_sigkill() {
     let mac = Mac::new();
     mac.tart(&["stop", "x"]).fails(2, "the specified VM \"x\" does not exist\n");
     mac.create("a");
@@ -356,7 +356,7 @@ fn faults_of_the_framework_fail_the_start() {
 }
 
 #[test]
-fn faults_strike_a_running_vm() {
+fn faults_end_a_running_vm() {
     let mac = Mac::new();
     mac.create("a");
     let stopped = "guest has stopped the virtual machine due to error: Error Domain=VZErrorDomain Code=";
@@ -383,7 +383,7 @@ fn faults_strike_a_running_vm() {
 }
 
 #[test]
-fn a_disk_without_room_lets_no_vm_start() {
+fn run_fails_on_a_full_disk() {
     let mac = Mac::new();
     mac.create("a");
     mac.switch_on(Fault::NoSpace, "run");
@@ -420,7 +420,7 @@ fn a_path_too_long_for_a_socket_does_no_harm() {
 }
 
 #[test]
-fn the_screen_is_announced() {
+fn run_prints_where_the_screen_is() {
     let mac = Mac::new();
     mac.create("a");
     let a = mac.run(&["a", "--vnc-experimental"]);
@@ -430,7 +430,7 @@ fn the_screen_is_announced() {
 }
 
 #[test]
-fn a_serial_console_is_opened() {
+fn run_opens_a_serial_port() {
     let mac = Mac::new();
     mac.create("a");
     let a = mac.run(&["a", "--serial"]);
@@ -442,7 +442,7 @@ fn a_serial_console_is_opened() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn relative_paths_are_as_good_as_absolute_ones() {
+fn run_accepts_relative_paths() {
     let mac = Mac::new();
     let tart = |words: &[&str]| {
         let mut command = mac.command(words);

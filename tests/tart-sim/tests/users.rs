@@ -6,7 +6,7 @@ mod mac;
 
 use mac::{Mac, Running};
 
-/// A guest whose user is like that of real images, or nothing where this machine has no second user to be.
+/// A guest whose user is like that of real images. `None` if the tests do not run as root.
 fn guest(mac: &Mac, image: &str) -> Option<Running> {
     if !nix::unistd::geteuid().is_root() {
         return None;
@@ -20,7 +20,7 @@ fn guest(mac: &Mac, image: &str) -> Option<Running> {
 }
 
 #[test]
-fn a_user_becomes_another_one_by_the_rules_of_real_images() {
+fn sudo_follows_the_rules_of_real_images() {
     let mac = Mac::new();
     let Some(_a) = guest(&mac, r#"{"uid": 501}"#) else { return };
     assert_eq!(mac.sh("a", "id -u; id -g; whoami; touch mine && pwd").ok(), "501\n20\nadmin\n/Users/admin\n");
@@ -30,7 +30,7 @@ fn a_user_becomes_another_one_by_the_rules_of_real_images() {
         assert_ne!(mac.sh("a", forbidden).code(), 0, "{forbidden}");
     }
     assert_eq!(mac.sh("a", "sudo -n id -u; sudo -n touch /etc/x && sudo -n -u '#1' id -u").ok(), "0\n1\n");
-    // Nothing but what is said, and what a Mac keeps, reaches the other side.
+    // `sudo` passes on only the variables on its command line and those that macOS keeps.
     let seen = "FOO=x; export FOO; sudo -n env | grep -c FOO; sudo -n FOO=y sh -c 'echo $FOO $HOME'; sudo -n -H sh -c 'echo $HOME'";
     assert_eq!(mac.sh("a", seen).ok(), "0\ny /Users/admin\n/root\n");
     mac.sh("a", "sudo -n -u '#12345' true").fails(1, "sudo: unknown user #12345\n");
@@ -40,13 +40,13 @@ fn a_user_becomes_another_one_by_the_rules_of_real_images() {
     assert_eq!(mac.sh("a", "sudo -n -g staff id -g").ok(), "20\n");
 
     mac.sh("a", "chroot -u 1 / true").fails(1, "chroot: /: Operation not permitted\n");
-    let anybody = "sudo -n chroot -u 12345 -g 54321 -G 7,8 / sh -c 'id -u; id -g; id -G'";
-    assert_eq!(mac.sh("a", anybody).ok(), "12345\n54321\n54321 7 8\n");
+    let any_user = "sudo -n chroot -u 12345 -g 54321 -G 7,8 / sh -c 'id -u; id -g; id -G'";
+    assert_eq!(mac.sh("a", any_user).ok(), "12345\n54321\n54321 7 8\n");
     assert_eq!(mac.sh("a", "sudo -n chroot --userspec=1 / true").code(), 64);
 }
 
 #[test]
-fn a_user_may_have_no_sudo() {
+fn an_image_can_deny_sudo() {
     let mac = Mac::new();
     let Some(_a) = guest(&mac, r#"{"uid": 501, "sudo": false}"#) else { return };
     mac.sh("a", "sudo -n true").fails(1, "sudo: a password is required\n");
@@ -54,7 +54,7 @@ fn a_user_may_have_no_sudo() {
 }
 
 #[test]
-fn only_root_says_how_names_are_looked_up() {
+fn only_root_changes_name_servers() {
     let mac = Mac::new();
     let Some(_a) = guest(&mac, r#"{"uid": 501}"#) else { return };
     let services = "An asterisk (*) denotes that a network service is disabled.\nEthernet\n";
@@ -87,7 +87,7 @@ fn only_root_says_how_names_are_looked_up() {
 }
 
 #[test]
-fn only_root_has_file_systems_in_memory() {
+fn only_root_mounts_tmpfs() {
     let mac = Mac::new();
     let Some(_a) = guest(&mac, r#"{"uid": 501}"#) else { return };
     mac.sh("a", "mkdir m && /sbin/mount_tmpfs m").fails(1, "mount_tmpfs: m: Operation not permitted\n");

@@ -1,7 +1,7 @@
 //! `tart export` and `tart import`: a VM as one file.
 //!
-//! The real program writes an Apple Archive. This one leaves the work to `tar`, which knows about holes, links and
-//! everything else that a guest's files consist of.
+//! The real tart writes an Apple Archive. The simulator calls `tar`, which keeps holes, links and all else that a guest's files
+//! consist of.
 
 use std::io::{self, BufRead as _};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::output::{file_error, stdout};
 const PARTS: [&str; 6] =
     ["config.json", "disk.img", "nvram.bin", "guest/image.json", "guest/lower", "guest/upper"];
 
-/// Writes a VM to a file; asks before it overwrites one that nobody named.
+/// Writes a VM to a file. Without a path on the command line it asks before it overwrites the default file.
 pub(crate) fn export(home: &Home, name: &str, path: Option<&str>) -> Result<()> {
     let file = path.map_or_else(|| PathBuf::from(format!("{name}.tvm")), PathBuf::from);
     if path.is_none() && file.exists() && !overwrite(&file)? {
@@ -34,7 +34,7 @@ pub(crate) fn export(home: &Home, name: &str, path: Option<&str>) -> Result<()> 
         .map_err(|problem| Error::runtime(format!("VM export failed: {problem}")))
 }
 
-/// Makes a VM from a file; like a clone, it silently replaces a VM of that name.
+/// Makes a VM from a file. Like a clone, it silently replaces a VM of that name.
 pub(crate) fn import(home: &Home, path: &str, name: &str) -> Result<()> {
     local_name("<name>", name)?;
     let failed = |problem: String| Error::runtime(format!("VM import failed: {problem}"));

@@ -9,8 +9,8 @@ use crate::oci::{self, Cache, RemoteName};
 use crate::output::file_error;
 use crate::{cli, interrupt};
 
-/// Clones a VM, pulling it first if it is remote and not in the cache. A VM that has the new name already is replaced
-/// without a word, even while it runs.
+/// Clones a VM, pulling it first if it is remote and not in the cache. A VM that has the new name already is
+/// silently replaced, even while it runs.
 pub(crate) fn clone(home: &Home, args: &cli::Clone) -> Result<()> {
     local_name("<new-name>", &args.new_name)?;
     at_least_one_connection(args.concurrency)?;
@@ -28,15 +28,15 @@ pub(crate) fn clone(home: &Home, args: &cli::Clone) -> Result<()> {
     tmp.replace(home.vm_dir(&args.new_name).path()).map_err(Error::other)?;
     drop(lock);
 
-    // The copy shares its blocks with the source; make room for some of what the VM is going to write.
+    // The copy shares its blocks with the source. Make room for a part of what the guest is going to write.
     let size = |size: std::io::Result<u64>| size.map_err(Error::other);
     let unallocated = size(source.size())?.saturating_sub(size(source.allocated_size())?);
     let wanted = unallocated.min(args.prune_limit.saturating_mul(1 << 30));
     prunable::reclaim_if_needed(home, wanted, Some(source.path()))
 }
 
-/// Gives a VM about to become local another MAC address if some local VM has the same; everything else stays,
-/// machine identifier included.
+/// Gives a new local VM another MAC address if a local VM has the same. Everything else stays, the machine identifier
+/// included.
 pub(crate) fn avoid_mac_collision(home: &Home, vm: &VmDir) -> Result<()> {
     let mut config = read_config(vm)?;
     for (_, other) in home.local_vms()? {
@@ -55,6 +55,6 @@ pub(crate) fn read_config(vm: &VmDir) -> Result<Config> {
 
 fn copy(home: &Home, source: &VmDir, target: &VmDir) -> Result<()> {
     source.copy_to(target)?;
-    // The memory of a suspended VM knows its MAC address.
+    // A suspended VM keeps its MAC address: the saved memory has it.
     if source.state() == State::Suspended { Ok(()) } else { avoid_mac_collision(home, target) }
 }

@@ -39,7 +39,7 @@ pub(crate) fn create(home: &Home, args: &cli::Create) -> Result<()> {
     tmp.replace(target.path()).map_err(Error::other)
 }
 
-/// Finds the restore image; one from the network lands in the cache.
+/// Finds the restore image. One from the network is put into the cache.
 fn restore_image(home: &Home, source: &str) -> Result<()> {
     if source == "latest" {
         stdout::line("Looking up the latest supported IPSW...");

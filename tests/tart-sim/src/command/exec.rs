@@ -24,10 +24,10 @@ use crate::guest_agent::{Command, ExecRequest, Input, IoChunk, Output, TerminalS
 use crate::home::Home;
 use crate::host::faults::VmFaults;
 
-/// How long to try to reach the agent, unless the knob `agent-connect-timeout` says otherwise.
+/// How long `exec` tries to reach the guest agent, unless the knob `agent-connect-timeout` says otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much of standard input is sent at once.
+/// The size of a chunk of standard input.
 const CHUNK: usize = 64 * 1024;
 
 /// Runs a command in a VM, and ends as it does.
@@ -37,11 +37,11 @@ pub(crate) fn exec(args: cli::Exec) -> Result<ExitCode> {
         return Err(Error::vm_not_running(&args.name));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::other)?;
-    // The path of a socket may not be long.
+    // The path of a socket is limited in length.
     env::set_current_dir(vm.path()).map_err(Error::other)?;
     let _raw = if args.tty { RawTerminal::enter() } else { None };
     let code = runtime.block_on(converse(args))?;
-    // Standard input may still be waiting for somebody to type, and nobody waits for that.
+    // Do not wait for the thread that reads standard input: it may be blocked in a read.
     runtime.shutdown_background();
     Ok(ExitCode::from(code))
 }
@@ -72,7 +72,7 @@ async fn converse(args: cli::Exec) -> Result<u8> {
         match response.output {
             Some(Output::StandardOutput(chunk)) => print(io::stdout(), &chunk.data)?,
             Some(Output::StandardError(chunk)) => print(io::stderr(), &chunk.data)?,
-            // Only the low byte of an exit code gets anywhere.
+            // A process passes on only the low byte of its exit code.
             Some(Output::Exit(exit)) => return Ok(exit.code.to_le_bytes()[0]),
             Some(Output::Started(_)) | None => {}
         }

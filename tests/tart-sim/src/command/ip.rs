@@ -19,10 +19,10 @@ use crate::host::dhcp_leases::{Leases, MacAddress};
 use crate::host::{faults, running_vms};
 use crate::output::stdout;
 
-/// How long every miss takes.
+/// The pause after each look that finds no address.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How long the agent has for its answer.
+/// How long the guest agent has for its answer.
 const AGENT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Prints a VM's address.
@@ -63,7 +63,7 @@ fn ask_arp(mac: MacAddress) -> Result<Option<Ipv4Addr>> {
 
 fn ask_agent(vm: &VmDir) -> Result<Option<Ipv4Addr>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::other)?;
-    // The path of a socket may not be long.
+    // The path of a socket is limited in length.
     env::set_current_dir(vm.path()).map_err(Error::other)?;
     Ok(runtime.block_on(async {
         let answer = async {

@@ -14,7 +14,7 @@ use crate::home::Home;
 use crate::home::vm_dir::VmDir;
 use crate::host::faults;
 use crate::oci::Cache;
-use crate::output::{file_error, json as foundation_json, stdout, table};
+use crate::output::{file_error, json as json_output, stdout, table};
 use crate::version;
 
 const GB: u64 = 1_000_000_000;
@@ -29,7 +29,7 @@ struct Row {
     state: &'static str,
 }
 
-/// Lists local VMs, then cached images. One VM that cannot be read fails it all.
+/// Lists local VMs, then cached images. One unreadable VM fails the whole list.
 pub(crate) fn list(home: &Home, args: &cli::List) -> Result<()> {
     let wants = |source: &str| args.source.as_deref().is_none_or(|wanted| wanted == source);
     if !wants("local") && !wants("oci") {
@@ -53,7 +53,7 @@ pub(crate) fn list(home: &Home, args: &cli::List) -> Result<()> {
         }
     } else {
         match args.format {
-            Format::Json => stdout::line(foundation_json::pretty(&rows.iter().map(Row::json).collect())),
+            Format::Json => stdout::line(json_output::pretty(&rows.iter().map(Row::json).collect())),
             Format::Text => stdout::write(&text(&rows)),
         }
     }
@@ -76,7 +76,7 @@ fn row(source: &'static str, name: String, vm: &VmDir) -> Result<Row> {
     })
 }
 
-/// Whether this release says when a VM was last used, instead of saying its size twice.
+/// Whether this release shows when a VM was last used. Older ones show its size twice.
 fn says_accessed() -> bool {
     version::at_least((2, 31, 0))
 }
@@ -147,7 +147,7 @@ pub(crate) fn get(home: &Home, args: &cli::Get) -> Result<()> {
     match args.format {
         Format::Json => {
             let object = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            stdout::line(foundation_json::pretty(&Value::Object(object)));
+            stdout::line(json_output::pretty(&Value::Object(object)));
         }
         Format::Text => {
             let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);

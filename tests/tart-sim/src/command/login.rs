@@ -31,9 +31,9 @@ pub(crate) fn login(args: &cli::Login) -> Result<()> {
     Keychain::store(&args.host, credentials).map_err(Error::Other)
 }
 
-/// Forgets credentials.
+/// Removes credentials from the keychain.
 pub(crate) fn logout(host: &str) -> Result<()> {
-    Keychain::forget(host).map_err(Error::Other)
+    Keychain::remove(host).map_err(Error::Other)
 }
 
 fn ask(what: &str) -> Result<String> {

@@ -24,7 +24,7 @@ pub(crate) fn rename(home: &Home, name: &str, new_name: &str) -> Result<()> {
     fs::rename(old.path(), new.path()).map_err(Error::other)
 }
 
-/// Deletes VMs and cached images one after the other, up to the first that cannot be.
+/// Deletes VMs and cached images one after the other, up to the first that it cannot delete.
 pub(crate) fn delete(home: &Home, names: &[String]) -> Result<()> {
     names.iter().try_for_each(|name| match RemoteName::parse(name) {
         Ok(remote) => Cache::new(home).delete(&remote).map_err(|error| missing(name, &error)),
@@ -32,7 +32,7 @@ pub(crate) fn delete(home: &Home, names: &[String]) -> Result<()> {
     })
 }
 
-/// A directory without `config.json` cannot be locked, so it counts as missing and stays.
+/// Deletes a local VM. A directory without `config.json` cannot be locked, so it counts as missing and stays.
 fn delete_local(home: &Home, name: &str) -> Result<()> {
     let vm = home.vm_dir(name);
     let lock = vm.lock_for_running().map_err(|error| missing(name, &error))?;
@@ -49,7 +49,7 @@ fn missing(name: &str, error: &io::Error) -> Error {
     }
 }
 
-/// Prints a cached image's name with its digest; a local name is complete as it is.
+/// Prints a cached image's name with its digest, and a local name as it is.
 pub(crate) fn fqn(home: &Home, name: &str) -> Result<()> {
     let Ok(remote) = RemoteName::parse(name) else {
         stdout::line(name);

@@ -28,7 +28,7 @@ pub(crate) fn prune(home: &Home, args: &cli::Prune) -> Result<()> {
     Ok(())
 }
 
-/// What does not fit when the most recently used come first.
+/// What exceeds the budget when the most recently used come first.
 fn beyond_budget(mut prunables: Vec<Prunable>, mut budget: u64) -> Vec<Prunable> {
     prunables.sort_by_key(|prunable| std::cmp::Reverse(prunable.accessed));
     prunables.retain(|prunable| match budget.checked_sub(prunable.size) {

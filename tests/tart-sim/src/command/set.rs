@@ -16,8 +16,8 @@ use crate::output::file_error;
 
 const GB: u64 = 1_000_000_000;
 
-/// Changes a VM's configuration, then its disk. Nobody checks whether the VM runs, and what was done before a
-/// failure stays done.
+/// Changes a VM's configuration, then its disk. tart does not check whether the VM runs. What was changed
+/// before a failure stays changed.
 pub(crate) fn set(home: &Home, args: &cli::Set) -> Result<()> {
     let display = args.display.as_deref().map(parse_display).transpose()?;
     let vm = home.open_local(&args.name)?;
@@ -31,7 +31,7 @@ pub(crate) fn set(home: &Home, args: &cli::Set) -> Result<()> {
     if let Some(display) = display {
         config.display = display;
     }
-    // Unlike everything else, forgotten unless it is given again.
+    // Unlike the other settings, `set` resets this one unless it is given again.
     config.display_refit = args.display_refit;
     if args.random_mac {
         config.mac_address = identity::random_mac_address();

@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::home::vm_dir::State;
 
-/// How often the lock is looked at.
+/// How often `stop` looks at the VM's lock.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Stops a VM: first by asking, then by force.
+/// Stops a VM with SIGINT, and with SIGKILL when the time is over.
 pub(crate) fn stop(args: &cli::Stop) -> Result<ExitCode> {
     let vm = Home::open()?.open_local(&args.name)?;
     match vm.state() {
@@ -23,7 +23,7 @@ pub(crate) fn stop(args: &cli::Stop) -> Result<ExitCode> {
         State::Stopped => return Err(Error::vm_not_running(&args.name)),
         State::Running => {
             if let Some(pid) = vm.running_pid() {
-                // It may be shutting down already.
+                // `run` may have ended already.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGINT);
             }
             let deadline = Instant::now() + Duration::from_secs(args.timeout);

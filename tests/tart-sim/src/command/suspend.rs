@@ -9,12 +9,12 @@ use crate::cli;
 use crate::error::{Error, Result};
 use crate::home::Home;
 
-/// Tells the process that runs the VM to suspend it, and does not wait for it.
+/// Tells the `run` process to suspend the VM, and does not wait for it.
 pub(crate) fn suspend(args: cli::Suspend) -> Result<ExitCode> {
     let name = args.name;
     let vm = Home::open()?.open_local(&name)?;
     let Some(pid) = vm.running_pid() else {
-        // The real program puts the whole message where only the name belongs.
+        // The real tart puts the whole message where only the name belongs.
         let message = Error::vm_not_running(&name);
         return Err(Error::vm_not_running(message.description()));
     };

@@ -7,7 +7,7 @@ pub(crate) fn local_name(argument: &str, name: &str) -> Result<()> {
     if name.contains('/') { Err(Error::usage(format!("{argument} should be a local name"))) } else { Ok(()) }
 }
 
-/// Refuses to use the network without using it.
+/// Refuses zero network connections.
 pub(crate) fn at_least_one_connection(concurrency: u64) -> Result<()> {
     if concurrency == 0 { Err(Error::usage("network concurrency cannot be less than 1")) } else { Ok(()) }
 }

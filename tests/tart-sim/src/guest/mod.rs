@@ -2,7 +2,7 @@
 //!
 //! `tart run` starts this same binary again under other names (see [`entry`]): a launcher that enters a new PID
 //! namespace, and in it the guest's init, which builds the root file system, runs the image's boot command and serves
-//! the guest agent. A pipe from `tart run` is the guest's mains: when it closes, init ends and the kernel ends the rest.
+//! the guest agent. A pipe from `tart run` is the guest's power: when it closes, init ends and the kernel ends the rest.
 
 mod agent;
 mod boot;
@@ -37,7 +37,7 @@ const INIT: &str = "tart-guest-init";
 /// The name under which this binary gives a command a session, and a terminal if it has one.
 const SESSION: &str = "tart-guest-session";
 
-/// Acts as the part of a guest that this process was started as; nothing when it was started as tart.
+/// Runs the part of a guest that this process was started as. `None` if it was started as tart.
 pub(crate) fn entry() -> Option<ExitCode> {
     let mut words = env::args_os();
     let program = words.next()?;

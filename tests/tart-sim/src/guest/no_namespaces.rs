@@ -10,7 +10,7 @@ use super::init::SEARCH_PATH;
 use super::{AUTOMOUNT_TAG, Boot, layout, programs};
 use crate::home::config::Os;
 
-/// The guest's files are a directory, and its commands see the machine's.
+/// Sets up a guest whose files are in a directory, and whose commands see the machine's files.
 pub(super) fn enter(boot: &Boot) -> io::Result<Environment> {
     let root = env::current_dir()?.join("upper/root");
     fs::create_dir_all(&root)?;

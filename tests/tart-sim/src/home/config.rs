@@ -87,7 +87,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// The configuration of a VM nobody configured yet; what is unique about it comes from these random numbers.
+    /// The configuration of a new VM. What is unique about it comes from these random numbers.
     pub(crate) fn new(os: Os, rng: &mut Rng) -> Self {
         let darwin = os == Os::Darwin;
         Self {
@@ -112,7 +112,7 @@ impl Config {
         serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
     }
 
-    /// Writes a `config.json` in place: whoever holds a lock on the file keeps it.
+    /// Writes a `config.json` in place, so that a lock on the file stays valid.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let value = serde_json::to_value(self).map_err(Error::other)?;
         fs::write(path, json::pretty(&value)).map_err(Error::other)

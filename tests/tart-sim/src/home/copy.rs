@@ -1,4 +1,4 @@
-//! Copies that cost no more than they must: holes stay holes, blocks are shared where the file system can.
+//! Cheap copies: holes stay holes, and files share blocks where the file system can.
 
 use std::fs::{self, File, FileTimes};
 use std::io;
@@ -49,7 +49,7 @@ pub(crate) fn tree(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// Makes a second tree whose files are hard links: only for files that nobody changes.
+/// Makes a second tree whose files are hard links: only for files that never change.
 pub(crate) fn link_tree(from: &Path, to: &Path) -> io::Result<()> {
     walk(from, to, &|from, to| match fs::hard_link(from, to) {
         // Too many links, or another file system.
@@ -97,7 +97,7 @@ fn device(metadata: &fs::Metadata, to: &Path) -> io::Result<()> {
 fn attributes(from: &Path, to: &Path) -> io::Result<()> {
     let metadata = from.metadata()?;
     owner(&metadata, to)?;
-    // The others are the machine's own business.
+    // The other attributes belong to the machine.
     let overlay = |name: &std::ffi::OsString| {
         let name = name.as_encoded_bytes();
         name.starts_with(b"user.") || name.starts_with(b"trusted.overlay.")
@@ -114,7 +114,7 @@ fn attributes(from: &Path, to: &Path) -> io::Result<()> {
 
 fn owner(metadata: &fs::Metadata, to: &Path) -> io::Result<()> {
     match lchown(to, Some(metadata.uid()), Some(metadata.gid())) {
-        // Only root may give files away; everyone else owns them all anyway.
+        // Only root may change a file's owner. Without root, all files have the same owner.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         other => other,
     }

@@ -1,4 +1,4 @@
-//! How much room the volume of `TART_HOME` has.
+//! The free space on the volume of `TART_HOME`.
 
 use nix::sys::statvfs::statvfs;
 use tart_sim::Fault;
@@ -6,7 +6,7 @@ use tart_sim::Fault;
 use crate::home::{Home, prunable};
 use crate::host::faults;
 
-/// Free bytes: what the fault `capacity` (in GB) leaves beside all VMs and caches, else what the real volume has.
+/// Free bytes: what VMs and caches leave of the knob `capacity`, else what the real volume has.
 pub(crate) fn available(home: &Home) -> u64 {
     match faults::parameter(Fault::Capacity).and_then(|gb| gb.parse::<f64>().ok()) {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "far below 2^53 bytes")]

@@ -19,7 +19,7 @@ impl FileLock {
         Ok(Self { file })
     }
 
-    /// Takes the lock unless someone else has it.
+    /// Takes the lock unless another process has it.
     pub(crate) fn attempt(path: &Path) -> io::Result<Option<Self>> {
         let file = File::open(path)?;
         match file.try_lock() {
@@ -29,7 +29,8 @@ impl FileLock {
         }
     }
 
-    /// Whether what is locked is what is at this path now: it may have been removed between the opening and the locking.
+    /// Whether the locked file is the one at this path now. Another process may have removed it between the opening and the
+    /// locking.
     pub(crate) fn is_at(&self, path: &Path) -> io::Result<bool> {
         let locked = self.file.metadata()?;
         match fs::metadata(path) {
@@ -64,7 +65,7 @@ mod tests {
         assert!(held.is_at(&path).unwrap());
         fs::remove_dir(&path).unwrap();
         assert!(!held.is_at(&path).unwrap());
-        // Another one of the same name.
+        // Another directory of the same name.
         fs::create_dir(&path).unwrap();
         assert!(!held.is_at(&path).unwrap());
     }

@@ -98,7 +98,7 @@ impl Image {
         serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
     }
 
-    /// The configuration of a VM made from this image: the same for everyone who pulls it, MAC address included.
+    /// The configuration of a VM made from this image: the same for every pull, MAC address included.
     pub(crate) fn config(&self, rng: &mut Rng) -> Config {
         Config {
             cpu_count_min: self.cpu_min,

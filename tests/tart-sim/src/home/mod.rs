@@ -69,7 +69,7 @@ impl Home {
         self.path.join("cache/IPSWs")
     }
 
-    /// What is not finished; whatever is not locked in there may be removed by any command.
+    /// Unfinished VMs and images. Any command may remove what is not locked in there.
     pub(crate) fn tmp(&self) -> PathBuf {
         self.path.join("tmp")
     }
@@ -84,7 +84,7 @@ impl Home {
         VmDir::new(self.vms().join(name))
     }
 
-    /// Opens a local VM: it has to be complete, and counts as used now.
+    /// Opens a local VM, which has to be complete. It counts as used now.
     pub(crate) fn open_local(&self, name: &str) -> Result<VmDir> {
         open(self.vm_dir(name), name)
     }
@@ -112,10 +112,10 @@ impl Home {
         Ok(vms)
     }
 
-    /// Removes whatever crashed commands left in `tmp`: all that is not locked.
+    /// Removes what crashed commands left in `tmp`: all that is not locked.
     pub(crate) fn collect_garbage(&self) -> io::Result<()> {
         for path in entries(&self.tmp())? {
-            // Gone already means that another command collects at the same time.
+            // Another command may remove it at the same time.
             match FileLock::attempt(&path) {
                 Ok(Some(lock)) if lock.is_at(&path)? => remove(&path)?,
                 Ok(_) => {}
@@ -132,8 +132,8 @@ impl Home {
     }
 }
 
-/// A directory in `tmp`, locked so that it is not taken for garbage. After a failure it stays until some other command
-/// collects it.
+/// A directory in `tmp`, locked so that no command removes it as garbage. After a failure it stays until another command removes
+/// it.
 #[derive(Debug)]
 pub(crate) struct Temporary {
     vm: VmDir,
@@ -141,7 +141,7 @@ pub(crate) struct Temporary {
 }
 
 impl Temporary {
-    /// Creates (or takes over) and locks a directory, again and again for as long as others take it for garbage before it is locked.
+    /// Creates (or takes over) and locks a directory. Tries again while other commands remove it as garbage before it is locked.
     pub(crate) fn create(path: PathBuf) -> io::Result<Self> {
         loop {
             fs::create_dir_all(&path)?;
@@ -169,7 +169,7 @@ impl Temporary {
 
     /// Moves the directory to its place, silently replacing whatever is there.
     pub(crate) fn replace(&self, target: &Path) -> io::Result<()> {
-        // The old directory goes aside first: whoever looks sees either of the two, or for an instant none.
+        // Rename the old directory first: other commands see either of the two, or for an instant none.
         let aside = self.vm.path().with_extension("replaced");
         match fs::rename(target, &aside) {
             Ok(()) => {

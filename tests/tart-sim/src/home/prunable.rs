@@ -18,9 +18,10 @@ pub(crate) struct Prunable {
     pub(crate) accessed: SystemTime,
 }
 
-/// Frees room for this many bytes if it can, oldest images first, unless the environment forbids it.
+/// Makes room for this many bytes, oldest images first. Removes nothing if that would not be enough, or if the environment
+/// forbids it.
 pub(crate) fn reclaim_if_needed(home: &Home, needed: u64, initiator: Option<&Path>) -> Result<()> {
-    // Its value does not matter, not even when it is empty.
+    // Any value counts, even an empty one.
     if env::var_os("TART_NO_AUTO_PRUNE").is_some() {
         return Ok(());
     }
@@ -33,7 +34,7 @@ pub(crate) fn reclaim_if_needed(home: &Home, needed: u64, initiator: Option<&Pat
     remove_all(victims)
 }
 
-/// What all VMs and caches take.
+/// The bytes that all VMs and caches take.
 pub(crate) fn used(home: &Home) -> u64 {
     let vms = home.local_vms().unwrap_or_default();
     let vms: u64 = vms.iter().filter_map(|(_, vm)| vm.allocated_size().ok()).sum();
@@ -64,7 +65,7 @@ pub(crate) fn stopped_vms(home: &Home) -> Result<Vec<Prunable>> {
     .map_err(Error::other)
 }
 
-/// The least recently used ones that together free this many bytes; none if all of them would not.
+/// The least recently used ones that together free this many bytes. Empty if all of them would not be enough.
 fn victims(mut prunables: Vec<Prunable>, bytes: u64, initiator: Option<&Path>) -> Vec<Prunable> {
     if prunables.iter().map(|prunable| prunable.size).sum::<u64>() < bytes {
         return Vec::new();

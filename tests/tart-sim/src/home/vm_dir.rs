@@ -18,10 +18,10 @@ use crate::host::faults;
 use crate::output::file_error;
 use crate::{interrupt, version};
 
-/// How often a copy that stalls looks whether it may go on.
+/// How often a stalled copy looks whether the fault is gone.
 const POLL: Duration = Duration::from_millis(20);
 
-/// What a VM is doing, as `list` and `get` say it.
+/// The state that `list` and `get` show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     /// Some process holds the lock on `config.json`.
@@ -151,7 +151,7 @@ impl VmDir {
         self.running_pid().is_some()
     }
 
-    /// Takes the lock that makes this VM run, or nothing when another process has it.
+    /// Takes the lock that makes this VM run. `None` if another process has it.
     pub(crate) fn lock_for_running(&self) -> io::Result<Option<RunLock>> {
         let file = OpenOptions::new().read(true).write(true).open(self.config_path())?;
         match fcntl(&file, FcntlArg::F_SETLK(&whole_file(lock_kind::WRITE))) {
@@ -208,7 +208,7 @@ impl VmDir {
         self.set_access_date(SystemTime::now())
     }
 
-    /// Copies everything that makes up this VM into an empty directory, in the order of the real program.
+    /// Copies everything that makes up this VM into an empty directory, in the order of the real tart.
     pub(crate) fn copy_to(&self, target: &Self) -> Result<()> {
         let failed =
             |file: &Path, error: io::Error| Error::other(file_error::copying(file, target.path(), &error));

@@ -1,4 +1,4 @@
-//! Faults that befall any command before it does anything: latency, hanging, garbage instead of output.
+//! The faults of any command, before it does anything: latency, hanging, garbage instead of output.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,18 +12,18 @@ use tart_sim::fault::{self, Fault, Latency};
 use crate::host::{self, faults};
 use crate::output::stdout;
 
-/// How often a hanging command looks whether it may go on.
+/// How often a hanging command looks whether the fault is gone.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Whether the command goes on afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     Proceed,
-    /// It has printed garbage and is done, successfully as far as anyone can tell.
+    /// The command has printed garbage and succeeds.
     Finished,
 }
 
-/// Disturbs a command as the fault files say.
+/// Does to a command what its faults say.
 pub(crate) fn apply(command: &str) -> Effect {
     if faults::is_on(Fault::Calls) {
         record(command);
@@ -45,10 +45,10 @@ pub(crate) fn apply(command: &str) -> Effect {
     Effect::Proceed
 }
 
-/// Adds a line to the record of calls; those of several commands at once do not mix.
+/// Adds a line to the file of calls. Lines of several commands at once do not mix.
 fn record(command: &str) {
     let file = File::options().create(true).append(true).open(host::dir().join("calls"));
-    // Whoever reads the record will miss the line.
+    // A test that reads the file will miss the line.
     let _ = file.and_then(|mut file| file.write_all(format!("{command}\n").as_bytes()));
 }
 
@@ -59,7 +59,7 @@ fn hang(command: &str) {
     while faults::is_on_for(Fault::Hang, command) {
         thread::sleep(POLL);
     }
-    // A mask that was there can be set again.
+    // Setting a former mask does not fail.
     let _ = mask.and_then(|mask| mask.thread_set_mask());
 }
 

@@ -1,7 +1,7 @@
 //! The Mac's DHCP server for its VMs, and the file in which it keeps its leases.
 //!
-//! The subnet is a piece of the loopback network, since guests share the machine's network: whatever listens on a
-//! guest's address can be reached from the host, and two guests do not get in each other's way.
+//! The subnet is a piece of the loopback network, since guests share the machine's network. The host reaches a
+//! server on a guest's address, and two guests can use the same port.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -62,14 +62,14 @@ impl Leases {
         }
     }
 
-    /// The address lent to this hardware address; of several the one that expires last, expired ones do not count.
+    /// The address that is lent to this hardware address: of several leases the one that expires last. Expired ones do not count.
     pub(crate) fn find(&self, mac: MacAddress) -> Option<Ipv4Addr> {
         let now = unix_time();
         let valid = self.0.iter().filter(|lease| lease.mac == mac && lease.expires > now);
         valid.max_by_key(|lease| lease.expires).map(|lease| lease.address)
     }
 
-    /// Lends an address, none that is in use: the one from last time if possible.
+    /// Lends an address that is not in use: the one from last time if possible.
     pub(crate) fn lend(&mut self, mac: MacAddress, name: &str, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
         let known = self.0.iter().find(|lease| lease.mac == mac && !in_use.contains(&lease.address));
         let address = known.map(|lease| lease.address).or_else(|| self.unused(in_use))?;
@@ -80,7 +80,7 @@ impl Leases {
         Some(address)
     }
 
-    /// An address that nobody was lent before; when there is none, the one whose lease expired first.
+    /// An address without a lease. If there is none, the one whose lease expired first.
     pub(crate) fn unused(&self, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
         let [first, second, third] = subnet();
         let lent = |address: &Ipv4Addr| self.0.iter().any(|lease| lease.address == *address);
@@ -119,7 +119,7 @@ impl Leases {
         })
     }
 
-    /// Entries that are no Ethernet address's are somebody else's, and skipped.
+    /// Reads the file. Skips entries that are not of an Ethernet address.
     fn parse(text: &str) -> Self {
         let entries = text.split('}').filter_map(|entry| {
             let field =
@@ -140,7 +140,7 @@ fn path() -> PathBuf {
 }
 
 /// Every simulated Mac has a subnet of its own, so that tests on one machine do not meet. The knob `subnet` names another
-/// one, with addresses that nobody can reach.
+/// one, which the host cannot reach.
 fn subnet() -> [u8; 3] {
     if let Some(subnet) = faults::parameter(Fault::Subnet).and_then(|text| fault::subnet(&text)) {
         return subnet;
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_stays_with_its_hardware_unless_somebody_else_uses_it() {
+    fn a_mac_address_keeps_its_lease_unless_another_vm_uses_the_address() {
         let mut leases = Leases::default();
         let first = leases.lend(MAC, "guest", &[]).unwrap();
         assert_eq!(leases.lend(MAC, "guest", &[]), Some(first));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_subnet_starves_until_a_lease_expires() {
+    fn the_subnet_has_no_address_left_until_a_lease_expires() {
         let mut leases = Leases::default();
         for last in 0..253 {
             assert!(leases.lend(MacAddress([2, 0, 0, 0, 0, last]), "guest", &[]).is_some());

@@ -17,7 +17,7 @@ pub(crate) fn dir() -> PathBuf {
             || env::temp_dir().join(format!("tart-sim-host-{}", nix::unistd::getuid())),
             PathBuf::from,
         );
-        // Commands that use the control socket change their directory later.
+        // Absolute, because commands that use the control socket change their directory later.
         std::path::absolute(&dir).unwrap_or(dir)
     })
     .clone()

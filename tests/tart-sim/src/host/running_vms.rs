@@ -1,4 +1,4 @@
-//! The Mac as the virtualization framework sees it: which VMs run, of whatever user, and how many may.
+//! The running VMs of all users, as the virtualization framework counts them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek as _, Write as _};
@@ -21,7 +21,7 @@ const DARWIN_LIMIT: usize = 2;
 struct Record {
     os: Os,
     mac: String,
-    /// Once the guest has one.
+    /// `None` until the guest has one.
     address: Option<Ipv4Addr>,
     /// Whether the host's ARP table shows the guest.
     arp: bool,
@@ -32,13 +32,13 @@ struct Record {
 pub(crate) enum Network {
     /// The framework's NAT.
     Shared,
-    /// A network whose addresses come from somewhere else.
+    /// A network with a DHCP server of its own.
     Bridged,
     /// Packets filtered by Softnet.
     Softnet,
 }
 
-/// A place among the running VMs: a file that is locked as long as the process lives, however it ends.
+/// A place among the running VMs: a file that is locked until the process ends, however it ends.
 #[derive(Debug)]
 pub(crate) struct Slot {
     path: PathBuf,
@@ -50,7 +50,7 @@ pub(crate) struct Slot {
 /// Taking a place failed.
 #[derive(Debug)]
 pub(crate) enum NoSlot {
-    /// There are as many macOS guests as there may be.
+    /// As many macOS guests run as the Mac allows.
     LimitExceeded,
     /// The host's directory cannot be used.
     Io(io::Error),
@@ -102,7 +102,7 @@ impl Slot {
         let Some(mac) = MacAddress::parse(&self.record.mac) else { return Ok(None) };
         let mut leases = Leases::read()?;
         if self.network == Network::Bridged {
-            // Lent by somebody else's server: no lease of ours.
+            // Another DHCP server lends it: the Mac has no lease.
             return Ok(own.or_else(|| leases.unused(in_use)));
         }
         if stale_lease && !leases.knows(mac) {
@@ -126,7 +126,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // Whoever counts next would remove it too.
+        // The next process that counts would remove it too.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -146,7 +146,7 @@ fn lock_host() -> io::Result<(PathBuf, FileLock)> {
     Ok((dir, lock))
 }
 
-/// Every place that a living process holds; those of dead ones are removed.
+/// Every place that a living process holds. Removes those of dead processes.
 fn running_vms(dir: &Path) -> io::Result<Vec<Record>> {
     let mut vms = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -168,7 +168,7 @@ fn running_vm(path: &Path) -> io::Result<Option<Record>> {
     Ok(serde_json::from_slice(&fs::read(path)?).ok())
 }
 
-/// Places that the framework forgot to give back, until the Mac restarts.
+/// Places that the framework counts although their guests are gone.
 fn stuck_slots() -> usize {
     faults::parameter(Fault::VmLimitStuck).map_or(0, |number| number.parse().unwrap_or(DARWIN_LIMIT))
 }

@@ -62,7 +62,7 @@ impl Cache {
         image.replace(self.vm_dir(digest).path())
     }
 
-    /// Makes a tag lead to that digest, and forgets what no name leads to any more.
+    /// Makes a tag lead to that digest, and removes images that no name leads to any more.
     pub(crate) fn link(&self, tag: &RemoteName, digest: &RemoteName) -> io::Result<()> {
         let link = self.vm_dir(tag);
         home::remove(link.path())?;

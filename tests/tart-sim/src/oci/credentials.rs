@@ -125,7 +125,7 @@ fn ask_helper(program: &str, host: &str) -> Result<Credentials, ProviderError> {
     Ok(Credentials { username: answer.username, password: answer.secret })
 }
 
-/// The stand-in for the login keychain: a file of the simulated Mac.
+/// The login keychain: a file of the simulated Mac.
 #[derive(Debug)]
 pub(crate) struct Keychain;
 
@@ -158,8 +158,8 @@ impl Keychain {
         Self::change(|entries| drop(entries.insert(host.into(), credentials)))
     }
 
-    /// Forgets credentials, if there are any.
-    pub(crate) fn forget(host: &str) -> Result<(), String> {
+    /// Removes credentials, if there are any.
+    pub(crate) fn remove(host: &str) -> Result<(), String> {
         Self::change(|entries| drop(entries.remove(host)))
     }
 }

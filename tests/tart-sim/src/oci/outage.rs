@@ -9,7 +9,7 @@ use super::name::RemoteName;
 use crate::host::faults;
 use crate::interrupt;
 
-/// How often a stalled transfer looks whether it may go on.
+/// How often a stalled transfer looks whether the fault is gone.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Does to this attempt (the first is 0) what the fault says at this moment.

@@ -1,4 +1,4 @@
-//! Bringing an image from a registry into the cache.
+//! Pulls of images from a registry into the cache.
 
 use std::fs;
 use std::io;
@@ -28,7 +28,7 @@ use crate::{interrupt, version};
 /// How often the layers are tried when the connection fails.
 const ATTEMPTS: u32 = 5;
 
-/// What a pull wants to have free beyond the size of the disk.
+/// The free space that a pull needs beyond the size of the disk.
 const RESERVE: u64 = 128 << 20;
 
 /// Pulls an image and links its tag, unless the cache has it.
@@ -59,7 +59,7 @@ pub(crate) fn pull(home: &Home, name: &RemoteName) -> Result<()> {
     }
     let linked =
         if *name == digest { cache.mark_explicitly_pulled(&digest) } else { cache.link(name, &digest) };
-    // So that it is not the first to be pruned.
+    // The newest image is pruned last.
     linked.and_then(|()| cache.vm_dir(&digest).touch()).map_err(Error::other)
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn populate(home: &Home, name: &RemoteName, remote: &RemoteImage) -> 
 
 fn download(home: &Home, name: &RemoteName, remote: &RemoteImage, tmp: &VmDir) -> Result<()> {
     if version::at_least((2, 28, 1)) {
-        // What the tag meant until now is the first that may go.
+        // Let the image that the tag pointed to be pruned first.
         let outdated = Cache::new(home).vm_dir(name);
         let _ = fs::canonicalize(outdated.path())
             .map(|path| VmDir::new(path).set_access_date(SystemTime::UNIX_EPOCH));
@@ -100,9 +100,9 @@ fn download(home: &Home, name: &RemoteName, remote: &RemoteImage, tmp: &VmDir) -
 }
 
 enum Attempt {
-    /// The registry's fault.
+    /// The registry failed.
     Failed(Failure),
-    /// This machine's fault.
+    /// This machine failed.
     Hopeless(Error),
 }
 
@@ -148,7 +148,7 @@ fn layers(
     unpack(remote, tmp).map_err(hopeless)
 }
 
-/// The volume is full. Releases before 2.24 did not expect that.
+/// The volume is full. Releases before 2.24 crash.
 fn no_space(tmp: &VmDir) -> Error {
     if !version::at_least((2, 24, 0)) {
         eprintln!(
@@ -160,7 +160,7 @@ fn no_space(tmp: &VmDir) -> Error {
     Error::other(file_error::out_of_space(&tmp.disk_path()))
 }
 
-/// Percent between two looks at the clock: small for a slow pull, everything at once for an instant one.
+/// Percent from one progress line to the next: small for a slow pull, 100 for an instant one.
 fn step(duration: Duration) -> u32 {
     match duration.as_millis() {
         0 => 100,
@@ -181,7 +181,7 @@ fn unpack(remote: &RemoteImage, target: &VmDir) -> io::Result<()> {
     }
     let config = match Config::read(&remote.dir.join("config.json")) {
         Ok(config) => config,
-        // The same for everyone who pulls this image.
+        // The same at every pull of this image.
         Err(_) => remote.image.config(&mut Rng::with_seed(seed(&remote.manifest.digest))),
     };
     config.write(&target.config_path()).map_err(|error| io::Error::other(error.description().to_owned()))?;

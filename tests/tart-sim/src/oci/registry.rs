@@ -96,7 +96,7 @@ impl Registry {
         if self.dir.is_dir() { Ok(()) } else { Err(Failure::Url(UrlError::HostNotFound)) }
     }
 
-    /// Whether the registry knows who asks; a private one refuses everyone else.
+    /// Whether these credentials are valid. A private registry refuses all others.
     fn log_in(&self, credentials: Option<&Credentials>) -> Result<bool, Failure> {
         let path = self.dir.join("credentials.json");
         match read_json::<Credentials>(&path)? {

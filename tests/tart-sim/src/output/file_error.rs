@@ -1,4 +1,4 @@
-//! The words in which Foundation describes what went wrong with a file.
+//! Foundation's words for a file that cannot be created, copied or read.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 /// Prints a value for people and programs alike, with a key order and an escaping of `/` that differ from
-/// one process to the next: whoever reads it has to use a JSON parser.
+/// one process to the next, so that only a JSON parser can read it.
 pub(crate) fn pretty(value: &Value) -> String {
     let mut printer = Printer { text: String::new(), escape_slashes: fastrand::bool() };
     printer.value(value, 0);

@@ -1,9 +1,9 @@
-//! What a command says on stdout.
+//! What a command prints on stdout.
 
 use std::env;
 use std::io::{self, Write as _};
 
-/// Prints a line. A reader that went away is no reason to fail.
+/// Prints a line. Ignores that the reader is gone.
 pub(crate) fn line(text: impl AsRef<str>) {
     write(&format!("{}\n", text.as_ref()));
 }

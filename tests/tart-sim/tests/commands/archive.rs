@@ -32,7 +32,7 @@ fn assert_same_guest(mac: &Mac, name: &str) {
 }
 
 #[test]
-fn export_and_import() {
+fn import_restores_what_export_wrote() {
     let mac = with_guest();
     assert_eq!(mac.ok(&["export", "vm"]), "exporting...\n");
     let file = mac.path("user/vm.tvm");
@@ -47,7 +47,7 @@ fn export_and_import() {
 }
 
 #[test]
-fn a_file_that_nobody_named_is_overwritten_only_on_demand() {
+fn export_asks_before_it_overwrites_the_default_file() {
     let mac = with_guest();
     let file = mac.path("user/vm.tvm");
     fs::write(&file, "precious").unwrap();
@@ -66,7 +66,7 @@ fn a_file_that_nobody_named_is_overwritten_only_on_demand() {
 }
 
 #[test]
-fn files_that_are_no_vm() {
+fn import_refuses_a_file_that_is_no_vm() {
     let mac = Mac::new();
     let missing = mac.tart(&["import", "none.tvm", "vm"]);
     assert_eq!(missing.code, Some(1));
@@ -80,7 +80,7 @@ fn files_that_are_no_vm() {
 }
 
 #[test]
-fn push_and_pull() {
+fn pull_restores_what_push_sent() {
     let mac = with_guest();
     mac.ok(&["set", "vm", "--cpu", "9"]);
     let pushed = mac.tart(&[
@@ -106,7 +106,7 @@ fn push_and_pull() {
 }
 
 #[test]
-fn a_push_may_fill_the_cache() {
+fn push_can_fill_the_cache() {
     let mac = Mac::with_image("{}");
     mac.create("vm");
     mac.ok(&["push", "vm", "registry.example/team/new:a", "--populate-cache"]);
@@ -118,7 +118,7 @@ fn a_push_may_fill_the_cache() {
 }
 
 #[test]
-fn names_that_cannot_be_pushed_to() {
+fn push_refuses_some_names() {
     let mac = Mac::with_image("{}");
     mac.create("vm");
     let digest = format!("registry.example/team/new@sha256:{}", "0".repeat(64));

@@ -27,7 +27,7 @@ fn a_clone_keeps_the_machine_and_changes_the_mac_address_only_if_it_must() {
 }
 
 #[test]
-fn everyone_who_pulls_an_image_gets_the_same_machine() {
+fn every_pull_of_an_image_gives_the_same_machine() {
     let mac = Mac::with_image("{}");
     mac.ok(&["clone", IMAGE, "vm"]);
     let first = mac.config("vm");
@@ -37,7 +37,7 @@ fn everyone_who_pulls_an_image_gets_the_same_machine() {
 }
 
 #[test]
-fn an_existing_vm_is_replaced_without_a_word_even_while_it_runs() {
+fn clone_silently_replaces_an_existing_vm_even_while_it_runs() {
     let mac = Mac::with_image("{}");
     mac.create("vm");
     let running = mac.hold("vm");
@@ -88,7 +88,7 @@ fn a_clone_of_a_large_disk_takes_no_room() {
 }
 
 #[test]
-fn no_room_for_the_copy() {
+fn clone_fails_on_a_full_disk() {
     let mac = Mac::with_image("{}");
     mac.ok(&["pull", IMAGE]);
     mac.switch_on(Fault::NoSpace, "clone");
@@ -107,7 +107,7 @@ fn no_room_for_the_copy() {
 }
 
 #[test]
-fn a_cached_image_is_cloned_without_asking_anyone() {
+fn clone_of_a_cached_image_asks_no_registry() {
     let mac = Mac::with_image(r#"{ "cpu": 5 }"#);
     mac.ok(&["pull", IMAGE]);
     mac.publish("team/mac/v1", r#"{ "cpu": 6 }"#);
@@ -126,14 +126,14 @@ fn clones_wait_for_the_lock_on_the_home() {
     let mut clone = mac.command(&["clone", "vm", "copy"]).spawn().unwrap();
     let mut has_nothing_but_its_place = || {
         assert_eq!(clone.try_wait().unwrap(), None);
-        // Unlike a clone, a list waits for nobody.
+        // Unlike `clone`, `list` waits for no lock.
         assert_eq!(mac.names(), ["vm"]);
         mac.tmp().iter().all(|made| fs::read_dir(made).unwrap().next().is_none())
     };
     while mac.tmp().is_empty() {
         assert!(has_nothing_but_its_place());
     }
-    // One that did not wait would have ended long before the last of these.
+    // A clone that did not wait would have ended long before the last of these.
     for _ in 0..20 {
         assert!(has_nothing_but_its_place());
     }

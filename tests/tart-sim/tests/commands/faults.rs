@@ -18,7 +18,7 @@ use tart_sim::fault::{Fault, REFUSED};
 use crate::mac::Mac;
 
 #[test]
-fn latency() {
+fn latency_delays_all_commands_or_one() {
     let mac = Mac::new();
     let took = |args: &[&str]| {
         let start = Instant::now();
@@ -34,7 +34,7 @@ fn latency() {
 }
 
 #[test]
-fn calls_are_recorded_when_asked_for() {
+fn the_simulator_records_calls() {
     let mac = Mac::new();
     mac.ok(&["list"]);
     mac.switch_on(Fault::Calls, "");
@@ -72,7 +72,7 @@ fn sigterm_ends_a_command_that_hangs_and_sigint_does_not() {
     assert_eq!(hanging.wait().unwrap().signal(), Some(15));
 }
 
-/// Whether the process is far enough to do without SIGINT.
+/// Whether the process has blocked SIGINT.
 #[cfg(target_os = "linux")]
 fn blocks_sigint(pid: Pid) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -81,7 +81,7 @@ fn blocks_sigint(pid: Pid) -> bool {
 }
 
 #[test]
-fn a_grandchild_holds_the_pipe() {
+fn a_process_that_the_command_left_holds_the_pipe() {
     let mac = Mac::new();
     mac.switch_on(Fault::HoldPipe, "list");
     let mut child = mac.command(&["list", "-q"]).stdout(Stdio::piped()).spawn().unwrap();
@@ -100,7 +100,7 @@ fn a_grandchild_holds_the_pipe() {
 }
 
 #[test]
-fn garbage_instead_of_output() {
+fn a_command_prints_garbage() {
     let mac = Mac::new();
     mac.create("vm");
     mac.switch_on(Fault::Garbage, "list");

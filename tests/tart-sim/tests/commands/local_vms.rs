@@ -10,7 +10,7 @@ use tart_sim::Fault;
 use crate::mac::{Mac, inode};
 
 #[test]
-fn a_vm_that_does_not_exist() {
+fn commands_refuse_a_vm_that_does_not_exist() {
     let mac = Mac::new();
     for args in [
         &["get", "x"][..],
@@ -74,7 +74,7 @@ fn configuration_files_have_their_keys_in_any_order() {
 }
 
 #[test]
-fn files_that_are_missing() {
+fn commands_refuse_a_vm_with_missing_files() {
     let mac = Mac::new();
     mac.create("vm");
     fs::remove_file(mac.vm("vm").join("nvram.bin")).unwrap();
@@ -92,7 +92,7 @@ fn files_that_are_missing() {
 }
 
 #[test]
-fn what_get_and_list_say() {
+fn get_and_list_show_a_vm() {
     let mac = Mac::with_image(r#"{ "allocatedGB": 31.0567, "memoryMiB": 8192 }"#);
     assert_eq!(mac.ok(&["list", "--format", "json"]), "[\n\n]\n");
     mac.ok(&["clone", "registry.example/team/mac:v1", "vm"]);
@@ -191,7 +191,7 @@ fn set_refuses_less_than_the_minimum() {
 }
 
 #[test]
-fn disks_only_grow_and_what_came_before_stays_done() {
+fn set_only_grows_disks_and_keeps_earlier_changes() {
     let mac = Mac::new();
     mac.create("vm");
     mac.tart(&["set", "vm", "--cpu", "7", "--disk-size", "40"])
@@ -207,7 +207,7 @@ fn disks_only_grow_and_what_came_before_stays_done() {
 }
 
 #[test]
-fn opening_a_vm_is_using_it_and_listing_is_not() {
+fn get_counts_as_use_and_list_does_not() {
     let mac = Mac::new();
     mac.create("vm");
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
@@ -222,7 +222,7 @@ fn opening_a_vm_is_using_it_and_listing_is_not() {
 }
 
 #[test]
-fn renaming() {
+fn rename_moves_a_vm() {
     let mac = Mac::new();
     mac.create("a");
     mac.create("b");
@@ -250,7 +250,7 @@ fn delete_stops_at_the_first_failure() {
 }
 
 #[test]
-fn names_are_complete_or_refused() {
+fn fqn_needs_a_cached_image_and_pull_a_remote_name() {
     let mac = Mac::new();
     assert_eq!(mac.ok(&["fqn", "local-name"]), "local-name\n");
     mac.tart(&["fqn", "registry.example/team/mac"]).fails(
@@ -263,7 +263,7 @@ fn names_are_complete_or_refused() {
 }
 
 #[test]
-fn a_home_that_cannot_be() {
+fn tart_refuses_a_home_that_cannot_be_created() {
     let mac = Mac::new();
     fs::write(mac.path("user/file"), "").unwrap();
     let home = mac.path("user/file/home");

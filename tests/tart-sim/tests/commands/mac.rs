@@ -1,4 +1,4 @@
-//! A simulated Mac of one's own for each test.
+//! A simulated Mac for one test.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
@@ -48,7 +48,7 @@ impl Ended {
         self.stdout.lines().collect()
     }
 
-    /// Has to have failed with this code and exactly these words.
+    /// Checks that the command failed with this code and exactly these words.
     #[track_caller]
     pub(crate) fn fails(&self, code: i32, stderr: &str) {
         assert_eq!((self.code, self.stderr.trim_end_matches('\n')), (Some(code), stderr), "{self:?}");

@@ -1,4 +1,4 @@
-//! Registries that do not answer as one would like.
+//! Registries that fail.
 
 use std::os::unix::process::ExitStatusExt as _;
 
@@ -10,7 +10,7 @@ const IMAGE: &str = "registry.example/team/mac:v1";
 const DENIED: &str = r#"Error: AuthFailed(why: "received unexpected HTTP status code 403 while retrieving an authentication token", details: "{\"errors\":[{\"code\":\"DENIED\",\"message\":\"requested access to the resource is denied\"}]}\n")"#;
 
 #[test]
-fn every_outage_has_its_words() {
+fn pull_prints_tarts_words_for_every_outage() {
     let mac = Mac::with_image("{}");
     for (fault, stderr) in [
         (
@@ -45,7 +45,7 @@ fn every_outage_has_its_words() {
 }
 
 #[test]
-fn images_that_are_not_there() {
+fn pull_refuses_a_missing_image() {
     let mac = Mac::with_image("{}");
     let missing = mac.tart(&["pull", "registry.example/team/mac:v9"]);
     assert!(missing.stderr.contains("MANIFEST_UNKNOWN"), "{missing:?}");
@@ -59,7 +59,7 @@ fn images_that_are_not_there() {
 }
 
 #[test]
-fn lost_connections_are_tried_again_while_layers_arrive() {
+fn pull_tries_layers_again_after_a_lost_connection() {
     let mac = Mac::with_image("{}");
     let again = "Error pulling image: \"The network connection was lost.\", attempting to re-try...";
     mac.switch_on(Fault::Pull, "connection-lost at=layers times=2");
@@ -74,7 +74,7 @@ fn lost_connections_are_tried_again_while_layers_arrive() {
 }
 
 #[test]
-fn no_room_for_the_image() {
+fn pull_fails_on_a_full_disk() {
     let mac = Mac::with_image("{}");
     mac.switch_on(Fault::NoSpace, "pull");
     mac.tart(&["pull", IMAGE]).fails(

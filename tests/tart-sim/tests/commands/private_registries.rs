@@ -30,7 +30,7 @@ fn assert_pulls(command: &mut Command, expected: bool) -> Ended {
 }
 
 #[test]
-fn the_environment_counts_for_the_host_it_names_or_for_all() {
+fn credentials_of_the_environment_are_for_one_host_or_for_all() {
     let mac = private_mac();
     let pull = || mac.command(&["pull", IMAGE]);
     assert_pulls(&mut pull(), false);
@@ -45,7 +45,7 @@ fn the_environment_counts_for_the_host_it_names_or_for_all() {
 }
 
 #[test]
-fn docker_may_know_them() {
+fn docker_configuration_can_have_credentials() {
     let mac = private_mac();
     let pull = || mac.command(&["pull", IMAGE]);
     let docker = |json: &str| {
@@ -64,7 +64,7 @@ fn docker_may_know_them() {
 }
 
 #[test]
-fn a_helper_may_know_them() {
+fn a_docker_helper_can_have_credentials() {
     let mac = private_mac();
     fs::create_dir_all(mac.path("user/.docker")).unwrap();
     let config = r#"{ "credHelpers": { ".*\\.example": "test" } }"#;
@@ -91,7 +91,7 @@ fn login(mac: &Mac, host: &str, password: &str, flags: &[&str]) -> Ended {
 }
 
 #[test]
-fn the_keychain_keeps_what_login_tried() {
+fn login_stores_credentials_in_the_keychain() {
     let mac = private_mac();
     login(&mac, "registry.example", "wrong", &[]).fails(
         1,
@@ -112,7 +112,7 @@ fn the_keychain_keeps_what_login_tried() {
 }
 
 #[test]
-fn a_locked_keychain_is_mentioned_and_passed_over() {
+fn pull_mentions_a_locked_keychain_and_goes_on() {
     let mac = private_mac();
     assert_eq!(login(&mac, "registry.example", "secret", &[]).code, Some(0));
     mac.switch_on(Fault::KeychainLocked, "");
@@ -123,11 +123,11 @@ fn a_locked_keychain_is_mentioned_and_passed_over() {
         .fails(1, "Error: Failed(message: \"Keychain returned unsuccessful status -25308\")");
     let from_environment =
         assert_pulls(mac.command(&["pull", IMAGE]).env(USERNAME, "user").env(PASSWORD, "secret"), true);
-    assert!(!from_environment.stdout.contains("Keychain"), "nobody had to ask it");
+    assert!(!from_environment.stdout.contains("Keychain"), "tart has asked it");
 }
 
 #[test]
-fn pushing_takes_credentials_too() {
+fn push_needs_credentials() {
     let mac = private_mac();
     mac.create("vm");
     let push = || mac.command(&["push", "vm", "registry.example/team/mac:v2"]);

@@ -54,7 +54,7 @@ fn percent(line: &str) -> Option<u32> {
 }
 
 #[test]
-fn a_pull_says_what_it_does() {
+fn pull_prints_its_steps() {
     let mac = Mac::with_image(r#"{ "compressedGB": 18.1 }"#);
     assert_eq!(
         mac.tart(&["pull", IMAGE]).lines(),
@@ -75,7 +75,7 @@ fn a_pull_says_what_it_does() {
 }
 
 #[test]
-fn progress_is_written_over_unless_in_ci() {
+fn pull_overwrites_its_progress_line_unless_in_ci() {
     let mac = Mac::with_image("{}");
     let output = mac.command(&["pull", IMAGE]).env_remove("CI").output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().contains("0%\n\u{1b}[1A\r\u{1b}[2K100%\n"));

@@ -5,7 +5,7 @@ use tart_sim::Fault;
 use crate::mac::Mac;
 
 #[test]
-fn refused_command_lines() {
+fn tart_refuses_unknown_command_lines() {
     let mac = Mac::new();
     for (args, message, usage) in [
         (&["frobnicate"][..], "Unexpected argument 'frobnicate'", "tart"),
@@ -79,7 +79,7 @@ fn refused_command_lines() {
 }
 
 #[test]
-fn a_command_without_a_word_gets_the_whole_help() {
+fn a_command_without_arguments_prints_its_help() {
     let ended = Mac::new().tart(&["get"]);
     assert_eq!(ended.code, Some(64));
     assert!(ended.stderr.starts_with("Error: Missing expected argument '<name>'\n\nOVERVIEW: "), "{ended:?}");
@@ -87,7 +87,7 @@ fn a_command_without_a_word_gets_the_whole_help() {
 }
 
 #[test]
-fn help_and_version_are_no_errors() {
+fn help_and_version_succeed() {
     let mac = Mac::new();
     for args in [&["--help"][..], &["-h"], &["help"], &[]] {
         let help = mac.ok(args);
@@ -106,7 +106,7 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
-fn the_version_decides_what_there_is() {
+fn the_simulated_release_decides_which_flags_exist() {
     let mac = Mac::with_image("{}");
     mac.ok(&["clone", "registry.example/team/mac:v1", "vm"]);
     let row = || mac.tart(&["list", "--source=local", "--format=json"]).json()[0].clone();

@@ -15,18 +15,18 @@ use tart_kubelet_tests::sandbox::Sandbox;
 use tart_sim::fault::{FaultDirectory, FaultFile};
 use tempfile::TempDir;
 
-/// How long anything may take that takes milliseconds on an idle machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// The deadline for what takes milliseconds on an idle machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Waits until there is something.
+/// Waits until `look` finds something.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + DEADLINE;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
-        // Whoever is waited for needs the processor more.
+        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
+        // Leave the processor to the process that the test waits for.
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -259,7 +259,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both fail if `tart run` has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

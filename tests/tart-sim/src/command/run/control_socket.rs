@@ -1,4 +1,4 @@
-//! `control.sock`: every connection is carried to the guest agent, byte by byte.
+//! `control.sock`: `run` forwards every connection to the guest agent, byte by byte.
 
 use std::fs;
 use std::io;
@@ -12,10 +12,10 @@ use tokio::time::sleep;
 
 use crate::host::faults::VmFaults;
 
-/// How often a connection that stalls looks whether it still should.
+/// How often a stalled connection looks whether the fault is gone.
 const STALL_CHECK: Duration = Duration::from_millis(20);
 
-/// What is carried at once: the most that waits for a side that does not read.
+/// The size of the buffer: the most that waits for a side that does not read.
 const BUFFER: usize = 64 * 1024;
 
 /// The socket as the host's programs see it.
@@ -29,25 +29,25 @@ pub(super) struct ControlSocket {
 impl ControlSocket {
     /// Creates the socket in the current directory: a name without a directory is never too long for a socket.
     pub(super) fn bind(name: &str, agent_socket: PathBuf, faults: VmFaults) -> io::Result<Self> {
-        // Left behind by the last run, as all of them leave it.
+        // The last `run` has left it, as the real tart does.
         let _ = fs::remove_file(name);
         Ok(Self { listener: UnixListener::bind(name)?, agent_socket, faults })
     }
 
-    /// Carries connections for ever.
+    /// Forwards connections for ever.
     pub(super) async fn serve(self) {
         loop {
             let Ok((client, _)) = self.listener.accept().await else { continue };
             let (agent_socket, faults) = (self.agent_socket.clone(), self.faults.clone());
             tokio::spawn(async move {
-                // Whatever breaks, both sides notice by the connection's end.
-                let _ = carry(client, agent_socket, &faults).await;
+                // Both sides notice a failure by the connection's end.
+                let _ = forward(client, agent_socket, &faults).await;
             });
         }
     }
 }
 
-async fn carry(mut client: UnixStream, agent_socket: PathBuf, faults: &VmFaults) -> io::Result<()> {
+async fn forward(mut client: UnixStream, agent_socket: PathBuf, faults: &VmFaults) -> io::Result<()> {
     if faults.is_on(Fault::AgentGarbage) {
         return client.write_all(b"\x00\xffthis is not HTTP/2\r\n\r\n\x00").await;
     }

@@ -100,7 +100,7 @@ fn open_block_device(path: &Path, read_only: bool) -> Result<()> {
         .map_err(|error| Error::runtime(format!("failed to open block device {}: {error}", path.display())))
 }
 
-/// A disk of a cached image is never written to: the VM gets a copy.
+/// Copies the disk of a cached image for the VM, which must not write to the image.
 fn copy_cached(name: &str, home: &Home) -> Result<FileLock> {
     let disk = home.open_vm(name)?.disk_path();
     let target = home.tmp().join(format!("run-disk-{}", home::uuid()));

@@ -1,4 +1,4 @@
-//! The life of a running VM: the guest, the signals and the faults, until one of them ends it.
+//! A running VM: waits for the guest, for signals and for faults until one of them ends it.
 
 use std::env;
 use std::future::pending;
@@ -14,16 +14,16 @@ use tokio::time::{Instant, interval, sleep};
 
 use super::control_socket::ControlSocket;
 use super::vnc::Server;
-use super::{Vm, complain, vz_error};
+use super::{Vm, print_error, vz_error};
 use crate::guest::{AGENT_SOCKET, Halt, Machine};
 use crate::host::running_vms::Slot;
 use crate::output::stdout;
 use crate::version;
 
-/// How often the faults that strike a running VM are looked for.
+/// How often `run` looks for faults that end the VM.
 const FAULT_CHECK: Duration = Duration::from_millis(50);
 
-/// The signals that `run` reacts to. All others have their usual effect, which ends the process.
+/// The signals that `run` handles. All others end the process.
 #[derive(Debug)]
 pub(super) struct Signals {
     interrupt: Signal,
@@ -32,7 +32,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over.
+    /// Installs the handlers.
     pub(super) fn listen() -> io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -42,22 +42,22 @@ impl Signals {
     }
 }
 
-/// Why a VM's life ended.
+/// Why a VM ended.
 #[derive(Debug)]
 enum End {
     /// `tart stop`.
     Interrupted,
     /// `tart suspend`.
     Suspended,
-    /// The guest, or the framework, stopped it: the line on stdout tells why.
+    /// The guest, or the framework, stopped it. The line on stdout says why.
     Stopped(String),
-    /// Something went wrong in tart itself.
+    /// tart itself failed.
     Failed(String),
     /// A fault ends the process.
     Dies(RunExit),
 }
 
-/// Lives until the VM stops; the guest is gone when this returns.
+/// Runs until the VM stops. The guest is gone when this returns.
 pub(super) async fn run_until_end(vm: Vm, mut slot: Slot, mut signals: Signals) -> ExitCode {
     let mut guest = None;
     let end = match serve_control_socket(&vm) {
@@ -67,7 +67,7 @@ pub(super) async fn run_until_end(vm: Vm, mut slot: Slot, mut signals: Signals) 
     let code = match end {
         End::Dies(exit) => {
             if let Some(message) = exit.message {
-                complain(&message);
+                print_error(&message);
             }
             die(exit.kind)
         }
@@ -81,12 +81,12 @@ pub(super) async fn run_until_end(vm: Vm, mut slot: Slot, mut signals: Signals) 
             ExitCode::SUCCESS
         }
         End::Failed(message) => {
-            complain(&message);
+            print_error(&message);
             ExitCode::FAILURE
         }
     };
     if let Some(machine) = guest {
-        // It is gone either way; how does not matter.
+        // The guest is gone even if this fails.
         let _ = machine.cut_power().await;
     }
     code
@@ -111,7 +111,7 @@ fn serve_control_socket(vm: &Vm) -> io::Result<()> {
             Ok(())
         }
         Err(error) if version::is_snapshot() => Err(error),
-        // Releases do not notice.
+        // Releases ignore the failure.
         Err(_) => Ok(()),
     }
 }
@@ -196,7 +196,7 @@ fn announce_screen(vm: &Vm, address: Option<std::net::Ipv4Addr>) {
     }
 }
 
-/// The faults that end a running VM.
+/// The end that a fault gives to a running VM.
 fn fault_end(vm: &Vm, started: Instant) -> Option<End> {
     if let Some(exit) = vm.faults.parameter(Fault::RunDies).and_then(|text| RunExit::parse(&text))
         && started.elapsed() >= exit.after
@@ -225,21 +225,21 @@ fn stopped_by(error: &str) -> End {
     End::Stopped(format!("guest has stopped the virtual machine due to error: {error}"))
 }
 
-/// Ends this process without any ado: the guest goes with it.
+/// Ends this process at once. The guest ends with it.
 fn die(kind: ExitKind) -> ExitCode {
     match kind {
         ExitKind::Code(code) => std::process::exit(code.into()),
         ExitKind::Signal(signal) => {
-            // Rust's own handler of some signals takes the first one to step aside.
+            // The first signal removes Rust's own handler, the second ends the process.
             let _ = signal::raise(signal).and_then(|()| signal::raise(signal));
-            // Ignored or blocked by whoever started this process.
+            // The parent process made this one ignore or block the signal.
             let _ = signal::kill(Pid::this(), Sig::SIGKILL);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Saves the guest's memory, or says why not. What is saved is only that there is something to resume.
+/// Saves the guest's memory, or prints why not. The file has no memory in it: it only marks the VM as suspended.
 fn suspend(vm: &Vm) -> ExitCode {
     let failed = |reason: &str| {
         stdout::line(format!("Failed to suspend the VM: {reason}"));

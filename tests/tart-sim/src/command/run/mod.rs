@@ -1,4 +1,4 @@
-//! `tart run`: starts a VM and lives as long as it does.
+//! `tart run`: starts a VM and ends with it.
 
 mod control_socket;
 mod disks;
@@ -48,7 +48,7 @@ struct Vm {
     network: Attachment,
     shares: Shares,
     screen: Option<Screen>,
-    /// Held, never used: closing any of them would end what it stands for.
+    /// Held, never used: the VM's lock, the locks of its disks, its serial port.
     _held: (RunLock, Vec<FileLock>, Option<PtyMaster>),
 }
 
@@ -58,26 +58,26 @@ pub(crate) fn run(mut args: cli::Run) -> Result<ExitCode> {
     let dir = validation::validate(&mut args, &home)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::other)?;
     runtime.block_on(async {
-        // Before the lock: whoever sees the VM running may send a signal.
+        // Before the lock: `stop` sends a signal as soon as it sees the lock.
         let signals = Signals::listen().map_err(Error::other)?;
         let vm = configure(&args, &home, dir)?;
         let started = start(&vm, &home);
         match started {
             Ok(slot) => Ok(lifecycle::run_until_end(vm, slot, signals).await),
             Err(message) => {
-                complain(&message);
+                print_error(&message);
                 Ok(ExitCode::FAILURE)
             }
         }
     })
 }
 
-/// Says something on stderr; nobody may be listening any more.
-fn complain(message: &str) {
+/// Prints a line on stderr, which may be closed.
+fn print_error(message: &str) {
     let _ = writeln!(io::stderr(), "{message}");
 }
 
-/// Puts the VM's configuration together and takes its lock, in the order of the real program.
+/// Puts the VM's configuration together and takes its lock, in the order of the real tart.
 fn configure(args: &cli::Run, home: &Home, dir: VmDir) -> Result<Vm> {
     let home_lock = home.lock()?;
     let config = resolve_mac_collision(home, &args.name, &dir)?;
@@ -87,7 +87,7 @@ fn configure(args: &cli::Run, home: &Home, dir: VmDir) -> Result<Vm> {
     let disks = disks::attach(&args.disk, home)?;
     let shares = shares::collect(&args.dir, home)?;
     check_resources(args, &config)?;
-    // Last of all that reads the configuration: closing the file again would lose the lock.
+    // Take the lock after the last read of the configuration: closing that file would release it.
     let Some(lock) = dir.lock_for_running().map_err(Error::other)? else {
         return Err(Error::vm_already_running(&args.name));
     };
@@ -107,7 +107,7 @@ fn configure(args: &cli::Run, home: &Home, dir: VmDir) -> Result<Vm> {
     })
 }
 
-/// Gives the VM another hardware address if one that runs has the same.
+/// Gives the VM another MAC address if a running VM has the same.
 fn resolve_mac_collision(home: &Home, name: &str, dir: &VmDir) -> Result<Config> {
     let mut config = dir.config().map_err(Error::other)?;
     let collides = home.local_vms()?.into_iter().any(|(other, vm)| {
@@ -120,7 +120,7 @@ fn resolve_mac_collision(home: &Home, name: &str, dir: &VmDir) -> Result<Config>
         stdout::line("Resetting VM to assign a new MAC address...");
         config.mac_address = identity::random_mac_address();
         config.write(&dir.config_path())?;
-        // The snapshot has the old address in it. There need not be one.
+        // The snapshot, if there is one, has the old address in it.
         let _ = std::fs::remove_file(dir.state_path());
     }
     Ok(config)
@@ -158,7 +158,7 @@ fn pty_name(port: &PtyMaster) -> nix::Result<String> {
     Ok(device.to_string_lossy().into_owned())
 }
 
-/// What the framework finds wrong with a configuration before it has a VM.
+/// What the framework refuses in a configuration before it makes the VM.
 fn check_resources(args: &cli::Run, config: &Config) -> Result<()> {
     if args.nested && config.os == Os::Darwin {
         return Err(Error::runtime("macOS virtual machines do not support nested virtualization"));
@@ -176,7 +176,7 @@ fn check_resources(args: &cli::Run, config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Asks the framework to start the VM; the error is what `run` prints.
+/// Asks the framework to start the VM. The error is what `run` prints.
 fn start(vm: &Vm, home: &Home) -> Result<Slot, String> {
     let restore = vm.dir.state_path();
     if restore.exists() {
@@ -214,7 +214,7 @@ fn limit_exceeded(vm: &Vm, home: &Home) -> String {
     if !version::at_least((2, 18, 1)) {
         return vz_error::limit_exceeded();
     }
-    // This one's own file must not be touched, and a process does not see its own lock anyway.
+    // Skip this VM: closing its `config.json` would release its lock, and a process does not see its own lock.
     let others: Vec<_> = home
         .local_vms()
         .unwrap_or_default()
@@ -231,7 +231,7 @@ fn limit_exceeded(vm: &Vm, home: &Home) -> String {
 }
 
 impl Vm {
-    /// How long the guest takes until it is up.
+    /// How long the guest takes to boot.
     fn boot_delay(&self) -> Duration {
         self.faults.duration(Fault::BootDelay).unwrap_or_else(|| seconds(self.image.boot_delay))
     }

@@ -17,7 +17,7 @@ use crate::output::stdout;
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     pub(super) shares: Vec<Share>,
-    /// Held, never read.
+    /// Held, never read: the locks of downloads.
     downloads: Vec<FileLock>,
 }
 
@@ -50,14 +50,15 @@ pub(super) fn collect(arguments: &[String], home: &Home) -> Result<Shares> {
         } else {
             expand(&path)?
         };
-        // Of two with the same name the last wins.
+        // The last of two shares with the same name wins.
         shares.shares.retain(|share| (&share.tag, &share.name) != (&tag, &name));
         shares.shares.push(Share { tag, name, path, read_only });
     }
     Ok(shares)
 }
 
-/// `[name:]path[:options]`; the last part is options if it holds at least one, and then all of it is dropped.
+/// Reads `[name:]path[:options]`. The last part is options if it has at least one known option; the unknown ones in it are
+/// ignored.
 fn parse(argument: &str) -> Argument {
     let mut parts: Vec<_> = argument.split(':').filter(|part| !part.is_empty()).collect();
     let mut read_only = false;
@@ -73,7 +74,7 @@ fn parse(argument: &str) -> Argument {
     }
     let rest = parts.join(":");
     let (name, path) = match rest.split_once(':') {
-        // A URL has a colon of its own; the doubled slash after it is all that is left of it here.
+        // A URL has a colon of its own.
         Some(("http" | "https", _)) | None => (None, rest.as_str()),
         Some((name, path)) => (Some(name.to_owned()), path),
     };
@@ -101,7 +102,7 @@ pub(super) fn problem(share: &Share) -> Option<(i32, &'static str)> {
     }
 }
 
-/// The Internet, as far as archives are concerned, is the host's directory `downloads`.
+/// Downloads an archive: the directory `TART_SIM_HOST/downloads` stands for the Internet.
 fn download(url: &str, home: &Home) -> Result<(PathBuf, FileLock)> {
     stdout::line(format!("Downloading {url}..."));
     let (_, place) = url.split_once("://").unwrap_or_default();

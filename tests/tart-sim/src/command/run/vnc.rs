@@ -1,4 +1,4 @@
-//! `--vnc` and `--vnc-experimental`: what `run` says about the VM's screen. Nothing listens there.
+//! `--vnc` and `--vnc-experimental`: `run` prints where the VM's screen is. No server listens there.
 
 use std::env;
 use std::net::Ipv4Addr;
@@ -9,7 +9,7 @@ use crate::output::stdout;
 /// The words of which the framework's server makes its passwords.
 const WORDS: [&str; 8] = ["apple", "bridge", "candle", "dolphin", "ember", "forest", "garden", "harbor"];
 
-/// Who shows the screen.
+/// The server that shows the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Server {
     /// The guest's own server, at the guest's address.
@@ -37,7 +37,7 @@ impl Screen {
         Some(Self { server, print: args.no_graphics || env::var_os("CI").is_some() })
     }
 
-    /// Says where the screen is.
+    /// Prints where the screen is.
     pub(super) fn announce(self, guest: Option<Ipv4Addr>) {
         let url = match (self.server, guest) {
             (Server::Framework, _) => {
@@ -45,7 +45,7 @@ impl Screen {
                 format!("vnc://:{password}@127.0.0.1:{}", fastrand::u16(49152..))
             }
             (Server::Guest, Some(address)) => format!("vnc://{address}"),
-            // The real program waits for an address first.
+            // The real tart waits for an address first.
             (Server::Guest, None) => return,
         };
         stdout::line(if self.print {

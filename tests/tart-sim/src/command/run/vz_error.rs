@@ -7,7 +7,7 @@ fn error(code: i32, failure: &str, reason: &str) -> String {
     )
 }
 
-/// The same with the error of a system call behind it.
+/// The same, caused by a failed system call.
 fn error_because(code: i32, failure: &str, reason: &str, (posix_code, posix_text): (i32, &str)) -> String {
     format!(
         "Error Domain=VZErrorDomain Code={code} \"{reason}\" UserInfo={{NSLocalizedFailure={failure}, \
@@ -17,7 +17,7 @@ fn error_because(code: i32, failure: &str, reason: &str, (posix_code, posix_text
     )
 }
 
-/// Where an object happens to be.
+/// The address of an object.
 fn address() -> u64 {
     0x6000_0000_0000 | fastrand::u64(0..1 << 32) & !0xf
 }
@@ -25,7 +25,7 @@ fn address() -> u64 {
 const INTERNAL: &str = "Internal Virtualization error.";
 const INVALID: &str = "Invalid virtual machine configuration.";
 
-/// The framework could not start the VM, for instance because no one is logged in on the screen.
+/// The framework could not start the VM, for instance because no user is logged in at the Mac's screen.
 pub(super) fn failed_to_start() -> String {
     error(1, INTERNAL, "The virtual machine failed to start.")
 }
@@ -40,12 +40,12 @@ pub(super) fn auxiliary_storage_locked() -> String {
     error_because(2, INVALID, "Failed to lock auxiliary storage.", (35, "Resource temporarily unavailable"))
 }
 
-/// A shared directory is not there, or no directory.
+/// A shared directory is missing, or is no directory.
 pub(super) fn invalid_share(posix: (i32, &str)) -> String {
     error_because(2, INVALID, "A directory sharing device configuration is invalid.", posix)
 }
 
-/// There are as many macOS guests as there may be, as releases before 2.18.1 say it.
+/// As many macOS guests run as the Mac allows, in the words of releases before 2.18.1.
 pub(super) fn limit_exceeded() -> String {
     error(
         6,

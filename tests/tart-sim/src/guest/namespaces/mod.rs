@@ -31,9 +31,9 @@ pub(super) use shares::mount_share;
 /// The argument that tells init that it is root only in a user namespace of its own.
 const ROOTLESS: &str = "rootless";
 
-/// Enters a new PID namespace, starts init in it and passes its end on.
+/// Enters a new PID namespace, starts init in it and ends with init's exit code.
 pub(super) fn launch() -> ExitCode {
-    // The guest before this one may still be dying, and two must not share their files.
+    // Wait for the previous guest of this VM to end: two guests must not use the same files.
     let _alone = FileLock::wait(".".as_ref());
     let mode = match enter_namespaces() {
         Ok(true) => &[ISOLATED, ROOTLESS][..],
@@ -44,7 +44,7 @@ pub(super) fn launch() -> ExitCode {
         }
     };
     let status = Command::new("/proc/self/exe").arg0(INIT).args(mode).status();
-    // The kernel leaves it behind, unreadable even to its owner, and nobody else could remove it.
+    // The kernel leaves the overlays' work directories with mode 0, and only this user may remove them.
     remove_work_directories();
     match status {
         Ok(status) => ExitCode::from(exit_code(status)),
@@ -70,7 +70,7 @@ fn enter_namespaces() -> io::Result<bool> {
     Ok(true)
 }
 
-/// The kernel ends a namespace's init by a signal when somebody in there calls reboot(2).
+/// The exit code of init. The kernel ends it by a signal when a process in the namespace calls reboot(2).
 fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => u8::try_from(code).unwrap_or(1),
@@ -111,8 +111,8 @@ pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> 
     Ok(Environment::new(boot, Path::new("/"), own_program.into(), SEARCH_PATH.into()))
 }
 
-/// Makes `sudo` a program by which a user becomes root: a copy of this binary, in memory that only this guest sees, so that
-/// nothing of the kind is ever on the machine's disk.
+/// Makes `sudo` a setuid copy of this binary. It is in memory that only this guest sees, so that the machine's disk never has a
+/// setuid program of the simulator.
 fn install_sudo() -> io::Result<()> {
     let place = Path::new("/dev/.sudo");
     fs::create_dir(place)?;

@@ -1,4 +1,4 @@
-//! The three kinds of mounts that a guest is made of.
+//! Mounts of a guest.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-/// Shows a directory, with all that is mounted in it, or a file in a second place.
+/// Mounts a directory, with all that is mounted in it, or a file in a second place.
 pub(super) fn bind(from: &Path, to: &Path) -> io::Result<()> {
     mount_at(Some(from), to, None, MsFlags::MS_BIND | MsFlags::MS_REC, None)
 }
@@ -18,10 +18,10 @@ pub(super) fn make_read_only(path: &Path) -> io::Result<()> {
     change(path, MsFlags::MS_RDONLY)
 }
 
-/// Does something among the devices, which are sealed before and after.
+/// Makes `/dev` writable while `act` runs.
 pub(in crate::guest) fn with_open_devices<T>(act: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let devices = Path::new("/dev");
-    // One at a time, or the first to be done would seal them for all.
+    // One process at a time: the first to end would make `/dev` read-only for the others.
     let directory = File::open(devices)?;
     let _turn = Flock::lock(directory, FlockArg::LockExclusive).map_err(|(_, error)| error)?;
     change(devices, MsFlags::empty())?;
@@ -62,7 +62,7 @@ pub(super) fn mount_at(
     })
 }
 
-/// Mounts a file system in memory, as the guest's `mount_tmpfs` does. Its root is that of the directory.
+/// Mounts a file system in memory, as the guest's `mount_tmpfs` does. Its root has the directory's mode and owner.
 pub(in crate::guest) fn mount_memory(directory: &Path, size: Option<u64>) -> Result<(), String> {
     let options = size.map(|bytes| format!("size={bytes}"));
     mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::MS_NOSUID, options.as_deref())

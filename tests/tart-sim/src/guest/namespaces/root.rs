@@ -20,7 +20,7 @@ const PROGRAMS: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx
 /// The directories of macOS, and of the machine's programs, that nothing can be created in.
 const SEALED: &[&str] = &["System", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
-/// Where users find this binary who must not look at init's processes for it.
+/// Where users other than root find this binary: they must not read `/proc/1/exe`.
 pub(super) const OWN_PROGRAM: &str = "/dev/.tart";
 
 /// Builds the guest's root file system from the current directory and makes it this process's root.
@@ -37,7 +37,7 @@ pub(super) fn enter(boot: &Boot, rootless: bool) -> io::Result<()> {
     }
     mount_devices(&root.join("dev"))?;
     if boot.uid != 0 {
-        // While the machine's files can still be seen.
+        // Before `pivot_root`, while the machine's files are in sight.
         let place = root.join(OWN_PROGRAM.trim_start_matches('/'));
         File::create(&place)?;
         bind(&std::env::current_exe()?, &place)?;
@@ -52,7 +52,7 @@ pub(super) fn enter(boot: &Boot, rootless: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// An image that has no programs at all cannot have meant to be alone.
+/// Whether the image has programs. A guest whose image has none uses the machine's.
 fn brings_programs() -> bool {
     ["lower/bin", "lower/usr/bin"].iter().any(|path| Path::new(path).symlink_metadata().is_ok())
 }
@@ -72,12 +72,12 @@ pub(super) fn seal() -> io::Result<()> {
     for directory in system.iter().filter(|directory| is_mount_point(directory)) {
         make_read_only(directory)?;
     }
-    // Nobody creates files among the devices of macOS.
+    // macOS has no files in `/dev` but devices.
     make_read_only("/dev".as_ref())?;
     make_read_only("/".as_ref())
 }
 
-/// The guest's files: the uppers are its own, one for each mount.
+/// The guest's files. Each mount has an upper directory for what the guest writes.
 struct Files {
     rootless: bool,
 }
@@ -118,7 +118,7 @@ impl Files {
         };
         let target = root.join(settings);
         self.overlay("etc", &layers(&Path::new("lower").join(settings), "/etc".into()), &target)?;
-        // Many machines keep this one in a directory that the guest does not have.
+        // On many machines it links to a directory that the guest does not have.
         if Path::new("/etc/resolv.conf").is_symlink()
             && !Path::new("lower").join(settings).join("resolv.conf").exists()
             && let Ok(content) = fs::read("/etc/resolv.conf")
@@ -129,7 +129,7 @@ impl Files {
         Ok(())
     }
 
-    /// Relative paths only, apart from the machine's own: they need no escapes, and no length is too long.
+    /// Mounts an overlay. Relative paths need no escapes and are short enough.
     fn overlay(&self, name: &str, lowers: &[PathBuf], target: &Path) -> io::Result<()> {
         let (upper, work) = (Path::new("upper").join(name), Path::new("work").join(name));
         fs::create_dir_all(&upper)?;
@@ -157,7 +157,7 @@ fn own_directories(name: &str) -> io::Result<()> {
     let directories = children.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let local = directories.map(|entry| Path::new("local").join(entry.file_name()));
     for directory in ["bin".into(), "sbin".into(), "local".into()].into_iter().chain(local) {
-        // Whatever the guest put there instead is its own already.
+        // Skips what the guest has put there instead.
         layout::make_directory("upper/usr".as_ref(), &directory)?;
     }
     Ok(())
@@ -197,7 +197,7 @@ fn mount_devices(dev: &Path) -> io::Result<()> {
     )
 }
 
-/// The guest's processes. The switches of the machine's own kernel in there are not the guest's to turn.
+/// Mounts the guest's `/proc`. The settings of the machine's kernel in it are read-only.
 fn mount_processes(proc: &Path) -> io::Result<()> {
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount_at(Some("proc".as_ref()), proc, Some("proc"), quiet, None)?;

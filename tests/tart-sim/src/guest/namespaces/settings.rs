@@ -5,11 +5,11 @@ use std::io;
 
 use crate::guest::Boot;
 
-/// Who the user is and what the network looks like, written anew at every boot.
+/// Writes the user, the group and the host names, anew at every boot.
 pub(super) fn write(boot: &Boot) -> io::Result<()> {
     let (user, home, name) = (&boot.user, boot.home(), boot.host_name());
     let (uid, gid) = (boot.uid, boot.gid());
-    // A user with root's number shares it with root: without a second one there is nobody else to be.
+    // A user whose number is 0 is a second name of root.
     let passwd =
         with_entry("/etc/passwd", &format!("{user}:x:{uid}:{gid}:{user}:{}:/bin/sh", home.display()));
     let group = with_entry("/etc/group", &format!("staff:x:{gid}:{user}"));
@@ -24,7 +24,7 @@ pub(super) fn write(boot: &Boot) -> io::Result<()> {
     Ok(())
 }
 
-/// A list of users or groups with one entry more, in the place of any of its name, before all others.
+/// A list of users or groups that begins with this entry. Other entries of its name are left out.
 fn with_entry(path: &str, entry: &str) -> String {
     let name = entry.split(':').next().unwrap_or_default();
     let known = fs::read_to_string(path).unwrap_or_default();

@@ -10,10 +10,10 @@ use super::mounts::{bind, make_read_only, mount_at};
 use crate::guest::{AUTOMOUNT_TAG, Boot, Share, layout};
 use crate::home::config::Os;
 
-/// Where the shares wait to be mounted, as the guest sees it.
+/// The directory from which the guest mounts shares.
 const SHARES: &str = "dev/.virtiofs";
 
-/// Puts every share where the guest can mount it from, and those of the automount tag where macOS mounts them itself.
+/// Puts every share into the directory from which the guest mounts it. Mounts those of the automount tag, as macOS does.
 pub(super) fn stage(root: &Path, boot: &Boot) -> io::Result<()> {
     for tag in tags(boot) {
         let staged = staged(root, tag);
@@ -22,7 +22,7 @@ pub(super) fn stage(root: &Path, boot: &Boot) -> io::Result<()> {
         if let [Share { name: None, path, read_only, .. }] = shares.as_slice() {
             mount_directory(path, &staged, *read_only)?;
         } else {
-            // The directory above several shares is nobody's to write to.
+            // The directory above several shares is read-only.
             mount_at(Some("virtiofs".as_ref()), &staged, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))?;
             for share in shares {
                 let directory = staged.join(share.name.as_deref().unwrap_or_default());

@@ -1,5 +1,4 @@
-//! `ln`, as BSD has it. It is here because of one thing that no plain file system does: among its devices macOS takes links, but no
-//! files.
+//! `ln`, as BSD has it. The simulator needs its own because macOS allows links in `/dev`, but no files.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,7 +11,7 @@ use super::usage;
 
 const USAGE: &str = "ln [-s [-F] | -L | -P] [-f | -i] [-hnv] source_file [target_file]";
 
-/// `ln` with BSD's options, each on its own or together.
+/// Makes links; understands BSD's options, each on its own or together.
 pub(super) fn ln(words: &[OsString]) -> ExitCode {
     let mut options = Options::default();
     let mut words = words.iter().peekable();
@@ -58,7 +57,7 @@ struct Options {
 }
 
 impl Options {
-    /// False for an option that there is not.
+    /// False for an unknown option.
     fn read(&mut self, word: &OsString) -> bool {
         word.as_encoded_bytes()[1..].iter().all(|letter| {
             match letter {

@@ -1,4 +1,4 @@
-//! The programs that scripts expect in a macOS guest, and that a plain machine lacks or must not run for real.
+//! Programs of a macOS guest that this machine lacks, or must not run for real.
 
 mod ln;
 mod networksetup;
@@ -40,7 +40,7 @@ const PROGRAMS: &[(&str, &str, Program)] = &[
     ("/sbin", "reboot", reboot),
     ("/sbin", "mount_tmpfs", mount_tmpfs),
     ("/sbin", "mount_virtiofs", mount_virtiofs),
-    // What Linux's mount calls for this type of file system.
+    // Linux's `mount` calls it for this type of file system.
     ("/sbin", "mount.virtiofs", mount_dot_virtiofs),
 ];
 
@@ -49,7 +49,7 @@ pub(super) fn find(name: &str) -> Option<Program> {
     PROGRAMS.iter().find(|(_, program, _)| *program == name).map(|(.., body)| *body)
 }
 
-/// Puts links to this binary where the programs are expected, over whatever is there.
+/// Puts links to this binary where scripts expect the programs, and replaces what is there.
 pub(super) fn install(own_program: &Path, place: impl Fn(&str) -> std::path::PathBuf) -> std::io::Result<()> {
     for (directory, name, _) in PROGRAMS {
         let directory = place(directory);
@@ -58,14 +58,14 @@ pub(super) fn install(own_program: &Path, place: impl Fn(&str) -> std::path::Pat
             continue;
         }
         fs::create_dir_all(&directory)?;
-        // Missing is as good as removed.
+        // It may be missing.
         let _ = fs::remove_file(&link);
         symlink(own_program, &link)?;
     }
     Ok(())
 }
 
-/// Says which macOS this pretends to be.
+/// Prints the macOS version of the guest.
 fn sw_vers(words: &[OsString]) -> ExitCode {
     const FACTS: [(&str, &str, &str); 3] = [
         ("ProductName", "productName", "macOS"),
@@ -118,8 +118,8 @@ fn tell_init(signal: Signal) -> ExitCode {
     }
 }
 
-/// Whether this is a guest with files and processes of its own: whoever runs this anywhere else must not hit the real
-/// machine's. Only root can tell.
+/// Whether this process is in a guest with files and processes of its own. Outside of one, the programs must not touch the
+/// real machine. False for every user but root, who alone can tell.
 pub(super) fn is_in_own_root() -> bool {
     env::var_os(INIT_PID).is_none() && is_own_binary("/proc/1/exe")
 }
@@ -156,7 +156,7 @@ fn mount_tmpfs(words: &[OsString]) -> ExitCode {
     }
 }
 
-/// A number of bytes, or of what the letter behind it stands for.
+/// A number of bytes; a letter behind it is the unit.
 fn bytes(text: &str) -> Option<u64> {
     let shift = match text.bytes().last()?.to_ascii_lowercase() {
         b'k' => 10,

@@ -1,7 +1,6 @@
-//! `networksetup`: the part of it that says whom a guest asks for names, and the file `/etc/resolv.conf` that macOS writes from it.
+//! `networksetup`: a guest's name servers and search domains, and `/etc/resolv.conf`, which macOS writes from them.
 //!
-//! Words and exit codes are the real program's as far as scripts on the net show them; those of `NOT_ROOT` and of refused
-//! addresses are guesses.
+//! Words and exit codes are those of the real program. Only the ones of `NOT_ROOT` and of refused addresses are guesses.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -18,7 +17,7 @@ use super::is_in_own_root;
 
 /// The network service that a VM has.
 const SERVICE: &str = "Ethernet";
-/// Where settings are kept, next to what the lease said when they were first changed.
+/// The directory of the settings, and of what the lease said before the first change.
 const SETTINGS: &str = "/Library/Preferences/SystemConfiguration";
 const RESOLVER: &str = "/etc/resolv.conf";
 
@@ -27,9 +26,9 @@ const NOT_ROOT: u8 = 14;
 
 /// One list of settings.
 struct List {
-    /// The file that has them.
+    /// The file that has the settings.
     file: &'static str,
-    /// What they are called.
+    /// Their name in messages.
     title: &'static str,
 }
 
@@ -84,14 +83,14 @@ fn show(list: &List) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What somebody has set; what the lease says is not part of it.
+/// The values that a user has set. The lease's values are not among them.
 fn set(list: &List) -> Vec<String> {
     let text = fs::read_to_string(Path::new(SETTINGS).join(list.file)).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
 
 fn change(list: &List, values: &[&str]) -> io::Result<()> {
-    // Whoever asks for it, everybody can read it.
+    // Every user can read the files, whatever the caller's umask.
     umask(Mode::S_IWGRP | Mode::S_IWOTH);
     fs::create_dir_all(SETTINGS)?;
     let lease = Path::new(SETTINGS).join("lease");

@@ -10,14 +10,14 @@ use nix::unistd::{Gid, Group, Uid, User, chdir, geteuid, gethostname, getuid, se
 use super::usage;
 use crate::guest::commands::INIT_PID;
 
-/// What `sudo` leaves of the environment, as macOS has it set up. The simulator's own variables stand for hardware.
+/// The variables that `sudo` keeps on macOS. It also keeps the simulator's own, which stand for hardware.
 const KEPT: &[&str] = &["HOME", "LANG", "MAIL", "PATH", "SHELL", "TERM", "TMPDIR", "TZ"];
 const OWN: &str = "TART_SIM_";
 
-/// Runs the rest as another user: root unless told otherwise, or this one when it is about the group alone.
+/// Runs a command as another user: root by default, or the same user if only a group is given.
 ///
-/// The rule is that of the real images, `ALL=(ALL) NOPASSWD: ALL`. It speaks of users only, so that no group can be had that the
-/// user is not in; and a number without a user is nobody.
+/// The rule is that of the real images, `ALL=(ALL) NOPASSWD: ALL`. The rule names no groups, so `sudo` refuses a
+/// group that the user is not in. It also refuses a number that is no user's.
 pub(super) fn sudo(words: &[OsString]) -> ExitCode {
     let mut words = words.iter().peekable();
     let (mut shell, mut new_home) = (false, false);
@@ -52,7 +52,7 @@ pub(super) fn sudo(words: &[OsString]) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // `sudo -v` asks whether the user may: yes.
+    // `sudo -v` asks whether the user may use sudo.
     let Some(program) = program else { return ExitCode::SUCCESS };
     if let Err(error) = become_user(target.user.uid, target.gid, &[target.gid]) {
         eprintln!("sudo: unable to change to runas uid: {}", error.desc());
@@ -77,7 +77,7 @@ pub(super) fn sudo(words: &[OsString]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Whom `sudo` makes of its caller.
+/// The user and group that `sudo` changes to.
 struct Target {
     user: User,
     gid: Gid,
@@ -127,7 +127,7 @@ fn is_assignment(word: &str) -> bool {
     })
 }
 
-/// `chroot [-G GROUPS] [-g GROUP] [-u USER] DIRECTORY COMMAND`, with the grammar of BSD. Unlike for sudo, any number will do.
+/// `chroot [-G GROUPS] [-g GROUP] [-u USER] DIRECTORY COMMAND`, with the grammar of BSD. Unlike `sudo`, it accepts any number.
 pub(super) fn chroot(words: &[OsString]) -> ExitCode {
     const USAGE: &str = "chroot [-g group] [-G group,group,...] [-u user] newroot [command]";
     let mut words = words.iter().peekable();
@@ -194,7 +194,7 @@ fn become_user(uid: Uid, gid: Gid, groups: &[Gid]) -> nix::Result<()> {
 #[cfg(target_os = "linux")]
 fn set_groups(groups: &[Gid]) -> nix::Result<()> {
     match nix::unistd::setgroups(groups) {
-        // In a user namespace nobody may, and nothing is lost.
+        // A user namespace forbids it, which does no harm.
         Err(nix::Error::EPERM) => Ok(()),
         result => result,
     }
