@@ -1,10 +1,6 @@
 //! The guest's users, and what only root can change in it.
 
-#![cfg(target_os = "linux")]
-
-mod mac;
-
-use mac::{Mac, Running};
+use crate::mac::{Mac, Running};
 
 /// A guest whose user is like that of real images. `None` if the tests do not run as root.
 fn guest(mac: &Mac, image: &str) -> Option<Running> {

@@ -1,13 +1,12 @@
 //! `tart run`: refusals, the limit, signals, faults.
 
-mod mac;
-
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 
-use mac::{Mac, eventually};
 use nix::sys::signal::Signal;
 use tart_sim::Fault;
+
+use crate::mac::{Mac, eventually};
 
 const LIMIT: &str = "The number of VMs exceeds the system limit";
 

@@ -1,12 +1,11 @@
 //! `tart ip` and its three resolvers.
 
-mod mac;
-
 use std::fs;
 use std::time::{Duration, Instant};
 
-use mac::{Mac, eventually};
 use tart_sim::Fault;
+
+use crate::mac::{Mac, eventually};
 
 #[test]
 fn an_address_that_is_not_there_costs_a_second() {

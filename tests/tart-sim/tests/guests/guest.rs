@@ -1,15 +1,12 @@
 //! The guest: its root file system, its shares, its processes, its addresses.
 
-#![cfg(target_os = "linux")]
-
-mod mac;
-
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-use mac::{Mac, eventually, processes_with};
 use tart_sim::Fault;
+
+use crate::mac::{Mac, eventually, processes_with};
 
 #[test]
 fn a_macos_guest_has_a_read_only_system_and_a_writable_rest() {

@@ -1,16 +1,15 @@
 //! `tart exec` and the control socket.
 
-mod mac;
-
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-#[cfg(target_os = "linux")]
-use mac::processes_with;
-use mac::{Mac, eventually};
 use tart_sim::Fault;
+
+#[cfg(target_os = "linux")]
+use crate::mac::processes_with;
+use crate::mac::{DEADLINE, Mac, eventually};
 
 const NO_AGENT: &str = "Failed to connect to the VM using its control socket: The operation couldn’t be completed. \
                         (GRPC.GRPCConnectionPoolError error 1.), is the Tart Guest Agent running?\n";
@@ -137,7 +136,6 @@ fn memory_stays_bounded_while_the_client_does_not_read() {
 
 /// In kilobytes, of all processes with one of these names.
 #[cfg(target_os = "linux")]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 fn largest_resident_set(names: &[&str]) -> u64 {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let sizes = processes.filter_map(|entry| {
@@ -185,7 +183,7 @@ fn the_control_socket_accepts_before_the_agent_answers() {
     let path = mac.vm_dir("a").join("control.sock");
     let mut connection = eventually("the socket accepts", || UnixStream::connect(&path).ok());
     let mut answer = Vec::new();
-    connection.set_read_timeout(Some(mac::DEADLINE)).unwrap();
+    connection.set_read_timeout(Some(DEADLINE)).unwrap();
     connection.read_to_end(&mut answer).unwrap();
     assert_eq!(answer, b"");
 }
@@ -227,7 +225,7 @@ fn a_stalled_agent_holds_up_a_running_command() {
     });
     assert!(receiver.recv_timeout(Duration::from_millis(300)).is_err());
     mac.switch_off(Fault::AgentStall);
-    assert_eq!(&receiver.recv_timeout(mac::DEADLINE).unwrap().unwrap(), b"two\n");
+    assert_eq!(&receiver.recv_timeout(DEADLINE).unwrap().unwrap(), b"two\n");
     child.kill().unwrap();
     child.wait().unwrap();
 }

@@ -1,8 +1,5 @@
 //! A simulated Mac for one test, and VMs on it that are gone when the test ends, however it ends.
 
-#![allow(dead_code, reason = "every test file uses its own part")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on has failed")]
-
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

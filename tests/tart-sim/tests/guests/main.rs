@@ -1,0 +1,12 @@
+//! Commands about running VMs, and the guests in them, through the binary.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on has failed")]
+
+mod exec;
+#[cfg(target_os = "linux")]
+mod guest;
+mod ip;
+mod mac;
+mod run;
+#[cfg(target_os = "linux")]
+mod users;
