@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{Fault, FaultError, Subject};
+use super::table::Subject;
+use super::{Fault, FaultError};
 
 /// A fault, for all VMs or for one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]

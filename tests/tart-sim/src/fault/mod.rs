@@ -14,9 +14,9 @@ mod table;
 pub use directory::FaultDirectory;
 pub use file::FaultFile;
 pub use outage::{Outage, OutageKind, Stage};
-pub use parameter::{COMMANDS, Latency, Parameter, Release, duration, latencies, release, subnet};
+pub use parameter::{COMMANDS, Latency, Release, duration, latencies, release, subnet};
 pub use run_exit::{ExitKind, RunExit};
-pub use table::{Fault, Subject};
+pub use table::Fault;
 
 use std::io;
 use std::path::PathBuf;

@@ -39,7 +39,7 @@ const ALL: &str = "*";
 
 /// A kind of parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Parameter {
+pub(super) enum Parameter {
     /// The file is empty.
     Nothing,
     /// Names of commands; none, and `*`, stand for all of them.

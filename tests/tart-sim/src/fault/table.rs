@@ -6,7 +6,7 @@ use super::parameter::Parameter;
 
 /// What a fault happens to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject {
+pub(super) enum Subject {
     /// Any command, before it does anything.
     Command,
     /// Images, registries, and VMs that do not run.
@@ -27,31 +27,32 @@ macro_rules! faults {
 
         impl Fault {
             /// All faults, in the order of the README.
-            pub const ALL: &[Self] = &[$($(Self::$variant,)+)+];
+            pub(super) const ALL: &[Self] = &[$($(Self::$variant,)+)+];
 
             /// The name of the file that switches the fault on.
-            pub const fn file_name(self) -> &'static str {
+            pub(super) const fn file_name(self) -> &'static str {
                 match self {
                     $($(Self::$variant => $file,)+)+
                 }
             }
 
             /// What the fault happens to.
-            pub const fn subject(self) -> Subject {
+            pub(super) const fn subject(self) -> Subject {
                 match self {
                     $($(Self::$variant)|+ => Subject::$subject,)+
                 }
             }
 
             /// What the file holds.
-            pub const fn parameter(self) -> Parameter {
+            pub(super) const fn parameter(self) -> Parameter {
                 match self {
                     $($(Self::$variant => $parameter,)+)+
                 }
             }
 
             /// What the simulator does while the fault is on.
-            pub const fn effect(self) -> &'static str {
+            #[cfg(test)]
+            const fn effect(self) -> &'static str {
                 match self {
                     $($(Self::$variant => $effect,)+)+
                 }

@@ -202,6 +202,7 @@ impl Mac {
 }
 
 /// How many processes of the machine have this in their command lines.
+#[cfg(target_os = "linux")]
 pub(crate) fn processes_with(text: &str) -> usize {
     let mut count = 0;
     for entry in fs::read_dir("/proc").unwrap().flatten() {

@@ -6,6 +6,7 @@ mod exec;
 #[cfg(target_os = "linux")]
 mod guest;
 mod ip;
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "some of its users are for Linux only"))]
 mod mac;
 mod run;
 #[cfg(target_os = "linux")]
