@@ -29,7 +29,6 @@ mod life;
 mod metrics;
 mod no_space;
 mod node;
-mod objects;
 // Only there can it be told what another process has open.
 #[cfg(target_os = "linux")]
 mod open_files;

@@ -13,7 +13,7 @@ fn somebody_dies_at_every_point() -> Result<()> {
     let died_at = deaths(&tests);
     let mut points = BTreeSet::new();
     for (path, text) in sources(&agent)? {
-        for argument in text.split("crash::point(").skip(1).map(argument) {
+        for argument in text.split("crash_point::point(").skip(1).map(argument) {
             let names: Vec<&str> = literals(argument).collect();
             ensure!(!names.is_empty(), "{}: a point without a name: {argument}", path.display());
             for name in names {
@@ -72,8 +72,8 @@ fn spelt_out(name: &str, agent: &Path) -> Result<Vec<String>> {
 
 /// The names of all steps that a Pod's worker takes.
 fn decisions(agent: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(agent.join("pod/decide/decision.rs"))?;
-    let names = text.split("pub fn name(self)").nth(1).and_then(|rest| rest.split("\n    }\n").next());
+    let text = std::fs::read_to_string(agent.join("pod/sync/decide/decision.rs"))?;
+    let names = text.split("pub(crate) fn name(self)").nth(1).and_then(|rest| rest.split("\n    }\n").next());
     // To wait is no effect.
     let effects = literals(names.context("decisions have no names")?).filter(|name| *name != "wait");
     Ok(effects.map(str::to_owned).collect())
@@ -82,10 +82,8 @@ fn decisions(agent: &Path) -> Result<Vec<String>> {
 /// The names of all files that are written by rename.
 fn files(agent: &Path) -> Result<Vec<String>> {
     let mut found = BTreeSet::new();
-    let mut texts = vec![std::fs::read_to_string(agent.join("state.rs"))?];
-    let below = sources(&agent.join("state"))?.into_iter();
-    texts.extend(below.filter(|(path, _)| !path.ends_with("tests.rs")).map(|(_, text)| text));
-    for text in &texts {
+    let texts = sources(&agent.join("state"))?.into_iter();
+    for (_, text) in texts.filter(|(path, _)| !path.ends_with("tests.rs")) {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         let is_file = |word: &&str| matches!(word.rsplit_once('.'), Some((_, "json" | "pid")));
         let files = literals(code).filter(is_file);

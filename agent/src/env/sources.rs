@@ -1,0 +1,49 @@
+//! What Pods are made of that is not in the Pod: other objects, tokens, and facts of this Node.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kube::Client;
+use tokio::sync::watch;
+
+use super::services::Services;
+use crate::apiserver::tokens::Tokens;
+use crate::apiserver::watched_objects::WatchedObjects;
+use crate::quantity::ResourceList;
+
+/// Where what a Pod brings along comes from. All Pods share it.
+#[derive(Debug, Clone)]
+pub(crate) struct InputSources {
+    /// `ConfigMaps` and Secrets.
+    pub(crate) objects: WatchedObjects,
+    /// Services.
+    pub(crate) services: Services,
+    /// Tokens of service accounts.
+    pub(crate) tokens: Tokens,
+    /// What Pods of this Node may have: the limit of a container that has none.
+    pub(crate) allocatable: Arc<ResourceList>,
+    /// The Node's address.
+    pub(crate) address: watch::Receiver<Option<IpAddr>>,
+}
+
+impl InputSources {
+    /// The world as this client sees it.
+    pub(crate) fn new(
+        client: &Client,
+        allocatable: Arc<ResourceList>,
+        address: watch::Receiver<Option<IpAddr>>,
+    ) -> Self {
+        Self {
+            objects: WatchedObjects::new(client.clone()),
+            services: Services::new(client.clone()),
+            tokens: Tokens::new(client.clone()),
+            allocatable,
+            address,
+        }
+    }
+
+    /// The Node's address, when it has one.
+    pub(crate) fn host_ip(&self) -> Option<IpAddr> {
+        *self.address.borrow()
+    }
+}
