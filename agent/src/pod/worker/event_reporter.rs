@@ -145,7 +145,7 @@ impl EventReporter {
             && is_to_run
             && !std::mem::replace(&mut self.reported.refused, true)
         {
-            events.warning(pod, refusal.reason, &refusal.message);
+            events.warning(pod, refusal.reason.as_str(), &refusal.message);
         }
         if let Some(words) = report.image_failure.and_then(|failure| failure.back_off(seen.now))
             && is_to_run
