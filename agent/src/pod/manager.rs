@@ -187,7 +187,7 @@ impl Manager {
             let others: Vec<&ResourceRequests> = self.pods.values().filter_map(Handle::counted).collect();
             match fits(pod, &self.node_infos.known(), &others) {
                 Err(refusal) if refusal.reason.may_be_stale() => {
-                    fits(pod, &self.node_infos.asked().await, &others)?
+                    fits(pod, &self.node_infos.asked().await, &others)?;
                 }
                 result => result?,
             }

@@ -23,11 +23,11 @@ use crate::pod::admission::VmPlan;
 use crate::tart::Credential;
 
 const LIMIT: Duration = Duration::from_secs(15);
-/// Progress is told no more often than this, and no finer than in steps of so many percent.
-const TOLD_EVERY: Duration = Duration::from_secs(30);
-const TOLD_STEP: u8 = 10;
+/// Events about progress come no more often than this, and no finer than in steps of so many percent.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
+const PROGRESS_STEP: u8 = 10;
 
-/// What was last told of a pull.
+/// The last Event about a pull's progress.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
     percent: u8,
@@ -36,8 +36,8 @@ struct Progress {
 
 impl Progress {
     fn is_due(self, percent: u8, now: Instant) -> bool {
-        let further = percent.saturating_sub(self.percent) >= TOLD_STEP && percent < 100;
-        further && now.duration_since(self.at) >= TOLD_EVERY
+        let further = percent.saturating_sub(self.percent) >= PROGRESS_STEP && percent < 100;
+        further && now.duration_since(self.at) >= PROGRESS_INTERVAL
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) struct ImagePull {
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(super) secrets: Api<Secret>,
     pub(super) pod: Arc<Pod>,
-    /// The image that the Pod's last VM was made from: it need not show again that it may have that.
+    /// The image that the Pod's last VM was made from. The Pod has shown its right to that one.
     pub(super) had: Option<ImageDigest>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct ReadyImage {
     pub(super) base: BaseName,
     /// Whether it did not have to be pulled.
     pub(super) was_here: bool,
-    /// Until the plan that names it is written, nothing else keeps the image here.
+    /// Keeps the image from deletion until the plan that names it is written.
     pub(super) _pin: Pin,
 }
 
@@ -71,7 +71,7 @@ struct Found {
     was_here: bool,
 }
 
-/// A pull secret that is of no use.
+/// A pull secret that cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum SecretError {
     #[error("the API server refused")]
@@ -83,11 +83,11 @@ enum SecretError {
 }
 
 impl ImagePull {
-    /// Has the image ready for cloning. When there is no space for it, other images go, and it is tried once more.
+    /// Has the image ready for cloning. When there is no space for it, other images are deleted, and it is tried once more.
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
         let mut pin = self.manager.images.pin(&plan.image).await;
         let ready = match self.ready(plan, &mut pin).await {
-            Err(error) if self.make_room(plan, &error).await => self.ready(plan, &mut pin).await,
+            Err(error) if self.free_space(plan, &error).await => self.ready(plan, &mut pin).await,
             result => result,
         };
         if let (Ok(_), Some(collector)) = (&ready, &self.manager.collector) {
@@ -99,7 +99,7 @@ impl ImagePull {
     async fn ready(&self, plan: &VmPlan, pin: &mut Pin) -> Result<(Found, BaseName), ImageError> {
         let found = loop {
             let found = self.find(plan).await?;
-            // Unless it was about to go, and what was found is no longer true.
+            // An image that was being deleted until now has to be found again.
             if pin.hold(&BaseName::of(&found.digest).to_string()).await {
                 break found;
             }
@@ -108,13 +108,13 @@ impl ImagePull {
         Ok((found, base))
     }
 
-    /// Makes room, if the want of it was in the way.
-    async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
-        let made = match &self.manager.collector {
+    /// Deletes other images, if the error is for want of space. Whether there is more space than before.
+    async fn free_space(&self, plan: &VmPlan, error: &ImageError) -> bool {
+        let freed = match &self.manager.collector {
             Some(collector) => collector.make_room_for(&plan.image, error).await,
             None => SpaceResult::SwitchedOff,
         };
-        let Some(why) = made.why_not() else { return true };
+        let Some(why) = freed.why_not() else { return true };
         if error.is_for_want_of_space() {
             let note = format!(
                 "there is no space for image `{}`, and {why}; free some disk space on the host",
@@ -135,7 +135,7 @@ impl ImagePull {
             if self.manager.images.access(&digest).is_for(keys.iter().map(|(_, secret)| secret)) {
                 return Ok(Found { digest, was_here: true });
             }
-            // As if it were not here: that is none of this Pod's business.
+            // The Pod must not learn that the image is here.
             if plan.pull == PullPolicy::Never {
                 return Err(ImageError::NeverPull(plan.image.clone()));
             }
@@ -143,7 +143,7 @@ impl ImagePull {
         self.pull(plan, &keys).await
     }
 
-    /// Whether the Pod may have an image that is here whatever its pull secrets are.
+    /// Whether the Pod may use an image that is here, whatever its pull secrets are.
     fn may_have(&self, digest: &ImageDigest) -> bool {
         self.had.as_ref() == Some(digest) || self.manager.images.access(digest) == ImageAccess::Everyone
     }
@@ -151,10 +151,10 @@ impl ImagePull {
     async fn pull(&self, plan: &VmPlan, keys: &[(Credential, SecretUid)]) -> Result<Found, ImageError> {
         self.events.normal(&self.pod, "Pulling", &format!("pulling image `{}`", plan.image));
         let start = Instant::now();
-        let mut told = Progress { percent: 0, at: start };
+        let mut last = Progress { percent: 0, at: start };
         let arrived = |percent| {
-            if told.is_due(percent, Instant::now()) {
-                told = Progress { percent, at: Instant::now() };
+            if last.is_due(percent, Instant::now()) {
+                last = Progress { percent, at: Instant::now() };
                 let note = format!("pulling image `{}`: {percent} % are here", plan.image);
                 self.events.normal(&self.pod, "Pulling", &note);
             }
@@ -173,8 +173,8 @@ impl ImagePull {
         Ok(Found { digest, was_here: false })
     }
 
-    /// What the Pod's pull secrets have, and which one has it. One that is missing is told, and the pull is tried without it: the image
-    /// may be public.
+    /// The credentials in the Pod's pull secrets, each with its Secret. A Secret that is missing is reported, and the pull is tried without
+    /// it: the image may be public.
     async fn logins(&self, plan: &VmPlan) -> Vec<(Login, SecretUid)> {
         let mut found = Vec::new();
         for name in &plan.pull_secrets {
@@ -206,9 +206,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_told_now_and_then() {
+    fn events_about_progress_are_rare() {
         let start = Instant::now();
-        let told = Progress { percent: 20, at: start };
+        let last = Progress { percent: 20, at: start };
         for (percent, seconds, due) in [
             (25, 60, false),
             (30, 29, false),
@@ -218,7 +218,7 @@ mod tests {
             (10, 60, false),
         ] {
             assert_eq!(
-                told.is_due(percent, start + Duration::from_secs(seconds)),
+                last.is_due(percent, start + Duration::from_secs(seconds)),
                 due,
                 "{percent} {seconds}"
             );

@@ -208,7 +208,7 @@ impl GatherInputs for InputGatherer {
         let tried = self.tried.clone().filter(|_| is_missing);
         let pod = tried.map(|tried| -> BoxFuture<'_, ()> { Box::pin(described(self.pod.clone(), tried)) });
         first_of(environments.chain(volumes).chain(pod).collect()).await;
-        // One wake-up for a change is enough, also when no one looks for the inputs again.
+        // One wake-up for a change is enough, also when the worker does not look for the inputs again.
         self.tried = Some(self.pod.borrow().clone());
         self.status.send_if_modified(|status| {
             if let Some(missing) = &mut status.missing {
@@ -236,7 +236,7 @@ impl InputGatherer {
         let pod = self.pod.borrow().clone();
         self.tried = Some(pod.clone());
         let spec = pod.spec.clone().unwrap_or_default();
-        root_against_its_own_word(&pod)?;
+        runs_as_root_against_policy(&pod)?;
         if self.environments.is_empty() {
             let all = spec.init_containers.iter().flatten().chain(&spec.containers).enumerate();
             let planned = all.filter(|(turn, one)| *turn == 0 || !env::may_change(one));
@@ -248,7 +248,7 @@ impl InputGatherer {
             return Err(MissingInput::new("FailedMount", None, "the Pod is over".to_owned()));
         };
         let environments = resolve(&mut self.environments);
-        // A path that is made of variables has to wait for them; everything else is fetched at the same time.
+        // A `subPathExpr` has to wait for its variables; everything else is fetched at the same time.
         let has_expressions = spec
             .init_containers
             .iter()
@@ -297,8 +297,8 @@ async fn described(mut pod: watch::Receiver<Arc<Pod>>, tried: Arc<Pod>) {
     }
 }
 
-/// A container that is to run as root, and never as root. No VM is needed to see that.
-fn root_against_its_own_word(pod: &Pod) -> Result<(), MissingInput> {
+/// Refuses a container with `runAsNonRoot` and `runAsUser: 0`. No VM is needed to see that.
+fn runs_as_root_against_policy(pod: &Pod) -> Result<(), MissingInput> {
     let spec = pod.spec.as_ref();
     let all = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let security = spec.and_then(|spec| spec.security_context.as_ref());
@@ -318,7 +318,7 @@ fn root_against_its_own_word(pod: &Pod) -> Result<(), MissingInput> {
     Ok(())
 }
 
-/// All environments, or the first thing that is missing for one. Each is asked, so that each is watched from here on.
+/// All environments, or the first input that is missing for one. Each is resolved, so that each is watched from here on.
 async fn resolve(
     environments: &mut [(String, Environment)],
 ) -> Result<BTreeMap<String, Resolved>, MissingInput> {
@@ -337,7 +337,7 @@ impl MissingInput {
         Self { event, message, no_space: false, waiting, container: None, retry_at }
     }
 
-    /// What is missing for the environment of one container.
+    /// An input of one container's environment.
     fn of(container: &str, error: &ConfigError) -> Self {
         // The kubelet's own word for the Event.
         let missing = Self::new("Failed", Some("CreateContainerConfigError"), chain(error));

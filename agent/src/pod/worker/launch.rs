@@ -55,7 +55,7 @@ impl Worker {
     async fn shim_died(&mut self, Launched { restart, end }: Launched) -> StepError {
         // The shim holds no lock any more, so its exit status comes in a moment.
         let status = timeout(RETRY, end).await.ok().and_then(|joined| joined.ok().flatten());
-        let status = status.map_or_else(|| "nobody knows how".to_owned(), |status| status.to_string());
+        let status = status.map_or_else(|| "exit status unknown".to_owned(), |status| status.to_string());
         StepError::ShimDied { status, log: self.dir.shim_log_path(restart) }
     }
 }

@@ -71,7 +71,7 @@ impl ProbeManager {
     }
 }
 
-/// A VM whose container runs, with the way to it and the time of its start.
+/// A VM whose container runs, with the target of its probes and the time of its start.
 fn running<'a>(run: &'a VmRunView, tart: &Tart) -> Option<(&'a VmRunView, Target, Timestamp)> {
     let vm = &run.spec.as_ref()?.vm;
     match &run.progress {
@@ -103,7 +103,7 @@ fn begin(
     Some(Prober::start(probes, before, ran, target, &tell(pod, &container.name, events)))
 }
 
-/// What the API shows of a VM that it shows as running. Of a VM that was started a moment ago it shows nothing yet.
+/// The health that the API server shows of a VM that runs. It shows nothing yet of a VM that was started a moment ago.
 fn shown(pod: &Pod, vm: &VmName) -> Option<ContainerHealth> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let id = crate::pod::status::container_id(vm);
@@ -112,18 +112,18 @@ fn shown(pod: &Pod, vm: &VmName) -> Option<ContainerHealth> {
     Some(ContainerHealth { started: status.started.unwrap_or(false), ready: status.ready, failed: None })
 }
 
-/// Warnings as Events about the container. The same words again are counted, other words are another Event.
+/// Writes Events about the container. The same note again is counted; another note is another Event.
 fn tell(pod: &Arc<Pod>, container: &str, events: &Events) -> Tell {
     let mut reference = pod.object_ref(&());
     reference.field_path = Some(format!("spec.containers{{{container}}}"));
-    let told: Mutex<(String, Events)> = Mutex::new((String::new(), events.clone()));
+    let last: Mutex<(String, Events)> = Mutex::new((String::new(), events.clone()));
     let events = events.clone();
     Arc::new(move |reason, note| {
-        let Ok(mut told) = told.lock() else { return };
-        if told.0 != note {
-            *told = (note.to_owned(), events.afresh());
+        let Ok(mut last) = last.lock() else { return };
+        if last.0 != note {
+            *last = (note.to_owned(), events.afresh());
         }
-        told.1.about(reference.clone(), true, reason, note);
+        last.1.about(reference.clone(), true, reason, note);
     })
 }
 

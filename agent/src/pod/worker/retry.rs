@@ -113,7 +113,7 @@ impl Worker {
         let problem = format!("{}: {}{advice}", describe(decision), chain(error));
         let before = self.retries.failed(decision, &problem);
         if is_full && before.is_none() {
-            match self.make_room(error).await {
+            match self.free_space(error).await {
                 Some(true) => {
                     self.retries.at_once(problem);
                     if let Decision::AskGuest(_) = decision {
@@ -140,7 +140,7 @@ impl Worker {
 
     /// Frees disk space where a step has found none; whether there is more than before. `None` when something else is wanted of the Pod
     /// meanwhile: the worker does not wait for the space then.
-    async fn make_room(&mut self, error: &StepError) -> Option<bool> {
+    async fn free_space(&mut self, error: &StepError) -> Option<bool> {
         let is_tarts = matches!(error, StepError::Tart(_));
         let path = if is_tarts { self.host.tart.home() } else { self.dir.logs_path() };
         let otherwise = self.updates.otherwise_wanted();
