@@ -10,6 +10,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::api::local;
+use crate::apiserver::call_metrics::CountCalls;
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
 use crate::env::sources::InputSources;
@@ -23,7 +25,7 @@ use crate::image::gc::{BadWatermarks, ImageCollector};
 use crate::image::manager::ImageManager;
 use crate::image::prepull::PrePull;
 use crate::image::pull_socket;
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
 use crate::names::{BadNodeName, NodeName};
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::capacity::{BadReservation, CapacityOverrides, Machine, Resources};
@@ -95,7 +97,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Start)?;
     let (health, health_seen) = watch::channel(None);
-    let metrics = Metrics::new(health_seen.clone());
+    let metrics = Metrics::new();
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
@@ -116,7 +118,8 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     };
     let access = identity.access();
     claim.join(access.cluster())?;
-    let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
+    let client =
+        access.client(&CountCalls(metrics.clone())).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
     let gauges = SignalSources::of(&state, &tart, &config.facts, &args.host.dhcp_leases);
@@ -168,7 +171,8 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         state: state.clone(),
     };
     let collector = vm_collector(&args, &host, &state, &config.name, &client);
-    let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
+    let source = local::Source { metrics: metrics.clone(), health: health_seen.clone() };
+    let server = listen(args.host.metrics_bind_address, source).await?;
     let work = async {
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
@@ -262,12 +266,12 @@ async fn collect(collector: Option<collector::OrphanCollector>) {
 /// Serves health and metrics, for as long as the returned future is polled.
 async fn listen(
     ListenAddress(address): ListenAddress,
-    metrics: Metrics,
+    source: local::Source,
 ) -> Result<impl Future<Output = ()>, AgentError> {
     let server = match address {
         Some(address) => {
             let failed = |error| AgentError::Listen(address, error);
-            let (bound, server) = metrics::serve(address, metrics).await.map_err(failed)?;
+            let (bound, server) = local::serve(address, source).await.map_err(failed)?;
             info!(address = %bound, "serving health and metrics");
             Some(server)
         }

@@ -235,7 +235,7 @@ impl HostWatch {
         thread::Builder::new().name("host".to_owned()).spawn(move || {
             while !sender.is_closed() {
                 let seen = self.gauges.read();
-                self.metrics.addresses(seen.addresses);
+                self.metrics.dhcp_addresses(seen.addresses);
                 pressures = pressures.after(&seen, &self.thresholds, self.period, Timestamp::now());
                 let address = self.source.next(sender.borrow().address);
                 let found = HostHealth { short_of: Shortages::of(&pressures), address };

@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::controller::NodeUid;
 use super::lease_owner::{ForeignLease, LeaseVersion, Standing, standing};
+use crate::apiserver::call_metrics::CountCalls;
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;
 use crate::metrics::Metrics;
@@ -54,7 +55,7 @@ pub(crate) fn spawn(heart: Heartbeat, access: ApiAccess) -> io::Result<oneshot::
     let (lost, rival) = oneshot::channel();
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
         runtime.block_on(async move {
-            match heart.metrics.client(&access) {
+            match access.client(&CountCalls(heart.metrics.clone())) {
                 Ok(client) => {
                     // Nobody listens any more when the agent is ending anyway.
                     let _ = lost.send(heart.beat(Api::namespaced(client, NAMESPACE)).await);
@@ -89,7 +90,7 @@ impl Heartbeat {
                 // A Node that has just been registered, again perhaps, is not left waiting for its first beat.
                 Ok(()) = self.uid.changed() => {}
             }
-            self.metrics.heart_is_awake();
+            self.metrics.heartbeat_looped();
             let Some(owner) = self.uid.borrow_and_update().clone() else { continue };
             let renewed = match timeout(LIMIT, self.renew(&api, &owner, held.as_ref())).await {
                 Ok(renewed) => renewed,
