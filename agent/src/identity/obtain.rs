@@ -1,4 +1,4 @@
-//! Gets a certificate from the cluster: asks, waits, and says in the log what it waits for.
+//! Gets a certificate from the cluster: creates a certificate signing request, waits, and logs what it waits for.
 
 use std::time::Duration;
 
@@ -9,19 +9,18 @@ use kube::api::{Api, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
 use rcgen::KeyPair;
-use tokio::time::{Instant, interval_at, sleep, timeout};
+use tokio::time::{Instant, interval_at, sleep};
 use tracing::{info, warn};
 
 use super::certificate::Pair;
 use super::request::{Asker, CsrAnswer, answer, request};
 use super::store::{Store, StoreError};
+use crate::apiserver::call::{CallError, DEADLINE, call};
+use crate::backoff::CSR;
 use crate::error_chain::chain;
 use crate::names::NodeName;
 
-const LIMIT: Duration = Duration::from_secs(15);
-const FIRST_DELAY: Duration = Duration::from_millis(500);
-const LONGEST_DELAY: Duration = Duration::from_secs(30);
-/// A cluster that approves by itself is done by then.
+/// A cluster that approves automatically has signed by then.
 const FIRST_REMINDER: Duration = Duration::from_secs(5);
 const REMIND_EVERY: Duration = Duration::from_mins(1);
 
@@ -42,7 +41,7 @@ pub(crate) enum ObtainError {
     #[error(
         "the API server takes no certificate signing request from these credentials; are they still valid?"
     )]
-    Forbidden(#[source] Box<kube::Error>),
+    Forbidden(#[source] CallError),
     /// The certificate is of no use.
     #[error(
         "the certificate of {name} has ended at {ends:.0} already; is this machine's clock right? It shows {now:.0}"
@@ -86,7 +85,7 @@ pub(crate) async fn obtain(
         let key = store.pending_key()?;
         let request = request(node, &key, asker).map_err(ObtainError::Make)?;
         let name = request.name_any();
-        let existed = ask(&api, &request).await?;
+        let existed = create(&api, &request).await?;
         let how = if existed { "asked before" } else { "asked" };
         info!(csr = name, "{how} for a certificate; waiting until it is approved and signed");
         let certificate = match wait(&api, &name).await {
@@ -119,30 +118,23 @@ fn usable(certificate: &str, key: &KeyPair, name: &str, now: Timestamp) -> Resul
     Ok(pair)
 }
 
-/// Makes sure that the request is there, and says whether it was before.
-async fn ask(
+/// Creates the request, and returns whether it existed before.
+async fn create(
     api: &Api<CertificateSigningRequest>,
     request: &CertificateSigningRequest,
 ) -> Result<bool, ObtainError> {
-    let mut delay = FIRST_DELAY;
+    let mut delays = CSR.delays();
     loop {
-        let problem = match timeout(LIMIT, api.create(&PostParams::default(), request)).await {
-            Ok(Ok(_)) => return Ok(false),
-            Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => return Ok(true),
-            Ok(Err(error @ kube::Error::Api(_))) if is_forbidden(&error) => {
-                return Err(ObtainError::Forbidden(Box::new(error)));
+        match call(DEADLINE, api.create(&PostParams::default(), request)).await {
+            Ok(_) => return Ok(false),
+            Err(error) if error.is_conflict() => return Ok(true),
+            Err(error) if matches!(error.code(), Some(401 | 403)) => {
+                return Err(ObtainError::Forbidden(error));
             }
-            Ok(Err(error)) => chain(&error),
-            Err(_) => format!("no answer within {} s", LIMIT.as_secs()),
-        };
-        warn!(problem, "cannot ask for a certificate; trying again");
-        sleep(delay).await;
-        delay = (delay * 2).min(LONGEST_DELAY);
+            Err(error) => warn!(problem = chain(&error), "cannot ask for a certificate; trying again"),
+        }
+        sleep(delays.next()).await;
     }
-}
-
-fn is_forbidden(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(answer) if matches!(answer.code, 401 | 403))
 }
 
 async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> Outcome {

@@ -11,17 +11,17 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::conditions::{confirmation, notes};
 use super::health::NodeHealth;
 use super::labels;
 use super::object::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
+use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
 
-const LIMIT: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);
 
 /// The UID of the registered Node, for those who need to own something in its name.
@@ -34,15 +34,6 @@ pub(crate) struct NodeObservers {
     pub(crate) uid: watch::Sender<NodeUid>,
     /// Told of every change.
     pub(crate) node: watch::Sender<Option<Arc<Node>>>,
-}
-
-/// A write that the API server did not take.
-#[derive(Debug, thiserror::Error)]
-enum KeepError {
-    #[error("the API server refused")]
-    Api(#[from] kube::Error),
-    #[error("the API server did not answer within {} s", LIMIT.as_secs())]
-    Late(#[from] tokio::time::error::Elapsed),
 }
 
 /// Registers the Node, watches it, and writes its status, for as long as it is polled.
@@ -88,12 +79,12 @@ pub(crate) async fn keep(
                     }
                 }
                 // The watch has not told us yet that it is gone, or that somebody else made it.
-                Err(KeepError::Api(kube::Error::Api(answer))) if answer.code == 404 => {
+                Err(error) if error.is_not_found() => {
                     show(&mut shown, Registered::Absent, &shown_to);
                     continue;
                 }
-                Err(KeepError::Api(kube::Error::Api(answer))) if answer.code == 409 => {
-                    if let Ok(Ok(node)) = timeout(LIMIT, keeper.api.get(&config.name.to_string())).await {
+                Err(error) if error.is_conflict() => {
+                    if let Ok(node) = call(DEADLINE, keeper.api.get(&config.name.to_string())).await {
                         show(&mut shown, Registered::Present(Box::new(node)), &shown_to);
                         continue;
                     }
@@ -178,7 +169,7 @@ impl Keeper {
         shown: &Registered,
         decision: NodeDecision,
         now: Timestamp,
-    ) -> Result<Node, KeepError> {
+    ) -> Result<Node, CallError> {
         let Self { api, config, .. } = self;
         let name = config.name.to_string();
         let parameters = PatchParams::default();
@@ -190,21 +181,21 @@ impl Keeper {
         match decision {
             NodeDecision::Register => {
                 let wanted = config.node(health, now);
-                let node = timeout(LIMIT, api.create(&PostParams::default(), &wanted)).await??;
+                let node = call(DEADLINE, api.create(&PostParams::default(), &wanted)).await?;
                 self.tell(&node, None);
                 Ok(node)
             }
             NodeDecision::Complete => {
                 let patch = self.completion(health, node.map(AsRef::as_ref));
-                Ok(timeout(LIMIT, api.patch(&name, &parameters, &Patch::Merge(patch))).await??)
+                call(DEADLINE, api.patch(&name, &parameters, &Patch::Merge(patch))).await
             }
             NodeDecision::Confirm => {
                 let patch = json!({"status": {"conditions": confirmation(health, now)}});
-                Ok(timeout(LIMIT, api.patch_status(&name, &parameters, &Patch::Strategic(patch))).await??)
+                call(DEADLINE, api.patch_status(&name, &parameters, &Patch::Strategic(patch))).await
             }
             NodeDecision::WriteStatus | NodeDecision::Rest => {
                 let patch = Patch::Strategic(json!({"status": config.status(health, before, now)}));
-                let node = timeout(LIMIT, api.patch_status(&name, &parameters, &patch)).await??;
+                let node = call(DEADLINE, api.patch_status(&name, &parameters, &patch)).await?;
                 self.tell(&node, before);
                 Ok(node)
             }

@@ -12,11 +12,12 @@ use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use super::controller::NodeUid;
 use super::lease_owner::{ForeignLease, LeaseVersion, Standing, standing};
+use crate::apiserver::call::call;
 use crate::apiserver::call_metrics::CountCalls;
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;
@@ -31,7 +32,7 @@ pub(crate) const INSTANCE: &str = "tart-kubelet.tuist.dev/instance";
 pub(crate) const DURATION: Duration = Duration::from_secs(40);
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Longer than the interval: a slow server is better answered late than asked anew. Two fit into one period of trust.
-const LIMIT: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What the heartbeat is for.
 #[derive(Debug, Clone)]
@@ -67,15 +68,9 @@ pub(crate) fn spawn(heart: Heartbeat, access: ApiAccess) -> io::Result<oneshot::
     Ok(rival)
 }
 
-/// A renewal that did not come about.
-#[derive(Debug, thiserror::Error)]
-enum BeatError {
-    #[error("the API server refused")]
-    Api(#[from] kube::Error),
-    #[error("the API server did not answer within {} s", LIMIT.as_secs())]
-    Late(#[from] tokio::time::error::Elapsed),
-    #[error(transparent)]
-    ForeignLease(ForeignLease),
+enum Renewal {
+    Renewed(Held),
+    Lost(ForeignLease),
 }
 
 impl Heartbeat {
@@ -92,19 +87,15 @@ impl Heartbeat {
             }
             self.metrics.heartbeat_looped();
             let Some(owner) = self.uid.borrow_and_update().clone() else { continue };
-            let renewed = match timeout(LIMIT, self.renew(&api, &owner, held.as_ref())).await {
-                Ok(renewed) => renewed,
-                Err(late) => Err(late.into()),
-            };
-            match renewed {
-                Ok(now_held) => {
+            match call(DEADLINE, self.renew(&api, &owner, held.as_ref())).await {
+                Ok(Renewal::Renewed(now_held)) => {
                     held = Some(now_held);
                     self.metrics.lease_renewed();
                     if std::mem::take(&mut missed) {
                         info!("the heartbeat reaches the API server again");
                     }
                 }
-                Err(BeatError::ForeignLease(rival)) => return rival,
+                Ok(Renewal::Lost(foreign)) => return foreign,
                 Err(error) => {
                     if !std::mem::replace(&mut missed, true) {
                         warn!(problem = chain(&error), "the heartbeat does not reach the API server");
@@ -115,7 +106,12 @@ impl Heartbeat {
     }
 
     /// Renews the Lease as it was when we last renewed it: nobody else is expected to.
-    async fn renew(&self, api: &Api<Lease>, owner: &str, held: Option<&Held>) -> Result<Held, BeatError> {
+    async fn renew(
+        &self,
+        api: &Api<Lease>,
+        owner: &str,
+        held: Option<&Held>,
+    ) -> Result<Renewal, kube::Error> {
         let name = self.node.to_string();
         let parameters = PatchParams::default();
         let mut found = None;
@@ -126,14 +122,15 @@ impl Heartbeat {
             match api.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(answer)) if answer.code == 404 => {
                     let created = api.create(&PostParams::default(), &lease).await?;
-                    return Ok(Held { version: created.resource_version(), whole_for: None });
+                    let version = created.resource_version();
+                    return Ok(Renewal::Renewed(Held { version, whole_for: None }));
                 }
                 Err(kube::Error::Api(answer)) if answer.code == 409 => {
                     let lease = api.get_opt(&name).await?;
                     if let Standing::Other { instance, .. } =
                         standing(lease.as_ref(), &self.instance, Timestamp::now())
                     {
-                        return Err(BeatError::ForeignLease(ForeignLease { node: name, instance }));
+                        return Ok(Renewal::Lost(ForeignLease { node: name, instance }));
                     }
                     // Somebody annotated it, or the answer to our own renewal was lost.
                     let version = lease.and_then(|lease| lease.metadata.resource_version);
@@ -141,7 +138,7 @@ impl Heartbeat {
                 }
                 answer => {
                     let version = answer?.resource_version();
-                    return Ok(Held { version, whole_for: Some(owner.to_owned()) });
+                    return Ok(Renewal::Renewed(Held { version, whole_for: Some(owner.to_owned()) }));
                 }
             }
         }

@@ -11,15 +11,15 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::lease::{self, DURATION, INSTANCE};
+use crate::apiserver::call::call;
 use crate::error_chain::chain;
 use crate::names::NodeName;
 
-/// One look at the Lease.
-const LIMIT: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 /// A Lease that is this old is nobody's, even if clocks differ a little.
 const LONG_GONE: Duration = Duration::from_mins(2);
@@ -84,8 +84,8 @@ pub(crate) async fn wait_for_none(
     let mut first: Option<(Standing, Instant)> = None;
     let mut complained: Option<Instant> = None;
     loop {
-        let problem = match timeout(LIMIT, leases.get_opt(&node.to_string())).await {
-            Ok(Ok(lease)) => {
+        let problem = match call(DEADLINE, leases.get_opt(&node.to_string())).await {
+            Ok(lease) => {
                 let free = match (standing(lease.as_ref(), ours, Timestamp::now()), &first) {
                     (Standing::Free, _) => true,
                     (Standing::Other { instance, renewed }, Some((before, _)))
@@ -106,15 +106,13 @@ pub(crate) async fn wait_for_none(
                 };
                 let claim =
                     async { if free { claim(leases, node, ours, lease).await } else { Ok(Look::Again) } };
-                match timeout(LIMIT, claim).await {
-                    Ok(Ok(Look::Ours(version))) => return Ok(version),
-                    Ok(Ok(Look::Again)) => None,
-                    Ok(Err(error)) => Some(chain(&error)),
-                    Err(_) => Some(late()),
+                match call(DEADLINE, claim).await {
+                    Ok(Look::Ours(version)) => return Ok(version),
+                    Ok(Look::Again) => None,
+                    Err(error) => Some(chain(&error)),
                 }
             }
-            Ok(Err(error)) => Some(chain(&error)),
-            Err(_) => Some(late()),
+            Err(error) => Some(chain(&error)),
         };
         if let Some(problem) = problem
             && complained.is_none_or(|at| at.elapsed() > COMPLAIN_EVERY)
@@ -124,10 +122,6 @@ pub(crate) async fn wait_for_none(
         }
         sleep(PAUSE).await;
     }
-}
-
-fn late() -> String {
-    format!("no answer within {} s", LIMIT.as_secs())
 }
 
 /// Makes the Lease this agent's, if it is still as it was found.

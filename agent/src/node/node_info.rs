@@ -8,15 +8,15 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::Api;
 use kube::ResourceExt;
 use tokio::sync::watch;
-use tokio::time::timeout;
 use tracing::warn;
 
 use super::object::NodeConfig;
+use crate::apiserver::call::call;
 use crate::error_chain::chain;
 use crate::quantity;
 
 /// Pods wait for this answer, so it must not take long.
-const LIMIT: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// What the Node has for Pods, and which of them it is for.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,14 +70,13 @@ impl NodeInfos {
 
     /// The offer as the API server shows it now: somebody may have put a label on the Node a moment ago.
     pub(crate) async fn asked(&self) -> NodeInfo {
-        match timeout(LIMIT, self.api.get(&self.own.name)).await {
-            Ok(Ok(node)) => return self.with(&node),
-            Ok(Err(error)) => {
-                warn!(error = chain(&error), "cannot look at the Node; judging by what is known");
+        match call(DEADLINE, self.api.get(&self.own.name)).await {
+            Ok(node) => self.with(&node),
+            Err(error) => {
+                warn!(error = chain(&error), "cannot read the Node; judging by what is known");
+                self.known()
             }
-            Err(_) => warn!("the API server does not show the Node in time; judging by what is known"),
         }
-        self.known()
     }
 
     fn with(&self, node: &Node) -> NodeInfo {

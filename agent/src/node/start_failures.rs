@@ -12,10 +12,9 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::health::HealthProblem;
+use crate::backoff::START_FAILURE;
 use crate::state::HostFault;
 
-const FIRST_PAUSE: Duration = Duration::from_mins(5);
-const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 /// How many macOS guests macOS runs at once.
 const SYSTEM_LIMIT: u32 = 2;
 
@@ -73,10 +72,10 @@ impl StartFailures {
                     return self;
                 }
                 let pause = match &self.failure {
-                    None => FIRST_PAUSE,
+                    None => START_FAILURE.next(None),
                     // Others that tried at the same time, or again on their own, say nothing new.
                     Some(before) if *at < before.until() => before.pause,
-                    Some(before) => (before.pause * 2).min(LONGEST_PAUSE),
+                    Some(before) => START_FAILURE.next(Some(before.pause)),
                 };
                 self.failure = Some(Failure { problem, at: *at, pause });
             }

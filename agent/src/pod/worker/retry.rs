@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{RETRY, Worker};
+use super::Worker;
+use crate::apiserver::call::CallError;
+use crate::backoff::POD_STEP;
 use crate::error_chain::{self, chain};
 use crate::fs::file::FileError;
 use crate::image::gc::SpaceResult;
@@ -14,8 +16,6 @@ use crate::pod::sync::decide::Decision;
 use crate::pod::sync::desired::otherwise_wanted;
 use crate::shim::{LaunchError, StrayProcessError};
 use crate::tart::{Fault, TartError};
-
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// An effect that failed; the worker tries again.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub(super) enum StepError {
     #[error("the Pod has no container {0} with a command")]
     NoContainer(String),
     #[error("cannot delete the Pod from the API")]
-    Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Delete(#[source] CallError),
 }
 
 impl StepError {
@@ -86,14 +86,12 @@ impl Worker {
                 None => return,
             }
         }
-        let delay = match before.and_then(|before| before.delay) {
-            Some(delay) => (delay * 2).min(LONGEST_RETRY),
-            None => {
-                let pod = self.pod.borrow().clone();
-                self.host.events.warning(&pod, "FailedSync", &problem);
-                RETRY
-            }
-        };
+        let last_delay = before.and_then(|before| before.delay);
+        if last_delay.is_none() {
+            let pod = self.pod.borrow().clone();
+            self.host.events.warning(&pod, "FailedSync", &problem);
+        }
+        let delay = POD_STEP.next(last_delay);
         self.setback = Some(FailedStep { problem, delay: Some(delay) });
         // What the failed effect itself has stirred in the directory is no reason to hurry.
         tokio::select! {

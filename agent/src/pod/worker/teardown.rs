@@ -1,15 +1,13 @@
 //! The steps that end something of a Pod: a container, a VM, or the Pod itself.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use kube::api::{DeleteParams, Preconditions};
 use tokio::task::block_in_place;
-use tokio::time::timeout;
 use tracing::warn;
 
 use super::retry::StepError;
 use super::{ORPHAN_PATIENCE, RETRY, SAFETY_NET, Worker};
+use crate::apiserver::call::{DEADLINE, call};
 use crate::crash_point;
 use crate::names::PodUid;
 use crate::names::{Restart, VmName};
@@ -20,8 +18,6 @@ use crate::probe;
 use crate::shim;
 use crate::state::RestartPolicy;
 use crate::state::{Ending, Outcome, StopCause, StopRequest, VmRun};
-
-const API_LIMIT: Duration = Duration::from_secs(15);
 
 impl Worker {
     /// Writes down that the Pod is evicted, before anything is done about it.
@@ -156,11 +152,10 @@ impl Worker {
             preconditions: Some(Preconditions { uid, resource_version: None }),
             ..DeleteParams::default()
         };
-        match timeout(API_LIMIT, self.api.delete(&self.name.name, &parameters)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
-            Ok(Err(error)) => return Err(StepError::Delete(error.into())),
-            Err(late) => return Err(StepError::Delete(late.into())),
+        match call(DEADLINE, self.api.delete(&self.name.name, &parameters)).await {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() || error.is_conflict() => {}
+            Err(error) => return Err(StepError::Delete(error)),
         }
         // The watch says when it is gone.
         self.wait_at_most(SAFETY_NET).await;
