@@ -1,5 +1,5 @@
-//! Whether a Pod fits beside those that the Node already has. The checks, their order and their words are the kubelet's; where it
-//! can, advice follows.
+//! Whether a Pod fits beside the Pods that the Node already has. The checks, their order and their words are the kubelet's. Advice
+//! follows where there is any.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -10,7 +10,7 @@ use crate::node::node_info::NodeInfo;
 use crate::quantity;
 
 const OUT_OF_PODS: &str = "OutOfpods";
-/// A Pod that was refused is not asked for again by itself.
+/// Advice: the agent does not admit a refused Pod later.
 const NO_PLACE: &str = "; macOS runs two VMs at a time: when a Pod of this Node has ended or is deleted, create this one again, or add a Mac";
 
 /// What a Pod takes of its Node.
@@ -26,7 +26,7 @@ pub(crate) struct ResourceRequests {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Port {
     protocol: String,
-    /// All addresses when absent.
+    /// `None` for all addresses.
     address: Option<String>,
     number: i32,
 }
@@ -49,9 +49,9 @@ impl ResourceRequests {
     }
 }
 
-/// What the containers of a Pod request at once: init containers run before the others, except those that stay.
+/// The sum of what containers request at the same time. Init containers run before the others, except sidecars.
 fn request(spec: &PodSpec, name: &str, read: fn(&Quantity) -> Option<u64>) -> u64 {
-    // What cannot be counted is more than any Node has.
+    // An amount that overflows is more than any Node has.
     let amount =
         |quantity: Option<&Quantity>| quantity.map_or(0, |quantity| read(quantity).unwrap_or(u64::MAX));
     let of = |container: &Container| {
@@ -112,7 +112,7 @@ pub(crate) fn fits(pod: &Pod, offer: &NodeInfo, others: &[&ResourceRequests]) ->
     if claim.ports.iter().any(taken) {
         return Err(failed("NodePorts", "node(s) didn't have free ports for the requested pod ports"));
     }
-    // What must not be scheduled here is the scheduler's business; what must not run here is ours.
+    // As in the kubelet: `NoSchedule` is the scheduler's business, `NoExecute` is the agent's.
     let tolerations = spec.tolerations.unwrap_or_default();
     let mut lethal = offer.taints.iter().filter(|taint| taint.effect == "NoExecute");
     if lethal.any(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint))) {
@@ -121,12 +121,12 @@ pub(crate) fn fits(pod: &Pod, offer: &NodeInfo, others: &[&ResourceRequests]) ->
     Ok(())
 }
 
-/// Whether a refusal rests on what others write to the Node, and may be out of date.
+/// Whether a refusal rests on labels or taints that others write to the Node: the agent's copy may be out of date.
 pub(crate) fn may_be_stale(refusal: &Refusal) -> bool {
     matches!(refusal.reason, "NodeAffinity" | "TaintToleration")
 }
 
-/// Amounts are in thousandths of a core, in bytes, and in Pods. An offer that is not known is no reason to refuse anybody.
+/// Amounts are in thousandths of a core, in bytes, and in Pods. A resource of unknown amount refuses no Pod.
 fn enough(
     name: &str,
     reason: &'static str,
@@ -138,7 +138,7 @@ fn enough(
     if requested == 0 || requested <= capacity.saturating_sub(used) {
         return Ok(());
     }
-    // What would not fit either if the Node were empty will not fit later.
+    // A Pod that does not fit an empty Node will not fit later.
     let advice = if reason == OUT_OF_PODS {
         NO_PLACE
     } else if requested > capacity {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_has_the_kubelets_words() {
+    fn each_refusal_uses_the_kubelets_words() {
         let other = ResourceRequests::of(&requesting(
             &json!({"cpu": "6", "memory": "10Gi", "ephemeral-storage": "60Gi"}),
         ));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_just_fits_fits() {
+    fn a_pod_that_takes_exactly_the_rest_is_admitted() {
         let other = ResourceRequests::of(&requesting(&json!({"cpu": "6", "memory": "10Gi"})));
         let web = ResourceRequests::of(&on_port(
             &json!({"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"}),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_do_not_add_up_unless_they_stay() {
+    fn requests_of_init_containers_add_up_only_for_sidecars() {
         let container = |cpu: &str| json!({"name": "a", "resources": {"requests": {"cpu": cpu}}});
         let mut sidecar = container("1");
         sidecar["restartPolicy"] = json!("Always");
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_mean_what_they_mean_to_the_scheduler() {
+    fn tolerations_match_taints_as_in_the_scheduler() {
         let table = [
             (json!({"operator": "Exists"}), true),
             (json!({"key": "lethal", "value": "yes"}), true),
@@ -329,9 +329,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in what order, those that were let in never have more than there is.
+        /// In every order of arrival, admitted Pods never request more than the Node has.
         #[test]
-        fn nobody_is_let_in_beyond_what_there_is(asked in proptest::collection::vec((0u64..9000, 0u64..20), 0..12)) {
+        fn admitted_pods_never_exceed_the_node(asked in proptest::collection::vec((0u64..9000, 0u64..20), 0..12)) {
             let mut inside: Vec<ResourceRequests> = Vec::new();
             let offer = NodeInfo { pods: 4, ..offer() };
             for (cpu, memory) in asked {

@@ -1,6 +1,6 @@
 //! A Pod's conditions, in the kubelet's words.
 
-/// What the conditions rest on.
+/// What the conditions depend on.
 pub(super) struct ConditionFacts<'a> {
     pub(super) phase: &'a str,
     pub(super) has_address: bool,
@@ -8,9 +8,9 @@ pub(super) struct ConditionFacts<'a> {
     pub(super) incomplete: Vec<String>,
     pub(super) ready: bool,
     pub(super) container: &'a str,
-    /// What the readiness gates that are not met are.
+    /// The readiness gates that do not hold.
     pub(super) unmet_gates: Option<String>,
-    /// Why the Pod is evicted, when it is.
+    /// Why the agent evicts the Pod, if it does.
     pub(super) evicted: Option<&'a str>,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn all(facts: &ConditionFacts<'_>) -> Vec<Condition> {
     own.into_iter().chain(facts.evicted.map(disrupted)).collect()
 }
 
-/// Tells a Job that it is not the Pod's own fault. Absent otherwise: the API server and others set it, too.
+/// `DisruptionTarget` tells a Job that the failure is not the Pod's own. Absent otherwise: other controllers set it, too.
 fn disrupted(why: &str) -> Condition {
     Condition {
         reason: Some("TerminationByKubelet"),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_say_what_the_kubelet_says() {
+    fn conditions_use_the_kubelets_words() {
         let said = |facts: &ConditionFacts<'_>, kind: &str| {
             let one = all(facts).into_iter().find(|one| one.kind == kind).unwrap();
             format!("{} {} {}", one.holds, one.reason.unwrap_or("-"), one.message.as_deref().unwrap_or("-"))
