@@ -31,8 +31,8 @@ use crate::node::address::{AddressError, AddressSource};
 use crate::node::capacity::{BadReservation, CapacityOverrides, Machine, Resources};
 use crate::node::controller;
 use crate::node::health::{self, HealthSources, HostWatch};
+use crate::node::lease::owner::{self, ForeignLease};
 use crate::node::lease::{self, Heartbeat};
-use crate::node::lease_owner::{self, ForeignLease};
 use crate::node::node_info::NodeInfos;
 use crate::node::object::NodeConfig;
 use crate::node::signals::SignalSources;
@@ -106,8 +106,8 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let config = node_config(&args, &tart).await?;
     let claim = TartHomeOwner::take(&tart, &config.name)?;
     let ImageManager { images, collector } = open_images(&args, &tart, &state, &metrics)?;
-    let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
-    let address = source.first().await?;
+    let address_source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
+    let address = address_source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
     let instance = format!("{}-{}", config.facts.machine_id, state.instance()?);
     // Somebody may have to approve it, so it can take days.
@@ -122,12 +122,12 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         access.client(&CountCalls(metrics.clone())).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
-    let gauges = SignalSources::of(&state, &tart, &config.facts, &args.host.dhcp_leases);
+    let signals = SignalSources::new(&state, &tart, &config.facts, &args.host.dhcp_leases);
     let host_seen = HostWatch {
-        gauges: gauges.clone(),
+        signals: signals.clone(),
         thresholds: args.host.eviction_hard.clone(),
-        period: args.host.eviction_pressure_transition_period,
-        source,
+        pressure_transition_period: args.host.eviction_pressure_transition_period,
+        address_source,
         address,
         metrics: metrics.clone(),
     }
@@ -166,7 +166,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         health: health_seen.clone(),
         events: events.clone(),
         tart: tart.clone(),
-        signals: gauges,
+        signals,
         thresholds,
         state: state.clone(),
     };
@@ -176,30 +176,30 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let work = async {
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
-        let claimed = lease_owner::wait_for_none(&leases, &config.name, &instance).await?;
+        let claimed = owner::claim(&leases, &config.name, &instance).await?;
         let (uid, uid_seen) = watch::channel(None);
-        let heart = Heartbeat { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
-        let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
+        let heartbeat = Heartbeat { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
+        let lost_to = lease::spawn(heartbeat, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
         let manager = ImageManager { images: host.images.clone(), collector: host.collector.clone() };
         let prepull = PrePull { manager, events: events.clone(), node: node_seen.clone() };
         let offers = NodeInfos::new(&config, Api::all(client.clone()), node_seen);
         let manager = Manager::new(host, client.clone(), offers, state);
-        let onlookers = controller::NodeObservers { uid, node };
+        let observers = controller::NodeObservers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
             () = eviction.run() => {}
             () = prepull.follow() => {}
-            () = controller::keep(client.clone(), config, health_seen, onlookers, events) => {}
+            () = controller::run(client.clone(), config, health_seen, observers, events) => {}
             () = collect(collector) => {}
-            Ok(rival) = rival => return Err(AgentError::ForeignLease(rival)),
+            Ok(other) = lost_to => return Err(AgentError::ForeignLease(other)),
         }
         Ok(())
     };
     tokio::select! {
         result = work => result?,
         // On a task of its own: whatever holds up the others must not cost the Node its identity.
-        Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
+        Ok(lost) = tokio::spawn(identity.rotate()) => return Err(lost.into()),
         () = health::watch_tart(tart, tart_health) => {}
         () = health::follow(sources, health) => {}
         () = images.clone().watch() => {}
@@ -323,7 +323,7 @@ async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentE
         provider_id: args.provider_id.clone().filter(|id| !id.is_empty()),
         labels: args.node_labels.clone(),
         taints: args.host.register_with_taints.clone(),
-        resources: Resources::of(machine, *kube_reserved, eviction_hard, wishes)?,
+        resources: Resources::new(machine, *kube_reserved, eviction_hard, wishes)?,
         facts,
     })
 }

@@ -12,14 +12,13 @@ use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use jiff::Timestamp;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::metrics::{self, Metrics};
-use crate::node::conditions::conditions;
+use crate::node::conditions::{ConditionStatus, statuses};
 use crate::node::health::NodeHealth;
 use crate::node::lease;
 
@@ -132,8 +131,9 @@ impl Source {
 
     fn metrics(&self) -> String {
         if let Some(health) = self.health.borrow().as_ref() {
-            let all = conditions(health, None, Timestamp::now());
-            self.metrics.node_conditions(all.into_iter().map(|one| (one.type_, one.status == "True")));
+            let conditions =
+                statuses(health).map(|(kind, status)| (kind.as_str(), status == ConditionStatus::True));
+            self.metrics.node_conditions(conditions);
         }
         self.metrics.text()
     }
@@ -157,7 +157,7 @@ fn report(name: &str, checks: &[Check]) -> (StatusCode, &'static str, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::health::HealthProblem;
+    use crate::node::health::{HealthProblem, NotReadyReason};
 
     fn source() -> (watch::Sender<Option<NodeHealth>>, Source) {
         let (sender, health) = watch::channel(None);
@@ -176,7 +176,7 @@ mod tests {
         source.metrics.lease_renewed();
         health.send_replace(Some(NodeHealth::default()));
         assert_eq!(failing(source.ready()), Vec::<&str>::new());
-        let problem = HealthProblem { reason: "TartMissing", message: "no tart".into() };
+        let problem = HealthProblem { reason: NotReadyReason::TartMissing, message: "no tart".into() };
         health.send_replace(Some(NodeHealth { problem: Some(problem), ..NodeHealth::default() }));
         assert_eq!(failing(source.ready()), ["vms"]);
         let text = source.metrics();

@@ -16,7 +16,7 @@ pub(super) struct NodeMetrics {
     started: Instant,
     heartbeat: Mutex<HeartbeatTimes>,
     heartbeat_age: Gauge<f64, AtomicU64>,
-    conditions: Family<[(&'static str, String); 2], Gauge>,
+    conditions: Family<[(&'static str, &'static str); 2], Gauge>,
     addresses: Family<Label, Gauge>,
 }
 
@@ -79,10 +79,10 @@ impl Metrics {
     }
 
     /// Replaces the Node's conditions: the type of each, and whether it is `True`.
-    pub(crate) fn node_conditions(&self, conditions: impl IntoIterator<Item = (String, bool)>) {
+    pub(crate) fn node_conditions(&self, conditions: impl IntoIterator<Item = (&'static str, bool)>) {
         for (condition, holds) in conditions {
             for (status, is_current) in [("True", holds), ("False", !holds)] {
-                let labels = [("condition", condition.clone()), ("status", status.to_owned())];
+                let labels = [("condition", condition), ("status", status)];
                 self.0.node.conditions.get_or_create(&labels).set(i64::from(is_current));
             }
         }
@@ -106,8 +106,8 @@ mod tests {
     #[test]
     fn each_condition_has_a_sample_per_status() {
         let metrics = Metrics::new();
-        metrics.node_conditions([("Ready".to_owned(), true)]);
-        metrics.node_conditions([("Ready".to_owned(), false)]);
+        metrics.node_conditions([("Ready", true)]);
+        metrics.node_conditions([("Ready", false)]);
         assert_lines(
             &metrics,
             &[

@@ -89,7 +89,7 @@ impl Manager {
         }
         let api: Api<Pod> = Api::all(self.client.clone());
         let config =
-            watcher::Config::default().fields(&format!("spec.nodeName={}", self.offers.known().name));
+            watcher::Config::default().fields(&format!("spec.nodeName={}", self.offers.cached().name));
         let mut pods = watcher(api, config).default_backoff().boxed();
         let mut complained: Option<tokio::time::Instant> = None;
         loop {
@@ -188,8 +188,8 @@ impl Manager {
         let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
         if !is_over {
             let others: Vec<&ResourceRequests> = self.pods.values().filter_map(Handle::counted).collect();
-            match fits(pod, &self.offers.known(), &others) {
-                Err(refusal) if may_be_stale(&refusal) => fits(pod, &self.offers.asked().await, &others)?,
+            match fits(pod, &self.offers.cached(), &others) {
+                Err(refusal) if may_be_stale(&refusal) => fits(pod, &self.offers.fresh().await, &others)?,
                 result => result?,
             }
         }

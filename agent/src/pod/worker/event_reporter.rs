@@ -101,7 +101,7 @@ impl Worker {
         }
         let Some(attempt) = seen.attempts.last() else { return };
         if let Some(start) = start(attempt, self.host.address_patience, seen.now) {
-            self.host.starts.tell(&start);
+            self.host.starts.report(&start);
         }
         let told_before = shows_running(pod, attempt.restart);
         if let Some(Stage::Booting | Stage::Up { .. } | Stage::Running { .. }) =
