@@ -177,7 +177,9 @@ mod tests {
         health.send_replace(Some(NodeHealth::default()));
         assert_eq!(failing(source.ready()), Vec::<&str>::new());
         let problem = HealthProblem { reason: NotReadyReason::TartMissing, message: "no tart".into() };
-        health.send_replace(Some(NodeHealth { problem: Some(problem), ..NodeHealth::default() }));
+        let mut unhealthy = NodeHealth::default();
+        unhealthy.problem = Some(problem);
+        health.send_replace(Some(unhealthy));
         assert_eq!(failing(source.ready()), ["vms"]);
         let text = source.metrics();
         for line in [

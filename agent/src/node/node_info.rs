@@ -48,7 +48,7 @@ impl NodeInfos {
             |name: &str, read: fn(&_) -> Option<u64>| config.resources.allocatable.get(name).and_then(read);
         let own = NodeInfo {
             name: config.name.to_string(),
-            labels: config.lasting_labels(),
+            labels: config.fixed_labels(),
             taints: config.taints.0.clone(),
             pods: amount("pods", quantity::whole).unwrap_or(0),
             cpu_milli: amount("cpu", quantity::milli).unwrap_or(0),
