@@ -4,12 +4,11 @@
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::Refusal;
 use super::affinity;
+use super::{Refusal, RefusalReason};
 use crate::node::node_info::NodeInfo;
 use crate::quantity;
 
-const OUT_OF_PODS: &str = "OutOfpods";
 /// Advice: the agent does not admit a refused Pod later.
 const NO_PLACE: &str = "; macOS runs two VMs at a time: when a Pod of this Node has ended or is deleted, create this one again, or add a Mac";
 
@@ -96,40 +95,41 @@ pub(crate) fn fits(pod: &Pod, offer: &NodeInfo, others: &[&ResourceRequests]) ->
     let claim = ResourceRequests::of(pod);
     let spec = pod.spec.clone().unwrap_or_default();
     let pods = u64::try_from(others.len()).unwrap_or(u64::MAX);
-    enough("pods", OUT_OF_PODS, 1, pods, Some(offer.pods))?;
+    enough("pods", RefusalReason::OutOfPods, 1, pods, Some(offer.pods))?;
     let used = |part: fn(&ResourceRequests) -> u64| {
         others.iter().map(|other| part(other)).fold(0, u64::saturating_add)
     };
-    enough("cpu", "OutOfcpu", claim.cpu_milli, used(|c| c.cpu_milli), Some(offer.cpu_milli))?;
-    enough("memory", "OutOfmemory", claim.memory, used(|c| c.memory), Some(offer.memory))?;
+    enough("cpu", RefusalReason::OutOfCpu, claim.cpu_milli, used(|c| c.cpu_milli), Some(offer.cpu_milli))?;
+    enough("memory", RefusalReason::OutOfMemory, claim.memory, used(|c| c.memory), Some(offer.memory))?;
     let storage = used(|c| c.storage);
-    enough("ephemeral-storage", "OutOfephemeral-storage", claim.storage, storage, offer.storage)?;
+    enough("ephemeral-storage", RefusalReason::OutOfEphemeralStorage, claim.storage, storage, offer.storage)?;
     if !affinity::wants(&spec, &offer.name, &offer.labels) {
-        return Err(failed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector"));
+        return Err(failed(RefusalReason::NodeAffinity, "node(s) didn't match Pod's node affinity/selector"));
     }
     let taken =
         |port: &Port| others.iter().any(|other| other.ports.iter().any(|held| port.is_taken_by(held)));
     if claim.ports.iter().any(taken) {
-        return Err(failed("NodePorts", "node(s) didn't have free ports for the requested pod ports"));
+        return Err(failed(
+            RefusalReason::NodePorts,
+            "node(s) didn't have free ports for the requested pod ports",
+        ));
     }
     // As in the kubelet: `NoSchedule` is the scheduler's business, `NoExecute` is the agent's.
     let tolerations = spec.tolerations.unwrap_or_default();
     let mut lethal = offer.taints.iter().filter(|taint| taint.effect == "NoExecute");
     if lethal.any(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint))) {
-        return Err(failed("TaintToleration", "node(s) had taints that the pod didn't tolerate"));
+        return Err(failed(
+            RefusalReason::TaintToleration,
+            "node(s) had taints that the pod didn't tolerate",
+        ));
     }
     Ok(())
-}
-
-/// Whether a refusal rests on labels or taints that others write to the Node: the agent's copy may be out of date.
-pub(crate) fn may_be_stale(refusal: &Refusal) -> bool {
-    matches!(refusal.reason, "NodeAffinity" | "TaintToleration")
 }
 
 /// Amounts are in thousandths of a core, in bytes, and in Pods. A resource of unknown amount refuses no Pod.
 fn enough(
     name: &str,
-    reason: &'static str,
+    reason: RefusalReason,
     requested: u64,
     used: u64,
     capacity: Option<u64>,
@@ -139,7 +139,7 @@ fn enough(
         return Ok(());
     }
     // A Pod that does not fit an empty Node will not fit later.
-    let advice = if reason == OUT_OF_PODS {
+    let advice = if reason == RefusalReason::OutOfPods {
         NO_PLACE
     } else if requested > capacity {
         "; request less, or choose a larger Node: this one has less in all"
@@ -152,7 +152,7 @@ fn enough(
     Err(Refusal { reason, message })
 }
 
-fn failed(predicate: &'static str, why: &str) -> Refusal {
+fn failed(predicate: RefusalReason, why: &str) -> Refusal {
     Refusal { reason: predicate, message: format!("Predicate {predicate} failed: {why}") }
 }
 
@@ -275,7 +275,7 @@ mod tests {
         ];
         for (pod, others, reason, message) in table {
             let refusal = fits(&pod, &offer(), others).unwrap_err();
-            assert_eq!((refusal.reason, refusal.message.as_str()), (reason, message));
+            assert_eq!((refusal.reason.as_str(), refusal.message.as_str()), (reason, message));
         }
     }
 

@@ -4,6 +4,9 @@ pub(crate) mod affinity;
 pub(crate) mod fields;
 pub(crate) mod fit;
 pub(crate) mod mounts;
+mod refusal;
+
+pub(crate) use refusal::{Refusal, RefusalReason};
 
 use std::collections::BTreeMap;
 
@@ -14,15 +17,6 @@ use crate::quantity;
 use crate::state::container_spec::has_command;
 use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
-
-/// Why the agent refuses a Pod. The Pod's status and an Event show it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    /// One word for the Pod's `status.reason`.
-    pub(crate) reason: &'static str,
-    /// The field, and what is wrong with it.
-    pub(crate) message: String,
-}
 
 /// An admitted Pod, read as one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +65,8 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     let container = only_container(spec)?;
     if let Some((field, why)) = fields::first_refused(&serde_json::json!(spec)) {
         // The kubelet's reason.
-        let reason = if field.starts_with("spec.os") { "PodOSNotSupported" } else { "UnsupportedPod" };
+        let is_os = field.starts_with("spec.os");
+        let reason = if is_os { RefusalReason::PodOsNotSupported } else { RefusalReason::UnsupportedPod };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
     }
     mounts::check(spec)?;
@@ -209,7 +204,7 @@ fn is_set(field: Option<&String>, default: &str) -> bool {
 }
 
 fn unsupported(field: &str, why: &str) -> Refusal {
-    Refusal { reason: "UnsupportedPod", message: format!("{field}: {why}") }
+    Refusal { reason: RefusalReason::UnsupportedPod, message: format!("{field}: {why}") }
 }
 
 /// Whether a container has a limit of that name.

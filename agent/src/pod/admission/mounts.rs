@@ -4,7 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::Refusal;
+use super::{Refusal, RefusalReason};
 
 /// Where the guest keeps the files of the set-up script.
 const SCRATCH: &str = "/private/var/tmp";
@@ -36,7 +36,7 @@ fn check_container(field: &str, container: &Container, elsewhere: &[Taken]) -> R
     let mut taken: Vec<Taken> = Vec::new();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let refused = |why: &str| Refusal {
-            reason: "UnsupportedPod",
+            reason: RefusalReason::UnsupportedPod,
             message: format!("{field}.volumeMounts[{index}].mountPath: {why}"),
         };
         let place = without_links(guest_path(&mount.mount_path.to_lowercase()));

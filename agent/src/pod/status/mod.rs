@@ -5,6 +5,9 @@ pub(crate) mod ephemeral;
 mod gates;
 mod init;
 pub(crate) mod manager;
+mod phase;
+
+pub(crate) use phase::Phase;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -83,8 +86,8 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         }
         Err(refusal) => {
             return PodStatus {
-                phase: Some("Failed".to_owned()),
-                reason: Some(refusal.reason.to_owned()),
+                phase: Some(Phase::Failed.to_string()),
+                reason: Some(refusal.reason.to_string()),
                 // The kubelet's word comes before any other reason.
                 message: Some(format!("Pod was rejected: {}", refusal.message)),
                 start_time: old.start_time.clone().or(Some(Time(seen.now))),
@@ -96,7 +99,7 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let context = &context;
     let container = container(seen, context, plan);
     let failure = failure(seen);
-    let phase = if failure.is_some() { "Failed" } else { phase(seen, &container) };
+    let phase = if failure.is_some() { Phase::Failed } else { phase(seen, &container) };
     let current = seen.attempts.last();
     let address = address(current);
     let init = init::statuses(context, current);
@@ -113,16 +116,16 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let conditions = conditions::all(&facts).into_iter();
     let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
     let mut statuses = (vec![container.status], init);
-    if is_final_phase(phase) {
+    if phase.is_final() {
         settle(&mut statuses.0, plan.init.is_empty());
         settle(&mut statuses.1, false);
     }
     let (main, init) = statuses;
     let pod_ip = address.map(|ip| ip.to_string());
     // As in the kubelet, a Pod that is over keeps its address.
-    let pod_ip = pod_ip.or_else(|| was_at(current, &old).filter(|_| is_final_phase(phase)));
+    let pod_ip = pod_ip.or_else(|| was_at(current, &old).filter(|_| phase.is_final()));
     PodStatus {
-        phase: Some(phase.to_owned()),
+        phase: Some(phase.to_string()),
         reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
         message: failure.map(|(_, message)| message),
         conditions: Some(conditions),
@@ -153,11 +156,7 @@ fn failure(seen: &Observation) -> Option<(&'static str, String)> {
 
 /// Whether a phase is one that a Pod never leaves.
 pub(crate) fn is_final(status: Option<&PodStatus>) -> bool {
-    status.and_then(|status| status.phase.as_deref()).is_some_and(is_final_phase)
-}
-
-fn is_final_phase(phase: &str) -> bool {
-    matches!(phase, "Succeeded" | "Failed")
+    Phase::of(status).is_some_and(Phase::is_final)
 }
 
 struct ShownContainer {
@@ -379,25 +378,25 @@ pub(super) fn vm_of(container_id: &str) -> Option<VmName> {
     container_id.strip_prefix(SCHEME)?.parse().ok()
 }
 
-fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {
+fn phase(seen: &Observation, container: &ShownContainer) -> Phase {
     let stopping = matches!(seen.wanted, Desired::Stop(_) | Desired::Finished(_) | Desired::Gone);
     match container.state {
-        Shown::Running | Shown::Over(RestartDecision::Restart { .. }) => "Running",
-        Shown::Over(RestartDecision::Succeeded) => "Succeeded",
-        Shown::Over(RestartDecision::Failed) => "Failed",
+        Shown::Running | Shown::Over(RestartDecision::Restart { .. }) => Phase::Running,
+        Shown::Over(RestartDecision::Succeeded) => Phase::Succeeded,
+        Shown::Over(RestartDecision::Failed) => Phase::Failed,
         // A Pod that is deleted before it ever ran has failed.
-        Shown::Waiting if stopping && seen.attempts.is_empty() => "Failed",
-        Shown::Waiting if container.status.restart_count > 0 => "Running",
-        Shown::Waiting => "Pending",
+        Shown::Waiting if stopping && seen.attempts.is_empty() => Phase::Failed,
+        Shown::Waiting if container.status.restart_count > 0 => Phase::Running,
+        Shown::Waiting => Phase::Pending,
     }
 }
 
 /// A condition keeps its transition time until its status changes.
 fn condition(old: &PodStatus, new: Condition, now: Timestamp, generation: Option<i64>) -> PodCondition {
     let status = if new.holds { "True" } else { "False" };
-    let before = old.conditions.iter().flatten().find(|c| c.type_ == new.kind && c.status == status);
+    let before = old.conditions.iter().flatten().find(|c| c.type_ == new.kind.as_str() && c.status == status);
     PodCondition {
-        type_: new.kind.to_owned(),
+        type_: new.kind.as_str().to_owned(),
         status: status.to_owned(),
         reason: new.reason.map(str::to_owned),
         message: new.message,

@@ -447,7 +447,10 @@ fn a_pod_that_was_over_before_its_deadline_has_not_missed_it() {
 
 #[test]
 fn a_refused_pod_says_why() {
-    let refusal = Refusal { reason: "UnsupportedPod", message: "spec.volumes: no".into() };
+    let refusal = Refusal {
+        reason: crate::pod::admission::RefusalReason::UnsupportedPod,
+        message: "spec.volumes: no".into(),
+    };
     let pod = Pod::default();
     let context = Context {
         pod: &pod,
@@ -467,7 +470,10 @@ fn a_refused_pod_says_why() {
 
 #[test]
 fn an_admitted_pod_is_not_refused_later() {
-    let refusal = Refusal { reason: "UnsupportedPod", message: "spec.volumes: no".into() };
+    let refusal = Refusal {
+        reason: crate::pod::admission::RefusalReason::UnsupportedPod,
+        message: "spec.volumes: no".into(),
+    };
     let pod = Pod::default();
     let context = Context {
         pod: &pod,

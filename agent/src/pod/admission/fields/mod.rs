@@ -72,15 +72,18 @@ fn is_unset(value: &Value) -> bool {
 }
 
 /// The table as `docs/pods.md` has it.
+#[cfg_attr(not(test), expect(dead_code, reason = "`make docs` writes docs/pods.md with it"))]
 pub(crate) fn document() -> String {
     let mut text = String::from(
         "# Pods, field by field\n\n\
-         A Pod is a VM. This is what becomes of each field of its spec; the table is made from the one that the agent \
-         decides by\n(`make docs`). A Pod that sets a refused field gets phase Failed at once, with reason `UnsupportedPod` \
-         (for `spec.os`,\n`PodOSNotSupported`), and an Event that names the field. Fields that are newer than the agent's Kubernetes, 1.36, are not \
-         seen, as with\na kubelet. What a VM without a command finds in its guest is in [boot.md](boot.md).\n\n\
-         One thing is not as with a kubelet, on purpose: a VM that cannot be made or booted on this host fails a Pod with \
-         `restartPolicy: Never`,\nso that its Job can try elsewhere. A kubelet would have the Pod wait on the same node.\n\n| field | | |\n|---|---|---|\n",
+         The agent runs each Pod as one VM. This table says what it does with each field of the Pod's spec. `make docs` writes it \
+         from\nthe table that the agent decides by.\n\n\
+         - A Pod that sets a refused field fails at once. Its reason is `UnsupportedPod` (for `spec.os`, `PodOSNotSupported`), and an \
+         Event\n  names the field.\n\
+         - The agent does not see fields that are newer than Kubernetes 1.36, as a kubelet of that version.\n\
+         - [boot.md](boot.md) says what a VM without a command finds in its guest.\n\
+         - One thing differs from a kubelet on purpose. A VM that cannot be created or booted on this host fails a Pod with\n  \
+         `restartPolicy: Never`, so that its Job can try another Node. A kubelet would let the Pod wait.\n\n| field | | |\n|---|---|---|\n",
     );
     for (path, handling) in FIELDS {
         let (verdict, why) = match handling {
