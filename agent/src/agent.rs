@@ -30,7 +30,7 @@ use crate::names::{BadNodeName, NodeName};
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::capacity::{BadReservation, CapacityOverrides, Machine, Resources};
 use crate::node::controller;
-use crate::node::health::{self, HealthSources, HostWatch};
+use crate::node::health::{self, HealthSources, HostWatch, NodeHealth};
 use crate::node::lease::owner::{self, ForeignLease};
 use crate::node::lease::{self, Heartbeat};
 use crate::node::node_info::NodeInfos;
@@ -159,17 +159,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         collector,
         at_work: ActiveWorkers::default(),
     });
-    let thresholds = args.host.eviction_hard.clone();
-    let eviction = EvictionManager {
-        pods: host.roster.clone(),
-        collector: host.collector.clone(),
-        health: health_seen.clone(),
-        events: events.clone(),
-        tart: tart.clone(),
-        signals,
-        thresholds,
-        state: state.clone(),
-    };
+    let eviction = eviction_manager(&args, &host, &state, health_seen.clone(), signals);
     let collector = vm_collector(&args, &host, &state, &config.name, &client);
     let source = local::Source { metrics: metrics.clone(), health: health_seen.clone() };
     let server = listen(args.host.metrics_bind_address, source).await?;
@@ -225,6 +215,25 @@ fn credentials(args: &AgentArgs, state: &StateDir) -> identity::CredentialSource
         kubeconfig: args.kubeconfig.clone(),
         bootstrap: args.bootstrap_kubeconfig.clone(),
         pki: state.pki_path(),
+    }
+}
+
+fn eviction_manager(
+    args: &AgentArgs,
+    host: &Host,
+    state: &StateDir,
+    health: watch::Receiver<Option<NodeHealth>>,
+    signals: SignalSources,
+) -> EvictionManager {
+    EvictionManager {
+        pods: host.roster.clone(),
+        collector: host.collector.clone(),
+        health,
+        events: host.events.clone(),
+        tart: host.tart.clone(),
+        signals,
+        thresholds: args.host.eviction_hard.clone(),
+        state: state.clone(),
     }
 }
 

@@ -55,7 +55,7 @@ impl VmGcMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "tart_kubelet_vm_gc_passes",
-            "Looks for VMs that nobody needs; a failed one may have deleted some",
+            "Searches for orphan VMs; a failed one may have deleted some",
             self.passes.clone(),
         );
         registry.register(

@@ -205,7 +205,7 @@ pub(super) fn events(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<Con
     let event = |kind: ConditionType| {
         let condition = find(after, kind)?;
         let old = before.and_then(|before| find(before, kind));
-        let shown = old.map_or(kind.healthy().as_str(), |old| &old.status);
+        let shown = old.map_or_else(|| kind.healthy().as_str(), |old| &old.status);
         if !LastReported::after(shown).is_new(&condition.status) {
             return None;
         }

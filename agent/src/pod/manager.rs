@@ -190,7 +190,7 @@ impl Manager {
             let others: Vec<&ResourceRequests> = self.pods.values().filter_map(Handle::counted).collect();
             match fits(pod, &self.offers.cached(), &others) {
                 Err(refusal) if refusal.reason.may_be_stale() => {
-                    fits(pod, &self.offers.fresh().await, &others)?
+                    fits(pod, &self.offers.fresh().await, &others)?;
                 }
                 result => result?,
             }

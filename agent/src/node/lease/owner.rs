@@ -1,8 +1,8 @@
 //! Which agent has a Node. A second agent with the same Node name must not touch the first one's Pods.
 //!
 //! The Lease carries the instance of the agent that renews it. A restarted agent finds its own. An agent on a Mac that was set up anew,
-//! or that takes over a dead Mac's name, finds another instance, and watches whether that one still renews the Lease: whether its
-//! time changes. Clocks of two machines are not compared.
+//! or that takes over a dead Mac's name, finds another instance, and watches whether that one still renews the Lease. It goes by the
+//! change of the renewal time, because the clocks of two machines may differ.
 
 use std::time::Duration;
 
