@@ -10,6 +10,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::api::local;
+use crate::apiserver::call_metrics::CountCalls;
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
 use crate::env::sources::InputSources;
@@ -23,14 +25,14 @@ use crate::image::gc::{BadWatermarks, ImageCollector};
 use crate::image::manager::ImageManager;
 use crate::image::prepull::PrePull;
 use crate::image::pull_socket;
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
 use crate::names::BadNodeName;
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::capacity::{BadReservation, CapacityOverrides, Machine, Resources};
 use crate::node::controller;
 use crate::node::health::{self, HealthSources, HostWatch, NodeHealth};
+use crate::node::lease::owner::{self, ForeignLease};
 use crate::node::lease::{self, Heartbeat};
-use crate::node::lease_owner::{self, ForeignLease};
 use crate::node::node_info::NodeInfos;
 use crate::node::object::NodeConfig;
 use crate::node::signals::SignalSources;
@@ -106,7 +108,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Start)?;
     let (health, health_seen) = watch::channel(None);
-    let metrics = Metrics::new(health_seen.clone());
+    let metrics = Metrics::new();
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
@@ -115,8 +117,8 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let node = node_config(&args, &tart).await?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
     let images = open_images(&args, &tart, &state, &metrics)?;
-    let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
-    let address = source.first().await?;
+    let address_source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
+    let address = address_source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
     let instance = format!("{}-{}", node.facts.machine_id, state.instance()?);
     // A user may have to approve the certificate, so this can take days.
@@ -127,15 +129,16 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     };
     let access = identity.access();
     owner.join(access.cluster())?;
-    let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
+    let client =
+        access.client(&CountCalls(metrics.clone())).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %node.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
-    let signals = SignalSources::of(&state, &tart, &node.facts, &args.host.dhcp_leases);
+    let signals = SignalSources::new(&state, &tart, &node.facts, &args.host.dhcp_leases);
     let host_seen = HostWatch {
-        gauges: signals.clone(),
+        signals: signals.clone(),
         thresholds: args.host.eviction_hard.clone(),
-        period: args.host.eviction_pressure_transition_period,
-        source,
+        pressure_transition_period: args.host.eviction_pressure_transition_period,
+        address_source,
         address,
         metrics: metrics.clone(),
     }
@@ -153,11 +156,12 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let host = Arc::new(agent.host(starts)?);
     let eviction = agent.eviction(&host, signals);
     let collector = agent.vm_collector(&host);
-    let server = listen(agent.args.host.metrics_bind_address, agent.metrics.clone()).await?;
+    let source = local::Source { metrics: agent.metrics.clone(), health: agent.health.clone() };
+    let server = listen(agent.args.host.metrics_bind_address, source).await?;
     tokio::select! {
         result = agent.manage(host, (eviction, collector), access, instance) => result?,
         // On a task of its own: the Node must not lose its identity because another part takes long.
-        Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
+        Ok(lost) = tokio::spawn(identity.rotate()) => return Err(lost.into()),
         () = health::watch_tart(tart, tart_health) => {}
         () = health::follow(sources, health) => {}
         () = store.clone().watch() => {}
@@ -240,7 +244,7 @@ impl Agent {
         let Self { state, node: config, images, metrics, client, events, health, .. } = self;
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
-        let claimed = lease_owner::wait_for_none(&leases, &config.name, &instance).await?;
+        let claimed = owner::claim(&leases, &config.name, &instance).await?;
         let (uid, uid_seen) = watch::channel(None);
         let heart = Heartbeat { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
         let foreign = lease::spawn(heart, access).map_err(AgentError::Start)?;
@@ -253,7 +257,7 @@ impl Agent {
             result = manager.run() => result?,
             () = eviction.run() => {}
             () = prepull.follow() => {}
-            () = controller::keep(client.clone(), config, health, observers, events) => {}
+            () = controller::run(client.clone(), config, health, observers, events) => {}
             () = collect(collector) => {}
             Ok(foreign) = foreign => return Err(AgentError::ForeignLease(foreign)),
         }
@@ -294,12 +298,12 @@ async fn collect(collector: Option<OrphanCollector>) {
 /// Serves health and metrics, for as long as the returned future is polled.
 async fn listen(
     ListenAddress(address): ListenAddress,
-    metrics: Metrics,
+    source: local::Source,
 ) -> Result<impl Future<Output = ()>, AgentError> {
     let server = match address {
         Some(address) => {
             let failed = |error| AgentError::Listen(address, error);
-            let (bound, server) = metrics::serve(address, metrics).await.map_err(failed)?;
+            let (bound, server) = local::serve(address, source).await.map_err(failed)?;
             info!(address = %bound, "serving health and metrics");
             Some(server)
         }
@@ -351,7 +355,7 @@ async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentE
         provider_id: args.provider_id.clone().filter(|id| !id.is_empty()),
         labels: args.node_labels.clone(),
         taints: args.host.register_with_taints.clone(),
-        resources: Resources::of(machine, *kube_reserved, eviction_hard, overrides)?,
+        resources: Resources::new(machine, *kube_reserved, eviction_hard, overrides)?,
         facts,
     })
 }

@@ -19,7 +19,7 @@ use crate::image::gc::{ImageUse, Moment};
 use crate::names::PodUid;
 use crate::node::health::NodeHealth;
 use crate::node::signals::SignalSources;
-use crate::node::thresholds::{Signal, Thresholds};
+use crate::node::signals::thresholds::{Signal, Thresholds};
 use crate::os::availability::Availability;
 use crate::os::availability::volume;
 use crate::pod::registry::PodRegistry;
@@ -94,7 +94,7 @@ impl EvictionManager {
 
     /// Whether the Node says that it is short of space, so that no new Pod comes for what is freed.
     fn is_told(&self) -> bool {
-        self.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
+        self.health.borrow().as_ref().is_some_and(|health| health.shortages.disk.is_some())
     }
 
     /// Whether anything is gone that took room, since that moment.
@@ -159,15 +159,15 @@ impl EvictionManager {
 
 fn look(signals: &SignalSources, thresholds: &Thresholds) -> Option<Shortage> {
     let device = |path| std::fs::metadata(path).map(|metadata| metadata.dev()).ok();
-    let is_one = device(&signals.state_dir) == device(&signals.tart_home);
+    let is_one = device(&signals.nodefs) == device(&signals.imagefs);
     let found = [
-        (Signal::ImageFs, volume(&signals.tart_home), true),
-        (Signal::NodeFs, volume(&signals.state_dir), is_one),
+        (Signal::ImageFs, volume(&signals.imagefs), true),
+        (Signal::NodeFs, volume(&signals.nodefs), is_one),
     ];
     found.into_iter().find_map(|(signal, figure, by_images)| {
         let Availability { available, total } = figure?;
         thresholds.shortage(signal, figure?)?;
-        let least = thresholds.least(signal)?.of(total);
+        let least = thresholds.value(signal)?.of(total);
         let words = format!(
             "The node was low on resource: ephemeral-storage. Threshold quantity: {least}, available: {available}. "
         );

@@ -8,10 +8,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
-use tokio::time::timeout;
 
 use super::ages::{Ages, Now};
 use super::orphan::{OrphanObservation, Remains, Unknown, Vm};
+use crate::apiserver::call::{DEADLINE, call};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::image::ImageStore;
@@ -21,8 +21,6 @@ use crate::names::{BaseName, VmName};
 use crate::names::{PodName, PodUid};
 use crate::state::{Holder, PodDir, StateDir};
 use crate::tart::{Tart, VmSource, touched};
-
-const API_LIMIT: Duration = Duration::from_secs(15);
 
 /// Where to look.
 #[derive(Debug, Clone)]
@@ -175,13 +173,7 @@ impl Observer {
     async fn bound(&self) -> Result<HashMap<PodUid, PodName>, Unknown> {
         // Without a version the list is the latest; without a limit it is whole.
         let ours = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
-        let pods = match timeout(API_LIMIT, self.pods.list(&ours)).await {
-            Ok(Ok(pods)) => pods,
-            Ok(Err(error)) => return Err(chain(&error)),
-            Err(_) => {
-                return Err(format!("the API server did not answer within {} s", API_LIMIT.as_secs()));
-            }
-        };
+        let pods = call(DEADLINE, self.pods.list(&ours)).await.map_err(|error| chain(&error))?;
         if pods.metadata.continue_.is_some_and(|more| !more.is_empty()) {
             return Err("the API server has listed only some of them".to_owned());
         }

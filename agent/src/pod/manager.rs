@@ -90,7 +90,7 @@ impl Manager {
         }
         let api: Api<Pod> = Api::all(self.client.clone());
         let config =
-            watcher::Config::default().fields(&format!("spec.nodeName={}", self.node_infos.known().name));
+            watcher::Config::default().fields(&format!("spec.nodeName={}", self.node_infos.cached().name));
         let mut pods = watcher(api, config).default_backoff().boxed();
         let mut warned_at: Option<tokio::time::Instant> = None;
         loop {
@@ -185,9 +185,9 @@ impl Manager {
         let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
         if !is_over {
             let others: Vec<&ResourceRequests> = self.pods.values().filter_map(Handle::counted).collect();
-            match fits(pod, &self.node_infos.known(), &others) {
+            match fits(pod, &self.node_infos.cached(), &others) {
                 Err(refusal) if refusal.reason.may_be_stale() => {
-                    fits(pod, &self.node_infos.asked().await, &others)?;
+                    fits(pod, &self.node_infos.fresh().await, &others)?;
                 }
                 result => result?,
             }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -12,10 +11,8 @@ use super::Payload;
 use super::atomic_writer::{self, AtomicWriteError};
 use super::content::Content;
 use super::error::VolumeError;
+use crate::backoff::VOLUME_UPDATE;
 use crate::fs::dir::Dir;
-
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// How it stands with the files of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,7 +27,7 @@ pub(super) struct VolumeUpdater {
 /// be there already: one that is not was removed, and must not come back.
 pub(super) async fn fill(volumes: PathBuf, name: String, mut content: Content, tell: impl Fn(VolumeUpdater)) {
     let mut filling = VolumeUpdater::default();
-    let mut delay = FIRST_RETRY;
+    let mut delays = VOLUME_UPDATE.delays();
     loop {
         match write(&volumes, &name, &mut content).await {
             Ok(Written::Gone) => return,
@@ -45,13 +42,12 @@ pub(super) async fn fill(volumes: PathBuf, name: String, mut content: Content, t
                 // An object that appears is heard of; a disk that has room again is not.
                 tokio::select! {
                     () = content.changed() => {}
-                    () = sleep(delay) => {}
+                    () = sleep(delays.next()) => {}
                 }
-                delay = (delay * 2).min(LONGEST_RETRY);
                 continue;
             }
         }
-        delay = FIRST_RETRY;
+        delays.reset();
         filling = VolumeUpdater { written: true, problem: None };
         tell(filling.clone());
         content.changed().await;

@@ -12,7 +12,10 @@ use tracing::{debug, info, warn};
 
 use super::pass_queue::{Moment, PassQueue, PassTurn};
 use super::retry_delay::RetryDelays;
-use super::{Image, ImageGcObservation, ImageUse, ImageVerdict, Need, SpaceResult, Watermarks, choose};
+use super::{
+    Image, ImageGcObservation, ImageUse, ImageVerdict, ImageVerdictReason, Need, SpaceResult, Watermarks,
+    choose,
+};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
@@ -255,7 +258,9 @@ impl ImageCollector {
             let is_known = |digest: &ImageDigest| world.images.iter().any(|image| image.digest == *digest);
             let foreign =
                 self.images.residents().borrow().iter().filter(|one| !is_known(&one.digest)).count();
-            self.metrics.images_judged(&verdicts, foreign);
+            let kept = |reason| verdicts.iter().filter(|one| one.1 == ImageVerdict::Keep(reason)).count();
+            let kept = ImageVerdictReason::ALL.map(|reason| (reason.name(), kept(reason)));
+            self.metrics.images_kept(kept.into_iter().chain([("foreign", foreign)]));
             debug!(?stage, ?verdicts, space = ?world.space, "looked at the images");
             let mut candidates = verdicts.iter().filter(|(_, verdict)| *verdict == ImageVerdict::Delete);
             let Some((digest, _)) = candidates.find(|(digest, _)| !hopeless.contains(digest)) else {

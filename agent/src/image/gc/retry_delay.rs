@@ -5,13 +5,11 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::backoff::IMAGE_GC_FOR_PULL;
 use crate::tart::PULL;
 
 /// Who has not come back after this long no longer wants its image: longer than a pull takes, and the wait before the next one.
 const WANTED_FOR: Duration = PULL.saturating_add(Duration::from_mins(10));
-/// How long nothing more goes for an image after the first favour; twice as long after each further one.
-const FIRST_PAUSE: Duration = Duration::from_mins(2);
-const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 /// The images for which others have gone, by name, and that are not here yet.
 #[derive(Debug, Default)]
@@ -32,7 +30,7 @@ impl RetryDelays {
         all.retain(|_, favour| now.duration_since(favour.wanted_at) < WANTED_FOR);
         all.get_mut(image).is_some_and(|favour| {
             favour.wanted_at = now;
-            now.duration_since(favour.last) < pause_after(favour.times)
+            now.duration_since(favour.last) < IMAGE_GC_FOR_PULL.after(favour.times)
         })
     }
 
@@ -51,11 +49,6 @@ impl RetryDelays {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Favour>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn pause_after(times: u32) -> Duration {
-    let factor = 2u32.saturating_pow(times.saturating_sub(1));
-    FIRST_PAUSE.saturating_mul(factor).min(LONGEST_PAUSE)
 }
 
 #[cfg(test)]
@@ -83,7 +76,7 @@ mod tests {
         favours.returned("a");
         assert!(!favours.are_too_early("a", at), "it has fitted");
         favours.done("a", at);
-        assert!(!favours.are_too_early("a", at + FIRST_PAUSE), "the next time is a first one again");
+        assert!(!favours.are_too_early("a", at + MINUTE * 2), "the next time is a first one again");
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl EventReporter {
         }
         let Some(run) = seen.attempts.last() else { return };
         if let Some(start) = start(run, *address_patience, seen.now) {
-            starts.tell(&start);
+            starts.report(&start);
         }
         self.report_start(run, report);
         self.report_end(seen, run, report);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::Api;
-use tokio::time::timeout;
 
+use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
 use crate::image::PullPolicy;
@@ -22,7 +22,6 @@ use crate::names::ImageDigest;
 use crate::pod::admission::VmPlan;
 use crate::tart::Credential;
 
-const LIMIT: Duration = Duration::from_secs(15);
 /// Events about progress come no more often than this, and no finer than in steps of so many percent.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
 const PROGRESS_STEP: u8 = 10;
@@ -74,10 +73,8 @@ struct Found {
 /// A pull secret that cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum SecretError {
-    #[error("the API server refused")]
-    Api(#[from] kube::Error),
-    #[error("the API server did not answer within {} s", LIMIT.as_secs())]
-    Late(#[from] tokio::time::error::Elapsed),
+    #[error(transparent)]
+    Call(#[from] CallError),
     #[error("it is not a pull secret")]
     Bad(#[from] BadSecret),
 }
@@ -195,7 +192,7 @@ impl ImagePull {
     }
 
     async fn read(&self, name: &str) -> Result<Vec<(Login, SecretUid)>, SecretError> {
-        let secret = timeout(LIMIT, self.secrets.get(name)).await??;
+        let secret = call(DEADLINE, self.secrets.get(name)).await?;
         let uid = SecretUid(secret.uid().unwrap_or_default());
         Ok(credentials::read(&secret)?.into_iter().map(|login| (login, uid.clone())).collect())
     }

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{RETRY, Worker};
+use super::Worker;
+use crate::apiserver::call::CallError;
+use crate::backoff::POD_STEP;
 use crate::error_chain::{self, chain};
 use crate::fs::file::FileError;
 use crate::image::gc::SpaceResult;
 use crate::pod::sync::decide::Decision;
 use crate::shim::{LaunchError, StrayProcessError};
 use crate::tart::{Fault, TartError};
-
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// A step that failed; the worker tries again.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +36,7 @@ pub(super) enum StepError {
     #[error("the Pod has no container {0} with a command")]
     NoContainer(String),
     #[error("cannot delete the Pod from the API")]
-    Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Delete(#[source] CallError),
 }
 
 impl StepError {
@@ -98,7 +98,7 @@ impl Retries {
     /// How long to wait before the step is tried again, and whether that is the first time.
     fn later(&mut self, problem: String, before: Option<FailedStep>) -> (Duration, bool) {
         let last = before.and_then(|before| before.delay);
-        let delay = last.map_or(RETRY, |delay| (delay * 2).min(LONGEST_RETRY));
+        let delay = POD_STEP.next(last);
         self.last = Some(FailedStep { problem, delay: Some(delay) });
         (delay, last.is_none())
     }
@@ -197,14 +197,14 @@ mod tests {
             let before = retries.failed(Decision::Accept, problem);
             retries.later(problem.to_owned(), before)
         };
-        assert_eq!(fail("denied"), (RETRY * 2, false), "a start is no success yet");
+        assert_eq!(fail("denied"), (Duration::from_secs(2), false), "a start is no success yet");
         retries.succeeded(Decision::Accept);
         let before = retries.failed(Decision::Wipe, "denied");
         assert!(before.is_none() && retries.vain_wipe());
         retries.at_once("denied".to_owned());
         let before = retries.failed(Decision::Wipe, "denied");
         assert!(before.is_some(), "freed space did not help");
-        assert_eq!(retries.later("denied".to_owned(), before), (RETRY, true));
+        assert_eq!(retries.later("denied".to_owned(), before), (Duration::from_secs(1), true));
         retries.succeeded(Decision::Wipe);
         assert!(!retries.vain_wipe());
     }

@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Preconditions};
 use tokio::task::block_in_place;
-use tokio::time::timeout;
 use tracing::warn;
 
 use super::retry::StepError;
 use super::{RETRY, SAFETY_NET, STOP_LIMIT, Worker};
+use crate::apiserver::call::{DEADLINE, call};
 use crate::crash_point;
 use crate::names::PodUid;
 use crate::names::{Restart, VmName};
@@ -21,8 +21,6 @@ use crate::probe;
 use crate::shim;
 use crate::state::RestartPolicy;
 use crate::state::{Ending, Outcome, StopCause, StopRequest, VmRun};
-
-const API_LIMIT: Duration = Duration::from_secs(15);
 
 impl Worker {
     /// Records that the Pod is evicted, before anything is done about it.
@@ -193,11 +191,10 @@ impl Worker {
             ..DeleteParams::default()
         };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.name.namespace);
-        match timeout(API_LIMIT, pods.delete(&self.name.name, &parameters)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
-            Ok(Err(error)) => return Err(StepError::Delete(error.into())),
-            Err(late) => return Err(StepError::Delete(late.into())),
+        match call(DEADLINE, pods.delete(&self.name.name, &parameters)).await {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() || error.is_conflict() => {}
+            Err(error) => return Err(StepError::Delete(error)),
         }
         // The watch says when it is gone.
         self.wait_at_most(SAFETY_NET).await;

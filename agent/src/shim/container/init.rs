@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::{Run, Task};
-use crate::backoff::restart_delay;
+use crate::backoff::CONTAINER_RESTART;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::Guest;
@@ -148,7 +148,7 @@ impl Shim {
 fn next(spec: &ContainerSpec, ending: &Ending, again: bool, failures: u32) -> Next {
     match ending.exit_code() {
         0 => Next::Go,
-        _ if again => Next::Again(restart_delay(failures)),
+        _ if again => Next::Again(CONTAINER_RESTART.after(failures)),
         code => Next::Fail(Ending::InitFailed { container: spec.name.clone(), code }),
     }
 }

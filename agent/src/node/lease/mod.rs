@@ -1,4 +1,6 @@
-//! The heartbeat: a Lease that is renewed from a thread of its own, whatever the rest of the agent is doing.
+//! The heartbeat: a thread of its own renews the Node's Lease, whatever the rest of the agent is doing.
+
+pub(crate) mod owner;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,11 +14,13 @@ use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
+use self::owner::{ForeignLease, LeaseOwner, LeaseVersion};
 use super::controller::NodeUid;
-use super::lease_owner::{ForeignLease, LeaseVersion, Standing, standing};
+use crate::apiserver::call::call;
+use crate::apiserver::call_metrics::CountCalls;
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;
 use crate::metrics::Metrics;
@@ -24,61 +28,54 @@ use crate::names::NodeName;
 
 /// The namespace of all Nodes' Leases.
 pub(crate) const NAMESPACE: &str = "kube-node-lease";
-/// The annotation that says which agent renews the Lease. Its holder is the Node, as with every kubelet.
-pub(crate) const INSTANCE: &str = "tart-kubelet.tuist.dev/instance";
-/// How long the API server trusts one renewal.
+/// The annotation that names the agent that renews the Lease. The Lease's holder is the Node, as with every kubelet.
+const INSTANCE: &str = "tart-kubelet.tuist.dev/instance";
+/// How long a renewal is valid; the kubelet's figure.
 pub(crate) const DURATION: Duration = Duration::from_secs(40);
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Longer than the interval: a slow server is better answered late than asked anew. Two fit into one period of trust.
-const LIMIT: Duration = Duration::from_secs(20);
+/// Longer than the interval: a late answer of a slow API server is better than another request. Two fit into [`DURATION`].
+const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What the heartbeat is for.
+/// The heartbeat of one Node.
 #[derive(Debug, Clone)]
 pub(crate) struct Heartbeat {
-    /// The Node.
     pub(crate) node: NodeName,
-    /// This agent.
+    /// The id of this agent.
     pub(crate) instance: String,
-    /// The Lease as this agent has claimed it: who has taken it since is not written over by the first beat.
+    /// The Lease as this agent claimed it. If another agent has taken it since, the first renewal conflicts.
     pub(crate) claimed: LeaseVersion,
-    /// The Node's UID, once it is registered.
+    /// `None` until the Node is registered.
     pub(crate) uid: watch::Receiver<NodeUid>,
-    /// Where beats are counted.
     pub(crate) metrics: Metrics,
 }
 
-/// Starts the heartbeat. Its thread, runtime and connection are its own, so that nothing else can delay it. It ends with an answer
-/// only when another agent has taken the Node.
-pub(crate) fn spawn(heart: Heartbeat, access: ApiAccess) -> io::Result<oneshot::Receiver<ForeignLease>> {
+/// Starts the heartbeat. Its thread, runtime and connection are its own, so that nothing else can delay it. The channel gets a value if
+/// another agent takes the Node.
+pub(crate) fn spawn(heartbeat: Heartbeat, access: ApiAccess) -> io::Result<oneshot::Receiver<ForeignLease>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (lost, rival) = oneshot::channel();
+    let (lost, lost_to) = oneshot::channel();
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
         runtime.block_on(async move {
-            match heart.metrics.client(&access) {
+            match access.client(&CountCalls(heartbeat.metrics.clone())) {
                 Ok(client) => {
-                    // Nobody listens any more when the agent is ending anyway.
-                    let _ = lost.send(heart.beat(Api::namespaced(client, NAMESPACE)).await);
+                    // The receiver is gone if the agent is ending.
+                    let _ = lost.send(heartbeat.run(Api::namespaced(client, NAMESPACE)).await);
                 }
                 Err(error) => warn!(error = chain(&error), "no heartbeat: the API client cannot be made"),
             }
         });
     })?;
-    Ok(rival)
+    Ok(lost_to)
 }
 
-/// A renewal that did not come about.
-#[derive(Debug, thiserror::Error)]
-enum BeatError {
-    #[error("the API server refused")]
-    Api(#[from] kube::Error),
-    #[error("the API server did not answer within {} s", LIMIT.as_secs())]
-    Late(#[from] tokio::time::error::Elapsed),
-    #[error(transparent)]
-    ForeignLease(ForeignLease),
+/// The result of a renewal.
+enum Renewal {
+    Renewed(Held),
+    Lost(ForeignLease),
 }
 
 impl Heartbeat {
-    async fn beat(mut self, api: Api<Lease>) -> ForeignLease {
+    async fn run(mut self, api: Api<Lease>) -> ForeignLease {
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut missed = false;
@@ -86,24 +83,20 @@ impl Heartbeat {
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
-                // A Node that has just been registered, again perhaps, is not left waiting for its first beat.
+                // A Node that was just registered gets its first renewal at once.
                 Ok(()) = self.uid.changed() => {}
             }
-            self.metrics.heart_is_awake();
+            self.metrics.heartbeat_looped();
             let Some(owner) = self.uid.borrow_and_update().clone() else { continue };
-            let renewed = match timeout(LIMIT, self.renew(&api, &owner, held.as_ref())).await {
-                Ok(renewed) => renewed,
-                Err(late) => Err(late.into()),
-            };
-            match renewed {
-                Ok(now_held) => {
+            match call(DEADLINE, self.renew(&api, &owner, held.as_ref())).await {
+                Ok(Renewal::Renewed(now_held)) => {
                     held = Some(now_held);
                     self.metrics.lease_renewed();
                     if std::mem::take(&mut missed) {
                         info!("the heartbeat reaches the API server again");
                     }
                 }
-                Err(BeatError::ForeignLease(rival)) => return rival,
+                Ok(Renewal::Lost(foreign)) => return foreign,
                 Err(error) => {
                     if !std::mem::replace(&mut missed, true) {
                         warn!(problem = chain(&error), "the heartbeat does not reach the API server");
@@ -113,49 +106,55 @@ impl Heartbeat {
         }
     }
 
-    /// Renews the Lease as it was when we last renewed it: nobody else is expected to.
-    async fn renew(&self, api: &Api<Lease>, owner: &str, held: Option<&Held>) -> Result<Held, BeatError> {
+    /// Renews the Lease in the version that this agent wrote last. A conflict means that another client changed it.
+    async fn renew(
+        &self,
+        api: &Api<Lease>,
+        owner: &str,
+        held: Option<&Held>,
+    ) -> Result<Renewal, kube::Error> {
         let name = self.node.to_string();
         let parameters = PatchParams::default();
         let mut found = None;
         loop {
             let lease = lease(&self.node, owner, &self.instance, Timestamp::now());
             let patch = renewal(&lease, owner, found.as_ref().or(held));
-            // All that is of interest in the answer is the version.
+            // The agent needs only the version of the answer.
             match api.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(answer)) if answer.code == 404 => {
                     let created = api.create(&PostParams::default(), &lease).await?;
-                    return Ok(Held { version: created.resource_version(), whole_for: None });
+                    let version = created.resource_version();
+                    return Ok(Renewal::Renewed(Held { version, whole_for: None }));
                 }
                 Err(kube::Error::Api(answer)) if answer.code == 409 => {
                     let lease = api.get_opt(&name).await?;
-                    if let Standing::Other { instance, .. } =
-                        standing(lease.as_ref(), &self.instance, Timestamp::now())
+                    if let LeaseOwner::Other { instance, .. } =
+                        LeaseOwner::of(lease.as_ref(), &self.instance, Timestamp::now())
                     {
-                        return Err(BeatError::ForeignLease(ForeignLease { node: name, instance }));
+                        return Ok(Renewal::Lost(ForeignLease { node: name, instance }));
                     }
-                    // Somebody annotated it, or the answer to our own renewal was lost.
+                    // A user annotated the Lease, or the answer to the agent's own renewal was lost.
                     let version = lease.and_then(|lease| lease.metadata.resource_version);
                     found = Some(Held { version, whole_for: None });
                 }
                 answer => {
                     let version = answer?.resource_version();
-                    return Ok(Held { version, whole_for: Some(owner.to_owned()) });
+                    return Ok(Renewal::Renewed(Held { version, whole_for: Some(owner.to_owned()) }));
                 }
             }
         }
     }
 }
 
-/// The Lease as we have last written it.
+/// The Lease as this agent wrote it last.
 #[derive(Debug)]
 struct Held {
     version: Option<String>,
-    /// The Node for which all of it was written, so that the time is all that a renewal has to say.
+    /// The UID of the Node for which the agent wrote all fields. A renewal for the same Node needs the time only.
     whole_for: Option<String>,
 }
 
-/// What to write to a Lease. As long as it is as we left it the time is enough; this is said every ten seconds, for years.
+/// The patch of a renewal: small, because the agent sends it every ten seconds.
 fn renewal(lease: &Lease, owner: &str, held: Option<&Held>) -> Value {
     let mut patch = match held {
         Some(Held { whole_for: Some(node), .. }) if node == owner => {
@@ -166,7 +165,7 @@ fn renewal(lease: &Lease, owner: &str, held: Option<&Held>) -> Value {
             "metadata": {
                 "annotations": lease.metadata.annotations,
                 "ownerReferences": lease.metadata.owner_references,
-                // Who has set which field is nothing to keep, and would be half of every answer. This empties it for good.
+                // Managed fields would be half of every answer. This empties them for good.
                 "managedFields": [{}],
             },
             "spec": lease.spec,
@@ -178,7 +177,7 @@ fn renewal(lease: &Lease, owner: &str, held: Option<&Held>) -> Value {
     patch
 }
 
-pub(super) fn lease(node: &NodeName, owner: &str, instance: &str, now: Timestamp) -> Lease {
+fn lease(node: &NodeName, owner: &str, instance: &str, now: Timestamp) -> Lease {
     let owner = OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
@@ -191,7 +190,7 @@ pub(super) fn lease(node: &NodeName, owner: &str, instance: &str, now: Timestamp
             name: Some(node.to_string()),
             namespace: Some(NAMESPACE.to_owned()),
             annotations: Some(BTreeMap::from([(INSTANCE.to_owned(), instance.to_owned())])),
-            // The Lease goes with the Node.
+            // The garbage collector deletes the Lease with the Node.
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
@@ -209,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_lease_that_we_have_written_whole_is_renewed_by_its_time_alone() {
+    fn a_renewal_has_the_time_alone_if_the_agent_wrote_all_other_fields() {
         let lease = lease(&"mac-1".parse().unwrap(), "uid", "me", Timestamp::UNIX_EPOCH);
         let held = |whole_for: Option<&str>| Held {
             version: Some("7".into()),

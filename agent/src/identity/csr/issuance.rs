@@ -1,4 +1,4 @@
-//! Gets a certificate from the cluster: asks, waits, and says in the log what it waits for.
+//! Gets a certificate from the cluster: creates a certificate signing request, waits, and logs what it waits for.
 
 use std::time::Duration;
 
@@ -9,96 +9,81 @@ use kube::api::{Api, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
 use rcgen::KeyPair;
-use tokio::time::{Instant, interval_at, sleep, timeout};
+use tokio::time::{Instant, interval_at, sleep};
 use tracing::{info, warn};
 
-use super::certificate::Pair;
-use super::request::{Asker, CsrAnswer, answer, request};
-use super::store::{Store, StoreError};
+use super::{CsrAnswer, Requester, Signer, answer, request};
+use crate::apiserver::call::{CallError, DEADLINE, call};
+use crate::backoff::CSR;
 use crate::error_chain::chain;
+use crate::identity::certificate::CertifiedKey;
+use crate::identity::store::{CertificateStore, StoreError};
 use crate::names::NodeName;
 
-const LIMIT: Duration = Duration::from_secs(15);
-const FIRST_DELAY: Duration = Duration::from_millis(500);
-const LONGEST_DELAY: Duration = Duration::from_secs(30);
-/// A cluster that approves by itself is done by then.
+/// A cluster that approves automatically has signed by then.
 const FIRST_REMINDER: Duration = Duration::from_secs(5);
 const REMIND_EVERY: Duration = Duration::from_mins(1);
 
-/// Why there is no certificate.
+/// Why the cluster issued no usable certificate.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ObtainError {
-    /// Somebody said no.
+pub(crate) enum IssuanceError {
+    /// The cluster denied the request, or its answer cannot be used.
     #[error(
         "the certificate signing request {name} {words}; to have the agent ask again, run `kubectl delete csr {name}` and start the agent"
     )]
-    Refused {
-        /// The request.
-        name: String,
-        /// What the cluster says about it.
-        words: String,
-    },
-    /// The credentials do not allow asking.
+    Refused { name: String, words: String },
+    /// The credentials do not allow the request.
     #[error(
         "the API server takes no certificate signing request from these credentials; are they still valid?"
     )]
-    Forbidden(#[source] Box<kube::Error>),
-    /// The certificate is of no use.
+    Forbidden(#[source] CallError),
+    /// The certificate has expired already.
     #[error(
         "the certificate of {name} has ended at {ends:.0} already; is this machine's clock right? It shows {now:.0}"
     )]
-    Ended {
-        /// The request.
-        name: String,
-        /// The certificate's end.
-        ends: Timestamp,
-        /// What the clock says.
-        now: Timestamp,
-    },
-    /// The request cannot be made.
+    Expired { name: String, ends: Timestamp, now: Timestamp },
     #[error("cannot make a certificate signing request")]
     Make(#[source] rcgen::Error),
-    /// Keys cannot be kept.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    CertificateStore(#[from] StoreError),
 }
 
-/// What came of waiting for a request.
-enum Outcome {
+/// The result of waiting for a request.
+enum WaitResult {
     Issued(String),
     Refused(String),
-    /// The request was deleted.
-    Gone,
+    Deleted,
 }
 
-/// Asks for a Node's certificate and waits for it, however long that takes.
+/// Requests a certificate for a Node and waits for it, however long that takes.
 ///
-/// A request that an earlier agent made and that still fits is waited for instead of making another. The caller keeps
-/// the certificate and then forgets the pending key; until then a restart finds the same certificate again.
-pub(crate) async fn obtain(
+/// If an earlier agent sent the same request, it waits for that one. The caller writes the certificate and then forgets the pending key;
+/// until then a restarted agent finds the same certificate again.
+pub(in crate::identity) async fn request_certificate(
     client: Client,
-    asker: Asker,
-    store: &Store,
+    signer: Signer,
+    requester: Requester,
+    store: &CertificateStore,
     node: &NodeName,
-) -> Result<Pair, ObtainError> {
+) -> Result<CertifiedKey, IssuanceError> {
     let api: Api<CertificateSigningRequest> = Api::all(client);
     loop {
         let key = store.pending_key()?;
-        let request = request(node, &key, asker).map_err(ObtainError::Make)?;
+        let request = request(signer, node, &key, requester).map_err(IssuanceError::Make)?;
         let name = request.name_any();
-        let existed = ask(&api, &request).await?;
+        let existed = create(&api, &request).await?;
         let how = if existed { "asked before" } else { "asked" };
         info!(csr = name, "{how} for a certificate; waiting until it is approved and signed");
         let certificate = match wait(&api, &name).await {
-            Outcome::Issued(certificate) => certificate,
-            Outcome::Refused(words) => return Err(ObtainError::Refused { name, words }),
-            Outcome::Gone => {
+            WaitResult::Issued(certificate) => certificate,
+            WaitResult::Refused(words) => return Err(IssuanceError::Refused { name, words }),
+            WaitResult::Deleted => {
                 warn!(csr = name, "the certificate signing request was deleted; asking again");
                 continue;
             }
         };
         match usable(&certificate, &key, &name, Timestamp::now()) {
-            Ok(pair) => return Ok(pair),
+            Ok(certified) => return Ok(certified),
             Err(error) if existed => {
                 warn!(csr = name, error = chain(&error), "asking again with another key");
                 store.forget_pending()?;
@@ -108,44 +93,42 @@ pub(crate) async fn obtain(
     }
 }
 
-fn usable(certificate: &str, key: &KeyPair, name: &str, now: Timestamp) -> Result<Pair, ObtainError> {
-    let pair = Pair::new(certificate, key).map_err(|error| ObtainError::Refused {
+fn usable(
+    certificate: &str,
+    key: &KeyPair,
+    name: &str,
+    now: Timestamp,
+) -> Result<CertifiedKey, IssuanceError> {
+    let certified = CertifiedKey::new(certificate, key).map_err(|error| IssuanceError::Refused {
         name: name.to_owned(),
         words: format!("has an unusable answer: {}", chain(&error)),
     })?;
-    if pair.facts.ends <= now {
-        return Err(ObtainError::Ended { name: name.to_owned(), ends: pair.facts.ends, now });
+    if certified.facts.ends <= now {
+        return Err(IssuanceError::Expired { name: name.to_owned(), ends: certified.facts.ends, now });
     }
-    Ok(pair)
+    Ok(certified)
 }
 
-/// Makes sure that the request is there, and says whether it was before.
-async fn ask(
+/// Creates the request, and returns whether it existed before.
+async fn create(
     api: &Api<CertificateSigningRequest>,
     request: &CertificateSigningRequest,
-) -> Result<bool, ObtainError> {
-    let mut delay = FIRST_DELAY;
+) -> Result<bool, IssuanceError> {
+    let mut delays = CSR.delays();
     loop {
-        let problem = match timeout(LIMIT, api.create(&PostParams::default(), request)).await {
-            Ok(Ok(_)) => return Ok(false),
-            Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => return Ok(true),
-            Ok(Err(error @ kube::Error::Api(_))) if is_forbidden(&error) => {
-                return Err(ObtainError::Forbidden(Box::new(error)));
+        match call(DEADLINE, api.create(&PostParams::default(), request)).await {
+            Ok(_) => return Ok(false),
+            Err(error) if error.is_conflict() => return Ok(true),
+            Err(error) if matches!(error.code(), Some(401 | 403)) => {
+                return Err(IssuanceError::Forbidden(error));
             }
-            Ok(Err(error)) => chain(&error),
-            Err(_) => format!("no answer within {} s", LIMIT.as_secs()),
-        };
-        warn!(problem, "cannot ask for a certificate; trying again");
-        sleep(delay).await;
-        delay = (delay * 2).min(LONGEST_DELAY);
+            Err(error) => warn!(problem = chain(&error), "cannot ask for a certificate; trying again"),
+        }
+        sleep(delays.next()).await;
     }
 }
 
-fn is_forbidden(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(answer) if matches!(answer.code, 401 | 403))
-}
-
-async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> Outcome {
+async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> WaitResult {
     let only_ours = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut requests = watcher(api.clone(), only_ours).default_backoff().boxed();
     let mut reminder = interval_at(Instant::now() + FIRST_REMINDER, REMIND_EVERY);
@@ -165,25 +148,25 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> Outcome {
                 listed = true;
                 problem = None;
                 match answer(&request) {
-                    CsrAnswer::Issued(certificate) => return Outcome::Issued(certificate),
-                    CsrAnswer::Refused(words) => return Outcome::Refused(words),
+                    CsrAnswer::Issued(certificate) => return WaitResult::Issued(certificate),
+                    CsrAnswer::Refused(words) => return WaitResult::Refused(words),
                     CsrAnswer::Unapproved => approved = false,
                     CsrAnswer::Unsigned => approved = true,
                 }
             }
             Ok(watcher::Event::Init) => listed = false,
             Ok(watcher::Event::InitDone) if listed => {}
-            Ok(watcher::Event::InitDone | watcher::Event::Delete(_)) => return Outcome::Gone,
+            Ok(watcher::Event::InitDone | watcher::Event::Delete(_)) => return WaitResult::Deleted,
             Err(error) => {
-                let told = chain(&error);
+                let words = chain(&error);
                 if problem.is_none() {
                     warn!(
                         csr = name,
-                        problem = told,
+                        problem = words,
                         "cannot watch the certificate signing request; trying again"
                     );
                 }
-                problem = Some(told);
+                problem = Some(words);
             }
         }
     }
@@ -211,12 +194,12 @@ mod tests {
     use crate::identity::certificate::tests::signed;
 
     #[test]
-    fn a_certificate_is_used_when_it_fits_and_lasts() {
+    fn a_certificate_is_used_if_it_has_the_key_and_has_not_expired() {
         let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
         let now = Timestamp::now();
         let certificate = signed("a", &key);
-        let pair = usable(&certificate, &key, "node-csr-1", now).unwrap();
-        let later = usable(&certificate, &key, "node-csr-1", pair.facts.ends).unwrap_err();
+        let certified = usable(&certificate, &key, "node-csr-1", now).unwrap();
+        let later = usable(&certificate, &key, "node-csr-1", certified.facts.ends).unwrap_err();
         assert!(later.to_string().contains("is this machine's clock right?"), "{later}");
         let another = usable(&certificate, &other, "node-csr-1", now).unwrap_err();
         assert!(another.to_string().contains("do not belong together"), "{another}");

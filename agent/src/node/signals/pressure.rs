@@ -1,32 +1,32 @@
-//! Pressure on disk, memory and process ids: at once when something runs short, gone only after it has been enough for a while.
+//! Pressure on disk, memory, process ids and addresses. It begins with the first shortage, and ends after a time without one.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::SignalObservations;
 use super::thresholds::{Signal, Thresholds};
 use crate::os::availability::Availability;
 use crate::os::dhcp_leases;
 
-/// One kind of pressure on the host.
+/// Pressure on one resource.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Pressure {
-    /// There is enough.
     #[default]
     None,
-    /// There is too little, or was a short while ago.
+    /// There is a shortage, or there was one within the transition period.
     Short {
-        /// The figures when it began: live ones would make every look a change.
+        /// With the figures of its beginning: current ones would change the Node's status at every observation.
         message: String,
-        /// When there was last too little.
+        /// The time of the last shortage.
         last: Timestamp,
     },
 }
 
 impl Pressure {
-    /// The pressure after one more look: `shortage` says what was too little, `None` that all was enough.
+    /// The pressure after one more observation, which found this shortage or none.
     #[must_use]
-    pub(crate) fn after(self, shortage: Option<String>, period: Duration, now: Timestamp) -> Self {
+    fn after(self, shortage: Option<String>, period: Duration, now: Timestamp) -> Self {
         match (self, shortage) {
             (Self::None, Some(message)) | (Self::Short { message, .. }, Some(_)) => {
                 Self::Short { message, last: now }
@@ -36,8 +36,7 @@ impl Pressure {
         }
     }
 
-    /// What is too little, when something is.
-    pub(crate) fn message(&self) -> Option<&str> {
+    pub(in crate::node) fn message(&self) -> Option<&str> {
         match self {
             Self::None => None,
             Self::Short { message, .. } => Some(message),
@@ -45,58 +44,43 @@ impl Pressure {
     }
 }
 
-/// What a look at the host found; what could not be read is absent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Reading {
-    /// Memory in bytes.
-    pub(crate) memory: Option<Availability>,
-    /// The volume of the state directory, in bytes.
-    pub(crate) nodefs: Option<Availability>,
-    /// The volume of tart's home, in bytes.
-    pub(crate) imagefs: Option<Availability>,
-    /// Processes.
-    pub(crate) pids: Option<Availability>,
-    /// Addresses for VMs.
-    pub(crate) addresses: Option<Availability>,
-}
-
-/// All kinds of pressure.
+/// Pressure on all resources.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Pressures {
-    /// Too little space.
-    pub(crate) disk: Pressure,
-    /// Too little memory.
-    pub(crate) memory: Pressure,
-    /// Too few process ids.
-    pub(crate) pid: Pressure,
-    /// Too few addresses for VMs.
-    pub(crate) addresses: Pressure,
+pub(in crate::node) struct Pressures {
+    pub(in crate::node) disk: Pressure,
+    pub(in crate::node) memory: Pressure,
+    pub(in crate::node) pid: Pressure,
+    pub(in crate::node) dhcp_addresses: Pressure,
 }
 
 impl Pressures {
-    /// The pressures after one more look. What could not be read stays as it was.
+    /// The pressures after one more observation. A signal that could not be read changes nothing.
     #[must_use]
-    pub(crate) fn after(
+    pub(in crate::node) fn after(
         self,
-        seen: &Reading,
+        seen: &SignalObservations,
         thresholds: &Thresholds,
         period: Duration,
         now: Timestamp,
     ) -> Self {
-        let look = |before: Pressure, figures: &[(Signal, Option<Availability>)]| {
+        let next = |before: Pressure, signals: &[(Signal, Option<Availability>)]| {
             let mut short =
-                figures.iter().filter_map(|(signal, figure)| thresholds.shortage(*signal, (*figure)?));
+                signals.iter().filter_map(|(signal, left)| thresholds.shortage(*signal, (*left)?));
             match short.next() {
-                None if figures.iter().all(|(_, figure)| figure.is_none()) => before,
+                None if signals.iter().all(|(_, left)| left.is_none()) => before,
                 shortage => before.after(shortage, period, now),
             }
         };
         Self {
-            disk: look(self.disk, &[(Signal::NodeFs, seen.nodefs), (Signal::ImageFs, seen.imagefs)]),
-            memory: look(self.memory, &[(Signal::Memory, seen.memory)]),
-            pid: look(self.pid, &[(Signal::Pid, seen.pids)]),
-            // Without a file of leases none is lent.
-            addresses: self.addresses.after(seen.addresses.and_then(dhcp_leases::shortage), period, now),
+            disk: next(self.disk, &[(Signal::NodeFs, seen.nodefs), (Signal::ImageFs, seen.imagefs)]),
+            memory: next(self.memory, &[(Signal::Memory, seen.memory)]),
+            pid: next(self.pid, &[(Signal::Pid, seen.pids)]),
+            // Without a file of leases no address is lent.
+            dhcp_addresses: self.dhcp_addresses.after(
+                seen.dhcp_addresses.and_then(dhcp_leases::shortage),
+                period,
+                now,
+            ),
         }
     }
 }
@@ -112,17 +96,25 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn figure(available: u64) -> Availability {
+    fn left(available: u64) -> Availability {
         Availability { available, total: 100 }
     }
 
     #[test]
-    fn pressure_comes_at_once_and_goes_slowly() {
+    fn pressure_begins_at_once_and_ends_after_the_period() {
         let thresholds = Thresholds::parse("nodefs.available<10%,imagefs.available<20%").unwrap();
-        let full = Reading { nodefs: Some(figure(50)), imagefs: Some(figure(19)), ..Reading::default() };
-        let free = Reading { nodefs: Some(figure(50)), imagefs: Some(figure(20)), ..Reading::default() };
-        // (time, what is seen, whether there is pressure then)
-        let looks = [
+        let full = SignalObservations {
+            nodefs: Some(left(50)),
+            imagefs: Some(left(19)),
+            ..SignalObservations::default()
+        };
+        let free = SignalObservations {
+            nodefs: Some(left(50)),
+            imagefs: Some(left(20)),
+            ..SignalObservations::default()
+        };
+        // (time, observation, whether there is pressure then)
+        let table = [
             (0, &free, false),
             (10, &full, true),
             (20, &free, true),
@@ -130,12 +122,12 @@ mod tests {
             (310, &free, false),
             (320, &full, true),
             (500, &full, true),
-            (799, &Reading::default(), true),
-            (900, &Reading::default(), true),
+            (799, &SignalObservations::default(), true),
+            (900, &SignalObservations::default(), true),
             (901, &free, false),
         ];
         let mut pressures = Pressures::default();
-        for (time, seen, expected) in looks {
+        for (time, seen, expected) in table {
             pressures = pressures.after(seen, &thresholds, PERIOD, at(time));
             assert_eq!(pressures.disk.message().is_some(), expected, "at {time}: {pressures:?}");
             assert_eq!(pressures.memory, Pressure::None);
@@ -143,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_are_those_of_the_beginning() {
+    fn the_message_has_the_figures_of_the_beginning() {
         let first = Pressure::None.after(Some("9 of 100".into()), PERIOD, at(0));
         let later = first.after(Some("8 of 100".into()), PERIOD, at(10));
         assert_eq!(later.message(), Some("9 of 100"));
@@ -151,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pressure_holds_exactly_while_there_was_a_shortage_in_the_period(
+        fn there_is_pressure_exactly_while_a_shortage_is_within_the_period(
             looks in proptest::collection::vec((1i64..400, any::<bool>()), 1..40)
         ) {
             let mut pressure = Pressure::None;

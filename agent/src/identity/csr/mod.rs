@@ -1,4 +1,6 @@
-//! A certificate signing request: what the agent asks for, and what the cluster has answered so far.
+//! Certificate signing requests: the object that the agent creates, and the cluster's answer in it.
+
+pub(super) mod issuance;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{
@@ -10,33 +12,41 @@ use sha2::{Digest, Sha256};
 
 use crate::names::NodeName;
 
-const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// A signer of the cluster, and the usages that it allows for a key that is not RSA.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Signer {
+    name: &'static str,
+    usages: [&'static str; 2],
+}
+
+/// Signs the certificates with which Nodes are clients of the API server.
+pub(super) const CLIENT: Signer = Signer {
+    name: "kubernetes.io/kube-apiserver-client-kubelet",
+    usages: ["digital signature", "client auth"],
+};
 const GROUP: &str = "system:nodes";
-/// The signer allows these, and for a key that is not RSA no other.
-const USAGES: [&str; 2] = ["digital signature", "client auth"];
 
 /// The user that a Node is to the API server.
-pub(crate) fn user(node: &NodeName) -> String {
+pub(super) fn user(node: &NodeName) -> String {
     format!("system:node:{node}")
 }
 
-/// In whose name a certificate is asked for.
+/// Whose credentials send the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asker {
-    /// That of the bootstrap credentials.
+pub(super) enum Requester {
     Bootstrap,
-    /// The Node's own.
     Node,
 }
 
 /// The request for a Node's certificate.
 ///
-/// Its name follows from what is asked for and by whom, so asking twice finds the first request instead of making a second.
-/// But what nobody approves for the Node does not keep the bootstrap credentials, which may have other rights, from asking.
-pub(crate) fn request(
+/// Its name follows from its content, so that a second request finds the first one. It also follows from the requester: the bootstrap
+/// credentials, which may have other rights, can send a request although the Node's own is not approved.
+fn request(
+    signer: Signer,
     node: &NodeName,
     key: &KeyPair,
-    asker: Asker,
+    requester: Requester,
 ) -> Result<CertificateSigningRequest, rcgen::Error> {
     let mut subject = DistinguishedName::new();
     subject.push(DnType::OrganizationName, GROUP);
@@ -45,26 +55,26 @@ pub(crate) fn request(
     params.distinguished_name = subject;
     let pem = params.serialize_request(key)?.pem()?;
     Ok(CertificateSigningRequest {
-        metadata: ObjectMeta { name: Some(name(node, key, asker)), ..ObjectMeta::default() },
+        metadata: ObjectMeta { name: Some(name(signer, node, key, requester)), ..ObjectMeta::default() },
         spec: CertificateSigningRequestSpec {
             request: ByteString(pem.into_bytes()),
-            signer_name: SIGNER.to_owned(),
-            usages: Some(USAGES.map(str::to_owned).to_vec()),
+            signer_name: signer.name.to_owned(),
+            usages: Some(signer.usages.map(str::to_owned).to_vec()),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,
     })
 }
 
-fn name(node: &NodeName, key: &KeyPair, asker: Asker) -> String {
-    let asker = match asker {
-        Asker::Bootstrap => "bootstrap",
-        Asker::Node => "node",
+fn name(signer: Signer, node: &NodeName, key: &KeyPair, requester: Requester) -> String {
+    let requester = match requester {
+        Requester::Bootstrap => "bootstrap",
+        Requester::Node => "node",
     };
     let mut digest = Sha256::new();
-    for part in [asker, SIGNER, GROUP, &user(node)].into_iter().chain(USAGES) {
+    for part in [requester, signer.name, GROUP, &user(node)].into_iter().chain(signer.usages) {
         digest.update(part);
-        // No two lists of parts give the same bytes.
+        // Separates the parts: no two lists of parts have the same bytes.
         digest.update([0]);
     }
     digest.update(key.public_key_raw());
@@ -72,21 +82,19 @@ fn name(node: &NodeName, key: &KeyPair, asker: Asker) -> String {
     hash[..20].iter().fold("node-csr-".to_owned(), |name, byte| format!("{name}{byte:02x}"))
 }
 
-/// What has become of a request.
+/// The cluster's answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CsrAnswer {
-    /// Nobody has approved it.
+enum CsrAnswer {
     Unapproved,
-    /// It is approved, and there is no certificate yet.
+    /// Approved, without a certificate yet.
     Unsigned,
-    /// There is a certificate.
+    /// The certificate.
     Issued(String),
-    /// There will never be one, in the cluster's words.
+    /// Denied or failed, in the cluster's words.
     Refused(String),
 }
 
-/// Reads the answer off a request.
-pub(crate) fn answer(request: &CertificateSigningRequest) -> CsrAnswer {
+fn answer(request: &CertificateSigningRequest) -> CsrAnswer {
     let Some(status) = &request.status else { return CsrAnswer::Unapproved };
     let conditions = || status.conditions.iter().flatten();
     if let Some(refusal) = conditions().find(|one| one.type_ == "Denied" || one.type_ == "Failed") {
@@ -119,9 +127,9 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_who_the_node_is() {
+    fn a_request_names_the_node_as_its_subject() {
         let key = KeyPair::generate().unwrap();
-        let request = request(&node(), &key, Asker::Node).unwrap();
+        let request = request(CLIENT, &node(), &key, Requester::Node).unwrap();
         let pem = String::from_utf8(request.spec.request.0).unwrap();
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();
         let (_, parsed) = X509CertificationRequest::from_der(&pem.contents).unwrap();
@@ -131,17 +139,17 @@ mod tests {
     }
 
     #[test]
-    fn asking_again_asks_for_the_same() {
+    fn the_name_of_a_request_follows_from_its_content() {
         let (one, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-        let named = |node: &str, key, asker| {
-            request(&node.parse().unwrap(), key, asker).unwrap().metadata.name.unwrap()
+        let named = |node: &str, key, requester| {
+            request(CLIENT, &node.parse().unwrap(), key, requester).unwrap().metadata.name.unwrap()
         };
-        let name = named("a", &one, Asker::Node);
-        assert_eq!(named("a", &one, Asker::Node), name);
+        let name = named("a", &one, Requester::Node);
+        assert_eq!(named("a", &one, Requester::Node), name);
         for another in [
-            named("b", &one, Asker::Node),
-            named("a", &other, Asker::Node),
-            named("a", &one, Asker::Bootstrap),
+            named("b", &one, Requester::Node),
+            named("a", &other, Requester::Node),
+            named("a", &one, Requester::Bootstrap),
         ] {
             assert_ne!(another, name);
         }
@@ -149,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_told_apart() {
+    fn the_answer_follows_from_status_and_conditions() {
         let approved = json!({"type": "Approved", "status": "True"});
         let denied = json!({"type": "Denied", "status": "True", "reason": "No", "message": "not this Mac"});
         let failed = json!({"type": "Failed", "status": "True"});
@@ -162,7 +170,7 @@ mod tests {
             (json!({"conditions": [denied]}), CsrAnswer::Refused("was denied (No: not this Mac)".to_owned())),
             (json!({"conditions": [approved, failed]}), CsrAnswer::Refused("failed".to_owned())),
         ] {
-            let mut object = json!({"metadata": {}, "spec": {"request": "", "signerName": SIGNER}});
+            let mut object = json!({"metadata": {}, "spec": {"request": "", "signerName": CLIENT.name}});
             if status != Value::Null {
                 object["status"] = status.clone();
             }
