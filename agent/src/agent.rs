@@ -296,7 +296,7 @@ fn open_images(
         || ImageCollector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone());
     let collector = (!args.disable_vm_gc).then(|| Arc::new(collector()));
     let ahead = ImageManager { images, collector };
-    let (door, asked) = (state.door_path(), ahead.clone());
+    let (door, asked) = (state.pull_socket_path(), ahead.clone());
     tokio::spawn(async move { pull_socket::serve(&door, asked).await });
     Ok(ahead)
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// All top-level modules, the lowest first.
 const ORDER: &[&str] = &[
+    "testing",
     "error_chain",
     "crash_point",
     "text_table",

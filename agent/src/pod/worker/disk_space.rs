@@ -114,13 +114,13 @@ impl Worker {
             );
             self.host.events.warning(&pod, "FreeDiskSpaceFailed", &note);
         }
-        self.dir.attempt(vm).tell_room_is_made()
+        self.dir.run(vm).remove_disk_space_request()
     }
 
     /// Makes room for a shim. It asks only for the volume that images are on.
     async fn make_room_for_vm(&mut self, vm: Restart) -> Result<SpaceResult, FileError> {
         let Some(collector) = self.host.collector.clone() else { return Ok(SpaceResult::SwitchedOff) };
-        let attempt = self.dir.attempt(vm).view()?;
+        let attempt = self.dir.run(vm).view()?;
         // The log of a container that runs asks when it needs to, and goes on.
         let is_for_log = attempt.running_since().is_some() && attempt.result.is_none();
         if !is_for_log && !self.room_for_vms.may_go_for(vm) {

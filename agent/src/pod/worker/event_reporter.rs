@@ -5,14 +5,13 @@ use tracing::warn;
 
 use super::Worker;
 use crate::error_chain::chain;
-use crate::guest::script::REASONS;
 use crate::names::PodName;
 use crate::names::Restart;
 use crate::pod::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, render};
 use crate::pod::sync::decide::{Desired, Observation};
 use crate::pod::sync::restart::RestartDecision;
 use crate::pod::sync::start_progress::{stages, start, waits};
-use crate::state::{Ending, InitStage, Stage, VmRunView};
+use crate::state::{EndReason, Ending, InitStage, NotStarted, Stage, VmRunView};
 use crate::volume::MountFailure;
 
 /// What has been told in Events already, by this process.
@@ -111,7 +110,7 @@ impl Worker {
             && self.told.created.replace(attempt.restart) != Some(attempt.restart)
         {
             let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-            let vm = self.dir.attempt(attempt.restart).vm();
+            let vm = self.dir.run(attempt.restart).vm();
             events.normal(pod, "Created", &format!("Created container {container}: VM {vm} boots"));
         }
         if let Some(progress) = &attempt.progress
@@ -123,10 +122,10 @@ impl Worker {
             events.normal(
                 pod,
                 "Started",
-                &format!("VM {} runs at {address}", self.dir.attempt(attempt.restart).vm()),
+                &format!("VM {} runs at {address}", self.dir.run(attempt.restart).vm()),
             );
             // Figures are worth no failure.
-            for (stage, took) in stages(&self.dir.attempt(attempt.restart).steps().unwrap_or_default()) {
+            for (stage, took) in stages(&self.dir.run(attempt.restart).steps().unwrap_or_default()) {
                 self.host.metrics.stage_took(stage, took);
             }
         }
@@ -136,16 +135,16 @@ impl Worker {
             && !(attempt.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. }))
             && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
         {
-            if let Ending::NotStarted { reason, message, .. } = &outcome.ending {
-                // The kubelet's word for what its own reasons are about.
-                if REASONS.contains(&reason.as_str()) {
+            if let Ending::NotStarted(NotStarted { reason, message, .. }) = &outcome.ending {
+                if reason.is_kubelets() {
                     events.warning(pod, "Failed", &format!("Error: {message}"));
                 } else {
-                    events.warning(pod, reason, message);
+                    events.warning(pod, &reason.to_string(), message);
                 }
             }
-            if let Some(reason) = outcome.ending.failure() {
-                self.host.metrics.failed(reason);
+            let reason = outcome.ending.reason();
+            if reason != EndReason::Completed {
+                self.host.metrics.failed(&reason.to_string());
             }
         }
         self.tell_back_off(pod, seen, attempt);
@@ -192,13 +191,13 @@ impl Worker {
         if attempt.notices.is_empty() {
             return;
         }
-        let place = self.dir.attempt(attempt.restart);
-        let told = place.told().unwrap_or(attempt.notices.len());
+        let place = self.dir.run(attempt.restart);
+        let told = place.notices_reported().unwrap_or(attempt.notices.len());
         for notice in attempt.notices.iter().skip(told) {
             self.host.events.warning(pod, &notice.reason, &notice.message);
         }
         if told < attempt.notices.len()
-            && let Err(error) = place.mark_told(attempt.notices.len())
+            && let Err(error) = place.mark_notices_reported(attempt.notices.len())
         {
             warn!(pod = %self.name, error = chain(&error), "what has been told cannot be written down");
         }

@@ -7,14 +7,14 @@ use super::retry::StepError;
 use super::shim_spec;
 use crate::crash_point;
 use crate::names::Restart;
-use crate::state::Delivery;
+use crate::state::CommandResponse;
 
 impl Worker {
     /// Tells a shim what the container runs whose turn has come. A Pod that is to go meanwhile does not wait for it.
     pub(super) async fn deliver(&mut self, restart: Restart) -> Result<(), StepError> {
         let pod = self.pod.borrow().clone();
-        let attempt = self.dir.attempt(restart);
-        let Some(due) = attempt.due()? else { return Ok(()) };
+        let attempt = self.dir.run(restart);
+        let Some(due) = attempt.command_request()? else { return Ok(()) };
         let Some(container) = named(&pod, &due.container) else {
             return Err(StepError::NoContainer(due.container));
         };
@@ -36,7 +36,7 @@ impl Worker {
             return Err(StepError::NoContainer(due.container));
         };
         crash_point::point("agent.deliver.resolved");
-        attempt.deliver(&Delivery { due, command })?;
+        attempt.write_command_response(&CommandResponse { request: due, command })?;
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ impl Worker {
         if let Some(before) = self.launched.take().filter(|before| before.restart == restart) {
             return Err(self.in_vain(before).await);
         }
-        let attempt = self.dir.attempt(restart);
+        let attempt = self.dir.run(restart);
         if let Some(forgotten) = self.forgotten(restart)? {
             return self.end_forgotten(&forgotten).await;
         }

@@ -248,7 +248,7 @@ impl Worker {
     fn observe(&mut self) -> Result<Observation, FileError> {
         let gone = *self.gone.borrow_and_update();
         let pod = self.pod.borrow_and_update().clone();
-        let attempts = self.dir.attempts()?;
+        let attempts = self.dir.runs()?;
         // Before anything is read: what happens after that rings.
         let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(VmRun::path).collect();
         let wanted = wanted(&pod, gone);
@@ -325,7 +325,7 @@ impl Worker {
             Decision::MakeRoom(restart) => self.give_room(restart).await?,
             Decision::AskToStop(restart, grace) => {
                 let pod = self.pod.borrow().clone();
-                let attempt = self.dir.attempt(restart);
+                let attempt = self.dir.run(restart);
                 self.host.events.normal(
                     &pod,
                     "Killing",
@@ -336,14 +336,14 @@ impl Worker {
             Decision::StopFor(restart, cause) => self.stop_for(restart, cause)?,
             Decision::KillShim(restart) => self.kill_shim(restart).await?,
             Decision::AskGuest(restart) => {
-                let attempt = self.dir.attempt(restart);
+                let attempt = self.dir.run(restart);
                 warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; asking its guest what it knows");
                 // Noted first: a VM that nobody minds is stopped next, also when nothing can be written down.
                 self.asked = Some(restart);
                 shim::ask_guest(&attempt, &self.host.tart).await?;
             }
             Decision::StopOrphan(restart) => {
-                let attempt = self.dir.attempt(restart);
+                let attempt = self.dir.run(restart);
                 warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; stopping it");
                 self.stopped = Some(restart);
                 // Counted first: a stop that hangs is in vain, too.
@@ -352,8 +352,8 @@ impl Worker {
                 shim::gone(&attempt, RETRY).await?;
             }
             Decision::KillLeftovers(restart) => {
-                let attempt = self.dir.attempt(restart);
-                let killed = block_in_place(|| shim::free(&attempt))?;
+                let attempt = self.dir.run(restart);
+                let killed = block_in_place(|| shim::kill_lock_holders(&attempt))?;
                 warn!(pod = %self.name, vm = %attempt.vm(), ?killed, "killed what the VM's shim has left running");
                 shim::gone(&attempt, RETRY).await?;
             }
@@ -366,7 +366,7 @@ impl Worker {
                 block_in_place(|| dir.wipe_volumes())?;
                 self.vain_wipe = false;
             }
-            Decision::Drop(restart) => block_in_place(|| self.dir.forget_attempt(restart))?,
+            Decision::Drop(restart) => block_in_place(|| self.dir.forget_run(restart))?,
             Decision::DeletePod => self.delete_pod().await?,
             Decision::Forget => {
                 self.belongings.end();

@@ -123,7 +123,7 @@ impl Worker {
 
     /// The image that the Pod's last VM was made from.
     fn last_image(&self) -> Result<Option<ImageDigest>, StepError> {
-        let Some(last) = self.dir.attempts()?.into_iter().next_back() else { return Ok(None) };
+        let Some(last) = self.dir.runs()?.into_iter().next_back() else { return Ok(None) };
         Ok(last.view()?.spec.and_then(|spec| ImageDigest::parse(&spec.image)))
     }
 
@@ -162,7 +162,7 @@ impl Worker {
         let status_dir = boot.as_ref().map(|(boot, _)| boot.status_dir.clone());
         let given = boot.as_ref().map(|(_, given)| given.clone());
         shares.extend(boot.into_iter().flat_map(|(boot, _)| boot.shares));
-        let attempt = self.dir.attempt(restart);
+        let attempt = self.dir.run(restart);
         let init_before = self.init_before(restart)?;
         attempt.plan(&ShimSpec {
             vm: attempt.vm(),
@@ -179,7 +179,7 @@ impl Worker {
             identity: shim_spec::identity(pod, &self.host.cluster_domain),
             init: containers(spec.init_containers.as_deref().unwrap_or_default()),
             init_before,
-            init_again: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
+            restart_init: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
             main,
             boot: given,
             status_dir,
@@ -193,7 +193,7 @@ impl Worker {
 
     /// What is known of the init containers from the VM before this one.
     fn init_before(&self, restart: Restart) -> Result<Vec<InitState>, StepError> {
-        let attempts = self.dir.attempts()?;
+        let attempts = self.dir.runs()?;
         let Some(before) = attempts.iter().rfind(|attempt| attempt.restart() < restart) else {
             return Ok(Vec::new());
         };
@@ -239,7 +239,7 @@ impl Worker {
         let given = GuestBoot {
             environment_file: shares.environment_file.clone(),
             runs_commands: runs_commands(main),
-            surroundings: GuestCommand {
+            environment: GuestCommand {
                 env: variables,
                 user: shim_spec::user(pods, main.security_context.as_ref()),
                 ..GuestCommand::default()

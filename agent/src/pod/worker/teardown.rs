@@ -44,12 +44,12 @@ impl Worker {
         self.host.events.normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
         let grace = seconds(probe::spec::grace(&pod, cause));
         let request = StopRequest::within(grace, Some(cause));
-        Ok(self.dir.attempt(restart).request_stop(request)?)
+        Ok(self.dir.run(restart).request_stop(request)?)
     }
 
     /// Kills a shim that does not stop its VM, or that has and does not go.
     pub(super) async fn kill_shim(&mut self, restart: Restart) -> Result<(), StepError> {
-        let attempt = self.dir.attempt(restart);
+        let attempt = self.dir.run(restart);
         let pod = self.pod.borrow().clone();
         let vm = attempt.vm();
         let note = if attempt.view()?.outcome.is_none() {
@@ -60,7 +60,7 @@ impl Worker {
         self.host.events.warning(&pod, "ShimStuck", &note);
         if !attempt.kill_shim()? {
             // Nobody knows which process it is.
-            block_in_place(|| shim::kill_leftovers(&attempt))?;
+            block_in_place(|| shim::kill_stray_processes(&attempt))?;
         }
         self.wait_at_most(RETRY).await;
         Ok(())
@@ -68,48 +68,48 @@ impl Worker {
 
     /// Writes down that a VM ended in a way that nobody saw, unless its shim or its guest has left word of it.
     pub(super) fn record_loss(&self, restart: Restart) -> Result<(), StepError> {
-        let attempt = self.dir.attempt(restart);
+        let attempt = self.dir.run(restart);
         // A shim that was launched a moment ago may be about to begin; whoever has the lock decides.
-        let Some(_lock) = block_in_place(|| attempt.seal())? else { return Ok(()) };
+        let Some(_lock) = block_in_place(|| attempt.take_shim_lock())? else { return Ok(()) };
         let mut view = attempt.view()?;
         // What a guest says that had to be stopped is no end of its own.
-        view.asked |= self.stopped == Some(restart);
+        view.guest_asked |= self.stopped == Some(restart);
         if view.outcome.is_some() {
             return Ok(());
         }
         let now = Timestamp::now();
         let lost = || Outcome { ending: Ending::Lost, started_at: view.running_since(), finished_at: now };
-        Ok(attempt.finish(&shim::known_end(&view, now).unwrap_or_else(lost))?)
+        Ok(attempt.record_outcome(&shim::known_outcome(&view, now).unwrap_or_else(lost))?)
     }
 
     /// A VM of the Pod that exists though nothing says that it was begun, when this one is about to be.
     pub(super) fn forgotten(&self, next: Restart) -> Result<Option<VmRun>, StepError> {
-        let known: Vec<Restart> = self.dir.attempts()?.iter().map(VmRun::restart).collect();
+        let known: Vec<Restart> = self.dir.runs()?.iter().map(VmRun::restart).collect();
         let vms = self.host.tart.vm_dirs().map_err(StepError::Vms)?;
-        Ok(forgotten(&vms, self.dir.uid(), &known, next).map(|restart| self.dir.attempt(restart)))
+        Ok(forgotten(&vms, self.dir.uid(), &known, next).map(|restart| self.dir.run(restart)))
     }
 
     /// Ends a VM that was never begun, by all that is known of it, and exists: somebody has deleted the Pod's directory while it ran. That
     /// it was begun is written down again, so that it does not run twice.
     pub(super) async fn end_forgotten(&self, attempt: &VmRun) -> Result<(), StepError> {
         if self.silence(attempt).await? {
-            attempt.begin_again()?;
+            attempt.create_begun()?;
         }
         Ok(())
     }
 
     /// Writes down that a VM has run, and is lost, of which only the API still knows: the Mac was set up anew, or somebody has tidied up.
     pub(super) async fn recall(&self, restart: Restart) -> Result<(), StepError> {
-        let attempt = self.dir.attempt(restart);
+        let attempt = self.dir.run(restart);
         self.silence(&attempt).await?;
-        attempt.begin_again()?;
+        attempt.create_begun()?;
         self.record_loss(restart)
     }
 
     /// Stops a VM of which nothing is known; whether there is one.
     async fn silence(&self, attempt: &VmRun) -> Result<bool, StepError> {
         // Its shim would write down its end as that of the next one.
-        block_in_place(|| shim::kill_leftovers(attempt))?;
+        block_in_place(|| shim::kill_stray_processes(attempt))?;
         // What a deletion has left that was cut short is no VM to tart.
         block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(StepError::Vms)?;
         let exists = self.host.tart.vm_dir(&attempt.vm()).exists();
@@ -122,22 +122,22 @@ impl Worker {
 
     /// Forgets what may be secret in the plan of a VM that has ended, and deletes it.
     pub(super) async fn clean(&mut self, restart: Restart) -> Result<(), StepError> {
-        let attempt = self.dir.attempt(restart);
+        let attempt = self.dir.run(restart);
         // A shim that has written its outcome is gone in a moment.
-        let Some(_lock) = block_in_place(|| attempt.seal())? else {
+        let Some(_lock) = block_in_place(|| attempt.take_shim_lock())? else {
             self.vain_cleans += 1;
             return Ok(());
         };
         self.vain_cleans = 0;
         let view = attempt.view()?;
         // First: tart may take long to delete a VM. A disk that is too full for it has room once the VM is gone.
-        let scrubbed = attempt.scrub();
+        let scrubbed = attempt.remove_secrets();
         crash_point::point("agent.clean.scrubbed");
         self.host.tart.delete(&attempt.vm()).await?;
         // What a deletion leaves that was cut short is no VM to tart.
         block_in_place(|| self.host.tart.remove_rest(&attempt.vm())).map_err(StepError::Vms)?;
         crash_point::point("agent.clean.deleted");
-        scrubbed.or_else(|_| attempt.scrub())?;
+        scrubbed.or_else(|_| attempt.remove_secrets())?;
         attempt.mark_cleaned()?;
         // A clone that failed may mean that the image is no longer where it was.
         if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =
