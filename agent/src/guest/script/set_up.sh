@@ -17,8 +17,8 @@ dir=
 dir=$(mktemp -d /var/tmp/tart-kubelet.XXXXXX) || fail CreateContainerError 'the guest cannot write to /var/tmp'
 as=self owner= first= uid= gid=
 
-pipe() { mkfifo "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
-put() { printf '%s' "$2" >"$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
+pipe() { mkfifo "$dir/$1" || fail CreateContainerError 'the guest has no disk space in /var/tmp'; }
+put() { printf '%s' "$2" >"$dir/$1" || fail CreateContainerError 'the guest has no disk space in /var/tmp'; }
 own() { [ -z "$owner" ] || root chown "$owner" "$@"; }
 
 host_name() {

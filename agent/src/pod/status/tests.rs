@@ -5,7 +5,7 @@ use crate::image::PullPolicy;
 use crate::pod::sync::decide::Deadline;
 use crate::probe::state::ContainerHealth;
 use crate::state::RestartPolicy;
-use crate::state::{Holder, InitStage, InitState, ShimSpec, StopCause, StopRequest};
+use crate::state::{InitStage, InitState, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
 
 fn at(second: i64) -> Timestamp {
@@ -144,7 +144,7 @@ fn an_init_container_that_runs_again_is_told_of_as_the_api_server_has_it() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let running = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 1, last: None };
     let seen = {
-        let again = VmRunView { init: vec![running], ..run(1, Some(Stage::Booting), None) };
+        let again = VmRunView { init: vec![running], ..attempt(1, Some(Stage::Booting), None) };
         seen(NEVER, vec![attempt(0, None, Some(Ending::Lost)), again])
     };
     for (policy, code, is_kept) in
@@ -176,7 +176,7 @@ fn no_init_container_outlives_its_vm() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
     let state = |ending| {
-        let attempt = VmRunView { init: vec![init.clone()], ..run(0, Some(Stage::Booting), ending) };
+        let attempt = VmRunView { init: vec![init.clone()], ..attempt(0, Some(Stage::Booting), ending) };
         let status = shown_as(&with_init, &seen(NEVER, vec![attempt]));
         let status = status.init_container_statuses.unwrap().remove(0);
         (status.started, status.state.unwrap())
@@ -247,7 +247,7 @@ fn probes_say_whether_a_running_pod_is_ready() {
 #[test]
 fn a_container_that_failed_a_probe_says_so_when_it_is_gone() {
     let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) };
-    let gone = |killed| VmRunView { stop: Some(stop), ..run(0, None, Some(Ending::Stopped { killed })) };
+    let gone = |killed| VmRunView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
     for (killed, code) in [(false, 143), (true, 137)] {
         let over = shown(&seen(ALWAYS, vec![gone(killed)])).container_statuses.unwrap().remove(0);
         let end = over.state.unwrap().terminated.unwrap();
@@ -311,7 +311,7 @@ fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
     let stop = Some(StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) });
     let on_failure = Desired::Run(RestartPolicy::OnFailure);
     let kind = |wanted, code| {
-        let ended = VmRunView { stop, ..run(0, None, Some(exited(code))) };
+        let ended = VmRunView { stop, ..attempt(0, None, Some(exited(code))) };
         let container = shown(&seen(wanted, vec![ended])).container_statuses.unwrap().remove(0);
         let last = container.last_state.unwrap().terminated.map(|end| end.exit_code);
         match container.state.unwrap().terminated {

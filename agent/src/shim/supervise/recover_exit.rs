@@ -50,7 +50,7 @@ pub(crate) fn known_outcome(view: &VmRunView, now: Timestamp) -> Option<Outcome>
 /// may have lost power, or tart crashed, while the guest still worked. Only a shim that has seen its VM shut down can tell, and work
 /// that is done twice hurts less than work that only seems done.
 fn failure_of_guest(view: &VmRunView, now: Timestamp) -> Option<Outcome> {
-    let ending = view.spec.as_ref().filter(|_| !view.asked).and_then(status_file::read_ending)?;
+    let ending = view.spec.as_ref().filter(|_| !view.guest_asked).and_then(status_file::read_ending)?;
     (ending.exit_code() != 0).then(|| Outcome { ending, started_at: view.running_since(), finished_at: now })
 }
 
@@ -75,7 +75,7 @@ async fn wait_for_shutdown(run: &VmRun, view: &VmRunView) -> Result<(), FileErro
     }
     // Only the file after the shutdown counts.
     match gone(run, SHUTDOWN_LIMIT).await?.then(|| failure_of_guest(view, Timestamp::now())).flatten() {
-        Some(end) => vm_run.record_result(&end),
+        Some(end) => run.record_result(&end),
         None => Ok(()),
     }
 }
@@ -106,7 +106,7 @@ async fn ask_for_exit_code(
     let ending = Ending::Exited { code, message };
     let outcome = Outcome { ending, started_at: Some(command.started_at), finished_at };
     if is_main {
-        vm_run.record_result(&outcome)?;
+        run.record_result(&outcome)?;
         if spec.shares.iter().any(|share| !share.read_only) {
             sync_shares(&mut guest).await;
         }
@@ -178,7 +178,7 @@ mod tests {
         let end = || known_outcome(&run.view().unwrap(), NOW);
         assert_eq!(end(), None);
         run.record_init(&[init(InitStage::Over(outcome(3)))]).unwrap();
-        vm_run.record_result(&outcome(7)).unwrap();
+        run.record_result(&outcome(7)).unwrap();
         assert_eq!(end(), Some(outcome(7)));
         std::fs::write(run.path().join("spec.json"), "{").unwrap();
         assert_eq!(end(), Some(outcome(7)));
@@ -210,7 +210,7 @@ mod tests {
             assert_eq!(end, code, "{said:?}");
         }
         // The shim has seen the end.
-        vm_run.record_result(&outcome(0)).unwrap();
+        run.record_result(&outcome(0)).unwrap();
         assert_eq!(known_outcome(&run.view().unwrap(), NOW), Some(outcome(0)));
     }
 

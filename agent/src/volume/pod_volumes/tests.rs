@@ -332,8 +332,7 @@ async fn a_directory_around_one_that_another_pod_is_about_to_get_has_to_wait() {
     let words = format!("hostPath {outer} has {inner} in it, which Pod 2d3e is about to get");
     assert!(refused.to_string().contains(&words), "{refused}");
     let stage = Stage::Up { address: [192, 168, 64, 2].into() };
-    let (enter, probe) = (Vec::new(), Vec::new());
-    other.progress(&Progress { stage, since: jiff::Timestamp::now(), enter, probe }).unwrap();
+    other.record_progress(&Progress::example(stage)).unwrap();
     assert!(here.prepare().await.is_ok());
 }
 

@@ -549,7 +549,7 @@ fn any_observation() -> impl Strategy<Value = Observation> {
                 accepted,
                 image: Some("b".into()),
                 health,
-                guest_asked: asked,
+                asked,
                 vain_stops,
                 final_status_published: published,
                 ..seen(wanted, attempts)
