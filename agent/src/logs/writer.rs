@@ -51,7 +51,10 @@ pub(crate) struct LogWriter {
 enum Space {
     Enough,
     /// The writer has asked the agent for space, and these lines wait for it.
-    Requested { lines: Vec<u8>, since: Instant },
+    Requested {
+        lines: Vec<u8>,
+        since: Instant,
+    },
     /// Lines are lost until one can be written.
     None,
 }

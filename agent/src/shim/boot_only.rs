@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::Shim;
@@ -47,14 +47,13 @@ impl Shim {
                 let _ = self.main.hook_failure.set(message);
             }
         }
-        let own_deadline = if self.main.hook_failure.get().is_none() {
+        let mut grace = if self.main.hook_failure.get().is_none() {
             self.main_started(address, scripts.as_ref());
             stop.requested().await;
-            None
+            GracePeriod::of_stop(stop)
         } else {
-            Some(Instant::now() + self.spec.grace)
+            GracePeriod::of_stop(stop).or_within(self.spec.grace)
         };
-        let mut grace = GracePeriod { own_deadline, ..GracePeriod::of_stop(stop) };
         if let Some(hook) = self.pre_stop_in_time(self.spec.main.pre_stop.as_ref(), &grace) {
             crash_point::point("shim.pre-stop.before");
             let result = tokio::select! {
@@ -106,8 +105,7 @@ impl Shim {
                 Ok(scripts) => return Ok(Some(scripts)),
                 // The guest agent may restart. The caller sees a stop request, too.
                 Err(
-                    Ending::Lost
-                    | Ending::NotStarted(NotStarted { reason: NotStartedReason::Stopped, .. }),
+                    Ending::Lost | Ending::NotStarted(NotStarted { reason: NotStartedReason::Stopped, .. }),
                 ) => sleep(RETRY_INTERVAL).await,
                 Err(ending) => return Err(ending),
             }

@@ -15,7 +15,9 @@ mod supervise;
 
 pub(crate) use supervise::launch::{LaunchError, launch};
 pub(crate) use supervise::recover_exit::{ask_guest, known_outcome};
-pub(crate) use supervise::stray_processes::{StrayProcessError, gone, kill_lock_holders, kill_stray_processes};
+pub(crate) use supervise::stray_processes::{
+    StrayProcessError, gone, kill_lock_holders, kill_stray_processes,
+};
 
 use std::fs::File;
 use std::io;

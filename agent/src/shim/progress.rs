@@ -44,11 +44,7 @@ impl ProgressWriter {
         }
         let Err(error) = self.vm_run.record_progress(&progress) else { return };
         let stage = progress.stage;
-        warn!(
-            error = chain(&error),
-            ?stage,
-            "cannot write the stage; trying until it works"
-        );
+        warn!(error = chain(&error), ?stage, "cannot write the stage; trying until it works");
         let vm_run = self.vm_run.clone();
         self.retry.set(Some(tokio::spawn(async move {
             // The agent reads nothing in a directory that is gone.

@@ -10,7 +10,9 @@ use tracing::warn;
 use super::Shim;
 use super::container::status_file;
 use super::network::host_ports::HostPorts;
-use super::outcome::messages::{connection_lost, lost_with_vm, stopped_before_start, tart_failed, with_message_of_vm};
+use super::outcome::messages::{
+    connection_lost, lost_with_vm, stopped_before_start, tart_failed, with_message_of_vm,
+};
 use super::outcome::vm_output::{VmOutput, is_for_want_of_space};
 use super::stop::grace_period::GracePeriod;
 use super::stop::shutdown::{force, shut_down};

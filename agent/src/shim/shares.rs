@@ -22,7 +22,9 @@ impl Shim {
         self.check(move |shares| match replaceable(&vm_run, shares) {
             Ok(None) => replaced(shares),
             Ok(doubt) => doubt,
-            Err(error) => Some(format!("cannot tell whether a guest can replace a hostPath: {}", chain(&error))),
+            Err(error) => {
+                Some(format!("cannot tell whether a guest can replace a hostPath: {}", chain(&error)))
+            }
         })
         .await
     }
@@ -32,7 +34,10 @@ impl Shim {
         self.check(replaced).await
     }
 
-    async fn check(&self, check: impl FnOnce(&[Share]) -> Option<String> + Send + 'static) -> Option<NotStarted> {
+    async fn check(
+        &self,
+        check: impl FnOnce(&[Share]) -> Option<String> + Send + 'static,
+    ) -> Option<NotStarted> {
         let shares: Vec<Share> =
             self.spec.shares.iter().filter(|share| share.place.is_some()).cloned().collect();
         if shares.is_empty() {

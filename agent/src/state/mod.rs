@@ -55,8 +55,8 @@ pub(crate) use container_spec::{
     Termination,
 };
 pub(crate) use host_path_writers::{HostPathWriter, PlannedShare};
-pub(crate) use pod_dir::{BOOT_DIR_PREFIX, PodDir, boot_dir_name};
 pub(crate) use outcome::{EndReason, Ending, HostFault, KILLED, NotStarted, NotStartedReason, Outcome};
+pub(crate) use pod_dir::{BOOT_DIR_PREFIX, PodDir, boot_dir_name};
 pub(crate) use records::{
     CommandRequest, CommandResponse, InitStage, InitState, LastCommand, Notice, PodRecord, Progress, Stage,
     StopCause, StopRequest,

@@ -144,7 +144,9 @@ impl Ending {
             Self::NotStarted(NotStarted { reason, .. }) => EndReason::NotStarted(reason.clone()),
             Self::Lost => EndReason::ContainerStatusUnknown,
             Self::Exited { code: 0, .. } | Self::Stopped { killed: false } => EndReason::Completed,
-            Self::Exited { .. } | Self::InitFailed { .. } | Self::Stopped { killed: true } => EndReason::Error,
+            Self::Exited { .. } | Self::InitFailed { .. } | Self::Stopped { killed: true } => {
+                EndReason::Error
+            }
         }
     }
 
@@ -166,7 +168,8 @@ mod tests {
 
     #[test]
     fn a_reason_is_written_as_its_word_and_an_unknown_word_is_kept() {
-        for word in ["CreateContainerConfigError", "CreateContainerError", "StartError", "GuestAgentMissing"] {
+        for word in ["CreateContainerConfigError", "CreateContainerError", "StartError", "GuestAgentMissing"]
+        {
             let read: NotStartedReason = serde_json::from_value(json!(word)).unwrap();
             assert_eq!((read.to_string().as_str(), json!(read)), (word, json!(word)));
             assert!(!matches!(read, NotStartedReason::Other(_)), "{word}");

@@ -155,10 +155,7 @@ impl TartHomeOwner {
         match file::write_durably(&owner_path(&self.tart), &owner) {
             Err(error) if other.is_none() => {
                 let error = chain(&error);
-                warn!(
-                    error,
-                    "cannot record the cluster of tart's home; the next start tries again"
-                );
+                warn!(error, "cannot record the cluster of tart's home; the next start tries again");
                 Ok(())
             }
             written => Ok(written?),

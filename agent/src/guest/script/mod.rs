@@ -69,7 +69,10 @@ pub(crate) fn set_up(
                 let writable = format!("{root}/{share}");
                 let part = quote(&format!("{writable}/{}", mount.sub_path));
                 let (writable, mask) = (quote(&writable), 0o777 & !mode);
-                writeln!(script, "make_sub_path {writable} {mask:03o} {part} {path}\nmount_at {source} {path}")
+                writeln!(
+                    script,
+                    "make_sub_path {writable} {mask:03o} {part} {path}\nmount_at {source} {path}"
+                )
             }
             (None, Missing::Empty) => writeln!(script, "mount_or_empty {share} {source} {path}"),
         };
@@ -219,7 +222,8 @@ shift
 exec /bin/sh "$d/within" "$limit" /bin/sh "$d/enter" "$@"
 "#;
 /// Sets variables and becomes the command. Neither is in a list of arguments.
-const PERL_EXEC: &str = "exec /usr/bin/perl -e 'do shift; exec { $ARGV[0] } @ARGV; exit($! == 2 ? 127 : 126)'";
+const PERL_EXEC: &str =
+    "exec /usr/bin/perl -e 'do shift; exec { $ARGV[0] } @ARGV; exit($! == 2 ? 127 : 126)'";
 const PRELUDE: &str = include_str!("set_up.sh");
 
 #[cfg(test)]

@@ -151,7 +151,10 @@ fn hooks_and_probes_of_a_guest_that_only_boots_have_its_variables() {
 
 #[test]
 fn a_function_of_the_set_up_is_no_program_of_the_container() {
-    assert_eq!(prepare(&container(), &GuestCommand::example(&["ready"])).unwrap_err().reason, NotStartedReason::StartError);
+    assert_eq!(
+        prepare(&container(), &GuestCommand::example(&["ready"])).unwrap_err().reason,
+        NotStartedReason::StartError
+    );
 }
 
 /// Calls functions of the set-up, with /etc and the shares below `place`.
@@ -218,7 +221,10 @@ fn the_set_up_fails_for_a_missing_program_and_an_unknown_user() {
 #[test]
 fn the_last_line_of_the_set_up_is_parsed_and_unknown_reasons_are_replaced() {
     let said = |text: &str| read_set_up(text.as_bytes(), &GuestUser::default());
-    assert_eq!(said("failed Evil words here\n").unwrap().unwrap_err().reason, NotStartedReason::CreateContainerError);
+    assert_eq!(
+        said("failed Evil words here\n").unwrap().unwrap_err().reason,
+        NotStartedReason::CreateContainerError
+    );
     for unfinished in ["", "noise\n", "ready self /var/tm", "failed StartError a"] {
         assert_eq!(said(unfinished), None, "{unfinished}");
     }
@@ -340,7 +346,8 @@ fn a_mount_hides_the_images_files_and_each_kind_has_its_call() {
     let mount = format!("mount_at '{share}/in/side' '/opt/x'\n");
     assert!(script(None, Missing::Awaited).contains(&mount));
     let made = Missing::Made { share: "w".into(), mode: 0o755 };
-    let part = "make_sub_path '/Volumes/My Shared Files/w' 022 '/Volumes/My Shared Files/w/in/side' '/opt/x'\n";
+    let part =
+        "make_sub_path '/Volumes/My Shared Files/w' 022 '/Volumes/My Shared Files/w/in/side' '/opt/x'\n";
     assert!(script(None, made).contains(&format!("{part}{mount}")));
     let empty = format!("mount_or_empty '{share}' '{share}/in/side' '/opt/x'\n");
     assert!(script(None, Missing::Empty).contains(&empty));

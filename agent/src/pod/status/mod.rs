@@ -344,7 +344,8 @@ fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outc
         }
         Ending::NotStarted(NotStarted { message, .. }) => Some(message.clone()),
         Ending::Lost => Some(
-            "the VM was gone when the agent looked for it: it was killed, or the host was restarted".to_owned(),
+            "the VM was gone when the agent looked for it: it was killed, or the host was restarted"
+                .to_owned(),
         ),
     };
     let terminated = ContainerStateTerminated {

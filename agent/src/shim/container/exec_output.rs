@@ -33,7 +33,10 @@ pub(in crate::shim) enum ExecResult {
 }
 
 /// Waits for the rest of a command's output. Processes that it has left behind may hold the output open, or write to it.
-pub(in crate::shim) async fn drain(mut follow: Pin<&mut impl Future<Output = ExecResult>>, received: &Cell<u64>) {
+pub(in crate::shim) async fn drain(
+    mut follow: Pin<&mut impl Future<Output = ExecResult>>,
+    received: &Cell<u64>,
+) {
     let end = Instant::now() + DRAIN_LIMIT;
     while !is_drained(follow.as_mut(), received).await && Instant::now() < end {}
 }

@@ -55,7 +55,12 @@ pub(in crate::shim) struct HookPoint<'a> {
     pub(in crate::shim) name: &'static str,
 }
 
-pub(in crate::shim) async fn run(hook: &Hook, guest: &mut Guest, point: HookPoint<'_>, address: IpAddr) -> HookResult {
+pub(in crate::shim) async fn run(
+    hook: &Hook,
+    guest: &mut Guest,
+    point: HookPoint<'_>,
+    address: IpAddr,
+) -> HookResult {
     match hook {
         Hook::Exec(argv) => run_command(argv, guest, Some(point)).await,
         other => run_outside(other, address).await,
@@ -63,7 +68,11 @@ pub(in crate::shim) async fn run(hook: &Hook, guest: &mut Guest, point: HookPoin
 }
 
 /// Runs a command in the guest, in the container's environment if there is one.
-pub(in crate::shim) async fn run_command(argv: &[String], guest: &mut Guest, point: Option<HookPoint<'_>>) -> HookResult {
+pub(in crate::shim) async fn run_command(
+    argv: &[String],
+    guest: &mut Guest,
+    point: Option<HookPoint<'_>>,
+) -> HookResult {
     let program = argv.first().cloned().unwrap_or_default();
     let before = point.map(|point| point.scripts.hook(point.name)).unwrap_or_default();
     let exec = Exec { argv: before.iter().chain(argv).cloned().collect(), ..Exec::default() };

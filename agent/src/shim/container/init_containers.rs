@@ -14,9 +14,7 @@ use crate::error_chain::chain;
 use crate::guest::Guest;
 use crate::shim::Shim;
 use crate::shim::outcome::messages::stopped_before_start;
-use crate::state::{
-    ContainerSpec, Ending, InitStage, InitState, NotStarted, NotStartedReason, Outcome,
-};
+use crate::state::{ContainerSpec, Ending, InitStage, InitState, NotStarted, NotStartedReason, Outcome};
 
 /// What follows the end of an init container.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,11 +26,7 @@ enum Next {
 
 impl Shim {
     /// Runs each init container until it succeeds. An error when the main container cannot start.
-    pub(super) async fn run_init_containers(
-        &self,
-        guest: &mut Guest,
-        address: IpAddr,
-    ) -> Result<(), Ending> {
+    pub(super) async fn run_init_containers(&self, guest: &mut Guest, address: IpAddr) -> Result<(), Ending> {
         let before = |spec: &ContainerSpec| {
             let known = self.spec.init_before.iter().find(|state| state.name == spec.name);
             known.cloned().unwrap_or_else(|| InitState::new(&spec.name))
@@ -68,7 +62,9 @@ impl Shim {
                 let ending = ending.await;
                 crash_point::point("shim.init.exit");
                 match &ending {
-                    Ending::NotStarted(NotStarted { reason: NotStartedReason::Stopped, .. }) => return Err(ending),
+                    Ending::NotStarted(NotStarted { reason: NotStartedReason::Stopped, .. }) => {
+                        return Err(ending);
+                    }
                     // The VM lives on, so that no outcome has the message.
                     Ending::NotStarted(NotStarted { message, .. }) => {
                         self.notice("Failed", format!("Error: {message}"));
@@ -83,8 +79,11 @@ impl Shim {
                     && !is_lost
                     && !is_stopping
                 {
-                    states[index].now =
-                        if delay.is_zero() { InitStage::Over(outcome.clone()) } else { InitStage::BackOff(delay) };
+                    states[index].now = if delay.is_zero() {
+                        InitStage::Over(outcome.clone())
+                    } else {
+                        InitStage::BackOff(delay)
+                    };
                     states[index].last = Some(outcome);
                     self.record_init(&states);
                     crash_point::point("shim.init.failed");

@@ -7,7 +7,7 @@ use tracing::warn;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::shim::Shim;
-use crate::state::{ContainerSpec, CommandRequest, GuestCommand};
+use crate::state::{CommandRequest, ContainerSpec, GuestCommand};
 
 impl Shim {
     /// The command of a container: the planned one, or for a late container the agent's answer for this start. `None` when the agent asks

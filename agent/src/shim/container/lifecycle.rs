@@ -3,7 +3,6 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tracing::warn;
 
 use super::ContainerStart;
@@ -43,8 +42,7 @@ impl Shim {
             };
             crash_point::point("shim.post-start.after");
             if let Err(message) = self.report_post_start(result) {
-                let own_deadline = Some(Instant::now() + self.spec.grace);
-                let grace = GracePeriod { own_deadline, ..GracePeriod::of_stop(stop) };
+                let grace = GracePeriod::of_stop(stop).or_within(self.spec.grace);
                 self.stop_container(guest, start, scripts, follow, grace).await;
                 return Err(message);
             }

@@ -60,7 +60,8 @@ impl Shim {
         };
         crash_point::point("shim.set-up");
         let stdin = if command.stdin { Stdin::Open } else { Stdin::Empty };
-        let exec = Exec { argv: scripts.run(&command.argv), env: command.env.clone(), stdin, tty: command.tty };
+        let exec =
+            Exec { argv: scripts.run(&command.argv), env: command.env.clone(), stdin, tty: command.tty };
         let mut tail = Tail::default();
         let started_at = Timestamp::now();
         if start.is_main {

@@ -29,10 +29,7 @@ impl TerminationMessage<'_> {
         let exec = Exec { argv: script::termination_message(&self.0.path), ..Exec::default() };
         let done = guest.run(exec, LIMIT, MAX_MESSAGE).await;
         if let Err(error) = &done.end {
-            tracing::warn!(
-                error = chain(error),
-                "the termination message may be incomplete"
-            );
+            tracing::warn!(error = chain(error), "the termination message may be incomplete");
         }
         let message = text(&done.output).filter(|_| matches!(done.end, Ok(0) | Err(_)));
         message.or_else(|| (self.0.or_log && code != 0).then(|| tail.text()).flatten())

@@ -12,7 +12,7 @@ use super::request::StopSignal;
 pub(in crate::shim) struct GracePeriod {
     stop: StopSignal,
     /// The shim's own deadline, whatever the agent asks for.
-    pub(in crate::shim) own_deadline: Option<Instant>,
+    own_deadline: Option<Instant>,
     /// It is not over before this.
     not_before: Option<Instant>,
 }
@@ -21,6 +21,11 @@ impl GracePeriod {
     /// The grace period of the agent's stop request.
     pub(in crate::shim) fn of_stop(stop: StopSignal) -> Self {
         Self { stop, own_deadline: None, not_before: None }
+    }
+
+    /// The same with a deadline of the shim's own, `grace` from now.
+    pub(in crate::shim) fn or_within(self, grace: Duration) -> Self {
+        Self { own_deadline: Some(Instant::now() + grace), ..self }
     }
 
     /// Whether the agent's stop request has a grace period.

@@ -25,7 +25,12 @@ const ASK_INTERVAL: Duration = Duration::from_secs(1);
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Shuts the guest down within its grace period; true when it had to be killed.
-pub(in crate::shim) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, mut grace: GracePeriod) -> bool {
+pub(in crate::shim) async fn shut_down(
+    tart: &Tart,
+    vm: &VmName,
+    child: &mut Child,
+    mut grace: GracePeriod,
+) -> bool {
     crash_point::point("shim.shut-down");
     tokio::select! {
         biased;

@@ -101,7 +101,8 @@ async fn ask_for_exit_code(
     let finished_at = view.result.as_ref().map_or_else(Timestamp::now, |result| result.finished_at);
     let state = view.init.iter().find(|state| state.name == container.name);
     let log = state.map_or_else(|| container.log.clone(), |state| container.log_after(state.restarts));
-    let message = TerminationMessage(&container.termination).read(&mut guest, code, &Tail::of_log(&log)).await;
+    let message =
+        TerminationMessage(&container.termination).read(&mut guest, code, &Tail::of_log(&log)).await;
     info!(vm = %run.vm(), container = container.name, code, "the guest has given the exit code");
     let ending = Ending::Exited { code, message };
     let outcome = Outcome { ending, started_at: Some(command.started_at), finished_at };

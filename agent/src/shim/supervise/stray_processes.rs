@@ -66,7 +66,11 @@ pub(crate) fn kill_stray_processes(run: &VmRun) -> Result<Vec<Pid>, StrayProcess
 }
 
 /// The processes of a VM's shim. The shim itself comes first: it would record the end of the others.
-fn stray_processes<'a>(running: &'a [RunningProcess], vm: &str, shim: Option<Pid>) -> Vec<&'a RunningProcess> {
+fn stray_processes<'a>(
+    running: &'a [RunningProcess],
+    vm: &str,
+    shim: Option<Pid>,
+) -> Vec<&'a RunningProcess> {
     let is_marked = |one: &RunningProcess| one.variable(VM_VARIABLE) == Some(vm);
     let in_session = |one: &RunningProcess| shim.is_some() && one.session == shim;
     // macOS hides the environment of some programs. But no new process gets the ID of a session that still exists: when one process of
@@ -88,7 +92,10 @@ mod tests {
     const VM: &str = "tk-0b1c-0";
 
     fn found(running: &[RunningProcess], shim: Option<i32>) -> Vec<i32> {
-        stray_processes(running, VM, shim.map(Pid::from_raw)).into_iter().map(|one| one.pid.as_raw()).collect()
+        stray_processes(running, VM, shim.map(Pid::from_raw))
+            .into_iter()
+            .map(|one| one.pid.as_raw())
+            .collect()
     }
 
     fn named(pid: i32, session: i32) -> RunningProcess {

@@ -296,8 +296,7 @@ async fn a_directory_that_another_pod_could_replace_has_to_wait() {
     let path = here.temp.path().canonicalize().unwrap().join("host");
     let volumes = json!([{"name": "host", "hostPath": {"path": path.join("data")}}]);
     here.pod = Scene::new(&with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h"}]))).pod;
-    let other =
-        StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
+    let other = StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
     let shares = vec![Share { path: path.clone(), ..Share::default() }];
     other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
     let refused = here.prepare().await.unwrap_err();
@@ -318,8 +317,7 @@ async fn a_directory_around_one_that_another_pod_is_about_to_get_has_to_wait() {
         let mounts = json!([{"name": "host", "mountPath": "/h", "readOnly": read_only}]);
         Scene::new(&with_volumes(&volumes, &mounts)).pod
     };
-    let other =
-        StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
+    let other = StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
     let place = Some(serde_json::from_value(json!({"inode": 2})).unwrap());
     let shares = vec![Share { path: path.join("data"), place, ..Share::default() }];
     other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
