@@ -332,7 +332,7 @@ fn open_images(
         || ImageCollector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone());
     let collector = (!args.disable_vm_gc).then(|| Arc::new(collector()));
     let manager = ImageManager { images, collector };
-    let (socket, served) = (state.door_path(), manager.clone());
+    let (socket, served) = (state.pull_socket_path(), manager.clone());
     tokio::spawn(async move { pull_socket::serve(&socket, served).await });
     Ok(manager)
 }

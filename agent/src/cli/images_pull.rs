@@ -135,7 +135,7 @@ async fn ask(
     question: &PullRequest,
     arrived: impl FnMut(u8),
 ) -> Result<Option<String>, PullError> {
-    match pull_socket::ask(&state.door_path(), question, arrived).await {
+    match pull_socket::ask(&state.pull_socket_path(), question, arrived).await {
         Ok(digest) => Ok(Some(digest)),
         Err(PullSocketError::Closed(_)) => Ok(None),
         Err(error) => Err(PullError::Door(error)),

@@ -114,7 +114,7 @@ impl EvictionManager {
     /// While there is enough for all, some is set aside for the day when there is none.
     async fn set_space_aside(&self) {
         let state = self.state.clone();
-        let set_aside = spawn_blocking(move || state.set_space_aside());
+        let set_aside = spawn_blocking(move || state.reserve_disk_space());
         match timeout(LOOK_LIMIT, set_aside).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => warn!(error = chain(&error), "cannot set space aside"),
@@ -199,7 +199,7 @@ fn survey(
 }
 
 fn has_vm(dir: &PodDir) -> Result<bool, FileError> {
-    for attempt in dir.attempts()? {
+    for attempt in dir.runs()? {
         if !attempt.view()?.cleaned {
             return Ok(true);
         }

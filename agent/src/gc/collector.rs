@@ -146,10 +146,10 @@ impl OrphanCollector {
             }
         }
         let Judgement::Delete { runs: false, .. } = second else { return Ok(Some(second)) };
-        let attempt = self.observer.state.pod(vm.uid().clone()).attempt(vm.restart());
+        let attempt = self.observer.state.pod(vm.uid().clone()).run(vm.restart());
         // From here on no shim takes it up.
         let _lock = if attempt.path().exists() {
-            let Some(lock) = block_in_place(|| attempt.seal())? else {
+            let Some(lock) = block_in_place(|| attempt.take_shim_lock())? else {
                 return Ok(Some(Judgement::Keep(Guard::Shim)));
             };
             Some(lock)

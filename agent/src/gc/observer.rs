@@ -127,7 +127,7 @@ impl Observer {
 
     fn vm(&self, name: String, ages: &mut Ages, now: Now) -> Vm {
         let (dir, holder) = if let Ok(vm) = name.parse::<VmName>() {
-            let holder = self.state.pod(vm.uid().clone()).attempt(vm.restart()).holder();
+            let holder = self.state.pod(vm.uid().clone()).run(vm.restart()).holder();
             (self.tart.vm_dir(&vm), holder.map_err(unknown))
         } else if let Ok(base) = name.parse::<BaseName>() {
             (self.tart.base_dir(&base), Ok(Holder::Nobody))

@@ -16,7 +16,7 @@ pub(crate) fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, FileError> 
 /// The same without its volumes, which are the only thing that a guest can make long to look at.
 pub(crate) fn beside_volumes(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, FileError> {
     let mut total = taken(dir.logs_path());
-    for attempt in dir.attempts()? {
+    for attempt in dir.runs()? {
         let base = attempt.view()?.spec.and_then(|spec| spec.base);
         total = sum(total, beyond(tart, &attempt.vm(), base.as_ref()));
     }
@@ -59,7 +59,7 @@ mod tests {
             part(&dir, &tart).unwrap().map(|bytes| bytes / MIB)
         };
         assert_eq!(takes(used), Some(0));
-        let attempt = dir.attempt(Restart(0));
+        let attempt = dir.run(Restart(0));
         let base: BaseName = format!("tk-base-{}", "a".repeat(32)).parse().unwrap();
         attempt.plan(&ShimSpec { base: Some(base.clone()), ..ShimSpec::example(attempt.vm()) }).unwrap();
         fill(&tart.base_dir(&base), 4);

@@ -245,7 +245,7 @@ async fn a_shim_whose_directory_was_deleted_does_not_stay_for_ever() -> Result<(
     scene.shut_down(&vm).await;
     wait::eventually("a shim that gives up", DEADLINE, async || {
         let log = scene.shim_log("erased").await?;
-        ensure!(log.contains("the VM's directory is gone; nobody will read how the VM ended"), "{log}");
+        ensure!(log.contains("the VM's directory is gone; cannot write how the VM ended"), "{log}");
         Ok(())
     })
     .await

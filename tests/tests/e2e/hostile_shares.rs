@@ -264,7 +264,7 @@ async fn a_directory_that_is_replaced_while_a_vm_waits_for_room_is_not_shared() 
     agent.kill9()?;
     scene.mac.clear_fault(Fault::Hang)?;
     wait::eventually("a shim that wants room", DEADLINE, async || {
-        ensure!(attempt.join("wants-room").exists());
+        ensure!(attempt.join("disk-space-request").exists());
         Ok(())
     })
     .await?;

@@ -153,7 +153,7 @@ async fn a_vm_that_somebody_stops_with_tart_fails_its_pod() -> Result<()> {
         scene.mac.tart(["stop", &vm]).await?;
         let pod = scene.phase(name, "Failed").await?;
         let end = state_of(&pod).and_then(|state| state.terminated).context("not terminated")?;
-        let words = "somebody stopped the VM with tart";
+        let words = "a user stopped the VM with tart";
         assert_eq!((name, end.exit_code, end.message.as_deref()), (name, 137, Some(words)));
     }
     scene.no_vms().await

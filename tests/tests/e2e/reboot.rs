@@ -160,7 +160,7 @@ async fn at_each_step_of_a_shim() -> Result<()> {
         ("shim.run", 137),
         ("shim.up", 137),
         ("shim.set-up", 137),
-        ("write.command.json", 137),
+        ("write.last-command.json", 137),
         ("shim.running", 137),
         ("shim.exit", 137),
         ("write.result.json", 137),

@@ -160,7 +160,7 @@ impl Worker {
             );
             self.reporter.events().warning(&self.updates.pod(), "FreeDiskSpaceFailed", &note);
         }
-        self.dir.attempt(vm).tell_room_is_made()
+        self.dir.run(vm).remove_disk_space_request()
     }
 
     /// A shim asks only for space on the volume that images are on.
@@ -168,7 +168,7 @@ impl Worker {
         if self.disk_space.collector.is_none() {
             return Ok(SpaceResult::SwitchedOff);
         }
-        let run = self.dir.attempt(vm).view()?;
+        let run = self.dir.run(vm).view()?;
         // The log of a container that runs asks whenever it needs space.
         let is_for_log = run.running_since().is_some() && run.result.is_none();
         if !is_for_log && !self.disk_space.vms.may_go_for(vm) {

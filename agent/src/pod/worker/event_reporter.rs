@@ -9,7 +9,6 @@ use super::host::ReportTargets;
 use super::inputs::MissingInput;
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
-use crate::guest::script::REASONS;
 use crate::metrics::Metrics;
 use crate::names::{PodName, Restart};
 use crate::pod::admission::{Refusal, VmPlan};
@@ -19,7 +18,7 @@ use crate::pod::sync::decide::{Desired, Observation};
 use crate::pod::sync::image_backoff::ImageFailure;
 use crate::pod::sync::restart::RestartDecision;
 use crate::pod::sync::start_progress::{stages, start, waits};
-use crate::state::{Ending, InitStage, PodDir, Stage, VmRunView};
+use crate::state::{EndReason, Ending, InitStage, NotStarted, PodDir, Stage, VmRunView};
 use crate::volume::MountFailure;
 
 /// Reports on one Pod.
@@ -171,7 +170,7 @@ impl EventReporter {
         if run.outcome.is_some() || shows_running(pod, run.restart) {
             return;
         }
-        let place = self.dir.attempt(run.restart);
+        let place = self.dir.run(run.restart);
         if let Stage::Booting | Stage::Up { .. } | Stage::Running { .. } = progress.stage
             && self.reported.created.replace(run.restart) != Some(run.restart)
         {
@@ -199,16 +198,17 @@ impl EventReporter {
         {
             return;
         }
-        if let Ending::NotStarted { reason, message, .. } = &outcome.ending {
+        if let Ending::NotStarted(NotStarted { reason, message, .. }) = &outcome.ending {
             // The kubelet's word for its own reasons.
-            if REASONS.contains(&reason.as_str()) {
+            if reason.is_kubelets() {
                 self.events().warning(report.pod, "Failed", &format!("Error: {message}"));
             } else {
-                self.events().warning(report.pod, reason, message);
+                self.events().warning(report.pod, &reason.to_string(), message);
             }
         }
-        if let Some(reason) = outcome.ending.failure() {
-            self.metrics().failed(reason);
+        let reason = outcome.ending.reason();
+        if reason != EndReason::Completed {
+            self.metrics().failed(&reason.to_string());
         }
     }
 
@@ -242,13 +242,13 @@ impl EventReporter {
         if run.notices.is_empty() {
             return;
         }
-        let place = self.dir.attempt(run.restart);
-        let reported = place.told().unwrap_or(run.notices.len());
+        let place = self.dir.run(run.restart);
+        let reported = place.notices_reported().unwrap_or(run.notices.len());
         for notice in run.notices.iter().skip(reported) {
             self.events().warning(pod, &notice.reason, &notice.message);
         }
         if reported < run.notices.len()
-            && let Err(error) = place.mark_told(run.notices.len())
+            && let Err(error) = place.mark_notices_reported(run.notices.len())
         {
             warn!(pod = %self.name, error = chain(&error), "cannot record which of the shim's notices are reported");
         }

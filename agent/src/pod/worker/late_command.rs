@@ -8,14 +8,14 @@ use super::retry::StepError;
 use super::shim_spec;
 use crate::crash_point;
 use crate::names::Restart;
-use crate::state::Delivery;
+use crate::state::CommandResponse;
 
 impl Worker {
     /// Gives a shim the command of the container that is to start. A Pod that is to go meanwhile does not wait for it.
     pub(super) async fn deliver(&mut self, restart: Restart) -> Result<(), StepError> {
         let pod = self.updates.pod();
-        let run = self.dir.attempt(restart);
-        let Some(due) = run.due()? else { return Ok(()) };
+        let run = self.dir.run(restart);
+        let Some(due) = run.command_request()? else { return Ok(()) };
         let Some(container) = named(&pod, &due.container) else {
             return Err(StepError::NoContainer(due.container));
         };
@@ -40,7 +40,7 @@ impl Worker {
             return Err(StepError::NoContainer(due.container));
         };
         crash_point::point("agent.deliver.resolved");
-        run.deliver(&Delivery { due, command })?;
+        run.write_command_response(&CommandResponse { request: due, command })?;
         Ok(())
     }
 }

@@ -45,7 +45,7 @@ impl Worker {
         }
         let waker = self.watcher.waker();
         let ended = move || waker.notify_one();
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         let end = block_in_place(|| shim::launch(&self.host.vms.shim, &self.dir, &run, ended))?;
         self.shims.launched(end.map(|end| Launched { restart, end }));
         Ok(())

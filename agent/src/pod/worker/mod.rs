@@ -156,7 +156,7 @@ impl Worker {
     fn follow(&mut self) -> Result<Vec<VmRunView>, FileError> {
         self.updates.refresh();
         let (pod, wanted) = (self.updates.pod(), self.updates.wanted());
-        let runs = self.dir.attempts()?;
+        let runs = self.dir.runs()?;
         // Before any of their files is read: a later change wakes the worker.
         let lasting: Vec<_> = runs.iter().filter(|run| !run.is_cleaned()).map(VmRun::path).collect();
         // The file of an eviction is in the Pod's own directory. It may come while the image is fetched.
@@ -287,7 +287,7 @@ impl Worker {
                 self.inputs.end().await;
                 block_in_place(|| self.dir.wipe_volumes())?;
             }
-            Decision::Drop(restart) => block_in_place(|| self.dir.forget_attempt(restart))?,
+            Decision::Drop(restart) => block_in_place(|| self.dir.forget_run(restart))?,
             Decision::DeletePod => self.delete_pod().await?,
             Decision::Forget => {
                 self.inputs.end().await;

@@ -80,7 +80,7 @@ impl Worker {
 
     /// The image that the Pod's last VM was made from.
     fn last_image(&self) -> Result<Option<ImageDigest>, StepError> {
-        let Some(last) = self.dir.attempts()?.into_iter().next_back() else { return Ok(None) };
+        let Some(last) = self.dir.runs()?.into_iter().next_back() else { return Ok(None) };
         Ok(last.view()?.spec.and_then(|spec| ImageDigest::parse(&spec.image)))
     }
 
@@ -119,7 +119,7 @@ impl Worker {
         let status_dir = boot.as_ref().map(|(boot, _)| boot.status_dir.clone());
         let given = boot.as_ref().map(|(_, given)| given.clone());
         shares.extend(boot.into_iter().flat_map(|(boot, _)| boot.shares));
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         let init_before = self.init_before(restart)?;
         run.plan(&ShimSpec {
             vm: run.vm(),
@@ -136,7 +136,7 @@ impl Worker {
             identity: shim_spec::identity(pod, &self.host.vms.cluster_domain),
             init: containers(spec.init_containers.as_deref().unwrap_or_default()),
             init_before,
-            init_again: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
+            restart_init: RestartPolicy::of(spec.restart_policy.as_deref()) != RestartPolicy::Never,
             main,
             boot: given,
             status_dir,
@@ -150,7 +150,7 @@ impl Worker {
 
     /// How far the init containers came in the VM before this one.
     fn init_before(&self, restart: Restart) -> Result<Vec<InitState>, StepError> {
-        let runs = self.dir.attempts()?;
+        let runs = self.dir.runs()?;
         let Some(before) = runs.iter().rfind(|run| run.restart() < restart) else {
             return Ok(Vec::new());
         };
@@ -196,7 +196,7 @@ impl Worker {
         let given = GuestBoot {
             environment_file: shares.environment_file.clone(),
             runs_commands: runs_commands(main),
-            surroundings: GuestCommand {
+            environment: GuestCommand {
                 env: variables,
                 user: shim_spec::user(pods, main.security_context.as_ref()),
                 ..GuestCommand::default()

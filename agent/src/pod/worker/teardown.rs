@@ -42,12 +42,12 @@ impl Worker {
         self.reporter.events().normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
         let grace = seconds(probe::spec::grace(&pod, cause));
         let request = StopRequest::within(grace, Some(cause));
-        Ok(self.dir.attempt(restart).request_stop(request)?)
+        Ok(self.dir.run(restart).request_stop(request)?)
     }
 
     /// Asks a shim to stop the VM of a Pod that is to go.
     pub(super) fn ask_to_stop(&self, restart: Restart, grace: Duration) -> Result<(), StepError> {
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         let note = format!("stopping VM {} within {} s", run.vm(), grace.as_secs());
         self.reporter.events().normal(&self.updates.pod(), "Killing", &note);
         Ok(run.request_stop(StopRequest::within(grace, None))?)
@@ -55,7 +55,7 @@ impl Worker {
 
     /// Asks the guest of a VM that has lost its shim how its container has ended.
     pub(super) async fn ask_guest(&mut self, restart: Restart) -> Result<(), StepError> {
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         warn!(pod = %self.name, vm = %run.vm(), "the VM has lost its shim; asking its guest what it knows");
         // Noted first: the VM is stopped next, also when the answer cannot be recorded.
         self.shims.asks(restart);
@@ -64,7 +64,7 @@ impl Worker {
 
     /// Stops a VM that has lost its shim.
     pub(super) async fn stop_without_shim(&mut self, restart: Restart) -> Result<(), StepError> {
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         warn!(pod = %self.name, vm = %run.vm(), "the VM has lost its shim; stopping it");
         self.shims.stops(restart);
         self.host.tart.stop(&run.vm(), STOP_LIMIT).await?;
@@ -74,8 +74,8 @@ impl Worker {
 
     /// Kills the processes that a VM's shim has left running.
     pub(super) async fn kill_leftovers(&mut self, restart: Restart) -> Result<(), StepError> {
-        let run = self.dir.attempt(restart);
-        let killed = block_in_place(|| shim::free(&run))?;
+        let run = self.dir.run(restart);
+        let killed = block_in_place(|| shim::kill_lock_holders(&run))?;
         warn!(pod = %self.name, vm = %run.vm(), ?killed, "killed what the VM's shim has left running");
         shim::gone(&run, RETRY).await?;
         Ok(())
@@ -83,7 +83,7 @@ impl Worker {
 
     /// Kills a shim that does not stop its VM, or that has and does not go.
     pub(super) async fn kill_shim(&mut self, restart: Restart) -> Result<(), StepError> {
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         let vm = run.vm();
         let note = if run.view()?.outcome.is_none() {
             format!("the shim of VM {vm} does not stop it; killing both")
@@ -93,7 +93,7 @@ impl Worker {
         self.reporter.events().warning(&self.updates.pod(), "ShimStuck", &note);
         if !run.kill_shim()? {
             // The shim has not recorded its PID.
-            block_in_place(|| shim::kill_leftovers(&run))?;
+            block_in_place(|| shim::kill_stray_processes(&run))?;
         }
         self.wait_at_most(RETRY).await;
         Ok(())
@@ -101,32 +101,32 @@ impl Worker {
 
     /// Records that a VM ended unseen, unless its shim or its guest has recorded how it ended.
     pub(super) fn record_loss(&self, restart: Restart) -> Result<(), StepError> {
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         // A shim that was launched a moment ago may be about to begin; the process with the lock decides.
-        let Some(_lock) = block_in_place(|| run.seal())? else { return Ok(()) };
+        let Some(_lock) = block_in_place(|| run.take_shim_lock())? else { return Ok(()) };
         let mut view = run.view()?;
         // A guest that had to be stopped has not ended by itself, whatever it says.
-        view.asked |= self.shims.has_stopped(restart);
+        view.guest_asked |= self.shims.has_stopped(restart);
         if view.outcome.is_some() {
             return Ok(());
         }
         let now = Timestamp::now();
         let lost = || Outcome { ending: Ending::Lost, started_at: view.running_since(), finished_at: now };
-        Ok(run.finish(&shim::known_end(&view, now).unwrap_or_else(lost))?)
+        Ok(run.record_outcome(&shim::known_outcome(&view, now).unwrap_or_else(lost))?)
     }
 
     /// A VM of the Pod that exists, though no file says that it was begun, when the next one is about to be.
     pub(super) fn unknown_vm(&self, next: Restart) -> Result<Option<VmRun>, StepError> {
-        let known: Vec<Restart> = self.dir.attempts()?.iter().map(VmRun::restart).collect();
+        let known: Vec<Restart> = self.dir.runs()?.iter().map(VmRun::restart).collect();
         let vms = self.host.tart.vm_dirs().map_err(StepError::Vms)?;
-        Ok(unknown_vm(&vms, self.dir.uid(), &known, next).map(|restart| self.dir.attempt(restart)))
+        Ok(unknown_vm(&vms, self.dir.uid(), &known, next).map(|restart| self.dir.run(restart)))
     }
 
     /// Ends a VM that exists though no file says that it was begun: a user has deleted the Pod's directory while it ran. The worker records
     /// again that it was begun, so that it does not run twice.
     pub(super) async fn end_unknown(&mut self, run: &VmRun) -> Result<(), StepError> {
         if self.stop_unknown(run).await? {
-            run.begin_again()?;
+            run.create_begun()?;
         }
         Ok(())
     }
@@ -134,16 +134,16 @@ impl Worker {
     /// Records that a VM which only the API server knows of has run, and is lost. The Mac was reinstalled, or a user has deleted the state
     /// directory.
     pub(super) async fn recall(&mut self, restart: Restart) -> Result<(), StepError> {
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         self.stop_unknown(&run).await?;
-        run.begin_again()?;
+        run.create_begun()?;
         self.record_loss(restart)
     }
 
     /// Stops a VM that no file knows of, and returns whether there is one.
     async fn stop_unknown(&mut self, run: &VmRun) -> Result<bool, StepError> {
         // Its shim would record its end as that of the next VM.
-        block_in_place(|| shim::kill_leftovers(run))?;
+        block_in_place(|| shim::kill_stray_processes(run))?;
         // tart does not know a VM whose deletion was cut short.
         block_in_place(|| self.host.tart.remove_rest(&run.vm())).map_err(StepError::Vms)?;
         let exists = self.host.tart.vm_dir(&run.vm()).exists();
@@ -156,22 +156,22 @@ impl Worker {
 
     /// Scrubs the plan of a VM that has ended, which may hold secrets, and deletes the VM.
     pub(super) async fn clean(&mut self, restart: Restart) -> Result<(), StepError> {
-        let run = self.dir.attempt(restart);
+        let run = self.dir.run(restart);
         // A shim that has written its outcome is gone in a moment.
-        let Some(_lock) = block_in_place(|| run.seal())? else {
+        let Some(_lock) = block_in_place(|| run.take_shim_lock())? else {
             self.shims.cleans(false);
             return Ok(());
         };
         self.shims.cleans(true);
         let view = run.view()?;
         // First: tart may take long to delete a VM. A disk that is too full for the scrub has space once the VM is gone.
-        let scrubbed = run.scrub();
+        let scrubbed = run.remove_secrets();
         crash_point::point("agent.clean.scrubbed");
         self.host.tart.delete(&run.vm()).await?;
         // tart does not know a VM whose deletion was cut short.
         block_in_place(|| self.host.tart.remove_rest(&run.vm())).map_err(StepError::Vms)?;
         crash_point::point("agent.clean.deleted");
-        scrubbed.or_else(|_| run.scrub())?;
+        scrubbed.or_else(|_| run.remove_secrets())?;
         run.mark_cleaned()?;
         // A clone that failed may mean that the image is gone.
         if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =

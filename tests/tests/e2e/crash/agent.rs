@@ -183,7 +183,7 @@ async fn a_container_is_due() -> Result<()> {
     pod["spec"]["initContainers"] = json!([init]);
     scene.create(&pod).await?;
     let points =
-        ["agent.deliver.before", "agent.deliver.resolved", "write.delivery.json", "agent.deliver.after"];
+        ["agent.deliver.before", "agent.deliver.resolved", "write.command-response.json", "agent.deliver.after"];
     let _agent = dies_at(&scene, &points).await?;
     let pod = scene.phase("due", "Failed").await?;
     assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));

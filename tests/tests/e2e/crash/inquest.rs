@@ -181,7 +181,7 @@ async fn a_vm_is_stopped_though_nothing_can_be_written_down() -> Result<()> {
     let pod = scene.phase("orphan", "Running").await?;
     let dir = scene.agent.state_dir().join("pods").join(pod.metadata.uid.context("no UID")?).join("0");
     // Whoever creates it through the link fails.
-    std::os::unix::fs::symlink("nowhere/asked", dir.join("asked"))?;
+    std::os::unix::fs::symlink("nowhere/guest-asked", dir.join("guest-asked"))?;
     scene.kill_shims()?;
     scene.told_as("orphan", "FailedSync", "cannot write down how the VM ended").await?;
     let end = end_of(&scene.phase("orphan", "Failed").await?)?;

@@ -20,15 +20,15 @@ const LOSES: [&str; 19] = [
     "shim.run",
     "shim.up",
     "shim.set-up",
-    "write.command.json",
+    "write.last-command.json",
     "shim.init.started",
     "write.init.json",
     "shim.init.exit",
     "shim.init.failed",
     "shim.init.over",
-    "write.due.json",
-    "shim.due",
-    "shim.delivered",
+    "write.command-request.json",
+    "shim.command-requested",
+    "shim.command-received",
     "shim.post-start.before",
     "shim.post-start.after",
     "shim.running",
@@ -191,7 +191,7 @@ async fn while_the_container_is_ended() -> Result<()> {
         &["shim.pre-stop.after"],
         &["shim.terminated"],
         // The shim has left word that the hook failed; the agent dies when it has told it.
-        &["write.told.json", "agent.clean.after"],
+        &["write.notices-reported.json", "agent.clean.after"],
     ];
     for (index, points) in deaths.into_iter().enumerate() {
         let name = format!("pod-{index}");

@@ -1,6 +1,6 @@
-//! What a guest without a command leaves behind about its end: a file in a folder that only it writes to.
+//! The file in which a guest without a command leaves its exit code, in a directory that only this guest writes to.
 //!
-//! The guest is not trusted. Whatever is not a plain, small file is not read.
+//! The guest is not trusted. Only a small, plain file is read.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -9,13 +9,12 @@ use std::path::Path;
 
 use crate::state::{Ending, ShimSpec};
 
-/// The file's name.
 const NAME: &str = "status";
 /// A line with a number, and the longest message that Kubernetes takes.
 const MAX_BYTES: u64 = 4096 + 16;
 
-/// The end that the guest of a VM tells of, when it does: an exit code on the first line, and a message after it.
-pub(crate) fn of(spec: &ShimSpec) -> Option<Ending> {
+/// The guest's exit code on the first line, and a message after it; `None` without a valid file.
+pub(in crate::shim) fn read_ending(spec: &ShimSpec) -> Option<Ending> {
     spec.status_dir.as_deref().and_then(read)
 }
 
@@ -24,14 +23,14 @@ fn read(dir: &Path) -> Option<Ending> {
         Ok(text) => parse(&text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
-            tracing::warn!(%error, "the guest's status file is not read");
+            tracing::warn!(%error, "cannot read the guest's status file");
             None
         }
     }
 }
 
 fn read_file(path: &Path) -> io::Result<String> {
-    // Neither a link to a file of the host's nor a pipe that nobody writes to.
+    // Neither follows a link to a file of the host nor blocks on a pipe.
     let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK | nix::libc::O_CLOEXEC;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
@@ -52,13 +51,14 @@ fn parse(text: &str) -> Option<Ending> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::dir;
 
     fn exited(code: i32, message: Option<&str>) -> Ending {
         Ending::Exited { code, message: message.map(str::to_owned) }
     }
 
     #[test]
-    fn a_code_and_a_message() {
+    fn a_status_is_an_exit_code_and_a_message() {
         let table = [
             ("0", Some(exited(0, None))),
             ("3\n", Some(exited(3, None))),
@@ -75,8 +75,7 @@ mod tests {
 
     #[test]
     fn only_a_small_plain_file_is_read() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = dir();
         let path = dir.path().join(NAME);
         assert_eq!(read(dir.path()), None);
         let secret = dir.path().join("secret");
