@@ -1,4 +1,4 @@
-//! What the agent tells on its local port.
+//! Health and metrics on the agent's local port.
 
 use std::time::Instant;
 
@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
+use super::startup::exit_line;
 use crate::scene::{DEADLINE, Scene};
 
 #[tokio::test]
@@ -39,20 +40,20 @@ async fn health_and_figures_are_served_on_the_host() -> Result<()> {
 
     let slow = "registry.test/macos/slow:1";
     scene.mac.add_image(slow, &json!({"pullSeconds": 600}))?;
-    scene.create(&scene.pod("waiting", &json!({"image": slow}), &json!({}))).await?;
+    scene.pod("waiting").image(slow).create().await?;
     wait::eventually("a Pod that waits", DEADLINE, async || {
         ensure!((agent.metric("tart_kubelet_pods_waiting").await? - 1.0).abs() < f64::EPSILON);
         ensure!(agent.metric("tart_kubelet_oldest_waiting_pod_age_seconds").await? > 0.0);
         Ok(())
     })
     .await?;
-    scene.kubectl.run(["delete", "pod", "waiting"]).await?;
-    // One that starts again and again, and never runs, waits as well.
+    scene.delete("waiting").await?;
+    // A Pod that restarts and never runs counts as waiting, too.
     scene.mac.set_fault("no-space", "run")?;
-    scene.create(&scene.pod("hopeless", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
-    scene.told("pod", "hopeless", "Back-off restarting failed container").await?;
+    scene.pod("hopeless").restart_policy("Always").create().await?;
+    scene.described("hopeless", "Back-off restarting failed container").await?;
     ensure!((agent.metric("tart_kubelet_pods_waiting").await? - 1.0).abs() < f64::EPSILON);
-    scene.kubectl.run(["delete", "pod", "hopeless"]).await?;
+    scene.delete("hopeless").await?;
     wait::eventually("no Pod that waits", DEADLINE, async || {
         ensure!(agent.metric("tart_kubelet_pods_waiting").await?.abs() < f64::EPSILON);
         Ok(())
@@ -63,13 +64,9 @@ async fn health_and_figures_are_served_on_the_host() -> Result<()> {
 #[tokio::test]
 async fn figures_tell_what_became_of_pods() -> Result<()> {
     let (scene, agent) = Scene::with_agent("figures").await?;
-    let fails = json!({"command": ["/bin/sh", "-c", "exit 3"]});
-    let mut far = scene.pod("far", &json!({}), &json!({"nodeSelector": {"planet": "mars"}}));
-    far["spec"]["nodeName"] = json!(scene.node);
-    scene.create(&far).await?;
-    scene.phase("far", "Failed").await?;
-    scene.create(&scene.pod("fails", &fails, &json!({"restartPolicy": "OnFailure"}))).await?;
-    scene.create(&scene.pod("missing", &json!({"image": "registry.test/macos/none:1"}), &json!({}))).await?;
+    scene.pod("far").spec(json!({"nodeSelector": {"planet": "mars"}})).bound().create_until("Failed").await?;
+    scene.pod("fails").sh("exit 3").restart_policy("OnFailure").create().await?;
+    scene.pod("missing").image("registry.test/macos/none:1").create().await?;
     wait::eventually("figures", DEADLINE, async || {
         let wanted = [
             "tart_kubelet_image_pulls_total{result=\"success\"}",
@@ -99,7 +96,7 @@ async fn readiness_names_the_check_that_fails() -> Result<()> {
     wait::eventually("an agent that is not ready", DEADLINE, async || {
         let (status, text) = agent.ask("/readyz").await?;
         ensure!(status == 500 && text.contains("[-]vms failed: TartMissing"), "{status}: {text}");
-        ensure!(text.contains("[+]heartbeat ok"), "the Lease does not care: {text}");
+        ensure!(text.contains("[+]heartbeat ok"), "the heartbeat is well: {text}");
         Ok(())
     })
     .await?;
@@ -113,8 +110,7 @@ async fn a_port_that_is_taken_is_one_line() -> Result<()> {
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
     let agent = scene.agent.clone().flag("--metrics-bind-address", &address).start()?;
-    let words = crate::agent::startup::last_words(&agent).await?;
-    let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+    let line = exit_line(&agent).await?;
     ensure!(line.contains(&address) && line.contains("--metrics-bind-address"), "{line}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Broken input gives one clear line, never a panic.
+//! The agent's start: unusable flags and files end it with one line, and an unreachable API server does not.
 
 use anyhow::{Result, ensure};
 use tart_kubelet_tests::agent::RunningAgent;
@@ -6,11 +6,19 @@ use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
 
-/// Waits for the agent's end with code 2 and returns the lines that are not log records.
-pub(crate) async fn last_words(agent: &RunningAgent) -> Result<Vec<String>> {
+/// Waits until the agent exits with code 2, and returns the lines that are not log records.
+pub(crate) async fn exit_lines(agent: &RunningAgent) -> Result<Vec<String>> {
     let status = agent.wait_for_exit(DEADLINE).await?;
     ensure!(status.code() == Some(2), "{status}: {}", agent.log()?);
     Ok(agent.log()?.lines().filter(|line| !line.starts_with('{')).map(str::to_owned).collect())
+}
+
+/// Waits until the agent exits with code 2, and returns the only line that is not a log record. Deletes the log.
+pub(crate) async fn exit_line(agent: &RunningAgent) -> Result<String> {
+    let lines = exit_lines(agent).await?;
+    let [line] = lines.as_slice() else { anyhow::bail!("not one line: {lines:#?}") };
+    std::fs::remove_file(agent.process().log_path())?;
+    Ok(line.clone())
 }
 
 #[tokio::test]
@@ -23,10 +31,8 @@ async fn an_unusable_kubeconfig_is_one_line() -> Result<()> {
             None => ensure!(!broken.exists()),
         }
         let agent = scene.agent.clone().flag("--kubeconfig", &broken.display().to_string()).start()?;
-        let words = last_words(&agent).await?;
-        let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+        let line = exit_line(&agent).await?;
         ensure!(line.starts_with("tart-kubelet: cannot use the kubeconfig") && line.contains(why), "{line}");
-        std::fs::remove_file(agent.process().log_path())?;
     }
     Ok(())
 }
@@ -50,10 +56,8 @@ async fn a_bad_flag_is_told_with_its_name() -> Result<()> {
     ];
     for (flag, value, why) in table {
         let agent = scene.agent.clone().flag(flag, value).start()?;
-        let words = last_words(&agent).await?;
-        let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+        let line = exit_line(&agent).await?;
         ensure!(line.starts_with("tart-kubelet: ") && line.contains(flag) && line.contains(why), "{line}");
-        std::fs::remove_file(agent.process().log_path())?;
     }
     Ok(())
 }
@@ -67,10 +71,8 @@ async fn a_flag_that_this_machine_cannot_follow_is_one_line() -> Result<()> {
     ];
     for (flag, value, why) in table {
         let agent = scene.agent.clone().flag(flag, value).start()?;
-        let words = last_words(&agent).await?;
-        let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+        let line = exit_line(&agent).await?;
         ensure!(line.starts_with("tart-kubelet: ") && line.contains(why), "{line}");
-        std::fs::remove_file(agent.process().log_path())?;
     }
     Ok(())
 }
@@ -88,7 +90,7 @@ async fn a_second_agent_on_one_state_directory_refuses() -> Result<()> {
 #[tokio::test]
 async fn an_api_server_that_is_away_is_told_and_waited_for() -> Result<()> {
     let scene = Scene::new("unreachable").await?;
-    // A port that nobody else can have, and where nobody listens.
+    // A port that is taken, so that no other process listens there.
     let silent = tokio::net::TcpSocket::new_v4()?;
     silent.bind(([127, 0, 0, 1], 0).into())?;
     let port = silent.local_addr()?.port();

@@ -1,5 +1,5 @@
-//! What Pods bring along, as a Node sees it: the agent's own code with a Node's identity, under the Node authorizer and
-//! `NodeRestriction`.
+//! The objects of Pods (`ConfigMap`s, Secrets, tokens) as a Node sees them: the agent's own code with a Node's identity, under the Node
+//! authorizer and `NodeRestriction`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -2,81 +2,61 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, Scene, state_of};
+use crate::scene::{PodView as _, Scene};
 
-/// A value that is nowhere else, so that it can be looked for.
+/// A value that is nowhere else, so that the test can look for it.
 const SECRET: &str = "sesame-opens-nothing-but-this";
-
-fn object(kind: &str, name: &str, data: &Value) -> String {
-    let field = if kind == "Secret" { "stringData" } else { "data" };
-    json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, field: data}).to_string()
-}
 
 #[tokio::test]
 async fn variables_come_from_everywhere() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("variables").await?;
-    scene
-        .kubectl
-        .apply(&object("ConfigMap", "settings", &json!({"COLOUR": "red", "SHAPE": "round"})))
-        .await?;
-    scene.kubectl.apply(&object("Secret", "keys", &json!({"token": SECRET}))).await?;
-    let service = json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
-        "spec": {"ports": [{"port": 80}], "selector": {"app": "web"}},
-    });
-    scene.kubectl.apply(&service.to_string()).await?;
-    let from = |source: Value| json!({"valueFrom": source});
-    let variable = |name: &str, mut source: Value| {
-        source["name"] = json!(name);
-        source
-    };
-    let field = |path: &str| from(json!({"fieldRef": {"fieldPath": path}}));
+    let map = ["create", "configmap", "settings", "--from-literal=COLOUR=red", "--from-literal=SHAPE=round"];
+    scene.kubectl.run(map).await?;
+    scene.secret("keys", "token", SECRET).await?;
+    scene.service("web", &json!({"selector": {"app": "web"}})).await?;
     let script = "echo \"$P_COLOUR $P_SHAPE $TOKEN $ME $NODE $APP $CORES $GREETING\"; echo \"$IP\"; \
                   echo \"$MEMORY $DISK ${ABSENT-unset}\"; \
                   [ -n \"$WEB_SERVICE_HOST\" ] && [ -n \"$KUBERNETES_SERVICE_HOST\" ] && echo linked";
-    let container = json!({
-        "command": ["/bin/sh", "-c", script],
-        "envFrom": [{"prefix": "P_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "none", "optional": true}}],
-        "env": [
-            variable("TOKEN", from(json!({"secretKeyRef": {"name": "keys", "key": "token"}}))),
-            variable("ME", field("metadata.name")),
-            variable("NODE", field("spec.nodeName")),
-            variable("APP", field("metadata.labels['app']")),
-            variable("IP", field("status.podIP")),
-            variable("CORES", from(json!({"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}))),
-            variable("MEMORY", from(json!({"resourceFieldRef": {
-                "containerName": "main", "resource": "requests.memory", "divisor": "1Mi",
-            }}))),
-            variable("DISK", from(json!({"resourceFieldRef": {"resource": "limits.ephemeral-storage", "divisor": "1Ki"}}))),
-            variable("ABSENT", from(json!({"configMapKeyRef": {"name": "settings", "key": "none", "optional": true}}))),
-            variable("GREETING", json!({"value": "hello $(ME) $(NOBODY)"})),
-        ],
-        "resources": {
+    let resource = |fields: Value| json!({"resourceFieldRef": fields});
+    let memory = json!({"containerName": "main", "resource": "requests.memory", "divisor": "1Mi"});
+    let absent = json!({"configMapKeyRef": {"name": "settings", "key": "none", "optional": true}});
+    let from = json!([
+        {"prefix": "P_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "none", "optional": true}},
+    ]);
+    scene
+        .pod("all")
+        .label("app", "demo")
+        .sh(script)
+        .container(json!({"envFrom": from}))
+        .env_secret("TOKEN", "keys", "token")
+        .env_field("ME", "metadata.name")
+        .env_field("NODE", "spec.nodeName")
+        .env_field("APP", "metadata.labels['app']")
+        .env_field("IP", "status.podIP")
+        .env_from("CORES", resource(json!({"resource": "requests.cpu", "divisor": "1m"})))
+        .env_from("MEMORY", resource(memory))
+        .env_from("DISK", resource(json!({"resource": "limits.ephemeral-storage", "divisor": "1Ki"})))
+        .env_from("ABSENT", absent)
+        .env("GREETING", "hello $(ME) $(NOBODY)")
+        .resources(json!({
             "requests": {"cpu": "250m", "memory": "64Mi", "ephemeral-storage": "1Mi"},
             "limits": {"ephemeral-storage": "2Mi"},
-        },
-    });
-    let mut pod = scene.pod("all", &container, &json!({}));
-    pod["metadata"]["labels"] = json!({"app": "demo"});
-    scene.create(&pod).await?;
-    let running = wait::until(&scene.pods, "all", "an address", DEADLINE, |pod| {
-        pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
-    });
-    let address = running.await?.status.and_then(|status| status.pod_ip).unwrap_or_default();
+        }))
+        .create()
+        .await?;
+    let running = scene.until("all", "an address", |pod| pod.ip().is_some()).await?;
     let pod = scene.phase("all", "Succeeded").await?;
-    let log = scene.log(&pod, "main", 0)?;
     assert_eq!(
-        log,
+        scene.log(&pod, "main", 0)?,
         [
             format!("red round {SECRET} all {} demo 250 hello all $(NOBODY)", scene.node),
-            address,
+            running.ip().unwrap_or_default().to_owned(),
             "64 2048 unset".to_owned(),
             "linked".to_owned(),
         ]
     );
-    // A Pod that is over has no use for its secrets, nor has the disk.
+    // The agent deletes the secrets of a Pod that has ended.
     scene.no_vms().await?;
     scene.nowhere_on_disk(SECRET).await
 }
@@ -84,7 +64,7 @@ async fn variables_come_from_everywhere() -> Result<()> {
 #[tokio::test]
 async fn all_that_the_pod_knows_of_itself_can_be_a_variable() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("fields").await?;
-    scene.kubectl.apply(&object("Secret", "keys", &json!({"TOKEN": SECRET}))).await?;
+    scene.secret("keys", "TOKEN", SECRET).await?;
     let fields = [
         ("NAMESPACE", "metadata.namespace"),
         ("POD_UID", "metadata.uid"),
@@ -95,30 +75,20 @@ async fn all_that_the_pod_knows_of_itself_can_be_a_variable() -> Result<()> {
         ("IP", "status.podIP"),
         ("IPS", "status.podIPs"),
     ];
-    let mut env: Vec<Value> = fields
-        .iter()
-        .map(|(name, path)| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}))
-        .collect();
-    // Without a limit it is what the Node has for Pods.
-    let cores = json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}});
-    env.push(json!({"name": "CORES", "valueFrom": cores}));
     let script = "echo $NAMESPACE $POD_UID $NOTE $ACCOUNT $HOST $HOSTS $S_TOKEN; [ $IP = $IPS ] && echo $CORES; \
                   echo ${KUBERNETES_SERVICE_HOST:+master} ${WEB_SERVICE_HOST:-unlinked}";
     let from = json!([{"prefix": "S_", "secretRef": {"name": "keys"}}]);
-    let container = json!({"command": ["/bin/sh", "-c", script], "env": env, "envFrom": from});
-    let service = json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]},
-    });
-    scene.kubectl.apply(&service.to_string()).await?;
-    let mut pod = scene.pod("fields", &container, &json!({"enableServiceLinks": false}));
-    pod["metadata"]["annotations"] = json!({"note": "well"});
-    scene.create(&pod).await?;
-    let pod = scene.phase("fields", "Succeeded").await?;
+    scene.service("web", &json!({})).await?;
+    let pod = scene.pod("fields").annotation("note", "well").sh(script).container(json!({"envFrom": from}));
+    let pod = fields.iter().fold(pod, |pod, (name, path)| pod.env_field(name, path));
+    // Without a limit it is what the Node has for Pods.
+    let pod = pod.env_from("CORES", json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}));
+    let pod = pod.spec(json!({"enableServiceLinks": false})).create_until("Succeeded").await?;
     let node = scene.nodes.get(&scene.node).await?;
     let cores = node.status.and_then(|status| status.allocatable?.get("cpu").cloned()).map(|cpu| cpu.0);
     let cores = cores.unwrap_or_default();
     let cores = cores.strip_suffix('m').map_or_else(|| format!("{cores}000"), str::to_owned);
-    let (namespace, uid) = (scene.namespace(), pod.metadata.uid.clone().unwrap_or_default());
+    let (namespace, uid) = (scene.namespace(), pod.uid_of()?);
     assert_eq!(
         scene.log(&pod, "main", 0)?,
         [
@@ -136,14 +106,17 @@ async fn a_name_that_no_shell_can_set_is_one_all_the_same() -> Result<()> {
     let (old, admin) = ("registry.test/macos/old:1", "registry.test/macos/admin:1");
     scene.mac.add_image(old, &json!({"agentVersion": "0.9.0"}))?;
     scene.mac.add_image(admin, &json!({"uid": 501}))?;
-    scene.kubectl.apply(&object("ConfigMap", "settings", &json!({"my.key": "it's here"}))).await?;
+    scene.config_map("settings", "my.key", "it's here").await?;
     for (name, image, user) in [("old", old, json!({})), ("other", admin, json!({"runAsUser": 12345}))] {
-        let container = json!({
-            "image": image, "securityContext": user, "command": ["/usr/bin/env"],
-            "envFrom": [{"configMapRef": {"name": "settings"}}], "env": [{"name": "UID", "value": "my own"}],
-        });
-        scene.create(&scene.pod(name, &container, &json!({}))).await?;
-        let log = scene.log(&scene.phase(name, "Succeeded").await?, "main", 0)?;
+        let log = scene
+            .pod(name)
+            .image(image)
+            .command(["/usr/bin/env"])
+            .env("UID", "my own")
+            .container(json!({"envFrom": [{"configMapRef": {"name": "settings"}}]}))
+            .security_context(user)
+            .output()
+            .await?;
         for line in ["my.key=it's here", "UID=my own"] {
             ensure!(log.iter().any(|said| said == line), "{name}: {log:?}");
         }
@@ -154,34 +127,21 @@ async fn a_name_that_no_shell_can_set_is_one_all_the_same() -> Result<()> {
 #[tokio::test]
 async fn what_is_missing_is_told_and_heals() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("missing").await?;
-    let env = json!([
-        {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "late", "key": "a"}}},
-        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "later", "key": "b"}}},
-    ]);
-    let container = json!({"command": ["/bin/sh", "-c", "echo $A$B"], "env": env});
-    scene.create(&scene.pod("heal", &container, &json!({}))).await?;
-    let waits = async |words: &str| {
-        let waits = wait::until(&scene.pods, "heal", words, DEADLINE, |pod| {
-            let state = state_of(pod).and_then(|state| state.waiting);
-            state.is_some_and(|waiting| {
-                waiting.reason.as_deref() == Some("CreateContainerConfigError")
-                    && waiting.message.is_some_and(|message| message.contains(words))
-            })
-        });
-        waits.await.map(drop)
-    };
+    let pod = scene.pod("heal").sh("echo $A$B").env_config_map("A", "late", "a");
+    pod.env_secret("B", "later", "b").create().await?;
+    let waits = async |words: &str| scene.waiting("heal", "CreateContainerConfigError", words).await;
     waits("configmap \"late\" not found").await?;
-    scene.told("pod", "heal", "Error: configmap \"late\" not found").await?;
-    scene.kubectl.apply(&object("ConfigMap", "late", &json!({"z": "1"}))).await?;
+    scene.described("heal", "Error: configmap \"late\" not found").await?;
+    scene.config_map("late", "z", "1").await?;
     waits("couldn't find key a in ConfigMap").await?;
-    scene.kubectl.apply(&object("ConfigMap", "late", &json!({"a": "1"}))).await?;
+    scene.config_map("late", "a", "1").await?;
     waits("secret \"later\" not found").await?;
     // The byte ff is no text.
     let raw =
         json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "later"}, "data": {"b": "/w=="}});
-    scene.kubectl.apply(&raw.to_string()).await?;
+    scene.apply(&raw).await?;
     waits(&format!("key b in Secret {}/later is not valid UTF-8", scene.namespace())).await?;
-    scene.kubectl.apply(&object("Secret", "later", &json!({"b": "2"}))).await?;
+    scene.secret("later", "b", "2").await?;
     let pod = scene.phase("heal", "Succeeded").await?;
     assert_eq!(scene.log(&pod, "main", 0)?, ["12"]);
     Ok(())
@@ -190,21 +150,15 @@ async fn what_is_missing_is_told_and_heals() -> Result<()> {
 #[tokio::test]
 async fn a_secret_is_in_no_list_of_arguments_and_no_log() -> Result<()> {
     let (scene, agent) = Scene::with_agent("discreet").await?;
-    scene.kubectl.apply(&object("Secret", "keys", &json!({"token": SECRET}))).await?;
-    // The shell reads each list itself: a program that looks for the word would have it in its own.
+    scene.secret("keys", "token", SECRET).await?;
+    // The shell reads each argument list itself: a program that looks for the secret would have it in its own list.
     let script = "for f in /proc/[0-9]*/cmdline; do a=$(tr '\\0' ' ' <\"$f\" 2>/dev/null); \
                   case $a in *\"$TOKEN\"*) echo \"$f\";; esac; done; echo looked for ${#TOKEN}";
-    let container = json!({
-        "command": ["/bin/sh", "-c", script],
-        "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}}],
-    });
-    scene.create(&scene.pod("discreet", &container, &json!({}))).await?;
-    let pod = scene.phase("discreet", "Succeeded").await?;
-    assert_eq!(scene.log(&pod, "main", 0)?, [format!("looked for {}", SECRET.len())]);
+    let output = scene.pod("discreet").sh(script).env_secret("TOKEN", "keys", "token").output().await?;
+    assert_eq!(output, [format!("looked for {}", SECRET.len())]);
     ensure!(!agent.log()?.contains(SECRET), "the agent's log has it");
     ensure!(!scene.shim_log("discreet").await?.contains(SECRET), "the shim's log has it");
-    let told = scene.kubectl.run(["get", "events", "--output", "json"]).await?;
-    ensure!(!told.contains(SECRET), "an Event has it");
+    ensure!(!scene.events().await?.contains(SECRET), "an Event has it");
     Ok(())
 }
 
@@ -213,14 +167,15 @@ async fn a_guest_agent_that_ignores_variables_is_no_obstacle() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("old-agent").await?;
     let image = "registry.test/macos/old:1";
     scene.mac.add_image(image, &json!({"agentVersion": "0.9.0"}))?;
-    let container = json!({
-        "image": image, "workingDir": "/private/tmp",
-        "command": ["/bin/sh", "-c", "echo $WHO in $PWD"],
-        "env": [{"name": "WHO", "value": "it's me"}],
-    });
-    scene.create(&scene.pod("old", &container, &json!({}))).await?;
-    let pod = scene.phase("old", "Succeeded").await?;
-    assert_eq!(scene.log(&pod, "main", 0)?, ["it's me in /private/tmp"]);
+    let output = scene
+        .pod("old")
+        .image(image)
+        .sh("echo $WHO in $PWD")
+        .env("WHO", "it's me")
+        .container(json!({"workingDir": "/private/tmp"}))
+        .output()
+        .await?;
+    assert_eq!(output, ["it's me in /private/tmp"]);
     Ok(())
 }
 
@@ -229,10 +184,10 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
     let (scene, _agent) = Scene::with_agent("boot").await?;
     let image = "registry.test/macos/appliance:1";
     let shares = "/Volumes/My Shared Files";
-    scene.kubectl.apply(&object("ConfigMap", "settings", &json!({"COLOUR": "red"}))).await?;
-    scene.kubectl.apply(&object("Secret", "keys", &json!({"token": SECRET}))).await?;
+    scene.config_map("settings", "COLOUR", "red").await?;
+    scene.secret("keys", "token", SECRET).await?;
     let file = format!("'{shares}/pod_environment/environment'");
-    // All but the address is there from the start.
+    // All variables but the address are there from the start.
     let script = format!(
         "[ -e {file} ] || exit; . {file}; early=\"$GREETING $COLOUR ${{#TOKEN}} $ME\"; \
          until grep -q ^URL= {file}; do sleep 0.05; done; . {file}; \
@@ -241,29 +196,24 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
          sudo shutdown -h now"
     );
     scene.mac.add_image(image, &json!({"boot": ["/bin/sh", "-c", script]}))?;
-    let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
-    let container = json!({
-        "image": image,
-        "envFrom": [{"configMapRef": {"name": "settings"}}],
-        "env": [
-            {"name": "GREETING", "value": "it's over"},
-            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
-            {"name": "ME", "valueFrom": field("metadata.name")},
-            {"name": "IP", "valueFrom": field("status.podIP")},
-            {"name": "URL", "value": "http://$(IP)/"},
-        ],
-    });
-    let spec = json!({"hostname": "boot-0", "subdomain": "boots", "securityContext": {"runAsNonRoot": true}});
-    scene.create(&scene.pod("boot", &container, &spec)).await?;
-    let pod = scene.phase("boot", "Failed").await?;
-    let end = state_of(&pod).and_then(|state| state.terminated);
-    let end = end.map(|end| (end.exit_code, end.message.unwrap_or_default()));
-    let ip = pod.status.and_then(|status| status.pod_ip).unwrap_or_default();
+    let pod = scene
+        .pod("boot")
+        .image(image)
+        .env("GREETING", "it's over")
+        .env_secret("TOKEN", "keys", "token")
+        .env_field("ME", "metadata.name")
+        .env_field("IP", "status.podIP")
+        .env("URL", "http://$(IP)/")
+        .container(json!({"envFrom": [{"configMapRef": {"name": "settings"}}]}))
+        .spec(json!({"hostname": "boot-0", "subdomain": "boots", "securityContext": {"runAsNonRoot": true}}))
+        .create_until("Failed")
+        .await?;
+    let ip = pod.ip().unwrap_or_default();
     let said = format!("it's over red {} boot; it's over red {ip} http://{ip}/", SECRET.len());
-    assert_eq!(end, Some((7, said)));
+    assert_eq!((pod.main().exit_code(), pod.main().message()), (Some(7), Some(said.as_str())));
     let words = "No effect on what a VM's image boots: hostname, subdomain, securityContext.runAsNonRoot. \
                  Of such fields, hooks and probes by exec heed the securityContext only";
-    scene.told_as("boot", "LeftToImage", words).await?;
+    scene.event("boot", "LeftToImage", words).await?;
     scene.no_vms().await?;
     scene.nowhere_on_disk(SECRET).await
 }
@@ -271,19 +221,21 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
 #[tokio::test]
 async fn a_vm_that_only_boots_finds_its_volumes() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot-volume").await?;
-    scene.kubectl.apply(&object("ConfigMap", "settings", &json!({"mode": "fast"}))).await?;
+    scene.config_map("settings", "mode", "fast").await?;
     let image = "registry.test/macos/reader:1";
     let shares = "/Volumes/My Shared Files";
     let script = format!(
         "printf '3\\n%s' \"$(cat '{shares}/settings/mode')\" >'{shares}/pod_status/status'; sudo shutdown -h now"
     );
     scene.mac.add_image(image, &json!({"boot": ["/bin/sh", "-c", script]}))?;
-    let mounts = json!([{"name": "settings", "mountPath": "/etc/settings"}]);
-    let spec = json!({"volumes": [{"name": "settings", "configMap": {"name": "settings"}}]});
-    scene.create(&scene.pod("reader", &json!({"image": image, "volumeMounts": mounts}), &spec)).await?;
-    let end = state_of(&scene.phase("reader", "Failed").await?).and_then(|state| state.terminated);
-    let end = end.map(|end| (end.exit_code, end.message.unwrap_or_default()));
-    assert_eq!(end, Some((3, "fast".to_owned())));
+    let pod = scene
+        .pod("reader")
+        .image(image)
+        .mount("settings", "/etc/settings")
+        .volume("settings", json!({"configMap": {"name": "settings"}}))
+        .create_until("Failed")
+        .await?;
+    assert_eq!((pod.main().exit_code(), pod.main().message()), (Some(3), Some("fast")));
     Ok(())
 }
 
@@ -300,11 +252,9 @@ async fn a_hostile_status_file_is_not_followed() -> Result<()> {
         let separator = if trick.ends_with('=') { "" } else { " " };
         let script = format!("{trick}{separator}'{status}'; sudo shutdown -h now");
         scene.mac.add_image(&image, &json!({"boot": ["/bin/sh", "-c", script]}))?;
-        scene.create(&scene.pod(name, &json!({"image": image}), &json!({}))).await?;
-        let pod = scene.phase(name, "Succeeded").await?;
-        let end = state_of(&pod).and_then(|state| state.terminated);
-        assert_eq!(end.and_then(|end| end.message), None, "{name}");
-        scene.kubectl.run(["delete", "pod", name]).await?;
+        let pod = scene.pod(name).image(image).create_until("Succeeded").await?;
+        assert_eq!(pod.main().message(), None, "{name}");
+        scene.delete(name).await?;
     }
     scene.nothing_left().await
 }

@@ -1,4 +1,4 @@
-//! A guest agent of our own making: it speaks the protocol and says whatever a test wants it to say.
+//! A guest agent that speaks the protocol and answers what a test wants.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use tokio::task::JoinSet;
 
 type Body = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>;
 
-/// What a peer makes of every command that it is sent.
+/// How it answers every command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Output without end, and never an exit code.
     Flood,
-    /// A message that is said to be as long as a message can be, and comes to no end either.
+    /// A message with the greatest length that the protocol has, and without an end.
     OneLongMessage,
 }
 
 /// The guest agent of one VM, for as long as it is not dropped.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct FakeGuestAgent {
     sent: Arc<AtomicU64>,
     _server: JoinSet<()>,
 }
 
-impl Peer {
-    /// Answers in place of a VM's own guest agent, which its image must not have. The VM must be there, but not run yet.
-    pub(super) fn of(mac: &Mac, vm: &str, address: &str, answer: Answer) -> Result<Self> {
-        // A name without the VM's directory is not too long for a socket.
+impl FakeGuestAgent {
+    /// Serves in place of a VM's own guest agent, which its image must not have. The VM must exist, but not run yet.
+    pub(super) fn serve(mac: &Mac, vm: &str, address: &str, answer: Answer) -> Result<Self> {
+        // A path in the VM's directory would be too long for a socket.
         let socket = mac.host().join(format!("{}.sock", &vm[vm.len() - 8..]));
         let listener = UnixListener::bind(&socket).context("cannot listen")?;
         let place = mac.tart_home().join("vms").join(vm).join("guest/agent.sock");
@@ -59,7 +59,7 @@ impl Peer {
                         let response = Response::builder().header("content-type", "application/grpc");
                         std::future::ready(response.body(body))
                     });
-                    // Whoever breaks off has heard enough.
+                    // The shim may close the connection at any time.
                     let _ = auto::Builder::new(TokioExecutor::new())
                         .serve_connection(TokioIo::new(stream), service)
                         .await;
@@ -69,7 +69,7 @@ impl Peer {
         Ok(Self { sent, _server: server })
     }
 
-    /// How many bytes of output somebody was ready to take.
+    /// How many bytes of output the shim has taken.
     pub(super) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }

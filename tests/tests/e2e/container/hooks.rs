@@ -1,57 +1,35 @@
-//! Lifecycle hooks and the way a command is told to end.
+//! Lifecycle hooks, and the SIGTERM that a command gets.
 
 use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use k8s_openapi::api::core::v1::ContainerStateTerminated;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tart_kubelet_tests::{tls, wait};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
 
-use crate::scene::{DEADLINE, Scene, UP, state_of};
+use crate::scene::{DEADLINE, PodBuilder, PodView as _, Scene, UP, every_second, exec, until_exists};
 
-/// Where the command and its hooks leave a trace that is read when they are over.
+/// The command and its hooks write to this file. It is the termination message.
 const TRACE: &str = "/private/tmp/trace";
 
-fn container(script: &str, lifecycle: &Value) -> Value {
-    json!({"command": ["/bin/sh", "-c", script], "lifecycle": lifecycle, "terminationMessagePath": TRACE})
+/// A `postStart` hook that ends when the command has set its signal handlers.
+fn command_is_up() -> Value {
+    exec(format!("until [ -e {UP} ]; do sleep 0.05; done"))
 }
 
-/// Until the command has seen to its signals: it says so by a file.
-fn is_up() -> Value {
-    exec(&format!("until [ -e {UP} ]; do sleep 0.05; done"))
-}
-
-fn exec(script: &str) -> Value {
-    json!({"exec": {"command": ["/bin/sh", "-c", script]}})
-}
-
-/// A Pod that stays in the API after its deletion, for somebody to read how it ended.
-fn lingering(scene: &Scene, name: &str, container: &Value, spec: &Value) -> Value {
-    let mut pod = scene.pod(name, container, spec);
-    pod["metadata"]["finalizers"] = json!(["example.com/linger"]);
-    pod
-}
-
-fn end_of(pod: &Pod) -> Option<ContainerStateTerminated> {
-    state_of(pod).and_then(|state| state.terminated)
-}
-
-/// Deletes a lingering Pod and waits for its end.
+/// Deletes a Pod with a finalizer and waits for its end.
 async fn stop(scene: &Scene, name: &str) -> Result<ContainerStateTerminated> {
-    scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
-    let ended = wait::until(&scene.pods, name, "an end", DEADLINE, |pod| end_of(pod).is_some()).await?;
-    end_of(&ended).context("no end")
+    scene.begin_delete(name).await?;
+    scene.until(name, "an end", |pod| pod.main().has_ended()).await?.main().end()
 }
 
-/// The same, and lets go of it.
+/// The same, and removes the finalizer.
 async fn delete(scene: &Scene, name: &str) -> Result<ContainerStateTerminated> {
     let end = stop(scene, name).await?;
-    let free = r#"{"metadata":{"finalizers":null}}"#;
-    scene.kubectl.run(["patch", "pod", name, "--type=merge", "--patch", free]).await?;
+    scene.remove_finalizers(name).await?;
     Ok(end)
 }
 
@@ -59,14 +37,16 @@ async fn delete(scene: &Scene, name: &str) -> Result<ContainerStateTerminated> {
 async fn a_pod_starts_and_ends_through_its_hooks() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("hooks").await?;
     let script = format!("trap 'echo term >>{TRACE}; exit 3' TERM; touch {UP}; while :; do sleep 0.1; done");
-    let lifecycle = json!({
-        "postStart": exec(&format!("until [ -e {UP} ]; do sleep 0.05; done; echo $WHO started >>{TRACE}")),
-        "preStop": exec(&format!("echo stopping >>{TRACE}")),
-    });
-    let mut container = container(&script, &lifecycle);
-    container["env"] = json!([{"name": "WHO", "value": "hook"}]);
-    scene.create(&lingering(&scene, "hooks", &container, &json!({}))).await?;
-    scene.phase("hooks", "Running").await?;
+    scene
+        .pod("hooks")
+        .sh(script)
+        .env("WHO", "hook")
+        .post_start(exec(format!("until [ -e {UP} ]; do sleep 0.05; done; echo $WHO started >>{TRACE}")))
+        .pre_stop(exec(format!("echo stopping >>{TRACE}")))
+        .message_path(TRACE)
+        .finalizer()
+        .create_until("Running")
+        .await?;
     let end = delete(&scene, "hooks").await?;
     assert_eq!((end.exit_code, end.message.as_deref()), (3, Some("hook started\nstopping\nterm\n")));
     scene.nothing_left().await
@@ -76,30 +56,18 @@ async fn a_pod_starts_and_ends_through_its_hooks() -> Result<()> {
 async fn a_command_that_ignores_sigterm_is_killed_when_its_time_is_over() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("stubborn").await?;
     let script = format!("trap '' TERM; touch {UP}; while :; do sleep 0.1; done");
-    let container = container(&script, &json!({"postStart": is_up()}));
-    let spec = json!({"terminationGracePeriodSeconds": 1});
-    scene.create(&lingering(&scene, "stubborn", &container, &spec)).await?;
-    scene.phase("stubborn", "Running").await?;
+    let pod = scene.pod("stubborn").sh(script).post_start(command_is_up()).grace(1).finalizer();
+    pod.create_until("Running").await?;
     assert_eq!(delete(&scene, "stubborn").await?.exit_code, 137);
     scene.nothing_left().await
 }
 
-/// A value that is nowhere else, so that it can be looked for.
+/// A value that is nowhere else, so that the test can look for it.
 const SECRET: &str = "sesame-shut-yourself";
 
-/// Adds a Secret, in the variable `TOKEN`.
-async fn add_secret(scene: &Scene, container: &mut Value) -> Result<()> {
-    let literal = format!("--from-literal=token={SECRET}");
-    scene.kubectl.run(["create", "secret", "generic", "keys", &literal]).await?;
-    let from = json!({"secretKeyRef": {"name": "keys", "key": "token"}});
-    container["env"] = json!([{"name": "TOKEN", "valueFrom": from}]);
-    Ok(())
-}
-
-/// No Event has the secret, nor has any log but the container's own.
+/// Checks that the secret is in no Event, and in no log but the container's own.
 async fn is_kept(scene: &Scene, pod: &str) -> Result<()> {
-    let told = scene.kubectl.run(["get", "events", "--output", "json"]).await?;
-    for said in [told, scene.agent_log(), scene.shim_log(pod).await?] {
+    for said in [scene.events().await?, scene.agent_log(), scene.shim_log(pod).await?] {
         ensure!(!said.contains(SECRET), "{said}");
     }
     Ok(())
@@ -108,53 +76,51 @@ async fn is_kept(scene: &Scene, pod: &str) -> Result<()> {
 #[tokio::test]
 async fn a_post_start_hook_that_fails_ends_the_container() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("bad-hook").await?;
-    let mut container = container("sleep 1000", &json!({"postStart": exec("echo $TOKEN; exit 5")}));
-    add_secret(&scene, &mut container).await?;
-    scene.create(&scene.pod("bad", &container, &json!({}))).await?;
-    let pod = scene.phase("bad", "Failed").await?;
-    let end = end_of(&pod).context("no end")?;
+    scene.secret("keys", "token", SECRET).await?;
+    let pod = scene.pod("bad").sh("sleep 1000").message_path(TRACE).env_secret("TOKEN", "keys", "token");
+    let pod = pod.post_start(exec("echo $TOKEN; exit 5")).create_until("Failed").await?;
+    let end = pod.main().end()?;
     let message = format!("PostStartHookError: command `/bin/sh` exited with 5: {SECRET}");
     assert_eq!((end.exit_code, end.message.as_deref()), (143, Some(message.as_str())));
-    // It had started before its hook did.
+    // The container starts before its hook.
     ensure!(end.started_at.is_some(), "{end:?}");
-    scene.told_as("bad", "FailedPostStartHook", "PostStartHook failed").await?;
+    scene.event("bad", "FailedPostStartHook", "PostStartHook failed").await?;
     scene.no_vms().await?;
     is_kept(&scene, "bad").await
 }
 
-/// A command that heeds SIGTERM, with a `preStop` hook.
-fn obedient(hook: &Value) -> Value {
+/// A Pod with a finalizer whose command heeds SIGTERM, with a `preStop` hook.
+fn obedient<'a>(scene: &'a Scene, name: &str, hook: Value) -> PodBuilder<'a> {
     let script = format!("trap 'echo term >>{TRACE}; exit 0' TERM; touch {UP}; while :; do sleep 0.1; done");
-    container(&script, &json!({"postStart": is_up(), "preStop": hook}))
+    let pod = scene.pod(name).sh(script).message_path(TRACE).finalizer();
+    pod.post_start(command_is_up()).pre_stop(hook)
 }
 
 #[tokio::test]
 async fn a_pre_stop_hook_that_fails_is_told() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("bad-end").await?;
-    let mut fails = obedient(&exec("echo $TOKEN; exit 9"));
-    add_secret(&scene, &mut fails).await?;
-    for (name, container) in [("fails", fails), ("sleeps", obedient(&json!({"sleep": {"seconds": 1}})))] {
-        scene.create(&lingering(&scene, name, &container, &json!({}))).await?;
-        scene.phase(name, "Running").await?;
+    scene.secret("keys", "token", SECRET).await?;
+    for (name, hook) in [("fails", exec("echo $TOKEN; exit 9")), ("sleeps", json!({"sleep": {"seconds": 1}}))]
+    {
+        let pod = obedient(&scene, name, hook).env_secret("TOKEN", "keys", "token");
+        pod.create_until("Running").await?;
         let end = stop(&scene, name).await?;
-        // However the hook went, the command got its SIGTERM and the time to heed it.
+        // Whatever the hook's result, the command gets its SIGTERM and the time to heed it.
         assert_eq!((name, end.exit_code, end.message.as_deref()), (name, 0, Some("term\n")));
     }
-    scene.told_as("fails", "FailedPreStopHook", "PreStopHook failed").await?;
+    scene.event("fails", "FailedPreStopHook", "PreStopHook failed").await?;
     is_kept(&scene, "fails").await
 }
 
 #[tokio::test]
 async fn a_pre_stop_hook_that_takes_too_long_leaves_time_for_the_command() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("slow-hook").await?;
-    // Two seconds are left to the command then. A busy machine may need them for itself, but not each time.
+    // The command has two seconds left. A busy machine may need longer, but not each time.
     for attempt in 0..8 {
         let name = format!("hangs-{attempt}");
-        let spec = json!({"terminationGracePeriodSeconds": 3});
-        scene.create(&lingering(&scene, &name, &obedient(&exec("sleep 1000")), &spec)).await?;
-        scene.phase(&name, "Running").await?;
+        obedient(&scene, &name, exec("sleep 1000")).grace(3).create_until("Running").await?;
         let end = delete(&scene, &name).await?;
-        scene.told_as(&name, "FailedPreStopHook", "PreStopHook did not end within the grace period").await?;
+        scene.event(&name, "FailedPreStopHook", "PreStopHook did not end within the grace period").await?;
         if (end.exit_code, end.message.as_deref()) == (0, Some("term\n")) {
             return Ok(());
         }
@@ -166,27 +132,25 @@ async fn a_pre_stop_hook_that_takes_too_long_leaves_time_for_the_command() -> Re
 #[tokio::test]
 async fn a_pre_stop_hook_whose_time_is_over_before_it_could_start_is_told() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("late-hook").await?;
-    let spec = json!({"terminationGracePeriodSeconds": 1});
-    for (name, container) in
-        [("command", obedient(&exec("true"))), ("boot", json!({"lifecycle": {"preStop": exec("true")}}))]
-    {
-        scene.create(&lingering(&scene, name, &container, &spec)).await?;
-        let uid = scene.phase(name, "Running").await?.metadata.uid.context("no UID")?;
-        let vm = scene.agent.state_dir().join("pods").join(uid).join("0");
-        // Its shim hears of the deletion too late.
-        let shim = Pid::from_raw(std::fs::read_to_string(vm.join("shim.pid"))?.trim().parse()?);
-        kill(shim, Signal::SIGSTOP)?;
-        scene.kubectl.run(["delete", "pod", name, "--wait=false"]).await?;
+    let command = obedient(&scene, "command", exec("true"));
+    let boot = scene.pod("boot").pre_stop(exec("true")).finalizer();
+    for (name, pod) in [("command", command), ("boot", boot)] {
+        let pod = pod.grace(1).create_until("Running").await?;
+        let uid = pod.uid_of()?;
+        // The shim hears of the deletion too late.
+        scene.signal_shim(uid, Signal::SIGSTOP)?;
+        scene.begin_delete(name).await?;
+        let request = scene.first_run_dir(uid).join("stop.json");
         wait::eventually("a deadline that is over", DEADLINE, async || {
-            let asked: Value = serde_json::from_str(&std::fs::read_to_string(vm.join("stop.json"))?)?;
+            let asked: Value = serde_json::from_str(&std::fs::read_to_string(&request)?)?;
             let deadline: jiff::Timestamp = asked["deadline"].as_str().context("no deadline")?.parse()?;
             ensure!(jiff::Timestamp::now() > deadline, "it is at {deadline}");
             Ok(())
         })
         .await?;
-        kill(shim, Signal::SIGCONT)?;
+        scene.signal_shim(uid, Signal::SIGCONT)?;
         let words = "PreStopHook did not end within the grace period";
-        scene.told_as(name, "FailedPreStopHook", words).await?;
+        scene.event(name, "FailedPreStopHook", words).await?;
     }
     Ok(())
 }
@@ -195,59 +159,46 @@ async fn a_pre_stop_hook_whose_time_is_over_before_it_could_start_is_told() -> R
 async fn a_vm_that_only_boots_has_hooks_too() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot-hook").await?;
     let status = "/Volumes/My Shared Files/pod_status/status";
-    // The shell reads each list of arguments itself: a program that looks for the word would have it in its own.
+    // The shell reads each argument list itself: a program that looks for the secret would have it in its own list.
     let look = "for f in /proc/[0-9]*/cmdline; do a=$(tr '\\0' ' ' <\"$f\" 2>/dev/null); \
                 case $a in *\"$TOKEN\"*) echo \"$f\";; esac; done";
-    let lifecycle = json!({
-        "postStart": exec(&format!("printf '0\\nup %s %s%s' ${{#TOKEN}} $IP \"$({look})\" >'{status}'")),
-        "preStop": exec(&format!("printf ' and down %s' \"$WHO\" >>'{status}'")),
-    });
-    let mut probe = exec("[ -n \"$TOKEN\" ] && [ -n \"$IP\" ]");
-    probe["periodSeconds"] = json!(1);
-    let mut container = json!({"lifecycle": lifecycle, "readinessProbe": probe});
-    add_secret(&scene, &mut container).await?;
-    let more = [
-        json!({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}),
-        json!({"name": "WHO", "value": "hook"}),
-    ];
-    container["env"].as_array_mut().context("no variables")?.extend(more);
-    scene.create(&lingering(&scene, "boot", &container, &json!({}))).await?;
-    let pod = wait::until(&scene.pods, "boot", "ready", DEADLINE, |pod| {
-        let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
-        statuses.is_some_and(|all| all.iter().all(|one| one.ready))
-    })
-    .await?;
-    // What is secret is closed to other users of the host.
-    let state = scene.agent.state_dir();
-    let uid = pod.metadata.uid.context("no UID")?;
-    let boot = state.join("volumes").join(&uid).join(".boot-0/pod_environment");
-    let plan = state.join("pods").join(&uid).join("0/spec.json");
-    let closed = [state.join("volumes").join(&uid), boot.clone(), boot.join("environment"), plan];
+    scene.secret("keys", "token", SECRET).await?;
+    scene
+        .pod("boot")
+        .env_secret("TOKEN", "keys", "token")
+        .env_field("IP", "status.podIP")
+        .env("WHO", "hook")
+        .post_start(exec(format!("printf '0\\nup %s %s%s' ${{#TOKEN}} $IP \"$({look})\" >'{status}'")))
+        .pre_stop(exec(format!("printf ' and down %s' \"$WHO\" >>'{status}'")))
+        .readiness(every_second(exec("[ -n \"$TOKEN\" ] && [ -n \"$IP\" ]")))
+        .finalizer()
+        .create()
+        .await?;
+    let pod = scene.ready("boot").await?;
+    // Other users of the host cannot read the secret.
+    let volumes = scene.volumes_dir(pod.uid_of()?);
+    let boot = volumes.join(".boot-0/pod_environment");
+    let plan = scene.first_run_dir(pod.uid_of()?).join("spec.json");
+    let closed = [volumes, boot.clone(), boot.join("environment"), plan];
     let modes = closed.map(|path| std::fs::metadata(path).map(|found| found.permissions().mode() & 0o777));
     let modes: Vec<u32> = modes.into_iter().collect::<Result<_, _>>()?;
     assert_eq!(modes, [0o700, 0o700, 0o600, 0o600]);
-    let ip = pod.status.and_then(|status| status.pod_ip).unwrap_or_default();
+    let ip = pod.ip().unwrap_or_default();
     let end = delete(&scene, "boot").await?;
     let said = format!("up {} {ip} and down hook", SECRET.len());
     assert_eq!((end.exit_code, end.message), (0, Some(said)));
-    // What is no command needs no guest agent.
+    // Hooks that are no commands need no guest agent.
     let bare = "registry.test/macos/bare:1";
     scene.mac.add_image(bare, &json!({"agent": false}))?;
     let nap = json!({"sleep": {"seconds": 1}});
-    let container = json!({"image": bare, "lifecycle": {"postStart": nap, "preStop": nap}});
-    let spec = json!({"terminationGracePeriodSeconds": 20});
-    scene.create(&lingering(&scene, "bare", &container, &spec)).await?;
-    scene.phase("bare", "Running").await?;
+    let pod = scene.pod("bare").image(bare).post_start(nap.clone()).pre_stop(nap).grace(20).finalizer();
+    pod.create_until("Running").await?;
     delete(&scene, "bare").await?;
     let told = scene.kubectl.run(["get", "events", "--field-selector=involvedObject.name=bare"]).await?;
     ensure!(!told.contains("Hook"), "{told}");
-    // One that hangs hears of the deletion.
-    let hangs = json!({"lifecycle": {"postStart": exec("sleep 1000")}});
-    scene.create(&scene.pod("hangs", &hangs, &json!({}))).await?;
-    wait::until(&scene.pods, "hangs", "an address", DEADLINE, |pod| {
-        pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
-    })
-    .await?;
+    // A hook that hangs does not delay the deletion.
+    scene.pod("hangs").post_start(exec("sleep 1000")).create().await?;
+    scene.until("hangs", "an address", |pod| pod.ip().is_some()).await?;
     scene.kubectl.run(["delete", "pod", "hangs", "--grace-period=5"]).await?;
     scene.nothing_left().await
 }
@@ -261,33 +212,27 @@ async fn a_vm_that_only_boots_ends_by_its_hook_whatever_becomes_of_the_first() -
         let port = listener.local_addr()?.port();
         let asked = tokio::spawn(async move { answer(listener.accept().await?.0).await });
         let last = json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/down"}});
-        let container = json!({"lifecycle": {"postStart": first, "preStop": last}});
-        scene.create(&lingering(&scene, name, &container, &json!({}))).await?;
+        scene.pod(name).post_start(first).pre_stop(last).finalizer().create().await?;
         if name == "hangs" {
-            let uid = scene.pods.get(name).await?.metadata.uid.context("no UID")?;
-            let status = scene.agent.state_dir().join("volumes").join(uid).join(".boot-0/pod_status");
-            wait::eventually("a hook that has begun", DEADLINE, async || {
-                ensure!(status.join("begun").exists());
-                Ok(())
-            })
-            .await?;
+            let begun = scene.volumes_dir(&scene.uid(name).await?).join(".boot-0/pod_status/begun");
+            until_exists("a hook that has begun", &begun).await?;
         } else {
-            let end = end_of(&scene.phase(name, "Failed").await?).context("no end")?;
+            let end = scene.phase(name, "Failed").await?.main().end()?;
             let message = "PostStartHookError: command `/bin/sh` exited with 5";
             assert_eq!((end.exit_code, end.message.as_deref()), (137, Some(message)));
-            scene.told_as(name, "FailedPostStartHook", "PostStartHook failed").await?;
+            scene.event(name, "FailedPostStartHook", "PostStartHook failed").await?;
         }
         delete(&scene, name).await?;
-        let asked = tokio::time::timeout(DEADLINE, asked).await.context("nobody has asked")???;
+        let asked = tokio::time::timeout(DEADLINE, asked).await.context("the hook was not called")???;
         assert_eq!(asked, "GET /down HTTP/1.1", "{name}");
     }
-    // A guest that is gone before its last hook is over has not succeeded.
-    let hooks = json!({"postStart": exec("exit 5"), "preStop": exec("sudo shutdown -h now; sleep 1000")});
-    scene.create(&scene.pod("gone", &json!({"lifecycle": hooks}), &json!({}))).await?;
-    let end = end_of(&scene.phase("gone", "Failed").await?).context("no end")?;
+    // A guest that shuts down before its preStop hook is over has not succeeded.
+    let down = exec("sudo shutdown -h now; sleep 1000");
+    let pod = scene.pod("gone").post_start(exec("exit 5")).pre_stop(down).create_until("Failed").await?;
+    let end = pod.main().end()?;
     assert_eq!(end.exit_code, 137);
     ensure!(end.message.as_ref().is_some_and(|words| words.contains("PostStartHookError")), "{end:?}");
-    scene.kubectl.run(["delete", "pod", "gone"]).await?;
+    scene.delete("gone").await?;
     scene.nothing_left().await
 }
 
@@ -296,11 +241,17 @@ async fn a_restarted_agent_runs_no_hook_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("once").await?;
     let script =
         format!("trap 'exit 0' TERM; until [ -e {TRACE} ]; do sleep 0.1; done; while :; do sleep 0.1; done");
-    let lifecycle = json!({
-        "postStart": exec(&format!("echo started >>{TRACE}; until [ -e {UP} ]; do sleep 0.05; done; echo done >>{TRACE}")),
-        "preStop": exec(&format!("echo stopping >>{TRACE}")),
-    });
-    scene.create(&lingering(&scene, "once", &container(&script, &lifecycle), &json!({}))).await?;
+    let started =
+        format!("echo started >>{TRACE}; until [ -e {UP} ]; do sleep 0.05; done; echo done >>{TRACE}");
+    scene
+        .pod("once")
+        .sh(script)
+        .post_start(exec(started))
+        .pre_stop(exec(format!("echo stopping >>{TRACE}")))
+        .message_path(TRACE)
+        .finalizer()
+        .create()
+        .await?;
     let mut vm = String::new();
     wait::eventually("the hook to run", DEADLINE, async || {
         vm = scene.running_vms().await?.pop().context("no VM runs")?;
@@ -320,7 +271,7 @@ async fn a_restarted_agent_runs_no_hook_again() -> Result<()> {
     Ok(())
 }
 
-/// Says yes to one request, and returns its first line.
+/// Answers one request with 200, and returns its first line.
 async fn answer(mut connection: impl AsyncRead + AsyncWrite + Unpin) -> Result<String> {
     let mut request = vec![0; 4096];
     let length = connection.read(&mut request).await?;
@@ -337,22 +288,20 @@ async fn hooks_by_http_ask_whom_the_pod_names() -> Result<()> {
     let (port, secure_port) = (plain.local_addr()?.port(), secure.local_addr()?.port());
     let asked = tokio::spawn(async move {
         let first = answer(plain.accept().await?.0).await?;
-        // As for a probe, nobody has to prove who it is.
+        // As for a probe, the server's certificate is not verified.
         let second = answer(tls::unvouched()?.accept(secure.accept().await?.0).await?).await?;
         anyhow::Ok([first, second])
     });
     let up = json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/up"}});
     let down =
         json!({"httpGet": {"host": "127.0.0.1", "port": secure_port, "path": "/down", "scheme": "HTTPS"}});
-    let lifecycle = json!({"postStart": up, "preStop": down});
-    scene.create(&scene.pod("http", &container("sleep 1000", &lifecycle), &json!({}))).await?;
-    scene.phase("http", "Running").await?;
-    scene.kubectl.run(["delete", "pod", "http"]).await?;
+    scene.pod("http").sh("sleep 1000").post_start(up).pre_stop(down).create_until("Running").await?;
+    scene.delete("http").await?;
     assert_eq!(asked.await??, ["GET /up HTTP/1.1", "GET /down HTTP/1.1"]);
     Ok(())
 }
 
-/// Reads what comes by a connection, and says this.
+/// Reads from a connection once, and writes `words`.
 async fn reply(mut connection: impl AsyncRead + AsyncWrite + Unpin, words: &str) -> Result<Vec<u8>> {
     let mut request = vec![0; 4096];
     let length = connection.read(&mut request).await?;
@@ -367,11 +316,11 @@ async fn any_answer_to_a_hook_by_http_will_do() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("any-answer").await?;
     let (first, last) = (TcpListener::bind("127.0.0.1:0").await?, TcpListener::bind("127.0.0.1:0").await?);
     let (first_port, last_port) = (first.local_addr()?.port(), last.local_addr()?.port());
-    // Not even all of it has to come.
+    // The answer may be incomplete.
     let half = "HTTP/1.1 500 No\r\ncontent-length: 100\r\n\r\nhalf";
     let broken = tokio::spawn(async move { reply(first.accept().await?.0, half).await });
     let asked = tokio::spawn(async move {
-        // A server that was to speak TLS, and does not.
+        // A server that should speak TLS, and does not.
         let hello = reply(last.accept().await?.0, "HTTP/1.1 400 Bad Request\r\n\r\n").await?;
         let plain = reply(last.accept().await?.0, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
         anyhow::Ok((hello[0], String::from_utf8_lossy(&plain).into_owned()))
@@ -381,39 +330,32 @@ async fn any_answer_to_a_hook_by_http_will_do() -> Result<()> {
     let down = json!({"httpGet": {
         "host": "127.0.0.1", "port": last_port, "scheme": "HTTPS", "path": "/down", "httpHeaders": headers,
     }});
-    scene.create(&lingering(&scene, "any", &obedient(&down), &json!({}))).await?;
-    scene.phase("any", "Running").await?;
+    obedient(&scene, "any", down).create_until("Running").await?;
     assert_eq!(delete(&scene, "any").await?.exit_code, 0);
     let fallback = format!(
         "request to HTTPS lifecycle hook 127.0.0.1:{last_port} got HTTP response, retry with HTTP succeeded"
     );
-    scene.told_as("any", "LifecycleHTTPFallback", &fallback).await?;
-    scene
-        .create(&scene.pod("broken", &container("sleep 1000", &json!({"postStart": up})), &json!({})))
-        .await?;
-    scene.phase("broken", "Running").await?;
+    scene.event("any", "LifecycleHTTPFallback", &fallback).await?;
+    scene.pod("broken").sh("sleep 1000").post_start(up).create_until("Running").await?;
     broken.await??;
     let (hello, plain) = asked.await??;
     assert_eq!(hello, 22, "the first byte of TLS");
     ensure!(plain.starts_with("GET /down HTTP/1.1") && plain.contains("x-key: one"), "{plain}");
-    ensure!(!plain.contains(SECRET), "whoever cannot prove who it is gets no password: {plain}");
+    ensure!(!plain.contains(SECRET), "the password went to a server without TLS: {plain}");
     Ok(())
 }
 
 #[tokio::test]
 async fn a_hook_by_http_that_nobody_answers_has_failed() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-answer").await?;
-    // A port that nobody else can have, and where nobody listens.
+    // A port that is taken, so that no other process listens there.
     let silent = TcpSocket::new_v4()?;
     silent.bind(([127, 0, 0, 1], 0).into())?;
     let port = silent.local_addr()?.port();
     let up = json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/up"}});
-    scene
-        .create(&scene.pod("alone", &container("sleep 1000", &json!({"postStart": up})), &json!({})))
-        .await?;
-    let end = end_of(&scene.phase("alone", "Failed").await?).context("no end")?;
-    let message = end.message.unwrap_or_default();
+    let pod = scene.pod("alone").sh("sleep 1000").post_start(up).create_until("Failed").await?;
+    let message = pod.main().message().unwrap_or_default();
     let words = format!("PostStartHookError: Get \"http://127.0.0.1:{port}/up\": ");
     ensure!(message.starts_with(&words) && message.contains("refused"), "{message}");
-    scene.told_as("alone", "FailedPostStartHook", "PostStartHook failed").await
+    scene.event("alone", "FailedPostStartHook", "PostStartHook failed").await
 }

@@ -1,39 +1,35 @@
-//! Guests that mean harm, or do it without meaning to: they cost bounded memory and disk, and their Pods can be deleted.
+//! Guests that do harm, on purpose or not: they cost bounded memory and disk, and their Pods can be deleted.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
-use super::fake_guest_agent::{Answer, Peer};
-use crate::scene::{DEADLINE, Scene, phase_of, state_of};
+use super::fake_guest_agent::{Answer, FakeGuestAgent};
+use crate::scene::{DEADLINE, PodBuilder, PodView as _, SLEEP, Scene, until_exists};
 
-/// An image without a guest agent, for a [`Peer`] to take its place. It takes a while to have an address.
+/// An image without a guest agent, for a [`FakeGuestAgent`] in its place. It takes a while to have an address.
 const HOLLOW: &str = "registry.test/macos/hollow:1";
 
-/// What the agent and its shims hold of memory together, in MB.
+/// The memory of the agent and its shims together, in MB.
 fn memory(scene: &Scene, agent: &RunningAgent) -> Result<u64> {
-    let state = scene.agent.state_dir();
     let agent = agent.process().pid().as_raw().unsigned_abs();
     let mut system = System::new().context("cannot look at processes")?;
     let what = ProcessRefreshKind::nothing().without_tasks().with_memory().with_cmd(UpdateKind::Always);
     system.refresh_processes_specifics(ProcessesToUpdate::All, true, what);
-    let ours = system.processes().values().filter(|process| {
-        let shim = process.cmd().get(1).is_some_and(|word| word == "shim")
-            && process.cmd().get(2).is_some_and(|dir| std::path::Path::new(dir).starts_with(&state));
-        shim || process.pid().as_u32() == agent
-    });
+    let processes = system.processes().values();
+    let ours = processes.filter(|process| scene.is_shim(process) || process.pid().as_u32() == agent);
     Ok(ours.map(sysinfo::Process::memory).sum::<u64>() / 1_000_000)
 }
 
 /// The sizes of the files of a Pod's log, the newest first.
 fn log_files(scene: &Scene, uid: &str) -> Result<Vec<(String, u64)>> {
-    let entries = std::fs::read_dir(scene.agent.state_dir().join("logs").join(uid).join("main"))?;
+    let entries = std::fs::read_dir(scene.logs_dir(uid).join("main"))?;
     let mut files = entries
         .filter_map(|entry| {
             let entry = entry.ok()?;
-            // It may be renamed while we look.
+            // The shim may rename a file meanwhile.
             Some((entry.file_name().to_string_lossy().into_owned(), entry.metadata().ok()?.len()))
         })
         .collect::<Vec<_>>();
@@ -44,19 +40,16 @@ fn log_files(scene: &Scene, uid: &str) -> Result<Vec<(String, u64)>> {
 #[tokio::test]
 async fn endless_output_fills_neither_memory_nor_disk() -> Result<()> {
     let (scene, agent) = Scene::with_agent("endless").await?;
-    let quiet = json!({"command": ["/bin/sleep", "1000"]});
-    scene.create(&scene.pod("quiet", &quiet, &json!({}))).await?;
-    scene.phase("quiet", "Running").await?;
+    scene.pod("quiet").command(SLEEP).create_until("Running").await?;
     let before = memory(&scene, &agent)?;
 
-    // Not even a line has an end, and somebody who counts on the log to be rotated in time is wrong.
-    let endless = json!({"command": ["/bin/sh", "-c", "tr '\\0' x < /dev/zero"]});
-    scene.create(&scene.pod("endless", &endless, &json!({"terminationGracePeriodSeconds": 1}))).await?;
-    let uid = scene.phase("endless", "Running").await?.metadata.uid.context("no UID")?;
-    let directory = scene.agent.state_dir().join("logs").join(&uid).join("main");
+    // One line without end, so a rotation between lines would come too late.
+    let pod = scene.pod("endless").sh("tr '\\0' x < /dev/zero").grace(1).create_until("Running").await?;
+    let uid = pod.uid_of()?;
+    let directory = scene.logs_dir(uid).join("main");
     let mut oldest = None;
-    wait::eventually("a log that has forgotten its beginning", DEADLINE, async || {
-        // The oldest file is the one that goes when there is a new one.
+    wait::eventually("a log that was rotated five times", DEADLINE, async || {
+        // A rotation deletes the oldest file.
         let last = std::fs::metadata(directory.join("0.log.4")).context("not so many files yet")?;
         let identity = std::os::unix::fs::MetadataExt::ino(&last);
         let first_seen = *oldest.get_or_insert(identity);
@@ -64,12 +57,12 @@ async fn endless_output_fills_neither_memory_nor_disk() -> Result<()> {
         Ok(())
     })
     .await
-    .with_context(|| format!("{:?}", log_files(&scene, &uid)))?;
-    let files = log_files(&scene, &uid)?;
+    .with_context(|| format!("{:?}", log_files(&scene, uid)))?;
+    let files = log_files(&scene, uid)?;
     let total = files.iter().map(|(_, size)| size).sum::<u64>();
     ensure!(total < 60 << 20, "the log takes {total} bytes: {files:?}");
     let after = memory(&scene, &agent)?;
-    // One shim more, and what is on its way through it.
+    // One more shim, and its buffers.
     ensure!(after < 3 * before + 50, "{before} MB have become {after} MB");
 
     scene.kubectl.run(["delete", "pod", "endless", "quiet"]).await?;
@@ -78,19 +71,17 @@ async fn endless_output_fills_neither_memory_nor_disk() -> Result<()> {
 
 #[tokio::test]
 async fn a_guest_that_only_boots_cannot_fill_the_disk() -> Result<()> {
-    let (scene, agent) = Scene::with_agent("wordy").await?;
-    scene.create(&scene.pod("wordy", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
-    let vm = Scene::vm_of(&scene.phase("wordy", "Running").await?)?;
+    let (scene, _agent) = Scene::with_agent("wordy").await?;
+    let vm = scene.pod("wordy").restart_policy("Always").create_until("Running").await?.vm()?;
     let fill = "dd if=/dev/zero of='/Volumes/My Shared Files/pod_status/status' bs=1024 count=4096";
-    // It may be evicted before it is done.
+    // The agent may evict the Pod before the guest is done.
     let _ = scene.mac.tart(["exec", &vm, "/bin/sh", "-c", fill]).await;
-    let pod = scene.phase("wordy", "Failed").await.with_context(|| agent.log().unwrap_or_default())?;
-    let (reason, message) = pod.status.map(|status| (status.reason, status.message)).unwrap_or_default();
-    assert_eq!(reason.as_deref(), Some("Evicted"));
+    let pod = scene.phase("wordy", "Failed").await?;
+    assert_eq!(pod.reason(), Some("Evicted"));
     let words = "The guest has written more than 1Mi to its share pod_status";
-    ensure!(message.as_ref().is_some_and(|message| message.starts_with(words)), "{message:?}");
-    scene.told_as("wordy", "Evicted", words).await?;
-    wait::eventually("a disk without it", DEADLINE, async || {
+    ensure!(pod.message().is_some_and(|message| message.starts_with(words)), "{:?}", pod.message());
+    scene.event("wordy", "Evicted", words).await?;
+    wait::eventually("a deleted volume", DEADLINE, async || {
         let left = std::fs::read_dir(scene.agent.state_dir().join("volumes"))?.count();
         ensure!(left == 0, "{left} Pods have volumes");
         Ok(())
@@ -102,15 +93,11 @@ async fn a_guest_that_only_boots_cannot_fill_the_disk() -> Result<()> {
 async fn a_guest_agent_that_talks_nonsense_is_waited_for() -> Result<()> {
     let (scene, agent) = Scene::with_agent("nonsense").await?;
     scene.mac.set_fault("agent-garbage", "")?;
-    scene.create(&scene.pod("patient", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
-    scene.create(&scene.pod("deleted", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
-    wait::eventually("two VMs", DEADLINE, async || {
-        ensure!(scene.running_vms().await?.len() == 2, "there are not");
-        Ok(())
-    })
-    .await?;
+    scene.pod("patient").command(["/usr/bin/true"]).create().await?;
+    scene.pod("deleted").command(["/usr/bin/true"]).create().await?;
+    scene.run_vms(2).await?;
     scene.kubectl.run(["delete", "pod", "deleted", "--grace-period=1"]).await?;
-    assert_eq!(phase_of(&scene.pods.get("patient").await?), "Pending", "nobody took its command");
+    assert_eq!(scene.pods.get("patient").await?.phase(), "Pending", "its command has not started");
     ensure!(memory(&scene, &agent)? < 500, "{} MB", memory(&scene, &agent)?);
     scene.mac.clear_fault("agent-garbage")?;
     scene.phase("patient", "Succeeded").await.map(drop)
@@ -119,51 +106,37 @@ async fn a_guest_agent_that_talks_nonsense_is_waited_for() -> Result<()> {
 #[tokio::test]
 async fn a_guest_agent_that_falls_silent_holds_nobody_up() -> Result<()> {
     let (scene, agent) = Scene::with_agent("silent").await?;
-    let endless = json!({"command": ["/bin/sh", "-c", "while :; do echo still here; done"]});
-    scene.create(&scene.pod("silent", &endless, &json!({}))).await?;
-    scene.phase("silent", "Running").await?;
+    scene.pod("silent").sh("while :; do echo still here; done").create_until("Running").await?;
     scene.mac.set_fault("agent-stall", "")?;
-    // Another Pod finds the same silence, and a restarted agent finds both.
-    scene.create(&scene.pod("mute", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
-    wait::eventually("two VMs", DEADLINE, async || {
-        ensure!(scene.running_vms().await?.len() == 2, "there are not");
-        Ok(())
-    })
-    .await?;
+    // A second Pod's guest agent is silent from the start, and a restarted agent finds both.
+    scene.pod("mute").command(["/usr/bin/true"]).create().await?;
+    scene.run_vms(2).await?;
     let _agent = agent.restart()?;
-    assert_eq!(phase_of(&scene.looked_at("silent").await?), "Running", "silence is not an end");
-    assert_eq!(phase_of(&scene.looked_at("mute").await?), "Pending", "nobody took its command");
+    assert_eq!(scene.observed("silent").await?.phase(), "Running", "silence is not an end");
+    assert_eq!(scene.observed("mute").await?.phase(), "Pending", "its command has not started");
     scene.kubectl.run(["delete", "pod", "silent", "mute", "--grace-period=1"]).await?;
     scene.nothing_left().await
 }
 
-/// Creates a Pod of which we are the guest agent, from the first moment on.
-async fn possessed(
+/// Creates a Pod whose guest agent is the test's own, and returns its VM.
+async fn with_fake_agent(
     scene: &Scene,
-    name: &str,
-    container: &Value,
+    pod: PodBuilder<'_>,
     address: &str,
     answer: Answer,
-) -> Result<(String, Peer)> {
+) -> Result<(String, FakeGuestAgent)> {
     scene.mac.add_image(HOLLOW, &json!({"agent": false, "bootDelay": 10}))?;
     scene.mac.set_fault("hang", "run")?;
-    let mut container = container.clone();
-    container["image"] = json!(HOLLOW);
-    scene.create(&scene.pod(name, &container, &json!({"terminationGracePeriodSeconds": 1}))).await?;
-    let vm = format!("tk-{}-0", scene.pods.get(name).await?.metadata.uid.context("no UID")?);
-    let guest = scene.mac.tart_home().join("vms").join(&vm).join("guest");
-    wait::eventually("a VM", DEADLINE, async || {
-        ensure!(guest.exists(), "there is none");
-        Ok(())
-    })
-    .await
-    .with_context(|| scene.agent_log())?;
-    let peer = Peer::of(&scene.mac, &vm, address, answer)?;
-    Ok((vm, peer))
+    let name = pod.name().to_owned();
+    pod.image(HOLLOW).grace(1).create().await?;
+    let vm = format!("tk-{}-0", scene.uid(&name).await?);
+    until_exists("a VM", &scene.vm_dir(&vm).join("guest")).await.with_context(|| scene.agent_log())?;
+    let agent = FakeGuestAgent::serve(&scene.mac, &vm, address, answer)?;
+    Ok((vm, agent))
 }
 
-/// A list of addresses that macOS has lent, and to whom; another one than that of the simulated Mac.
-fn lend(scene: &Scene, lent: &[(&str, &str)]) -> Result<String> {
+/// Writes a file of DHCP leases other than that of the simulated Mac.
+fn write_leases(scene: &Scene, lent: &[(&str, &str)]) -> Result<String> {
     let path = scene.mac.host().join("lent");
     let entry = |(address, hardware): &(&str, &str)| {
         format!("{{\n\tname=other\n\tip_address={address}\n\thw_address={hardware}\n\tlease=0x7fffffff\n}}\n")
@@ -172,38 +145,33 @@ fn lend(scene: &Scene, lent: &[(&str, &str)]) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-fn address_of(pod: &k8s_openapi::api::core::v1::Pod) -> Option<String> {
-    pod.status.as_ref().and_then(|status| status.pod_ip.clone())
-}
-
 #[tokio::test]
 async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Result<()> {
     let mut scene = Scene::new("impostor").await?;
-    // None of them is this machine's.
+    // Neither address is this machine's.
     let (own, lent) = ("203.0.113.7", "203.0.113.8");
-    let leases = lend(&scene, &[(lent, "1,e:0:2:ab:c:d"), (own, "ff,f1:f5:dd:7f:0:2")])?;
+    let leases = write_leases(&scene, &[(lent, "1,e:0:2:ab:c:d"), (own, "ff,f1:f5:dd:7f:0:2")])?;
     scene.agent = scene.agent.flag("--dhcp-leases", &leases);
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
+    let _agent = scene.start(&scene.agent).await?;
 
-    // Who is asked first, and has no lease by its MAC address, is believed: nobody else is known to have the address.
-    let (first, _peer) = possessed(&scene, "first", &json!({}), own, Answer::Flood).await?;
+    // The shim believes the first guest, which has no lease for its MAC address: no other guest is known to have the address.
+    let (first, _fake) = with_fake_agent(&scene, scene.pod("first"), own, Answer::Flood).await?;
     scene.mac.set_fault(&format!("dhcp-exhausted.{first}"), "")?;
     scene.mac.clear_fault("hang")?;
-    assert_eq!(address_of(&scene.phase("first", "Running").await?).as_deref(), Some(own));
+    assert_eq!(scene.phase("first", "Running").await?.ip(), Some(own));
 
     for (name, claimed) in
         [("impostor", own), ("masked", "::ffff:203.0.113.7"), ("thief", lent), ("stray", "203.0.113.9")]
     {
-        let (vm, _peer) = possessed(&scene, name, &json!({}), claimed, Answer::Flood).await?;
+        let (vm, _fake) = with_fake_agent(&scene, scene.pod(name), claimed, Answer::Flood).await?;
         scene.mac.clear_fault("hang")?;
-        let shown = address_of(&scene.phase(name, "Running").await?).context("no address")?;
-        assert_eq!(shown, scene.mac.tart(["ip", &vm]).await?.trim(), "it has what it was lent");
+        let pod = scene.phase(name, "Running").await?;
+        assert_eq!(pod.ip(), Some(scene.mac.tart(["ip", &vm]).await?.trim()), "the address of its lease");
         let log = scene.shim_log(name).await?;
         ensure!(log.contains("claims an address of somebody else's"), "{log}");
-        scene.kubectl.run(["delete", "pod", name]).await?;
+        scene.delete(name).await?;
     }
-    scene.kubectl.run(["delete", "pod", "first"]).await?;
+    scene.delete("first").await?;
     scene.nothing_left().await
 }
 
@@ -211,33 +179,31 @@ async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Resul
 async fn a_guest_agent_that_says_too_much_is_heard_no_further() -> Result<()> {
     const ENOUGH: u64 = 256 << 20;
     let mut scene = Scene::new("talker").await?;
-    let leases = lend(&scene, &[("203.0.113.7", "ff,f1:f5:dd:7f:0:2")])?;
+    let leases = write_leases(&scene, &[("203.0.113.7", "ff,f1:f5:dd:7f:0:2")])?;
     scene.agent = scene.agent.flag("--dhcp-leases", &leases);
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
-    let command = json!({"command": ["/usr/bin/true"]});
-    let (_, peer) = possessed(&scene, "flood", &command, "203.0.113.7", Answer::Flood).await?;
+    let agent = scene.start(&scene.agent).await?;
+    let pod = |name: &str| scene.pod(name).command(["/usr/bin/true"]);
+    let (_, fake) = with_fake_agent(&scene, pod("flood"), "203.0.113.7", Answer::Flood).await?;
     scene.mac.clear_fault("hang")?;
     wait::eventually("a flood", DEADLINE, async || {
-        ensure!(peer.sent() > ENOUGH, "{} bytes so far", peer.sent());
+        ensure!(fake.sent() > ENOUGH, "{} bytes so far", fake.sent());
         Ok(())
     })
     .await
     .with_context(|| scene.agent_log())?;
-    // All of that went through, and none of it stayed.
+    // The shim has read all of that, and kept nothing.
     let held = memory(&scene, &agent)?;
     ensure!(held < (ENOUGH >> 20) / 2, "{held} MB");
-    let uid = scene.pods.get("flood").await?.metadata.uid.context("no UID")?;
+    let uid = scene.uid("flood").await?;
     let written = log_files(&scene, &uid)?.iter().map(|(_, size)| size).sum::<u64>();
     ensure!(written < 1 << 20, "{written} bytes of log");
-    scene.kubectl.run(["delete", "pod", "flood"]).await?;
+    scene.delete("flood").await?;
 
-    let (_, peer) = possessed(&scene, "long", &command, "203.0.113.7", Answer::OneLongMessage).await?;
+    let (_, fake) = with_fake_agent(&scene, pod("long"), "203.0.113.7", Answer::OneLongMessage).await?;
     scene.mac.clear_fault("hang")?;
     let failed = scene.phase("long", "Failed").await?;
-    let end = state_of(&failed).and_then(|state| state.terminated).context("no end")?;
-    assert_eq!(end.reason.as_deref(), Some("CreateContainerError"), "{end:?}");
-    ensure!(peer.sent() < ENOUGH, "{} bytes were taken", peer.sent());
-    scene.kubectl.run(["delete", "pod", "long"]).await?;
+    assert_eq!(failed.main().reason(), Some("CreateContainerError"), "{:?}", failed.main());
+    ensure!(fake.sent() < ENOUGH, "{} bytes were taken", fake.sent());
+    scene.delete("long").await?;
     scene.nothing_left().await
 }

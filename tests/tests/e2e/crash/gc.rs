@@ -1,38 +1,40 @@
-//! The agent dies while it collects VMs and images.
+//! The agent dies while it deletes orphans, base VMs and images.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use super::{Mortal, dies_at};
-use crate::image::base_vm::{forget_image, record, run_to_its_end};
-use crate::disk_space::image_gc::{MIB, agent, left, reference, use_once};
-use crate::gc::orphans::{NOBODY, collected, dir, eager, is_there, plant, run};
-use crate::disk_space::reclaim::{digest, lack_space, repository, used};
+use super::{CrashingAgent, crash_at};
+use crate::disk_space::{
+    MIB, digest, idle_agent, images_left, pull_without_space, reference, repository_dir, use_images, use_once,
+};
+use crate::gc::base_vms::{forget_image, record};
+use crate::gc::{NO_POD, ORPHAN, clone_vm, collected, frequent_gc, run_vm, vm_exists};
+use crate::image::base_vm::run_to_its_end;
 use crate::scene::{DEADLINE, Scene};
 
-/// Leaves a VM as a deletion does that was cut short: tart deletes nothing that it does not take for a VM.
-fn halve(scene: &Scene, vm: &str) -> Result<()> {
-    Ok(std::fs::remove_file(dir(scene, vm).join("config.json"))?)
+/// Leaves a VM as an interrupted deletion does: tart deletes no directory that is no VM to it.
+fn delete_half(scene: &Scene, vm: &str) -> Result<()> {
+    Ok(std::fs::remove_file(scene.vm_dir(vm).join("config.json"))?)
 }
 
 #[tokio::test]
 async fn an_orphan_that_is_stopped_or_deleted_by_half_goes() -> Result<()> {
     let mut scene = Scene::new("dies-orphan").await?;
-    scene.agent = eager(&scene.agent);
-    let (orphan, rest) = (format!("tk-{NOBODY}-0"), format!("tk-{NOBODY}-1"));
-    plant(&scene, &orphan).await?;
-    let process = run(&scene, &orphan).await?;
-    Mortal::start(&scene, &["agent.gc.stopped"])?.die().await?;
+    scene.agent = frequent_gc(&scene.agent);
+    let rest = format!("tk-{NO_POD}-1");
+    clone_vm(&scene, ORPHAN).await?;
+    let process = run_vm(&scene, ORPHAN).await?;
+    CrashingAgent::start(&scene, &["agent.gc.stopped"])?.crash().await?;
     process.wait_for_exit(DEADLINE).await?;
-    ensure!(is_there(&scene, &orphan), "{}", scene.agent_log());
-    Mortal::start(&scene, &["agent.gc.deleted"])?.die().await?;
-    ensure!(!dir(&scene, &orphan).exists(), "{}", scene.agent_log());
+    ensure!(vm_exists(&scene, ORPHAN), "{}", scene.agent_log());
+    CrashingAgent::start(&scene, &["agent.gc.deleted"])?.crash().await?;
+    ensure!(!scene.vm_dir(ORPHAN).exists(), "{}", scene.agent_log());
 
-    plant(&scene, &rest).await?;
-    halve(&scene, &rest)?;
-    Mortal::start(&scene, &["agent.gc.deleted"])?.die().await?;
-    ensure!(is_there(&scene, &rest), "{}", scene.agent_log());
+    clone_vm(&scene, &rest).await?;
+    delete_half(&scene, &rest)?;
+    CrashingAgent::start(&scene, &["agent.gc.deleted"])?.crash().await?;
+    ensure!(vm_exists(&scene, &rest), "{}", scene.agent_log());
     let agent = scene.agent.start()?;
     collected(&scene, &agent, &rest).await?;
     scene.nothing_left().await
@@ -41,57 +43,53 @@ async fn an_orphan_that_is_stopped_or_deleted_by_half_goes() -> Result<()> {
 #[tokio::test]
 async fn a_base_that_nothing_needs_goes() -> Result<()> {
     let mut scene = Scene::new("dies-base").await?;
-    scene.agent = eager(&scene.agent);
+    scene.agent = frequent_gc(&scene.agent);
     let running = scene.agent.start()?;
     run_to_its_end(&scene, "first").await?;
-    let bases = scene.bases().await?;
-    let [base] = bases.as_slice() else { anyhow::bail!("not one base: {bases:?}") };
+    let base = &scene.only_base().await?;
     running.kill9()?;
     forget_image(&scene, base)?;
-    halve(&scene, base)?;
-    Mortal::start(&scene, &["agent.gc.base"])?.die().await?;
-    ensure!(is_there(&scene, base), "{}", scene.agent_log());
+    delete_half(&scene, base)?;
+    CrashingAgent::start(&scene, &["agent.gc.base"])?.crash().await?;
+    ensure!(vm_exists(&scene, base), "{}", scene.agent_log());
     let agent = scene.agent.start()?;
     collected(&scene, &agent, base).await?;
     run_to_its_end(&scene, "again").await?;
-    assert_eq!(scene.bases().await?, bases);
+    assert_eq!(&scene.only_base().await?, base);
     Ok(())
 }
 
 #[tokio::test]
 async fn an_image_goes_with_its_base_and_all_its_tags() -> Result<()> {
     let mut scene = Scene::new("dies-tags").await?;
-    scene.agent = agent(&scene, 100, 99);
-    let running = scene.agent.start()?;
-    scene.node_ready(&running).await?;
+    scene.agent = idle_agent(&scene);
+    let running = scene.start(&scene.agent).await?;
     let tags = [reference("a"), "registry.test/macos/a:2".to_owned()];
     for tag in &tags {
         scene.mac.add_image(tag, &json!({"cpu": 5}))?;
     }
     use_once(&scene, "a").await?;
-    let second = json!({"image": tags[1], "command": ["true"]});
-    scene.create(&scene.pod("second", &second, &json!({}))).await?;
-    scene.phase("second", "Succeeded").await?;
-    scene.kubectl.run(["delete", "pod", "second"]).await?;
-    used(&scene, &running, &[("b", MIB)]).await?;
+    scene.pod("second").image(&tags[1]).command(["true"]).create_until("Succeeded").await?;
+    scene.delete("second").await?;
+    use_images(&scene, &running, &[("b", MIB)]).await?;
     let digest = digest(&scene, "a")?;
-    let image = repository(&scene, "a").join(&digest);
+    let image = repository_dir(&scene, "a").join(&digest);
     let base = format!("tk-base-{}", &digest["sha256:".len()..][..32]);
     running.kill9()?;
-    halve(&scene, &base)?;
+    delete_half(&scene, &base)?;
 
-    let mortal = Mortal::start(&scene, &["agent.collect.rest"])?;
-    lack_space(&scene).await?;
-    mortal.die().await?;
-    ensure!(is_there(&scene, &base), "{}", scene.agent_log());
-    Mortal::start(&scene, &["agent.collect.tag"])?.die().await?;
+    let crashing = CrashingAgent::start(&scene, &["agent.collect.rest"])?;
+    pull_without_space(&scene).await?;
+    crashing.crash().await?;
+    ensure!(vm_exists(&scene, &base), "{}", scene.agent_log());
+    CrashingAgent::start(&scene, &["agent.collect.tag"])?.crash().await?;
     let list = scene.mac.tart(["list", "--source", "oci", "--quiet"]).await?;
     let count = list.lines().filter(|name| tags.iter().any(|tag| tag == name)).count();
     ensure!(count == 1 && image.join("disk.img").exists(), "{list}");
-    let _agent = dies_at(&scene, &["agent.collect.tag"]).await?;
-    left(&scene, &["b"], 1).await?;
-    wait::eventually("an image that is gone and forgotten", DEADLINE, async || {
-        ensure!(!image.exists() && !dir(&scene, &base).exists(), "it is there");
+    let _agent = crash_at(&scene, &["agent.collect.tag"]).await?;
+    images_left(&scene, &["b"], 1).await?;
+    wait::eventually("an image that is deleted, and gone from the record", DEADLINE, async || {
+        ensure!(!image.exists() && !scene.vm_dir(&base).exists(), "it is there");
         ensure!(!std::fs::read_to_string(record(&scene))?.contains(&digest), "it is known");
         Ok(())
     })

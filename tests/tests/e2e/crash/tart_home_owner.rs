@@ -1,4 +1,4 @@
-//! The agent dies while it puts its name on tart's home.
+//! The agent dies while it writes its Node and cluster into tart's home.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::Mortal;
+use super::CrashingAgent;
 use crate::scene::Scene;
 
-/// What is written down about whose a home is.
+/// The owner that is written in tart's home.
 fn owner(path: &Path) -> Result<Option<Value>> {
     match std::fs::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -22,16 +22,15 @@ async fn whose_home_it_was_stays_known_until_it_is_this_agents() -> Result<()> {
     let scene = Scene::new("dies-claim").await?;
     let home = scene.mac.tart_home();
     let path = home.join("tart-kubelet.json");
-    // Nobody's, another Node's, and this Node's before it is known which cluster that is in.
+    // No owner, another Node, and this Node without a cluster.
     for before in [None, Some(json!("another")), Some(json!(scene.node))] {
         if let Some(before) = &before {
             std::fs::write(&path, before.to_string())?;
         }
-        Mortal::start(&scene, &["write.tart-kubelet.json"])?.die().await?;
+        CrashingAgent::start(&scene, &["write.tart-kubelet.json"])?.crash().await?;
         assert_eq!(owner(&path)?, before);
     }
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
+    let _agent = scene.start(&scene.agent).await?;
     let after = owner(&path)?.unwrap_or_default();
     assert_eq!(after["node"], json!(scene.node));
     let server = after["cluster"]["server"].as_str().unwrap_or_default();

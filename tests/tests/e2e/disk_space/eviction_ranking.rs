@@ -1,43 +1,36 @@
-//! Who goes first when the disk is full and no image may: not who uses most, but who matters least.
+//! Which Pod the agent evicts when the disk is full and it may delete no image: the one with the lowest priority, not the one that uses
+//! most.
 
-use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use serde_json::{Value, json};
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::disk::SmallDisk;
 use tart_kubelet_tests::wait;
 
-use super::image_gc::{MIB, add_image, agent, pod, small};
-use super::reclaim::more_looks;
-use crate::scene::{DEADLINE, Scene, condition};
+use super::{MIB, add_image, evicting, idle_agent, image_gc_passes, pod, small_disk};
+use crate::scene::{DEADLINE, NodeView as _, PodView as _, Scene};
 
-/// A Mac whose disk is too full with less than 60 MiB left.
+/// A Mac that is under disk pressure with less than 60 MiB left.
 async fn short_of_space(name: &str) -> Result<Option<(Scene, SmallDisk, RunningAgent)>> {
-    let Some((scene, disk)) = small(name, 400 * MIB).await? else { return Ok(None) };
-    let running = agent(&scene, 100, 99)
-        .flag("--eviction-hard", "imagefs.available<15%")
-        .flag("--eviction-pressure-transition-period", "1s")
-        .start()?;
-    scene.node_ready(&running).await?;
+    let Some((scene, disk)) = small_disk(name, 400 * MIB).await? else { return Ok(None) };
+    let running = scene.start(&evicting(idle_agent(&scene))).await?;
     add_image(&scene, "busy", MIB)?;
     Ok(Some((scene, disk, running)))
 }
 
-/// Has a Pod run that asks for so much of the disk, and takes so much.
-async fn takes(scene: &Scene, name: &str, class: Option<&str>, asked: &str, bytes: u64) -> Result<()> {
-    let resources = json!({"requests": {"ephemeral-storage": asked}});
-    let mut greedy = pod(scene, name, "busy", &json!({"resources": resources}));
-    greedy["spec"]["priorityClassName"] = class.map_or(Value::Null, Value::from);
-    scene.create(&greedy).await?;
-    let vm = Scene::vm_of(&scene.phase(name, "Running").await?)?;
+/// Runs a Pod that requests so much of the disk, and writes so much to it.
+async fn run_writer(scene: &Scene, name: &str, class: Option<&str>, request: &str, bytes: u64) -> Result<()> {
+    let resources = json!({"requests": {"ephemeral-storage": request}});
+    let pod = pod(scene, name, "busy").resources(resources).spec(json!({"priorityClassName": class}));
+    let vm = pod.create_until("Running").await?.vm()?;
     let write = format!("head -c {bytes} /dev/zero >/Users/admin/greed");
     scene.mac.tart(["exec", &vm, "sh", "-c", &write]).await.map(drop)
 }
 
 async fn is_evicted(scene: &Scene, name: &str) -> Result<Pod> {
     let pod = scene.phase(name, "Failed").await?;
-    let reason = pod.status.as_ref().and_then(|status| status.reason.as_deref());
-    ensure!(reason == Some("Evicted"), "{reason:?}");
+    ensure!(pod.reason() == Some("Evicted"), "{:?}", pod.reason());
     Ok(pod)
 }
 
@@ -46,15 +39,14 @@ async fn of_two_that_use_too_much_the_less_important_one_goes() -> Result<()> {
     let Some((scene, disk, running)) = short_of_space("priority").await? else { return Ok(()) };
     let class = format!("{}-important", scene.namespace());
     scene.kubectl.run(["create", "priorityclass", &class, "--value=1000"]).await?;
-    takes(&scene, "important", Some(&class), "1Mi", 120 * MIB).await?;
-    takes(&scene, "humble", None, "1Mi", 60 * MIB).await?;
+    run_writer(&scene, "important", Some(&class), "1Mi", 120 * MIB).await?;
+    run_writer(&scene, "humble", None, "1Mi", 60 * MIB).await?;
     disk.fill_but(40 * MIB)?;
-    let status = is_evicted(&scene, "humble").await?.status.context("no status")?;
-    let message = status.message.unwrap_or_default();
+    let evicted = is_evicted(&scene, "humble").await?;
+    let message = evicted.message().unwrap_or_default();
     ensure!(message.ends_with(", request is 1048576. "), "{message}");
-    let well = |node: &Node| condition(node, "DiskPressure") == "False";
-    wait::until(&scene.nodes, &scene.node, "well again", DEADLINE, well).await?;
-    more_looks(&running).await?;
+    scene.node_condition("DiskPressure", "False").await?;
+    image_gc_passes(&running, 2.0).await?;
     scene.phase("important", "Running").await?;
     scene.kubectl.run(["delete", "priorityclass", &class]).await.map(drop)
 }
@@ -62,8 +54,8 @@ async fn of_two_that_use_too_much_the_less_important_one_goes() -> Result<()> {
 #[tokio::test]
 async fn a_critical_one_stays_even_if_nothing_else_is_left_to_go() -> Result<()> {
     let Some((scene, disk, running)) = short_of_space("critical").await? else { return Ok(()) };
-    takes(&scene, "critical", Some("system-node-critical"), "1Mi", 120 * MIB).await?;
-    takes(&scene, "frugal", None, "20Mi", MIB).await?;
+    run_writer(&scene, "critical", Some("system-node-critical"), "1Mi", 120 * MIB).await?;
+    run_writer(&scene, "frugal", None, "20Mi", MIB).await?;
     disk.fill_but(20 * MIB)?;
     is_evicted(&scene, "frugal").await?;
     wait::eventually("the end of its VM", DEADLINE, async || {
@@ -71,8 +63,8 @@ async fn a_critical_one_stays_even_if_nothing_else_is_left_to_go() -> Result<()>
         Ok(())
     })
     .await?;
-    more_looks(&running).await?;
+    image_gc_passes(&running, 2.0).await?;
     let short = scene.nodes.get(&scene.node).await?;
-    assert_eq!(condition(&short, "DiskPressure"), "True");
+    assert_eq!(short.condition("DiskPressure"), "True");
     scene.phase("critical", "Running").await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! A disk that is full to the last byte, with nothing that could be collected: it heals by itself all the same.
+//! The disk reserve of the agent: it recovers from a disk that is full to the last byte, with no image to delete.
 
 use std::path::PathBuf;
 
@@ -12,39 +12,40 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use super::image_gc::{MIB, add_image, agent, pod, small};
-use crate::scene::{DEADLINE, Scene, condition};
+use super::{MIB, add_image, idle_agent, pod, small_disk};
+use crate::scene::{DEADLINE, PodView as _, Scene};
 
 /// A Mac whose tart and agent share a small disk, and a Pod on it.
-struct Crowded {
+struct SharedDisk {
     scene: Scene,
     disk: SmallDisk,
     running: RunningAgent,
-    /// The space that the agent has set aside.
+    /// The file that the agent keeps as a reserve.
     reserve: PathBuf,
 }
 
-impl Crowded {
+impl SharedDisk {
     async fn new(name: &str, eviction: &str) -> Result<Option<Self>> {
-        let Some((scene, disk)) = small(name, 200 * MIB).await? else { return Ok(None) };
+        let Some((scene, disk)) = small_disk(name, 200 * MIB).await? else { return Ok(None) };
         let state = scene.mac.tart_home().join("state");
-        let running = agent(&scene, 100, 99)
-            .flag("--state-dir", &state.display().to_string())
-            .flag("--eviction-hard", eviction)
-            .flag("--eviction-pressure-transition-period", "1s")
-            .start()?;
-        scene.node_ready(&running).await?;
-        // In use as long as the Pod is there, and the last one after that.
+        let running = scene
+            .start(
+                &idle_agent(&scene)
+                    .flag("--state-dir", &state.display().to_string())
+                    .flag("--eviction-hard", eviction)
+                    .flag("--eviction-pressure-transition-period", "1s"),
+            )
+            .await?;
+        // The agent never deletes this image: the Pod uses it, and later it is the last one.
         add_image(&scene, "only", MIB)?;
-        scene.create(&pod(&scene, "greedy", "only", &json!({}))).await?;
-        scene.phase("greedy", "Running").await?;
-        let crowded = Self { scene, disk, running, reserve: state.join("reserve") };
-        crowded.has_reserve().await?;
-        Ok(Some(crowded))
+        pod(&scene, "greedy", "only").create_until("Running").await?;
+        let shared = Self { scene, disk, running, reserve: state.join("reserve") };
+        shared.has_reserve().await?;
+        Ok(Some(shared))
     }
 
     async fn has_reserve(&self) -> Result<()> {
-        wait::eventually("space that is set aside", DEADLINE, async || {
+        wait::eventually("a disk reserve", DEADLINE, async || {
             let bytes = std::fs::metadata(&self.reserve)?.len();
             ensure!(bytes >= MIB, "{bytes} bytes");
             Ok(())
@@ -53,7 +54,7 @@ impl Crowded {
         .with_context(|| self.scene.agent_log())
     }
 
-    /// Has the Pod's guest take all that is left of the disk, before the agent sees any of it.
+    /// Has the guest fill the disk while the agent is stopped.
     async fn fill(&self) -> Result<()> {
         self.running.kill(Signal::SIGSTOP)?;
         self.fill_up().await?;
@@ -61,8 +62,8 @@ impl Crowded {
     }
 
     async fn fill_up(&self) -> Result<()> {
-        let vm = Scene::vm_of(&self.scene.pods.get("greedy").await?)?;
-        // What is too little for a large file is enough for small ones.
+        let vm = self.scene.pods.get("greedy").await?.vm()?;
+        // Small files fill what a large one leaves.
         let write =
             "cd /Users/admin; cat /dev/zero >> greed; i=0; while echo >> crumb.$i; do i=$((i+1)); done; true";
         wait::eventually("a full disk", DEADLINE, async || {
@@ -74,47 +75,44 @@ impl Crowded {
         .await
     }
 
-    /// Pods run again, and what was set aside is there for the next time.
+    /// Checks that Pods run again, and that the reserve is back.
     async fn is_well(&self) -> Result<()> {
-        self.scene.create(&pod(&self.scene, "after", "only", &json!({"command": ["true"]}))).await?;
-        self.scene.phase("after", "Succeeded").await?;
+        pod(&self.scene, "after", "only").command(["true"]).create_until("Succeeded").await?;
         self.has_reserve().await
     }
 }
 
 #[tokio::test]
 async fn a_pod_is_evicted_from_a_disk_that_is_full_to_the_last_byte() -> Result<()> {
-    let Some(crowded) = Crowded::new("full-evict", "imagefs.available<10%").await? else { return Ok(()) };
-    let scene = &crowded.scene;
-    crowded.fill().await?;
-    let evicted = scene.phase("greedy", "Failed").await?.status.context("no status")?;
-    assert_eq!(evicted.reason.as_deref(), Some("Evicted"));
-    let well = |node: &_| condition(node, "DiskPressure") == "False";
-    wait::until(&scene.nodes, &scene.node, "well again", DEADLINE, well).await?;
-    crowded.is_well().await
+    let Some(shared) = SharedDisk::new("full-evict", "imagefs.available<10%").await? else { return Ok(()) };
+    let scene = &shared.scene;
+    shared.fill().await?;
+    assert_eq!(scene.phase("greedy", "Failed").await?.reason(), Some("Evicted"));
+    scene.node_condition("DiskPressure", "False").await?;
+    shared.is_well().await
 }
 
 #[tokio::test]
 async fn a_pod_is_deleted_from_a_disk_that_is_full_to_the_last_byte() -> Result<()> {
-    let Some(crowded) = Crowded::new("full-delete", "").await? else { return Ok(()) };
-    crowded.fill().await?;
-    let scene = &crowded.scene;
-    scene.kubectl.run(["delete", "pod", "greedy", "--grace-period=2", "--wait=false"]).await?;
-    wait::until_gone(&scene.pods, "greedy", DEADLINE).await.with_context(|| scene.agent_log())?;
-    crowded.is_well().await
+    let Some(shared) = SharedDisk::new("full-delete", "").await? else { return Ok(()) };
+    shared.fill().await?;
+    let scene = &shared.scene;
+    scene.begin_delete_within("greedy", 2).await?;
+    scene.until_gone("greedy").await?;
+    shared.is_well().await
 }
 
 #[tokio::test]
 async fn a_vm_that_comes_up_on_a_disk_that_is_full_to_the_last_byte_is_seen_to_run() -> Result<()> {
-    let Some(crowded) = Crowded::new("full-start", "").await? else { return Ok(()) };
-    let scene = &crowded.scene;
-    // Its guest is up, and it counts as running when its hook is done.
+    let Some(shared) = SharedDisk::new("full-start", "").await? else { return Ok(()) };
+    let scene = &shared.scene;
+    // The guest is up. The Pod counts as running when its hook is done.
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();
-    let up = json!({"postStart": {"httpGet": {"host": "127.0.0.1", "port": port}}});
-    scene.create(&pod(scene, "late", "only", &json!({"lifecycle": up}))).await?;
+    let up = json!({"httpGet": {"host": "127.0.0.1", "port": port}});
+    pod(scene, "late", "only").post_start(up).create().await?;
     let (mut hook, _) = timeout(DEADLINE, listener.accept()).await.context("no hook")??;
-    crowded.fill().await?;
+    shared.fill().await?;
     ensure!(hook.read(&mut [0; 4096]).await? > 0, "the hook has given up");
     hook.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
     scene.phase("late", "Running").await.map(drop)

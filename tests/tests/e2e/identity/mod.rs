@@ -1,4 +1,4 @@
-//! Who the agent is to the API server, and how it becomes that.
+//! The agent's identity at the API server: TLS bootstrap, kubeconfigs and certificates.
 
 mod rotation;
 
@@ -16,7 +16,7 @@ use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::kubeconfig::{self, Credentials};
 use tart_kubelet_tests::wait;
 
-use crate::crash::agent_restart::agent_is_back;
+use crate::agent::startup::exit_line;
 use crate::scene::{DEADLINE, Scene};
 
 /// The same agent, with a bootstrap kubeconfig, and a kubeconfig that is not there yet.
@@ -29,7 +29,7 @@ fn joining(agent: &Agent, bootstrap: &Path) -> (Agent, PathBuf) {
     (agent, kubeconfig)
 }
 
-/// Waits until the API server knows what a user may do: it learns of new tokens and roles a moment later.
+/// Waits until the API server accepts bootstrap credentials: it learns of new tokens and roles a moment later.
 async fn may_join(control_plane: &ControlPlane, bootstrap: &Path) -> Result<()> {
     let kubectl = control_plane.kubectl_as(bootstrap);
     wait::eventually("bootstrap credentials that work", DEADLINE, async || {
@@ -39,7 +39,7 @@ async fn may_join(control_plane: &ControlPlane, bootstrap: &Path) -> Result<()> 
     .map(drop)
 }
 
-/// A bootstrap kubeconfig whose requests a person has to approve, and its user.
+/// A bootstrap kubeconfig whose requests an administrator has to approve, and its user.
 async fn unapproved(scene: &Scene) -> Result<(PathBuf, String)> {
     let user = format!("joins-{}", scene.node);
     let path = scene.control_plane.user_kubeconfig(&user, None)?;
@@ -81,17 +81,6 @@ async fn logged(agent: &RunningAgent, words: &str) -> Result<()> {
     .await
 }
 
-/// Waits for the end of an agent that gives up, and returns its one line about it.
-async fn last_line(agent: &RunningAgent) -> Result<String> {
-    let status = agent.wait_for_exit(DEADLINE).await?;
-    let log = agent.log()?;
-    ensure!(status.code() == Some(2), "{status}: {log}");
-    let lines: Vec<_> = log.lines().filter(|line| !line.starts_with('{')).collect();
-    let [line] = lines.as_slice() else { bail!("not one line: {log}") };
-    std::fs::remove_file(agent.process().log_path())?;
-    Ok((*line).to_owned())
-}
-
 fn mode(path: &Path) -> Result<u32> {
     let metadata = std::fs::metadata(path).with_context(|| format!("no {}", path.display()))?;
     Ok(metadata.permissions().mode() & 0o777)
@@ -109,8 +98,7 @@ async fn a_mac_joins_with_a_bootstrap_token() -> Result<()> {
     let user = who_is(scene.control_plane, &bootstrap).await?["username"].clone();
     let user = user.as_str().context("no user")?;
     let (agent, kubeconfig) = joining(&scene.agent, &bootstrap);
-    let running = agent.start()?;
-    scene.node_ready(&running).await?;
+    let running = scene.start(&agent).await?;
 
     let pki = agent.state_dir().join("pki");
     assert_eq!(mode(&pki)?, 0o700);
@@ -124,7 +112,7 @@ async fn a_mac_joins_with_a_bootstrap_token() -> Result<()> {
     assert_eq!(node["groups"], json!(["system:nodes", "system:authenticated"]));
     assert_eq!(requests_of(scene.control_plane, user).await?.len(), 1);
 
-    // From here on the token is not needed.
+    // From here on the agent does not need the token.
     std::fs::remove_file(&bootstrap)?;
     let uid = scene.nodes.get(&scene.node).await?.uid();
     let first = running.log()?;
@@ -136,8 +124,8 @@ async fn a_mac_joins_with_a_bootstrap_token() -> Result<()> {
         Ok(())
     })
     .await?;
-    // The Node is still ready from before; only the agent that runs now can renew its Lease.
-    agent_is_back(&scene, restarted).await.with_context(|| running.log().unwrap_or_default())?;
+    // The Node is still ready from before, but only the running agent can renew its Lease.
+    scene.lease_renewed_after(Some(restarted)).await.with_context(|| running.log().unwrap_or_default())?;
     scene.node_ready(&running).await?;
     assert_eq!(scene.nodes.get(&scene.node).await?.uid(), uid);
     assert_eq!(std::fs::read_to_string(&kubeconfig)?, written);
@@ -174,15 +162,15 @@ async fn a_denied_request_is_one_line_and_the_end() -> Result<()> {
     let running = agent.start()?;
     let name = only_request_of(scene.control_plane, &user).await?;
     scene.kubectl.run(["certificate", "deny", &name]).await?;
-    let line = last_line(&running).await?;
+    let line = exit_line(&running).await?;
     for words in [&name, "was denied", &format!("`kubectl delete csr {name}`"), &scene.node] {
         ensure!(line.contains(words), "`{words}` is not in: {line}");
     }
-    assert_eq!(last_line(&agent.start()?).await?, line, "launchd starts it again");
+    assert_eq!(exit_line(&agent.start()?).await?, line, "launchd starts it again");
     ensure!(!kubeconfig.exists());
     assert_eq!(requests_of(scene.control_plane, &user).await?, [name.as_str()], "not asked twice");
 
-    // Doing what the line says helps.
+    // The user follows the advice.
     scene.kubectl.run(["delete", "csr", &name]).await?;
     let running = agent.start()?;
     let name = only_request_of(scene.control_plane, &user).await?;
@@ -222,7 +210,7 @@ async fn an_expired_certificate_is_told_or_replaced() -> Result<()> {
     kubeconfig::write(&kubeconfig, scene.control_plane.server(), authority, &credentials)?;
 
     let alone = scene.agent.clone().flag("--kubeconfig", &kubeconfig.display().to_string()).start()?;
-    let line = last_line(&alone).await?;
+    let line = exit_line(&alone).await?;
     for words in ["its certificate expired at 2020-01-01T00:00:00Z", "--bootstrap-kubeconfig"] {
         ensure!(line.contains(words), "{line}");
     }
@@ -235,16 +223,16 @@ async fn unusable_bootstrap_credentials_are_one_line() -> Result<()> {
     let scene = Scene::new("bootstrap").await?;
     let bootstrap = scene.agent.state_dir().with_file_name("bootstrap");
     let (agent, kubeconfig) = joining(&scene.agent, &bootstrap);
-    let line = last_line(&agent.start()?).await?;
+    let line = exit_line(&agent.start()?).await?;
     ensure!(line.contains("cannot use the bootstrap kubeconfig") && line.contains("No such file"), "{line}");
     std::fs::write(&bootstrap, "{")?;
-    let line = last_line(&agent.start()?).await?;
+    let line = exit_line(&agent.start()?).await?;
     ensure!(line.contains("cannot use the bootstrap kubeconfig"), "{line}");
 
     let authority = &scene.control_plane.authority().pair().certificate;
     let server = scene.control_plane.server();
     kubeconfig::write(&bootstrap, server, authority, &Credentials::Token("abcdef.0123456789abcdef".into()))?;
-    let line = last_line(&agent.start()?).await?;
+    let line = exit_line(&agent.start()?).await?;
     ensure!(line.contains("are they still valid?") && line.contains("Unauthorized"), "{line}");
     ensure!(!kubeconfig.exists());
     Ok(())
@@ -254,7 +242,7 @@ async fn unusable_bootstrap_credentials_are_one_line() -> Result<()> {
 async fn a_kubeconfig_with_a_token_is_used_as_it_is() -> Result<()> {
     let scene = Scene::new("token").await?;
     scene.kubectl.run(["create", "serviceaccount", "agent"]).await?;
-    let namespace = scene.pods.namespace().context("no namespace")?;
+    let namespace = scene.namespace();
     let account = format!("--serviceaccount={namespace}:agent");
     let admin = "--clusterrole=cluster-admin";
     scene.kubectl.run(["create", "clusterrolebinding", &scene.node, admin, &account]).await?;
@@ -264,8 +252,7 @@ async fn a_kubeconfig_with_a_token_is_used_as_it_is() -> Result<()> {
     kubeconfig::write(&kubeconfig, scene.control_plane.server(), authority, &Credentials::Token(token))?;
     let written = std::fs::read(&kubeconfig)?;
     may_join(scene.control_plane, &kubeconfig).await?;
-    let running = agent.start()?;
-    scene.node_ready(&running).await?;
+    let _running = scene.start(&agent).await?;
     assert_eq!(std::fs::read(&kubeconfig)?, written);
     ensure!(!certificate(&agent).exists());
     let user = format!("system:serviceaccount:{namespace}:agent");
@@ -279,18 +266,16 @@ async fn the_agent_may_do_what_a_node_may_and_no_more() -> Result<()> {
     let bootstrap = scene.control_plane.bootstrap_kubeconfig().await?;
     may_join(scene.control_plane, &bootstrap).await?;
     let (agent, kubeconfig) = joining(&scene.agent, &bootstrap);
-    let running = agent.start()?;
-    scene.node_ready(&running).await?;
+    let running = scene.start(&agent).await?;
     let other = format!("other-{}", scene.node);
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": other}});
-    scene.kubectl.apply(&node.to_string()).await?;
+    scene.apply(&node).await?;
     for secret in ["used", "unused"] {
         scene.kubectl.run(["create", "secret", "generic", secret, "--from-literal=key=value"]).await?;
     }
-    let spec = json!({"imagePullSecrets": [{"name": "used"}]});
-    scene.create(&scene.pod("user", &json!({}), &spec)).await?;
+    scene.pod("user").pull_secrets(&["used"]).create().await?;
 
-    let namespace = scene.pods.namespace().context("no namespace")?;
+    let namespace = scene.namespace();
     let as_node = scene.control_plane.kubectl_as(&kubeconfig).namespace(namespace);
     wait::eventually("the Secret of a Pod to be readable", DEADLINE, async || {
         as_node.run(["get", "secret", "used"]).await

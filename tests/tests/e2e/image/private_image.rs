@@ -1,14 +1,13 @@
-//! Private images: whoever its registry would not let have one does not get it because somebody else has pulled it.
+//! Private images: a Pod without access to the registry does not get an image because another Pod has pulled it.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::pull::waits_for;
-use crate::scene::Scene;
+use crate::scene::{PodBuilder, PodView as _, Scene, UNTIL_FINISHED};
 
 const IMAGE: &str = "private.test/macos/secret:1";
 
-/// A Mac whose registry wants a password.
+/// A Mac whose registry asks for a password.
 async fn scene(name: &str) -> Result<Scene> {
     let scene = Scene::new(name).await?;
     scene.mac.add_image(IMAGE, &json!({}))?;
@@ -17,63 +16,55 @@ async fn scene(name: &str) -> Result<Scene> {
 }
 
 impl Scene {
-    async fn pull_secret(&self, name: &str, server: &str, username: &str) -> Result<()> {
-        let (server, user) = (format!("--docker-server={server}"), format!("--docker-username={username}"));
-        let create =
-            ["create", "secret", "docker-registry", name, &server, &user, "--docker-password=s3cr3t"];
-        self.kubectl.run(create).await.map(drop)
+    /// Creates a pull secret with the registry's password.
+    async fn login(&self, name: &str, server: &str, user: &str) -> Result<()> {
+        self.pull_secret(name, server, user, "s3cr3t").await
     }
 
-    /// A Pod that ends at once, with these pull secrets.
-    async fn with_secrets(&self, name: &str, policy: &str, secrets: &[&str]) -> Result<()> {
-        let container = json!({"image": IMAGE, "imagePullPolicy": policy, "command": ["true"]});
-        let secrets: Vec<Value> = secrets.iter().map(|name| json!({"name": name})).collect();
-        self.create(&self.pod(name, &container, &json!({"imagePullSecrets": secrets}))).await
+    /// A Pod of the private image that ends at once, with these pull secrets.
+    fn private_pod(&self, name: &str, policy: &str, secrets: &[&str]) -> PodBuilder<'_> {
+        self.pod(name).image(IMAGE).pull_policy(policy).command(["true"]).pull_secrets(secrets)
     }
 }
 
 #[tokio::test]
 async fn a_private_image_is_for_pods_that_may_pull_it() -> Result<()> {
     let scene = scene("private-here").await?;
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
-    scene.pull_secret("pull", "private.test", "robot").await?;
-    scene.with_secrets("first", "IfNotPresent", &["pull"]).await?;
-    let first = scene.phase("first", "Succeeded").await?;
-    // Whoever knows its digest cannot have it by the name of another registry.
-    let statuses = first.status.and_then(|status| status.container_statuses).unwrap_or_default();
-    let (_, digest) = statuses[0].image_id.split_once('@').context("no digest")?;
-    let guess = json!({"image": format!("other.test/macos/guess@{digest}"), "imagePullPolicy": "Never"});
-    scene.create(&scene.pod("guess", &guess, &json!({}))).await?;
-    waits_for(&scene, "guess", "ErrImageNeverPull", "").await?;
-    scene.kubectl.run(["delete", "pod", "guess"]).await?;
+    let agent = scene.start(&scene.agent).await?;
+    scene.login("pull", "private.test", "robot").await?;
+    let first = scene.private_pod("first", "IfNotPresent", &["pull"]).create_until("Succeeded").await?;
+    // A Pod that knows the digest cannot have the image by the name of another registry.
+    let id = first.main().image_id().context("no image")?;
+    let (_, digest) = id.split_once('@').context("no digest")?;
+    let guess = format!("other.test/macos/guess@{digest}");
+    scene.pod("guess").image(guess).pull_policy("Never").create().await?;
+    scene.waiting("guess", "ErrImageNeverPull", "").await?;
+    scene.delete("guess").await?;
 
-    // It is here, and not for these; an agent that starts anew knows that, too.
-    scene.with_secrets("bare", "IfNotPresent", &[]).await?;
-    waits_for(&scene, "bare", "ErrImagePull", "the credentials for its registry").await?;
+    // The image is on the Mac, but not for Pods without the secret. The next agent knows that, too.
+    scene.private_pod("bare", "IfNotPresent", &[]).create().await?;
+    scene.waiting("bare", "ErrImagePull", "the credentials for its registry").await?;
     agent.kill9()?;
     let _agent = scene.agent.start()?;
-    scene.with_secrets("never", "Never", &[]).await?;
-    waits_for(&scene, "never", "ErrImageNeverPull", "").await?;
-    scene.kubectl.run(["delete", "pod", "never"]).await?;
-    waits_for(&scene, "bare", "ErrImagePull", "the credentials for its registry").await?;
+    scene.private_pod("never", "Never", &[]).create().await?;
+    scene.waiting("never", "ErrImageNeverPull", "").await?;
+    scene.delete("never").await?;
+    scene.waiting("bare", "ErrImagePull", "the credentials for its registry").await?;
 
-    // Whoever has the same secret need not even ask: its registry is away.
+    // A Pod with the same secret needs no registry.
     scene.mac.set_fault("pull", "offline")?;
-    scene.with_secrets("second", "Never", &["pull"]).await?;
-    scene.phase("second", "Succeeded").await?;
-    // Another secret has to show that it is as good.
-    scene.pull_secret("other", "private.test", "robot").await?;
-    scene.with_secrets("other", "IfNotPresent", &["other"]).await?;
-    waits_for(&scene, "other", "ErrImagePull", "").await?;
+    scene.private_pod("second", "Never", &["pull"]).create_until("Succeeded").await?;
+    // The agent checks another secret with the registry.
+    scene.login("other", "private.test", "robot").await?;
+    scene.private_pod("other", "IfNotPresent", &["other"]).create().await?;
+    scene.waiting("other", "ErrImagePull", "").await?;
     scene.mac.clear_fault("pull")?;
     scene.phase("other", "Succeeded").await?;
 
-    // Once the registry gives it to anybody, anybody has it.
+    // When the registry is public, every Pod has the image.
     scene.mac.open_registry("private.test")?;
     scene.phase("bare", "Succeeded").await?;
-    scene.with_secrets("never", "Never", &[]).await?;
-    scene.phase("never", "Succeeded").await.map(drop)
+    scene.private_pod("never", "Never", &[]).create_until("Succeeded").await.map(drop)
 }
 
 #[tokio::test]
@@ -82,48 +73,39 @@ async fn what_somebody_has_put_on_the_mac_is_for_every_pod() -> Result<()> {
     let login = scene.mac.host().join("login.json");
     let auths = json!({"auths": {"private.test": {"username": "robot", "password": "s3cr3t"}}});
     std::fs::write(&login, auths.to_string())?;
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
+    let agent = scene.start(&scene.agent).await?;
     let words = ["images", "pull", "--docker-config", &login.display().to_string(), IMAGE];
     let said = agent.agent().run(&words).await?;
     ensure!(said.contains("is private.test/macos/secret@sha256:"), "{said}");
-    scene.with_secrets("bare", "IfNotPresent", &[]).await?;
-    scene.phase("bare", "Succeeded").await.map(drop)
+    scene.private_pod("bare", "IfNotPresent", &[]).create_until("Succeeded").await.map(drop)
 }
 
 #[tokio::test]
 async fn a_pod_that_has_had_its_image_starts_again_without_its_secret() -> Result<()> {
     let scene = scene("private-again").await?;
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
-    scene.pull_secret("pull", "private.test", "robot").await?;
-    let once = json!([
-        "/bin/sh",
-        "-c",
-        "[ -e /opt/cache/again ] && exit 0; until [ -e /private/tmp/go ]; do sleep 0.05; done; touch /opt/cache/again; exit 1"
-    ]);
-    let mounts = json!([{"name": "cache", "mountPath": "/opt/cache"}]);
-    let container =
-        json!({"image": IMAGE, "imagePullPolicy": "IfNotPresent", "command": once, "volumeMounts": mounts});
-    let spec = json!({"imagePullSecrets": [{"name": "pull"}], "restartPolicy": "OnFailure",
-        "volumes": [{"name": "cache", "emptyDir": {}}]});
-    scene.create(&scene.pod("again", &container, &spec)).await?;
-    let vm = Scene::vm_of(&scene.phase("again", "Running").await?)?;
+    let _agent = scene.start(&scene.agent).await?;
+    scene.login("pull", "private.test", "robot").await?;
+    let vm = scene
+        .private_pod("again", "IfNotPresent", &["pull"])
+        .sh(format!("[ -e /opt/cache/again ] && exit 0; {UNTIL_FINISHED}; touch /opt/cache/again; exit 1"))
+        .empty_dir("cache", "/opt/cache")
+        .restart_policy("OnFailure")
+        .create_until("Running")
+        .await?
+        .vm()?;
     scene.kubectl.run(["delete", "secret", "pull"]).await?;
-    scene.let_go(&vm).await;
+    scene.finish_command(&vm).await;
     scene.phase("again", "Succeeded").await.map(drop)
 }
 
 #[tokio::test]
 async fn every_secret_that_fits_is_tried_the_most_exact_first() -> Result<()> {
     let scene = scene("private-tries").await?;
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
+    let _agent = scene.start(&scene.agent).await?;
     // The kubelet's rules: wildcards in the host, and paths.
-    scene.pull_secret("wrong", "private.test/macos", "stranger").await?;
-    scene.pull_secret("elsewhere", "private.test/linux", "nobody").await?;
-    scene.pull_secret("right", "*.test", "robot").await?;
+    scene.login("wrong", "private.test/macos", "stranger").await?;
+    scene.login("elsewhere", "private.test/linux", "nobody").await?;
+    scene.login("right", "*.test", "robot").await?;
     let keys = ["right", "elsewhere", "wrong"];
-    scene.with_secrets("tries", "IfNotPresent", &keys).await?;
-    scene.phase("tries", "Succeeded").await.map(drop)
+    scene.private_pod("tries", "IfNotPresent", &keys).create_until("Succeeded").await.map(drop)
 }

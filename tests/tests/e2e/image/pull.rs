@@ -1,51 +1,35 @@
-//! Images: where they come from, and what is told when they do not come.
+//! Pulls of images, for Pods and with `tart-kubelet images pull`.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::{programs, wait};
 
-use crate::scene::{DEADLINE, Scene};
-
-/// Waits until a Pod's container shows what it waits for.
-pub(crate) async fn waits_for(scene: &Scene, pod: &str, reason: &str, words: &str) -> Result<()> {
-    let what = format!("waiting: {reason}, {words}");
-    let waiting = wait::until(&scene.pods, pod, &what, DEADLINE, |pod| {
-        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-        let mut waiting = statuses.filter_map(|status| status.state.as_ref()?.waiting.as_ref());
-        waiting.any(|waiting| {
-            waiting.reason.as_deref() == Some(reason)
-                && waiting.message.as_ref().is_some_and(|message| message.contains(words))
-        })
-    });
-    waiting.await.map(drop)
-}
+use crate::scene::{DEADLINE, PodView as _, Scene};
 
 #[tokio::test]
 async fn a_long_pull_tells_how_far_it_has_come() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("progress").await?;
     let image = "registry.test/macos/large:1";
     scene.mac.add_image(image, &json!({"pullSeconds": 300}))?;
-    scene.create(&scene.pod("large", &json!({"image": image}), &json!({}))).await?;
-    scene.told("pod", "large", "% are here").await?;
+    scene.pod("large").image(image).create().await?;
+    scene.described("large", "% are here").await?;
     scene.mac.set_fault("hurry", "")?;
     scene.phase("large", "Running").await?;
-    scene
-        .told("pod", "large", "image `registry.test/macos/large:1` is registry.test/macos/large@sha256:")
-        .await
+    scene.described("large", "image `registry.test/macos/large:1` is registry.test/macos/large@sha256:").await
 }
 
 #[tokio::test]
 async fn a_missing_image_is_told_and_heals() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("image").await?;
     let image = "registry.test/macos/tahoe:26";
-    scene.create(&scene.pod("image", &json!({"image": image}), &json!({}))).await?;
-    // As elsewhere: the error, the back-off, and the next error.
-    waits_for(&scene, "image", "ErrImagePull", "check the image's name").await?;
+    scene.pod("image").image(image).create().await?;
+    // As with the kubelet: the error, the back-off, and the next error.
+    scene.waiting("image", "ErrImagePull", "check the image's name").await?;
     let words = format!("Back-off pulling image \"{image}\": ErrImagePull: cannot pull image");
-    waits_for(&scene, "image", "ImagePullBackOff", &words).await?;
-    scene.told("pod", "image", "BackOff").await?;
-    waits_for(&scene, "image", "ErrImagePull", "check the image's name").await?;
+    scene.waiting("image", "ImagePullBackOff", &words).await?;
+    scene.described("image", "BackOff").await?;
+    scene.waiting("image", "ErrImagePull", "check the image's name").await?;
     scene.mac.add_image(image, &json!({}))?;
     scene.phase("image", "Running").await.map(drop)
 }
@@ -57,20 +41,15 @@ async fn a_private_image_needs_a_pull_secret() -> Result<()> {
     scene.mac.add_image(image, &json!({}))?;
     scene.mac.protect_registry("private.test", "robot", "s3cr3t:with:colons")?;
 
-    scene.create(&scene.pod("without", &json!({"image": image}), &json!({}))).await?;
-    scene.told("pod", "without", "the credentials for its registry").await?;
-    let missing = json!({"imagePullSecrets": [{"name": "pull"}]});
-    scene.create(&scene.pod("with", &json!({"image": image}), &missing)).await?;
-    scene.told("pod", "with", "cannot use pull secret `pull`").await?;
+    scene.pod("without").image(image).create().await?;
+    scene.described("without", "the credentials for its registry").await?;
+    scene.pod("with").image(image).pull_secrets(&["pull"]).create().await?;
+    scene.described("with", "cannot use pull secret `pull`").await?;
 
-    let login =
-        ["--docker-server=private.test", "--docker-username=robot", "--docker-password=s3cr3t:with:colons"];
-    let create = ["create", "secret", "docker-registry", "pull"];
-    scene.kubectl.run(create.into_iter().chain(login)).await?;
+    scene.pull_secret("pull", "private.test", "robot", "s3cr3t:with:colons").await?;
     scene.phase("with", "Running").await?;
     ensure!(!scene.agent_log().contains("s3cr3t"), "a password is in the log");
-    let events = scene.kubectl.run(["get", "events", "--output", "json"]).await?;
-    ensure!(!events.contains("s3cr3t"), "a password is in an Event");
+    ensure!(!scene.events().await?.contains("s3cr3t"), "a password is in an Event");
     Ok(())
 }
 
@@ -80,8 +59,8 @@ async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
     let image = "private.test/macos/secret:1";
     scene.mac.add_image(image, &json!({}))?;
     scene.mac.protect_registry("private.test", "robot", "s3cr3t")?;
-    // A tart that writes down with what it is called, one line per variable, and all of them at once: others write there, too.
-    let (program, notes) = (scene.mac.host().join("witness"), scene.mac.host().join("witness.log"));
+    // A tart that logs its arguments with each of its variables. It writes all lines at once: other tarts log there, too.
+    let (program, notes) = (scene.mac.host().join("logging-tart"), scene.mac.host().join("logging-tart.log"));
     let script = format!(
         "#!/bin/sh\n\
          said=$(env | grep ^TART_ | while read -r line; do echo \"$$ $* | $line\"; done)\n\
@@ -91,25 +70,22 @@ async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
         scene.mac.tart_binary().display()
     );
     programs::write(&program, &script)?;
-    // What the agent itself was started with is nobody's business.
-    let agent = scene
-        .agent
-        .clone()
-        .flag("--tart-binary", &program.display().to_string())
-        .env("TART_REGISTRY_USERNAME", "operator")
-        .env("TART_REGISTRY_PASSWORD", "0p3r4t0r")
-        .start()?;
-    scene.node_ready(&agent).await?;
-    let create = ["create", "secret", "docker-registry", "pull", "--docker-server=private.test"];
-    let login = ["--docker-username=robot", "--docker-password=s3cr3t"];
-    scene.kubectl.run(create.into_iter().chain(login)).await?;
-    let create = ["create", "secret", "docker-registry", "other", "--docker-server=other.test"];
-    let login = ["--docker-username=else", "--docker-password=3ls3wh3r3"];
-    scene.kubectl.run(create.into_iter().chain(login)).await?;
-    let secrets = json!({"imagePullSecrets": [{"name": "other"}, {"name": "pull"}]});
-    let container = json!({"image": image, "command": ["true"]});
-    scene.create(&scene.pod("private", &container, &secrets)).await?;
-    scene.create(&scene.pod("public", &json!({"command": ["true"]}), &secrets)).await?;
+    // The agent hands its own credentials to no tart.
+    let _agent = scene
+        .start(
+            &scene
+                .agent
+                .clone()
+                .flag("--tart-binary", &program.display().to_string())
+                .env("TART_REGISTRY_USERNAME", "operator")
+                .env("TART_REGISTRY_PASSWORD", "0p3r4t0r"),
+        )
+        .await?;
+    scene.pull_secret("pull", "private.test", "robot", "s3cr3t").await?;
+    scene.pull_secret("other", "other.test", "else", "3ls3wh3r3").await?;
+    let secrets = ["other", "pull"];
+    scene.pod("private").image(image).command(["true"]).pull_secrets(&secrets).create().await?;
+    scene.pod("public").command(["true"]).pull_secrets(&secrets).create().await?;
     scene.phase("private", "Succeeded").await?;
     scene.phase("public", "Succeeded").await?;
     scene.no_vms().await?;
@@ -146,13 +122,13 @@ async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
 #[tokio::test]
 async fn an_image_that_may_not_be_pulled_is_told() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("never").await?;
-    scene.create(&scene.pod("never", &json!({"imagePullPolicy": "Never"}), &json!({}))).await?;
+    scene.pod("never").pull_policy("Never").create().await?;
     let words = "`imagePullPolicy: Never` forbids to pull it";
-    scene.told("pod", "never", words).await?;
-    waits_for(&scene, "never", "ErrImageNeverPull", words).await
+    scene.described("never", words).await?;
+    scene.waiting("never", "ErrImageNeverPull", words).await.map(drop)
 }
 
-/// The line of `images list` that begins with a name, word by word.
+/// The columns of the line of `images list` that begins with a name.
 pub(crate) async fn listed(agent: &Agent, name: &str) -> Result<Vec<String>> {
     let table = agent.run(&["images", "list"]).await?;
     let line = table.lines().find(|line| line.starts_with(name));
@@ -174,7 +150,7 @@ async fn images_are_pulled_by_hand_through_the_agent() -> Result<()> {
     ensure!(line.last().is_some_and(|by| by == "agent") && line[1].starts_with("sha256:"), "{line:?}");
     let line = listed(running.agent(), "registry.test/macos/foreign:1").await?;
     ensure!(line.ends_with(&["-".to_owned(), "others".to_owned()]), "{line:?}");
-    // It is one of the agent's own, with no more to speak for it than that it is new.
+    // The image is the agent's own, and kept only because it is new.
     let table = running.agent().run(&["gc", "--dry-run"]).await?;
     ensure!(
         table
@@ -182,13 +158,11 @@ async fn images_are_pulled_by_hand_through_the_agent() -> Result<()> {
             .any(|line| line.contains("macos/early@sha256") && line.contains("it was pulled a moment ago")),
         "{table}"
     );
-    let never = json!({"image": early, "imagePullPolicy": "Never"});
-    scene.create(&scene.pod("warm", &never, &json!({}))).await?;
-    scene.phase("warm", "Running").await?;
+    scene.pod("warm").image(early).pull_policy("Never").create_until("Running").await?;
     let line = listed(running.agent(), early).await?;
     ensure!(line.contains(&"VM".to_owned()), "{line:?}");
 
-    // What cannot be had does not keep others from coming.
+    // An image that cannot be pulled does not stop the next one.
     scene.mac.add_image("registry.test/macos/last:1", &json!({"cpu": 8}))?;
     let failed = running.agent().run(&["images", "pull", missing, "registry.test/macos/last:1"]).await;
     let failed = format!("{:#}", failed.err().context("it was pulled from nowhere")?);
@@ -207,12 +181,12 @@ async fn who_asks_by_hand_waits_for_the_pull_of_a_pod() -> Result<()> {
     scene.mac.add_image(image, &json!({"cpu": 6}))?;
     scene.mac.set_fault("calls", "")?;
     scene.mac.set_fault("pull", "stall")?;
-    scene.create(&scene.pod("first", &json!({"image": image, "command": ["true"]}), &json!({}))).await?;
-    scene.told("pod", "first", "pulling image").await?;
+    scene.pod("first").image(image).command(["true"]).create().await?;
+    scene.described("first", "pulling image").await?;
     let words = ["images", "pull", image];
     let asked = running.agent().run(&words);
     let (said, ()) = tokio::try_join!(asked, async {
-        wait::eventually("somebody who asks", DEADLINE, async || {
+        wait::eventually("a request to the agent", DEADLINE, async || {
             ensure!(running.log()?.contains("asked to have an image ready"), "{}", running.log()?);
             Ok(())
         })
@@ -221,8 +195,7 @@ async fn who_asks_by_hand_waits_for_the_pull_of_a_pod() -> Result<()> {
     })?;
     ensure!(said.contains("shared@sha256:"), "{said}");
     scene.phase("first", "Succeeded").await?;
-    let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
-    assert_eq!(calls.lines().filter(|call| *call == "pull").count(), 1, "{calls}");
+    assert_eq!(scene.count_calls("pull")?, 1, "{:?}", scene.tart_calls()?);
     Ok(())
 }
 
@@ -234,7 +207,7 @@ async fn images_are_pulled_by_hand_before_there_is_an_agent() -> Result<()> {
     scene.mac.add_image(other, &json!({"cpu": 6}))?;
     scene.mac.protect_registry("private.test", "robot", "s3cr3t")?;
     let refused = scene.agent.run(&["images", "pull", image]).await;
-    let refused = format!("{:#}", refused.err().context("it was had without a password")?);
+    let refused = format!("{:#}", refused.err().context("it was pulled without a password")?);
     ensure!(refused.contains("the credentials for its registry"), "{refused}");
 
     let with = |host: &str| {
@@ -243,7 +216,7 @@ async fn images_are_pulled_by_hand_before_there_is_an_agent() -> Result<()> {
         if host.is_empty() { agent } else { agent.env("TART_REGISTRY_HOSTNAME", host) }
     };
     let refused = with("").run(&["images", "pull", image]).await;
-    let refused = format!("{:#}", refused.err().context("a password for nobody in particular")?);
+    let refused = format!("{:#}", refused.err().context("a password without a registry was accepted")?);
     ensure!(refused.contains("exit status: 2") && refused.contains("TART_REGISTRY_HOSTNAME"), "{refused}");
     with("other.test").run(&["images", "pull", image]).await.err().context("it is another registry's")?;
     let config = scene.mac.host().join("docker.json");
@@ -252,24 +225,15 @@ async fn images_are_pulled_by_hand_before_there_is_an_agent() -> Result<()> {
     scene.agent.run(&["images", "pull", image, &file]).await?;
     with("private.test").run(&["images", "pull", image, other]).await?;
 
-    // The agent that comes knows it for its own.
-    let running = scene.agent.start()?;
-    scene.node_ready(&running).await?;
+    // The agent that starts now lists the images as its own.
+    let running = scene.start(&scene.agent).await?;
     for image in [image, other] {
         let line = listed(running.agent(), image).await?;
         ensure!(line.last().is_some_and(|by| by == "agent"), "{line:?}");
     }
-    let never = json!({"image": image, "imagePullPolicy": "Never", "command": ["true"]});
-    scene.create(&scene.pod("warm", &never, &json!({}))).await?;
-    scene.phase("warm", "Succeeded").await?;
+    scene.pod("warm").image(image).pull_policy("Never").command(["true"]).create_until("Succeeded").await?;
     ensure!(!scene.agent_log().contains("s3cr3t"), "a password is in the log");
     Ok(())
-}
-
-/// How many pulls anybody has begun since the calls are written down.
-fn pulls(scene: &Scene) -> Result<usize> {
-    let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
-    Ok(calls.lines().filter(|call| *call == "pull").count())
 }
 
 #[tokio::test]
@@ -281,15 +245,15 @@ async fn what_somebody_else_pulls_while_a_pod_waits_for_it_is_theirs() -> Result
     scene.mac.set_fault("pull", "stall at=layers")?;
     let theirs = scene.mac.tart(["pull", image]);
     tokio::try_join!(theirs, async {
-        wait::eventually("somebody's pull", DEADLINE, async || {
+        wait::eventually("the user's pull", DEADLINE, async || {
             let begun = std::fs::read_dir(scene.mac.tart_home().join("tmp"))?.count();
             ensure!(begun == 1, "{begun} are under way");
             Ok(())
         })
         .await?;
-        scene.create(&scene.pod("waits", &json!({"image": image}), &json!({}))).await?;
+        scene.pod("waits").image(image).create().await?;
         wait::eventually("a pull for the Pod", DEADLINE, async || {
-            ensure!(pulls(&scene)? == 2);
+            ensure!(scene.count_calls("pull")? == 2);
             Ok(())
         })
         .await?;
@@ -305,11 +269,9 @@ async fn what_somebody_else_pulls_while_a_pod_waits_for_it_is_theirs() -> Result
 async fn no_more_pulls_go_on_at_once_than_may() -> Result<()> {
     let scene = Scene::new("turns").await?;
     let agent = scene.agent.clone().flag("--max-parallel-image-pulls", "1").flag("--max-pods", "3");
-    let running = agent.start()?;
-    scene.node_ready(&running).await?;
-    let brief = |name: &str| scene.pod(name, &json!({"command": ["true"]}), &json!({}));
-    scene.create(&brief("early")).await?;
-    scene.phase("early", "Succeeded").await?;
+    let _running = scene.start(&agent).await?;
+    let brief = |name: &str| scene.pod(name).command(["true"]);
+    brief("early").create_until("Succeeded").await?;
     // Two registries, so that tart itself would pull both at once; only the first stalls.
     let images = ["one.test/macos/a:1", "two.test/macos/b:1"];
     for image in images {
@@ -318,23 +280,18 @@ async fn no_more_pulls_go_on_at_once_than_may() -> Result<()> {
     scene.mac.set_fault("calls", "")?;
     scene.mac.set_fault("pull", "stall only=one.test")?;
     for (name, image) in ["first", "second"].into_iter().zip(images) {
-        scene.create(&scene.pod(name, &json!({"image": image, "command": ["true"]}), &json!({}))).await?;
-        scene.told("pod", name, "pulling image").await?;
+        scene.pod(name).image(image).command(["true"]).create().await?;
+        scene.described(name, "pulling image").await?;
     }
-    wait::eventually("a pull", DEADLINE, async || {
-        ensure!(pulls(&scene)? > 0);
-        Ok(())
-    })
-    .await?;
-    // Had the second not to wait for its turn, it would be over by the time that a VM which comes after it is.
-    scene.create(&brief("third")).await?;
-    scene.phase("third", "Succeeded").await?;
-    assert_eq!(pulls(&scene)?, 1, "the second waits for its turn");
+    scene.called("pull").await?;
+    // Without a limit, the second pull would be over before the VM of a third Pod has ended.
+    brief("third").create_until("Succeeded").await?;
+    assert_eq!(scene.count_calls("pull")?, 1, "the second waits for its turn");
     scene.mac.clear_fault("pull")?;
     for name in ["first", "second"] {
         scene.phase(name, "Succeeded").await?;
     }
-    assert_eq!(pulls(&scene)?, 2);
+    assert_eq!(scene.count_calls("pull")?, 2);
     Ok(())
 }
 
@@ -343,11 +300,8 @@ async fn a_tag_that_has_moved_counts_only_for_those_who_ask_again() -> Result<()
     let (scene, _agent) = Scene::with_agent("moved").await?;
     let image = "registry.test/macos/moving:1";
     let id = async |name: &str, policy: &str| -> Result<String> {
-        let container = json!({"image": image, "imagePullPolicy": policy, "command": ["true"]});
-        scene.create(&scene.pod(name, &container, &json!({}))).await?;
-        let pod = scene.phase(name, "Succeeded").await?;
-        let statuses = pod.status.and_then(|status| status.container_statuses).context("no status")?;
-        Ok(statuses[0].image_id.clone())
+        let pod = scene.pod(name).image(image).pull_policy(policy).command(["true"]);
+        Ok(pod.create_until("Succeeded").await?.main().status()?.image_id.clone())
     };
     scene.mac.add_image(image, &json!({"cpu": 5}))?;
     let first = id("first", "IfNotPresent").await?;
@@ -355,8 +309,26 @@ async fn a_tag_that_has_moved_counts_only_for_those_who_ask_again() -> Result<()
     assert_eq!(id("stays", "IfNotPresent").await?, first);
     let moved = id("asks", "Always").await?;
     ensure!(moved != first, "{moved}");
-    // From now on this is what is present.
+    // From now on this image is present.
     assert_eq!(id("follows", "IfNotPresent").await?, moved);
     assert_eq!(id("never", "Never").await?, moved);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pull_without_end_hides_nothing() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("endless").await?;
+    let endless = "registry.test/macos/endless:1";
+    scene.mac.add_image(endless, &json!({"pullSeconds": 3600}))?;
+    let lacking = scene.pod("lacking").image(endless).command(["true"]);
+    lacking.env_config_map("A", "absent", "a").create().await?;
+    scene.waiting("lacking", "CreateContainerConfigError", "").await?;
+    let late = scene.pod("late").image(endless).active_deadline(2).create_until("Failed").await?;
+    assert_eq!(late.reason(), Some("DeadlineExceeded"));
+    // The pull does not delay a Pod with an image of another registry: tart pulls one image of a registry at a time.
+    let other = "other.test/macos/sequoia:15";
+    scene.mac.add_image(other, &json!({}))?;
+    scene.pod("other").image(other).command(["true"]).create_until("Succeeded").await?;
+    assert_eq!(scene.pods.get("lacking").await?.phase(), "Pending");
     Ok(())
 }

@@ -1,38 +1,32 @@
-//! Conditions that mean something: each fault of the host shows on its Node, and is gone when the fault is.
+//! Conditions of the Node: each fault of the host shows, and is gone when the fault is.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
-use crate::crash::container;
-use crate::disk_space::image_gc::{MIB, small};
-use crate::scene::{DEADLINE, IMAGE, Scene, condition};
+use crate::disk_space::{MIB, small_disk};
+use crate::scene::{DEADLINE, NodeView as _, Scene};
 
-fn reason<'a>(node: &'a Node, kind: &str) -> &'a str {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let found = conditions.filter(|condition| condition.type_ == kind).find_map(|one| one.reason.as_deref());
-    found.unwrap_or_default()
-}
-
-/// Waits until the Node is not ready for a reason, and says so in an Event of its own: the control plane's does not know the reason.
+/// Waits until the Node is not ready for a reason, and an Event of the agent says so: the control plane's Event does not know the reason.
 async fn not_ready(scene: &Scene, because: &str) -> Result<()> {
     let what = format!("not ready: {because}");
-    wait::until(&scene.nodes, &scene.node, &what, DEADLINE, |node| {
-        condition(node, "Ready") == "False" && reason(node, "Ready") == because
-    })
-    .await?;
-    scene.told("node", &scene.node, &format!("{because}: ")).await
+    scene
+        .until_node(&what, |node| {
+            node.condition("Ready") == "False" && node.condition_reason("Ready") == because
+        })
+        .await?;
+    scene.node_described(&format!("{because}: ")).await
 }
 
 async fn ready_again(scene: &Scene, agent: &RunningAgent) -> Result<()> {
     scene.node_ready(agent).await?;
-    scene.told("node", &scene.node, "TartReady: VMs can start").await
+    scene.node_described("TartReady: VMs can start").await
 }
 
-/// A fault of tart itself, which is seen although nobody starts a VM.
-async fn shows_by_itself(fault: &str, parameter: &str, because: &str) -> Result<()> {
+/// A fault of tart itself, which the agent sees without starting a VM.
+async fn fault_of_tart(fault: &str, parameter: &str, because: &str) -> Result<()> {
     let (scene, agent) = Scene::with_agent("tart").await?;
     scene.mac.set_fault(fault, parameter)?;
     not_ready(&scene, because).await?;
@@ -42,17 +36,17 @@ async fn shows_by_itself(fault: &str, parameter: &str, because: &str) -> Result<
 
 #[tokio::test]
 async fn a_mac_whose_tart_hangs_is_not_ready() -> Result<()> {
-    shows_by_itself("hang", "--version", "TartHanging").await
+    fault_of_tart("hang", "--version", "TartHanging").await
 }
 
 #[tokio::test]
 async fn a_mac_whose_tart_is_too_old_is_not_ready() -> Result<()> {
-    shows_by_itself("version", "2.26.3", "TartUnsupported").await
+    fault_of_tart("version", "2.26.3", "TartUnsupported").await
 }
 
 #[tokio::test]
 async fn a_mac_whose_tart_talks_nonsense_is_not_ready() -> Result<()> {
-    shows_by_itself("garbage", "--version", "TartBroken").await
+    fault_of_tart("garbage", "--version", "TartBroken").await
 }
 
 #[tokio::test]
@@ -61,89 +55,83 @@ async fn a_mac_without_tart_is_not_ready_until_it_is_installed() -> Result<()> {
     let program = scene.agent.state_dir().with_file_name("tart");
     let agent = scene.agent.clone().flag("--tart-binary", &program.display().to_string()).start()?;
     not_ready(&scene, "TartMissing").await?;
-    scene.told("node", &scene.node, &program.display().to_string()).await?;
+    scene.node_described(&program.display().to_string()).await?;
     std::os::unix::fs::symlink(scene.mac.tart_binary(), &program)?;
     ready_again(&scene, &agent).await?;
-    // Somebody upgrades it, badly.
+    // A failed upgrade deletes tart.
     std::fs::remove_file(&program)?;
     not_ready(&scene, "TartMissing").await
 }
 
-/// A fault that shows when a VM starts; the Pod's own next try is what heals the Node.
-async fn shows_at_start(fault: &str, parameter: &str, because: &str) -> Result<()> {
+/// A fault that shows when a VM starts. The Pod's next try makes the Node ready again.
+async fn fault_at_start(fault: &str, parameter: &str, because: &str) -> Result<()> {
     let (scene, agent) = Scene::with_agent("start").await?;
     scene.mac.set_fault(fault, parameter)?;
-    scene.create(&scene.pod("start", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
+    scene.pod("start").restart_policy("Always").create().await?;
     not_ready(&scene, because).await.with_context(|| agent.log().unwrap_or_default())?;
     scene.mac.clear_fault(fault)?;
-    // It counts as running as soon as its first VM was tried.
-    wait::until(&scene.pods, "start", "ready", DEADLINE, |pod| {
-        container(pod).is_ok_and(|status| status.ready)
-    })
-    .await
-    .with_context(|| agent.log().unwrap_or_default())?;
+    // The Pod is Running after its first try, so wait until its container is ready.
+    scene.ready("start").await?;
     ready_again(&scene, &agent).await
 }
 
 #[tokio::test]
 async fn a_mac_where_nobody_is_logged_in_is_not_ready() -> Result<()> {
-    shows_at_start("vz-internal", "", "NoGuiSession").await
+    fault_at_start("vz-internal", "", "NoGuiSession").await
 }
 
 #[tokio::test]
 async fn a_mac_with_a_locked_keychain_is_not_ready() -> Result<()> {
-    shows_at_start("vz-host-key", "", "NoGuiSession").await
+    fault_at_start("vz-host-key", "", "NoGuiSession").await
 }
 
 #[tokio::test]
 async fn a_mac_that_has_leaked_its_places_for_vms_is_not_ready() -> Result<()> {
-    shows_at_start("vm-limit-stuck", "", "VmSlotsLeaked").await
+    fault_at_start("vm-limit-stuck", "", "VmSlotsLeaked").await
 }
 
 #[tokio::test]
 async fn a_mac_without_addresses_for_its_vms_is_not_ready() -> Result<()> {
     let scene = Scene::new("dhcp").await?;
-    let agent = scene.agent.clone().flag("--vm-address-timeout", "5s").start()?;
-    scene.node_ready(&agent).await?;
+    let agent = scene.start(&scene.agent.clone().flag("--vm-address-timeout", "5s")).await?;
     scene.mac.set_fault("dhcp-exhausted", "")?;
     let mute = "registry.test/macos/mute:1";
     scene.mac.add_image(mute, &json!({"agent": false}))?;
-    let now = json!({"nodeName": scene.node, "terminationGracePeriodSeconds": 1});
-    scene.create(&scene.pod("without", &json!({"image": mute}), &now)).await?;
+    scene.pod("without").image(mute).bound().grace(1).create().await?;
     not_ready(&scene, "NoAddressForVms").await.with_context(|| agent.log().unwrap_or_default())?;
     scene.mac.clear_fault("dhcp-exhausted")?;
-    // No scheduler sends a Pod there, but one that is there already proves that the host is well again.
-    scene.create(&scene.pod("with", &json!({"image": IMAGE}), &now)).await?;
-    scene.phase("with", "Running").await?;
+    // The scheduler sends no Pod there, but a bound Pod proves that the host is well again.
+    scene.pod("with").bound().grace(1).create_until("Running").await?;
     ready_again(&scene, &agent).await
 }
 
 #[tokio::test]
 async fn a_disk_that_fills_up_is_pressure_until_there_is_room_again() -> Result<()> {
-    let Some((scene, disk)) = small("disk", 100 * MIB).await? else { return Ok(()) };
-    let agent = scene
-        .agent
-        .clone()
-        .flag("--eviction-hard", "imagefs.available<50%")
-        .flag("--eviction-pressure-transition-period", "1s")
-        .start()?;
-    scene.node_ready(&agent).await?;
+    let Some((scene, disk)) = small_disk("disk", 100 * MIB).await? else { return Ok(()) };
+    let _agent = scene
+        .start(
+            &scene
+                .agent
+                .clone()
+                .flag("--eviction-hard", "imagefs.available<50%")
+                .flag("--eviction-pressure-transition-period", "1s"),
+        )
+        .await?;
     let node = scene.nodes.get(&scene.node).await?;
-    assert_eq!(condition(&node, "DiskPressure"), "False");
+    assert_eq!(node.condition("DiskPressure"), "False");
 
     disk.fill(60 * MIB)?;
-    let under = |status: &'static str| move |node: &Node| condition(node, "DiskPressure") == status;
-    wait::until(&scene.nodes, &scene.node, "short of space", DEADLINE, under("True")).await?;
-    scene.told("node", &scene.node, "NodeHasDiskPressure").await?;
+    scene.node_condition("DiskPressure", "True").await?;
+    scene.node_described("NodeHasDiskPressure").await?;
     disk.fill(0)?;
-    wait::until(&scene.nodes, &scene.node, "well again", DEADLINE, under("False")).await?;
-    scene.told("node", &scene.node, "NodeHasNoDiskPressure").await
+    scene.node_condition("DiskPressure", "False").await?;
+    scene.node_described("NodeHasNoDiskPressure").await
 }
 
 #[tokio::test]
 async fn too_little_memory_and_too_few_processes_are_pressure() -> Result<()> {
     let scene = Scene::new("short").await?;
-    // No machine has all of its memory and all of its process ids to give away.
+    // No machine has all of its memory and all of its process ids free.
     let agent = scene
         .agent
         .clone()
@@ -151,15 +139,57 @@ async fn too_little_memory_and_too_few_processes_are_pressure() -> Result<()> {
         .flag("--host-memory-mb", "1024")
         .start()?;
     let both = |status: &'static str| {
-        move |node: &Node| {
-            ["MemoryPressure", "PIDPressure"].iter().all(|kind| condition(node, kind) == status)
-        }
+        move |node: &Node| ["MemoryPressure", "PIDPressure"].iter().all(|kind| node.condition(kind) == status)
     };
-    wait::until(&scene.nodes, &scene.node, "short of both", DEADLINE, both("True")).await?;
-    scene.told("node", &scene.node, "NodeHasInsufficientMemory").await?;
-    scene.told("node", &scene.node, "NodeHasInsufficientPID").await?;
+    scene.until_node("short of both", both("True")).await?;
+    scene.node_described("NodeHasInsufficientMemory").await?;
+    scene.node_described("NodeHasInsufficientPID").await?;
     scene.node_ready(&agent).await?;
     agent.kill9()?;
     let _agent = scene.agent.start()?;
-    wait::until(&scene.nodes, &scene.node, "short of neither", DEADLINE, both("False")).await.map(drop)
+    scene.until_node("short of neither", both("False")).await.map(drop)
+}
+
+#[tokio::test]
+async fn addresses_that_run_out_are_told_before_they_have() -> Result<()> {
+    let scene = Scene::new("leases").await?;
+    let leases = scene.mac.host().join("dhcpd_leases");
+    let lent = |count: u32| -> String {
+        let until = jiff::Timestamp::now().as_second() + 86_400;
+        let entry = |host| {
+            format!(
+                "{{\n\tname=vm\n\tip_address=192.168.64.{host}\n\thw_address=1,a:b\n\tlease={until:#x}\n}}\n"
+            )
+        };
+        (2..2 + count).map(entry).collect()
+    };
+    std::fs::write(&leases, lent(100))?;
+    let flagged = scene.agent.clone().flag("--dhcp-leases", &leases.display().to_string());
+    let agent = scene.start(&flagged.flag("--eviction-pressure-transition-period", "0s")).await?;
+    let available = "tart_kubelet_dhcp_addresses{state=\"available\"}";
+    let has_available = async |count: f64| {
+        wait::eventually("a figure of addresses", DEADLINE, async || {
+            let now = agent.metric(available).await?;
+            ensure!((now - count).abs() < f64::EPSILON, "{now}, not {count}");
+            Ok(())
+        })
+        .await
+    };
+    has_available(153.0).await?;
+    let low = async |status: &str| scene.node_condition("DHCPLeasesLow", status).await;
+    low("False").await?;
+    std::fs::write(&leases, lent(240))?;
+    low("True").await?;
+    scene.node_described("DHCPLeaseTimeSecs -int 600").await?;
+    wait::eventually("an Event", DEADLINE, async || {
+        let about = format!("involvedObject.name={},reason=DHCPLeasesLow", scene.node);
+        let words = ["get", "events", "--all-namespaces", "--field-selector", &about, "--output", "name"];
+        ensure!(!scene.kubectl.run(words).await?.trim().is_empty());
+        Ok(())
+    })
+    .await?;
+    has_available(13.0).await?;
+    // The user has followed the advice.
+    std::fs::remove_file(&leases)?;
+    low("False").await.map(drop)
 }

@@ -6,3 +6,4 @@ mod heartbeat;
 mod lease;
 mod lease_owner;
 mod registration;
+mod tart_home_owner;

@@ -1,40 +1,85 @@
-//! What a Mac says of itself when it registers, and what it leaves alone afterwards.
+//! The Node object: what the agent writes when it registers, and what it leaves alone afterwards.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::ResourceExt;
+use kube::api::DeleteParams;
 use tart_kubelet_tests::{programs, wait};
 
-use crate::agent::startup::last_words;
+use super::lease::lease_of;
+use crate::agent::startup::exit_line;
 use crate::scene::{DEADLINE, Scene};
 
-async fn label(scene: &Scene, what: &str, condition: impl Fn(&Node) -> bool) -> Result<Node> {
-    wait::until(&scene.nodes, &scene.node, what, DEADLINE, condition).await
+#[tokio::test]
+async fn a_mac_registers_as_a_node() -> Result<()> {
+    let scene = Scene::new("node").await?;
+    let agent = scene
+        .agent
+        .clone()
+        .flag("--provider-id", "scw-applesilicon://fr-par-3/1")
+        .flag("--node-labels", "team=ios");
+    let _running = scene.start(&agent).await?;
+    let node = scene.nodes.get(&scene.node).await?;
+    let labels = node.metadata.labels.clone().context("no labels")?;
+    for (key, value) in [
+        ("kubernetes.io/os", "darwin"),
+        ("kubernetes.io/arch", "arm64"),
+        ("tuist.dev/runtime", "tart"),
+        ("team", "ios"),
+    ] {
+        assert_eq!(labels.get(key).map(String::as_str), Some(value), "{key}");
+    }
+    let spec = node.spec.context("no spec")?;
+    assert_eq!(spec.provider_id.as_deref(), Some("scw-applesilicon://fr-par-3/1"));
+    ensure!(
+        spec.taints
+            .iter()
+            .flatten()
+            .any(|taint| taint.key == "tuist.dev/macos" && taint.effect == "NoSchedule")
+    );
+    let capacity = node.status.and_then(|status| status.capacity).context("no capacity")?;
+    assert_eq!(capacity["pods"].0, "2");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_deleted_node_is_registered_again() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("again").await?;
+    let first = scene.nodes.get(&scene.node).await?.metadata.uid;
+    scene.nodes.delete(&scene.node, &DeleteParams::default()).await?;
+    let back = wait::eventually("a new Node", DEADLINE, async || {
+        let node = scene.nodes.get(&scene.node).await?;
+        ensure!(node.metadata.uid != first, "still the old one");
+        Ok(node)
+    });
+    let back = back.await.with_context(|| agent.log().unwrap_or_default())?;
+    // The old Lease is deleted with the old Node. The new Node has one, too.
+    lease_of(&scene, &back).await?;
+    scene.node_ready(&agent).await
 }
 
 #[tokio::test]
 async fn labels_that_the_agent_no_longer_owns_are_removed() -> Result<()> {
     let scene = Scene::new("labels").await?;
     let with = |labels: &str| scene.agent.clone().flag("--node-labels", labels);
-    let agent = with("team=ios,old=1,node.kubernetes.io/instance-type=M4").start()?;
-    scene.node_ready(&agent).await?;
+    let agent = scene.start(&with("team=ios,old=1,node.kubernetes.io/instance-type=M4")).await?;
     scene.kubectl.run(["label", "node", &scene.node, "theirs=1"]).await?;
     let has = |key: &'static str, value: &'static str| {
         move |node: &Node| node.labels().get(key).map(String::as_str) == Some(value)
     };
-    let node = label(&scene, "labelled", |node| has("old", "1")(node) && has("theirs", "1")(node)).await?;
+    let node = scene.until_node("labelled", |node| has("old", "1")(node) && has("theirs", "1")(node)).await?;
     ensure!(has("node.kubernetes.io/instance-type", "M4")(&node), "{:?}", node.labels());
     ensure!(has("kubernetes.io/hostname", Box::leak(scene.node.clone().into_boxed_str()))(&node));
     ensure!(node.labels().contains_key("tuist.dev/macos-version"), "{:?}", node.labels());
 
     agent.kill9()?;
     let _agent = with("team=android").start()?;
-    let node = label(&scene, "relabelled", has("team", "android")).await?;
+    let node = scene.until_node("relabelled", has("team", "android")).await?;
     ensure!(!node.labels().contains_key("old"), "{:?}", node.labels());
-    ensure!(has("theirs", "1")(&node), "a label of somebody else is left alone: {:?}", node.labels());
-    // A label of ours that somebody takes away comes back.
+    ensure!(has("theirs", "1")(&node), "a label of a user is left alone: {:?}", node.labels());
+    // The agent sets a label again that a user has removed.
     scene.kubectl.run(["label", "node", &scene.node, "team-"]).await?;
-    label(&scene, "labelled again", has("team", "android")).await.map(drop)
+    scene.until_node("labelled again", has("team", "android")).await.map(drop)
 }
 
 #[tokio::test]
@@ -45,13 +90,13 @@ async fn a_provider_id_is_filled_in_and_never_overwritten() -> Result<()> {
     agent.kill9()?;
     let first = "scw-applesilicon://fr-par-3/first";
     let agent = scene.agent.clone().flag("--provider-id", first).start()?;
-    label(&scene, "named", |node| id(node) == first).await?;
+    scene.until_node("named", |node| id(node) == first).await?;
 
     agent.kill9()?;
     let second = "scw-applesilicon://fr-par-3/second";
     let agent = scene.agent.clone().flag("--provider-id", second).start()?;
-    scene.told("node", &scene.node, "ProviderIDMismatch").await?;
-    scene.told("node", &scene.node, second).await?;
+    scene.node_described("ProviderIDMismatch").await?;
+    scene.node_described(second).await?;
     ensure!(agent.log()?.contains("ProviderIDMismatch"), "{}", agent.log()?);
     assert_eq!(id(&scene.nodes.get(&scene.node).await?), first);
     Ok(())
@@ -66,20 +111,18 @@ async fn taints_are_those_of_the_flag_and_set_at_creation_only() -> Result<()> {
         all.filter(ours).map(|taint| format!("{}:{}", taint.key, taint.effect)).collect::<Vec<_>>()
     };
     let agent = scene.agent.clone().flag("--register-with-taints", "a=b:NoSchedule,c:PreferNoSchedule");
-    let running = agent.start()?;
-    scene.node_ready(&running).await?;
+    let running = scene.start(&agent).await?;
     assert_eq!(taints(&scene.nodes.get(&scene.node).await?), ["a:NoSchedule", "c:PreferNoSchedule"]);
     scene.kubectl.run(["taint", "node", &scene.node, "a-"]).await?;
     let running = running.restart()?;
-    // The restarted agent has written the Node once its status says so.
+    // The label shows that the restarted agent has written the Node.
     scene.kubectl.run(["label", "node", &scene.node, "tuist.dev/runtime-"]).await?;
-    let node = label(&scene, "kept", |node| node.labels().contains_key("tuist.dev/runtime")).await?;
+    let node = scene.until_node("kept", |node| node.labels().contains_key("tuist.dev/runtime")).await?;
     assert_eq!(taints(&node), ["c:PreferNoSchedule"], "{}", running.log()?);
 
     running.kill9()?;
-    scene.nodes.delete(&scene.node, &kube::api::DeleteParams::default()).await?;
-    let running = scene.agent.clone().flag("--register-with-taints", "").start()?;
-    scene.node_ready(&running).await?;
+    scene.nodes.delete(&scene.node, &DeleteParams::default()).await?;
+    let _running = scene.start(&scene.agent.clone().flag("--register-with-taints", "")).await?;
     assert_eq!(taints(&scene.nodes.get(&scene.node).await?), Vec::<String>::new());
     Ok(())
 }
@@ -87,8 +130,7 @@ async fn taints_are_those_of_the_flag_and_set_at_creation_only() -> Result<()> {
 #[tokio::test]
 async fn the_node_says_what_the_machine_is_and_keeps_a_part_for_itself() -> Result<()> {
     let scene = Scene::new("facts").await?;
-    let agent = scene.agent.clone().flag("--eviction-hard", "imagefs.available<1%").start()?;
-    scene.node_ready(&agent).await?;
+    let _agent = scene.start(&scene.agent.clone().flag("--eviction-hard", "imagefs.available<1%")).await?;
     let status = scene.nodes.get(&scene.node).await?.status.context("no status")?;
     let info = status.node_info.context("no node info")?;
     for (what, value) in [
@@ -125,13 +167,15 @@ async fn the_node_says_what_the_machine_is_and_keeps_a_part_for_itself() -> Resu
 async fn flags_say_what_pods_may_have() -> Result<()> {
     let scene = Scene::new("amounts").await?;
     let agent = scene
-        .agent
-        .clone()
-        .flag("--host-cpu", "3")
-        .flag("--host-memory-mb", "14336")
-        .flag("--max-pods", "3")
-        .start()?;
-    scene.node_ready(&agent).await?;
+        .start(
+            &scene
+                .agent
+                .clone()
+                .flag("--host-cpu", "3")
+                .flag("--host-memory-mb", "14336")
+                .flag("--max-pods", "3"),
+        )
+        .await?;
     let status = scene.nodes.get(&scene.node).await?.status.context("no status")?;
     let allocatable = status.allocatable.context("nothing allocatable")?;
     let shown = ["cpu", "memory", "pods"].map(|name| allocatable[name].0.clone());
@@ -144,9 +188,9 @@ async fn flags_say_what_pods_may_have() -> Result<()> {
 async fn an_address_that_is_found_is_not_one_of_the_machine_alone() -> Result<()> {
     let scene = Scene::new("address").await?;
     let agent = scene.agent.clone().without("--node-ip").start()?;
-    let found = wait::eventually("an address, or a word", DEADLINE, async || {
+    let found = wait::eventually("an address, or an error", DEADLINE, async || {
         if let Some(status) = agent.process().exit_status()? {
-            // A machine without a network has none to give.
+            // A machine without a network has no address.
             ensure!(status.code() == Some(2) && agent.log()?.contains("--node-ip"), "{}", agent.log()?);
             return Ok(None);
         }
@@ -172,13 +216,11 @@ async fn tailscale_gives_the_address_or_the_agent_says_why_not() -> Result<()> {
         .flag("--node-ip-source", "tailscale")
         .flag("--tailscale-binary", &program.display().to_string());
     let running = agent.start()?;
-    let words = last_words(&running).await?;
-    let [line] = words.as_slice() else { anyhow::bail!("not one line: {words:#?}") };
+    let line = exit_line(&running).await?;
     ensure!(line.contains("--node-ip-source=tailscale: no address") && line.contains("cannot run"), "{line}");
 
     programs::write(&program, "#!/bin/sh\n[ \"$*\" = 'ip -4' ] && echo 100.64.0.7\n")?;
-    let running = agent.start()?;
-    scene.node_ready(&running).await?;
+    let _running = scene.start(&agent).await?;
     let status = scene.nodes.get(&scene.node).await?.status.context("no status")?;
     ensure!(
         status.addresses.iter().flatten().any(|one| one.address == "100.64.0.7"),

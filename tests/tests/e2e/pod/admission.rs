@@ -1,139 +1,115 @@
-//! Pods that do not fit: the Node refuses them as a kubelet does, and never changes its mind about those that it has taken.
+//! Admission: the agent refuses Pods that do not fit as a kubelet does, and keeps the Pods that it has admitted.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde_json::{Value, json};
+use nix::sys::signal::Signal;
+use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, Scene, phase_of};
+use crate::scene::{DEADLINE, PodView, Scene};
 
-/// A Pod that goes past the scheduler.
-fn bound(scene: &Scene, name: &str, container: &Value, spec: &Value) -> Value {
-    let mut pod = scene.pod(name, container, spec);
-    pod["spec"]["nodeName"] = json!(scene.node);
-    pod
-}
-
-fn verdict(pod: &Pod) -> (String, String) {
-    let status = pod.status.clone().unwrap_or_default();
-    (status.reason.unwrap_or_default(), status.message.unwrap_or_default())
-}
-
-fn requests(requests: &Value) -> Value {
-    json!({"resources": {"requests": requests}})
+/// Checks that a Pod was refused for want of a place, in these words.
+fn ensure_out_of_pods(pod: &Pod, words: &str) -> Result<()> {
+    let message = pod.message().unwrap_or_default();
+    ensure!(pod.reason() == Some("OutOfpods") && message.contains(words), "{:?}: {message}", pod.reason());
+    Ok(())
 }
 
 #[tokio::test]
 async fn what_does_not_fit_is_refused_in_the_kubelets_words() -> Result<()> {
     let scene = Scene::new("unfit").await?;
-    let agent = scene.agent.clone().flag("--host-cpu", "8").flag("--host-memory-mb", "16384").start()?;
-    scene.node_ready(&agent).await?;
-    let first = requests(&json!({"cpu": "6", "memory": "10Gi"}));
-    scene.create(&scene.pod("first", &first, &json!({}))).await?;
-    scene.phase("first", "Running").await?;
+    let _agent =
+        scene.start(&scene.agent.clone().flag("--host-cpu", "8").flag("--host-memory-mb", "16384")).await?;
+    let requests = |name, requests| scene.pod(name).resources(json!({"requests": requests}));
+    requests("first", json!({"cpu": "6", "memory": "10Gi"})).create_until("Running").await?;
     let table = [
         (
-            "cpu",
-            requests(&json!({"cpu": "2500m"})),
-            json!({}),
+            requests("cpu", json!({"cpu": "2500m"})),
             "OutOfcpu",
             "Node didn't have enough resource: cpu, requested: 2500, used: 6000, capacity: 8000",
         ),
         (
-            "memory",
-            requests(&json!({"memory": "7Gi"})),
-            json!({}),
+            requests("memory", json!({"memory": "7Gi"})),
             "OutOfmemory",
             "Node didn't have enough resource: memory, requested: 7516192768, used: 10737418240, capacity: 17179869184",
         ),
         (
-            "storage",
-            requests(&json!({"ephemeral-storage": "1P"})),
-            json!({}),
+            requests("storage", json!({"ephemeral-storage": "1P"})),
             "OutOfephemeral-storage",
             "Node didn't have enough resource: ephemeral-storage, requested: 1000000000000000, used: 0, capacity: ",
         ),
         (
-            "elsewhere",
-            json!({}),
-            json!({"nodeSelector": {"disk": "floppy"}}),
+            scene.pod("elsewhere").spec(json!({"nodeSelector": {"disk": "floppy"}})),
             "NodeAffinity",
             "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
         ),
         (
-            "windows",
-            json!({}),
-            json!({"os": {"name": "windows"}}),
+            scene.pod("windows").spec(json!({"os": {"name": "windows"}})),
             "PodOSNotSupported",
             "spec.os: Kubernetes knows only linux and windows, and this Node runs macOS",
         ),
     ];
-    for (name, container, spec, reason, message) in table {
-        scene.create(&bound(&scene, name, &container, &spec)).await?;
-        let (told, why) = verdict(&scene.phase(name, "Failed").await?);
-        assert_eq!(told, reason, "{why}");
-        ensure!(why.starts_with(&format!("Pod was rejected: {message}")), "{why}");
-        scene.told("pod", name, message).await?;
+    for (pod, reason, message) in table {
+        let name = pod.name().to_owned();
+        let refused = pod.bound().create_until("Failed").await?;
+        let found = refused.message().unwrap_or_default();
+        assert_eq!(refused.reason(), Some(reason), "{found}");
+        ensure!(found.starts_with(&format!("Pod was rejected: {message}")), "{found}");
+        scene.described(&name, message).await?;
     }
-    // Those that were refused take nothing away from those that fit.
-    let second = requests(&json!({"cpu": "2", "memory": "6Gi"}));
-    scene.create(&bound(&scene, "second", &second, &json!({}))).await?;
-    scene.phase("second", "Running").await.map(drop)
+    // Refused Pods use nothing of the Node.
+    let second = requests("second", json!({"cpu": "2", "memory": "6Gi"}));
+    second.bound().create_until("Running").await.map(drop)
 }
 
 #[tokio::test]
 async fn of_a_crowd_that_comes_at_once_two_are_taken() -> Result<()> {
     const CROWD: usize = 12;
     let (scene, _agent) = Scene::with_agent("crowd").await?;
-    let pods = (0..CROWD).map(|number| bound(&scene, &format!("pod-{number}"), &json!({}), &json!({})));
+    let pods = (0..CROWD).map(|number| scene.pod(format!("pod-{number}")).bound().json());
     let list = json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()});
-    scene.create(&list).await?;
-    wait::eventually("two that run and a rest that does not", DEADLINE, async || {
+    scene.apply(&list).await?;
+    wait::eventually("two Pods that run and ten that are refused", DEADLINE, async || {
         let pods = scene.pods.list(&kube::api::ListParams::default()).await?.items;
-        let count = |phase: &str| pods.iter().filter(|pod| phase_of(pod) == phase).count();
+        let count = |phase: &str| pods.iter().filter(|pod| pod.phase() == phase).count();
         ensure!(
             count("Running") == 2 && count("Failed") == CROWD - 2,
             "{:?}",
-            pods.iter().map(phase_of).collect::<Vec<_>>()
+            pods.iter().map(PodView::phase).collect::<Vec<_>>()
         );
-        for pod in pods.iter().filter(|pod| phase_of(pod) == "Failed") {
-            let (reason, message) = verdict(pod);
+        for pod in pods.iter().filter(|pod| pod.phase() == "Failed") {
             let words = "Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2; macOS runs two VMs at a time";
-            ensure!(reason == "OutOfpods" && message.contains(words), "{reason}: {message}");
+            ensure_out_of_pods(pod, words)?;
         }
         Ok(())
     })
     .await?;
     let begun = std::fs::read_dir(scene.agent.state_dir().join("pods"))?.count();
-    assert_eq!(begun, 2, "nothing was begun for those that were refused");
+    assert_eq!(begun, 2, "refused Pods have no records");
     Ok(())
 }
 
 #[tokio::test]
 async fn who_was_taken_stays_whatever_the_next_agent_is_told() -> Result<()> {
     let scene = Scene::new("mind").await?;
-    let agent = scene.agent.clone().flag("--node-labels", "team=ios").start()?;
-    scene.node_ready(&agent).await?;
-    // Labels of others count too, also those that came a moment ago.
+    let agent = scene.start(&scene.agent.clone().flag("--node-labels", "team=ios")).await?;
+    // Labels that a user has just set count, too.
     scene.kubectl.run(["label", "node", &scene.node, "rack=7"]).await?;
     for name in ["one", "two"] {
         let selector = json!({"nodeSelector": {"team": "ios", "rack": "7"}});
-        scene.create(&bound(&scene, name, &json!({}), &selector)).await?;
-        scene.phase(name, "Running").await?;
+        scene.pod(name).spec(selector).bound().create_until("Running").await?;
     }
     agent.kill9()?;
     let agent = scene.agent.clone().flag("--max-pods", "1").flag("--host-cpu", "1").start()?;
-    wait::until(&scene.nodes, &scene.node, "without the label", DEADLINE, |node| {
-        !node.metadata.labels.iter().flatten().any(|(key, _)| key == "team")
-    })
-    .await?;
-    scene.create(&bound(&scene, "three", &json!({}), &json!({}))).await?;
-    let (reason, message) = verdict(&scene.phase("three", "Failed").await?);
-    ensure!(reason == "OutOfpods" && message.contains("used: 2, capacity: 1;"), "{reason}: {message}");
+    scene
+        .until_node("without the label", |node| {
+            !node.metadata.labels.iter().flatten().any(|(key, _)| key == "team")
+        })
+        .await?;
+    let three = scene.pod("three").bound().create_until("Failed").await?;
+    ensure_out_of_pods(&three, "used: 2, capacity: 1;")?;
     for name in ["one", "two"] {
-        assert_eq!(phase_of(&scene.pods.get(name).await?), "Running", "{}", agent.log()?);
+        assert_eq!(scene.pods.get(name).await?.phase(), "Running", "{}", agent.log()?);
     }
     Ok(())
 }
@@ -141,53 +117,41 @@ async fn who_was_taken_stays_whatever_the_next_agent_is_told() -> Result<()> {
 #[tokio::test]
 async fn those_who_waited_for_the_agent_come_in_by_age() -> Result<()> {
     let scene = Scene::new("age").await?;
-    let agent = scene.agent.clone().flag("--max-pods", "1").start()?;
-    scene.node_ready(&agent).await?;
+    let agent = scene.start(&scene.agent.clone().flag("--max-pods", "1")).await?;
     agent.kill9()?;
-    scene.create(&bound(&scene, "z-older", &json!({}), &json!({}))).await?;
+    scene.pod("z-older").bound().create().await?;
     let created = scene.pods.get("z-older").await?.metadata.creation_timestamp.context("no time")?.0;
-    // Times of creation are whole seconds.
+    // Creation times are whole seconds.
     wait::eventually("a later second", DEADLINE, async || {
         ensure!(jiff::Timestamp::now().as_second() > created.as_second() + 1);
         Ok(())
     })
     .await?;
-    scene.create(&bound(&scene, "a-younger", &json!({}), &json!({}))).await?;
+    scene.pod("a-younger").bound().create().await?;
     let _agent = agent.restart()?;
     scene.phase("z-older", "Running").await?;
-    let (reason, _) = verdict(&scene.phase("a-younger", "Failed").await?);
-    assert_eq!(reason, "OutOfpods");
-    Ok(())
-}
-
-/// Sends a signal to the shim of a Pod's first VM.
-fn signal_shim(scene: &Scene, uid: &str, signal: Signal) -> Result<()> {
-    let path = scene.agent.state_dir().join("pods").join(uid).join("0/shim.pid");
-    let pid: i32 = std::fs::read_to_string(&path)?.trim().parse()?;
-    kill(Pid::from_raw(pid), signal).context("cannot reach the shim")
+    ensure_out_of_pods(&scene.phase("a-younger", "Failed").await?, "")
 }
 
 #[tokio::test]
 async fn a_pod_waits_for_the_place_of_a_vm_that_is_still_being_stopped() -> Result<()> {
     let scene = Scene::new("place").await?;
-    let agent = scene.agent.clone().flag("--max-pods", "1").start()?;
-    scene.node_ready(&agent).await?;
-    scene.create(&scene.pod("old", &json!({}), &json!({}))).await?;
-    let uid = scene.phase("old", "Running").await?.metadata.uid.context("no UID")?;
-    signal_shim(&scene, &uid, Signal::SIGSTOP)?;
-    // Gone from the API at once, so that the scheduler sees a free place; its VM is not gone at all.
-    scene.kubectl.run(["delete", "pod", "old", "--grace-period=0", "--force"]).await?;
-    scene.create(&scene.pod("new", &json!({}), &json!({}))).await?;
-    scene.told("pod", "new", "macOS still counts it").await?;
+    let agent = scene.start(&scene.agent.clone().flag("--max-pods", "1")).await?;
+    let uid = scene.pod("old").create_until("Running").await?.metadata.uid.context("no UID")?;
+    scene.signal_shim(&uid, Signal::SIGSTOP)?;
+    // The Pod is gone from the API at once, so the scheduler sees a free place. Its VM still runs.
+    scene.force_delete("old").await?;
+    scene.pod("new").create().await?;
+    scene.described("new", "macOS still counts it").await?;
     assert_eq!(scene.running_vms().await?.len(), 1);
-    // The next agent knows of the VM as well. It says again what it waits for.
+    // The next agent knows the VM, too, and publishes the Event again.
     scene.kubectl.run(["delete", "events", "--all"]).await?;
     let _agent = agent.restart()?;
-    scene.told("pod", "new", "macOS still counts it").await?;
+    scene.described("new", "macOS still counts it").await?;
     assert_eq!(scene.running_vms().await?.len(), 1);
-    assert_eq!(phase_of(&scene.pods.get("new").await?), "Pending");
-    signal_shim(&scene, &uid, Signal::SIGCONT)?;
+    assert_eq!(scene.pods.get("new").await?.phase(), "Pending");
+    scene.signal_shim(&uid, Signal::SIGCONT)?;
     let pod = scene.phase("new", "Running").await?;
-    assert_eq!(scene.running_vms().await?, [Scene::vm_of(&pod)?]);
+    assert_eq!(scene.running_vms().await?, [pod.vm()?]);
     Ok(())
 }

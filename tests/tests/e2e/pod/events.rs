@@ -1,15 +1,16 @@
-//! What `kubectl describe pod` tells somebody whose Pod does not run: what happened, and what to do.
+//! What `kubectl describe pod` says of a Pod that does not run: what happened, and what the user can do.
 
 use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::scene::{IMAGE, Scene};
+use crate::scene::{PodBuilder, Scene};
 
 /// Creates a Pod and waits until its description has all of these words.
-async fn tells(scene: &Scene, name: &str, container: &Value, spec: &Value, words: &[&str]) -> Result<()> {
-    scene.create(&scene.pod(name, container, spec)).await?;
+async fn describes(scene: &Scene, pod: PodBuilder<'_>, words: &[&str]) -> Result<()> {
+    let name = pod.name().to_owned();
+    pod.create().await?;
     for words in words {
-        scene.told("pod", name, words).await?;
+        scene.described(&name, words).await?;
     }
     Ok(())
 }
@@ -17,36 +18,32 @@ async fn tells(scene: &Scene, name: &str, container: &Value, spec: &Value, words
 #[tokio::test]
 async fn an_image_that_cannot_be_had() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-image").await?;
-    let image = |image: &str| json!({"image": image});
-    let nothing = json!({});
     let missing = "registry.test/macos/sequioa:15";
-    tells(&scene, "typo", &image(missing), &nothing, &["ErrImagePull", missing, "check the image's name"])
-        .await?;
+    let words = ["ErrImagePull", missing, "check the image's name"];
+    describes(&scene, scene.pod("typo").image(missing), &words).await?;
     let private = "private.test/macos/secret:1";
     scene.mac.add_image(private, &json!({}))?;
     scene.mac.protect_registry("private.test", "robot", "secret")?;
-    let credentials = "check the image's name and the credentials for its registry";
-    tells(&scene, "stranger", &image(private), &nothing, &["ErrImagePull", credentials]).await?;
+    let words = ["ErrImagePull", "check the image's name and the credentials for its registry"];
+    describes(&scene, scene.pod("stranger").image(private), &words).await?;
     scene.kubectl.run(["delete", "pod", "typo", "stranger"]).await?;
 
-    let secret = json!({"imagePullSecrets": [{"name": "pull"}]});
     let words = ["cannot use pull secret `pull`", "not found", "kubectl create secret docker-registry pull"];
-    tells(&scene, "keyless", &image(private), &secret, &words).await?;
+    describes(&scene, scene.pod("keyless").image(private).pull_secrets(&["pull"]), &words).await?;
     let described = scene.kubectl.run(["describe", "pod", "keyless"]).await?;
     ensure!(!described.contains("Status {"), "that is for machines:\n{described}");
     let words = ["ErrImagePull", "check that the host reaches the registry"];
-    tells(&scene, "nowhere", &image("nowhere.test/macos:1"), &nothing, &words).await
+    describes(&scene, scene.pod("nowhere").image("nowhere.test/macos:1"), &words).await
 }
 
 #[tokio::test]
 async fn a_disk_without_room() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-room").await?;
-    let nothing = json!({});
     let advice = "free some disk space on the host";
     scene.mac.set_fault("no-space", "pull")?;
-    tells(&scene, "pull", &nothing, &nothing, &["ErrImagePull", advice]).await?;
+    describes(&scene, scene.pod("pull"), &["ErrImagePull", advice]).await?;
     scene.mac.set_fault("no-space", "clone")?;
-    tells(&scene, "clone", &nothing, &nothing, &["cannot make a VM from image", advice]).await
+    describes(&scene, scene.pod("clone"), &["cannot make a VM from image", advice]).await
 }
 
 #[tokio::test]
@@ -54,33 +51,30 @@ async fn a_host_that_runs_no_further_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-place").await?;
     scene.mac.set_fault("vm-limit-stuck", "")?;
     let words = ["exceeds the system limit", "stop VMs that are not Pods, or restart the host"];
-    tells(&scene, "third", &json!({}), &json!({}), &words).await
+    describes(&scene, scene.pod("third"), &words).await
 }
 
 #[tokio::test]
 async fn a_command_that_the_guest_does_not_have() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-command").await?;
-    let container = json!({"command": ["xcodebiuld", "test"]});
     let words =
         ["StartError", "cannot start `xcodebiuld` in the guest: it has no such program; check `command`"];
-    tells(&scene, "typo", &container, &json!({}), &words).await
+    describes(&scene, scene.pod("typo").command(["xcodebiuld", "test"]), &words).await
 }
 
 #[tokio::test]
 async fn a_request_that_no_mac_can_grant() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("too-large").await?;
-    let container = json!({"image": IMAGE, "resources": {"requests": {"memory": "1Ti"}}});
-    tells(&scene, "large", &container, &json!({}), &["FailedScheduling", "Insufficient memory"]).await?;
-    // Past the scheduler, the Node says it itself.
-    let bound = json!({"nodeName": scene.node});
+    let large = |name: &str| scene.pod(name).resources(json!({"requests": {"memory": "1Ti"}}));
+    describes(&scene, large("large"), &["FailedScheduling", "Insufficient memory"]).await?;
+    // Past the scheduler, the Node refuses the Pod itself.
     let words = ["OutOfmemory", "request less, or choose a larger Node"];
-    tells(&scene, "bound", &container, &bound, &words).await?;
-    // A limit is nothing that anybody schedules by, but the VM is as large.
-    let container =
-        json!({"image": IMAGE, "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Ti"}}});
+    describes(&scene, large("bound").bound(), &words).await?;
+    // The scheduler ignores limits, but the VM is as large as the limit says.
+    let resources = json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "1Ti"}});
     let words =
         ["The memory size is greater than the maximum allowed", "lower the container's resource limits"];
-    tells(&scene, "limit", &container, &json!({}), &words).await
+    describes(&scene, scene.pod("limit").resources(resources), &words).await
 }
 
 #[tokio::test]
@@ -89,14 +83,11 @@ async fn a_guest_without_an_agent() -> Result<()> {
     let image = "registry.test/macos/vanilla:1";
     scene.mac.add_image(image, &json!({"agent": false}))?;
     scene.agent = scene.agent.flag("--vm-boot-timeout", "15s");
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
-    let container = json!({"image": image, "command": ["/bin/echo"]});
+    let _agent = scene.start(&scene.agent).await?;
     let words = ["GuestAgentMissing", "use an image with tart-guest-agent in it"];
-    tells(&scene, "agentless", &container, &json!({}), &words).await?;
-    // One that only boots needs it for its hooks and probes.
-    let hook = json!({"preStop": {"exec": {"command": ["/bin/echo"]}}});
-    let container = json!({"image": image, "lifecycle": hook});
+    describes(&scene, scene.pod("agentless").image(image).command(["/bin/echo"]), &words).await?;
+    // A Pod that only boots needs the guest agent for its hooks and probes.
+    let hook = json!({"exec": {"command": ["/bin/echo"]}});
     let words = ["GuestAgentMissing", "or hooks and probes that are no commands"];
-    tells(&scene, "hooked", &container, &json!({}), &words).await
+    describes(&scene, scene.pod("hooked").image(image).pre_stop(hook), &words).await
 }

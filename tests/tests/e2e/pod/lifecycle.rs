@@ -1,4 +1,4 @@
-//! A Pod that becomes a VM, and what becomes of both.
+//! A Pod becomes a VM, and its status follows the VM.
 
 use std::collections::HashSet;
 
@@ -10,49 +10,42 @@ use kube::api::{WatchEvent, WatchParams};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, IMAGE, Scene, state_of};
+use crate::scene::{DEADLINE, IMAGE, PodView as _, SLEEP, Scene};
 
 #[tokio::test]
 async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot").await?;
-    scene.create(&scene.pod("boot", &json!({}), &json!({}))).await?;
-
-    let pod = scene.phase("boot", "Running").await?;
+    let pod = scene.pod("boot").create_until("Running").await?;
     let status = pod.status.clone().context("no status")?;
     let address = status.pod_ip.context("a running Pod has an address")?;
     let all = status.pod_ips.context("a running Pod has addresses")?;
     assert_eq!(all.iter().map(|one| &one.ip).collect::<Vec<_>>(), [&address]);
-    let vm = Scene::vm_of(&pod)?;
-    let uid = pod.metadata.uid.clone().context("no UID")?;
-    assert_eq!(vm, format!("tk-{uid}-0"));
-    assert_eq!(pod.metadata.finalizers, None, "a Pod of a Mac that dies must be able to go");
+    let vm = pod.vm()?;
+    assert_eq!(vm, format!("tk-{}-0", pod.uid_of()?));
+    assert_eq!(pod.metadata.finalizers, None, "the API server can delete the Pod of a dead Mac");
     assert_eq!(scene.mac.tart(["ip", &vm]).await?.trim(), address);
     assert_eq!(status.host_ip.as_deref(), Some("127.0.0.1"));
-    let container = &status.container_statuses.context("no container status")?[0];
-    assert!(container.ready);
-    assert!(container.image_id.contains("@sha256:"), "{}", container.image_id);
+    assert!(pod.main().is_ready());
+    ensure!(pod.main().image_id().is_some_and(|id| id.contains("@sha256:")), "{:?}", pod.main());
     let shown = scene.kubectl.run(["get", "pod", "boot", "--no-headers"]).await?;
     ensure!(shown.contains("1/1") && shown.contains("Running"), "{shown}");
-    scene.told_as("boot", "Pulled", &format!("image `{IMAGE}` is ")).await?;
-    scene.told_as("boot", "Created", &format!("Created container main: VM {vm} boots")).await?;
-    scene.told_as("boot", "Started", &format!("VM {vm} runs at {address}")).await?;
+    scene.event("boot", "Pulled", &format!("image `{IMAGE}` is ")).await?;
+    scene.event("boot", "Created", &format!("Created container main: VM {vm} boots")).await?;
+    scene.event("boot", "Started", &format!("VM {vm} runs at {address}")).await?;
 
     scene.shut_down(&vm).await;
-    let status = scene.phase("boot", "Succeeded").await?.status.context("no status")?;
-    assert_eq!(status.pod_ip, Some(address), "where it was stays known");
-    let container = &status.container_statuses.context("no container status")?[0];
-    let end =
-        container.state.as_ref().and_then(|state| state.terminated.as_ref()).context("not terminated")?;
-    assert_eq!((end.exit_code, end.reason.as_deref()), (0, Some("Completed")));
+    let pod = scene.phase("boot", "Succeeded").await?;
+    assert_eq!(pod.ip(), Some(address.as_str()), "its last address stays in the status");
+    assert_eq!((pod.main().exit_code(), pod.main().reason()), (Some(0), Some("Completed")));
     scene.no_vms().await?;
 
-    // The Pod stays until somebody deletes it; then nothing of it is left.
-    scene.kubectl.run(["delete", "pod", "boot"]).await?;
+    // The Pod stays until a user deletes it; then nothing of it is left.
+    scene.delete("boot").await?;
     scene.nothing_left().await?;
 
-    scene.create(&scene.pod("again", &json!({}), &json!({}))).await?;
+    scene.pod("again").create().await?;
     let here = format!("Container image \"{IMAGE}\" already present on machine");
-    scene.told_as("again", "Pulled", &here).await
+    scene.event("again", "Pulled", &here).await
 }
 
 #[tokio::test]
@@ -67,22 +60,22 @@ async fn a_pod_says_what_it_waits_for() -> Result<()> {
         .await
     };
     scene.mac.set_fault("hang", "run")?;
-    scene.create(&scene.pod("waits", &json!({"command": ["/bin/echo", "done"]}), &json!({}))).await?;
+    scene.pod("waits").command(["/bin/echo", "done"]).create().await?;
     shown("ContainerCreating").await?;
     scene.mac.clear_fault("hang")?;
     shown("Completed").await?;
     // Nothing is left of its VM, but what it wrote stays for as long as the Pod does.
     scene.no_vms().await?;
     assert_eq!(scene.log(&scene.pods.get("waits").await?, "main", 0)?, ["done"]);
-    scene.kubectl.run(["delete", "pod", "waits"]).await?;
+    scene.delete("waits").await?;
     scene.nothing_left().await
 }
 
 #[tokio::test]
 async fn every_vm_has_an_identity_and_a_size_of_its_own() -> Result<()> {
     let scene = Scene::new("sizes").await?;
-    let agent = scene.agent.clone().flag("--host-cpu", "16").flag("--host-memory-mb", "32768").start()?;
-    scene.node_ready(&agent).await?;
+    let _agent =
+        scene.start(&scene.agent.clone().flag("--host-cpu", "16").flag("--host-memory-mb", "32768")).await?;
     let limits = json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "5", "memory": "6Gi"}});
     let sizes = [
         ("limits", limits, (5, 6 << 30)),
@@ -96,14 +89,13 @@ async fn every_vm_has_an_identity_and_a_size_of_its_own() -> Result<()> {
     ];
     let mut configs = Vec::new();
     for (name, resources, (cpu, memory)) in &sizes {
-        scene.create(&scene.pod(name, &json!({"resources": resources}), &json!({}))).await?;
-        let vm = Scene::vm_of(&scene.phase(name, "Running").await?)?;
-        let config = std::fs::read_to_string(scene.mac.tart_home().join("vms").join(vm).join("config.json"))?;
+        let vm = scene.pod(name).resources(resources.clone()).create_until("Running").await?.vm()?;
+        let config = std::fs::read_to_string(scene.vm_dir(&vm).join("config.json"))?;
         let config: serde_json::Value = serde_json::from_str(&config)?;
         let size = (config["cpuCount"].as_u64(), config["memorySize"].as_u64());
         assert_eq!(size, (Some(*cpu), Some(*memory)), "{name}");
         configs.push(config);
-        scene.kubectl.run(["delete", "pod", name]).await?;
+        scene.delete(name).await?;
     }
     for field in ["macAddress", "ecid"] {
         let own: HashSet<_> = configs.iter().filter_map(|config| config[field].as_str()).collect();
@@ -115,43 +107,35 @@ async fn every_vm_has_an_identity_and_a_size_of_its_own() -> Result<()> {
 #[tokio::test]
 async fn two_pods_run_side_by_side_in_vms_of_their_own() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("pair").await?;
-    for name in ["one", "two"] {
-        scene.create(&scene.pod(name, &json!({}), &json!({}))).await?;
-    }
-    let one = scene.phase("one", "Running").await?;
-    let two = scene.phase("two", "Running").await?;
-    let address = |pod: &Pod| pod.status.as_ref().and_then(|s| s.pod_ip.clone());
-    assert_ne!(address(&one), address(&two));
-    assert_ne!(Scene::vm_of(&one)?, Scene::vm_of(&two)?);
+    let pods = scene.run_pods(&["one", "two"]).await?;
+    assert_ne!(pods[0].ip(), pods[1].ip());
+    assert_ne!(pods[0].vm()?, pods[1].vm()?);
 
-    // A third one does not fit: the Node offers two places, as macOS does.
-    scene.create(&scene.pod("three", &json!({}), &json!({}))).await?;
-    scene.told("pod", "three", "Too many pods").await
+    // A third Pod does not fit: macOS runs two VMs, so the Node offers two places.
+    scene.pod("three").create().await?;
+    scene.described("three", "Too many pods").await
 }
 
 #[tokio::test]
 async fn a_guest_that_crashes_fails_its_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("panic").await?;
-    scene.create(&scene.pod("panic", &json!({}), &json!({}))).await?;
-    scene.phase("panic", "Running").await?;
+    scene.pod("panic").create_until("Running").await?;
     scene.mac.set_fault("guest-panic", "")?;
     scene.phase("panic", "Failed").await?;
-    scene.told("pod", "panic", "due to error").await?;
+    scene.described("panic", "due to error").await?;
     scene.no_vms().await
 }
 
 #[tokio::test]
 async fn a_vm_that_somebody_stops_with_tart_fails_its_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("plug").await?;
-    let names = ["boots", "commands"];
-    for (name, container) in names.into_iter().zip([json!({}), json!({"command": ["/bin/sleep", "1000"]})]) {
-        scene.create(&scene.pod(name, &container, &json!({}))).await?;
-    }
-    for name in names {
-        let vm = Scene::vm_of(&scene.phase(name, "Running").await?)?;
+    scene.pod("boots").create().await?;
+    scene.pod("commands").command(SLEEP).create().await?;
+    for name in ["boots", "commands"] {
+        let vm = scene.phase(name, "Running").await?.vm()?;
         scene.mac.tart(["stop", &vm]).await?;
         let pod = scene.phase(name, "Failed").await?;
-        let end = state_of(&pod).and_then(|state| state.terminated).context("not terminated")?;
+        let end = pod.main().end()?;
         let words = "somebody stopped the VM with tart";
         assert_eq!((name, end.exit_code, end.message.as_deref()), (name, 137, Some(words)));
     }
@@ -161,61 +145,48 @@ async fn a_vm_that_somebody_stops_with_tart_fails_its_pod() -> Result<()> {
 #[tokio::test]
 async fn containers_can_start_once_the_guest_has_an_address() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("sandbox").await?;
-    let can_start = |pod: &Pod| {
-        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        let found = conditions.filter(|one| one.type_ == "PodReadyToStartContainers");
-        found.map(|one| one.status.clone()).next()
-    };
+    let can_start = |pod: &Pod| pod.condition("PodReadyToStartContainers").status;
     scene.mac.set_fault("hang", "run")?;
-    scene.create(&scene.pod("starts", &json!({}), &json!({}))).await?;
-    wait::until(&scene.pods, "starts", "not ready to start", DEADLINE, |pod| {
-        can_start(pod).as_deref() == Some("False")
-    })
-    .await?;
+    scene.pod("starts").create().await?;
+    scene.until("starts", "not ready to start", |pod| can_start(pod) == "False").await?;
     scene.mac.clear_fault("hang")?;
     let pod = scene.phase("starts", "Running").await?;
-    assert_eq!(can_start(&pod).as_deref(), Some("True"));
+    assert_eq!(can_start(&pod), "True");
     Ok(())
 }
 
 #[tokio::test]
 async fn a_pod_that_is_active_for_too_long_fails() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("late").await?;
-    scene.create(&scene.pod("late", &json!({}), &json!({"activeDeadlineSeconds": 3600}))).await?;
-    scene.phase("late", "Running").await?;
-    let shorter = r#"{"spec": {"activeDeadlineSeconds": 1}}"#;
-    scene.kubectl.run(["patch", "pod", "late", "--patch", shorter]).await?;
+    scene.pod("late").active_deadline(3600).create_until("Running").await?;
+    let shorter = json!({"spec": {"activeDeadlineSeconds": 1}});
+    scene.patch("late", &shorter).await?;
     let pod = scene.phase("late", "Failed").await?;
-    let reason = pod.status.and_then(|status| status.reason);
-    assert_eq!(reason.as_deref(), Some("DeadlineExceeded"));
+    assert_eq!(pod.reason(), Some("DeadlineExceeded"));
     let words = "Pod was active on the node longer than the specified deadline";
-    scene.told_as("late", "DeadlineExceeded", words).await?;
+    scene.event("late", "DeadlineExceeded", words).await?;
     scene.no_vms().await?;
 
-    // One that still waits for its image waits for nothing any more.
-    let missing = json!({"image": "registry.test/macos/none:1"});
-    scene.create(&scene.pod("stuck", &missing, &json!({"activeDeadlineSeconds": 3600}))).await?;
-    scene.told("pod", "stuck", "ErrImagePull").await?;
-    scene.kubectl.run(["patch", "pod", "stuck", "--patch", shorter]).await?;
+    // A Pod that waits for its image fails, too.
+    scene.pod("stuck").image("registry.test/macos/none:1").active_deadline(3600).create().await?;
+    scene.described("stuck", "ErrImagePull").await?;
+    scene.patch("stuck", &shorter).await?;
     let pod = scene.phase("stuck", "Failed").await?;
-    let state = state_of(&pod).unwrap_or_default();
-    ensure!(state.waiting.is_none() && state.terminated.is_some(), "{state:?}");
+    ensure!(!pod.main().is_waiting() && pod.main().has_ended(), "{:?}", pod.main());
     Ok(())
 }
 
 /// A Pod in the words of `kubectl get pod`, and whether it is ready.
 fn shown(pod: &Pod) -> String {
-    let status = pod.status.clone().unwrap_or_default();
-    let state = state_of(pod).unwrap_or_default();
-    let reason = state.waiting.and_then(|one| one.reason);
-    let reason = reason.or_else(|| state.terminated.and_then(|one| one.reason));
-    let reason = reason.or_else(|| state.running.map(|_| "started".to_owned()));
-    let ready = status.conditions.into_iter().flatten().find(|one| one.type_ == "Ready");
-    let words = [status.phase, reason, ready.map(|one| one.status)];
-    words.map(|word| word.unwrap_or_else(|| "-".to_owned())).join(" ")
+    let main = pod.main();
+    let reason =
+        main.waiting_reason().or_else(|| main.reason()).or_else(|| main.is_running().then_some("started"));
+    let ready = pod.condition("Ready").status;
+    let words = [pod.phase(), reason.unwrap_or_default(), &ready];
+    words.map(|word| if word.is_empty() { "-" } else { word }).join(" ")
 }
 
-/// Follows a Pod from before it is created until it is gone, and tells what could be seen of it, in turn.
+/// Watches a Pod from before its creation until it is gone, and returns the states that a watcher sees, in order.
 async fn seen(pods: Api<Pod>, name: &str) -> Result<Vec<String>> {
     let only = WatchParams::default().fields(&format!("metadata.name={name}"));
     let mut events = pods.watch(&only, "0").await?.boxed();
@@ -232,7 +203,7 @@ async fn seen(pods: Api<Pod>, name: &str) -> Result<Vec<String>> {
     Ok(seen)
 }
 
-/// What was seen is what was to be expected, in that order, up to the end. On a busy machine a state may come and go unseen.
+/// Checks that the states came in the expected order, to the last one. On a busy machine the watch may miss a state.
 fn goes_forward(seen: &[String], expected: &[&str]) -> Result<()> {
     let mut to_come = expected.iter();
     let in_order = seen.iter().all(|state| to_come.any(|next| next == state));
@@ -245,20 +216,15 @@ async fn whoever_watches_a_pod_sees_it_go_forward_only() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("watched").await?;
     let story = tokio::spawn(seen(scene.pods.clone(), "ends"));
     let retold = tokio::spawn(seen(scene.pods.clone(), "restarts"));
-    scene.create(&scene.pod("ends", &json!({"command": ["/bin/sleep", "1"]}), &json!({}))).await?;
-    scene.phase("ends", "Succeeded").await?;
-    scene.kubectl.run(["delete", "pod", "ends"]).await?;
+    scene.pod("ends").command(["/bin/sleep", "1"]).create_until("Succeeded").await?;
+    scene.delete("ends").await?;
     let started = ["Pending - -", "Pending ContainerCreating False", "Running started True"];
     let expected: Vec<_> = started.into_iter().chain(["Succeeded Completed False"]).collect();
     goes_forward(&story.await??, &expected)?;
 
-    let fails = json!({"command": ["/bin/sh", "-c", "sleep 1; exit 3"]});
-    scene.create(&scene.pod("restarts", &fails, &json!({"restartPolicy": "OnFailure"}))).await?;
-    wait::until(&scene.pods, "restarts", "backing off", DEADLINE, |pod| {
-        shown(pod).contains("CrashLoopBackOff")
-    })
-    .await?;
-    scene.kubectl.run(["delete", "pod", "restarts"]).await?;
+    scene.pod("restarts").sh("sleep 1; exit 3").restart_policy("OnFailure").create().await?;
+    scene.until("restarts", "backing off", |pod| shown(pod).contains("CrashLoopBackOff")).await?;
+    scene.delete("restarts").await?;
     let again = ["Running Error False", "Running ContainerCreating False", "Running started True"];
     let end = ["Running CrashLoopBackOff False", "Failed Error False"];
     let expected: Vec<_> = started.into_iter().chain(again).chain(end).collect();
@@ -269,9 +235,11 @@ async fn whoever_watches_a_pod_sees_it_go_forward_only() -> Result<()> {
 #[tokio::test]
 async fn a_pod_that_does_not_fit_a_vm_is_refused_in_words() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("refuse").await?;
-    let two = json!({"containers": [{"name": "a", "image": IMAGE}, {"name": "b", "image": IMAGE}]});
-    scene.create(&scene.pod("two", &json!({}), &two)).await?;
-    scene.phase("two", "Failed").await?;
-    scene.told("pod", "two", "spec.containers: a VM is one container").await?;
+    scene
+        .pod("two")
+        .spec(json!({"containers": [{"name": "a", "image": IMAGE}, {"name": "b", "image": IMAGE}]}))
+        .create_until("Failed")
+        .await?;
+    scene.described("two", "spec.containers: a VM is one container").await?;
     scene.no_vms().await
 }

@@ -7,5 +7,4 @@ mod fields;
 mod lifecycle;
 mod readiness_gates;
 mod update;
-mod upkeep;
 mod workloads;

@@ -1,4 +1,4 @@
-//! What people really create: controllers of all kinds run macOS Pods as they run Pods on any other Node.
+//! Controllers of all kinds (`Job`, `DaemonSet`, `Deployment`, `StatefulSet`, `CronJob`) run macOS Pods as they run Pods on any other Node.
 
 use std::collections::HashSet;
 
@@ -6,26 +6,25 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::ListParams;
-use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use tart_kubelet_tests::wait;
 
-use crate::scene::{DEADLINE, Scene};
+use crate::scene::{DEADLINE, PodBuilder, PodView, Scene};
 
-/// A Pod template for the scene's Node, whose Pods are labelled `app: <app>`.
-fn template(scene: &Scene, app: &str, container: &Value, spec: &Value) -> Value {
-    let pod = scene.pod("", container, spec);
-    json!({"metadata": {"labels": {"app": app}}, "spec": pod["spec"]})
+/// A template of Pods with the label `app: <app>`.
+fn template(app: &str, pod: PodBuilder<'_>) -> Value {
+    json!({"metadata": {"labels": {"app": app}}, "spec": pod.json()["spec"]})
 }
 
-fn job(scene: &Scene, name: &str, script: &str, spec: &Value) -> Value {
-    let container = json!({"command": ["/bin/sh", "-c", script]});
+fn job(pod: PodBuilder<'_>, spec: &Value) -> Value {
+    let name = pod.name().to_owned();
     let mut job = json!({
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": name},
-        "spec": {"template": template(scene, name, &container, &json!({}))},
+        "spec": {"template": template(&name, pod)},
     });
     for (key, value) in spec.as_object().into_iter().flatten() {
         job["spec"][key] = value.clone();
@@ -35,7 +34,7 @@ fn job(scene: &Scene, name: &str, script: &str, spec: &Value) -> Value {
 
 /// Waits until a Job has come to an end, which is this condition, and returns its reason.
 async fn ended(scene: &Scene, name: &str, condition: &str) -> Result<(Job, String)> {
-    let jobs: Api<Job> = Api::namespaced(scene.control_plane.client().await?, scene.namespace());
+    let jobs = scene.api::<Job>().await?;
     let holds = |job: &Job| {
         let conditions = job.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let mut met = conditions.filter(|one| one.type_ == condition && one.status == "True");
@@ -54,8 +53,8 @@ async fn pods_of(scene: &Scene, app: &str) -> Result<Vec<Pod>> {
 #[tokio::test]
 async fn a_job_is_tried_again_and_gives_up_at_its_limit() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("job").await?;
-    scene.create(&job(&scene, "hopeless", "exit 3", &json!({"backoffLimit": 1}))).await?;
-    scene.create(&job(&scene, "good", "exit 0", &json!({"completions": 2}))).await?;
+    scene.apply(&job(scene.pod("hopeless").sh("exit 3"), &json!({"backoffLimit": 1}))).await?;
+    scene.apply(&job(scene.pod("good").sh("exit 0"), &json!({"completions": 2}))).await?;
     let (job, reason) = ended(&scene, "hopeless", "Failed").await?;
     assert_eq!(reason, "BackoffLimitExceeded");
     assert_eq!(job.status.and_then(|status| status.failed), Some(2));
@@ -69,12 +68,11 @@ async fn a_job_is_tried_again_and_gives_up_at_its_limit() -> Result<()> {
 #[tokio::test]
 async fn a_job_counts_restarts_in_place() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("in-place").await?;
-    let mut job = job(&scene, "hopeless", "exit 3", &json!({"backoffLimit": 1}));
-    job["spec"]["template"]["spec"]["restartPolicy"] = json!("OnFailure");
-    scene.create(&job).await?;
+    let pod = scene.pod("hopeless").sh("exit 3").restart_policy("OnFailure");
+    scene.apply(&job(pod, &json!({"backoffLimit": 1}))).await?;
     let (_, reason) = ended(&scene, "hopeless", "Failed").await?;
     assert_eq!(reason, "BackoffLimitExceeded");
-    // Its Pod goes, and so does whatever it had on the Mac.
+    // The Job deletes its Pod, and the agent what the Pod had on the Mac.
     scene.nothing_left().await
 }
 
@@ -82,17 +80,19 @@ async fn a_job_counts_restarts_in_place() -> Result<()> {
 async fn a_daemon_set_that_is_made_for_linux_is_refused_cheaply() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("daemons").await?;
     scene.mac.set_fault("calls", "")?;
-    let everywhere =
-        json!({"hostNetwork": true, "tolerations": [{"operator": "Exists"}], "restartPolicy": "Always"});
-    let container = json!({"image": "registry.k8s.io/kube-proxy:v1"});
+    let pod = scene
+        .pod("")
+        .image("registry.k8s.io/kube-proxy:v1")
+        .restart_policy("Always")
+        .spec(json!({"hostNetwork": true, "tolerations": [{"operator": "Exists"}]}));
     scene
-        .create(&json!({
+        .apply(&json!({
             "apiVersion": "apps/v1",
             "kind": "DaemonSet",
             "metadata": {"name": "proxy"},
             "spec": {
                 "selector": {"matchLabels": {"app": "proxy"}},
-                "template": template(&scene, "proxy", &container, &everywhere),
+                "template": template("proxy", pod),
             },
         }))
         .await?;
@@ -104,21 +104,18 @@ async fn a_daemon_set_that_is_made_for_linux_is_refused_cheaply() -> Result<()> 
         let words = events.to_string();
         anyhow::Ok((pods.len(), words))
     };
-    // The controller tries again, as it does everywhere.
+    // The controller tries again, as it does on any Node.
     wait::eventually("two refusals", DEADLINE, async || {
         let (pods, words) = refused().await?;
         ensure!(pods >= 2 && words.contains("spec."), "{words}");
         Ok(())
     })
     .await?;
-    // Nobody else is held up, and nothing of it came as far as tart.
-    scene.create(&scene.pod("mine", &json!({"command": ["true"]}), &json!({}))).await?;
-    scene.phase("mine", "Succeeded").await?;
-    let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
-    assert_eq!(calls.lines().filter(|call| *call == "run").count(), 1, "{calls}");
-    assert_eq!(calls.lines().filter(|call| *call == "pull").count(), 1, "{calls}");
+    // Other Pods run, and the agent has called tart for none of the refused Pods.
+    scene.pod("mine").command(["true"]).create_until("Succeeded").await?;
+    assert_eq!((scene.count_calls("run")?, scene.count_calls("pull")?), (1, 1), "{:?}", scene.tart_calls()?);
     let pods = std::fs::read_dir(scene.agent.state_dir().join("pods"))?.count();
-    assert_eq!(pods, 1, "what is refused is not written down");
+    assert_eq!(pods, 1, "refused Pods have no records");
     Ok(())
 }
 
@@ -127,7 +124,7 @@ async fn a_job_knows_its_exit_codes() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("policy").await?;
     let give_up = json!({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}});
     let policy = json!({"backoffLimit": 5, "podFailurePolicy": {"rules": [give_up]}});
-    scene.create(&job(&scene, "final", "exit 42", &policy)).await?;
+    scene.apply(&job(scene.pod("final").sh("exit 42"), &policy)).await?;
     let (job, reason) = ended(&scene, "final", "Failed").await?;
     assert_eq!(reason, "PodFailurePolicy");
     assert_eq!(job.status.and_then(|status| status.failed), Some(1));
@@ -140,11 +137,9 @@ async fn a_job_knows_that_its_pod_was_evicted() -> Result<()> {
     let disrupted = json!([{"type": "DisruptionTarget", "status": "True"}]);
     let policy = json!({"rules": [{"action": "FailJob", "onPodConditions": disrupted}]});
     let script = "dd if=/dev/zero of=/private/tmp/cache/file bs=1024 count=4096; sleep 1000";
-    let mut job = job(&scene, "greedy", script, &json!({"backoffLimit": 5, "podFailurePolicy": policy}));
-    let pod = &mut job["spec"]["template"]["spec"];
-    pod["volumes"] = json!([{"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}]);
-    pod["containers"][0]["volumeMounts"] = json!([{"name": "cache", "mountPath": "/private/tmp/cache"}]);
-    scene.create(&job).await?;
+    let cache = json!({"emptyDir": {"sizeLimit": "1Mi"}});
+    let pod = scene.pod("greedy").sh(script).volume("cache", cache).mount("cache", "/private/tmp/cache");
+    scene.apply(&job(pod, &json!({"backoffLimit": 5, "podFailurePolicy": policy}))).await?;
     let (job, reason) = ended(&scene, "greedy", "Failed").await?;
     assert_eq!(reason, "PodFailurePolicy");
     assert_eq!(job.status.and_then(|status| status.failed), Some(1));
@@ -154,12 +149,8 @@ async fn a_job_knows_that_its_pod_was_evicted() -> Result<()> {
 #[tokio::test]
 async fn a_deployment_rolls_its_pods_over() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("deploy").await?;
-    let always = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 5});
     let deployment = |release: &str| {
-        let container = json!({
-            "command": ["/bin/sh", "-c", "while :; do sleep 1; done"],
-            "env": [{"name": "RELEASE", "value": release}],
-        });
+        let pod = scene.pod("").sh("while :; do sleep 1; done").env("RELEASE", release);
         json!({
             "apiVersion": "apps/v1",
             "kind": "Deployment",
@@ -169,7 +160,7 @@ async fn a_deployment_rolls_its_pods_over() -> Result<()> {
                 "selector": {"matchLabels": {"app": "web"}},
                 // A Mac has two places, and both are taken.
                 "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-                "template": template(&scene, "web", &container, &always),
+                "template": template("web", pod.restart_policy("Always").grace(5)),
             },
         })
     };
@@ -178,19 +169,19 @@ async fn a_deployment_rolls_its_pods_over() -> Result<()> {
         let status = kubectl.run(["rollout", "status", "deployment/web"]).await;
         status.with_context(|| format!("the agent says: {}", scene.agent_log()))
     };
-    scene.create(&deployment("one")).await?;
+    scene.apply(&deployment("one")).await?;
     rolled_out().await?;
     let old: Vec<_> = pods_of(&scene, "web").await?.iter().map(ResourceExt::name_any).collect();
     assert_eq!(old.len(), 2);
 
-    scene.create(&deployment("two")).await?;
+    scene.apply(&deployment("two")).await?;
     rolled_out().await?;
     for pod in &old {
-        wait::until_gone(&scene.pods, pod, DEADLINE).await?;
+        scene.until_gone(pod).await?;
     }
     let new = pods_of(&scene, "web").await?;
     assert_eq!(new.len(), 2);
-    let mut vms = new.iter().map(Scene::vm_of).collect::<Result<Vec<_>>>()?;
+    let mut vms = new.iter().map(PodView::vm).collect::<Result<Vec<_>>>()?;
     let mut running = scene.running_vms().await?;
     vms.sort();
     running.sort();
@@ -206,9 +197,8 @@ async fn a_deployment_rolls_its_pods_over() -> Result<()> {
 #[tokio::test]
 async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("stateful").await?;
-    let always = json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 5});
     scene
-        .create(&json!({
+        .apply(&json!({
             "apiVersion": "apps/v1",
             "kind": "StatefulSet",
             "metadata": {"name": "db"},
@@ -216,11 +206,11 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
                 "replicas": 2,
                 "serviceName": "db",
                 "selector": {"matchLabels": {"app": "db"}},
-                "template": template(&scene, "db", &json!({}), &always),
+                "template": template("db", scene.pod("").restart_policy("Always").grace(5)),
             },
         }))
         .await?;
-    let sets: Api<StatefulSet> = Api::namespaced(scene.control_plane.client().await?, scene.namespace());
+    let sets = scene.api::<StatefulSet>().await?;
     let all_ready = |set: &StatefulSet| {
         let status = set.status.as_ref();
         status.is_some_and(|status| status.ready_replicas == Some(2) && status.replicas == 2)
@@ -228,27 +218,22 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
     let ready = async || wait::until(&sets, "db", "ready", DEADLINE, all_ready).await;
     ready().await.with_context(|| format!("the agent says: {}", scene.agent_log()))?;
     let (first, second) = (scene.pods.get("db-0").await?, scene.pods.get("db-1").await?);
-    let since_ready = |pod: &Pod| {
-        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        let mut ready = conditions.filter(|one| one.type_ == "Ready" && one.status == "True");
-        ready.next().and_then(|one| one.last_transition_time.clone()).map(|time| time.0)
-    };
+    let since_ready = |pod: &Pod| pod.ready_since().filter(|_| pod.is_ready());
     let created = second.metadata.creation_timestamp.as_ref().map(|time| time.0);
     ensure!(
         since_ready(&first).is_some_and(|ready| Some(ready) <= created),
         "the second was made before the first was ready"
     );
 
-    scene.kubectl.run(["delete", "pod", "db-0"]).await?;
-    let again = wait::until(&scene.pods, "db-0", "another Pod, and ready", DEADLINE, |pod| {
-        pod.uid() != first.uid() && since_ready(pod).is_some()
-    })
-    .await?;
+    scene.delete("db-0").await?;
+    let again = scene
+        .until("db-0", "another Pod, and ready", |pod| pod.uid() != first.uid() && since_ready(pod).is_some())
+        .await?;
     ready().await?;
-    assert_ne!(Scene::vm_of(&again)?, Scene::vm_of(&first)?, "{:?}", again.uid());
+    assert_ne!(again.vm()?, first.vm()?, "{:?}", again.uid());
     assert_eq!(scene.pods.get("db-1").await?.uid(), second.uid(), "the other one is left alone");
 
-    // An update begins with the last one, and so does the way down.
+    // An update and a scale-down begin with the last Pod.
     let template = r#"{"spec":{"template":{"metadata":{"annotations":{"version":"2"}}}}}"#;
     scene.kubectl.run(["patch", "statefulset", "db", "--type=merge", "--patch", template]).await?;
     let patient = scene.kubectl.clone().deadline(DEADLINE);
@@ -262,7 +247,7 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
         "the first was replaced before the second was ready"
     );
     scene.kubectl.run(["scale", "statefulset", "db", "--replicas=1"]).await?;
-    wait::until_gone(&scene.pods, "db-1", DEADLINE).await?;
+    scene.until_gone("db-1").await?;
     assert_eq!(scene.pods.get("db-0").await?.uid(), first.uid());
     Ok(())
 }
@@ -270,9 +255,9 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
 #[tokio::test]
 async fn a_cron_job_spawns_jobs() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("cron").await?;
-    let job = job(&scene, "nightly", "exit 0", &json!({}));
+    let job = job(scene.pod("nightly").sh("exit 0"), &json!({}));
     scene
-        .create(&json!({
+        .apply(&json!({
             "apiVersion": "batch/v1",
             "kind": "CronJob",
             "metadata": {"name": "nightly"},
@@ -281,8 +266,8 @@ async fn a_cron_job_spawns_jobs() -> Result<()> {
         .await?;
     scene.kubectl.run(["create", "job", "now", "--from=cronjob/nightly"]).await?;
     ended(&scene, "now", "Complete").await?;
-    let jobs: Api<Job> = Api::namespaced(scene.control_plane.client().await?, scene.namespace());
-    let due = wait::eventually("a Job that its time has come for", DEADLINE, async || {
+    let jobs = scene.api::<Job>().await?;
+    let due = wait::eventually("a Job of the schedule", DEADLINE, async || {
         let all = jobs.list(&ListParams::default()).await?;
         let due = all.items.into_iter().map(|job| job.name_any()).find(|name| name != "now");
         due.context("none")

@@ -1,38 +1,34 @@
-//! Who sends traffic to a Pod, or counts on it, goes by its readiness.
+//! Services and controllers that depend on a Pod's readiness.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::Api;
 use kube::api::ListParams;
 use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use super::{container, http, quick, scene};
-use crate::scene::{DEADLINE, Scene};
+use super::{http, quick, scene, server};
+use crate::scene::{DEADLINE, PodView as _, Scene};
 
 #[tokio::test]
 async fn a_service_leads_to_a_pod_only_while_its_readiness_probe_passes() -> Result<()> {
     let scene = Scene::new("service").await?;
-    // No `EndpointSlice` takes the loopback addresses that simulated guests have otherwise. Nobody can reach these, so it is a
-    // command that probes.
+    // An `EndpointSlice` takes no loopback addresses, which simulated guests have otherwise. The agent cannot reach these addresses, so
+    // the probe is a command.
     scene.mac.set_fault("subnet", "192.168.64")?;
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
-    let service = json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
-        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "web"}]},
-    });
-    scene.kubectl.apply(&service.to_string()).await?;
+    let _agent = scene.start(&scene.agent).await?;
+    let spec = json!({"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "web"}]});
+    scene.service("web", &spec).await?;
     let probe = quick(&json!({"exec": {"command": ["/bin/cat", "/private/tmp/well"]}}));
-    let container = json!({
-        "command": ["/bin/sh", "-c", "touch /private/tmp/well; exec sleep 1000"],
-        "ports": [{"name": "web", "containerPort": 8080}], "readinessProbe": probe,
-    });
-    let mut pod = scene.pod("web", &container, &json!({}));
-    pod["metadata"]["labels"] = json!({"app": "web"});
-    scene.create(&pod).await?;
-    let slices: Api<EndpointSlice> = Api::namespaced(scene.control_plane.client().await?, scene.namespace());
+    scene
+        .pod("web")
+        .label("app", "web")
+        .sh("touch /private/tmp/well; exec sleep 1000")
+        .container(json!({"ports": [{"name": "web", "containerPort": 8080}]}))
+        .readiness(probe)
+        .create()
+        .await?;
+    let slices = scene.api::<EndpointSlice>().await?;
     let leads = async |ready: bool| {
         wait::eventually(&format!("a slice that says {ready}"), DEADLINE, async || {
             let of_service = ListParams::default().labels("kubernetes.io/service-name=web");
@@ -49,7 +45,7 @@ async fn a_service_leads_to_a_pod_only_while_its_readiness_probe_passes() -> Res
     };
     let addresses = leads(true).await?;
     let pod = scene.pods.get("web").await?;
-    assert_eq!(addresses.first(), pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()));
+    assert_eq!(addresses.first().map(String::as_str), pod.ip());
     scene.sh("web", "rm well").await?;
     leads(false).await?;
     scene.sh("web", "touch well").await?;
@@ -58,9 +54,8 @@ async fn a_service_leads_to_a_pod_only_while_its_readiness_probe_passes() -> Res
 
 #[tokio::test]
 async fn controllers_count_a_pod_only_while_its_readiness_probe_passes() -> Result<()> {
-    let (scene, _agent) = scene("counted", &json!({})).await?;
-    let probes = json!({"readinessProbe": http("/ready")});
-    let pod = scene.pod("counted", &container(&["up"], &probes), &json!({"restartPolicy": "Always"}));
+    let (scene, _agent) = scene("counted").await?;
+    let pod = server(&scene, "counted", &["up"]).readiness(http("/ready")).restart_policy("Always").json();
     let set = json!({
         "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "counted"},
         "spec": {
@@ -68,9 +63,8 @@ async fn controllers_count_a_pod_only_while_its_readiness_probe_passes() -> Resu
             "template": {"metadata": {"labels": {"app": "counted"}}, "spec": pod["spec"]},
         },
     });
-    scene.kubectl.apply(&set.to_string()).await?;
-    let namespace = scene.pods.namespace().context("no namespace")?;
-    let sets: Api<ReplicaSet> = Api::namespaced(scene.control_plane.client().await?, namespace);
+    scene.apply(&set).await?;
+    let sets = scene.api::<ReplicaSet>().await?;
     let counted = async |count: i32| {
         let ready = |set: &ReplicaSet| set.status.as_ref().map(|status| status.ready_replicas.unwrap_or(0));
         wait::until(&sets, "counted", &format!("{count} ready"), DEADLINE, |set| ready(set) == Some(count))

@@ -1,17 +1,17 @@
-//! How a probe asks, and what is told of the answer.
+//! The handlers of probes (exec, httpGet, tcpSocket, grpc), and the Events about their results.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use tart_kubelet_tests::wait;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use super::{condition, container, http, is_ready, quick, restarts, scene, status};
-use crate::scene::{DEADLINE, phase_of};
+use super::{http, quick, scene, server};
+use crate::scene::{DEADLINE, PodView, exec};
 
 const NOT_READY: &str = "containers with unready status: [main]";
 
-/// A Pod whose readiness probe fails, passes and fails again, as the guest has it.
+/// A Pod whose readiness probe fails, passes after the script `good`, and fails again after the script `bad`.
 async fn both_ways(
     name: &str,
     files: &[&str],
@@ -20,29 +20,28 @@ async fn both_ways(
     good: &str,
     words: &str,
 ) -> Result<()> {
-    let (scene, _agent) = scene(name, &json!({})).await?;
-    scene.create(&scene.pod(name, &container(files, &json!({"readinessProbe": probe})), &json!({}))).await?;
-    let pod = scene.phase(name, "Running").await?;
-    ensure!(!is_ready(&pod), "ready before it was asked");
-    scene.told("pod", name, words).await?;
+    let (scene, _agent) = scene(name).await?;
+    let pod = server(&scene, name, files).readiness(probe.clone()).create_until("Running").await?;
+    ensure!(!pod.is_ready(), "ready before the first probe");
+    scene.described(name, words).await?;
     let pod = scene.pods.get(name).await?;
     for kind in ["Ready", "ContainersReady"] {
-        let told = condition(&pod, kind).context("no condition")?;
-        assert_eq!(told.status, "False");
+        let found = pod.condition(kind);
+        assert_eq!(found.status, "False");
         assert_eq!(
-            (told.reason.as_deref(), told.message.as_deref()),
+            (found.reason.as_deref(), found.message.as_deref()),
             (Some("ContainersNotReady"), Some(NOT_READY))
         );
     }
     scene.sh(name, good).await?;
-    let pod = scene.until(name, "ready", is_ready).await?;
-    let told = condition(&pod, "Ready").context("no condition")?;
-    assert_eq!((&told.reason, &told.message), (&None, &None), "what is over is not told any more");
-    assert!(status(&pod).is_some_and(|status| status.ready && status.started == Some(true)));
+    let pod = scene.until(name, "ready", PodView::is_ready).await?;
+    let ready = pod.condition("Ready");
+    assert_eq!((ready.reason, ready.message), (None, None), "the old message is gone");
+    assert!(pod.main().is_ready() && pod.main().started() == Some(true));
     scene.sh(name, bad).await?;
-    let pod = scene.until(name, "unready", |pod| !is_ready(pod)).await?;
-    assert!(status(&pod).is_some_and(|status| !status.ready && status.started == Some(true)));
-    assert_eq!(restarts(&pod), 0, "readiness restarts nothing");
+    let pod = scene.until(name, "unready", |pod| !pod.is_ready()).await?;
+    assert!(!pod.main().is_ready() && pod.main().started() == Some(true));
+    assert_eq!(pod.main().restart_count(), Some(0), "readiness restarts nothing");
     Ok(())
 }
 
@@ -69,15 +68,14 @@ async fn grpc_says_whether_a_pod_is_ready() -> Result<()> {
 
 #[tokio::test]
 async fn servers_are_asked_as_the_pod_says() -> Result<()> {
-    let (scene, _agent) = scene("asked", &json!({})).await?;
+    let (scene, _agent) = scene("asked").await?;
     let headers = json!([{"name": "Host", "value": "app.test"}, {"name": "X-Key", "value": "one"}, {"name": "X-Key", "value": "two"}]);
     let get =
         json!({"httpGet": {"path": "/ready?a=b", "port": 8443, "scheme": "HTTPS", "httpHeaders": headers}});
     let grpc = quick(&json!({"grpc": {"port": 8080, "service": "builds"}}));
-    // Nobody vouches for the server's certificate, and nobody is asked to.
-    let probes = json!({"startupProbe": grpc, "readinessProbe": quick(&get)});
-    scene.create(&scene.pod("asked", &container(&["up"], &probes), &json!({}))).await?;
-    scene.until("asked", "ready", is_ready).await?;
+    // The server's certificate is self-signed, and the agent does not verify it.
+    server(&scene, "asked", &["up"]).startup(grpc).readiness(quick(&get)).create().await?;
+    scene.until("asked", "ready", PodView::is_ready).await?;
     let asked = scene.sh("asked", "sort -u asked").await?;
     assert_eq!(asked.lines().collect::<Vec<_>>(), ["/grpc.health.v1.Health/Check builds", "/ready"]);
     let headers = scene.sh("asked", "sort headers").await?;
@@ -98,73 +96,59 @@ async fn servers_are_asked_as_the_pod_says() -> Result<()> {
 
 #[tokio::test]
 async fn a_server_that_does_not_answer_in_time_is_told() -> Result<()> {
-    let (scene, _agent) = scene("late", &json!({})).await?;
+    let (scene, _agent) = scene("late").await?;
     let probe =
         json!({"httpGet": {"path": "/ready", "port": "web"}, "timeoutSeconds": 1, "periodSeconds": 1});
-    scene
-        .create(&scene.pod(
-            "late",
-            &container(&["up", "ready=hang"], &json!({"readinessProbe": probe})),
-            &json!({}),
-        ))
-        .await?;
-    scene
-        .told(
-            "pod",
-            "late",
-            "/ready\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
-        )
-        .await?;
+    server(&scene, "late", &["up", "ready=hang"]).readiness(probe).create().await?;
+    let words = "/ready\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+    scene.described("late", words).await?;
     scene.sh("late", "rm ready").await?;
-    scene.until("late", "ready", is_ready).await.map(drop)
+    scene.until("late", "ready", PodView::is_ready).await.map(drop)
 }
 
 #[tokio::test]
 async fn a_command_says_whether_a_pod_is_ready() -> Result<()> {
-    let script = "cat /private/tmp/well";
-    let probe = quick(&json!({"exec": {"command": ["/bin/sh", "-c", script]}}));
+    let probe = quick(&exec("cat /private/tmp/well"));
     Box::pin(both_ways("exec", &[], &probe, "rm well", "touch well", "No such file or directory")).await
 }
 
 #[tokio::test]
 async fn a_command_that_hangs_and_a_port_without_a_number_are_told() -> Result<()> {
-    let (scene, _agent) = scene("hangs", &json!({})).await?;
+    let (scene, _agent) = scene("hangs").await?;
     let hanging =
         json!({"exec": {"command": ["/bin/sleep", "1000"]}, "timeoutSeconds": 1, "periodSeconds": 1});
     let nameless = json!({"tcpSocket": {"port": "gopher"}, "periodSeconds": 1, "failureThreshold": 1});
-    let probes = json!({"readinessProbe": hanging, "livenessProbe": nameless});
-    scene.create(&scene.pod("hangs", &container(&[], &probes), &json!({}))).await?;
+    server(&scene, "hangs", &[]).readiness(hanging).liveness(nameless).create().await?;
     let late = "Readiness probe failed: command timed out: \"/bin/sleep 1000\" timed out after 1s";
-    scene.told("pod", "hangs", late).await?;
+    scene.described("hangs", late).await?;
     let unknown = "Liveness probe errored and resulted in unknown state: port gopher not found";
-    scene.told("pod", "hangs", unknown).await?;
+    scene.described("hangs", unknown).await?;
     let pod = scene.pods.get("hangs").await?;
-    ensure!(phase_of(&pod) == "Running" && !is_ready(&pod), "a probe that is broken counts for nothing");
+    ensure!(pod.phase() == "Running" && !pod.is_ready(), "an unknown result changes nothing");
     Ok(())
 }
 
 #[tokio::test]
 async fn a_redirect_to_another_host_is_good_enough_but_told() -> Result<()> {
-    let (scene, _agent) = scene("redirect", &json!({})).await?;
+    let (scene, _agent) = scene("redirect").await?;
     let files = ["up", "there=302 /500", "500=500", "away=302 http://elsewhere.test/"];
-    let probes = json!({"readinessProbe": http("/away"), "livenessProbe": http("/there")});
-    let pod = scene.pod("redirect", &container(&files, &probes), &json!({"restartPolicy": "OnFailure"}));
-    scene.create(&pod).await?;
-    scene.told_as("redirect", "ProbeWarning", "Readiness probe warning: Probe terminated redirects").await?;
-    scene.told("pod", "redirect", "Response body: words from the guest").await?;
-    // A redirect on the same host is as good as the place that it leads to.
+    let pod = server(&scene, "redirect", &files).readiness(http("/away")).liveness(http("/there"));
+    pod.restart_policy("OnFailure").create().await?;
+    scene.event("redirect", "ProbeWarning", "Readiness probe warning: Probe terminated redirects").await?;
+    scene.described("redirect", "Response body: words from the guest").await?;
+    // The agent follows a redirect on the same host.
     scene
-        .told_as("redirect", "Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500")
+        .event("redirect", "Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500")
         .await
 }
 
 #[tokio::test]
 async fn a_host_that_the_pod_names_is_asked_in_its_place() -> Result<()> {
-    let (scene, _agent) = scene("host", &json!({})).await?;
+    let (scene, _agent) = scene("host").await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    // Nobody listens there at the Pod's own address.
+    // No server listens on this port at the Pod's own address.
     let port = listener.local_addr()?.port();
-    let server = tokio::spawn(async move {
+    let host = tokio::spawn(async move {
         while let Ok((mut connection, _)) = listener.accept().await {
             if matches!(connection.read(&mut [0; 1024]).await, Ok(1..)) {
                 let _ = connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
@@ -175,24 +159,21 @@ async fn a_host_that_the_pod_names_is_asked_in_its_place() -> Result<()> {
         ("by-http", json!({"httpGet": {"host": "127.0.0.1", "port": port}})),
         ("by-tcp", json!({"tcpSocket": {"host": "127.0.0.1", "port": port}})),
     ] {
-        let probes = json!({"readinessProbe": quick(&probe)});
-        scene.create(&scene.pod(name, &container(&["up"], &probes), &json!({}))).await?;
-        scene.until(name, "ready", is_ready).await?;
+        server(&scene, name, &["up"]).readiness(quick(&probe)).create().await?;
+        scene.until(name, "ready", PodView::is_ready).await?;
     }
-    server.abort();
+    host.abort();
     Ok(())
 }
 
 #[tokio::test]
 async fn a_probe_with_a_delay_waits_for_it() -> Result<()> {
-    let (scene, _agent) = scene("delay", &json!({})).await?;
-    let note =
-        |file: &str| json!({"exec": {"command": ["/bin/sh", "-c", format!("echo x >>/private/tmp/{file}")]}});
+    let (scene, _agent) = scene("delay").await?;
+    let note = |file: &str| exec(format!("echo x >>/private/tmp/{file}"));
     let mut late = quick(&note("late"));
     late["initialDelaySeconds"] = json!(3600);
-    let probes = json!({"readinessProbe": late, "livenessProbe": quick(&note("soon"))});
-    scene.create(&scene.pod("delay", &container(&["up"], &probes), &json!({}))).await?;
-    scene.phase("delay", "Running").await?;
+    let pod = server(&scene, "delay", &["up"]).readiness(late).liveness(quick(&note("soon")));
+    pod.create_until("Running").await?;
     wait::eventually("three probes", DEADLINE, async || {
         let asked = scene.sh("delay", "cat soon").await?;
         ensure!(asked.lines().count() >= 3, "{asked}");
@@ -200,6 +181,6 @@ async fn a_probe_with_a_delay_waits_for_it() -> Result<()> {
     })
     .await?;
     assert_eq!(scene.sh("delay", "ls late 2>/dev/null || true").await?, "");
-    ensure!(!is_ready(&scene.pods.get("delay").await?), "it is ready though nobody has asked");
+    ensure!(!scene.pods.get("delay").await?.is_ready(), "it is ready without a readiness probe");
     Ok(())
 }

@@ -1,24 +1,84 @@
-//! `subPath` and `subPathExpr` of containers that come after others, or of what is not there.
+//! `subPath` and `subPathExpr`.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::scene::{IMAGE, Scene};
-use super::content;
+use crate::scene::{PodBuilder, Scene};
 
 /// A Pod with one volume at `/private/tmp/work` in an init container, and parts of it in the main one.
-fn pod(scene: &Scene, name: &str, volume: &Value, init: &str, main: &str, parts: &[(&str, &str)]) -> Value {
-    let mounts: Vec<Value> = parts
-        .iter()
-        .map(|(part, at)| json!({"name": "work", "subPathExpr": part, "mountPath": format!("/private/tmp/{at}")}))
-        .collect();
+fn with_init<'a>(
+    scene: &'a Scene,
+    name: &str,
+    source: Value,
+    init: &str,
+    parts: &[(&str, &str)],
+) -> PodBuilder<'a> {
     let whole = json!([{"name": "work", "mountPath": "/private/tmp/work"}]);
-    let container = json!({"command": ["/bin/sh", "-ec", main], "volumeMounts": mounts});
-    let init =
-        json!({"name": "init", "image": IMAGE, "command": ["/bin/sh", "-ec", init], "volumeMounts": whole});
-    let mut volume = volume.clone();
-    volume["name"] = json!("work");
-    scene.pod(name, &container, &json!({"initContainers": [init], "volumes": [volume]}))
+    let init = json!({"command": ["/bin/sh", "-ec", init], "volumeMounts": whole});
+    let pod = scene.pod(name).volume("work", source).init_container("init", init);
+    parts.iter().fold(pod, |pod, (part, at)| {
+        pod.mount_with("work", format!("/private/tmp/{at}"), json!({"subPathExpr": part}))
+    })
+}
+
+/// A Pod with an empty directory, and the part `part` of it at `/private/tmp/cache`.
+fn with_part<'a>(scene: &'a Scene, name: &str, part: &str) -> PodBuilder<'a> {
+    let part = json!({"subPathExpr": part});
+    scene.pod(name).volume("cache", json!({"emptyDir": {}})).mount_with("cache", "/private/tmp/cache", part)
+}
+
+#[tokio::test]
+async fn parts_of_a_volume_are_mounted_and_made() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("parts").await?;
+    scene.config_map("settings", "mode", "fast").await?;
+    let output = with_part(&scene, "parts", "logs/$(JOB)")
+        .strict_sh("cd /private/tmp; cat mode; echo; echo made > cache/file; cat whole/logs/seven/file")
+        .env("JOB", "seven")
+        .mount("cache", "/private/tmp/whole")
+        .volume("settings", json!({"configMap": {"name": "settings"}}))
+        .mount_with("settings", "/private/tmp/mode", json!({"subPath": "mode"}))
+        .output()
+        .await?;
+    assert_eq!(output, ["fast", "made"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_part_that_an_annotation_names_is_had_once_that_is_there() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("named-part").await?;
+    with_part(&scene, "named", "$(PART)")
+        .strict_sh("ls /private/tmp/whole; echo $PART")
+        .env_field("PART", "metadata.annotations['part']")
+        .mount("cache", "/private/tmp/whole")
+        .create()
+        .await?;
+    scene.event("named", "Failed", "Error: missing value for PART").await?;
+    scene.kubectl.run(["annotate", "pod", "named", "part=seven"]).await?;
+    let ended = scene.phase("named", "Succeeded").await?;
+    assert_eq!(scene.log(&ended, "main", 0)?, ["seven", "seven"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_part_that_has_a_secret_name_is_told_to_nobody() -> Result<()> {
+    const SECRET: &str = "hunter2-correct-horse-battery-staple";
+    let (scene, agent) = Scene::with_agent("secret-part").await?;
+    scene.secret("keys", "password", SECRET).await?;
+    let with = |name: &str, part: &str, script: &str| {
+        let pod = with_part(&scene, name, part).strict_sh(script);
+        pod.env_secret("WORD", "keys", "password").env("ROOT", "/$(WORD)")
+    };
+    with("fine", "$(WORD)", "echo made > /private/tmp/cache/file").create_until("Succeeded").await?;
+    with("absolute", "$(ROOT)", "true").create().await?;
+    scene.event("absolute", "Failed", "Error: error SubPath `$(ROOT)` must not be").await?;
+    with("inner", "$(WORD)/in", "true").create_until("Succeeded").await?;
+    scene.nowhere_on_disk(SECRET).await?;
+    let objects = scene.kubectl.run(["get", "pods,events", "--output", "yaml"]).await?;
+    ensure!(!objects.contains(SECRET), "it is in the API");
+    for log in [agent.log()?, scene.shim_log("fine").await?, scene.shim_log("inner").await?] {
+        ensure!(!log.contains(SECRET), "{log}");
+    }
+    Ok(())
 }
 
 #[tokio::test]
@@ -29,9 +89,8 @@ async fn what_an_init_container_makes_is_what_the_main_one_mounts() -> Result<()
     let main = "cd /private/tmp; cat config.yaml current/file; echo more >new/file; ls -d new/file";
     let parts = [("config.yaml", "config.yaml"), ("current", "current"), ("not/there", "new")];
     for (name, source) in [("disk", json!({})), ("memory", json!({"medium": "Memory"}))] {
-        scene.create(&pod(&scene, name, &json!({"emptyDir": source}), init, main, &parts)).await?;
-        let ended = scene.phase(name, "Succeeded").await?;
-        assert_eq!(scene.log(&ended, "main", 0)?, ["made", "three", "new/file"], "{name}");
+        let pod = with_init(&scene, name, json!({"emptyDir": source}), init, &parts).strict_sh(main);
+        assert_eq!(pod.output().await?, ["made", "three", "new/file"], "{name}");
     }
     Ok(())
 }
@@ -41,13 +100,11 @@ async fn a_link_that_an_init_container_leaves_leads_nowhere_on_the_host() -> Res
     let (scene, _agent) = Scene::with_agent("part-link").await?;
     let outside = scene.mac.sandbox().directory("outside")?;
     let init = format!("ln -s '{}' /private/tmp/work/out", outside.display());
-    let pod = pod(&scene, "link", &json!({"emptyDir": {}}), &init, "true", &[("out/made", "part")]);
-    scene.create(&pod).await?;
-    // In the guest there is no such place, or one of its own.
-    scene.phase("link", "Failed").await?;
-    scene
-        .told_as("link", "Failed", "Error: the subPath of volume mount /private/tmp/part cannot be made")
-        .await?;
+    let pod = with_init(&scene, "link", json!({"emptyDir": {}}), &init, &[("out/made", "part")]);
+    // The link's target does not exist in the guest.
+    pod.strict_sh("true").create_until("Failed").await?;
+    let words = "Error: the subPath of volume mount /private/tmp/part cannot be made";
+    scene.event("link", "Failed", words).await?;
     assert_eq!(std::fs::read_dir(outside)?.count(), 0);
     Ok(())
 }
@@ -55,28 +112,29 @@ async fn a_link_that_an_init_container_leaves_leads_nowhere_on_the_host() -> Res
 #[tokio::test]
 async fn a_part_can_be_named_after_the_pods_address() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("part-address").await?;
-    let main = "cd /private/tmp; echo it >part/file; cat work/$IP/file";
-    let cache = json!({"name": "work", "emptyDir": {}});
-    let volumes = [
-        (cache.clone(), json!({})),
-        (cache, json!({"subPathExpr": "$(IP)", "mountPath": "/private/tmp/part"})),
-    ];
-    let mut pod = content::pod(&scene, "address", main, &volumes);
-    let from = json!({"fieldRef": {"fieldPath": "status.podIP"}});
-    pod["spec"]["containers"][0]["env"] = json!([{"name": "IP", "valueFrom": from}]);
-    scene.create(&pod).await?;
-    let ended = scene.phase("address", "Succeeded").await?;
-    assert_eq!(scene.log(&ended, "main", 0)?, ["it"]);
+    let output = scene
+        .pod("address")
+        .strict_sh("cd /private/tmp; echo it >part/file; cat work/$IP/file")
+        .env_field("IP", "status.podIP")
+        .empty_dir("work", "/private/tmp/work")
+        .mount_with("work", "/private/tmp/part", json!({"subPathExpr": "$(IP)"}))
+        .output()
+        .await?;
+    assert_eq!(output, ["it"]);
     Ok(())
 }
 
 #[tokio::test]
 async fn a_file_that_is_not_there_is_an_empty_directory() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-part").await?;
-    let absent = json!({"name": "absent", "configMap": {"name": "none", "optional": true}});
-    let mount = json!({"subPath": "app.conf"});
-    let script = "cd /private/tmp/absent; ls -A; echo empty";
-    assert_eq!(content::run(&scene, "absent", script, &[(absent, mount)]).await?, ["empty"]);
+    let output = scene
+        .pod("absent")
+        .strict_sh("cd /private/tmp/absent; ls -A; echo empty")
+        .volume("absent", json!({"configMap": {"name": "none", "optional": true}}))
+        .mount_with("absent", "/private/tmp/absent", json!({"subPath": "app.conf"}))
+        .output()
+        .await?;
+    assert_eq!(output, ["empty"]);
     Ok(())
 }
 
@@ -85,12 +143,9 @@ async fn a_guest_whose_user_cannot_become_root_says_so() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-sudo").await?;
     let image = "registry.test/macos/no-sudo:1";
     scene.mac.add_image(image, &json!({"uid": 501, "sudo": false}))?;
-    let mount = json!({"mountPath": "/var/run/secrets/token"});
-    let mut pod = content::pod(&scene, "locked", "true", &[(json!({"name": "v", "emptyDir": {}}), mount)]);
-    pod["spec"]["containers"][0]["image"] = json!(image);
-    scene.create(&pod).await?;
-    scene.phase("locked", "Failed").await?;
+    let pod = scene.pod("locked").image(image).strict_sh("true").empty_dir("v", "/var/run/secrets/token");
+    pod.create_until("Failed").await?;
     let words = "Error: volume mount /var/run/secrets/token cannot be had in the guest: its user may not write there, \
                  nor use sudo";
-    scene.told_as("locked", "Failed", words).await
+    scene.event("locked", "Failed", words).await
 }

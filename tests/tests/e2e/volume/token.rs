@@ -1,4 +1,4 @@
-//! Tokens of service accounts, as the Pod that they are for sees them.
+//! Tokens of service accounts in projected volumes.
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
@@ -10,9 +10,8 @@ use serde_json::{Value, json};
 use tart_kubelet_tests::{programs, skip};
 
 use crate::scene::Scene;
-use super::content::{pod, run};
 
-/// What a token says of itself.
+/// The claims of a token.
 fn claims(token: &str) -> Result<Value> {
     let claims = token.trim().split('.').nth(1).with_context(|| format!("`{token}` is no token"))?;
     Ok(serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims)?)?)
@@ -23,10 +22,10 @@ async fn tokens_are_the_pods_own() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("token").await?;
     let token =
         json!({"serviceAccountToken": {"path": "mine", "audience": "vault", "expirationSeconds": 7200}});
-    let volume = json!({"name": "token", "projected": {"sources": [token]}});
+    let volume = json!({"projected": {"sources": [token]}});
     let script = "cat /private/tmp/token/mine; echo; cd /var/run/secrets/kubernetes.io/serviceaccount; \
                   cat token; echo; cat namespace; echo; head -1 ca.crt";
-    let written = run(&scene, "token", script, &[(volume, json!({}))]).await?;
+    let written = scene.pod("token").strict_sh(script).mounted("token", volume).output().await?;
     let [asked, usual, namespace, authority] = written.as_slice() else {
         return Err(anyhow::anyhow!("{} lines", written.len()));
     };
@@ -42,21 +41,20 @@ async fn tokens_are_the_pods_own() -> Result<()> {
 
 #[tokio::test]
 async fn a_token_is_renewed_while_its_pod_reads_it() -> Result<()> {
-    // No token lives for less than ten minutes: have this agent think that they are worn out sooner.
+    // No token lives for less than ten minutes, so this agent renews its tokens sooner.
     const USE: &str = "TART_KUBELET_TOKEN_USE";
     if !programs::agent_knows(USE)? {
         return skip::say("the agent is a release build, which renews no token within this test's time");
     }
     let mut scene = Scene::new("rotation").await?;
     scene.agent = scene.agent.env(USE, "2");
-    let agent = scene.agent.start()?;
-    scene.node_ready(&agent).await?;
+    let _agent = scene.start(&scene.agent).await?;
     let token = json!({"serviceAccountToken": {"path": "mine", "audience": "vault"}});
-    let volume = json!({"name": "token", "projected": {"sources": [token]}});
-    // It reads all the time, and tells all that it has ever seen: half a token would be another one.
+    let volume = json!({"projected": {"sources": [token]}});
+    // The script prints every content that it has seen: half a token would be another one.
     let script = "cd /private/tmp/token; seen=; n=0; while [ $n -lt 3 ]; do t=$(cat mine); \
                   case $seen in *\"<$t>\"*) ;; *) seen=\"$seen<$t>\"; n=$((n+1)); echo \"$t\";; esac; sleep 0.05; done";
-    let written = run(&scene, "rotation", script, &[(volume, json!({}))]).await?;
+    let written = scene.pod("rotation").strict_sh(script).mounted("token", volume).output().await?;
     assert_eq!(written.len(), 3, "{written:?}");
     let reviews: Api<TokenReview> = Api::all(scene.control_plane.client().await?);
     let mut starts = Vec::new();
@@ -74,10 +72,8 @@ async fn a_token_is_renewed_while_its_pod_reads_it() -> Result<()> {
 #[tokio::test]
 async fn a_pod_that_wants_no_token_gets_none() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("tokenless").await?;
-    let mut pod = pod(&scene, "tokenless", "test ! -e /var/run/secrets/kubernetes.io && echo none", &[]);
-    pod["spec"]["automountServiceAccountToken"] = json!(false);
-    scene.create(&pod).await?;
-    let ended = scene.phase("tokenless", "Succeeded").await?;
-    assert_eq!(scene.log(&ended, "main", 0)?, ["none"]);
+    let pod = scene.pod("tokenless").strict_sh("test ! -e /var/run/secrets/kubernetes.io && echo none");
+    let output = pod.spec(json!({"automountServiceAccountToken": false})).output().await?;
+    assert_eq!(output, ["none"]);
     Ok(())
 }
