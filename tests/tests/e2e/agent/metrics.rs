@@ -10,7 +10,7 @@ use super::startup::exit_line;
 use crate::scene::{DEADLINE, Scene};
 
 #[tokio::test]
-async fn health_and_figures_are_served_on_the_host() -> Result<()> {
+async fn health_and_metrics_are_served_on_the_host() -> Result<()> {
     let begun = Instant::now();
     let (scene, agent) = Scene::with_agent("metrics").await?;
     wait::eventually("a ready agent", DEADLINE, async || {
@@ -62,7 +62,7 @@ async fn health_and_figures_are_served_on_the_host() -> Result<()> {
 }
 
 #[tokio::test]
-async fn figures_tell_what_became_of_pods() -> Result<()> {
+async fn metrics_count_pods_and_failures() -> Result<()> {
     let (scene, agent) = Scene::with_agent("figures").await?;
     scene.pod("far").spec(json!({"nodeSelector": {"planet": "mars"}})).bound().create_until("Failed").await?;
     scene.pod("fails").sh("exit 3").restart_policy("OnFailure").create().await?;
@@ -90,7 +90,7 @@ async fn figures_tell_what_became_of_pods() -> Result<()> {
 }
 
 #[tokio::test]
-async fn readiness_names_the_check_that_fails() -> Result<()> {
+async fn readyz_names_the_failed_check() -> Result<()> {
     let scene = Scene::new("readyz").await?;
     let agent = scene.agent.clone().flag("--tart-binary", "/nowhere/tart").start()?;
     wait::eventually("an agent that is not ready", DEADLINE, async || {
@@ -105,7 +105,7 @@ async fn readiness_names_the_check_that_fails() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_one_line() -> Result<()> {
+async fn taken_metrics_port_ends_the_agent_with_one_line() -> Result<()> {
     let scene = Scene::new("port").await?;
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();

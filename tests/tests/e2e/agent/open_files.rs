@@ -33,7 +33,7 @@ async fn watches_only(agent: &RunningAgent, expected: usize) -> Result<()> {
 }
 
 #[tokio::test]
-async fn pods_that_are_over_cost_nothing_to_watch() -> Result<()> {
+async fn ended_pods_have_no_file_watches() -> Result<()> {
     let (scene, mut agent) = Scene::with_agent("watches").await?;
     for name in ["one", "two", "three"] {
         let vm = scene.pod(name).sh(UNTIL_FINISHED).create_until("Running").await?.vm()?;
@@ -60,7 +60,7 @@ fn limits(pid: Pid) -> Result<(u64, u64)> {
 }
 
 #[tokio::test]
-async fn whoever_starts_the_agent_with_few_open_files_does_not_limit_it() -> Result<()> {
+async fn agent_and_shim_raise_their_open_file_limit() -> Result<()> {
     let scene = Scene::new("few-files").await?;
     let starter = scene.mac.host().join("starter");
     // launchd sets such a limit.

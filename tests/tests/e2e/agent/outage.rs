@@ -27,7 +27,7 @@ async fn end(scene: &Scene, vm: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn ends_that_nobody_could_be_told_of_are_told_later() -> Result<()> {
+async fn ends_during_an_outage_are_published_later() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("outage").await?;
     for (name, code) in [("early", 7), ("late", 8)] {
         ending(&scene, name, code).create().await?;
@@ -53,7 +53,7 @@ async fn ends_that_nobody_could_be_told_of_are_told_later() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_end_outlasts_many_calls_that_fail_and_one_that_hangs() -> Result<()> {
+async fn end_is_published_after_failed_and_hanging_calls() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("long-outage").await?;
     let vm = ending(&scene, "patient", 7).create_until("Running").await?.vm()?;
     let tries = async |why: &str, count: usize| {
@@ -80,7 +80,7 @@ async fn an_end_outlasts_many_calls_that_fail_and_one_that_hangs() -> Result<()>
 }
 
 #[tokio::test]
-async fn an_end_that_is_not_taken_at_once_is_told_again() -> Result<()> {
+async fn refused_final_status_is_published_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("objected").await?;
     let webhook = StatusWebhook::start(scene.control_plane, scene.namespace()).await?;
     // A conflict with another writer, and a webhook that does not know the Pod.
@@ -104,7 +104,7 @@ async fn an_end_that_is_not_taken_at_once_is_told_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deletion_during_an_outage_is_carried_out_after_it() -> Result<()> {
+async fn deletion_during_an_outage_is_carried_out_later() -> Result<()> {
     let (scene, proxy, _agent) = Scene::behind_proxy("missed").await?;
     scene.run_pods(&["graceful", "forced"]).await?;
     proxy.block();
@@ -117,7 +117,7 @@ async fn a_deletion_during_an_outage_is_carried_out_after_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_end_in_time_is_no_missed_deadline_whenever_it_is_told() -> Result<()> {
+async fn end_before_the_deadline_succeeds_when_published_later() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("in-time").await?;
     let pod = ending(&scene, "in-time", 0).active_deadline(3600).create_until("Running").await?;
     let start = pod.status.as_ref().and_then(|status| status.start_time.clone()).context("no start")?.0;
@@ -140,7 +140,7 @@ async fn an_end_in_time_is_no_missed_deadline_whenever_it_is_told() -> Result<()
 }
 
 #[tokio::test]
-async fn a_pod_that_is_over_keeps_no_secrets_until_somebody_can_be_told() -> Result<()> {
+async fn secrets_of_an_ended_pod_are_deleted_during_an_outage() -> Result<()> {
     const SECRET: &str = "battery-correct-horse";
     let (scene, proxy, agent) = Scene::behind_proxy("untold").await?;
     scene.secret("keys", "token", SECRET).await?;

@@ -22,7 +22,7 @@ pub(crate) async fn exit_line(agent: &RunningAgent) -> Result<String> {
 }
 
 #[tokio::test]
-async fn an_unusable_kubeconfig_is_one_line() -> Result<()> {
+async fn unusable_kubeconfig_ends_the_agent_with_one_line() -> Result<()> {
     let scene = Scene::new("kubeconfig").await?;
     let broken = scene.agent.state_dir().with_file_name("broken");
     for (content, why) in [(None, "No such file"), (Some("{"), "kubeconfig"), (Some("{}"), "kubeconfig")] {
@@ -38,7 +38,7 @@ async fn an_unusable_kubeconfig_is_one_line() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_bad_flag_is_told_with_its_name() -> Result<()> {
+async fn bad_flag_ends_the_agent_with_one_line_that_names_it() -> Result<()> {
     let scene = Scene::new("flags").await?;
     let table = [
         ("--node-name", "Not_A_Name", "is not a Node name"),
@@ -63,7 +63,7 @@ async fn a_bad_flag_is_told_with_its_name() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_flag_that_this_machine_cannot_follow_is_one_line() -> Result<()> {
+async fn flag_that_the_machine_cannot_satisfy_ends_the_agent_with_one_line() -> Result<()> {
     let scene = Scene::new("limits").await?;
     let table = [
         ("--node-ip", "0.0.0.0", "is not an address that other machines can reach"),
@@ -78,7 +78,7 @@ async fn a_flag_that_this_machine_cannot_follow_is_one_line() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_second_agent_on_one_state_directory_refuses() -> Result<()> {
+async fn second_agent_on_one_state_directory_exits() -> Result<()> {
     let (scene, first) = Scene::with_agent("second").await?;
     let second = scene.agent.start()?;
     let status = second.wait_for_exit(DEADLINE).await?;
@@ -88,7 +88,7 @@ async fn a_second_agent_on_one_state_directory_refuses() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_is_told_and_waited_for() -> Result<()> {
+async fn agent_waits_for_an_unreachable_api_server() -> Result<()> {
     let scene = Scene::new("unreachable").await?;
     // A port that is taken, so that no other process listens there.
     let silent = tokio::net::TcpSocket::new_v4()?;

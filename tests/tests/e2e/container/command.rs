@@ -18,7 +18,7 @@ fn log_of(scene: &Scene, pod: &Pod) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn the_exit_code_is_the_containers() -> Result<()> {
+async fn exit_code_of_the_command_is_the_containers() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("exit").await?;
     let pod = scene.pod("good").sh("exit 0").create_until("Succeeded").await?;
     assert_eq!(end_of(&pod), (Some(0), Some("Completed")));
@@ -28,7 +28,7 @@ async fn the_exit_code_is_the_containers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn output_arguments_environment_and_directory_are_the_pods() -> Result<()> {
+async fn command_has_the_pods_arguments_environment_and_directory() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("output").await?;
     let script = "echo \"$1 $GREETING from $PWD\"; echo oops >&2";
     let pod = scene
@@ -46,7 +46,7 @@ async fn output_arguments_environment_and_directory_are_the_pods() -> Result<()>
 }
 
 #[tokio::test]
-async fn references_to_variables_are_expanded() -> Result<()> {
+async fn variable_references_in_the_command_are_expanded() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("expand").await?;
     let pod = scene
         .pod("expand")
@@ -61,7 +61,7 @@ async fn references_to_variables_are_expanded() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_that_crashes_under_a_command_is_told_in_its_own_words() -> Result<()> {
+async fn guest_crash_under_a_command_is_reported_in_tarts_words() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("crash").await?;
     scene.pod("crash").command(SLEEP).create_until("Running").await?;
     scene.mac.set_fault("guest-panic", "")?;
@@ -70,7 +70,7 @@ async fn a_guest_that_crashes_under_a_command_is_told_in_its_own_words() -> Resu
 }
 
 #[tokio::test]
-async fn a_guest_that_shuts_down_under_its_command_is_no_success() -> Result<()> {
+async fn guest_shutdown_before_the_command_ends_fails_the_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("off").await?;
     let script = "sudo shutdown -h now; while :; do sleep 0.1; done";
     let pod = scene.pod("under").sh(script).create_until("Failed").await?;
@@ -86,7 +86,7 @@ async fn a_guest_that_shuts_down_under_its_command_is_no_success() -> Result<()>
 }
 
 #[tokio::test]
-async fn an_exit_code_that_is_known_survives_the_vm() -> Result<()> {
+async fn known_exit_code_survives_the_death_of_the_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("outlived").await?;
     // The shim waits for a writer of the termination message, while the VM dies.
     let script = "rm -f /private/tmp/words; mkfifo /private/tmp/words; exit 0";
@@ -100,7 +100,7 @@ async fn an_exit_code_that_is_known_survives_the_vm() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_image_that_needs_more_than_the_pod_says_has_it() -> Result<()> {
+async fn vm_is_as_large_as_its_image_needs() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("small").await?;
     for (name, kind) in [("request", "requests"), ("limit", "limits")] {
         let small = json!({kind: {"cpu": "100m", "memory": "64Mi"}});
@@ -111,7 +111,7 @@ async fn an_image_that_needs_more_than_the_pod_says_has_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_that_does_not_exist_is_told() -> Result<()> {
+async fn missing_program_fails_the_pod_with_start_error() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("nothing").await?;
     let pod = scene.pod("nothing").args(["/no/such/program"]).create_until("Failed").await?;
     assert_eq!(end_of(&pod), (Some(128), Some("StartError")));

@@ -9,7 +9,7 @@ use crate::scene::{PodView as _, Scene};
 const SECRET: &str = "sesame-opens-nothing-but-this";
 
 #[tokio::test]
-async fn variables_come_from_everywhere() -> Result<()> {
+async fn environment_has_variables_of_all_sources() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("variables").await?;
     let map = ["create", "configmap", "settings", "--from-literal=COLOUR=red", "--from-literal=SHAPE=round"];
     scene.kubectl.run(map).await?;
@@ -62,7 +62,7 @@ async fn variables_come_from_everywhere() -> Result<()> {
 }
 
 #[tokio::test]
-async fn all_that_the_pod_knows_of_itself_can_be_a_variable() -> Result<()> {
+async fn environment_has_all_downward_api_fields() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("fields").await?;
     scene.secret("keys", "TOKEN", SECRET).await?;
     let fields = [
@@ -101,7 +101,7 @@ async fn all_that_the_pod_knows_of_itself_can_be_a_variable() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_name_that_no_shell_can_set_is_one_all_the_same() -> Result<()> {
+async fn environment_has_names_that_no_shell_can_set() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("odd-names").await?;
     let (old, admin) = ("registry.test/macos/old:1", "registry.test/macos/admin:1");
     scene.mac.add_image(old, &json!({"agentVersion": "0.9.0"}))?;
@@ -125,7 +125,7 @@ async fn a_name_that_no_shell_can_set_is_one_all_the_same() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_told_and_heals() -> Result<()> {
+async fn pod_waits_for_missing_config_maps_and_secrets() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("missing").await?;
     let pod = scene.pod("heal").sh("echo $A$B").env_config_map("A", "late", "a");
     pod.env_secret("B", "later", "b").create().await?;
@@ -148,7 +148,7 @@ async fn what_is_missing_is_told_and_heals() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_secret_is_in_no_list_of_arguments_and_no_log() -> Result<()> {
+async fn secret_variable_is_in_no_argument_list_and_no_log() -> Result<()> {
     let (scene, agent) = Scene::with_agent("discreet").await?;
     scene.secret("keys", "token", SECRET).await?;
     // The shell reads each argument list itself: a program that looks for the secret would have it in its own list.
@@ -163,7 +163,7 @@ async fn a_secret_is_in_no_list_of_arguments_and_no_log() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_agent_that_ignores_variables_is_no_obstacle() -> Result<()> {
+async fn old_guest_agent_gets_variables_too() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("old-agent").await?;
     let image = "registry.test/macos/old:1";
     scene.mac.add_image(image, &json!({"agentVersion": "0.9.0"}))?;
@@ -180,7 +180,7 @@ async fn a_guest_agent_that_ignores_variables_is_no_obstacle() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> Result<()> {
+async fn boot_only_vm_reads_its_environment_and_writes_its_status() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot").await?;
     let image = "registry.test/macos/appliance:1";
     let shares = "/Volumes/My Shared Files";
@@ -219,7 +219,7 @@ async fn a_vm_that_only_boots_finds_its_environment_and_says_how_it_ended() -> R
 }
 
 #[tokio::test]
-async fn a_vm_that_only_boots_finds_its_volumes() -> Result<()> {
+async fn boot_only_vm_reads_its_volumes() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot-volume").await?;
     scene.config_map("settings", "mode", "fast").await?;
     let image = "registry.test/macos/reader:1";
@@ -240,7 +240,7 @@ async fn a_vm_that_only_boots_finds_its_volumes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_hostile_status_file_is_not_followed() -> Result<()> {
+async fn agent_does_not_follow_a_hostile_status_file() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("status").await?;
     let status = "/Volumes/My Shared Files/pod_status/status";
     for (name, trick) in [

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::scene::{PodBuilder, PodView as _, Scene, UNTIL_FINISHED, every_second, exec};
 
 #[tokio::test]
-async fn the_guest_has_the_pods_names() -> Result<()> {
+async fn guest_has_the_pods_host_names() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("names").await?;
     let script =
         "hostname; grep -E 'foo.test|db-0' /etc/hosts | tr '\\t' ' ' | sed \"s/$TART_SIM_ADDRESS/ME/\"";
@@ -29,7 +29,7 @@ async fn the_guest_has_the_pods_names() -> Result<()> {
 }
 
 #[tokio::test]
-async fn names_are_looked_up_as_the_pod_says() -> Result<()> {
+async fn guest_has_the_pods_dns_config() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("lookup").await?;
     let image = "registry.test/macos/lookup:1";
     // As in real images, only root can change the DNS settings.
@@ -74,7 +74,7 @@ async fn names_are_looked_up_as_the_pod_says() -> Result<()> {
 }
 
 #[tokio::test]
-async fn last_words_come_from_a_file_or_from_the_log() -> Result<()> {
+async fn termination_message_comes_from_a_file_or_the_log() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("words").await?;
     let words = "/private/tmp/words";
     let message = async |pod: PodBuilder<'_>, phase: &str| {
@@ -111,7 +111,7 @@ async fn last_words_come_from_a_file_or_from_the_log() -> Result<()> {
 }
 
 #[tokio::test]
-async fn signals_are_told_by_their_number() -> Result<()> {
+async fn exit_code_of_a_killed_command_has_the_signal() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("signals").await?;
     for (name, code) in [("term", 143), ("kill", 137), ("segv", 139)] {
         // Kubernetes takes `$$` for a `$`.
@@ -123,7 +123,7 @@ async fn signals_are_told_by_their_number() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_command_leaves_running_does_not_hold_its_pod() -> Result<()> {
+async fn background_process_of_the_command_does_not_delay_its_end() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("daemon").await?;
     let pod = scene.pod("daemon").sh("sleep 1000 & echo left it; exit 4").create_until("Failed").await?;
     assert_eq!(pod.main().exit_code(), Some(4));
@@ -132,7 +132,7 @@ async fn what_a_command_leaves_running_does_not_hold_its_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_that_kills_all_it_can_still_tells_its_exit_code() -> Result<()> {
+async fn exit_code_is_known_after_the_command_killed_its_waiter() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("rampage").await?;
     // The script kills the process that waits for its end, and its child holds its output open. The brackets keep the pattern from
     // matching this script itself.
@@ -143,7 +143,7 @@ async fn a_command_that_kills_all_it_can_still_tells_its_exit_code() -> Result<(
 }
 
 #[tokio::test]
-async fn standard_input_and_a_terminal_are_as_the_pod_wants_them() -> Result<()> {
+async fn command_has_standard_input_and_a_terminal_on_request() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("terminal").await?;
     let script = "[ -t 0 ] && echo in; [ -t 1 ] && echo out; read -t 1 line; echo $?";
     let log = async |name: &str, fields: Value| {
@@ -160,7 +160,7 @@ async fn standard_input_and_a_terminal_are_as_the_pod_wants_them() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_path_on_the_sealed_root_is_refused_in_words() -> Result<()> {
+async fn mount_on_the_sealed_root_is_refused() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("sealed").await?;
     let pod = |name: &str| scene.pod(name).command(["/bin/ls", "-d", "/data"]).empty_dir("data", "/data");
     let sealed = pod("sealed").create_until("Failed").await?;
@@ -173,7 +173,7 @@ async fn a_path_on_the_sealed_root_is_refused_in_words() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_newer_guest_agent_may_say_more() -> Result<()> {
+async fn unknown_messages_of_a_newer_guest_agent_are_ignored() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("newer").await?;
     let image = "registry.test/macos/newer:1";
     scene.mac.add_image(image, &json!({"agentSaysStarted": true}))?;
@@ -186,7 +186,7 @@ async fn a_newer_guest_agent_may_say_more() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_the_guest_has_said_counts_though_its_agent_breaks_off() -> Result<()> {
+async fn results_count_when_the_guest_agent_breaks_off() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("breaks-off").await?;
     let image = "registry.test/macos/breaks-off:1";
     scene.mac.add_image(image, &json!({"agentForgetsExit": true}))?;
@@ -217,7 +217,7 @@ async fn what_the_guest_has_said_counts_though_its_agent_breaks_off() -> Result<
 }
 
 #[tokio::test]
-async fn every_container_can_have_a_volume_at_tmp() -> Result<()> {
+async fn every_container_can_mount_a_volume_at_tmp() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("tmp").await?;
     // The first try fails, and the second one finds the file of the first.
     let init = "[ -e /tmp/tried ] || { echo once >/tmp/tried; exit 1; }; echo twice >>/tmp/tried";

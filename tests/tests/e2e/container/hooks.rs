@@ -34,7 +34,7 @@ async fn delete(scene: &Scene, name: &str) -> Result<ContainerStateTerminated> {
 }
 
 #[tokio::test]
-async fn a_pod_starts_and_ends_through_its_hooks() -> Result<()> {
+async fn post_start_and_pre_stop_hooks_run_in_order() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("hooks").await?;
     let script = format!("trap 'echo term >>{TRACE}; exit 3' TERM; touch {UP}; while :; do sleep 0.1; done");
     scene
@@ -53,7 +53,7 @@ async fn a_pod_starts_and_ends_through_its_hooks() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_that_ignores_sigterm_is_killed_when_its_time_is_over() -> Result<()> {
+async fn command_that_ignores_sigterm_is_killed_after_the_grace_period() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("stubborn").await?;
     let script = format!("trap '' TERM; touch {UP}; while :; do sleep 0.1; done");
     let pod = scene.pod("stubborn").sh(script).post_start(command_is_up()).grace(1).finalizer();
@@ -74,7 +74,7 @@ async fn is_kept(scene: &Scene, pod: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_post_start_hook_that_fails_ends_the_container() -> Result<()> {
+async fn failed_post_start_hook_ends_the_container() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("bad-hook").await?;
     scene.secret("keys", "token", SECRET).await?;
     let pod = scene.pod("bad").sh("sleep 1000").message_path(TRACE).env_secret("TOKEN", "keys", "token");
@@ -97,7 +97,7 @@ fn obedient<'a>(scene: &'a Scene, name: &str, hook: Value) -> PodBuilder<'a> {
 }
 
 #[tokio::test]
-async fn a_pre_stop_hook_that_fails_is_told() -> Result<()> {
+async fn failed_pre_stop_hook_is_reported() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("bad-end").await?;
     scene.secret("keys", "token", SECRET).await?;
     for (name, hook) in [("fails", exec("echo $TOKEN; exit 9")), ("sleeps", json!({"sleep": {"seconds": 1}}))]
@@ -113,7 +113,7 @@ async fn a_pre_stop_hook_that_fails_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pre_stop_hook_that_takes_too_long_leaves_time_for_the_command() -> Result<()> {
+async fn slow_pre_stop_hook_leaves_two_seconds_for_the_command() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("slow-hook").await?;
     // The command has two seconds left. A busy machine may need longer, but not each time.
     for attempt in 0..8 {
@@ -130,7 +130,7 @@ async fn a_pre_stop_hook_that_takes_too_long_leaves_time_for_the_command() -> Re
 }
 
 #[tokio::test]
-async fn a_pre_stop_hook_whose_time_is_over_before_it_could_start_is_told() -> Result<()> {
+async fn pre_stop_hook_without_time_to_start_is_reported() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("late-hook").await?;
     let command = obedient(&scene, "command", exec("true"));
     let boot = scene.pod("boot").pre_stop(exec("true")).finalizer();
@@ -156,7 +156,7 @@ async fn a_pre_stop_hook_whose_time_is_over_before_it_could_start_is_told() -> R
 }
 
 #[tokio::test]
-async fn a_vm_that_only_boots_has_hooks_too() -> Result<()> {
+async fn boot_only_vm_runs_its_hooks() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot-hook").await?;
     let status = "/Volumes/My Shared Files/pod_status/status";
     // The shell reads each argument list itself: a program that looks for the secret would have it in its own list.
@@ -204,7 +204,7 @@ async fn a_vm_that_only_boots_has_hooks_too() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_that_only_boots_ends_by_its_hook_whatever_becomes_of_the_first() -> Result<()> {
+async fn boot_only_vm_runs_its_pre_stop_hook_after_a_failed_post_start_hook() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot-end").await?;
     let hangs = exec("touch '/Volumes/My Shared Files/pod_status/begun'; sleep 1000");
     for (name, first) in [("fails", exec("exit 5")), ("hangs", hangs)] {
@@ -237,7 +237,7 @@ async fn a_vm_that_only_boots_ends_by_its_hook_whatever_becomes_of_the_first() -
 }
 
 #[tokio::test]
-async fn a_restarted_agent_runs_no_hook_again() -> Result<()> {
+async fn agent_restart_runs_no_hook_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("once").await?;
     let script =
         format!("trap 'exit 0' TERM; until [ -e {TRACE} ]; do sleep 0.1; done; while :; do sleep 0.1; done");
@@ -281,7 +281,7 @@ async fn answer(mut connection: impl AsyncRead + AsyncWrite + Unpin) -> Result<S
 }
 
 #[tokio::test]
-async fn hooks_by_http_ask_whom_the_pod_names() -> Result<()> {
+async fn http_hooks_call_the_host_of_the_pod_spec() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("http-hook").await?;
     // Simulated guests share the machine's network, so the test itself can answer.
     let (plain, secure) = (TcpListener::bind("127.0.0.1:0").await?, TcpListener::bind("127.0.0.1:0").await?);
@@ -312,7 +312,7 @@ async fn reply(mut connection: impl AsyncRead + AsyncWrite + Unpin, words: &str)
 }
 
 #[tokio::test]
-async fn any_answer_to_a_hook_by_http_will_do() -> Result<()> {
+async fn http_hook_accepts_any_answer() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("any-answer").await?;
     let (first, last) = (TcpListener::bind("127.0.0.1:0").await?, TcpListener::bind("127.0.0.1:0").await?);
     let (first_port, last_port) = (first.local_addr()?.port(), last.local_addr()?.port());
@@ -346,7 +346,7 @@ async fn any_answer_to_a_hook_by_http_will_do() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_hook_by_http_that_nobody_answers_has_failed() -> Result<()> {
+async fn http_hook_without_an_answer_fails() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-answer").await?;
     // A port that is taken, so that no other process listens there.
     let silent = TcpSocket::new_v4()?;

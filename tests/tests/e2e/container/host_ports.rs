@@ -31,7 +31,7 @@ async fn free_port() -> Result<u16> {
 }
 
 #[tokio::test]
-async fn connections_reach_the_guest_and_outlive_the_agent() -> Result<()> {
+async fn tcp_host_port_reaches_the_guest_and_outlives_the_agent() -> Result<()> {
     let (scene, agent) = Scene::with_agent("ports").await?;
     let port = free_port().await?;
     let pod = with_port(&scene, "web", port).create_until("Running").await?;
@@ -65,7 +65,7 @@ async fn connections_reach_the_guest_and_outlive_the_agent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn datagrams_reach_the_guest_at_the_address_that_was_asked_for() -> Result<()> {
+async fn udp_host_port_listens_at_the_host_ip() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("datagrams").await?;
     let port = free_port().await?;
     let ports =
@@ -87,7 +87,7 @@ async fn datagrams_reach_the_guest_at_the_address_that_was_asked_for() -> Result
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_told() -> Result<()> {
+async fn taken_host_port_fails_the_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("taken").await?;
     let taken = TcpListener::bind("127.0.0.1:0").await?;
     let port = taken.local_addr()?.port();

@@ -70,7 +70,7 @@ async fn endless_output_fills_neither_memory_nor_disk() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_that_only_boots_cannot_fill_the_disk() -> Result<()> {
+async fn boot_only_guest_that_fills_its_status_share_is_evicted() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("wordy").await?;
     let vm = scene.pod("wordy").restart_policy("Always").create_until("Running").await?.vm()?;
     let fill = "dd if=/dev/zero of='/Volumes/My Shared Files/pod_status/status' bs=1024 count=4096";
@@ -90,7 +90,7 @@ async fn a_guest_that_only_boots_cannot_fill_the_disk() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_agent_that_talks_nonsense_is_waited_for() -> Result<()> {
+async fn shim_waits_for_a_guest_agent_that_sends_garbage() -> Result<()> {
     let (scene, agent) = Scene::with_agent("nonsense").await?;
     scene.mac.set_fault("agent-garbage", "")?;
     scene.pod("patient").command(["/usr/bin/true"]).create().await?;
@@ -104,7 +104,7 @@ async fn a_guest_agent_that_talks_nonsense_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_agent_that_falls_silent_holds_nobody_up() -> Result<()> {
+async fn silent_guest_agent_does_not_delay_a_deletion() -> Result<()> {
     let (scene, agent) = Scene::with_agent("silent").await?;
     scene.pod("silent").sh("while :; do echo still here; done").create_until("Running").await?;
     scene.mac.set_fault("agent-stall", "")?;
@@ -146,7 +146,7 @@ fn write_leases(scene: &Scene, lent: &[(&str, &str)]) -> Result<String> {
 }
 
 #[tokio::test]
-async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Result<()> {
+async fn guest_cannot_claim_the_address_of_another_guest() -> Result<()> {
     let mut scene = Scene::new("impostor").await?;
     // Neither address is this machine's.
     let (own, lent) = ("203.0.113.7", "203.0.113.8");
@@ -176,7 +176,7 @@ async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Resul
 }
 
 #[tokio::test]
-async fn a_guest_agent_that_says_too_much_is_heard_no_further() -> Result<()> {
+async fn endless_messages_of_a_guest_agent_cost_bounded_memory() -> Result<()> {
     const ENOUGH: u64 = 256 << 20;
     let mut scene = Scene::new("talker").await?;
     let leases = write_leases(&scene, &[("203.0.113.7", "ff,f1:f5:dd:7f:0:2")])?;

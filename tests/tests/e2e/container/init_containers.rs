@@ -46,7 +46,7 @@ async fn first_runs(scene: &Scene, pod: &str) -> Result<Pod> {
 }
 
 #[tokio::test]
-async fn they_run_in_turn_before_the_main_container() -> Result<()> {
+async fn init_containers_run_in_order_before_the_main_container() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init").await?;
     let trace = |word: &str| shell(&format!("echo {word} >>/private/tmp/scratch/trace; echo {word} said"));
     let init = [("one", trace("first")), ("two", trace("second"))];
@@ -64,7 +64,7 @@ async fn they_run_in_turn_before_the_main_container() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_that_fails_fails_its_pod() -> Result<()> {
+async fn failed_init_container_fails_its_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-fails").await?;
     let init = [("one", shell("exit 3")), ("two", shell("true"))];
     let pod = pod(&scene, "fails", &init).create_until("Failed").await?;
@@ -78,7 +78,7 @@ async fn one_that_fails_fails_its_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_that_fails_is_tried_again_in_the_same_vm() -> Result<()> {
+async fn failed_init_container_is_restarted_in_the_same_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-again").await?;
     let once =
         "echo tried >>/private/tmp/scratch/trace; [ $(grep -c tried /private/tmp/scratch/trace) -ge 2 ]";
@@ -106,7 +106,7 @@ async fn one_that_fails_is_tried_again_in_the_same_vm() -> Result<()> {
 const FAILS_ONCE: &str = "cd /private/tmp/scratch; [ -e again ] || { touch again; exit 1; }";
 
 #[tokio::test]
-async fn their_restarts_are_counted_and_told_apart_whatever_vm_they_run_in() -> Result<()> {
+async fn init_container_restarts_are_counted_across_vms() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-count").await?;
     // The init container fails the first time. The main container fails once, too, and gets a new VM.
     let init = "cd /private/tmp/scratch; echo x >>tries; n=$(grep -c x tries); echo try $n; [ $n -ne 1 ]";
@@ -121,7 +121,7 @@ async fn their_restarts_are_counted_and_told_apart_whatever_vm_they_run_in() -> 
 }
 
 #[tokio::test]
-async fn while_they_run_again_the_rest_of_the_pod_is_told() -> Result<()> {
+async fn pod_status_is_published_while_init_containers_run_again() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-told").await?;
     // The init container succeeds at once, and in the second VM when the test lets it.
     let init = "cd /private/tmp/scratch; [ -e first ] || { touch first; exit; }; until [ -e go ]; do sleep 0.1; done";
@@ -139,7 +139,7 @@ async fn while_they_run_again_the_rest_of_the_pod_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_that_keeps_failing_backs_off_and_says_so() -> Result<()> {
+async fn failing_init_container_backs_off() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-loop").await?;
     let init = [("one", shell("exit 3")), ("two", shell("true"))];
     pod(&scene, "loop", &init).restart_policy("Always").create().await?;
@@ -157,7 +157,7 @@ async fn one_that_keeps_failing_backs_off_and_says_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_that_cannot_be_started_says_why() -> Result<()> {
+async fn init_container_that_cannot_start_is_reported() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-why").await?;
     for (name, policy) in [("once", "Never"), ("again", "Always")] {
         let mut lost = shell("");
@@ -170,7 +170,7 @@ async fn one_that_cannot_be_started_says_why() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_others_have_made_meanwhile_is_in_the_variables_of_the_next() -> Result<()> {
+async fn init_container_waits_for_the_objects_of_its_variables() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-late").await?;
     let from_map = json!({"configMapKeyRef": {"name": "made", "key": "word"}});
     let from_secret = json!({"secretKeyRef": {"name": "made", "key": "word"}});
@@ -214,7 +214,7 @@ async fn what_others_have_made_meanwhile_is_in_the_variables_of_the_next() -> Re
 }
 
 #[tokio::test]
-async fn one_that_is_tried_again_has_what_is_new_and_one_that_waits_can_be_deleted() -> Result<()> {
+async fn restarted_init_container_gets_new_values() -> Result<()> {
     let (scene, agent) = Scene::with_agent("init-late-again").await?;
     scene.config_map("made", "word", "old").await?;
     let mut one = printing(&json!({"configMapKeyRef": {"name": "made", "key": "word"}}));
@@ -244,7 +244,7 @@ async fn one_that_is_tried_again_has_what_is_new_and_one_that_waits_can_be_delet
 }
 
 #[tokio::test]
-async fn one_with_another_image_is_refused() -> Result<()> {
+async fn init_container_with_another_image_is_refused() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-image").await?;
     let mut other = shell("true");
     other["image"] = json!("registry.test/linux/busybox:1");
@@ -253,7 +253,7 @@ async fn one_with_another_image_is_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_meanwhile_goes_at_once_and_one_without_its_agent_goes_on() -> Result<()> {
+async fn init_container_runs_on_without_the_agent_and_can_be_deleted() -> Result<()> {
     let (scene, agent) = Scene::with_agent("init-deleted").await?;
     let deleted = pod(&scene, "deleted", &[("one", shell("sleep 1000"))]).restart_policy("Always");
     deleted.create().await?;

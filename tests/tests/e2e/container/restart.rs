@@ -16,7 +16,7 @@ async fn runs_again(scene: &Scene, pod: &str) -> Result<Pod> {
 }
 
 #[tokio::test]
-async fn a_container_is_restarted_when_its_policy_says_so() -> Result<()> {
+async fn policy_always_restarts_the_container_in_a_new_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("again").await?;
     let first = scene.pod("again").restart_policy("Always").create_until("Running").await?.vm()?;
     scene.shut_down(&first).await;
@@ -27,7 +27,7 @@ async fn a_container_is_restarted_when_its_policy_says_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_container_that_keeps_failing_waits_longer_each_time() -> Result<()> {
+async fn failing_container_backs_off_across_an_agent_restart() -> Result<()> {
     let (scene, agent) = Scene::with_agent("loop").await?;
     scene.pod("loop").sh("echo no luck; exit 7").restart_policy("Always").create().await?;
     let backs_off = async |restarts: i32, delay: &str| {
@@ -65,7 +65,7 @@ async fn a_container_that_keeps_failing_waits_longer_each_time() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_container_that_fails_its_probe_and_then_ends_well_starts_again() -> Result<()> {
+async fn container_with_a_failed_probe_restarts_after_exit_code_zero() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("unwell").await?;
     let script = format!("trap 'exit 0' TERM; touch {UP}; while :; do sleep 0.1; done");
     // The probe fails when the command has set its signal handler.
@@ -89,7 +89,7 @@ async fn a_container_that_fails_its_probe_and_then_ends_well_starts_again() -> R
 }
 
 #[tokio::test]
-async fn a_running_container_gets_the_image_that_its_pod_names() -> Result<()> {
+async fn changed_image_restarts_the_container() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("set-image").await?;
     scene.mac.add_image(NEWER, &json!({"cpu": 5}))?;
     let trace = "/private/tmp/trace";
@@ -122,7 +122,7 @@ async fn a_running_container_gets_the_image_that_its_pod_names() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_agent_dies_while_it_gives_a_container_another_image() -> Result<()> {
+async fn agent_crash_while_it_changes_the_image_restarts_the_container_once() -> Result<()> {
     let scene = Scene::new("dies-image").await?;
     scene.mac.add_image(NEWER, &json!({}))?;
     for (index, point) in ["before", "after"].into_iter().enumerate() {
@@ -145,7 +145,7 @@ async fn the_agent_dies_while_it_gives_a_container_another_image() -> Result<()>
 }
 
 #[tokio::test]
-async fn an_image_that_does_not_come_is_given_up_for_another() -> Result<()> {
+async fn changed_image_ends_the_pull_before_it() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("mend").await?;
     let (endless, missing) = ("registry.test/macos/endless:1", "registry.test/macos/sequioa:15");
     scene.mac.add_image(endless, &json!({"pullSeconds": 3600}))?;

@@ -26,7 +26,7 @@ fn admin<'a>(scene: &'a Scene, name: &str, script: &str, security: Value) -> Pod
 }
 
 #[tokio::test]
-async fn a_guest_whose_user_is_not_root_is_made_the_pods_all_the_same() -> Result<()> {
+async fn guest_without_a_root_user_is_set_up() -> Result<()> {
     let (scene, _agent) = scene("admin").await?;
     let script = "id -u; id -g; echo $HOME; pwd; hostname; grep -c alias.test /etc/hosts; touch /opt/data/mine && ls /opt/data; \
                   cat /private/tmp/hook; printf bye >/usr/local/words";
@@ -46,7 +46,7 @@ async fn a_guest_whose_user_is_not_root_is_made_the_pods_all_the_same() -> Resul
 }
 
 #[tokio::test]
-async fn a_command_runs_as_any_user_and_group() -> Result<()> {
+async fn command_runs_as_any_user_and_group() -> Result<()> {
     let (scene, _agent) = scene("anybody").await?;
     let script = "echo $(id -u) $(id -g) $HOME $WHO; cd /opt/work && touch mine";
     let table = [
@@ -89,7 +89,7 @@ async fn a_command_runs_as_any_user_and_group() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_is_in_the_groups_that_the_pod_says() -> Result<()> {
+async fn command_has_its_supplemental_groups() -> Result<()> {
     let (scene, _agent) = scene("groups").await?;
     let groups = |security: Value| json!({"securityContext": security});
     let table = [
@@ -118,7 +118,7 @@ async fn a_command_is_in_the_groups_that_the_pod_says() -> Result<()> {
 }
 
 #[tokio::test]
-async fn hooks_and_probes_of_a_vm_that_only_boots_run_as_its_user() -> Result<()> {
+async fn hooks_and_probes_of_a_boot_only_vm_run_as_the_pods_user() -> Result<()> {
     let (scene, _agent) = scene("boot-user").await?;
     let whom = "[ \"$(id -u) $(id -g) $(id -G) $WHO\" = '12345 7 7 4001 itself' ]";
     let user =
@@ -149,7 +149,7 @@ async fn hooks_and_probes_of_a_vm_that_only_boots_run_as_its_user() -> Result<()
 }
 
 #[tokio::test]
-async fn probes_that_hang_leave_no_process_behind() -> Result<()> {
+async fn hanging_exec_probes_leave_no_processes() -> Result<()> {
     let (scene, _agent) = scene("hanging").await?;
     let users = [
         ("own", json!({})),
@@ -172,7 +172,7 @@ async fn probes_that_hang_leave_no_process_behind() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_must_not_be_root_is_not() -> Result<()> {
+async fn run_as_non_root_is_enforced() -> Result<()> {
     let (scene, _agent) = scene("nonroot").await?;
     // The agent knows this without a VM. The Pod waits, as it does with the kubelet.
     admin(&scene, "said", "true", json!({"runAsUser": 0, "runAsNonRoot": true})).create().await?;

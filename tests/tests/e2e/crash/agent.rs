@@ -10,7 +10,7 @@ use crate::scene::{DEADLINE, PodView as _, SLEEP, Scene, UNTIL_FINISHED};
 const SECRET: &str = "correct-horse-battery";
 
 #[tokio::test]
-async fn a_pod_runs_to_its_end_and_is_deleted() -> Result<()> {
+async fn agent_crashes_while_a_pod_runs_to_its_end_and_is_deleted() -> Result<()> {
     let scene = Scene::new("dies-run").await?;
     scene.secret("keys", "token", SECRET).await?;
     let script = "echo $TOKEN; cat /private/tmp/keys/token; exit 7";
@@ -53,7 +53,7 @@ async fn a_pod_runs_to_its_end_and_is_deleted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_boots_is_deleted() -> Result<()> {
+async fn agent_crashes_while_a_boot_only_pod_is_deleted() -> Result<()> {
     let scene = Scene::new("dies-stop").await?;
     scene.secret("keys", "token", SECRET).await?;
     scene.pod("stop").secret_token().create().await?;
@@ -88,7 +88,7 @@ async fn a_pod_that_boots_is_deleted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_is_pulled_for_and_told_of() -> Result<()> {
+async fn agent_crashes_while_it_pulls_and_publishes() -> Result<()> {
     let scene = Scene::new("dies-tell").await?;
     scene.pod("tell").sh(format!("{UNTIL_FINISHED}; exit 7")).create().await?;
     let points = [
@@ -113,7 +113,7 @@ async fn a_pod_is_pulled_for_and_told_of() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_container_restarts_again_and_again() -> Result<()> {
+async fn agent_crashes_while_a_container_restarts() -> Result<()> {
     let scene = Scene::new("dies-again").await?;
     // Fails with the number of the try, but for the third.
     let script = "cd /private/tmp/kept; echo x >>tries; n=$(grep -c x tries); [ $n -eq 3 ] || exit $n";
@@ -158,7 +158,7 @@ async fn a_container_restarts_again_and_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_container_is_due() -> Result<()> {
+async fn agent_crashes_while_it_delivers_a_late_command() -> Result<()> {
     let scene = Scene::new("dies-due").await?;
     scene.secret("keys", "token", SECRET).await?;
     scene.pod("due").sh("echo $TOKEN; exit 7").secret_token().init_sh("init", "true").create().await?;
@@ -173,7 +173,7 @@ async fn a_container_is_due() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_is_evicted() -> Result<()> {
+async fn agent_crashes_while_it_evicts_a_pod() -> Result<()> {
     let (scene, agent) = Scene::with_agent("dies-evict").await?;
     let script = format!(
         "{UNTIL_FINISHED}; \
@@ -208,7 +208,7 @@ async fn a_pod_is_evicted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn there_is_no_room_for_a_vm() -> Result<()> {
+async fn agent_crashes_while_it_frees_space_for_a_vm() -> Result<()> {
     let (scene, agent) = Scene::with_agent("dies-room").await?;
     scene.pod("first").command(["/usr/bin/true"]).create_until("Succeeded").await?;
     agent.kill9()?;
@@ -224,7 +224,7 @@ async fn there_is_no_room_for_a_vm() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_config_map_changes_under_a_running_pod() -> Result<()> {
+async fn agent_crashes_while_it_updates_a_volume() -> Result<()> {
     let (scene, agent) = Scene::with_agent("dies-update").await?;
     scene.config_map("settings", "mode", "old").await?;
     // A token would be written before the ConfigMap, and change each time.

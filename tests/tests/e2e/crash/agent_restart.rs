@@ -19,7 +19,7 @@ fn vm_process(scene: &Scene) -> Result<String> {
 }
 
 #[tokio::test]
-async fn a_vm_outlives_its_agent_and_is_adopted_again() -> Result<()> {
+async fn agent_restart_adopts_a_running_vm() -> Result<()> {
     let (scene, agent) = Scene::with_agent("adopt").await?;
     scene.pod("adopt").create().await?;
     let pod = scene.ready("adopt").await?;
@@ -47,7 +47,7 @@ async fn a_vm_outlives_its_agent_and_is_adopted_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_exit_code_that_nobody_saw_is_not_lost() -> Result<()> {
+async fn agent_restart_keeps_an_exit_code_that_it_missed() -> Result<()> {
     let (scene, agent) = Scene::with_agent("unseen").await?;
     let vm =
         scene.pod("unseen").sh(format!("{UNTIL_FINISHED}; exit 7")).create_until("Running").await?.vm()?;
@@ -62,7 +62,7 @@ async fn an_exit_code_that_nobody_saw_is_not_lost() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_while_the_agent_is_away_is_cleaned_up() -> Result<()> {
+async fn agent_restart_cleans_up_pods_deleted_meanwhile() -> Result<()> {
     let (scene, agent) = Scene::with_agent("away").await?;
     scene.run_pods(&["graceful", "forced"]).await?;
     agent.kill9()?;
@@ -75,7 +75,7 @@ async fn a_pod_that_is_deleted_while_the_agent_is_away_is_cleaned_up() -> Result
 }
 
 #[tokio::test]
-async fn a_container_that_ended_before_it_was_stopped_is_over() -> Result<()> {
+async fn container_that_ended_before_its_stop_request_is_not_restarted() -> Result<()> {
     let (scene, agent) = Scene::with_agent("too-late").await?;
     let other = "registry.test/macos/other:1";
     scene.mac.add_image(other, &json!({}))?;
@@ -99,7 +99,7 @@ async fn a_container_that_ended_before_it_was_stopped_is_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_that_loses_its_shim_is_stopped_and_its_pod_fails() -> Result<()> {
+async fn vm_without_a_shim_is_stopped_and_its_pod_fails() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("shimless").await?;
     scene.pod("shimless").create_until("Running").await?;
     scene.kill_shims()?;
@@ -109,7 +109,7 @@ async fn a_vm_that_loses_its_shim_is_stopped_and_its_pod_fails() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_shim_that_dies_at_once_is_told_and_not_started_without_end() -> Result<()> {
+async fn shim_that_dies_at_its_start_is_reported_and_started_with_back_off() -> Result<()> {
     let scene = Scene::new("stillborn").await?;
     // Each shim dies before it has taken its VM up.
     let agent = scene.start(&scene.agent.clone().env("TART_KUBELET_CRASH", "shim.started")).await?;
@@ -136,7 +136,7 @@ async fn a_shim_that_dies_at_once_is_told_and_not_started_without_end() -> Resul
 }
 
 #[tokio::test]
-async fn a_vm_that_somebody_has_deleted_keeps_no_pod() -> Result<()> {
+async fn pod_of_a_vm_that_a_user_deleted_can_be_deleted_and_restarted() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("deleted").await?;
     scene.pod("running").create().await?;
     scene.pod("restarting").restart_policy("Always").create().await?;
@@ -159,7 +159,7 @@ async fn a_vm_that_somebody_has_deleted_keeps_no_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn agents_that_are_all_restarted_at_once_find_all_as_it_was() -> Result<()> {
+async fn agents_restarted_at_once_adopt_their_vms() -> Result<()> {
     let mut macs = Vec::new();
     for name in ["fleet-a", "fleet-b", "fleet-c"] {
         let (scene, agent) = Scene::with_agent(name).await?;
@@ -189,7 +189,7 @@ async fn agents_that_are_all_restarted_at_once_find_all_as_it_was() -> Result<()
 }
 
 #[tokio::test]
-async fn a_shim_whose_directory_was_deleted_does_not_stay_for_ever() -> Result<()> {
+async fn shim_exits_when_its_directory_was_deleted() -> Result<()> {
     let (scene, agent) = Scene::with_agent("erased").await?;
     let vm = scene.pod("erased").create_until("Running").await?.vm()?;
     agent.kill9()?;
@@ -204,7 +204,7 @@ async fn a_shim_whose_directory_was_deleted_does_not_stay_for_ever() -> Result<(
 }
 
 #[tokio::test]
-async fn sigterm_ends_the_agent_and_leaves_the_vm_alone() -> Result<()> {
+async fn sigterm_ends_the_agent_and_its_vm_runs_on() -> Result<()> {
     let (scene, agent) = Scene::with_agent("term").await?;
     let vm = scene.pod("term").create_until("Running").await?.vm()?;
     agent.kill(Signal::SIGTERM)?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 #[test]
-fn somebody_crash_at_every_point() -> Result<()> {
+fn somebody_dies_at_every_point() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let agent = root.join("../agent/src");
     let tests: String = sources(&root.join("tests/e2e"))?.iter().map(|(_, text)| text.as_str()).collect();

@@ -10,7 +10,7 @@ use super::{CrashingAgent, crash_at};
 use crate::scene::{DEADLINE, PodView as _, SLEEP, Scene, UNTIL_FINISHED};
 
 #[tokio::test]
-async fn an_exit_code_and_last_words_survive_the_shim() -> Result<()> {
+async fn exit_code_and_message_survive_a_shim_crash() -> Result<()> {
     let scene = Scene::new("last-words").await?;
     let file = scene
         .pod("")
@@ -55,7 +55,7 @@ async fn an_exit_code_and_last_words_survive_the_shim() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_init_container_that_has_failed_is_told_of() -> Result<()> {
+async fn failed_init_container_is_known_after_a_shim_crash() -> Result<()> {
     let scene = Scene::new("last-init").await?;
     let fails = "printf 'no licence' >/private/tmp/words; exit 3";
     let pod = |name: &str, script: &str| {
@@ -105,7 +105,7 @@ async fn status_ends_with(scene: &Scene, pod: &Pod, words: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_that_only_boots_is_believed_once_it_has_ended() -> Result<()> {
+async fn status_of_a_boot_only_guest_counts_after_it_has_ended() -> Result<()> {
     let scene = Scene::new("last-boot").await?;
     let ends = appliance(&scene, "ends", "printf '7\\nit is over' >", "sudo shutdown -h now")?;
     scene.pod("ends").image(ends).create().await?;
@@ -152,7 +152,7 @@ async fn a_guest_that_only_boots_is_believed_once_it_has_ended() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_that_was_cut_off_has_not_done_its_work() -> Result<()> {
+async fn boot_only_guest_has_not_succeeded_after_a_power_loss() -> Result<()> {
     let (scene, mut agent) = Scene::with_agent("last-cut").await?;
     let lost = (137, Some("ContainerStatusUnknown"));
     for (name, word, expected) in [("well", "0\\nwell", lost), ("ill", "3\\nill", (3, Some("Error")))] {
@@ -170,7 +170,7 @@ async fn a_guest_that_was_cut_off_has_not_done_its_work() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_is_stopped_though_nothing_can_be_written_down() -> Result<()> {
+async fn vm_without_a_shim_is_stopped_when_records_cannot_be_written() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("last-unwritten").await?;
     let pod = scene.pod("unwritten").command(SLEEP).create_until("Running").await?;
     let dir = scene.first_run_dir(pod.uid_of()?);
@@ -184,7 +184,7 @@ async fn a_vm_is_stopped_though_nothing_can_be_written_down() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_that_lies_or_stalls_holds_nothing_up() -> Result<()> {
+async fn lying_or_silent_guest_does_not_delay_exit_recovery() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("last-lies").await?;
     // The command's own files are the command's to spoil.
     for (name, trick) in [

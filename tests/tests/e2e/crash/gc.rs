@@ -19,7 +19,7 @@ fn delete_half(scene: &Scene, vm: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_orphan_that_is_stopped_or_deleted_by_half_goes() -> Result<()> {
+async fn agent_crash_leaves_no_orphan() -> Result<()> {
     let mut scene = Scene::new("dies-orphan").await?;
     scene.agent = frequent_gc(&scene.agent);
     let rest = format!("tk-{NO_POD}-1");
@@ -41,7 +41,7 @@ async fn an_orphan_that_is_stopped_or_deleted_by_half_goes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_base_that_nothing_needs_goes() -> Result<()> {
+async fn agent_crash_leaves_no_unneeded_base_vm() -> Result<()> {
     let mut scene = Scene::new("dies-base").await?;
     scene.agent = frequent_gc(&scene.agent);
     let running = scene.agent.start()?;
@@ -60,7 +60,7 @@ async fn a_base_that_nothing_needs_goes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_image_goes_with_its_base_and_all_its_tags() -> Result<()> {
+async fn agent_crash_leaves_no_tag_of_a_deleted_image() -> Result<()> {
     let mut scene = Scene::new("dies-tags").await?;
     scene.agent = idle_agent(&scene);
     let running = scene.start(&scene.agent).await?;

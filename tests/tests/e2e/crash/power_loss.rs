@@ -9,7 +9,7 @@ use super::records::spoil;
 use crate::scene::{DEADLINE, PodView as _, SLEEP, Scene};
 
 #[tokio::test]
-async fn pods_after_a_reboot_are_what_their_policy_says() -> Result<()> {
+async fn power_loss_restarts_pods_by_their_policy() -> Result<()> {
     let (scene, agent) = Scene::with_agent("reboot").await?;
     let done = scene.pod("done").command(["/usr/bin/true"]).create_until("Succeeded").await?;
     scene.pod("always").command(SLEEP).restart_policy("Always").create().await?;
@@ -41,7 +41,7 @@ async fn pods_after_a_reboot_are_what_their_policy_says() -> Result<()> {
 }
 
 #[tokio::test]
-async fn while_an_image_is_pulled_and_a_vm_is_cloned() -> Result<()> {
+async fn power_loss_during_a_pull_and_a_clone() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("reboot-early").await?;
     let other = "registry.test/other/sequoia:15";
     scene.mac.add_image(other, &json!({}))?;
@@ -69,7 +69,7 @@ async fn while_an_image_is_pulled_and_a_vm_is_cloned() -> Result<()> {
 }
 
 #[tokio::test]
-async fn while_a_pod_is_initialised_and_another_is_deleted() -> Result<()> {
+async fn power_loss_during_an_init_container_and_a_deletion() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("reboot-busy").await?;
     let mounts = json!([{"name": "kept", "mountPath": "/private/tmp/kept"}]);
     let script = "cd /private/tmp/kept; echo x >>tries; until [ -e go ]; do sleep 0.05; done";
@@ -109,7 +109,7 @@ async fn while_a_pod_is_initialised_and_another_is_deleted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn while_a_vm_is_planned_and_while_one_is_over_but_not_deleted() -> Result<()> {
+async fn power_loss_with_a_planned_and_an_ended_vm() -> Result<()> {
     let scene = Scene::new("reboot-late").await?;
     for (index, (name, point)) in
         [("planned", "agent.plan.after"), ("launched", "agent.launch.before"), ("over", "agent.clean.before")]
@@ -132,7 +132,7 @@ async fn while_a_vm_is_planned_and_while_one_is_over_but_not_deleted() -> Result
 }
 
 #[tokio::test]
-async fn at_each_step_of_a_shim() -> Result<()> {
+async fn power_loss_at_each_step_of_the_shim() -> Result<()> {
     let (scene, agent) = Scene::with_agent("reboot-shim").await?;
     // From here on, the only clones are those of shims.
     scene.pod("first").command(["/usr/bin/true"]).create_until("Succeeded").await?;
@@ -179,7 +179,7 @@ async fn at_each_step_of_a_shim() -> Result<()> {
 }
 
 #[tokio::test]
-async fn that_spoils_what_was_not_yet_on_the_disk() -> Result<()> {
+async fn power_loss_that_spoils_records() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("reboot-spoils").await?;
     scene.pod("never").command(SLEEP).init_sh("init", "true").create_until("Running").await?;
     scene.mac.lose_power()?;

@@ -31,7 +31,7 @@ async fn restarted(scene: &Scene, pod: &str) -> Result<Pod> {
 }
 
 #[tokio::test]
-async fn of_a_vm_that_runs() -> Result<()> {
+async fn spoilt_records_of_a_running_vm_are_rewritten() -> Result<()> {
     let (scene, agent) = Scene::with_agent("lost-running").await?;
     let pod = scene.pod("lost").sh(format!("{UNTIL_FINISHED}; exit 7")).create_until("Running").await?;
     let vm = pod.vm()?;
@@ -52,7 +52,7 @@ async fn of_a_vm_that_runs() -> Result<()> {
 }
 
 #[tokio::test]
-async fn all_of_a_vm_that_runs() -> Result<()> {
+async fn running_vms_without_records_are_replaced_or_fail() -> Result<()> {
     let (scene, agent) = Scene::with_agent("lost-all").await?;
     for (name, policy) in [("always", "Always"), ("never", "Never")] {
         scene.pod(name).command(SLEEP).restart_policy(policy).create().await?;
@@ -74,7 +74,7 @@ async fn all_of_a_vm_that_runs() -> Result<()> {
 }
 
 #[tokio::test]
-async fn all_of_a_vm_and_the_vm_itself() -> Result<()> {
+async fn pods_without_records_and_vm_are_restarted_or_fail() -> Result<()> {
     let (scene, agent) = Scene::with_agent("lost-mac").await?;
     let always = scene.pod("always").command(SLEEP).restart_policy("Always");
     let never = scene.pod("never").command(SLEEP).init_sh("init", "true");
@@ -103,7 +103,7 @@ async fn all_of_a_vm_and_the_vm_itself() -> Result<()> {
 }
 
 #[tokio::test]
-async fn all_of_a_vm_that_is_not_the_first() -> Result<()> {
+async fn restarted_vm_without_records_is_counted_and_replaced() -> Result<()> {
     let (scene, agent) = Scene::with_agent("lost-later").await?;
     let pod = scene.pod("again").sh(format!("{UNTIL_FINISHED}; exit 7")).restart_policy("OnFailure");
     let first = pod.create_until("Running").await?.vm()?;
@@ -122,7 +122,7 @@ async fn all_of_a_vm_that_is_not_the_first() -> Result<()> {
 }
 
 #[tokio::test]
-async fn all_but_a_rest_that_is_no_vm_to_tart() -> Result<()> {
+async fn rest_of_a_deleted_vm_does_not_stop_a_restart() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("lost-rest").await?;
     let pod = scene.pod("rest").sh(format!("{UNTIL_FINISHED}; exit 7")).restart_policy("OnFailure");
     let pod = pod.create_until("Running").await?;
@@ -138,7 +138,7 @@ async fn all_but_a_rest_that_is_no_vm_to_tart() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_a_vm_that_is_planned_and_of_one_that_is_over() -> Result<()> {
+async fn lost_records_of_a_planned_and_of_an_ended_vm() -> Result<()> {
     let scene = Scene::new("lost-others").await?;
     scene.pod("planned").sh("exit 7").create().await?;
     CrashingAgent::start(&scene, &["agent.plan.after"])?.crash().await?;
@@ -162,7 +162,7 @@ async fn of_a_vm_that_is_planned_and_of_one_that_is_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_whose_files_are_spoilt_is_over_and_does_not_run_again() -> Result<()> {
+async fn ended_vm_with_spoilt_records_does_not_run_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("spoilt").await?;
     let pod = scene.pod("spoilt").create_until("Running").await?;
     agent.kill9()?;

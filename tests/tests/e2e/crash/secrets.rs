@@ -27,7 +27,7 @@ const POINTS: [&str; 10] = [
 ];
 
 #[tokio::test]
-async fn of_a_pod_that_is_deleted_while_the_agent_is_dead() -> Result<()> {
+async fn secrets_of_a_pod_deleted_while_the_agent_is_dead_are_deleted() -> Result<()> {
     let scene = Scene::new("secret-gone").await?;
     scene.secret("keys", "token", SECRET).await?;
     for (index, point) in POINTS.into_iter().enumerate() {
@@ -51,7 +51,7 @@ async fn of_a_pod_that_is_deleted_while_the_agent_is_dead() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_a_pod_whose_time_is_over_while_the_agent_is_dead() -> Result<()> {
+async fn secrets_of_a_pod_past_its_deadline_are_deleted() -> Result<()> {
     let scene = Scene::new("secret-over").await?;
     for (name, point) in [("planned", "write.spec.json"), ("laid", "agent.plan.shares")] {
         scene.pod(name).command(SLEEP).secret_token().active_deadline(3600).create().await?;
@@ -84,7 +84,7 @@ fn rewritten<'a>(scene: &'a Scene, name: &str) -> PodBuilder<'a> {
 }
 
 #[tokio::test]
-async fn of_a_guest_whose_shim_dies_while_it_writes_the_environment_anew() -> Result<()> {
+async fn secrets_are_deleted_after_a_shim_crash_in_the_environment() -> Result<()> {
     let scene = Scene::new("secret-anew").await?;
     scene.secret("keys", "token", SECRET).await?;
     let crashing = CrashingAgent::start(&scene, &["shim.environment"])?;
@@ -113,7 +113,7 @@ async fn of_a_guest_whose_shim_dies_while_it_writes_the_environment_anew() -> Re
 }
 
 #[tokio::test]
-async fn of_a_pod_whose_shim_dies_so_too_and_which_is_deleted_meanwhile() -> Result<()> {
+async fn secrets_of_a_deleted_pod_are_deleted_after_a_shim_crash() -> Result<()> {
     let scene = Scene::new("secret-aside").await?;
     scene.secret("keys", "token", SECRET).await?;
     rewritten(&scene, "gone").create().await?;

@@ -163,17 +163,17 @@ async fn succeed_after_crashes(scene: &str, points: &[&str], restarts: i32) -> R
 }
 
 #[tokio::test]
-async fn before_the_container_has_ended() -> Result<()> {
+async fn shim_crash_before_the_container_has_ended_restarts_it() -> Result<()> {
     succeed_after_crashes("shim-loses", &LOSES, 1).await
 }
 
 #[tokio::test]
-async fn before_the_vm_is_taken_up_or_after_the_container_has_ended() -> Result<()> {
+async fn shim_crash_outside_of_the_run_does_not_restart_the_container() -> Result<()> {
     succeed_after_crashes("shim-keeps", &KEEPS, 0).await
 }
 
 #[tokio::test]
-async fn while_the_container_is_ended() -> Result<()> {
+async fn shim_crash_during_a_deletion_still_deletes_the_pod() -> Result<()> {
     let traced = Traced::new("shim-ends").await?;
     let scene = &traced.scene;
     let crashes: [&[&str]; 5] = [
@@ -212,7 +212,7 @@ async fn while_the_container_is_ended() -> Result<()> {
 }
 
 #[tokio::test]
-async fn that_does_not_go_when_its_vm_is_over_is_killed() -> Result<()> {
+async fn shim_that_does_not_exit_is_killed() -> Result<()> {
     let scene = Scene::new("halts").await?;
     let crashing = CrashingAgent::start(&scene, &["shim.ended halts"])?;
     scene.pod("stays").command(["/usr/bin/true"]).create().await?;

@@ -20,7 +20,7 @@ async fn with_base(name: &str) -> Result<(Scene, RunningAgent)> {
 }
 
 #[tokio::test]
-async fn a_clone_that_hangs_is_killed_and_the_container_starts_again() -> Result<()> {
+async fn hanging_clone_is_killed_and_the_container_restarts() -> Result<()> {
     let (scene, agent) = with_base("hung-clone").await?;
     let bystander = scene.pod("bystander").create_until("Running").await?.vm()?;
     scene.forget_calls()?;
@@ -56,7 +56,7 @@ async fn a_clone_that_hangs_is_killed_and_the_container_starts_again() -> Result
 }
 
 #[tokio::test]
-async fn a_set_that_hangs_does_not_keep_a_deleted_pod() -> Result<()> {
+async fn hanging_tart_set_does_not_keep_a_deleted_pod() -> Result<()> {
     let (scene, _agent) = with_base("hung-set").await?;
     for (name, deleted) in [("fails", false), ("deleted", true)] {
         scene.forget_calls()?;
@@ -77,7 +77,7 @@ async fn a_set_that_hangs_does_not_keep_a_deleted_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_tart_has_left_running_keeps_no_pod_from_its_end() -> Result<()> {
+async fn child_of_tart_does_not_delay_the_end_of_a_pod() -> Result<()> {
     let (scene, _agent) = with_base("left-running").await?;
     scene.mac.set_fault("hold-pipe", "set")?;
     let pod = scene.pod("left").sh("exit 7").create_until("Failed").await?;
@@ -86,7 +86,7 @@ async fn what_a_tart_has_left_running_keeps_no_pod_from_its_end() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_shim_that_stands_still_is_killed_even_if_nobody_knows_its_number() -> Result<()> {
+async fn stopped_shim_is_killed_without_its_pid_file() -> Result<()> {
     let (scene, agent) = Scene::with_agent("stuck-shim").await?;
     scene.run_pods(&["known", "unknown"]).await?;
     agent.kill9()?;
@@ -105,7 +105,7 @@ async fn a_shim_that_stands_still_is_killed_even_if_nobody_knows_its_number() ->
 }
 
 #[tokio::test]
-async fn a_call_that_has_outlived_its_agent_ends_in_time_all_the_same() -> Result<()> {
+async fn overdue_tart_call_of_a_dead_agent_is_killed() -> Result<()> {
     let scene = Scene::new("overdue").await?;
     // Calls of tart that a killed agent leaves: one that is overdue, one that has time, and one for another home of tart's.
     let call = |name: &str, deadline: &str, home: &Path| {

@@ -18,7 +18,7 @@ fn owner(path: &Path) -> Result<Option<Value>> {
 }
 
 #[tokio::test]
-async fn whose_home_it_was_stays_known_until_it_is_this_agents() -> Result<()> {
+async fn agent_crash_keeps_the_owner_of_tarts_home() -> Result<()> {
     let scene = Scene::new("dies-claim").await?;
     let home = scene.mac.tart_home();
     let path = home.join("tart-kubelet.json");

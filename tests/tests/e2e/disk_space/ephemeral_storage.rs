@@ -23,7 +23,7 @@ fn writer<'a>(scene: &'a Scene, name: &str, limit: &str) -> PodBuilder<'a> {
 }
 
 #[tokio::test]
-async fn who_takes_more_of_the_disk_than_its_limit_is_evicted() -> Result<()> {
+async fn pod_above_its_ephemeral_storage_limit_is_evicted() -> Result<()> {
     let scene = Scene::new("storage").await?;
     // The disk is not full, and the collector is off.
     let _running = scene.start(&scene.agent.clone().switch("--disable-vm-gc")).await?;
@@ -41,7 +41,7 @@ async fn who_takes_more_of_the_disk_than_its_limit_is_evicted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_limit_counts_for_a_vm_that_an_earlier_agent_has_started() -> Result<()> {
+async fn ephemeral_storage_limit_applies_after_an_agent_restart() -> Result<()> {
     let (scene, running) = Scene::with_agent("storage-later").await?;
     let resources = json!({"limits": {"ephemeral-storage": "20Mi"}});
     let vm = scene.pod("boots").resources(resources).create_until("Running").await?.vm()?;

@@ -35,7 +35,7 @@ async fn is_evicted(scene: &Scene, name: &str) -> Result<Pod> {
 }
 
 #[tokio::test]
-async fn of_two_that_use_too_much_the_less_important_one_goes() -> Result<()> {
+async fn pod_with_the_lower_priority_is_evicted() -> Result<()> {
     let Some((scene, disk, running)) = short_of_space("priority").await? else { return Ok(()) };
     let class = format!("{}-important", scene.namespace());
     scene.kubectl.run(["create", "priorityclass", &class, "--value=1000"]).await?;
@@ -52,7 +52,7 @@ async fn of_two_that_use_too_much_the_less_important_one_goes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_critical_one_stays_even_if_nothing_else_is_left_to_go() -> Result<()> {
+async fn critical_pod_is_never_evicted() -> Result<()> {
     let Some((scene, disk, running)) = short_of_space("critical").await? else { return Ok(()) };
     run_writer(&scene, "critical", Some("system-node-critical"), "1Mi", 120 * MIB).await?;
     run_writer(&scene, "frugal", None, "20Mi", MIB).await?;

@@ -51,7 +51,7 @@ async fn four_images(scene: &Scene, running: &RunningAgent) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_least_recently_used_images_make_room() -> Result<()> {
+async fn least_recently_used_images_are_deleted_first() -> Result<()> {
     let Some((scene, _disk)) = small_disk("lru", 400 * MIB).await? else { return Ok(()) };
     let running = agent_with_thresholds(&scene, 70, 50).start()?;
     four_images(&scene, &running).await?;
@@ -90,7 +90,7 @@ async fn the_least_recently_used_images_make_room() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_dying_agent_has_begun_to_delete_the_next_one_finishes() -> Result<()> {
+async fn agent_restart_finishes_an_image_deletion() -> Result<()> {
     for point in ["agent.collect.base", "agent.collect.image"] {
         let Some((scene, disk)) = small_disk("half", 400 * MIB).await? else { return Ok(()) };
         let running = agent_with_thresholds(&scene, 100, 50).start()?;
@@ -108,7 +108,7 @@ async fn what_a_dying_agent_has_begun_to_delete_the_next_one_finishes() -> Resul
 }
 
 #[tokio::test]
-async fn a_pull_that_is_cut_short_is_known_to_be_ours() -> Result<()> {
+async fn agent_restart_owns_the_image_of_an_interrupted_pull() -> Result<()> {
     for point in ["agent.pull.begun", "agent.pull.ended"] {
         let Some((scene, disk)) = small_disk("cut", 400 * MIB).await? else { return Ok(()) };
         add_image(&scene, "a", SIZE.into())?;
@@ -129,7 +129,7 @@ async fn a_pull_that_is_cut_short_is_known_to_be_ours() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pull_without_room_makes_some_and_tries_again() -> Result<()> {
+async fn pull_without_space_deletes_an_image_and_tries_again() -> Result<()> {
     let Some((scene, _disk)) = small_disk("reactive", 200 * MIB).await? else { return Ok(()) };
     for (name, size) in [("a", SIZE.into()), ("b", SIZE.into()), ("large", 110 * MIB), ("huge", 190 * MIB)] {
         add_image(&scene, name, size)?;
@@ -161,7 +161,7 @@ async fn a_pull_without_room_makes_some_and_tries_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_disk_that_fills_up_costs_images_first_and_then_one_pod() -> Result<()> {
+async fn full_disk_costs_images_first_and_then_one_pod() -> Result<()> {
     let Some((scene, disk)) = small_disk("steps", 400 * MIB).await? else { return Ok(()) };
     for name in ["idle", "busy"] {
         add_image(&scene, name, SIZE.into())?;
@@ -198,7 +198,7 @@ async fn a_disk_that_fills_up_costs_images_first_and_then_one_pod() -> Result<()
 }
 
 #[tokio::test]
-async fn under_pressure_an_image_goes_before_any_pod() -> Result<()> {
+async fn disk_pressure_costs_an_image_before_any_pod() -> Result<()> {
     let Some((scene, disk)) = small_disk("pressure", 400 * MIB).await? else { return Ok(()) };
     for name in ["idle", "busy"] {
         add_image(&scene, name, SIZE.into())?;
@@ -218,7 +218,7 @@ async fn under_pressure_an_image_goes_before_any_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn images_come_before_pods_when_the_node_says_so() -> Result<()> {
+async fn prepull_annotation_pulls_images_before_pods() -> Result<()> {
     let (scene, _running) = Scene::with_agent("prepull").await?;
     add_image(&scene, "early", MIB)?;
     let names = format!("{}, registry.test/macos/missing:1", reference("early"));
@@ -241,7 +241,7 @@ async fn images_come_before_pods_when_the_node_says_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_base_that_two_images_share_stays_while_one_is_in_use() -> Result<()> {
+async fn base_vm_of_two_images_stays_while_one_is_in_use() -> Result<()> {
     let scene = Scene::new("twins").await?;
     let _running = scene.start(&idle_agent(&scene)).await?;
     // The same content in two repositories.
@@ -259,7 +259,7 @@ async fn a_base_that_two_images_share_stays_while_one_is_in_use() -> Result<()> 
 }
 
 #[tokio::test]
-async fn an_image_that_a_pod_is_about_to_start_from_stays() -> Result<()> {
+async fn image_of_a_starting_pod_is_not_deleted() -> Result<()> {
     let scene = Scene::new("about-to-start").await?;
     let running = idle_agent(&scene).start()?;
     for (name, size) in [("a", MIB), ("b", 2 * MIB), ("next", 3 * MIB), ("other", 4 * MIB)] {
@@ -285,7 +285,7 @@ async fn an_image_that_a_pod_is_about_to_start_from_stays() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_home_that_is_away_for_a_moment_costs_no_memory_of_images() -> Result<()> {
+async fn agent_keeps_its_record_while_tarts_home_is_unmounted() -> Result<()> {
     let scene = Scene::new("away").await?;
     let running = idle_agent(&scene).start()?;
     add_image(&scene, "a", MIB)?;

@@ -8,7 +8,7 @@ use super::{
 };
 
 #[tokio::test]
-async fn nothing_young_goes_and_whoever_lacks_room_is_told_so() -> Result<()> {
+async fn young_images_are_kept_and_the_failed_pull_is_reported() -> Result<()> {
     let Some((scene, disk)) = small_disk("young", 400 * MIB).await? else { return Ok(()) };
     let running = agent_with_thresholds(&scene, 70, 50).flag("--minimum-image-ttl-duration", "1h").start()?;
     use_images(&scene, &running, &[("a", SIZE.into()), ("b", SIZE.into())]).await?;

@@ -39,7 +39,7 @@ async fn asks_for_space(scene: &Scene, pod: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_without_room_to_start_has_the_agent_make_some_once() -> Result<()> {
+async fn vm_without_space_has_the_agent_delete_one_image() -> Result<()> {
     for command in ["set", "run"] {
         let scene = Scene::new(&format!("{command}-full")).await?;
         let _running = two_idle_images(&scene).await?;
@@ -54,7 +54,7 @@ async fn a_vm_without_room_to_start_has_the_agent_make_some_once() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_vm_that_has_room_made_starts() -> Result<()> {
+async fn vm_starts_after_the_agent_has_freed_space() -> Result<()> {
     let scene = Scene::new("run-again").await?;
     let _running = two_idle_images(&scene).await?;
     scene.mac.set_fault("no-space", "run")?;
@@ -68,7 +68,7 @@ async fn a_vm_that_has_room_made_starts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_in_which_an_init_container_has_run_is_not_run_again() -> Result<()> {
+async fn vm_whose_init_container_has_run_is_not_run_again() -> Result<()> {
     let scene = Scene::new("run-once").await?;
     let _running = two_idle_images(&scene).await?;
     // A second run would find the first one's file, and go on.
@@ -93,7 +93,7 @@ async fn a_vm_in_which_an_init_container_has_run_is_not_run_again() -> Result<()
 }
 
 #[tokio::test]
-async fn a_guest_that_ends_for_want_of_space_says_so_and_has_some_made() -> Result<()> {
+async fn guest_that_ends_without_space_is_reported_and_frees_an_image() -> Result<()> {
     let scene = Scene::new("guest-full").await?;
     let _running = two_idle_images(&scene).await?;
     pod(&scene, "guest", "b").create_until("Running").await?;
@@ -113,7 +113,7 @@ async fn shared_disk(name: &str) -> Result<Option<(Scene, SmallDisk, PathBuf, Ru
 }
 
 #[tokio::test]
-async fn a_log_without_room_has_some_made_and_loses_nothing() -> Result<()> {
+async fn log_without_space_frees_an_image_and_loses_no_line() -> Result<()> {
     let Some((scene, disk, state, _running)) = shared_disk("log").await? else { return Ok(()) };
     let script = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.02; done";
     let chatty = pod(&scene, "chatty", "b").sh(script).create_until("Running").await?;
@@ -138,7 +138,7 @@ async fn a_log_without_room_has_some_made_and_loses_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_log_that_cannot_have_room_is_told() -> Result<()> {
+async fn log_that_gets_no_space_is_reported() -> Result<()> {
     let Some((scene, disk, _state, _running)) = shared_disk("log-lost").await? else { return Ok(()) };
     // The agent can delete neither image: Pods use both.
     pod(&scene, "holder", "a").create_until("Running").await?;
@@ -153,7 +153,7 @@ async fn a_log_that_cannot_have_room_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_whose_own_log_is_full_goes_on() -> Result<()> {
+async fn agent_runs_on_when_its_own_log_is_full() -> Result<()> {
     if !Path::new("/dev/full").exists() {
         return skip::say("this system has no /dev/full");
     }
@@ -166,7 +166,7 @@ async fn an_agent_whose_own_log_is_full_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_volume_without_room_has_some_made() -> Result<()> {
+async fn volume_without_space_frees_an_image() -> Result<()> {
     let Some((scene, disk, _state, _running)) = shared_disk("volume").await? else { return Ok(()) };
     large_config_map(&scene, "large", 900_000).await?;
     // Enough for the Pod's own state, but not for its files.
@@ -181,7 +181,7 @@ async fn a_volume_without_room_has_some_made() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_environment_without_room_has_some_made() -> Result<()> {
+async fn environment_without_space_frees_an_image() -> Result<()> {
     let Some((scene, disk, _state, _running)) = shared_disk("environment").await? else { return Ok(()) };
     let value = scene.mac.host().join("value");
     // A program takes no variable that is much longer.
@@ -201,7 +201,7 @@ async fn an_environment_without_room_has_some_made() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_volume_that_changes_without_room_has_some_made() -> Result<()> {
+async fn volume_update_without_space_frees_an_image() -> Result<()> {
     let Some((scene, disk, _state, _running)) = shared_disk("volume-changes").await? else { return Ok(()) };
     let file = scene.mac.host().join("file");
     let write = async |content: &str| {
@@ -234,7 +234,7 @@ async fn a_volume_that_changes_without_room_has_some_made() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_volume_that_cannot_have_room_costs_one_image() -> Result<()> {
+async fn volume_that_never_fits_costs_one_image() -> Result<()> {
     let Some((scene, disk)) = small_disk("volume-hopeless", 100 * MIB).await? else { return Ok(()) };
     let state = scene.mac.tart_home().join("state");
     let running = idle_agent(&scene).flag("--state-dir", &state.display().to_string()).start()?;
@@ -273,7 +273,7 @@ async fn a_volume_that_cannot_have_room_costs_one_image() -> Result<()> {
 }
 
 #[tokio::test]
-async fn no_image_goes_for_a_disk_that_it_is_not_on() -> Result<()> {
+async fn full_state_disk_costs_no_image_on_another_disk() -> Result<()> {
     let scene = Scene::new("other-disk").await?;
     let state = scene.mac.host().join("state");
     std::fs::create_dir(&state)?;
@@ -290,7 +290,7 @@ async fn no_image_goes_for_a_disk_that_it_is_not_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_clone_without_room_has_the_agent_make_some() -> Result<()> {
+async fn clone_without_space_frees_an_image() -> Result<()> {
     let scene = Scene::new("clone").await?;
     let _running = two_idle_images(&scene).await?;
     scene.mac.set_fault("no-space", "clone")?;
@@ -307,7 +307,7 @@ async fn a_clone_without_room_has_the_agent_make_some() -> Result<()> {
 const THREE: [(&str, u64); 3] = [("a", 1), ("b", 2), ("c", 3)];
 
 #[tokio::test]
-async fn an_image_that_never_fits_costs_one_other() -> Result<()> {
+async fn image_that_never_fits_costs_one_image() -> Result<()> {
     let Some((scene, _disk)) = small_disk("never-fits", 100 * MIB).await? else { return Ok(()) };
     let running = idle_agent(&scene).start()?;
     idle_images(&scene, &running, &THREE).await?;
@@ -324,7 +324,7 @@ async fn an_image_that_never_fits_costs_one_other() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_container_that_restarts_for_ever_without_room_costs_one_image() -> Result<()> {
+async fn restarting_container_without_space_costs_one_image() -> Result<()> {
     let scene = Scene::new("restarts-full").await?;
     let running = idle_agent(&scene).start()?;
     idle_images(&scene, &running, &THREE).await?;

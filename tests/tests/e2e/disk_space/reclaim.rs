@@ -54,7 +54,7 @@ impl PausedDelete {
 }
 
 #[tokio::test]
-async fn what_was_made_for_somebody_else_meanwhile_costs_no_pod() -> Result<()> {
+async fn space_freed_for_a_pull_prevents_an_eviction() -> Result<()> {
     let Some((scene, disk)) = small_disk("meanwhile", 400 * MIB).await? else { return Ok(()) };
     let tart = PausedDelete::new(&scene)?;
     let running = tart.of(evicting(idle_agent(&scene))).start()?;
@@ -79,7 +79,7 @@ async fn what_was_made_for_somebody_else_meanwhile_costs_no_pod() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_pod_that_goes_while_room_is_made_leaves_no_half_of_an_image() -> Result<()> {
+async fn pod_deleted_while_the_agent_frees_space_leaves_no_half_deleted_image() -> Result<()> {
     let scene = Scene::new("room-goes").await?;
     let tart = PausedDelete::new(&scene)?;
     let running = tart.of(idle_agent(&scene)).start()?;
@@ -94,7 +94,7 @@ async fn a_pod_that_goes_while_room_is_made_leaves_no_half_of_an_image() -> Resu
 }
 
 #[tokio::test]
-async fn a_pod_whose_vm_lacks_room_is_deleted_without_waiting_for_it() -> Result<()> {
+async fn deleted_pod_does_not_wait_for_space() -> Result<()> {
     let scene = Scene::new("room-waits").await?;
     let tart = PausedDelete::new(&scene)?;
     let running = tart.of(idle_agent(&scene)).start()?;
@@ -111,7 +111,7 @@ async fn a_pod_whose_vm_lacks_room_is_deleted_without_waiting_for_it() -> Result
 }
 
 #[tokio::test]
-async fn an_image_that_tart_has_half_deleted_goes() -> Result<()> {
+async fn half_deleted_image_is_deleted() -> Result<()> {
     for is_whole in [true, false] {
         let scene = Scene::new("half-deleted").await?;
         let running = idle_agent(&scene).start()?;
@@ -134,7 +134,7 @@ async fn an_image_that_tart_has_half_deleted_goes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_tag_of_others_keeps_an_image_but_not_its_base() -> Result<()> {
+async fn tag_that_a_user_pulled_keeps_the_image_but_not_its_base_vm() -> Result<()> {
     let scene = Scene::new("second-tag").await?;
     let running = scene.start(&idle_agent(&scene)).await?;
     // The same image by two tags.
@@ -158,7 +158,7 @@ async fn a_tag_of_others_keeps_an_image_but_not_its_base() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_image_that_a_pod_has_named_by_its_digest_goes() -> Result<()> {
+async fn image_named_by_digest_is_deleted() -> Result<()> {
     let scene = Scene::new("by-digest").await?;
     let running = idle_agent(&scene).start()?;
     add_image(&scene, "a", MIB)?;
@@ -182,7 +182,7 @@ async fn an_image_that_a_pod_has_named_by_its_digest_goes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn where_nothing_may_be_deleted_a_vm_without_room_says_so() -> Result<()> {
+async fn disabled_collector_reports_a_vm_without_space() -> Result<()> {
     let scene = Scene::new("off-vm").await?;
     let running = agent_with_thresholds(&scene, 1, 0).switch("--disable-vm-gc").start()?;
     use_images(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
@@ -197,7 +197,7 @@ async fn where_nothing_may_be_deleted_a_vm_without_room_says_so() -> Result<()> 
 }
 
 #[tokio::test]
-async fn where_nothing_may_be_deleted_a_log_and_a_volume_without_room_say_so() -> Result<()> {
+async fn disabled_collector_reports_a_log_and_a_volume_without_space() -> Result<()> {
     let Some((scene, disk)) = small_disk("off-disk", 300 * MIB).await? else { return Ok(()) };
     let state = scene.mac.tart_home().join("state");
     let running = agent_with_thresholds(&scene, 1, 0)

@@ -83,7 +83,7 @@ impl SharedDisk {
 }
 
 #[tokio::test]
-async fn a_pod_is_evicted_from_a_disk_that_is_full_to_the_last_byte() -> Result<()> {
+async fn agent_evicts_a_pod_on_a_full_disk() -> Result<()> {
     let Some(shared) = SharedDisk::new("full-evict", "imagefs.available<10%").await? else { return Ok(()) };
     let scene = &shared.scene;
     shared.fill().await?;
@@ -93,7 +93,7 @@ async fn a_pod_is_evicted_from_a_disk_that_is_full_to_the_last_byte() -> Result<
 }
 
 #[tokio::test]
-async fn a_pod_is_deleted_from_a_disk_that_is_full_to_the_last_byte() -> Result<()> {
+async fn agent_deletes_a_pod_on_a_full_disk() -> Result<()> {
     let Some(shared) = SharedDisk::new("full-delete", "").await? else { return Ok(()) };
     shared.fill().await?;
     let scene = &shared.scene;
@@ -103,7 +103,7 @@ async fn a_pod_is_deleted_from_a_disk_that_is_full_to_the_last_byte() -> Result<
 }
 
 #[tokio::test]
-async fn a_vm_that_comes_up_on_a_disk_that_is_full_to_the_last_byte_is_seen_to_run() -> Result<()> {
+async fn agent_sees_a_vm_start_on_a_full_disk() -> Result<()> {
     let Some(shared) = SharedDisk::new("full-start", "").await? else { return Ok(()) };
     let scene = &shared.scene;
     // The guest is up. The Pod counts as running when its hook is done.

@@ -41,7 +41,7 @@ async fn two_passes(agent: &RunningAgent) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_base_that_the_record_has_lost_goes_once_nothing_needs_it() -> Result<()> {
+async fn collector_deletes_base_vm_that_is_not_in_the_record() -> Result<()> {
     let scene = Scene::new("lost-base").await?;
     let frequent = frequent_gc(&scene.agent);
     let agent = frequent.start()?;
@@ -80,7 +80,7 @@ async fn a_base_that_the_record_has_lost_goes_once_nothing_needs_it() -> Result<
 }
 
 #[tokio::test]
-async fn a_record_that_is_spoilt_makes_no_base_an_orphan() -> Result<()> {
+async fn collector_keeps_base_vms_while_the_record_is_spoilt() -> Result<()> {
     let scene = Scene::new("spoilt-record").await?;
     let frequent = frequent_gc(&scene.agent);
     let agent = frequent.start()?;

@@ -43,7 +43,7 @@ async fn is_kept_until_deletion(scene: &Scene, agent: &RunningAgent, vm: &str) -
 }
 
 #[tokio::test]
-async fn a_pod_that_is_bound_at_the_last_moment_keeps_its_vm() -> Result<()> {
+async fn pod_bound_while_its_vm_is_stopped_keeps_it() -> Result<()> {
     let scene = Scene::new("orphan-bound").await?;
     let vm = format!("tk-{}-0", unscheduled(&scene).await?);
     clone_vm(&scene, &vm).await?;
@@ -59,7 +59,7 @@ async fn a_pod_that_is_bound_at_the_last_moment_keeps_its_vm() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_bound_while_another_orphan_goes_keeps_its_vm() -> Result<()> {
+async fn pod_bound_while_another_orphan_is_deleted_keeps_its_vm() -> Result<()> {
     let scene = Scene::new("orphans-two").await?;
     // One pass deletes both stopped VMs, the first by name first.
     let second = format!("tk-{}-0", unscheduled(&scene).await?);

@@ -72,7 +72,7 @@ async fn build_and_push(scene: &Scene, while_passes: impl AsyncFn() -> Result<()
 }
 
 #[tokio::test]
-async fn what_a_builder_pushes_survives_on_a_node_without_pods() -> Result<()> {
+async fn collector_keeps_vms_of_an_image_builder() -> Result<()> {
     let scene = Scene::new("builder").await?;
     let agent = scene.start(&frequent_gc(&scene.agent)).await?;
     build_and_push(&scene, async || passes(&agent, "success").await).await?;
@@ -83,7 +83,7 @@ async fn what_a_builder_pushes_survives_on_a_node_without_pods() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_builder_with_the_flag_sees_no_collector_at_all() -> Result<()> {
+async fn disabled_collector_calls_no_tart_while_a_user_builds() -> Result<()> {
     let scene = Scene::new("builder-flag").await?;
     clone_vm(&scene, ORPHAN).await?;
     scene.mac.set_fault("calls", "")?;
@@ -98,7 +98,7 @@ async fn a_builder_with_the_flag_sees_no_collector_at_all() -> Result<()> {
 }
 
 #[tokio::test]
-async fn where_it_is_off_nothing_is_looked_at() -> Result<()> {
+async fn disabled_collector_lists_no_vms() -> Result<()> {
     let scene = Scene::new("builder-off").await?;
     let builder = build_vm(&scene, "builder").await?;
     clone_vm(&scene, ORPHAN).await?;

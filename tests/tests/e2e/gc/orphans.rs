@@ -15,7 +15,7 @@ use crate::disk_space::{MIB, small_disk};
 use crate::scene::{DEADLINE, IMAGE, PodView as _, Scene};
 
 #[tokio::test]
-async fn an_orphan_goes_with_all_that_its_pod_has_left() -> Result<()> {
+async fn orphan_is_deleted_with_its_state() -> Result<()> {
     let scene = Scene::new("orphan").await?;
     let agent = scene.start(&frequent_gc(&scene.agent)).await?;
     // An agent that starts deletes the state of Pods that are gone by itself, so wait until it has.
@@ -61,7 +61,7 @@ async fn an_orphan_goes_with_all_that_its_pod_has_left() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_an_orphan_took_is_in_the_figures() -> Result<()> {
+async fn metrics_count_the_space_of_a_deleted_orphan() -> Result<()> {
     const SIZE: u32 = 20 << 20;
     let Some((scene, _disk)) = small_disk("orphan-bytes", 100 * MIB).await? else { return Ok(()) };
     clone_vm(&scene, ORPHAN).await?;
@@ -76,7 +76,7 @@ async fn what_an_orphan_took_is_in_the_figures() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_running_orphan_is_stopped_and_then_deleted() -> Result<()> {
+async fn running_orphan_is_stopped_and_then_deleted() -> Result<()> {
     let scene = Scene::new("orphan-runs").await?;
     clone_vm(&scene, ORPHAN).await?;
     let process = run_vm(&scene, ORPHAN).await?;
@@ -91,7 +91,7 @@ async fn a_running_orphan_is_stopped_and_then_deleted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_somebody_holds_stays_until_they_let_go() -> Result<()> {
+async fn orphan_with_a_shim_or_a_tart_lock_is_kept() -> Result<()> {
     let scene = Scene::new("orphan-held").await?;
     let agent = frequent_gc(&scene.agent).start()?;
     passes(&agent, "success").await?;
@@ -128,7 +128,7 @@ async fn what_somebody_holds_stays_until_they_let_go() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_young_stays() -> Result<()> {
+async fn young_orphan_is_kept() -> Result<()> {
     let scene = Scene::new("orphan-young").await?;
     clone_vm(&scene, ORPHAN).await?;
     let agent = frequent_gc(&scene.agent).flag("--vm-gc-min-age", "1h").start()?;
@@ -139,7 +139,7 @@ async fn what_is_young_stays() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_the_api_server_nothing_goes() -> Result<()> {
+async fn collector_deletes_nothing_without_the_api_server() -> Result<()> {
     let scene = Scene::new("orphan-outage").await?;
     let (proxy, agent) = scene.proxied(&frequent_gc(&scene.agent)).await?;
     let agent = agent.start()?;
@@ -157,7 +157,7 @@ async fn without_the_api_server_nothing_goes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_a_list_of_vms_nothing_goes() -> Result<()> {
+async fn collector_deletes_nothing_without_a_list_of_vms() -> Result<()> {
     let scene = Scene::new("orphan-list").await?;
     clone_vm(&scene, ORPHAN).await?;
     let logs = scene.agent.state_dir().join("logs");
@@ -181,7 +181,7 @@ async fn without_a_list_of_vms_nothing_goes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn names_that_begin_alike_are_told_apart() -> Result<()> {
+async fn collector_matches_whole_vm_names_only() -> Result<()> {
     let scene = Scene::new("orphan-prefix").await?;
     let agent = frequent_gc(&scene.agent).start()?;
     let pod = scene.pod("lives").create_until("Running").await?;
@@ -213,7 +213,7 @@ async fn names_that_begin_alike_are_told_apart() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_made_again_does_not_keep_the_vm_of_the_first() -> Result<()> {
+async fn new_pod_of_the_same_name_does_not_keep_an_orphan() -> Result<()> {
     let (scene, agent) = Scene::with_agent("orphan-again").await?;
     let first = scene.pod("same").create_until("Running").await?;
     let old = first.vm()?;
@@ -234,7 +234,7 @@ async fn a_pod_that_is_made_again_does_not_keep_the_vm_of_the_first() -> Result<
 }
 
 #[tokio::test]
-async fn an_agent_that_dies_while_it_collects_goes_on_later() -> Result<()> {
+async fn agent_restart_deletes_the_orphan() -> Result<()> {
     let scene = Scene::new("orphan-crash").await?;
     clone_vm(&scene, ORPHAN).await?;
     let dying = frequent_gc(&scene.agent).env("TART_KUBELET_CRASH", "agent.gc.before").start()?;
@@ -245,7 +245,7 @@ async fn an_agent_that_dies_while_it_collects_goes_on_later() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_dry_run_tells_what_would_become_of_everything() -> Result<()> {
+async fn dry_run_lists_every_vm_and_deletes_none() -> Result<()> {
     let scene = Scene::new("dry-run").await?;
     let agent = scene.agent.clone().flag("--vm-gc-min-age", "0s").start()?;
     passed_once(&agent).await?;

@@ -91,7 +91,7 @@ fn certificate(agent: &Agent) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_mac_joins_with_a_bootstrap_token() -> Result<()> {
+async fn agent_joins_with_a_bootstrap_token() -> Result<()> {
     let scene = Scene::new("join").await?;
     let bootstrap = scene.control_plane.bootstrap_kubeconfig().await?;
     may_join(scene.control_plane, &bootstrap).await?;
@@ -134,7 +134,7 @@ async fn a_mac_joins_with_a_bootstrap_token() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_that_dies_while_it_waits_takes_its_request_up_again() -> Result<()> {
+async fn agent_restart_continues_its_certificate_request() -> Result<()> {
     let scene = Scene::new("waits").await?;
     let (bootstrap, user) = unapproved(&scene).await?;
     let (agent, kubeconfig) = joining(&scene.agent, &bootstrap);
@@ -155,7 +155,7 @@ async fn an_agent_that_dies_while_it_waits_takes_its_request_up_again() -> Resul
 }
 
 #[tokio::test]
-async fn a_denied_request_is_one_line_and_the_end() -> Result<()> {
+async fn denied_certificate_request_ends_the_agent_with_one_line() -> Result<()> {
     let scene = Scene::new("denied").await?;
     let (bootstrap, user) = unapproved(&scene).await?;
     let (agent, kubeconfig) = joining(&scene.agent, &bootstrap);
@@ -179,7 +179,7 @@ async fn a_denied_request_is_one_line_and_the_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_request_that_somebody_deletes_is_made_again() -> Result<()> {
+async fn deleted_certificate_request_is_made_again() -> Result<()> {
     let scene = Scene::new("deleted").await?;
     let (bootstrap, user) = unapproved(&scene).await?;
     let (agent, _) = joining(&scene.agent, &bootstrap);
@@ -194,7 +194,7 @@ async fn a_request_that_somebody_deletes_is_made_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_told_or_replaced() -> Result<()> {
+async fn expired_certificate_is_reported_or_replaced() -> Result<()> {
     let scene = Scene::new("expired").await?;
     let (agent, kubeconfig) = {
         let bootstrap = scene.control_plane.bootstrap_kubeconfig().await?;
@@ -219,7 +219,7 @@ async fn an_expired_certificate_is_told_or_replaced() -> Result<()> {
 }
 
 #[tokio::test]
-async fn unusable_bootstrap_credentials_are_one_line() -> Result<()> {
+async fn unusable_bootstrap_credentials_end_the_agent_with_one_line() -> Result<()> {
     let scene = Scene::new("bootstrap").await?;
     let bootstrap = scene.agent.state_dir().with_file_name("bootstrap");
     let (agent, kubeconfig) = joining(&scene.agent, &bootstrap);
@@ -239,7 +239,7 @@ async fn unusable_bootstrap_credentials_are_one_line() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_with_a_token_is_used_as_it_is() -> Result<()> {
+async fn kubeconfig_with_a_token_is_used_unchanged() -> Result<()> {
     let scene = Scene::new("token").await?;
     scene.kubectl.run(["create", "serviceaccount", "agent"]).await?;
     let namespace = scene.namespace();
@@ -261,7 +261,7 @@ async fn a_kubeconfig_with_a_token_is_used_as_it_is() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_agent_may_do_what_a_node_may_and_no_more() -> Result<()> {
+async fn agent_has_the_permissions_of_a_node_only() -> Result<()> {
     let scene = Scene::new("restricted").await?;
     let bootstrap = scene.control_plane.bootstrap_kubeconfig().await?;
     may_join(scene.control_plane, &bootstrap).await?;

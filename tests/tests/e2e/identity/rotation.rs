@@ -79,7 +79,7 @@ impl Audit {
 }
 
 #[tokio::test]
-async fn a_certificate_is_rotated_without_a_failed_request() -> Result<()> {
+async fn certificate_rotation_costs_no_failed_request() -> Result<()> {
     let sandbox = Sandbox::shared()?;
     // Long enough for the control plane to sign a request in the last tenth on a busy machine.
     let (control_plane, audit) = Audit::of(&sandbox, Duration::from_secs(90)).await?;
@@ -154,7 +154,7 @@ async fn a_certificate_is_rotated_without_a_failed_request() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_renews_is_replaced_by_bootstrap() -> Result<()> {
+async fn expired_certificate_is_replaced_by_bootstrap() -> Result<()> {
     let sandbox = Sandbox::shared()?;
     let lifetime = Duration::from_secs(15);
     let control_plane = ControlPlane::builder().cluster_signing_duration(lifetime).start(&sandbox).await?;

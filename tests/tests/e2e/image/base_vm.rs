@@ -45,7 +45,7 @@ pub(crate) async fn run_to_its_end(scene: &Scene, name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_image_becomes_one_base_that_its_vms_are_cloned_from() -> Result<()> {
+async fn vms_of_an_image_are_cloned_from_one_base_vm() -> Result<()> {
     let scene = Scene::new("base").await?;
     let tart = LoggingTart::new(&scene)?;
     let agent = scene.agent.clone().flag("--tart-binary", &tart.program.display().to_string());
@@ -94,7 +94,7 @@ async fn an_image_becomes_one_base_that_its_vms_are_cloned_from() -> Result<()> 
 }
 
 #[tokio::test]
-async fn another_image_is_another_base() -> Result<()> {
+async fn moved_tag_gets_its_own_base_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("bases").await?;
     run_to_its_end(&scene, "first").await?;
     // The tag moves.
@@ -105,7 +105,7 @@ async fn another_image_is_another_base() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_disk_without_room_is_told_and_heals() -> Result<()> {
+async fn clone_without_disk_space_is_reported_and_tried_again() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("room").await?;
     scene.mac.set_fault("no-space", "clone")?;
     scene.pod("room").create().await?;
@@ -115,7 +115,7 @@ async fn a_disk_without_room_is_told_and_heals() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_base_that_goes_at_the_last_moment_costs_no_pod() -> Result<()> {
+async fn base_vm_deleted_before_the_clone_is_made_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("last-moment").await?;
     run_to_its_end(&scene, "first").await?;
     agent.kill9()?;
@@ -132,7 +132,7 @@ async fn a_base_that_goes_at_the_last_moment_costs_no_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_base_that_was_damaged_is_made_again() -> Result<()> {
+async fn damaged_base_vm_is_made_again() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("damaged").await?;
     run_to_its_end(&scene, "first").await?;
     let base = scene.only_base().await?;

@@ -28,7 +28,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_private_image_is_for_pods_that_may_pull_it() -> Result<()> {
+async fn private_image_is_refused_without_access_to_its_registry() -> Result<()> {
     let scene = scene("private-here").await?;
     let agent = scene.start(&scene.agent).await?;
     scene.login("pull", "private.test", "robot").await?;
@@ -68,7 +68,7 @@ async fn a_private_image_is_for_pods_that_may_pull_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_somebody_has_put_on_the_mac_is_for_every_pod() -> Result<()> {
+async fn image_that_a_user_pulled_is_for_every_pod() -> Result<()> {
     let scene = scene("private-theirs").await?;
     let login = scene.mac.host().join("login.json");
     let auths = json!({"auths": {"private.test": {"username": "robot", "password": "s3cr3t"}}});
@@ -81,7 +81,7 @@ async fn what_somebody_has_put_on_the_mac_is_for_every_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_has_had_its_image_starts_again_without_its_secret() -> Result<()> {
+async fn pod_restarts_without_its_pull_secret() -> Result<()> {
     let scene = scene("private-again").await?;
     let _agent = scene.start(&scene.agent).await?;
     scene.login("pull", "private.test", "robot").await?;
@@ -99,7 +99,7 @@ async fn a_pod_that_has_had_its_image_starts_again_without_its_secret() -> Resul
 }
 
 #[tokio::test]
-async fn every_secret_that_fits_is_tried_the_most_exact_first() -> Result<()> {
+async fn pull_secrets_are_tried_most_exact_first() -> Result<()> {
     let scene = scene("private-tries").await?;
     let _agent = scene.start(&scene.agent).await?;
     // The kubelet's rules: wildcards in the host, and paths.

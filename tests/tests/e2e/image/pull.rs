@@ -8,7 +8,7 @@ use tart_kubelet_tests::{programs, wait};
 use crate::scene::{DEADLINE, PodView as _, Scene};
 
 #[tokio::test]
-async fn a_long_pull_tells_how_far_it_has_come() -> Result<()> {
+async fn long_pull_reports_its_progress() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("progress").await?;
     let image = "registry.test/macos/large:1";
     scene.mac.add_image(image, &json!({"pullSeconds": 300}))?;
@@ -20,7 +20,7 @@ async fn a_long_pull_tells_how_far_it_has_come() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_missing_image_is_told_and_heals() -> Result<()> {
+async fn missing_image_is_reported_and_pulled_later() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("image").await?;
     let image = "registry.test/macos/tahoe:26";
     scene.pod("image").image(image).create().await?;
@@ -35,7 +35,7 @@ async fn a_missing_image_is_told_and_heals() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_private_image_needs_a_pull_secret() -> Result<()> {
+async fn private_image_is_refused_without_a_pull_secret() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("private").await?;
     let image = "private.test/macos/secret:1";
     scene.mac.add_image(image, &json!({}))?;
@@ -54,7 +54,7 @@ async fn a_private_image_needs_a_pull_secret() -> Result<()> {
 }
 
 #[tokio::test]
-async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
+async fn only_the_pull_has_credentials_and_no_tart_prunes() -> Result<()> {
     let scene = Scene::new("witness").await?;
     let image = "private.test/macos/secret:1";
     scene.mac.add_image(image, &json!({}))?;
@@ -120,7 +120,7 @@ async fn only_the_pull_sees_credentials_and_nothing_is_pruned() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_image_that_may_not_be_pulled_is_told() -> Result<()> {
+async fn pull_policy_never_is_reported() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("never").await?;
     scene.pod("never").pull_policy("Never").create().await?;
     let words = "`imagePullPolicy: Never` forbids to pull it";
@@ -137,7 +137,7 @@ pub(crate) async fn listed(agent: &Agent, name: &str) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn images_are_pulled_by_hand_through_the_agent() -> Result<()> {
+async fn images_pull_command_pulls_through_the_agent() -> Result<()> {
     let (scene, running) = Scene::with_agent("by-hand").await?;
     let (early, missing) = ("registry.test/macos/early:1", "registry.test/macos/missing:1");
     scene.mac.add_image(early, &json!({"cpu": 6}))?;
@@ -175,7 +175,7 @@ async fn images_are_pulled_by_hand_through_the_agent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_asks_by_hand_waits_for_the_pull_of_a_pod() -> Result<()> {
+async fn images_pull_command_shares_the_pull_of_a_pod() -> Result<()> {
     let (scene, running) = Scene::with_agent("together").await?;
     let image = "registry.test/macos/shared:1";
     scene.mac.add_image(image, &json!({"cpu": 6}))?;
@@ -200,7 +200,7 @@ async fn who_asks_by_hand_waits_for_the_pull_of_a_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn images_are_pulled_by_hand_before_there_is_an_agent() -> Result<()> {
+async fn images_pull_command_works_without_an_agent() -> Result<()> {
     let scene = Scene::new("by-hand-alone").await?;
     let (image, other) = ("private.test/macos/early:1", "registry.test/macos/other:1");
     scene.mac.add_image(image, &json!({}))?;
@@ -237,7 +237,7 @@ async fn images_are_pulled_by_hand_before_there_is_an_agent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_somebody_else_pulls_while_a_pod_waits_for_it_is_theirs() -> Result<()> {
+async fn image_that_a_user_pulls_meanwhile_belongs_to_the_user() -> Result<()> {
     let (scene, running) = Scene::with_agent("foreign-pull").await?;
     let image = "registry.test/macos/foreign:1";
     scene.mac.add_image(image, &json!({"cpu": 6}))?;
@@ -266,7 +266,7 @@ async fn what_somebody_else_pulls_while_a_pod_waits_for_it_is_theirs() -> Result
 }
 
 #[tokio::test]
-async fn no_more_pulls_go_on_at_once_than_may() -> Result<()> {
+async fn agent_limits_parallel_pulls() -> Result<()> {
     let scene = Scene::new("turns").await?;
     let agent = scene.agent.clone().flag("--max-parallel-image-pulls", "1").flag("--max-pods", "3");
     let _running = scene.start(&agent).await?;
@@ -296,7 +296,7 @@ async fn no_more_pulls_go_on_at_once_than_may() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_tag_that_has_moved_counts_only_for_those_who_ask_again() -> Result<()> {
+async fn moved_tag_is_pulled_with_policy_always_only() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("moved").await?;
     let image = "registry.test/macos/moving:1";
     let id = async |name: &str, policy: &str| -> Result<String> {
@@ -316,7 +316,7 @@ async fn a_tag_that_has_moved_counts_only_for_those_who_ask_again() -> Result<()
 }
 
 #[tokio::test]
-async fn a_pull_without_end_hides_nothing() -> Result<()> {
+async fn endless_pull_delays_neither_errors_nor_deadlines_nor_other_registries() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("endless").await?;
     let endless = "registry.test/macos/endless:1";
     scene.mac.add_image(endless, &json!({"pullSeconds": 3600}))?;

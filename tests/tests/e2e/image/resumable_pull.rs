@@ -62,7 +62,7 @@ fn make_heavy(running: &RunningAgent, part: &Path) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
+async fn interrupted_pull_is_resumed() -> Result<()> {
     for interruption in ["network", "agent", "both"] {
         let (scene, running) = Scene::with_agent("resume").await?;
         scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
@@ -98,7 +98,7 @@ async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_kept_is_there_for_whoever_pulls_it_by_other_hands() -> Result<()> {
+async fn partial_image_is_resumed_by_tart_pull() -> Result<()> {
     let (scene, running) = Scene::with_agent("kept-others").await?;
     scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.pod("large").image(LARGE).create().await?;
@@ -118,7 +118,7 @@ async fn what_is_kept_is_there_for_whoever_pulls_it_by_other_hands() -> Result<(
 }
 
 #[tokio::test]
-async fn what_is_kept_goes_before_a_pod_does() -> Result<()> {
+async fn disk_pressure_costs_a_partial_image_before_a_pod() -> Result<()> {
     let Some((scene, _disk)) = small_disk("kept-goes", 200 * MIB).await? else { return Ok(()) };
     let running = scene.start(&evicting(scene.agent.clone())).await?;
     scene.pod("stays").create_until("Running").await?;
@@ -141,7 +141,7 @@ async fn what_is_kept_goes_before_a_pod_does() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pull_with_other_credentials_does_not_wait_for_what_is_kept() -> Result<()> {
+async fn pull_with_other_credentials_resumes_a_partial_image() -> Result<()> {
     let (scene, _running) = Scene::with_agent("kept-credentials").await?;
     scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.pull_secret("pull", "registry.test", "robot", "s3cr3t").await?;
@@ -166,7 +166,7 @@ async fn a_pull_with_other_credentials_does_not_wait_for_what_is_kept() -> Resul
 }
 
 #[tokio::test]
-async fn what_a_pull_by_hand_has_brought_is_kept_for_the_agent() -> Result<()> {
+async fn agent_resumes_a_pull_of_the_images_pull_command() -> Result<()> {
     let scene = Scene::new("kept-by-hand").await?;
     scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     let words = ["images", "pull", LARGE];
@@ -188,7 +188,7 @@ async fn what_a_pull_by_hand_has_brought_is_kept_for_the_agent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pull_by_hand_takes_its_tart_along_when_it_is_told_to_end() -> Result<()> {
+async fn images_pull_command_kills_its_tart_at_a_signal() -> Result<()> {
     let scene = Scene::new("hand-ends").await?;
     scene.mac.add_image(LARGE, &json!({"pullSeconds": 600}))?;
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -208,7 +208,7 @@ async fn a_pull_by_hand_takes_its_tart_along_when_it_is_told_to_end() -> Result<
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_does_not_wait_for_a_pull_by_hand() -> Result<()> {
+async fn agent_start_does_not_wait_for_the_images_pull_command() -> Result<()> {
     let scene = Scene::new("hand-agent").await?;
     scene.mac.add_image(LARGE, &json!({}))?;
     // The command has pulled the image, and asks tart for its digest.
@@ -226,7 +226,7 @@ async fn an_agent_that_starts_does_not_wait_for_a_pull_by_hand() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_evicted_while_its_image_comes_pulls_no_more() -> Result<()> {
+async fn evicted_pod_ends_its_pull() -> Result<()> {
     let Some((scene, _disk)) = small_disk("evicted-pull", 200 * MIB).await? else { return Ok(()) };
     let running = scene.start(&evicting(scene.agent.clone())).await?;
     // The Pod stays within its request, so the agent does not evict it first.
@@ -252,7 +252,7 @@ async fn a_pod_that_is_evicted_while_its_image_comes_pulls_no_more() -> Result<(
 }
 
 #[tokio::test]
-async fn what_somebody_pulls_after_a_power_cut_is_theirs() -> Result<()> {
+async fn image_that_a_user_pulls_after_a_power_cut_belongs_to_the_user() -> Result<()> {
     let (scene, _running) = Scene::with_agent("power-cut").await?;
     scene.mac.add_image(LARGE, &json!({"pullSeconds": 600}))?;
     scene.pod("large").image(LARGE).create().await?;

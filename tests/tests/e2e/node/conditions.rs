@@ -35,22 +35,22 @@ async fn fault_of_tart(fault: &str, parameter: &str, because: &str) -> Result<()
 }
 
 #[tokio::test]
-async fn a_mac_whose_tart_hangs_is_not_ready() -> Result<()> {
+async fn node_is_not_ready_while_tart_hangs() -> Result<()> {
     fault_of_tart("hang", "--version", "TartHanging").await
 }
 
 #[tokio::test]
-async fn a_mac_whose_tart_is_too_old_is_not_ready() -> Result<()> {
+async fn node_is_not_ready_with_a_tart_that_is_too_old() -> Result<()> {
     fault_of_tart("version", "2.26.3", "TartUnsupported").await
 }
 
 #[tokio::test]
-async fn a_mac_whose_tart_talks_nonsense_is_not_ready() -> Result<()> {
+async fn node_is_not_ready_while_tart_prints_garbage() -> Result<()> {
     fault_of_tart("garbage", "--version", "TartBroken").await
 }
 
 #[tokio::test]
-async fn a_mac_without_tart_is_not_ready_until_it_is_installed() -> Result<()> {
+async fn node_is_not_ready_until_tart_is_installed() -> Result<()> {
     let scene = Scene::new("tartless").await?;
     let program = scene.agent.state_dir().with_file_name("tart");
     let agent = scene.agent.clone().flag("--tart-binary", &program.display().to_string()).start()?;
@@ -76,22 +76,22 @@ async fn fault_at_start(fault: &str, parameter: &str, because: &str) -> Result<(
 }
 
 #[tokio::test]
-async fn a_mac_where_nobody_is_logged_in_is_not_ready() -> Result<()> {
+async fn node_is_not_ready_without_a_gui_session() -> Result<()> {
     fault_at_start("vz-internal", "", "NoGuiSession").await
 }
 
 #[tokio::test]
-async fn a_mac_with_a_locked_keychain_is_not_ready() -> Result<()> {
+async fn node_is_not_ready_with_a_locked_keychain() -> Result<()> {
     fault_at_start("vz-host-key", "", "NoGuiSession").await
 }
 
 #[tokio::test]
-async fn a_mac_that_has_leaked_its_places_for_vms_is_not_ready() -> Result<()> {
+async fn node_is_not_ready_while_macos_has_leaked_its_vm_slots() -> Result<()> {
     fault_at_start("vm-limit-stuck", "", "VmSlotsLeaked").await
 }
 
 #[tokio::test]
-async fn a_mac_without_addresses_for_its_vms_is_not_ready() -> Result<()> {
+async fn node_is_not_ready_without_dhcp_addresses_for_vms() -> Result<()> {
     let scene = Scene::new("dhcp").await?;
     let agent = scene.start(&scene.agent.clone().flag("--vm-address-timeout", "5s")).await?;
     scene.mac.set_fault("dhcp-exhausted", "")?;
@@ -106,7 +106,7 @@ async fn a_mac_without_addresses_for_its_vms_is_not_ready() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_disk_that_fills_up_is_pressure_until_there_is_room_again() -> Result<()> {
+async fn node_has_disk_pressure_while_the_disk_is_full() -> Result<()> {
     let Some((scene, disk)) = small_disk("disk", 100 * MIB).await? else { return Ok(()) };
     let _agent = scene
         .start(
@@ -129,7 +129,7 @@ async fn a_disk_that_fills_up_is_pressure_until_there_is_room_again() -> Result<
 }
 
 #[tokio::test]
-async fn too_little_memory_and_too_few_processes_are_pressure() -> Result<()> {
+async fn node_has_memory_and_pid_pressure() -> Result<()> {
     let scene = Scene::new("short").await?;
     // No machine has all of its memory and all of its process ids free.
     let agent = scene
@@ -151,7 +151,7 @@ async fn too_little_memory_and_too_few_processes_are_pressure() -> Result<()> {
 }
 
 #[tokio::test]
-async fn addresses_that_run_out_are_told_before_they_have() -> Result<()> {
+async fn node_reports_dhcp_addresses_before_they_run_out() -> Result<()> {
     let scene = Scene::new("leases").await?;
     let leases = scene.mac.host().join("dhcpd_leases");
     let lent = |count: u32| -> String {

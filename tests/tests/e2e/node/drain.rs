@@ -8,7 +8,7 @@ use tart_kubelet_tests::wait;
 use crate::scene::{DEADLINE, PodView as _, Scene};
 
 #[tokio::test]
-async fn a_node_is_drained_and_taken_into_use_again() -> Result<()> {
+async fn drained_node_stays_cordoned_until_a_user_uncordons_it() -> Result<()> {
     let (scene, agent) = Scene::with_agent("drain").await?;
     scene.run_pods(&["one", "two"]).await?;
     let kubectl = scene.kubectl.clone().deadline(DEADLINE);
@@ -35,7 +35,7 @@ async fn a_node_is_drained_and_taken_into_use_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_eviction_waits_for_its_budget() -> Result<()> {
+async fn api_eviction_waits_for_the_disruption_budget() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("evict").await?;
     scene.pod("guarded").label("app", "guarded").create_until("Running").await?;
     let create = ["create", "pdb", "guard", "--selector=app=guarded", "--min-available=1"];
@@ -67,7 +67,7 @@ async fn an_eviction_waits_for_its_budget() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_taint_drives_out_the_pods_that_do_not_tolerate_it() -> Result<()> {
+async fn no_execute_taint_deletes_pods_without_a_toleration() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("taint").await?;
     scene.pod("tough").spec(json!({"tolerations": [{"operator": "Exists"}]})).create().await?;
     scene.pod("tender").create().await?;

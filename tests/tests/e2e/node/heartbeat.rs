@@ -40,7 +40,7 @@ async fn renewals(control_plane: &ControlPlane, node: &str, count: u32) -> Resul
 }
 
 #[tokio::test]
-async fn a_hanging_tart_does_not_delay_it() -> Result<()> {
+async fn hanging_tart_does_not_delay_the_heartbeat() -> Result<()> {
     let (scene, agent) = Scene::with_agent("hang").await?;
     scene.mac.set_fault("hang", "*")?;
     scene.pod("stuck").create().await?;
@@ -54,7 +54,7 @@ async fn a_hanging_tart_does_not_delay_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_api_server_that_answers_slowly_does_not_stop_it() -> Result<()> {
+async fn slow_api_server_does_not_stop_the_heartbeat() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("slow").await?;
     proxy.delay(Duration::from_secs(2));
     scene.pod("slow").create().await?;
@@ -65,7 +65,7 @@ async fn an_api_server_that_answers_slowly_does_not_stop_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_connection_that_dies_in_silence_is_replaced() -> Result<()> {
+async fn silently_dead_connection_is_replaced() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("silence").await?;
     proxy.forget();
     renewals(scene.control_plane, &scene.node, 2).await?;
@@ -98,7 +98,7 @@ async fn sigterm_ends_an_agent_whose_tart_and_api_server_hang() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_node_at_rest_writes_its_lease_and_nothing_else() -> Result<()> {
+async fn idle_agent_writes_its_lease_and_nothing_else() -> Result<()> {
     let (scene, agent) = Scene::with_agent("rest").await?;
     scene.pod("rest").command(["/bin/sleep", "3600"]).create_until("Running").await?;
     // The control plane changes a new Node, and the agent answers to some of it.
@@ -145,7 +145,7 @@ fn small_volume_at(path: &std::path::Path) -> Result<std::path::PathBuf> {
 /// Only Linux lets a test give a process a volume of its own.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_full_disk_does_not_delay_it() -> Result<()> {
+async fn full_disk_does_not_delay_the_heartbeat() -> Result<()> {
     use std::io::{ErrorKind, Write};
 
     let scene = Scene::new("full").await?;
@@ -193,7 +193,7 @@ async fn short_grace_period() -> Result<(ControlPlane, Mac, Agent, Api<Node>)> {
 }
 
 #[tokio::test]
-async fn a_node_that_was_given_up_is_back_with_the_next_beat() -> Result<()> {
+async fn node_is_ready_again_with_the_next_heartbeat() -> Result<()> {
     let (_control_plane, _mac, agent, nodes) = short_grace_period().await?;
     let agent = agent.start()?;
     let ready = |status: &'static str| move |node: &Node| node.condition("Ready") == status;
@@ -209,7 +209,7 @@ async fn a_node_that_was_given_up_is_back_with_the_next_beat() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_pods_of_a_node_that_was_given_up_are_ready_again_with_it() -> Result<()> {
+async fn pods_are_ready_again_with_their_node() -> Result<()> {
     let (control_plane, mac, agent, nodes) = short_grace_period().await?;
     mac.add_image(IMAGE, &json!({}))?;
     let agent = agent.start()?;
@@ -236,7 +236,7 @@ async fn the_pods_of_a_node_that_was_given_up_are_ready_again_with_it() -> Resul
 }
 
 #[tokio::test]
-async fn a_thousand_pods_do_not_delay_it() -> Result<()> {
+async fn thousand_pods_do_not_delay_the_heartbeat() -> Result<()> {
     const PODS: usize = 1000;
     let (control_plane, mac, agent, nodes) = short_grace_period().await?;
     let image = "registry.test/macos/slow:1";

@@ -9,7 +9,7 @@ use tart_kubelet_tests::wait;
 use crate::scene::{DEADLINE, Scene, renew_time};
 
 #[tokio::test]
-async fn the_lease_is_renewed() -> Result<()> {
+async fn agent_renews_the_lease() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("lease").await?;
     let leases = scene.leases().await?;
     let time = renew_time(&scene.lease_renewed_after(None).await?);
@@ -34,7 +34,7 @@ pub(super) async fn lease_of(scene: &Scene, node: &Node) -> Result<Lease> {
 }
 
 #[tokio::test]
-async fn a_lease_that_somebody_meddles_with_is_put_right() -> Result<()> {
+async fn agent_restores_a_changed_or_deleted_lease() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("meddler").await?;
     let node = scene.nodes.get(&scene.node).await?;
     let first = lease_of(&scene, &node).await?;

@@ -28,7 +28,7 @@ fn instance(lease: &Lease) -> String {
 }
 
 #[tokio::test]
-async fn the_second_of_two_live_agents_refuses_in_words() -> Result<()> {
+async fn second_agent_of_a_live_node_exits() -> Result<()> {
     let (scene, first) = Scene::with_agent("rival").await?;
     let second = another(&scene)?.start()?;
     let line = exit_line(&second).await?;
@@ -47,7 +47,7 @@ async fn the_second_of_two_live_agents_refuses_in_words() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_on_a_new_mac_takes_over_from_a_dead_one_which_then_gives_way() -> Result<()> {
+async fn agent_takes_the_lease_of_a_dead_agent_which_then_exits() -> Result<()> {
     let (scene, first) = Scene::with_agent("heir").await?;
     let leases = scene.leases().await?;
     let before =
@@ -102,7 +102,7 @@ async fn forbid_creation(scene: &Scene) -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_that_has_claimed_a_node_and_not_registered_it_gives_way_too() -> Result<()> {
+async fn agent_exits_when_it_loses_the_lease_before_registration() -> Result<()> {
     let scene = Scene::new("claimed").await?;
     forbid_creation(&scene).await?;
     let agent = scene.agent.start()?;

@@ -11,7 +11,7 @@ use crate::agent::startup::exit_line;
 use crate::scene::{DEADLINE, Scene};
 
 #[tokio::test]
-async fn a_mac_registers_as_a_node() -> Result<()> {
+async fn agent_registers_its_node() -> Result<()> {
     let scene = Scene::new("node").await?;
     let agent = scene
         .agent
@@ -43,7 +43,7 @@ async fn a_mac_registers_as_a_node() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deleted_node_is_registered_again() -> Result<()> {
+async fn deleted_node_is_registered_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("again").await?;
     let first = scene.nodes.get(&scene.node).await?.metadata.uid;
     scene.nodes.delete(&scene.node, &DeleteParams::default()).await?;
@@ -59,7 +59,7 @@ async fn a_deleted_node_is_registered_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn labels_that_the_agent_no_longer_owns_are_removed() -> Result<()> {
+async fn agent_removes_only_labels_that_it_no_longer_sets() -> Result<()> {
     let scene = Scene::new("labels").await?;
     let with = |labels: &str| scene.agent.clone().flag("--node-labels", labels);
     let agent = scene.start(&with("team=ios,old=1,node.kubernetes.io/instance-type=M4")).await?;
@@ -83,7 +83,7 @@ async fn labels_that_the_agent_no_longer_owns_are_removed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_provider_id_is_filled_in_and_never_overwritten() -> Result<()> {
+async fn provider_id_is_filled_in_and_never_overwritten() -> Result<()> {
     let (scene, agent) = Scene::with_agent("provider").await?;
     let id = |node: &Node| node.spec.as_ref().and_then(|spec| spec.provider_id.clone()).unwrap_or_default();
     ensure!(id(&scene.nodes.get(&scene.node).await?).is_empty());
@@ -103,7 +103,7 @@ async fn a_provider_id_is_filled_in_and_never_overwritten() -> Result<()> {
 }
 
 #[tokio::test]
-async fn taints_are_those_of_the_flag_and_set_at_creation_only() -> Result<()> {
+async fn taints_of_the_flag_are_set_at_creation_only() -> Result<()> {
     let scene = Scene::new("taints").await?;
     let taints = |node: &Node| {
         let ours = |taint: &&Taint| !taint.key.starts_with("node.kubernetes.io/");
@@ -128,7 +128,7 @@ async fn taints_are_those_of_the_flag_and_set_at_creation_only() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_node_says_what_the_machine_is_and_keeps_a_part_for_itself() -> Result<()> {
+async fn node_has_the_machines_facts_and_reserves_a_part() -> Result<()> {
     let scene = Scene::new("facts").await?;
     let _agent = scene.start(&scene.agent.clone().flag("--eviction-hard", "imagefs.available<1%")).await?;
     let status = scene.nodes.get(&scene.node).await?.status.context("no status")?;
@@ -164,7 +164,7 @@ async fn the_node_says_what_the_machine_is_and_keeps_a_part_for_itself() -> Resu
 }
 
 #[tokio::test]
-async fn flags_say_what_pods_may_have() -> Result<()> {
+async fn flags_set_the_allocatable_amounts() -> Result<()> {
     let scene = Scene::new("amounts").await?;
     let agent = scene
         .start(
@@ -185,7 +185,7 @@ async fn flags_say_what_pods_may_have() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_address_that_is_found_is_not_one_of_the_machine_alone() -> Result<()> {
+async fn found_node_address_is_reachable_by_other_machines() -> Result<()> {
     let scene = Scene::new("address").await?;
     let agent = scene.agent.clone().without("--node-ip").start()?;
     let found = wait::eventually("an address, or an error", DEADLINE, async || {
@@ -206,7 +206,7 @@ async fn an_address_that_is_found_is_not_one_of_the_machine_alone() -> Result<()
 }
 
 #[tokio::test]
-async fn tailscale_gives_the_address_or_the_agent_says_why_not() -> Result<()> {
+async fn node_address_comes_from_tailscale_or_the_agent_exits() -> Result<()> {
     let scene = Scene::new("tailscale").await?;
     let program = scene.agent.state_dir().with_file_name("tailscale");
     let agent = scene

@@ -10,7 +10,7 @@ use crate::gc::frequent_gc;
 use crate::scene::{DEADLINE, NodeView as _, PodView as _, Scene};
 
 #[tokio::test]
-async fn one_home_of_tarts_serves_one_node() -> Result<()> {
+async fn tarts_home_serves_one_node() -> Result<()> {
     let (scene, first) = Scene::with_agent("home").await?;
     let vm = scene.pod("lives").create_until("Running").await?.vm()?;
 
@@ -46,7 +46,7 @@ async fn one_home_of_tarts_serves_one_node() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_home_of_tarts_serves_one_cluster() -> Result<()> {
+async fn tarts_home_serves_one_cluster() -> Result<()> {
     let (scene, agent) = Scene::with_agent("clusters").await?;
     let vm = scene.pod("lives").create_until("Running").await?.vm()?;
     agent.kill9()?;

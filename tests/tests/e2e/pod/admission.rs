@@ -16,7 +16,7 @@ fn ensure_out_of_pods(pod: &Pod, words: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_in_the_kubelets_words() -> Result<()> {
+async fn pod_that_does_not_fit_is_refused_in_the_kubelets_words() -> Result<()> {
     let scene = Scene::new("unfit").await?;
     let _agent =
         scene.start(&scene.agent.clone().flag("--host-cpu", "8").flag("--host-memory-mb", "16384")).await?;
@@ -63,7 +63,7 @@ async fn what_does_not_fit_is_refused_in_the_kubelets_words() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_a_crowd_that_comes_at_once_two_are_taken() -> Result<()> {
+async fn two_of_many_simultaneous_pods_are_admitted() -> Result<()> {
     const CROWD: usize = 12;
     let (scene, _agent) = Scene::with_agent("crowd").await?;
     let pods = (0..CROWD).map(|number| scene.pod(format!("pod-{number}")).bound().json());
@@ -90,7 +90,7 @@ async fn of_a_crowd_that_comes_at_once_two_are_taken() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_was_taken_stays_whatever_the_next_agent_is_told() -> Result<()> {
+async fn admitted_pods_stay_after_a_restart_with_smaller_limits() -> Result<()> {
     let scene = Scene::new("mind").await?;
     let agent = scene.start(&scene.agent.clone().flag("--node-labels", "team=ios")).await?;
     // Labels that a user has just set count, too.
@@ -115,7 +115,7 @@ async fn who_was_taken_stays_whatever_the_next_agent_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn those_who_waited_for_the_agent_come_in_by_age() -> Result<()> {
+async fn pods_that_waited_for_the_agent_are_admitted_by_age() -> Result<()> {
     let scene = Scene::new("age").await?;
     let agent = scene.start(&scene.agent.clone().flag("--max-pods", "1")).await?;
     agent.kill9()?;
@@ -134,7 +134,7 @@ async fn those_who_waited_for_the_agent_come_in_by_age() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_waits_for_the_place_of_a_vm_that_is_still_being_stopped() -> Result<()> {
+async fn pod_waits_until_the_vm_before_it_has_stopped() -> Result<()> {
     let scene = Scene::new("place").await?;
     let agent = scene.start(&scene.agent.clone().flag("--max-pods", "1")).await?;
     let uid = scene.pod("old").create_until("Running").await?.metadata.uid.context("no UID")?;

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::scene::{PodView as _, SLEEP, Scene, UP, until_exists};
 
 #[tokio::test]
-async fn a_running_pod_shuts_its_guest_down_and_is_gone() -> Result<()> {
+async fn deletion_shuts_the_guest_down_before_the_pod_is_gone() -> Result<()> {
     let (scene, agent) = Scene::with_agent("delete").await?;
     scene.pod("delete").create_until("Running").await?;
     scene.begin_delete("delete").await?;
@@ -17,7 +17,7 @@ async fn a_running_pod_shuts_its_guest_down_and_is_gone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_that_does_not_shut_down_is_killed_after_its_grace_period() -> Result<()> {
+async fn guest_that_does_not_shut_down_is_killed_after_the_grace_period() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("stubborn").await?;
     let deaf = "registry.test/macos/deaf:1";
     scene.mac.add_image(deaf, &json!({"agent": false}))?;
@@ -27,7 +27,7 @@ async fn a_guest_that_does_not_shut_down_is_killed_after_its_grace_period() -> R
 }
 
 #[tokio::test]
-async fn a_guest_that_is_still_booting_shuts_down_when_it_can() -> Result<()> {
+async fn booting_guest_of_a_deleted_pod_shuts_down_when_it_listens() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("booting").await?;
     let slow = "registry.test/macos/slow-boot:1";
     scene.mac.add_image(slow, &json!({"bootDelay": 2}))?;
@@ -50,7 +50,7 @@ async fn end_after_deletion(scene: &Scene, name: &str, phase: &str) -> Result<Co
 }
 
 #[tokio::test]
-async fn a_command_that_was_never_started_has_not_succeeded() -> Result<()> {
+async fn deleted_pod_whose_command_never_started_has_failed() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("never-began").await?;
     for (name, image) in [("boots", json!({"bootDelay": 30})), ("waits", json!({"agentDelay": 30}))] {
         let slow = format!("registry.test/macos/slow-{name}:1");
@@ -64,7 +64,7 @@ async fn a_command_that_was_never_started_has_not_succeeded() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_command_leaves_behind_does_not_change_how_it_ended() -> Result<()> {
+async fn child_that_outlives_the_command_does_not_change_its_exit_code() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("leftover").await?;
     // The command ends in time, but its child writes to its output for longer than the grace period.
     let script = format!(
@@ -99,7 +99,7 @@ async fn delete_slowly(scene: &Scene) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_grace_period_can_be_shortened_while_it_runs() -> Result<()> {
+async fn second_deletion_shortens_the_grace_period() -> Result<()> {
     let (scene, agent) = Scene::with_agent("shorter").await?;
     delete_slowly(&scene).await?;
     // Another agent than the one that asked for an hour.
@@ -113,7 +113,7 @@ async fn a_grace_period_can_be_shortened_while_it_runs() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_forced_deletion_does_not_wait_for_a_grace_period_that_runs() -> Result<()> {
+async fn forced_deletion_ends_a_running_grace_period() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("at-once").await?;
     delete_slowly(&scene).await?;
     scene.kubectl.run(["delete", "pod", "command", "boot", "--grace-period=0", "--force"]).await?;
@@ -121,7 +121,7 @@ async fn a_forced_deletion_does_not_wait_for_a_grace_period_that_runs() -> Resul
 }
 
 #[tokio::test]
-async fn a_forced_deletion_leaves_no_vm_behind() -> Result<()> {
+async fn forced_deletion_leaves_no_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("force").await?;
     scene.pod("force").create_until("Running").await?;
     scene.force_delete("force").await?;
@@ -129,7 +129,7 @@ async fn a_forced_deletion_leaves_no_vm_behind() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_whose_image_is_on_its_way_does_not_wait_for_it() -> Result<()> {
+async fn deleted_pod_does_not_wait_for_its_image_pull() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("early").await?;
     let slow = "registry.test/macos/slow:1";
     scene.mac.add_image(slow, &json!({"pullSeconds": 600}))?;
@@ -141,7 +141,7 @@ async fn a_pod_whose_image_is_on_its_way_does_not_wait_for_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_whose_vm_is_being_made_does_not_wait_for_it() -> Result<()> {
+async fn deleted_pod_does_not_wait_for_a_tart_that_hangs() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("making").await?;
     // Its base is there, so that the next clone is that of a Pod's VM.
     scene.pod("first").command(["true"]).create_until("Succeeded").await?;
@@ -161,7 +161,7 @@ async fn a_pod_whose_vm_is_being_made_does_not_wait_for_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_of_the_same_name_gets_a_vm_of_its_own() -> Result<()> {
+async fn pod_of_the_same_name_gets_another_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("twin").await?;
     let first = scene.pod("twin").create_until("Running").await?.vm()?;
     scene.force_delete("twin").await?;
@@ -171,7 +171,7 @@ async fn a_pod_of_the_same_name_gets_a_vm_of_its_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn no_secret_waits_for_a_vm_that_cannot_be_deleted() -> Result<()> {
+async fn secrets_are_deleted_while_tart_cannot_delete_the_vm() -> Result<()> {
     const SECRET: &str = "horse-staple-correct";
     let (scene, _agent) = Scene::with_agent("undeletable").await?;
     scene.secret("keys", "token", SECRET).await?;
@@ -185,7 +185,7 @@ async fn no_secret_waits_for_a_vm_that_cannot_be_deleted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn no_grace_period_is_too_long() -> Result<()> {
+async fn agent_takes_any_grace_period() -> Result<()> {
     let (scene, agent) = Scene::with_agent("patient").await?;
     scene.pod("patient").grace(1_000_000_000_000).create_until("Running").await?;
     scene.delete_all_of("patient").await?;

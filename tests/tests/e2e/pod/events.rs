@@ -16,7 +16,7 @@ async fn describes(scene: &Scene, pod: PodBuilder<'_>, words: &[&str]) -> Result
 }
 
 #[tokio::test]
-async fn an_image_that_cannot_be_had() -> Result<()> {
+async fn events_explain_a_failed_image_pull() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-image").await?;
     let missing = "registry.test/macos/sequioa:15";
     let words = ["ErrImagePull", missing, "check the image's name"];
@@ -37,7 +37,7 @@ async fn an_image_that_cannot_be_had() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_disk_without_room() -> Result<()> {
+async fn events_explain_a_full_disk() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-room").await?;
     let advice = "free some disk space on the host";
     scene.mac.set_fault("no-space", "pull")?;
@@ -47,7 +47,7 @@ async fn a_disk_without_room() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_host_that_runs_no_further_vm() -> Result<()> {
+async fn events_explain_leaked_vm_slots() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-place").await?;
     scene.mac.set_fault("vm-limit-stuck", "")?;
     let words = ["exceeds the system limit", "stop VMs that are not Pods, or restart the host"];
@@ -55,7 +55,7 @@ async fn a_host_that_runs_no_further_vm() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_that_the_guest_does_not_have() -> Result<()> {
+async fn events_explain_a_missing_program() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-command").await?;
     let words =
         ["StartError", "cannot start `xcodebiuld` in the guest: it has no such program; check `command`"];
@@ -63,7 +63,7 @@ async fn a_command_that_the_guest_does_not_have() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_request_that_no_mac_can_grant() -> Result<()> {
+async fn events_explain_a_request_that_is_too_large() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("too-large").await?;
     let large = |name: &str| scene.pod(name).resources(json!({"requests": {"memory": "1Ti"}}));
     describes(&scene, large("large"), &["FailedScheduling", "Insufficient memory"]).await?;
@@ -78,7 +78,7 @@ async fn a_request_that_no_mac_can_grant() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_without_an_agent() -> Result<()> {
+async fn events_explain_an_image_without_a_guest_agent() -> Result<()> {
     let mut scene = Scene::new("agentless").await?;
     let image = "registry.test/macos/vanilla:1";
     scene.mac.add_image(image, &json!({"agent": false}))?;

@@ -46,7 +46,7 @@ fn rows() -> Result<BTreeMap<String, String>> {
 }
 
 #[tokio::test]
-async fn every_field_of_the_api_is_in_the_table_and_no_other() -> Result<()> {
+async fn table_of_fields_has_every_field_of_the_api_and_no_other() -> Result<()> {
     let (api, rows) = (Api::read().await?, rows()?);
     let has_parts = |path: &str| {
         rows.keys().any(|row| row.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '['])))

@@ -13,7 +13,7 @@ use tart_kubelet_tests::wait;
 use crate::scene::{DEADLINE, IMAGE, PodView as _, SLEEP, Scene};
 
 #[tokio::test]
-async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<()> {
+async fn pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("boot").await?;
     let pod = scene.pod("boot").create_until("Running").await?;
     let status = pod.status.clone().context("no status")?;
@@ -49,7 +49,7 @@ async fn a_pod_runs_as_a_vm_and_succeeds_when_the_guest_shuts_down() -> Result<(
 }
 
 #[tokio::test]
-async fn a_pod_says_what_it_waits_for() -> Result<()> {
+async fn kubectl_shows_what_a_pod_waits_for() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("waits").await?;
     let shown = async |words: &str| {
         wait::eventually(&format!("`kubectl get pod` to say {words}"), DEADLINE, async || {
@@ -72,7 +72,7 @@ async fn a_pod_says_what_it_waits_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_vm_has_an_identity_and_a_size_of_its_own() -> Result<()> {
+async fn every_vm_has_its_own_identity_and_size() -> Result<()> {
     let scene = Scene::new("sizes").await?;
     let _agent =
         scene.start(&scene.agent.clone().flag("--host-cpu", "16").flag("--host-memory-mb", "32768")).await?;
@@ -105,7 +105,7 @@ async fn every_vm_has_an_identity_and_a_size_of_its_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn two_pods_run_side_by_side_in_vms_of_their_own() -> Result<()> {
+async fn two_pods_run_in_two_vms() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("pair").await?;
     let pods = scene.run_pods(&["one", "two"]).await?;
     assert_ne!(pods[0].ip(), pods[1].ip());
@@ -117,7 +117,7 @@ async fn two_pods_run_side_by_side_in_vms_of_their_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_that_crashes_fails_its_pod() -> Result<()> {
+async fn guest_crash_fails_the_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("panic").await?;
     scene.pod("panic").create_until("Running").await?;
     scene.mac.set_fault("guest-panic", "")?;
@@ -127,7 +127,7 @@ async fn a_guest_that_crashes_fails_its_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_that_somebody_stops_with_tart_fails_its_pod() -> Result<()> {
+async fn vm_that_a_user_stops_with_tart_fails_its_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("plug").await?;
     scene.pod("boots").create().await?;
     scene.pod("commands").command(SLEEP).create().await?;
@@ -143,7 +143,7 @@ async fn a_vm_that_somebody_stops_with_tart_fails_its_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn containers_can_start_once_the_guest_has_an_address() -> Result<()> {
+async fn pod_ready_to_start_containers_when_the_guest_has_an_address() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("sandbox").await?;
     let can_start = |pod: &Pod| pod.condition("PodReadyToStartContainers").status;
     scene.mac.set_fault("hang", "run")?;
@@ -156,7 +156,7 @@ async fn containers_can_start_once_the_guest_has_an_address() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_active_for_too_long_fails() -> Result<()> {
+async fn pod_fails_after_its_active_deadline() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("late").await?;
     scene.pod("late").active_deadline(3600).create_until("Running").await?;
     let shorter = json!({"spec": {"activeDeadlineSeconds": 1}});
@@ -212,7 +212,7 @@ fn goes_forward(seen: &[String], expected: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn whoever_watches_a_pod_sees_it_go_forward_only() -> Result<()> {
+async fn pod_status_never_goes_backwards() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("watched").await?;
     let story = tokio::spawn(seen(scene.pods.clone(), "ends"));
     let retold = tokio::spawn(seen(scene.pods.clone(), "restarts"));
@@ -233,7 +233,7 @@ async fn whoever_watches_a_pod_sees_it_go_forward_only() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_does_not_fit_a_vm_is_refused_in_words() -> Result<()> {
+async fn pod_with_two_containers_is_refused() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("refuse").await?;
     scene
         .pod("two")

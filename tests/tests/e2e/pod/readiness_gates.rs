@@ -28,7 +28,7 @@ async fn ready(scene: &Scene, status: &str, message: Option<&str>) -> Result<Pod
 }
 
 #[tokio::test]
-async fn a_pod_is_ready_when_its_gates_are_open() -> Result<()> {
+async fn pod_is_ready_when_its_readiness_gates_are_true() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("gates").await?;
     scene.pod("gated").spec(json!({"readinessGates": [{"conditionType": GATE}]})).create().await?;
     let missing = format!("corresponding condition of pod readiness gate \"{GATE}\" does not exist.");

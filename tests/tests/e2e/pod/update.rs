@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::scene::{PodView as _, Scene};
 
 #[tokio::test]
-async fn a_container_that_joins_is_refused_and_the_pod_goes_on() -> Result<()> {
+async fn ephemeral_container_is_refused_and_the_pod_runs_on() -> Result<()> {
     let (scene, agent) = Scene::with_agent("debug").await?;
     let vm = scene.pod("debug").create_until("Running").await?.vm()?;
     scene.kubectl.run(["debug", "debug", "--image=busybox", "--container=joins", "--", "sh"]).await?;
@@ -30,7 +30,7 @@ async fn a_container_that_joins_is_refused_and_the_pod_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_condition_says_which_pod_it_is_about() -> Result<()> {
+async fn every_pod_condition_has_the_observed_generation() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("observed").await?;
     scene.pod("observed").create_until("Running").await?;
     scene.patch("observed", &json!({"spec": {"activeDeadlineSeconds": 3600}})).await?;
@@ -45,7 +45,7 @@ async fn every_condition_says_which_pod_it_is_about() -> Result<()> {
 }
 
 #[tokio::test]
-async fn resizing_is_refused_in_words() -> Result<()> {
+async fn api_server_refuses_to_resize_a_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("resize").await?;
     let cpu = |amount: &str| json!({"name": "main", "resources": {"requests": {"cpu": amount}}});
     scene.pod("resize").container(cpu("100m")).create_until("Running").await?;
@@ -57,7 +57,7 @@ async fn resizing_is_refused_in_words() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_status_follows_a_node_that_moves() -> Result<()> {
+async fn pod_status_follows_a_new_address_of_the_node() -> Result<()> {
     let (mut scene, agent) = Scene::with_agent("moves").await?;
     let before = scene.pod("stays").create_until("Running").await?;
     agent.kill9()?;

@@ -51,7 +51,7 @@ async fn pods_of(scene: &Scene, app: &str) -> Result<Vec<Pod>> {
 }
 
 #[tokio::test]
-async fn a_job_is_tried_again_and_gives_up_at_its_limit() -> Result<()> {
+async fn job_retries_up_to_its_back_off_limit() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("job").await?;
     scene.apply(&job(scene.pod("hopeless").sh("exit 3"), &json!({"backoffLimit": 1}))).await?;
     scene.apply(&job(scene.pod("good").sh("exit 0"), &json!({"completions": 2}))).await?;
@@ -66,7 +66,7 @@ async fn a_job_is_tried_again_and_gives_up_at_its_limit() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_counts_restarts_in_place() -> Result<()> {
+async fn job_counts_container_restarts() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("in-place").await?;
     let pod = scene.pod("hopeless").sh("exit 3").restart_policy("OnFailure");
     scene.apply(&job(pod, &json!({"backoffLimit": 1}))).await?;
@@ -77,7 +77,7 @@ async fn a_job_counts_restarts_in_place() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_daemon_set_that_is_made_for_linux_is_refused_cheaply() -> Result<()> {
+async fn daemon_set_for_linux_is_refused_without_a_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("daemons").await?;
     scene.mac.set_fault("calls", "")?;
     let pod = scene
@@ -120,7 +120,7 @@ async fn a_daemon_set_that_is_made_for_linux_is_refused_cheaply() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_job_knows_its_exit_codes() -> Result<()> {
+async fn job_pod_failure_policy_sees_exit_codes() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("policy").await?;
     let give_up = json!({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}});
     let policy = json!({"backoffLimit": 5, "podFailurePolicy": {"rules": [give_up]}});
@@ -132,7 +132,7 @@ async fn a_job_knows_its_exit_codes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_knows_that_its_pod_was_evicted() -> Result<()> {
+async fn job_pod_failure_policy_sees_evictions() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("evicted").await?;
     let disrupted = json!([{"type": "DisruptionTarget", "status": "True"}]);
     let policy = json!({"rules": [{"action": "FailJob", "onPodConditions": disrupted}]});
@@ -147,7 +147,7 @@ async fn a_job_knows_that_its_pod_was_evicted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deployment_rolls_its_pods_over() -> Result<()> {
+async fn deployment_rolls_its_pods_over() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("deploy").await?;
     let deployment = |release: &str| {
         let pod = scene.pod("").sh("while :; do sleep 1; done").env("RELEASE", release);
@@ -195,7 +195,7 @@ async fn a_deployment_rolls_its_pods_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
+async fn stateful_set_keeps_its_order_and_names() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("stateful").await?;
     scene
         .apply(&json!({
@@ -253,7 +253,7 @@ async fn a_stateful_set_keeps_its_order_and_its_names() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_cron_job_spawns_jobs() -> Result<()> {
+async fn cron_job_creates_jobs() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("cron").await?;
     let job = job(scene.pod("nightly").sh("exit 0"), &json!({}));
     scene

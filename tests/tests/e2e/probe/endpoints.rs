@@ -11,7 +11,7 @@ use super::{http, quick, scene, server};
 use crate::scene::{DEADLINE, PodView as _, Scene};
 
 #[tokio::test]
-async fn a_service_leads_to_a_pod_only_while_its_readiness_probe_passes() -> Result<()> {
+async fn endpoint_slice_is_ready_while_the_readiness_probe_passes() -> Result<()> {
     let scene = Scene::new("service").await?;
     // An `EndpointSlice` takes no loopback addresses, which simulated guests have otherwise. The agent cannot reach these addresses, so
     // the probe is a command.
@@ -53,7 +53,7 @@ async fn a_service_leads_to_a_pod_only_while_its_readiness_probe_passes() -> Res
 }
 
 #[tokio::test]
-async fn controllers_count_a_pod_only_while_its_readiness_probe_passes() -> Result<()> {
+async fn replica_set_counts_a_pod_while_its_readiness_probe_passes() -> Result<()> {
     let (scene, _agent) = scene("counted").await?;
     let pod = server(&scene, "counted", &["up"]).readiness(http("/ready")).restart_policy("Always").json();
     let set = json!({

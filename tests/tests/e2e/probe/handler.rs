@@ -46,28 +46,28 @@ async fn both_ways(
 }
 
 #[tokio::test]
-async fn http_says_whether_a_pod_is_ready() -> Result<()> {
+async fn http_probe_sets_readiness() -> Result<()> {
     let words = "Readiness probe failed: HTTP probe failed with statuscode: 503";
     let files = ["up", "health=503"];
     Box::pin(both_ways("http", &files, &http("/health"), "echo 404 >health", "rm health", words)).await
 }
 
 #[tokio::test]
-async fn tcp_says_whether_a_pod_is_ready() -> Result<()> {
+async fn tcp_probe_sets_readiness() -> Result<()> {
     let probe = quick(&json!({"tcpSocket": {"port": "web"}}));
     let words = "connect: connection refused";
     Box::pin(both_ways("tcp", &[], &probe, "rm up", "touch up", words)).await
 }
 
 #[tokio::test]
-async fn grpc_says_whether_a_pod_is_ready() -> Result<()> {
+async fn grpc_probe_sets_readiness() -> Result<()> {
     let probe = quick(&json!({"grpc": {"port": 8080, "service": "builds"}}));
     let words = "Readiness probe failed: service unhealthy (responded with \"NOT_SERVING\")";
     Box::pin(both_ways("grpc", &["up", "grpc=2"], &probe, "echo 2 >grpc", "echo 1 >grpc", words)).await
 }
 
 #[tokio::test]
-async fn servers_are_asked_as_the_pod_says() -> Result<()> {
+async fn probe_request_has_the_fields_of_the_pod_spec() -> Result<()> {
     let (scene, _agent) = scene("asked").await?;
     let headers = json!([{"name": "Host", "value": "app.test"}, {"name": "X-Key", "value": "one"}, {"name": "X-Key", "value": "two"}]);
     let get =
@@ -95,7 +95,7 @@ async fn servers_are_asked_as_the_pod_says() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_in_time_is_told() -> Result<()> {
+async fn http_probe_time_out_is_reported() -> Result<()> {
     let (scene, _agent) = scene("late").await?;
     let probe =
         json!({"httpGet": {"path": "/ready", "port": "web"}, "timeoutSeconds": 1, "periodSeconds": 1});
@@ -107,13 +107,13 @@ async fn a_server_that_does_not_answer_in_time_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_says_whether_a_pod_is_ready() -> Result<()> {
+async fn exec_probe_sets_readiness() -> Result<()> {
     let probe = quick(&exec("cat /private/tmp/well"));
     Box::pin(both_ways("exec", &[], &probe, "rm well", "touch well", "No such file or directory")).await
 }
 
 #[tokio::test]
-async fn a_command_that_hangs_and_a_port_without_a_number_are_told() -> Result<()> {
+async fn exec_probe_time_out_and_unknown_port_are_reported() -> Result<()> {
     let (scene, _agent) = scene("hangs").await?;
     let hanging =
         json!({"exec": {"command": ["/bin/sleep", "1000"]}, "timeoutSeconds": 1, "periodSeconds": 1});
@@ -129,7 +129,7 @@ async fn a_command_that_hangs_and_a_port_without_a_number_are_told() -> Result<(
 }
 
 #[tokio::test]
-async fn a_redirect_to_another_host_is_good_enough_but_told() -> Result<()> {
+async fn redirect_to_another_host_passes_with_a_warning() -> Result<()> {
     let (scene, _agent) = scene("redirect").await?;
     let files = ["up", "there=302 /500", "500=500", "away=302 http://elsewhere.test/"];
     let pod = server(&scene, "redirect", &files).readiness(http("/away")).liveness(http("/there"));
@@ -143,7 +143,7 @@ async fn a_redirect_to_another_host_is_good_enough_but_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_host_that_the_pod_names_is_asked_in_its_place() -> Result<()> {
+async fn probe_calls_the_host_of_the_pod_spec() -> Result<()> {
     let (scene, _agent) = scene("host").await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     // No server listens on this port at the Pod's own address.
@@ -167,7 +167,7 @@ async fn a_host_that_the_pod_names_is_asked_in_its_place() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_probe_with_a_delay_waits_for_it() -> Result<()> {
+async fn probe_waits_for_its_initial_delay() -> Result<()> {
     let (scene, _agent) = scene("delay").await?;
     let note = |file: &str| exec(format!("echo x >>/private/tmp/{file}"));
     let mut late = quick(&note("late"));

@@ -9,7 +9,7 @@ use super::{http, quick, scene, server, stubborn};
 use crate::scene::{DEADLINE, PodView, Scene};
 
 #[tokio::test]
-async fn opinions_change_at_their_thresholds() -> Result<()> {
+async fn probe_results_change_at_their_thresholds() -> Result<()> {
     let (scene, _agent) = scene("thresholds").await?;
     // The probe passes once, fails, passes once, and then does what the files say.
     let script = "cd /private/tmp; n=$(($(cat n)+1)); echo $n >n; case $n in 1|3) exit 0;; 2) exit 1;; esac; \
@@ -75,7 +75,7 @@ async fn ready_again(scene: &Scene, name: &str) -> Result<Pod> {
 }
 
 #[tokio::test]
-async fn a_failing_liveness_probe_restarts_the_container() -> Result<()> {
+async fn failed_liveness_probe_restarts_the_container() -> Result<()> {
     let (scene, _agent) = scene("liveness").await?;
     let liveness = quick(&json!({
         "httpGet": {"path": "/health", "port": 8080, "httpHeaders": [{"name": "Host", "value": "app.test"}]},
@@ -93,7 +93,7 @@ async fn a_failing_liveness_probe_restarts_the_container() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_failing_liveness_probe_fails_a_pod_that_is_not_restarted() -> Result<()> {
+async fn failed_liveness_probe_fails_a_pod_with_policy_never() -> Result<()> {
     let (scene, _agent) = scene("never").await?;
     let pod = server(&scene, "never", &["up", "health=500"]).liveness(http("/health"));
     assert_eq!(pod.create_until("Failed").await?.main().restart_count(), Some(0));
@@ -102,7 +102,7 @@ async fn a_failing_liveness_probe_fails_a_pod_that_is_not_restarted() -> Result<
 }
 
 #[tokio::test]
-async fn nothing_else_is_asked_until_the_startup_probe_passes() -> Result<()> {
+async fn startup_probe_comes_before_other_probes() -> Result<()> {
     let (scene, _agent) = scene("startup").await?;
     let startup = quick(&json!({"httpGet": {"path": "/started", "port": 8080}, "failureThreshold": 1000}));
     server(&scene, "startup", &["up", "started=503", "alive=500", "ready=503"])
@@ -125,7 +125,7 @@ async fn nothing_else_is_asked_until_the_startup_probe_passes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_failing_startup_probe_restarts_the_container() -> Result<()> {
+async fn failed_startup_probe_restarts_the_container() -> Result<()> {
     let (scene, _agent) = scene("slow").await?;
     let pod = server(&scene, "slow", &["up", "started=500"]).startup(http("/started"));
     pod.restart_policy("Always").create().await?;
@@ -135,7 +135,7 @@ async fn a_failing_startup_probe_restarts_the_container() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_grace_period_of_a_probe_comes_before_the_pods() -> Result<()> {
+async fn grace_period_of_a_probe_replaces_the_pods() -> Result<()> {
     let (scene, _agent) = scene("grace").await?;
     let mut probe = http("/health");
     probe["terminationGracePeriodSeconds"] = json!(1);
@@ -149,7 +149,7 @@ async fn the_grace_period_of_a_probe_comes_before_the_pods() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_restarted_agent_changes_nothing_that_its_probes_do_not_say() -> Result<()> {
+async fn agent_restart_keeps_readiness_and_started() -> Result<()> {
     let (scene, agent) = scene("flap").await?;
     let pod = server(&scene, "flap", &["up"]).startup(http("/started")).readiness(http("/ready"));
     pod.create().await?;
@@ -188,7 +188,7 @@ async fn a_restarted_agent_changes_nothing_that_its_probes_do_not_say() -> Resul
 }
 
 #[tokio::test]
-async fn the_agent_dies_while_it_stops_an_unhealthy_container() -> Result<()> {
+async fn agent_crash_while_it_stops_an_unhealthy_container_restarts_it_once() -> Result<()> {
     let (scene, agent) = scene("dies").await?;
     agent.kill9()?;
     for (index, point) in ["agent.stop-for.before", "agent.stop-for.after"].into_iter().enumerate() {
@@ -213,7 +213,7 @@ async fn the_agent_dies_while_it_stops_an_unhealthy_container() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_is_asked_for_its_readiness_only() -> Result<()> {
+async fn deleted_pod_has_readiness_probes_only() -> Result<()> {
     let (scene, _agent) = scene("leaves").await?;
     let pod = stubborn(&scene, "leaves", &["up"]).liveness(http("/alive")).readiness(http("/ready"));
     pod.restart_policy("Always").grace(3600).create().await?;

@@ -32,7 +32,7 @@ fn files_with(dir: &Path, words: &str) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn files_of_all_sources_are_where_the_pod_wants_them() -> Result<()> {
+async fn volumes_have_the_files_of_all_sources() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("files").await?;
     scene.config_map("settings", "mode", "fast").await?;
     scene.secret("login", "password", SECRET).await?;
@@ -75,7 +75,7 @@ async fn files_of_all_sources_are_where_the_pod_wants_them() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_changes_is_seen_by_a_running_guest() -> Result<()> {
+async fn running_guest_sees_changed_config_maps_and_secrets() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("live").await?;
     scene.config_map("settings", "mode", "old").await?;
     scene.secret("login", "password", SECRET).await?;
@@ -96,7 +96,7 @@ async fn what_changes_is_seen_by_a_running_guest() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_changes_is_heard_of_and_not_asked_for() -> Result<()> {
+async fn agent_watches_config_maps_and_does_not_poll() -> Result<()> {
     const CHANGES: usize = 30;
     let (scene, agent) = Scene::with_agent("heard").await?;
     scene.config_map("settings", "mode", "0").await?;
@@ -125,7 +125,7 @@ async fn what_changes_is_heard_of_and_not_asked_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_changed_label_is_seen_by_a_running_guest() -> Result<()> {
+async fn running_guest_sees_a_changed_label() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("label").await?;
     let items = json!([{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]);
     let script =
@@ -139,7 +139,7 @@ async fn a_changed_label_is_seen_by_a_running_guest() -> Result<()> {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_arrive_as_they_are() -> Result<()> {
+async fn binary_data_arrives_unchanged() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("binary").await?;
     // The bytes 00 ff 0a 80.
     let data = json!({"blob": "AP8KgA=="});
@@ -152,7 +152,7 @@ async fn bytes_that_are_no_text_arrive_as_they_are() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_optional_comes_and_goes_in_a_running_guest() -> Result<()> {
+async fn running_guest_sees_optional_objects_come_and_go() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("optional").await?;
     let until =
         |condition: &str| format!("until [ {condition} ]; do sleep 0.05; done; ls settings login | xargs; ");
@@ -196,7 +196,7 @@ async fn what_is_optional_comes_and_goes_in_a_running_guest() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_change_while_there_is_no_agent_is_not_lost() -> Result<()> {
+async fn agent_restart_updates_volumes_changed_meanwhile() -> Result<()> {
     let (scene, agent) = Scene::with_agent("unseen").await?;
     scene.config_map("settings", "mode", "old").await?;
     let script = "cd /private/tmp/settings; until grep -q new mode; do sleep 0.05; done; cat mode";
@@ -210,7 +210,7 @@ async fn a_change_while_there_is_no_agent_is_not_lost() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_missing_config_map_is_told_and_waited_for() -> Result<()> {
+async fn pod_waits_for_the_missing_config_map_of_a_volume() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("missing").await?;
     let pod = scene.pod("missing").strict_sh("cat /private/tmp/settings/mode").config_map("settings");
     pod.create().await?;
@@ -224,7 +224,7 @@ async fn a_missing_config_map_is_told_and_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nothing_secret_remains_of_a_pod_that_is_over() -> Result<()> {
+async fn secret_volumes_of_ended_pods_are_deleted() -> Result<()> {
     let (scene, agent) = Scene::with_agent("traces").await?;
     scene.secret("login", "password", SECRET).await?;
     let script = "until [ -e /private/tmp/enough ]; do sleep 0.05; done";
@@ -248,7 +248,7 @@ async fn nothing_secret_remains_of_a_pod_that_is_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_read_only_mount_cannot_be_written_to() -> Result<()> {
+async fn read_only_mount_cannot_be_written() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("readonly").await?;
     scene.config_map("settings", "mode", "fast").await?;
     let script = "cd /private/tmp; echo one > cache/file; cat locked/file; \
@@ -266,7 +266,7 @@ async fn a_read_only_mount_cannot_be_written_to() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_reader_never_sees_a_mix() -> Result<()> {
+async fn guest_never_sees_a_mix_of_two_versions() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("mix").await?;
     let settings = |version: u32| {
         // Large enough for a write to take its time.
@@ -289,7 +289,7 @@ async fn a_reader_never_sees_a_mix() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_vm_cannot_have_is_refused_in_words() -> Result<()> {
+async fn unsupported_volumes_are_refused() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("refused").await?;
     for (name, source, words) in [
         ("pages", json!({"emptyDir": {"medium": "HugePages"}}), "spec.volumes[0].emptyDir.medium: "),

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::scene::{PodView as _, Scene};
 
 #[tokio::test]
-async fn an_empty_dir_outlives_its_container() -> Result<()> {
+async fn empty_dir_outlives_its_container() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("kept").await?;
     let script = "cd /private/tmp/cache; if [ -e file ]; then cat file; else echo kept > file; exit 1; fi";
     for (name, source) in [("kept", json!({})), ("fast", json!({"medium": "Memory"}))] {
@@ -18,7 +18,7 @@ async fn an_empty_dir_outlives_its_container() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_empty_dir_in_memory_is_the_guests_own() -> Result<()> {
+async fn empty_dir_in_memory_is_in_the_guest_only() -> Result<()> {
     const SECRET: &str = "hunter2-correct-horse-battery-staple";
     let (scene, _agent) = Scene::with_agent("memory").await?;
     let image = "registry.test/macos/admin:1";
@@ -45,7 +45,7 @@ async fn an_empty_dir_in_memory_is_the_guests_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_fills_an_empty_dir_beyond_its_limit_is_evicted() -> Result<()> {
+async fn pod_above_its_empty_dir_size_limit_is_evicted() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("limit").await?;
     let script = "dd if=/dev/zero of=/private/tmp/cache/file bs=1024 count=4096; sleep 1000";
     let pod =

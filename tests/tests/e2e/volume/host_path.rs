@@ -7,7 +7,7 @@ use super::without_errors;
 use crate::scene::Scene;
 
 #[tokio::test]
-async fn only_allowed_directories_of_the_host_are_shared() -> Result<()> {
+async fn only_allowed_host_paths_are_shared() -> Result<()> {
     let mut scene = Scene::new("host").await?;
     let host = scene.mac.sandbox().directory("host")?;
     for dir in ["open", "read"] {

@@ -28,7 +28,7 @@ fn with_part<'a>(scene: &'a Scene, name: &str, part: &str) -> PodBuilder<'a> {
 }
 
 #[tokio::test]
-async fn parts_of_a_volume_are_mounted_and_made() -> Result<()> {
+async fn sub_paths_are_made_and_mounted() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("parts").await?;
     scene.config_map("settings", "mode", "fast").await?;
     let output = with_part(&scene, "parts", "logs/$(JOB)")
@@ -44,7 +44,7 @@ async fn parts_of_a_volume_are_mounted_and_made() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_part_that_an_annotation_names_is_had_once_that_is_there() -> Result<()> {
+async fn sub_path_expr_waits_for_its_annotation() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("named-part").await?;
     with_part(&scene, "named", "$(PART)")
         .strict_sh("ls /private/tmp/whole; echo $PART")
@@ -60,7 +60,7 @@ async fn a_part_that_an_annotation_names_is_had_once_that_is_there() -> Result<(
 }
 
 #[tokio::test]
-async fn a_part_that_has_a_secret_name_is_told_to_nobody() -> Result<()> {
+async fn secret_sub_path_is_in_no_log_and_no_event() -> Result<()> {
     const SECRET: &str = "hunter2-correct-horse-battery-staple";
     let (scene, agent) = Scene::with_agent("secret-part").await?;
     scene.secret("keys", "password", SECRET).await?;
@@ -82,7 +82,7 @@ async fn a_part_that_has_a_secret_name_is_told_to_nobody() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_an_init_container_makes_is_what_the_main_one_mounts() -> Result<()> {
+async fn main_container_mounts_a_sub_path_that_an_init_container_made() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("init-part").await?;
     let init = "cd /private/tmp/work; echo made >template; cp template config.yaml; mkdir -p releases/3; \
                 echo three >releases/3/file; ln -s releases/3 current";
@@ -96,7 +96,7 @@ async fn what_an_init_container_makes_is_what_the_main_one_mounts() -> Result<()
 }
 
 #[tokio::test]
-async fn a_link_that_an_init_container_leaves_leads_nowhere_on_the_host() -> Result<()> {
+async fn sub_path_link_of_an_init_container_leads_nowhere_on_the_host() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("part-link").await?;
     let outside = scene.mac.sandbox().directory("outside")?;
     let init = format!("ln -s '{}' /private/tmp/work/out", outside.display());
@@ -110,7 +110,7 @@ async fn a_link_that_an_init_container_leaves_leads_nowhere_on_the_host() -> Res
 }
 
 #[tokio::test]
-async fn a_part_can_be_named_after_the_pods_address() -> Result<()> {
+async fn sub_path_expr_can_have_the_pods_address() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("part-address").await?;
     let output = scene
         .pod("address")
@@ -125,7 +125,7 @@ async fn a_part_can_be_named_after_the_pods_address() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_there_is_an_empty_directory() -> Result<()> {
+async fn sub_path_of_a_missing_file_is_an_empty_directory() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-part").await?;
     let output = scene
         .pod("absent")
@@ -139,7 +139,7 @@ async fn a_file_that_is_not_there_is_an_empty_directory() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_guest_whose_user_cannot_become_root_says_so() -> Result<()> {
+async fn mount_that_needs_root_is_reported_without_sudo() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-sudo").await?;
     let image = "registry.test/macos/no-sudo:1";
     scene.mac.add_image(image, &json!({"uid": 501, "sudo": false}))?;

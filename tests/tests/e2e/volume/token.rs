@@ -18,7 +18,7 @@ fn claims(token: &str) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn tokens_are_the_pods_own() -> Result<()> {
+async fn pod_gets_its_own_tokens() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("token").await?;
     let token =
         json!({"serviceAccountToken": {"path": "mine", "audience": "vault", "expirationSeconds": 7200}});
@@ -40,7 +40,7 @@ async fn tokens_are_the_pods_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_token_is_renewed_while_its_pod_reads_it() -> Result<()> {
+async fn token_is_renewed_while_its_pod_reads_it() -> Result<()> {
     // No token lives for less than ten minutes, so this agent renews its tokens sooner.
     const USE: &str = "TART_KUBELET_TOKEN_USE";
     if !programs::agent_knows(USE)? {
@@ -70,7 +70,7 @@ async fn a_token_is_renewed_while_its_pod_reads_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_wants_no_token_gets_none() -> Result<()> {
+async fn pod_without_automount_gets_no_token() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("tokenless").await?;
     let pod = scene.pod("tokenless").strict_sh("test ! -e /var/run/secrets/kubernetes.io && echo none");
     let output = pod.spec(json!({"automountServiceAccountToken": false})).output().await?;

@@ -40,7 +40,7 @@ fn pod<'a>(scene: &'a Scene, name: &str, script: &str, part: &str, source: &Valu
 }
 
 #[tokio::test]
-async fn whatever_a_guest_leaves_behind_is_removed_and_nothing_else() -> Result<()> {
+async fn agent_deletes_all_that_a_guest_leaves_and_nothing_else() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("debris").await?;
     let outside = outside(&scene)?;
     let target = outside.display();
@@ -61,7 +61,7 @@ async fn whatever_a_guest_leaves_behind_is_removed_and_nothing_else() -> Result<
 }
 
 #[tokio::test]
-async fn a_part_that_has_become_something_else_is_not_followed() -> Result<()> {
+async fn agent_does_not_follow_a_replaced_sub_path() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("bent").await?;
     let outside = outside(&scene)?;
     let target = outside.display();
@@ -85,7 +85,7 @@ async fn a_part_that_has_become_something_else_is_not_followed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_directory_that_changes_while_the_agent_writes_leads_nowhere() -> Result<()> {
+async fn agent_writes_nothing_through_a_directory_that_becomes_a_link() -> Result<()> {
     let mut scene = Scene::new("race").await?;
     let outside = outside(&scene)?;
     let shared = scene.mac.sandbox().directory("shared")?;
@@ -154,7 +154,7 @@ async fn is_not_fooled(scene: &Scene, pod: &str, outside: &Path) -> Result<()> {
 const WRITE: &str = "echo x >/private/tmp/host/written";
 
 #[tokio::test]
-async fn a_directory_that_another_guest_could_replace_is_not_shared() -> Result<()> {
+async fn host_path_inside_a_writable_host_path_is_not_shared() -> Result<()> {
     let (scene, _agent, shared) = sharing("nested").await?;
     let outside = outside(&scene)?;
     // When the test says so, the outer Pod tries to make the inner one write elsewhere.
@@ -191,7 +191,7 @@ async fn a_directory_that_another_guest_could_replace_is_not_shared() -> Result<
 }
 
 #[tokio::test]
-async fn a_guest_that_could_replace_a_directory_waits_until_its_vm_has_it() -> Result<()> {
+async fn writable_host_path_waits_for_the_vm_of_an_inner_host_path() -> Result<()> {
     let (scene, _agent, shared) = sharing("around").await?;
     let inner = shared.join("inner");
     scene.mac.set_fault("hang", "set")?;
@@ -217,7 +217,7 @@ async fn a_guest_that_could_replace_a_directory_waits_until_its_vm_has_it() -> R
 }
 
 #[tokio::test]
-async fn a_directory_that_is_replaced_before_its_vm_runs_is_not_shared() -> Result<()> {
+async fn host_path_replaced_before_the_vm_runs_is_not_shared() -> Result<()> {
     let (scene, _agent, shared) = sharing("replaced").await?;
     let outside = outside(&scene)?;
     scene.mac.set_fault("hang", "set")?;
@@ -229,7 +229,7 @@ async fn a_directory_that_is_replaced_before_its_vm_runs_is_not_shared() -> Resu
 }
 
 #[tokio::test]
-async fn a_directory_that_is_replaced_while_a_vm_waits_for_room_is_not_shared() -> Result<()> {
+async fn host_path_replaced_while_the_shim_waits_for_space_is_not_shared() -> Result<()> {
     let (scene, agent, shared) = sharing("replaced-room").await?;
     let outside = outside(&scene)?;
     scene.mac.set_fault("hang", "set")?;
@@ -247,7 +247,7 @@ async fn a_directory_that_is_replaced_while_a_vm_waits_for_room_is_not_shared() 
 }
 
 #[tokio::test]
-async fn a_vm_whose_directory_is_replaced_while_it_boots_does_not_go_on() -> Result<()> {
+async fn vm_whose_host_path_is_replaced_while_it_boots_is_stopped() -> Result<()> {
     let (scene, _agent, shared) = sharing("replaced-boot").await?;
     let outside = outside(&scene)?;
     // The VM runs, but the shim cannot learn its address.
