@@ -25,9 +25,9 @@ demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends b
 	@$(say) "demo"
 	@$(real_tart) $(BUILT)/debug/demo $(if $(CHECK),--check)
 
-test: assets build ## Run all tests
+test: assets build ## Run all tests; T=orphans:: for those whose path matches
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"
-	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast
+	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast $(if $(T),-- $(T))
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binaries (some minutes when they are not there yet)"
@@ -39,15 +39,17 @@ control-plane: ## Build the whole control plane into the user's cache (8 minutes
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
 	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER)
 
-lint: rust ## Check formatting and lints
+lint: rust ## Check formatting, lints and the links of the code's documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 fmt: rust ## Format the code
 	$(CARGO) fmt --all
 
 docs: rust ## Write the documentation that is made from code
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-kubelet the_documentation_is_the_table
+	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-sim --lib the_readme_lists_every_fault
 
 deny: rust ## Check licences, duplicates and sources of all dependencies; ADVISORIES=1 for known holes too (needs the network)
 	@command -v cargo-deny >/dev/null || { $(say) "installing cargo-deny"; $(CARGO) install --locked --quiet cargo-deny; }

@@ -10,41 +10,45 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::cli::{AgentArgs, HostArgs, ListenAddress};
-use crate::gc::images::{BadWatermarks, Collector};
-use crate::gc::observe::Observer;
-use crate::gc::vms;
+use crate::apiserver::events::Events;
+use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
+use crate::env::sources::InputSources;
+use crate::eviction::EvictionManager;
+use crate::fs::file::FileError;
+use crate::gc::collector;
+use crate::gc::observer::Observer;
 use crate::identity::{self, Identity, IdentityError};
-use crate::image::Images;
-use crate::image::ahead::Ahead;
-use crate::image::door;
+use crate::image::ImageStore;
+use crate::image::gc::{BadWatermarks, ImageCollector};
+use crate::image::manager::ImageManager;
 use crate::image::prepull::PrePull;
+use crate::image::pull_socket;
 use crate::metrics::{self, Metrics};
+use crate::names::{BadNodeName, NodeName};
 use crate::node::address::{AddressError, AddressSource};
-use crate::node::desired::NodeConfig;
-use crate::node::health::{self, HostWatch, Sources};
-use crate::node::host::{self, Gauges, HostFacts};
-use crate::node::lease::{self, Heart};
-use crate::node::offer::Offers;
-use crate::node::resources::{BadReservation, Machine, Resources, Wishes};
-use crate::node::rival::{self, Rival};
-use crate::node::starts::StartBoard;
-use crate::node::{BadNodeName, NodeName, keeper};
-use crate::pod::at_work::AtWork;
-use crate::pod::events::Events;
+use crate::node::capacity::{BadReservation, CapacityOverrides, Machine, Resources};
+use crate::node::controller;
+use crate::node::health::{self, HealthSources, HostWatch};
+use crate::node::lease::{self, Heartbeat};
+use crate::node::lease_owner::{self, ForeignLease};
+use crate::node::node_info::NodeInfos;
+use crate::node::object::NodeConfig;
+use crate::node::signals::SignalSources;
+use crate::node::start_failures::StartReports;
+use crate::os::availability::volume;
+use crate::os::host::HostFacts;
 use crate::pod::manager::{Manager, ManagerError};
-use crate::pod::roster::Roster;
-use crate::pod::slots::Slots;
+use crate::pod::registry::PodRegistry;
+use crate::pod::registry::active::ActiveWorkers;
+use crate::pod::registry::slots::VmSlots;
 use crate::pod::worker::Host;
-use crate::pod::world::World;
-use crate::room::Room;
-use crate::state::{Claim, ClaimError, StateDir, StateError};
+use crate::state::{StateDir, TartHomeError, TartHomeOwner};
 use crate::tart::{self, Tart};
 use crate::volume::HostPaths;
 
 /// Why the agent could not start or go on.
 #[derive(Debug, thiserror::Error)]
-pub enum AgentError {
+pub(crate) enum AgentError {
     /// The agent has no identity, or no longer.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -68,16 +72,16 @@ pub enum AgentError {
     Listen(SocketAddr, #[source] io::Error),
     /// Another agent has the Node.
     #[error(transparent)]
-    Rival(#[from] Rival),
+    ForeignLease(#[from] ForeignLease),
     /// The state directory cannot be used.
     #[error("cannot use the state directory; name another one with --state-dir")]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// Another agent runs.
     #[error("another tart-kubelet uses the state directory {}", .0.display())]
     Twice(PathBuf),
     /// Another agent has tart's home.
     #[error(transparent)]
-    Claim(#[from] ClaimError),
+    TartHomeOwner(#[from] TartHomeError),
     /// Something that every process can do failed.
     #[error("cannot start")]
     Start(#[source] io::Error),
@@ -87,7 +91,7 @@ pub enum AgentError {
 }
 
 /// Runs the agent until it is told to end. VMs and the Lease are left alone: the next agent takes them over.
-pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
+pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Start)?;
     let (health, health_seen) = watch::channel(None);
@@ -98,8 +102,8 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let tart = Tart::new(&args.tart_binary);
     tokio::spawn(tart::end_overdue_calls(tart.home().to_owned()));
     let config = node_config(&args, &tart).await?;
-    let claim = Claim::take(&tart, &config.name)?;
-    let Ahead { images, collector } = open_images(&args, &tart, &state, &metrics)?;
+    let claim = TartHomeOwner::take(&tart, &config.name)?;
+    let ImageManager { images, collector } = open_images(&args, &tart, &state, &metrics)?;
     let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
     let address = source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
@@ -115,7 +119,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
-    let gauges = Gauges::of(&state, &tart, &config.facts, &args.host.dhcp_leases);
+    let gauges = SignalSources::of(&state, &tart, &config.facts, &args.host.dhcp_leases);
     let host_seen = HostWatch {
         gauges: gauges.clone(),
         thresholds: args.host.eviction_hard.clone(),
@@ -126,54 +130,65 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
     }
     .spawn()
     .map_err(AgentError::Start)?;
-    let (starts, starts_seen) = StartBoard::new();
+    let (starts, starts_seen) = StartReports::new();
     let (tart_health, tart_seen) = watch::channel(None);
     let sources =
-        Sources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
+        HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
 
+    let addresses = health::addresses(health_seen.clone());
     let events = Events::new(client.clone(), &config.name);
     let host = Arc::new(Host {
         program: std::env::current_exe().map_err(AgentError::Start)?,
         images: images.clone(),
-        health: health_seen.clone(),
+        address: addresses.clone(),
         events: events.clone(),
         tart: tart.clone(),
         starts,
         address_patience: args.host.vm_address_timeout,
         boot_limit: args.host.vm_boot_timeout,
         dhcp_leases: args.host.dhcp_leases.clone(),
-        world: World::new(&client, Arc::new(config.resources.allocatable.clone()), health_seen.clone()),
+        world: InputSources::new(&client, Arc::new(config.resources.allocatable.clone()), addresses),
         host_paths: Arc::new(HostPaths::new(args.allowed_host_path.clone(), state.path(), tart.home())),
         cluster_domain: args.host.cluster_domain.clone(),
         metrics: metrics.clone(),
-        slots: Slots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
-        roster: Roster::default(),
+        slots: VmSlots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
+        roster: PodRegistry::default(),
         collector,
-        at_work: AtWork::default(),
+        at_work: ActiveWorkers::default(),
     });
     let thresholds = args.host.eviction_hard.clone();
-    let room = Room { host: host.clone(), gauges, thresholds, state: state.clone() };
+    let eviction = EvictionManager {
+        pods: host.roster.clone(),
+        collector: host.collector.clone(),
+        health: health_seen.clone(),
+        events: events.clone(),
+        tart: tart.clone(),
+        signals: gauges,
+        thresholds,
+        state: state.clone(),
+    };
     let collector = vm_collector(&args, &host, &state, &config.name, &client);
     let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
     let work = async {
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
-        let claimed = rival::wait_for_none(&leases, &config.name, &instance).await?;
+        let claimed = lease_owner::wait_for_none(&leases, &config.name, &instance).await?;
         let (uid, uid_seen) = watch::channel(None);
-        let heart = Heart { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
+        let heart = Heartbeat { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
         let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
-        let prepull = PrePull { host: host.clone(), node: node_seen.clone() };
-        let offers = Offers::new(&config, Api::all(client.clone()), node_seen);
+        let manager = ImageManager { images: host.images.clone(), collector: host.collector.clone() };
+        let prepull = PrePull { manager, events: events.clone(), node: node_seen.clone() };
+        let offers = NodeInfos::new(&config, Api::all(client.clone()), node_seen);
         let manager = Manager::new(host, client.clone(), offers, state);
-        let onlookers = keeper::Onlookers { uid, node };
+        let onlookers = controller::NodeObservers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
-            () = room.keep() => {}
+            () = eviction.run() => {}
             () = prepull.follow() => {}
-            () = keeper::keep(client.clone(), config, health_seen, onlookers, events) => {}
+            () = controller::keep(client.clone(), config, health_seen, onlookers, events) => {}
             () = collect(collector) => {}
-            Ok(rival) = rival => return Err(AgentError::Rival(rival)),
+            Ok(rival) = rival => return Err(AgentError::ForeignLease(rival)),
         }
         Ok(())
     };
@@ -191,7 +206,7 @@ pub async fn run(args: AgentArgs) -> Result<(), AgentError> {
 }
 
 /// Waits until the agent is told to end, and has it leave in order.
-async fn end(mut terminate: Signal, mut interrupt: Signal, images: &Images) {
+async fn end(mut terminate: Signal, mut interrupt: Signal, images: &ImageStore) {
     tokio::select! {
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
@@ -201,8 +216,8 @@ async fn end(mut terminate: Signal, mut interrupt: Signal, images: &Images) {
 }
 
 /// Where the agent's credentials come from.
-fn credentials(args: &AgentArgs, state: &StateDir) -> identity::Sources {
-    identity::Sources {
+fn credentials(args: &AgentArgs, state: &StateDir) -> identity::CredentialSources {
+    identity::CredentialSources {
         kubeconfig: args.kubeconfig.clone(),
         bootstrap: args.bootstrap_kubeconfig.clone(),
         pki: state.pki_path(),
@@ -216,7 +231,7 @@ fn vm_collector(
     state: &StateDir,
     node: &NodeName,
     client: &Client,
-) -> Option<vms::Collector> {
+) -> Option<collector::OrphanCollector> {
     if args.disable_vm_gc {
         info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
         return None;
@@ -230,11 +245,11 @@ fn vm_collector(
         min_age: args.vm_gc_min_age,
     };
     let (at_work, metrics) = (host.at_work.clone(), host.metrics.clone());
-    Some(vms::Collector::new(observer, at_work, metrics, args.vm_gc_interval))
+    Some(collector::OrphanCollector::new(observer, at_work, metrics, args.vm_gc_interval))
 }
 
 /// Collects VMs for as long as it is polled.
-async fn collect(collector: Option<vms::Collector>) {
+async fn collect(collector: Option<collector::OrphanCollector>) {
     if let Some(collector) = collector {
         // On a task of its own: what takes long to delete holds up nobody.
         if let Err(error) = tokio::spawn(collector.run()).await {
@@ -266,14 +281,6 @@ async fn listen(
     })
 }
 
-/// The name of the Node: the one that was given, or the machine's own.
-pub fn node_name(args: &AgentArgs, facts: &HostFacts) -> Result<NodeName, BadNodeName> {
-    match &args.node_name {
-        Some(name) => Ok(name.clone()),
-        None => facts.hostname.to_ascii_lowercase().parse(),
-    }
-}
-
 /// The images of this host, and who collects them, unless nothing may be collected. From here on they can be asked for by hand, before
 /// anybody has let this Node in.
 fn open_images(
@@ -281,31 +288,32 @@ fn open_images(
     tart: &Tart,
     state: &StateDir,
     metrics: &Metrics,
-) -> Result<Ahead, AgentError> {
+) -> Result<ImageManager, AgentError> {
     let (rules, pulls) = (args.images.rules()?, args.images.max_parallel_image_pulls.into());
-    let images = Arc::new(Images::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
+    let images = Arc::new(ImageStore::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
     images.tend_partials();
-    let collector = || Collector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone());
+    let collector =
+        || ImageCollector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone());
     let collector = (!args.disable_vm_gc).then(|| Arc::new(collector()));
-    let ahead = Ahead { images, collector };
+    let ahead = ImageManager { images, collector };
     let (door, asked) = (state.door_path(), ahead.clone());
-    tokio::spawn(async move { door::serve(&door, asked).await });
+    tokio::spawn(async move { pull_socket::serve(&door, asked).await });
     Ok(ahead)
 }
 
 async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {
     let facts = HostFacts::discover().await;
-    let name = node_name(args, &facts)?;
+    let name = args.node_name(&facts.hostname)?;
     if args.max_pods > 2 {
         warn!("--max-pods {}: macOS runs two VMs at most, further Pods will fail to start", args.max_pods);
     }
     let machine = Machine {
         cores: facts.cores.try_into().unwrap_or(u64::MAX),
         memory: facts.memory,
-        storage: host::volume(tart.home()).map(|volume| volume.total),
+        storage: volume(tart.home()).map(|volume| volume.total),
     };
-    let HostArgs { host_cpu, host_memory_mb, kube_reserved, eviction_hard, .. } = &args.host;
-    let wishes = Wishes { cores: *host_cpu, memory_mib: *host_memory_mb, pods: args.max_pods };
+    let NodeArgs { host_cpu, host_memory_mb, kube_reserved, eviction_hard, .. } = &args.host;
+    let wishes = CapacityOverrides { cores: *host_cpu, memory_mib: *host_memory_mb, pods: args.max_pods };
     Ok(NodeConfig {
         name,
         provider_id: args.provider_id.clone().filter(|id| !id.is_empty()),

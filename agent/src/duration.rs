@@ -6,10 +6,10 @@ use std::time::Duration;
 /// A text that is no duration.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not a duration such as `90s`, `5m` or `1h30m`")]
-pub struct BadDuration(String);
+pub(crate) struct BadDuration(String);
 
 /// Reads a duration: whole numbers, each with one of the units `h`, `m`, `s` and `ms`. A lone `0` is one too.
-pub fn parse(text: &str) -> Result<Duration, BadDuration> {
+pub(crate) fn parse(text: &str) -> Result<Duration, BadDuration> {
     let bad = || BadDuration(text.to_owned());
     if text == "0" {
         return Ok(Duration::ZERO);
@@ -36,7 +36,7 @@ pub fn parse(text: &str) -> Result<Duration, BadDuration> {
 }
 
 /// Writes whole seconds as Go does, and so the kubelet.
-pub fn show(duration: Duration) -> String {
+pub(crate) fn show(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds}s"),
@@ -47,9 +47,9 @@ pub fn show(duration: Duration) -> String {
 
 /// A duration as people say it.
 #[derive(Debug, Clone, Copy)]
-pub struct Rough(pub Duration);
+pub(crate) struct Approximate(pub(crate) Duration);
 
-impl fmt::Display for Rough {
+impl fmt::Display for Approximate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_secs() {
             seconds @ ..120 => write!(f, "{seconds} s"),

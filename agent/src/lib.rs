@@ -1,33 +1,54 @@
-//! A Kubernetes node agent for Macs: every Pod of its Node is a Tart VM.
+//! A Kubernetes node agent for Macs. Each Pod of its Node runs as one Tart VM.
 //!
-//! Every loop in here has three steps: observe (API objects, files, locks), decide (a pure function), act (one
-//! effect, safe to repeat). `pod::decide`, `node::desired`, `identity::decide` and `gc::orphan` are the decisions; `state` is what survives the agent;
-//! `shim` is the process that owns a VM while agents come and go.
+//! Two processes come from this crate. The *agent* registers the Node and decides what happens to each Pod. A *shim* owns one VM and its
+//! command; it outlives the agent.
+//!
+//! Every loop has three steps: observe (API objects, files, locks), decide (a pure function), act (one effect, safe to repeat). The decisions
+//! are `pod::sync::decide`, `node::object::decide`, `identity::decide`, `image::gc::choose` and `gc::orphan`.
+//!
+//! Modules are layers. A module imports only modules that stand before it in this list; the test below keeps it so.
+//!
+//! ```text
+//! words      error_chain crash_point text_table duration quantity backoff names
+//! machine    os fs tart
+//! services   metrics apiserver identity state logs guest env
+//! parts      image probe volume
+//! VM         shim
+//! Kubernetes node pod eviction gc
+//! program    api cli agent program
+//! ```
 
-pub mod agent;
-pub mod cli;
-pub mod crash;
-pub mod duration;
-pub mod gc;
-pub mod guest;
-pub mod identity;
-pub mod image;
-pub mod metrics;
-pub mod node;
-pub mod objects;
-pub mod open_files;
-pub mod pod;
-pub mod probe;
-pub mod processes;
-pub mod program;
-pub mod quantity;
-pub mod report;
-pub mod room;
-pub mod services;
-pub mod shim;
-pub mod state;
-pub mod table;
-pub mod tailscale;
-pub mod tart;
-pub mod vm;
-pub mod volume;
+mod agent;
+mod api;
+mod apiserver;
+mod backoff;
+mod cli;
+mod crash_point;
+mod duration;
+mod env;
+mod error_chain;
+mod eviction;
+mod fs;
+mod gc;
+mod guest;
+mod identity;
+mod image;
+mod logs;
+mod metrics;
+mod names;
+mod node;
+mod os;
+mod pod;
+mod probe;
+mod program;
+mod quantity;
+mod shim;
+mod state;
+mod tart;
+mod text_table;
+mod volume;
+
+pub use program::run;
+
+#[cfg(test)]
+mod layers;

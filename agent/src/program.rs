@@ -1,90 +1,152 @@
-//! One short call of a small program of the host: bounded in time, killed with its children when it is late.
-//!
-//! `tart` is not small; it has a module of its own.
+//! The `tart-kubelet` program: from its arguments to its exit code.
 
-use std::ffi::OsStr;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
-use tokio::process::Command;
-use tokio::time::timeout;
+use clap::Parser;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
-/// A call that gave no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgramError {
-    /// The program could not be started.
-    #[error("cannot run {}", .0.display())]
-    Spawn(PathBuf, #[source] io::Error),
-    /// It did not end in time, and was killed.
-    #[error("{} did not answer within {} s", .0.display(), .1.as_secs())]
-    Late(PathBuf, Duration),
-    /// It failed.
-    #[error("{} failed ({status}): {said}", program.display())]
-    Failed {
-        /// The program.
-        program: PathBuf,
-        /// How it ended.
-        status: ExitStatus,
-        /// The last line of what it said.
-        said: String,
-    },
-}
+use crate::cli::images_pull::{self, Said};
+use crate::cli::{AgentArgs, Cli, GcArgs, ImagesCommand, PullArgs, SubCommand, gc_dry_run, images_list};
+use crate::error_chain::chain;
+use crate::os::open_files;
+use crate::{agent, shim};
 
-/// Runs a program to its end and returns what it printed.
-pub async fn run<A: AsRef<OsStr>>(
-    program: &Path,
-    arguments: &[A],
-    limit: Duration,
-) -> Result<String, ProgramError> {
-    let unable = |error| ProgramError::Spawn(program.to_owned(), error);
-    let child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(unable)?;
-    let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
-    let Ok(output) = timeout(limit, child.wait_with_output()).await else {
-        if let Some(group) = group {
-            // An error says that nobody of it is left.
-            let _ = killpg(group, Signal::SIGKILL);
-        }
-        return Err(ProgramError::Late(program.to_owned(), limit));
+/// Runs what the command line asks for.
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version are what was asked for.
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) => return fail(&first_paragraph(&error.render().to_string())),
     };
-    let output = output.map_err(unable)?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    log_to_stderr();
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        return fail("the TLS provider was installed twice");
     }
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let last = errors.lines().rev().map(str::trim).find(|line| !line.is_empty());
-    let said = last.unwrap_or("it said nothing").chars().take(300).collect();
-    Err(ProgramError::Failed { program: program.to_owned(), status: output.status, said })
+    let ended = match cli.command {
+        Some(SubCommand::Shim { dir }) => run_shim(&dir),
+        Some(SubCommand::Gc(args)) => run_gc(&args),
+        Some(SubCommand::Images(ImagesCommand::List(args))) => run_list(&args),
+        Some(SubCommand::Images(ImagesCommand::Pull(args))) => match run_pull(&args) {
+            Ok(true) => Ok(()),
+            // The failures have been printed.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(message) => Err(message),
+        },
+        None => run_agent(cli.agent),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => fail(&message),
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn run_agent(args: AgentArgs) -> Result<(), String> {
+    open_files::ask_for_many();
+    let runtime = start(Builder::new_multi_thread().worker_threads(2))?;
+    let ended = runtime.block_on(agent::run(args)).map_err(|error| chain(&error));
+    // Every task that is still running is safe to repeat or owned by a shim.
+    runtime.shutdown_background();
+    ended
+}
 
-    async fn shell(script: &str, limit: Duration) -> Result<String, ProgramError> {
-        run(Path::new("/bin/sh"), &["-c", script], limit).await
+fn run_shim(dir: &Path) -> Result<(), String> {
+    open_files::ask_for_many();
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let stdin =
+        io::stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no standard input: {error}"))?;
+    let ended = runtime.block_on(shim::run(dir, File::from(stdin))).map_err(|error| chain(&error));
+    // A disk that hangs would keep the process, and with it the VM's lock.
+    runtime.shutdown_background();
+    ended
+}
+
+#[expect(clippy::print_stdout, reason = "the table that was asked for")]
+fn run_gc(args: &GcArgs) -> Result<(), String> {
+    if !args.dry_run {
+        let only = "`tart-kubelet gc` deletes nothing by hand: the agent collects by itself";
+        return Err(format!("{only}; `tart-kubelet gc --dry-run` shows what it would delete, and why"));
     }
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let table = runtime.block_on(gc_dry_run::table(&args.agent)).map_err(|error| chain(&error))?;
+    print!("{table}");
+    Ok(())
+}
 
-    #[tokio::test]
-    async fn an_answer_a_failure_and_silence_are_told_apart() {
-        let long = Duration::from_mins(1);
-        assert_eq!(shell("echo yes", long).await.unwrap(), "yes\n");
-        let error = shell("echo no >&2; exit 3", long).await.unwrap_err().to_string();
-        assert!(error.contains("exit status: 3") && error.ends_with(": no"), "{error}");
-        let late = shell("sleep 1000 & wait", Duration::from_millis(50)).await.unwrap_err();
-        assert!(matches!(late, ProgramError::Late(..)), "{late}");
-        let missing = run::<&str>(Path::new("/nowhere/x"), &[], long).await.unwrap_err().to_string();
-        assert!(missing.contains("/nowhere/x"), "{missing}");
+#[expect(clippy::print_stdout, reason = "the table that was asked for")]
+fn run_list(args: &AgentArgs) -> Result<(), String> {
+    print!("{}", images_list::table(args).map_err(|error| chain(&error))?);
+    Ok(())
+}
+
+fn run_pull(args: &PullArgs) -> Result<bool, String> {
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let pull = images_pull::pull(args, |said| {
+        // The terminal may be gone. The pull goes on, so that no tart is left behind.
+        let _ = match said {
+            Said::Progress(words) => writeln!(io::stdout(), "{words}"),
+            Said::Failure(words) => writeln!(io::stderr(), "tart-kubelet: {words}"),
+        };
+    });
+    runtime.block_on(async {
+        tokio::select! {
+            pulled = pull => pulled.map_err(|error| chain(&error)),
+            // Dropping the pull kills its tart.
+            ended = told_to_end() => Err(ended),
+        }
+    })
+}
+
+/// Waits for a signal that ends a sub-command.
+async fn told_to_end() -> String {
+    let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
+    let listening =
+        (listen(SignalKind::interrupt()), listen(SignalKind::terminate()), listen(SignalKind::hangup()));
+    let (mut interrupt, mut terminate, mut hangup) = match listening {
+        (Ok(interrupt), Ok(terminate), Ok(hangup)) => (interrupt, terminate, hangup),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return error,
+    };
+    let name = tokio::select! {
+        _ = interrupt.recv() => "SIGINT",
+        _ = terminate.recv() => "SIGTERM",
+        _ = hangup.recv() => "SIGHUP",
+    };
+    format!("ended by {name}")
+}
+
+fn start(builder: &mut Builder) -> Result<Runtime, String> {
+    builder.enable_all().build().map_err(|error| format!("cannot start: {error}"))
+}
+
+/// Prints in one line why the program ends.
+fn fail(message: &str) -> ExitCode {
+    let _ = writeln!(io::stderr(), "tart-kubelet: {message}");
+    ExitCode::from(2)
+}
+
+/// Clap's first paragraph in one line; the rest is about `--help`.
+fn first_paragraph(text: &str) -> String {
+    let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let line = lines.collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("TART_KUBELET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        // On a full disk tracing would panic when it cannot print its own error to standard error.
+        .log_internal_errors(false);
+    if io::stderr().is_terminal() {
+        log.init();
+    } else {
+        log.with_ansi(false).json().flatten_event(true).init();
     }
 }

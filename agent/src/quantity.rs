@@ -2,13 +2,18 @@
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use std::collections::BTreeMap;
+
+/// Amounts by resource name, as a Node's status has them.
+pub(crate) type ResourceList = BTreeMap<String, Quantity>;
+
 /// A quantity in thousandths of its unit, rounded up; `None` when it is not one or does not fit.
-pub fn milli(quantity: &Quantity) -> Option<u64> {
+pub(crate) fn milli(quantity: &Quantity) -> Option<u64> {
     scaled(quantity, 1000)
 }
 
 /// A quantity in whole units, rounded up.
-pub fn whole(quantity: &Quantity) -> Option<u64> {
+pub(crate) fn whole(quantity: &Quantity) -> Option<u64> {
     scaled(quantity, 1)
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// What was seen before.
 #[derive(Debug, Default)]
-pub struct Ages {
+pub(crate) struct Ages {
     seen: HashMap<String, Sight>,
 }
 
@@ -23,23 +23,23 @@ struct Sight {
 
 /// The time by both clocks.
 #[derive(Debug, Clone, Copy)]
-pub struct Now {
+pub(crate) struct Now {
     /// By the host's clock.
-    pub wall: SystemTime,
+    pub(crate) wall: SystemTime,
     /// By one that never jumps.
-    pub steady: Instant,
+    pub(crate) steady: Instant,
 }
 
 impl Now {
     /// Asks both clocks.
-    pub fn ask() -> Self {
+    pub(crate) fn ask() -> Self {
         Self { wall: SystemTime::now(), steady: Instant::now() }
     }
 }
 
 impl Ages {
     /// The age of something that was touched at a time. What is touched in the future is new.
-    pub fn of(&mut self, name: &str, touched: SystemTime, now: Now) -> Duration {
+    pub(crate) fn of(&mut self, name: &str, touched: SystemTime, now: Now) -> Duration {
         let known = self.seen.get(name).filter(|sight| sight.touched == touched);
         let sight = known.copied().unwrap_or_else(|| Sight {
             touched,
@@ -51,7 +51,7 @@ impl Ages {
     }
 
     /// Forgets everything but this.
-    pub fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
+    pub(crate) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.seen.retain(|name, _| is_there(name));
     }
 }

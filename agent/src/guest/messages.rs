@@ -10,16 +10,16 @@ pub(super) struct ExecRequest {
 
 pub(super) mod exec_request {
     #[derive(Clone, PartialEq, prost::Oneof)]
-    pub(in super::super) enum Type {
+    pub(in crate::guest) enum Type {
         #[prost(message, tag = "1")]
-        Command(super::Command),
+        Command(super::CommandMessage),
         #[prost(message, tag = "2")]
         StandardInput(super::IoChunk),
     }
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Command {
+pub(super) struct CommandMessage {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, repeated, tag = "2")]
@@ -42,7 +42,7 @@ pub(super) struct TerminalSize {
     cols: u32,
 }
 
-impl Command {
+impl CommandMessage {
     /// The command for the wire.
     pub(super) fn new(exec: Exec, interactive: bool) -> Self {
         let mut argv = exec.argv.into_iter();
@@ -65,7 +65,7 @@ pub(super) struct ExecResponse {
 
 pub(super) mod exec_response {
     #[derive(Clone, PartialEq, prost::Oneof)]
-    pub(in super::super) enum Type {
+    pub(in crate::guest) enum Type {
         #[prost(message, tag = "1")]
         Exit(super::Exit),
         #[prost(message, tag = "2")]
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_command_is_sent_as_it_is() {
         let exec = Exec { argv: vec!["make".into(), "test".into()], tty: true, ..Exec::default() };
-        let sent = Command::new(exec, true);
+        let sent = CommandMessage::new(exec, true);
         assert_eq!((sent.name.as_str(), sent.args.as_slice()), ("make", ["test".to_owned()].as_slice()));
         assert!(sent.tty && sent.interactive && sent.terminal_size.is_some());
     }
@@ -126,12 +126,15 @@ mod tests {
         let newer = ExecResponse::decode([0x2a, 0x02, 0x08, 0x07].as_slice()).unwrap();
         assert_eq!(newer.r#type, None);
         let request = ExecRequest {
-            r#type: Some(exec_request::Type::Command(Command { name: "a".into(), ..Command::default() })),
+            r#type: Some(exec_request::Type::Command(CommandMessage {
+                name: "a".into(),
+                ..CommandMessage::default()
+            })),
         };
         assert_eq!(request.encode_to_vec(), [0x0a, 0x03, 0x0a, 0x01, b'a']);
         let input = exec_request::Type::StandardInput(IoChunk { data: vec![b'x'] });
         assert_eq!(ExecRequest { r#type: Some(input) }.encode_to_vec(), [0x12, 0x03, 0x0a, 0x01, b'x']);
-        let tty = Command { interactive: true, tty: true, ..Command::default() };
+        let tty = CommandMessage { interactive: true, tty: true, ..CommandMessage::default() };
         assert_eq!(tty.encode_to_vec(), [0x18, 0x01, 0x20, 0x01]);
     }
 }

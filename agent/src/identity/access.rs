@@ -18,26 +18,26 @@ use super::connection;
 
 /// How the API server is reached; good for any number of clients.
 #[derive(Debug, Clone)]
-pub struct Access(watch::Receiver<Arc<Config>>);
+pub(crate) struct ApiAccess(watch::Receiver<Arc<Config>>);
 
 /// Changes how the API server is reached.
 #[derive(Debug)]
-pub struct Changer(watch::Sender<Arc<Config>>);
+pub(crate) struct Changer(watch::Sender<Arc<Config>>);
 
-impl Access {
+impl ApiAccess {
     /// Access by these means, until the changer says otherwise.
-    pub fn new(config: Config) -> (Self, Changer) {
+    pub(crate) fn new(config: Config) -> (Self, Changer) {
         let (sender, receiver) = watch::channel(Arc::new(config));
         (Self(receiver), Changer(sender))
     }
 
     /// The API server's address.
-    pub fn server(&self) -> Uri {
+    pub(crate) fn server(&self) -> Uri {
         self.0.borrow().cluster_url.clone()
     }
 
     /// The cluster that it leads to.
-    pub fn cluster(&self) -> Cluster {
+    pub(crate) fn cluster(&self) -> Cluster {
         Cluster::of(&self.0.borrow())
     }
 
@@ -59,7 +59,7 @@ impl Access {
 
 impl Changer {
     /// From now on every request goes out by these means, on connections of its own.
-    pub fn change(&self, config: Config) {
+    pub(crate) fn change(&self, config: Config) {
         self.0.send_replace(Arc::new(config));
     }
 }
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_watch_ends_between_two_events() {
-        let (access, changer) = Access::new(config());
+        let (access, changer) = ApiAccess::new(config());
         let mut body = Passing::new(Fed::default(), Some(access.0));
         assert!(poll(&mut body).is_pending());
         body.body.0.push_back("{\"a\":");
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_watch_goes_on_when_nobody_can_change_anything() {
-        let (access, changer) = Access::new(config());
+        let (access, changer) = ApiAccess::new(config());
         let mut body = Passing::new(Fed::default(), Some(access.0));
         drop(changer);
         assert!(poll(&mut body).is_pending());
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn other_bodies_pass_whole() {
-        let (_access, changer) = Access::new(config());
+        let (_access, changer) = ApiAccess::new(config());
         let mut body = Passing::new(Fed(["a", "b"].into()), None);
         changer.change(config());
         assert_eq!(poll(&mut body), Poll::Ready(Some(Bytes::from("a"))));

@@ -12,7 +12,7 @@ const KEY_BEGINS: &str = "-----BEGIN PRIVATE KEY-----";
 
 /// A certificate that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum CertificateError {
+pub(crate) enum CertificateError {
     /// There is no certificate in it.
     #[error("there is no certificate in it")]
     NoCertificate(#[source] rustls::pki_types::pem::Error),
@@ -35,19 +35,19 @@ pub enum CertificateError {
 
 /// What a certificate says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct CertificateFacts {
     /// When it ends.
-    pub ends: Timestamp,
+    pub(crate) ends: Timestamp,
     /// Whom it makes its owner.
-    pub user: String,
+    pub(crate) user: String,
     /// A number that only this certificate has, more or less.
-    pub number: u32,
+    pub(crate) number: u32,
     public_key: Vec<u8>,
 }
 
-impl Facts {
+impl CertificateFacts {
     /// Reads the first certificate of a PEM text.
-    pub fn read(pem: &[u8]) -> Result<Self, CertificateError> {
+    pub(crate) fn read(pem: &[u8]) -> Result<Self, CertificateError> {
         let der = CertificateDer::from_pem_slice(pem).map_err(CertificateError::NoCertificate)?;
         let (_, certificate) = parse_x509_certificate(&der).map_err(CertificateError::Broken)?;
         let ends = Timestamp::from_second(certificate.validity().not_after.timestamp());
@@ -62,24 +62,24 @@ impl Facts {
     }
 
     /// Whether the certificate was made for a key.
-    pub fn fit(&self, key: &KeyPair) -> bool {
+    pub(crate) fn fit(&self, key: &KeyPair) -> bool {
         self.public_key == key.public_key_raw()
     }
 }
 
 /// A certificate and its key, known to belong together.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Pair {
+pub(crate) struct Pair {
     /// What the certificate says.
-    pub facts: Facts,
+    pub(crate) facts: CertificateFacts,
     certificate: String,
     key: String,
 }
 
 impl Pair {
     /// Puts a certificate and a key together.
-    pub fn new(certificate: &str, key: &KeyPair) -> Result<Self, CertificateError> {
-        let facts = Facts::read(certificate.as_bytes())?;
+    pub(crate) fn new(certificate: &str, key: &KeyPair) -> Result<Self, CertificateError> {
+        let facts = CertificateFacts::read(certificate.as_bytes())?;
         if !facts.fit(key) {
             return Err(CertificateError::Mismatch);
         }
@@ -91,24 +91,24 @@ impl Pair {
     }
 
     /// Reads what [`Self::to_pem`] wrote.
-    pub fn from_pem(text: &str) -> Result<Self, CertificateError> {
+    pub(crate) fn from_pem(text: &str) -> Result<Self, CertificateError> {
         let (certificate, key) =
             text.find(KEY_BEGINS).map(|begin| text.split_at(begin)).ok_or(CertificateError::NoKey)?;
         Self::new(certificate, &KeyPair::from_pem(key).map_err(CertificateError::Key)?)
     }
 
     /// Both in one text, as a kubelet keeps them: one file is replaced at once, two never are.
-    pub fn to_pem(&self) -> String {
+    pub(crate) fn to_pem(&self) -> String {
         format!("{}{}", self.certificate, self.key)
     }
 
     /// The certificate, with those that vouch for it.
-    pub fn certificate(&self) -> &str {
+    pub(crate) fn certificate(&self) -> &str {
         &self.certificate
     }
 
     /// The private key.
-    pub fn key(&self) -> &str {
+    pub(crate) fn key(&self) -> &str {
         &self.key
     }
 }
@@ -160,6 +160,6 @@ pub(super) mod tests {
             Err(CertificateError::Key(_))
         ));
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-        assert!(matches!(Facts::read(broken.as_bytes()), Err(CertificateError::Broken(_))));
+        assert!(matches!(CertificateFacts::read(broken.as_bytes()), Err(CertificateError::Broken(_))));
     }
 }

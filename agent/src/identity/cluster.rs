@@ -10,16 +10,16 @@ use sha2::{Digest, Sha256};
 
 /// What tells a cluster from another one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     /// The address of its API server.
-    pub server: String,
+    pub(crate) server: String,
     /// The certificate authorities that its API server is known by, as digests; none when the system's own are trusted.
-    pub authorities: BTreeSet<String>,
+    pub(crate) authorities: BTreeSet<String>,
 }
 
 impl Cluster {
     /// The cluster that a kubeconfig leads to.
-    pub fn of(config: &Config) -> Self {
+    pub(crate) fn of(config: &Config) -> Self {
         let digest = |certificate: &Vec<u8>| BASE64_STANDARD.encode(Sha256::digest(certificate));
         Self {
             server: config.cluster_url.to_string(),
@@ -28,7 +28,7 @@ impl Cluster {
     }
 
     /// Whether it is certainly another one. A cluster can change its address, and replace its authority; nobody does both at once.
-    pub fn differs_from(&self, other: &Self) -> bool {
+    pub(crate) fn differs_from(&self, other: &Self) -> bool {
         let known = !self.authorities.is_empty() && !other.authorities.is_empty();
         known && self.server != other.server && self.authorities.is_disjoint(&other.authorities)
     }

@@ -15,7 +15,7 @@ const LONGEST_PAUSE: SignedDuration = SignedDuration::from_hours(1);
 
 /// What the kubeconfig holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub(crate) enum Seen {
     /// There is none.
     Absent,
     /// Nothing that can be used, for a reason.
@@ -33,18 +33,18 @@ pub enum Seen {
 
 /// The time that a certificate serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Term {
+pub(crate) struct Term {
     /// When the agent got it. Not when it says that it begins: signers date that back, which is most of a short life.
-    pub starts: Timestamp,
+    pub(crate) starts: Timestamp,
     /// When it ends.
-    pub ends: Timestamp,
+    pub(crate) ends: Timestamp,
     /// A number that differs from certificate to certificate, so that a fleet does not rotate all at once.
-    pub jitter: u32,
+    pub(crate) jitter: u32,
 }
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decision {
+pub(crate) enum IdentityDecision {
     /// Use what is there, for good.
     Use,
     /// Use it, and decide again then.
@@ -55,14 +55,14 @@ pub enum Decision {
         ends: Timestamp,
     },
     /// Ask for a certificate with the bootstrap credentials.
-    Bootstrap(Reason),
+    Bootstrap(RotationReason),
     /// Give up, in words.
-    Refuse(Reason),
+    Refuse(RotationReason),
 }
 
 /// Why the kubeconfig cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reason {
+pub(crate) enum RotationReason {
     /// There is none.
     Absent,
     /// It does not hold what it should.
@@ -71,7 +71,7 @@ pub enum Reason {
     Expired(Timestamp),
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for RotationReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent => f.write_str("No such file"),
@@ -83,7 +83,7 @@ impl fmt::Display for Reason {
 
 impl Term {
     /// When to ask for the successor.
-    pub fn rotates(&self) -> Timestamp {
+    pub(crate) fn rotates(&self) -> Timestamp {
         let (starts, ends) = (self.starts.as_millisecond(), self.ends.as_millisecond());
         let life = i128::from(ends) - i128::from(starts);
         let share = EARLIEST + SPREAD * i128::from(self.jitter) / i128::from(u32::MAX);
@@ -94,21 +94,23 @@ impl Term {
 }
 
 /// Decides what to do about the agent's identity.
-pub fn decide(seen: &Seen, can_bootstrap: bool, now: Timestamp) -> Decision {
-    let another = |reason| if can_bootstrap { Decision::Bootstrap(reason) } else { Decision::Refuse(reason) };
+pub(crate) fn decide(seen: &Seen, can_bootstrap: bool, now: Timestamp) -> IdentityDecision {
+    let another = |reason| {
+        if can_bootstrap { IdentityDecision::Bootstrap(reason) } else { IdentityDecision::Refuse(reason) }
+    };
     match seen {
-        Seen::Absent => another(Reason::Absent),
-        Seen::Unusable(why) => another(Reason::Unusable(why.clone())),
-        Seen::Endless => Decision::Use,
-        Seen::Given { ends } if now < *ends => Decision::Use,
-        Seen::Own(term) if now < term.rotates() && now < term.ends => Decision::Wait(term.rotates()),
-        Seen::Own(Term { ends, .. }) if now < *ends => Decision::Rotate { ends: *ends },
-        Seen::Given { ends } | Seen::Own(Term { ends, .. }) => another(Reason::Expired(*ends)),
+        Seen::Absent => another(RotationReason::Absent),
+        Seen::Unusable(why) => another(RotationReason::Unusable(why.clone())),
+        Seen::Endless => IdentityDecision::Use,
+        Seen::Given { ends } if now < *ends => IdentityDecision::Use,
+        Seen::Own(term) if now < term.rotates() && now < term.ends => IdentityDecision::Wait(term.rotates()),
+        Seen::Own(Term { ends, .. }) if now < *ends => IdentityDecision::Rotate { ends: *ends },
+        Seen::Given { ends } | Seen::Own(Term { ends, .. }) => another(RotationReason::Expired(*ends)),
     }
 }
 
 /// How long to wait after a rotation that failed: several tries fit into what is left.
-pub fn pause(ends: Timestamp, now: Timestamp) -> SignedDuration {
+pub(crate) fn pause(ends: Timestamp, now: Timestamp) -> SignedDuration {
     (ends.duration_since(now) / 8).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }
 
@@ -129,37 +131,52 @@ mod tests {
     fn what_is_done_with_what_is_there() {
         let broken = || "it is broken".to_owned();
         for (seen, now, with_bootstrap, without) in [
-            (Seen::Absent, 0, Decision::Bootstrap(Reason::Absent), Decision::Refuse(Reason::Absent)),
+            (
+                Seen::Absent,
+                0,
+                IdentityDecision::Bootstrap(RotationReason::Absent),
+                IdentityDecision::Refuse(RotationReason::Absent),
+            ),
             (
                 Seen::Unusable(broken()),
                 0,
-                Decision::Bootstrap(Reason::Unusable(broken())),
-                Decision::Refuse(Reason::Unusable(broken())),
+                IdentityDecision::Bootstrap(RotationReason::Unusable(broken())),
+                IdentityDecision::Refuse(RotationReason::Unusable(broken())),
             ),
-            (Seen::Endless, 0, Decision::Use, Decision::Use),
-            (Seen::Given { ends: at(10) }, 9, Decision::Use, Decision::Use),
+            (Seen::Endless, 0, IdentityDecision::Use, IdentityDecision::Use),
+            (Seen::Given { ends: at(10) }, 9, IdentityDecision::Use, IdentityDecision::Use),
             (
                 Seen::Given { ends: at(10) },
                 10,
-                Decision::Bootstrap(Reason::Expired(at(10))),
-                Decision::Refuse(Reason::Expired(at(10))),
+                IdentityDecision::Bootstrap(RotationReason::Expired(at(10))),
+                IdentityDecision::Refuse(RotationReason::Expired(at(10))),
             ),
-            (own(0, 1000, 0), 0, Decision::Wait(at(700)), Decision::Wait(at(700))),
-            (own(0, 1000, u32::MAX), 899, Decision::Wait(at(900)), Decision::Wait(at(900))),
-            (own(0, 1000, 0), 700, Decision::Rotate { ends: at(1000) }, Decision::Rotate { ends: at(1000) }),
-            (own(0, 1000, 0), 999, Decision::Rotate { ends: at(1000) }, Decision::Rotate { ends: at(1000) }),
+            (own(0, 1000, 0), 0, IdentityDecision::Wait(at(700)), IdentityDecision::Wait(at(700))),
+            (own(0, 1000, u32::MAX), 899, IdentityDecision::Wait(at(900)), IdentityDecision::Wait(at(900))),
+            (
+                own(0, 1000, 0),
+                700,
+                IdentityDecision::Rotate { ends: at(1000) },
+                IdentityDecision::Rotate { ends: at(1000) },
+            ),
+            (
+                own(0, 1000, 0),
+                999,
+                IdentityDecision::Rotate { ends: at(1000) },
+                IdentityDecision::Rotate { ends: at(1000) },
+            ),
             (
                 own(0, 1000, 0),
                 1000,
-                Decision::Bootstrap(Reason::Expired(at(1000))),
-                Decision::Refuse(Reason::Expired(at(1000))),
+                IdentityDecision::Bootstrap(RotationReason::Expired(at(1000))),
+                IdentityDecision::Refuse(RotationReason::Expired(at(1000))),
             ),
             // Got after its end: a file with a wrong date.
             (
                 own(1000, 900, 0),
                 950,
-                Decision::Bootstrap(Reason::Expired(at(900))),
-                Decision::Refuse(Reason::Expired(at(900))),
+                IdentityDecision::Bootstrap(RotationReason::Expired(at(900))),
+                IdentityDecision::Refuse(RotationReason::Expired(at(900))),
             ),
         ] {
             assert_eq!(decide(&seen, true, at(now)), with_bootstrap, "{seen:?} at {now}");
@@ -169,7 +186,7 @@ mod tests {
 
     #[test]
     fn reasons_are_words() {
-        let words = Reason::Expired("2026-11-16T10:00:00Z".parse().unwrap()).to_string();
+        let words = RotationReason::Expired("2026-11-16T10:00:00Z".parse().unwrap()).to_string();
         assert_eq!(words, "its certificate expired at 2026-11-16T10:00:00Z");
     }
 
@@ -191,11 +208,11 @@ mod tests {
             let now = at(starts).saturating_add(SignedDuration::from_secs(life).mul_f64(share)).unwrap();
             prop_assume!(now < term.ends);
             match decide(&Seen::Own(term), boot, now) {
-                Decision::Wait(then) => {
+                IdentityDecision::Wait(then) => {
                     prop_assert!(now < then && then < term.ends);
-                    prop_assert_eq!(decide(&Seen::Own(term), boot, then), Decision::Rotate { ends: term.ends });
+                    prop_assert_eq!(decide(&Seen::Own(term), boot, then), IdentityDecision::Rotate { ends: term.ends });
                 }
-                Decision::Rotate { ends } => prop_assert_eq!(ends, term.ends),
+                IdentityDecision::Rotate { ends } => prop_assert_eq!(ends, term.ends),
                 other => prop_assert!(false, "{:?}", other),
             }
         }
@@ -210,10 +227,10 @@ mod tests {
                 _ => own(0, ends, 7),
             };
             match (decide(&seen, true, at(now)), decide(&seen, false, at(now))) {
-                (Decision::Bootstrap(one), Decision::Refuse(other)) => prop_assert_eq!(one, other),
+                (IdentityDecision::Bootstrap(one), IdentityDecision::Refuse(other)) => prop_assert_eq!(one, other),
                 (one, other) => {
                     prop_assert_eq!(&one, &other);
-                    prop_assert!(!matches!(one, Decision::Bootstrap(_) | Decision::Refuse(_)));
+                    prop_assert!(!matches!(one, IdentityDecision::Bootstrap(_) | IdentityDecision::Refuse(_)));
                 }
             }
         }

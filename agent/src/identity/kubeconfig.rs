@@ -11,23 +11,23 @@ use kube::config::{
 };
 use serde_json::json;
 
-use super::certificate::{Facts, Pair};
+use super::certificate::{CertificateFacts, Pair};
 use super::decide::{Seen, Term};
 use super::request::user;
 use super::store::Store;
-use crate::node::NodeName;
-use crate::report::chain;
+use crate::error_chain::chain;
+use crate::names::NodeName;
 
 /// The name of the one cluster, user and context in a kubeconfig that the agent writes.
 const ONLY: &str = "default";
 
 /// A kubeconfig and what it gives.
 #[derive(Debug)]
-pub struct Found {
+pub(crate) struct Found {
     /// What it holds, for the decision.
-    pub seen: Seen,
+    pub(crate) seen: Seen,
     /// How it reaches the API server, if it can be used.
-    pub config: Option<Config>,
+    pub(crate) config: Option<Config>,
 }
 
 impl Found {
@@ -37,14 +37,14 @@ impl Found {
 }
 
 /// Reads a kubeconfig.
-pub async fn load(path: &Path) -> Result<(Kubeconfig, Config), KubeconfigError> {
+pub(crate) async fn load(path: &Path) -> Result<(Kubeconfig, Config), KubeconfigError> {
     let kubeconfig = Kubeconfig::read_from(path)?;
     let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &KubeConfigOptions::default()).await?;
     Ok((kubeconfig, config))
 }
 
 /// Looks at the agent's kubeconfig.
-pub async fn look(path: &Path, store: &Store, node: &NodeName) -> Found {
+pub(crate) async fn look(path: &Path, store: &Store, node: &NodeName) -> Found {
     let config = match load(path).await {
         Ok((_, config)) => config,
         Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == io::ErrorKind::NotFound => {
@@ -80,7 +80,7 @@ fn is_own(user: &AuthInfo, store: &Store) -> bool {
 }
 
 /// The same, with another certificate.
-pub fn with_pair(mut config: Config, pair: &Pair) -> Config {
+pub(crate) fn with_pair(mut config: Config, pair: &Pair) -> Config {
     let encode = |pem: &str| BASE64_STANDARD.encode(pem);
     // By the same door as a file, for the key is of a type that only serde makes for us.
     let inline = json!({
@@ -97,7 +97,7 @@ pub fn with_pair(mut config: Config, pair: &Pair) -> Config {
     config
 }
 
-fn given_certificate(user: &AuthInfo) -> Option<Result<Facts, String>> {
+fn given_certificate(user: &AuthInfo) -> Option<Result<CertificateFacts, String>> {
     let pem = match (&user.client_certificate_data, &user.client_certificate) {
         (Some(data), _) => BASE64_STANDARD
             .decode(data)
@@ -106,11 +106,11 @@ fn given_certificate(user: &AuthInfo) -> Option<Result<Facts, String>> {
             .map_err(|error| format!("its client-certificate {path} cannot be read: {error}")),
         (None, None) => return None,
     };
-    Some(pem.and_then(|pem| Facts::read(&pem).map_err(|error| chain(&error))))
+    Some(pem.and_then(|pem| CertificateFacts::read(&pem).map_err(|error| chain(&error))))
 }
 
 /// The kubeconfig for a certificate that was got with a bootstrap kubeconfig: the same cluster, another user.
-pub fn after_bootstrap(bootstrap: &Kubeconfig, certificate: &Path) -> Option<Kubeconfig> {
+pub(crate) fn after_bootstrap(bootstrap: &Kubeconfig, certificate: &Path) -> Option<Kubeconfig> {
     let named = |wanted: &str| bootstrap.contexts.iter().find(|context| context.name == wanted);
     let context = named(bootstrap.current_context.as_deref()?)?.context.as_ref()?;
     let mut cluster = bootstrap.clusters.iter().find(|cluster| cluster.name == context.cluster)?.clone();
@@ -145,8 +145,8 @@ pub fn after_bootstrap(bootstrap: &Kubeconfig, certificate: &Path) -> Option<Kub
 
 #[cfg(test)]
 mod tests {
-    use super::super::certificate::tests::signed;
     use super::*;
+    use crate::identity::certificate::tests::signed;
     use rcgen::KeyPair;
     use std::path::PathBuf;
 

@@ -13,10 +13,10 @@ use tokio::time::{Instant, interval_at, sleep, timeout};
 use tracing::{info, warn};
 
 use super::certificate::Pair;
-use super::request::{Answer, Asker, answer, request};
+use super::request::{Asker, CsrAnswer, answer, request};
 use super::store::{Store, StoreError};
-use crate::node::NodeName;
-use crate::report::chain;
+use crate::error_chain::chain;
+use crate::names::NodeName;
 
 const LIMIT: Duration = Duration::from_secs(15);
 const FIRST_DELAY: Duration = Duration::from_millis(500);
@@ -27,7 +27,7 @@ const REMIND_EVERY: Duration = Duration::from_mins(1);
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
-pub enum ObtainError {
+pub(crate) enum ObtainError {
     /// Somebody said no.
     #[error(
         "the certificate signing request {name} {words}; to have the agent ask again, run `kubectl delete csr {name}` and start the agent"
@@ -75,7 +75,7 @@ enum Outcome {
 ///
 /// A request that an earlier agent made and that still fits is waited for instead of making another. The caller keeps
 /// the certificate and then forgets the pending key; until then a restart finds the same certificate again.
-pub async fn obtain(
+pub(crate) async fn obtain(
     client: Client,
     asker: Asker,
     store: &Store,
@@ -165,10 +165,10 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> Outcome {
                 listed = true;
                 problem = None;
                 match answer(&request) {
-                    Answer::Issued(certificate) => return Outcome::Issued(certificate),
-                    Answer::Refused(words) => return Outcome::Refused(words),
-                    Answer::Unapproved => approved = false,
-                    Answer::Unsigned => approved = true,
+                    CsrAnswer::Issued(certificate) => return Outcome::Issued(certificate),
+                    CsrAnswer::Refused(words) => return Outcome::Refused(words),
+                    CsrAnswer::Unapproved => approved = false,
+                    CsrAnswer::Unsigned => approved = true,
                 }
             }
             Ok(watcher::Event::Init) => listed = false,
@@ -207,8 +207,8 @@ fn remind(name: &str, approved: bool, problem: Option<&str>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::certificate::tests::signed;
     use super::*;
+    use crate::identity::certificate::tests::signed;
 
     #[test]
     fn a_certificate_is_used_when_it_fits_and_lasts() {

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use sha2::{Digest, Sha256};
 
-use crate::node::NodeName;
+use crate::names::NodeName;
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const GROUP: &str = "system:nodes";
@@ -16,13 +16,13 @@ const GROUP: &str = "system:nodes";
 const USAGES: [&str; 2] = ["digital signature", "client auth"];
 
 /// The user that a Node is to the API server.
-pub fn user(node: &NodeName) -> String {
+pub(crate) fn user(node: &NodeName) -> String {
     format!("system:node:{node}")
 }
 
 /// In whose name a certificate is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asker {
+pub(crate) enum Asker {
     /// That of the bootstrap credentials.
     Bootstrap,
     /// The Node's own.
@@ -33,7 +33,7 @@ pub enum Asker {
 ///
 /// Its name follows from what is asked for and by whom, so asking twice finds the first request instead of making a second.
 /// But what nobody approves for the Node does not keep the bootstrap credentials, which may have other rights, from asking.
-pub fn request(
+pub(crate) fn request(
     node: &NodeName,
     key: &KeyPair,
     asker: Asker,
@@ -74,7 +74,7 @@ fn name(node: &NodeName, key: &KeyPair, asker: Asker) -> String {
 
 /// What has become of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum CsrAnswer {
     /// Nobody has approved it.
     Unapproved,
     /// It is approved, and there is no certificate yet.
@@ -86,18 +86,18 @@ pub enum Answer {
 }
 
 /// Reads the answer off a request.
-pub fn answer(request: &CertificateSigningRequest) -> Answer {
-    let Some(status) = &request.status else { return Answer::Unapproved };
+pub(crate) fn answer(request: &CertificateSigningRequest) -> CsrAnswer {
+    let Some(status) = &request.status else { return CsrAnswer::Unapproved };
     let conditions = || status.conditions.iter().flatten();
     if let Some(refusal) = conditions().find(|one| one.type_ == "Denied" || one.type_ == "Failed") {
-        return Answer::Refused(words(refusal));
+        return CsrAnswer::Refused(words(refusal));
     }
     match &status.certificate {
         Some(certificate) if !certificate.0.is_empty() => {
-            Answer::Issued(String::from_utf8_lossy(&certificate.0).into_owned())
+            CsrAnswer::Issued(String::from_utf8_lossy(&certificate.0).into_owned())
         }
-        _ if conditions().any(|one| one.type_ == "Approved") => Answer::Unsigned,
-        _ => Answer::Unapproved,
+        _ if conditions().any(|one| one.type_ == "Approved") => CsrAnswer::Unsigned,
+        _ => CsrAnswer::Unapproved,
     }
 }
 
@@ -154,13 +154,13 @@ mod tests {
         let denied = json!({"type": "Denied", "status": "True", "reason": "No", "message": "not this Mac"});
         let failed = json!({"type": "Failed", "status": "True"});
         for (status, expected) in [
-            (json!(null), Answer::Unapproved),
-            (json!({}), Answer::Unapproved),
-            (json!({"conditions": [approved]}), Answer::Unsigned),
-            (json!({"conditions": [approved], "certificate": ""}), Answer::Unsigned),
-            (json!({"conditions": [approved], "certificate": "cGVt"}), Answer::Issued("pem".to_owned())),
-            (json!({"conditions": [denied]}), Answer::Refused("was denied (No: not this Mac)".to_owned())),
-            (json!({"conditions": [approved, failed]}), Answer::Refused("failed".to_owned())),
+            (json!(null), CsrAnswer::Unapproved),
+            (json!({}), CsrAnswer::Unapproved),
+            (json!({"conditions": [approved]}), CsrAnswer::Unsigned),
+            (json!({"conditions": [approved], "certificate": ""}), CsrAnswer::Unsigned),
+            (json!({"conditions": [approved], "certificate": "cGVt"}), CsrAnswer::Issued("pem".to_owned())),
+            (json!({"conditions": [denied]}), CsrAnswer::Refused("was denied (No: not this Mac)".to_owned())),
+            (json!({"conditions": [approved, failed]}), CsrAnswer::Refused("failed".to_owned())),
         ] {
             let mut object = json!({"metadata": {}, "spec": {"request": "", "signerName": SIGNER}});
             if status != Value::Null {

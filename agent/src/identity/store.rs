@@ -15,15 +15,16 @@ use rcgen::KeyPair;
 use tracing::warn;
 
 use super::certificate::{CertificateError, Pair};
-use crate::report::chain;
-use crate::state::{StateError, write_secret};
+use crate::error_chain::chain;
+use crate::fs::file::FileError;
+use crate::fs::secret_file::write_secret;
 
 /// A key or certificate that could not be read, made or kept.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub(crate) enum StoreError {
     /// The directory cannot be used.
     #[error(transparent)]
-    File(#[from] StateError),
+    File(#[from] FileError),
     /// A file cannot be read.
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] io::Error),
@@ -40,16 +41,16 @@ pub enum StoreError {
 
 /// The directory with the agent's keys and certificates.
 #[derive(Debug, Clone)]
-pub struct Store(PathBuf);
+pub(crate) struct Store(PathBuf);
 
 impl Store {
     /// The store in a directory, which is made when there is something to keep.
-    pub fn new(directory: &Path) -> Self {
+    pub(crate) fn new(directory: &Path) -> Self {
         Self(directory.to_owned())
     }
 
     /// The file with the certificate in use and its key.
-    pub fn current_path(&self) -> PathBuf {
+    pub(crate) fn current_path(&self) -> PathBuf {
         self.0.join("client-current.pem")
     }
 
@@ -58,7 +59,7 @@ impl Store {
     }
 
     /// The certificate in use, and when the agent got it.
-    pub fn current(&self) -> Result<(Pair, Timestamp), StoreError> {
+    pub(crate) fn current(&self) -> Result<(Pair, Timestamp), StoreError> {
         let path = self.current_path();
         let read = || -> io::Result<(String, Timestamp)> {
             let written = std::fs::metadata(&path)?.modified()?;
@@ -71,12 +72,12 @@ impl Store {
     }
 
     /// Makes a certificate the one in use.
-    pub fn set_current(&self, pair: &Pair) -> Result<(), StoreError> {
+    pub(crate) fn set_current(&self, pair: &Pair) -> Result<(), StoreError> {
         Ok(write_secret(&self.current_path(), pair.to_pem().as_bytes())?)
     }
 
     /// The key to ask for a certificate with: the one that an earlier agent asked with, or else a new one.
-    pub fn pending_key(&self) -> Result<KeyPair, StoreError> {
+    pub(crate) fn pending_key(&self) -> Result<KeyPair, StoreError> {
         let path = self.pending_path();
         match std::fs::read_to_string(&path) {
             Ok(text) => match KeyPair::from_pem(&text) {
@@ -95,7 +96,7 @@ impl Store {
     }
 
     /// Has the next request made with another key.
-    pub fn forget_pending(&self) -> Result<(), StoreError> {
+    pub(crate) fn forget_pending(&self) -> Result<(), StoreError> {
         let path = self.pending_path();
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::Remove(path, error)),
@@ -106,8 +107,8 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::certificate::tests::signed;
     use super::*;
+    use crate::identity::certificate::tests::signed;
     use std::os::unix::fs::PermissionsExt;
 
     fn mode(path: &Path) -> u32 {

@@ -9,12 +9,12 @@ const MOST: usize = 100;
 
 /// The UID of a pull secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SecretUid(pub String);
+pub(crate) struct SecretUid(pub(crate) String);
 
 /// Who may use an image without asking its registry.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Access {
+pub(crate) enum ImageAccess {
     /// It was had without anybody's secret, or somebody else has put it here.
     #[default]
     Everyone,
@@ -22,14 +22,14 @@ pub enum Access {
     With(Vec<SecretUid>),
 }
 
-impl Access {
+impl ImageAccess {
     /// Nobody has shown yet that the registry lets them have it.
-    pub fn nobody() -> Self {
+    pub(crate) fn nobody() -> Self {
         Self::With(Vec::new())
     }
 
     /// Whether a Pod with these pull secrets may use the image.
-    pub fn is_for<'a>(&self, secrets: impl IntoIterator<Item = &'a SecretUid>) -> bool {
+    pub(crate) fn is_for<'a>(&self, secrets: impl IntoIterator<Item = &'a SecretUid>) -> bool {
         match self {
             Self::Everyone => true,
             Self::With(known) => secrets.into_iter().any(|secret| known.contains(secret)),
@@ -37,7 +37,7 @@ impl Access {
     }
 
     /// The registry has let somebody have the image: with a pull secret, or without any. Says whether that is news.
-    pub fn grant(&mut self, secret: Option<&SecretUid>) -> bool {
+    pub(crate) fn grant(&mut self, secret: Option<&SecretUid>) -> bool {
         match (self, secret) {
             (Self::Everyone, _) => false,
             (access @ Self::With(_), None) => {
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn only_who_was_let_in_is_let_in_again() {
-        let mut access = Access::nobody();
+        let mut access = ImageAccess::nobody();
         assert!(!access.is_for([]) && !access.is_for([&secret(1)]));
         assert!(access.grant(Some(&secret(1))) && !access.grant(Some(&secret(1))));
         assert!(
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn those_of_long_ago_are_forgotten() {
-        let mut access = Access::nobody();
+        let mut access = ImageAccess::nobody();
         for number in 0..=MOST {
             access.grant(Some(&secret(number)));
         }

@@ -3,35 +3,20 @@
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Secret;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// A user's name and password at one registry.
-#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Credential {
-    /// The registry, as `host` or `host:port`.
-    pub host: String,
-    /// The user's name.
-    pub username: String,
-    /// The user's password.
-    pub password: String,
-}
-
-impl fmt::Debug for Credential {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Credential({} at {})", self.username, self.host)
-    }
-}
+use crate::tart::Credential;
 
 /// A user's name and password, and the images that they are for.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Login {
+pub(crate) struct Login {
     /// Where it is of use.
-    pub place: Place,
+    pub(crate) place: RegistryPath,
     /// The user's name.
-    pub username: String,
+    pub(crate) username: String,
     /// The user's password.
-    pub password: String,
+    pub(crate) password: String,
 }
 
 impl fmt::Debug for Login {
@@ -42,7 +27,7 @@ impl fmt::Debug for Login {
 
 impl Login {
     /// What to tell the registry of an image, if this is for it.
-    pub fn at(&self, image: &str) -> Option<Credential> {
+    pub(crate) fn at(&self, image: &str) -> Option<Credential> {
         self.place.has(image).then(|| Credential {
             host: split(image).0.to_owned(),
             username: self.username.clone(),
@@ -53,11 +38,11 @@ impl Login {
 
 /// A key of a Docker config, by the kubelet's rules: a host, which may have wildcards in its parts, and the beginning of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place(String);
+pub(crate) struct RegistryPath(String);
 
-impl Place {
+impl RegistryPath {
     /// Reads a key, which may be a URL. The paths of the registry's own API stand for the whole registry.
-    pub fn read(key: &str) -> Self {
+    pub(crate) fn read(key: &str) -> Self {
         let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
         let (host, path) = split(key);
         let path = if path.starts_with("/v1/") || path.starts_with("/v2/") { &path[3..] } else { path };
@@ -113,7 +98,7 @@ fn is_like(glob: &[u8], text: &[u8]) -> bool {
 
 /// A pull secret that says nothing about any registry.
 #[derive(Debug, thiserror::Error)]
-pub enum BadSecret {
+pub(crate) enum BadSecret {
     /// It is of another type, or lacks its only key.
     #[error("it has no `.dockerconfigjson` and no `.dockercfg`")]
     NoConfig,
@@ -135,7 +120,7 @@ struct Entry {
 }
 
 /// All that a pull secret has.
-pub fn read(secret: &Secret) -> Result<Vec<Login>, BadSecret> {
+pub(crate) fn read(secret: &Secret) -> Result<Vec<Login>, BadSecret> {
     let data = secret.data.as_ref().ok_or(BadSecret::NoConfig)?;
     let entries = if let Some(config) = data.get(".dockerconfigjson") {
         serde_json::from_slice::<DockerConfig>(&config.0).map_err(|_| BadSecret::Malformed)?.auths
@@ -149,7 +134,7 @@ pub fn read(secret: &Secret) -> Result<Vec<Login>, BadSecret> {
 }
 
 /// All that a file has as `docker login` writes it.
-pub fn read_docker_config(content: &[u8]) -> Result<Vec<Login>, BadSecret> {
+pub(crate) fn read_docker_config(content: &[u8]) -> Result<Vec<Login>, BadSecret> {
     let config: DockerConfig = serde_json::from_slice(content).map_err(|_| BadSecret::Malformed)?;
     // What one registry's entry is made of is not what an image of another one fails for.
     Ok(config.auths.into_iter().filter_map(|(key, entry)| entry.read(&key).ok().flatten()).collect())
@@ -157,7 +142,7 @@ pub fn read_docker_config(content: &[u8]) -> Result<Vec<Login>, BadSecret> {
 
 impl Entry {
     fn read(self, key: &str) -> Result<Option<Login>, BadSecret> {
-        let login = |username, password| Login { place: Place::read(key), username, password };
+        let login = |username, password| Login { place: RegistryPath::read(key), username, password };
         if let (Some(username), Some(password)) = (self.username, self.password) {
             return Ok(Some(login(username, password)));
         }
@@ -172,7 +157,7 @@ impl Entry {
 
 /// What to tell the registry of an image, in the order in which it is to be tried: the most exact place comes first. Each comes with what
 /// its login came with.
-pub fn fitting<T>(image: &str, mut logins: Vec<(Login, T)>) -> Vec<(Credential, T)> {
+pub(crate) fn fitting<T>(image: &str, mut logins: Vec<(Login, T)>) -> Vec<(Credential, T)> {
     logins.sort_by(|(one, _), (other, _)| other.place.cmp(&one.place));
     logins.into_iter().filter_map(|(login, with)| Some((login.at(image)?, with))).collect()
 }
@@ -188,7 +173,7 @@ mod tests {
     }
 
     fn login(place: &str, username: &str, password: &str) -> Login {
-        Login { place: Place(place.into()), username: username.into(), password: password.into() }
+        Login { place: RegistryPath(place.into()), username: username.into(), password: password.into() }
     }
 
     #[test]
@@ -245,7 +230,7 @@ mod tests {
             ("r?g-*-1.test", "reg-eu-west-2.test/macos", false),
             ("*", "a.test/macos", false),
         ] {
-            assert_eq!(Place::read(key).has(image), expected, "{key} {image}");
+            assert_eq!(RegistryPath::read(key).has(image), expected, "{key} {image}");
         }
     }
 

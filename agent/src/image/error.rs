@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::state::StateError;
+use crate::fs::file::FileError;
 use crate::tart::{Fault, TartError};
 
 /// An image that cannot be had.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum ImageError {
+pub(crate) enum ImageError {
     /// tart could not fetch it.
     #[error("cannot pull image `{image}`{}", .source.fault().map_or("", Fault::advice))]
     Pull {
@@ -49,7 +49,7 @@ pub enum ImageError {
         image: String,
         /// Why.
         #[source]
-        source: Arc<StateError>,
+        source: Arc<FileError>,
     },
     /// The task that fetched it has died.
     #[error("the pull of image `{0}` was interrupted")]
@@ -58,7 +58,7 @@ pub enum ImageError {
 
 impl ImageError {
     /// The kubelet's word for the failure.
-    pub fn reason(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Pull { .. }
             | Self::Vanished(_)
@@ -71,12 +71,12 @@ impl ImageError {
     }
 
     /// Whether there was no room for it.
-    pub fn is_for_want_of_space(&self) -> bool {
+    pub(crate) fn is_for_want_of_space(&self) -> bool {
         self.full_place(Path::new("/")).is_some()
     }
 
     /// Where there was no room, if that was in the way: in tart's home, or where the agent keeps its record.
-    pub fn full_place<'a>(&'a self, tart_home: &'a Path) -> Option<&'a Path> {
+    pub(crate) fn full_place<'a>(&'a self, tart_home: &'a Path) -> Option<&'a Path> {
         match self {
             Self::Pull { source, .. } | Self::Base { source, .. } | Self::Look { source, .. } => {
                 (source.fault() == Some(Fault::NoSpace)).then_some(tart_home)

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 /// All pins; clones share them. An image goes by each of its names, and by that of its base VM: images of several repositories may share one.
 #[derive(Debug, Clone, Default)]
-pub struct Pins(Arc<Shared>);
+pub(crate) struct Pins(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -25,38 +25,38 @@ struct Held {
 
 /// Keeps names from being collected for as long as it lives.
 #[derive(Debug)]
-pub struct Pin {
+pub(crate) struct Pin {
     pins: Pins,
     names: Vec<String>,
 }
 
 /// Keeps names from being pinned for as long as it lives.
 #[derive(Debug)]
-pub struct Doom {
+pub(crate) struct DeletionGuard {
     pins: Pins,
     names: Vec<String>,
 }
 
 impl Pins {
     /// A pin on nothing yet.
-    pub fn pin(&self) -> Pin {
+    pub(crate) fn pin(&self) -> Pin {
         Pin { pins: self.clone(), names: Vec::new() }
     }
 
     /// Whether somebody needs it.
-    pub fn is_pinned(&self, name: &str) -> bool {
+    pub(crate) fn is_pinned(&self, name: &str) -> bool {
         self.lock().pinned.contains_key(name)
     }
 
     /// Dooms names, unless one of them is needed.
-    pub fn doom(&self, names: impl IntoIterator<Item = String>) -> Option<Doom> {
+    pub(crate) fn doom(&self, names: impl IntoIterator<Item = String>) -> Option<DeletionGuard> {
         let names: Vec<String> = names.into_iter().collect();
         let mut held = self.lock();
         if names.iter().any(|name| held.pinned.contains_key(name) || held.doomed.contains(name)) {
             return None;
         }
         held.doomed.extend(names.iter().cloned());
-        Some(Doom { pins: self.clone(), names })
+        Some(DeletionGuard { pins: self.clone(), names })
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -66,7 +66,7 @@ impl Pins {
 
 impl Pin {
     /// Holds one more name. False when it was being collected a moment ago: whatever was known of it may be wrong.
-    pub async fn hold(&mut self, name: &str) -> bool {
+    pub(crate) async fn hold(&mut self, name: &str) -> bool {
         let mut at_once = true;
         loop {
             let freed = self.pins.0.freed.notified();
@@ -100,7 +100,7 @@ impl Drop for Pin {
     }
 }
 
-impl Drop for Doom {
+impl Drop for DeletionGuard {
     fn drop(&mut self) {
         let mut held = self.pins.lock();
         for name in &self.names {

@@ -14,31 +14,33 @@ use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
 use super::ImageError;
-use super::ahead::{Ahead, is_remote_name};
-use crate::pod::worker::Host;
-use crate::report::chain;
-use crate::tart::ImageDigest;
+use super::manager::{ImageManager, is_remote_name};
+use crate::apiserver::events::Events;
+use crate::error_chain::chain;
+use crate::names::ImageDigest;
 
 /// The annotation.
-pub const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
+pub(crate) const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
 /// More than anybody has room for.
 const MOST: usize = 20;
 const FIRST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_DELAY: Duration = Duration::from_mins(5);
 
 /// The images that a Node is to have.
-pub fn wanted(node: &Node) -> BTreeSet<String> {
+pub(crate) fn wanted(node: &Node) -> BTreeSet<String> {
     let names = node.annotations().get(ANNOTATION).map_or("", String::as_str).split(',').map(str::trim);
     names.filter(|name| is_remote_name(name)).take(MOST).map(str::to_owned).collect()
 }
 
 /// Who pulls them.
 #[derive(Debug)]
-pub struct PrePull {
-    /// Its images, and who makes room for them, if anybody may.
-    pub host: Arc<Host>,
+pub(crate) struct PrePull {
+    /// What pulls the images and makes space for them.
+    pub(crate) manager: ImageManager,
+    /// Where Events go.
+    pub(crate) events: Events,
     /// The Node as the API server shows it.
-    pub node: watch::Receiver<Option<Arc<Node>>>,
+    pub(crate) node: watch::Receiver<Option<Arc<Node>>>,
 }
 
 /// When a pull that has failed is tried again.
@@ -50,7 +52,7 @@ struct Failed {
 
 impl PrePull {
     /// Pulls what is wanted, for as long as it is polled.
-    pub async fn follow(self) {
+    pub(crate) async fn follow(self) {
         let mut node = self.node.clone();
         let mut done = HashSet::new();
         let mut failed: HashMap<String, Failed> = HashMap::new();
@@ -78,14 +80,14 @@ impl PrePull {
                 Ok(digest) => {
                     info!(image = name, %digest, "pulled ahead of any Pod");
                     let note = format!("image `{name}` is {digest}, ready for Pods");
-                    self.host.events.about(shown.object_ref(&()), false, "PrePulled", &note);
+                    self.events.about(shown.object_ref(&()), false, "PrePulled", &note);
                     failed.remove(name);
                     done.insert(name.clone());
                 }
                 Err(error) => {
                     let before = failed.get(name).map(|failed| failed.delay);
                     let delay = before.map_or(FIRST_DELAY, |before| (before * 2).min(LONGEST_DELAY));
-                    self.host.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
+                    self.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
                     failed.insert(name.clone(), Failed { delay, retry_at: Instant::now() + delay });
                 }
             }
@@ -99,8 +101,7 @@ impl PrePull {
         node: &mut watch::Receiver<Option<Arc<Node>>>,
     ) -> Option<Result<ImageDigest, ImageError>> {
         // The Node may read no Secret that no Pod of its names, so it has no credentials of its own.
-        let ahead = Ahead { images: self.host.images.clone(), collector: self.host.collector.clone() };
-        let fetch = ahead.ready(name, &[], |_| ());
+        let fetch = self.manager.ready(name, &[], |_| ());
         tokio::pin!(fetch);
         loop {
             tokio::select! {

@@ -4,15 +4,15 @@
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
-use super::record::ImageRecord;
-use super::{Beginner, Images, lock};
-use crate::report::chain;
+use super::ownership::ImageRecord;
+use super::{Beginner, ImageStore, lock};
+use crate::error_chain::chain;
 use crate::state::StateDir;
 use crate::tart::{OwnPulls, Tart};
 
-impl Images {
+impl ImageStore {
     /// Finds out what became of the pulls that an earlier agent had begun.
-    pub async fn recover(&self) {
+    pub(crate) async fn recover(&self) {
         let pulls = self.pulling();
         if pulls.iter().all(|image| self.is_flying(image)) {
             return;

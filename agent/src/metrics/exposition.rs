@@ -4,17 +4,17 @@ use std::fmt::Write;
 
 /// A page of figures in the making.
 #[derive(Debug, Default)]
-pub(super) struct Page(String);
+pub(crate) struct Page(String);
 
 impl Page {
     /// Begins a family of figures.
-    pub(super) fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub(crate) fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string does not fail.
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
     /// Adds a figure.
-    pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+    pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
         self.0.push_str(name);
         for (index, (label, text)) in labels.iter().enumerate() {
             let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
@@ -24,14 +24,14 @@ impl Page {
     }
 
     /// The page.
-    pub(super) fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         self.0
     }
 }
 
 /// A count as Prometheus has all its figures.
 #[expect(clippy::cast_precision_loss, reason = "nothing here is counted up to 2^52")]
-pub(super) fn number(count: usize) -> f64 {
+pub(crate) fn number(count: usize) -> f64 {
     count as f64
 }
 

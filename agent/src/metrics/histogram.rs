@@ -6,7 +6,7 @@ use super::exposition::{Page, number};
 
 /// Times in buckets, as Prometheus wants them.
 #[derive(Debug)]
-pub(super) struct Histogram {
+pub(crate) struct Histogram {
     /// Upper ends of the buckets.
     ends: &'static [Duration],
     counts: Vec<usize>,
@@ -15,11 +15,11 @@ pub(super) struct Histogram {
 }
 
 impl Histogram {
-    pub(super) fn new(ends: &'static [Duration]) -> Self {
+    pub(crate) fn new(ends: &'static [Duration]) -> Self {
         Self { ends, counts: vec![0; ends.len()], total: 0, sum: Duration::ZERO }
     }
 
-    pub(super) fn add(&mut self, took: Duration) {
+    pub(crate) fn add(&mut self, took: Duration) {
         for (count, end) in self.counts.iter_mut().zip(self.ends) {
             if took <= *end {
                 *count += 1;
@@ -30,7 +30,7 @@ impl Histogram {
     }
 
     /// Writes the figures of one set of labels; the family is begun already.
-    pub(super) fn write(&self, page: &mut Page, name: &str, labels: &[(&str, &str)]) {
+    pub(crate) fn write(&self, page: &mut Page, name: &str, labels: &[(&str, &str)]) {
         let bucket = format!("{name}_bucket");
         let mut sample = |end: &str, count: usize| {
             let mut labels = labels.to_vec();

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 
 use super::exposition::{Page, bytes, number};
 use super::histogram::Histogram;
-use crate::gc::images::{Reason, Verdict};
-use crate::tart::ImageDigest;
+use crate::image::gc::{ImageVerdict, ImageVerdictReason};
+use crate::names::ImageDigest;
 
 const ENDS: [Duration; 8] = [
     Duration::from_millis(10),
@@ -28,7 +28,7 @@ pub(super) struct ImageFigures {
     last_success: Option<Timestamp>,
     deleted: usize,
     freed: u64,
-    kept: BTreeMap<Reason, usize>,
+    kept: BTreeMap<ImageVerdictReason, usize>,
     foreign: usize,
 }
 
@@ -66,11 +66,11 @@ impl ImageFigures {
         self.freed = self.freed.saturating_add(freed);
     }
 
-    pub(super) fn judged(&mut self, verdicts: &[(ImageDigest, Verdict)], foreign: usize) {
+    pub(super) fn judged(&mut self, verdicts: &[(ImageDigest, ImageVerdict)], foreign: usize) {
         self.foreign = foreign;
         self.kept.clear();
         for (_, verdict) in verdicts {
-            if let Verdict::Keep(reason) = verdict {
+            if let ImageVerdict::Keep(reason) = verdict {
                 *self.kept.entry(*reason).or_default() += 1;
             }
         }
@@ -110,7 +110,7 @@ impl ImageFigures {
             "gauge",
             "Images that the last look kept, by reason; `foreign` are those that the agent has not pulled.",
         );
-        for reason in Reason::ALL {
+        for reason in ImageVerdictReason::ALL {
             let count = self.kept.get(&reason).copied().unwrap_or_default();
             page.sample(name, &[("reason", reason.name())], number(count));
         }

@@ -5,10 +5,14 @@ use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::health::Health;
+use super::health::NodeHealth;
 
 /// Conditions from health; transition times are kept from `before` for as long as nothing changes.
-pub fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> Vec<NodeCondition> {
+pub(crate) fn conditions(
+    health: &NodeHealth,
+    before: Option<&NodeStatus>,
+    now: Timestamp,
+) -> Vec<NodeCondition> {
     let short = &health.short_of;
     let pressure = |kind: &'static str, words: &Option<String>, short: &'static str, enough: &'static str| {
         let message = words.clone().unwrap_or_else(|| match kind {
@@ -52,7 +56,7 @@ pub fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) 
 }
 
 /// What says that all conditions still hold: the time, and no more, for the API server knows the rest.
-pub fn confirmation(health: &Health, now: Timestamp) -> Value {
+pub(crate) fn confirmation(health: &NodeHealth, now: Timestamp) -> Value {
     let times = conditions(health, None, now);
     json!(
         times
@@ -63,7 +67,7 @@ pub fn confirmation(health: &Health, now: Timestamp) -> Value {
 }
 
 /// Whether the server shows other conditions than ours, times apart.
-pub fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
+pub(crate) fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
     let key = |c: &NodeCondition| (c.status.clone(), c.reason.clone(), c.message.clone());
     ours.conditions
         .iter()
@@ -73,17 +77,17 @@ pub fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
 
 /// Something that an Event is to tell of the Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
+pub(crate) struct Note {
     /// Whether it is a warning.
-    pub warns: bool,
+    pub(crate) warns: bool,
     /// The kubelet's word for it.
-    pub reason: String,
+    pub(crate) reason: String,
     /// What happened.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// What is to be told of the change from what the server showed to what we have written.
-pub fn notes(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<Note> {
+pub(crate) fn notes(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<Note> {
     let changed = |condition: &&NodeCondition| {
         let old = before.and_then(|before| find(before, &condition.type_));
         match old {
@@ -123,32 +127,32 @@ fn find<'a>(status: &'a NodeStatus, kind: &str) -> Option<&'a NodeCondition> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::health::{Problem, Shortages};
     use super::*;
+    use crate::node::health::{HealthProblem, Shortages};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn status(health: &Health, before: Option<&NodeStatus>, second: i64) -> NodeStatus {
+    fn status(health: &NodeHealth, before: Option<&NodeStatus>, second: i64) -> NodeStatus {
         NodeStatus { conditions: Some(conditions(health, before, at(second))), ..NodeStatus::default() }
     }
 
-    fn ill() -> Health {
-        Health {
-            problem: Some(Problem { reason: "TartMissing", message: "no tart".into() }),
+    fn ill() -> NodeHealth {
+        NodeHealth {
+            problem: Some(HealthProblem { reason: "TartMissing", message: "no tart".into() }),
             short_of: Shortages { disk: Some("full".into()), ..Shortages::default() },
-            ..Health::default()
+            ..NodeHealth::default()
         }
     }
 
     #[test]
     fn a_transition_time_moves_with_the_status_only() {
-        let first = status(&Health::default(), None, 1);
+        let first = status(&NodeHealth::default(), None, 1);
         let time =
             |status: &NodeStatus, kind| find(status, kind).unwrap().last_transition_time.clone().unwrap().0;
         let second = status(&ill(), Some(&first), 9);
-        assert_eq!(time(&status(&Health::default(), Some(&first), 9), "Ready"), at(1));
+        assert_eq!(time(&status(&NodeHealth::default(), Some(&first), 9), "Ready"), at(1));
         assert_eq!((time(&second, "Ready"), time(&second, "DiskPressure")), (at(9), at(9)));
         assert_eq!(time(&second, "MemoryPressure"), at(1));
         assert!(differ(&second, &first) && !differ(&second, &second));
@@ -170,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_change_is_told_and_nothing_else_is() {
-        let well = status(&Health::default(), None, 1);
+        let well = status(&NodeHealth::default(), None, 1);
         let bad = status(&ill(), Some(&well), 2);
         let reasons = |before, after| {
             let all: Vec<_> =
@@ -184,14 +188,14 @@ mod tests {
         assert_eq!(reasons(None, &bad), worse);
         let better = [("NodeHasNoDiskPressure".to_owned(), false), ("NodeReady".to_owned(), false)];
         assert_eq!(reasons(Some(&bad), &well), better);
-        let short = Health {
+        let short = NodeHealth {
             short_of: Shortages {
                 pid: Some("few".into()),
                 memory: Some("little".into()),
                 addresses: Some("few".into()),
                 disk: None,
             },
-            ..Health::default()
+            ..NodeHealth::default()
         };
         let short = status(&short, None, 3);
         let few = reasons(Some(&well), &short);

@@ -11,13 +11,13 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::address::AddressSource;
-use super::host::Gauges;
 use super::pressure::Pressures;
-use super::starts::Starts;
+use super::signals::SignalSources;
+use super::start_failures::StartFailures;
 use super::thresholds::Thresholds;
-use crate::image::resident::Resident;
+use crate::error_chain::chain;
+use crate::image::inventory::LocalImage;
 use crate::metrics::Metrics;
-use crate::report::chain;
 use crate::tart::{Tart, TartError, TartVersion};
 
 const TART_INTERVAL: Duration = Duration::from_secs(30);
@@ -28,54 +28,54 @@ const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What is known of the host's ability to run VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Health {
+pub(crate) struct NodeHealth {
     /// The version of tart, when it tells one.
-    pub tart_version: Option<String>,
+    pub(crate) tart_version: Option<String>,
     /// Why no VM can start here, when none can.
-    pub problem: Option<Problem>,
+    pub(crate) problem: Option<HealthProblem>,
     /// What the host is short of.
-    pub short_of: Shortages,
+    pub(crate) short_of: Shortages,
     /// The Node's address, when it has one.
-    pub address: Option<IpAddr>,
+    pub(crate) address: Option<IpAddr>,
     /// The images on this host.
-    pub images: Arc<Vec<Resident>>,
+    pub(crate) images: Arc<Vec<LocalImage>>,
 }
 
 /// What the host is short of, in words.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Shortages {
+pub(crate) struct Shortages {
     /// Space.
-    pub disk: Option<String>,
+    pub(crate) disk: Option<String>,
     /// Memory.
-    pub memory: Option<String>,
+    pub(crate) memory: Option<String>,
     /// Process ids.
-    pub pid: Option<String>,
+    pub(crate) pid: Option<String>,
     /// Addresses for VMs.
-    pub addresses: Option<String>,
+    pub(crate) addresses: Option<String>,
 }
 
 /// Why no VM can start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub(crate) struct HealthProblem {
     /// One word for the Node's condition.
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
     /// What a person can do about it.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// What a look at tart found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TartHealth {
+pub(crate) struct TartHealth {
     version: Option<String>,
-    problem: Option<Problem>,
+    problem: Option<HealthProblem>,
 }
 
 impl TartHealth {
     /// Asks tart.
-    pub async fn check(tart: &Tart) -> Self {
+    pub(crate) async fn check(tart: &Tart) -> Self {
         match tart.version().await {
             Ok(version) => {
-                let problem = (!version.is_supported()).then(|| Problem {
+                let problem = (!version.is_supported()).then(|| HealthProblem {
                     reason: "TartUnsupported",
                     message: format!(
                         "tart {version} is too old: the agent needs {} or later, which can run commands in guests",
@@ -92,7 +92,7 @@ impl TartHealth {
                         "TartBroken"
                     }
                 };
-                Self { version: None, problem: Some(Problem { reason, message: chain(&error) }) }
+                Self { version: None, problem: Some(HealthProblem { reason, message: chain(&error) }) }
             }
         }
     }
@@ -100,34 +100,34 @@ impl TartHealth {
 
 /// What a look at the host found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HostHealth {
+pub(crate) struct HostHealth {
     short_of: Shortages,
     address: Option<IpAddr>,
 }
 
 /// All that health is put together from.
 #[derive(Debug)]
-pub struct Sources {
+pub(crate) struct HealthSources {
     /// Tart, once it was asked.
-    pub tart: watch::Receiver<Option<TartHealth>>,
+    pub(crate) tart: watch::Receiver<Option<TartHealth>>,
     /// The latest starts.
-    pub starts: watch::Receiver<Starts>,
+    pub(crate) starts: watch::Receiver<StartFailures>,
     /// The host.
-    pub host: watch::Receiver<HostHealth>,
+    pub(crate) host: watch::Receiver<HostHealth>,
     /// The images on it.
-    pub images: watch::Receiver<Arc<Vec<Resident>>>,
+    pub(crate) images: watch::Receiver<Arc<Vec<LocalImage>>>,
 }
 
 /// Health from its parts. A tart that does not work explains everything else.
-pub fn compose(
+pub(crate) fn compose(
     tart: &TartHealth,
-    starts: &Starts,
+    starts: &StartFailures,
     host: &HostHealth,
-    images: &Arc<Vec<Resident>>,
+    images: &Arc<Vec<LocalImage>>,
     now: Timestamp,
-) -> Health {
+) -> NodeHealth {
     let problem = tart.problem.clone().or_else(|| starts.problem(now).map(|(problem, _)| problem.clone()));
-    Health {
+    NodeHealth {
         tart_version: tart.version.clone(),
         problem,
         short_of: host.short_of.clone(),
@@ -137,7 +137,7 @@ pub fn compose(
 }
 
 /// Puts health together whenever a part of it changes; `None` until tart was asked for the first time.
-pub async fn follow(mut sources: Sources, health: watch::Sender<Option<Health>>) {
+pub(crate) async fn follow(mut sources: HealthSources, health: watch::Sender<Option<NodeHealth>>) {
     loop {
         let now = Timestamp::now();
         let tart = sources.tart.borrow_and_update().clone();
@@ -162,7 +162,22 @@ pub async fn follow(mut sources: Sources, health: watch::Sender<Option<Health>>)
     }
 }
 
-fn publish(found: Health, health: &watch::Sender<Option<Health>>) {
+/// The Node's address, for those who need nothing else of its health.
+pub(crate) fn addresses(mut health: watch::Receiver<Option<NodeHealth>>) -> watch::Receiver<Option<IpAddr>> {
+    let (address, address_seen) = watch::channel(None);
+    tokio::spawn(async move {
+        loop {
+            let found = health.borrow_and_update().as_ref().and_then(|health| health.address);
+            address.send_if_modified(|known| std::mem::replace(known, found) != found);
+            if health.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    address_seen
+}
+
+fn publish(found: NodeHealth, health: &watch::Sender<Option<NodeHealth>>) {
     health.send_if_modified(|known| {
         if known.as_ref() == Some(&found) {
             return false;
@@ -181,7 +196,7 @@ fn publish(found: Health, health: &watch::Sender<Option<Health>>) {
 }
 
 /// Asks tart again and again, for as long as it is polled.
-pub async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
+pub(crate) async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
     loop {
         let found = TartHealth::check(&tart).await;
         let pause = if found.problem.is_some() { ILL_TART_INTERVAL } else { TART_INTERVAL };
@@ -196,24 +211,24 @@ pub async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
 
 /// How to look at the host.
 #[derive(Debug, Clone)]
-pub struct HostWatch {
+pub(crate) struct HostWatch {
     /// Where to look.
-    pub gauges: Gauges,
+    pub(crate) gauges: SignalSources,
     /// When there is too little.
-    pub thresholds: Thresholds,
+    pub(crate) thresholds: Thresholds,
     /// How long there must be enough before the pressure is off.
-    pub period: Duration,
+    pub(crate) period: Duration,
     /// Where the address comes from.
-    pub source: AddressSource,
+    pub(crate) source: AddressSource,
     /// The address to begin with.
-    pub address: Option<IpAddr>,
+    pub(crate) address: Option<IpAddr>,
     /// Where figures go.
-    pub metrics: Metrics,
+    pub(crate) metrics: Metrics,
 }
 
 impl HostWatch {
     /// Looks at the host again and again, from a thread of its own: a volume that does not answer blocks whoever asks.
-    pub fn spawn(self) -> std::io::Result<watch::Receiver<HostHealth>> {
+    pub(crate) fn spawn(self) -> std::io::Result<watch::Receiver<HostHealth>> {
         let mut pressures = Pressures::default();
         let (sender, receiver) =
             watch::channel(HostHealth { short_of: Shortages::default(), address: self.address });
@@ -247,22 +262,22 @@ impl Shortages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::starts::Start;
+    use crate::node::start_failures::Start;
     use crate::state::HostFault;
 
     #[test]
     fn a_broken_tart_explains_everything_else() {
         let now = Timestamp::from_second(100).unwrap();
         let fault = Start::Failed { fault: HostFault::Session, message: "no".into(), at: now };
-        let starts = Starts::default().after(&fault);
+        let starts = StartFailures::default().after(&fault);
         let host = HostHealth::default();
         let well = TartHealth { version: Some("2.35.0".into()), problem: None };
-        let missing = Problem { reason: "TartMissing", message: "no tart".into() };
+        let missing = HealthProblem { reason: "TartMissing", message: "no tart".into() };
         let broken = TartHealth { version: None, problem: Some(missing.clone()) };
-        let reason = |tart: &TartHealth, starts: &Starts| {
+        let reason = |tart: &TartHealth, starts: &StartFailures| {
             compose(tart, starts, &host, &Arc::default(), now).problem.map_or("", |problem| problem.reason)
         };
-        assert_eq!(reason(&well, &Starts::default()), "");
+        assert_eq!(reason(&well, &StartFailures::default()), "");
         assert_eq!(reason(&well, &starts), "NoGuiSession");
         assert_eq!(reason(&broken, &starts), "TartMissing");
     }

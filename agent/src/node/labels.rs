@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Node;
 
 /// Labels by key.
-pub type Labels = BTreeMap<String, String>;
+pub(crate) type Labels = BTreeMap<String, String>;
 
 /// The annotation that lists the labels which an agent has set, so that the next one knows which to take away.
-pub const OWNED: &str = "tart-kubelet.tuist.dev/labels";
+pub(crate) const OWNED: &str = "tart-kubelet.tuist.dev/labels";
 
 pub(super) const OS: &str = "kubernetes.io/os";
 pub(super) const ARCH: &str = "kubernetes.io/arch";
@@ -38,7 +38,7 @@ const ALLOWED_PREFIXES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.i
 
 /// A label that cannot be set.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum BadLabel {
+pub(crate) enum BadLabel {
     /// There is no `=` in it.
     #[error("`{0}` is not `key=value`")]
     NotAPair(String),
@@ -68,7 +68,7 @@ pub enum BadLabel {
 }
 
 /// Reads `key=value,key=value`.
-pub fn parse(text: &str) -> Result<Labels, BadLabel> {
+pub(crate) fn parse(text: &str) -> Result<Labels, BadLabel> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     pairs
         .map(|pair| {
@@ -87,7 +87,7 @@ pub fn parse(text: &str) -> Result<Labels, BadLabel> {
 }
 
 /// The labels that an earlier agent set on a Node and that nobody asks for any more.
-pub fn stale(node: &Node, wanted: &Labels) -> Vec<String> {
+pub(crate) fn stale(node: &Node, wanted: &Labels) -> Vec<String> {
     let (Some(annotations), Some(labels)) = (&node.metadata.annotations, &node.metadata.labels) else {
         return Vec::new();
     };
@@ -101,12 +101,12 @@ pub fn stale(node: &Node, wanted: &Labels) -> Vec<String> {
 }
 
 /// What the annotation is to say.
-pub fn owned(wanted: &Labels) -> String {
+pub(crate) fn owned(wanted: &Labels) -> String {
     wanted.keys().map(String::as_str).collect::<Vec<_>>().join(",")
 }
 
 /// A text made fit to be a label's value, or `None` when nothing is left of it.
-pub fn value_of(text: &str) -> Option<String> {
+pub(crate) fn value_of(text: &str) -> Option<String> {
     let fit = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
     let mapped: String = text.trim().chars().map(fit).take(63).collect();
     let value = mapped.trim_matches(|c: char| !c.is_ascii_alphanumeric());
@@ -127,7 +127,8 @@ fn is_restricted(key: &str) -> bool {
 pub(super) fn check_key(key: &str) -> Result<(), BadLabel> {
     let (namespace, name) =
         key.split_once('/').map_or((None, key), |(namespace, name)| (Some(namespace), name));
-    let good_namespace = namespace.is_none_or(|namespace| namespace.parse::<super::NodeName>().is_ok());
+    let good_namespace =
+        namespace.is_none_or(|namespace| namespace.parse::<crate::names::NodeName>().is_ok());
     if good_namespace && !name.is_empty() && is_qualified(name) {
         Ok(())
     } else {

@@ -15,41 +15,41 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
-use super::NodeName;
-use super::keeper::NodeUid;
-use super::rival::{LeaseVersion, Rival, Standing, standing};
-use crate::identity::Access;
+use super::controller::NodeUid;
+use super::lease_owner::{ForeignLease, LeaseVersion, Standing, standing};
+use crate::error_chain::chain;
+use crate::identity::ApiAccess;
 use crate::metrics::Metrics;
-use crate::report::chain;
+use crate::names::NodeName;
 
 /// The namespace of all Nodes' Leases.
-pub const NAMESPACE: &str = "kube-node-lease";
+pub(crate) const NAMESPACE: &str = "kube-node-lease";
 /// The annotation that says which agent renews the Lease. Its holder is the Node, as with every kubelet.
-pub const INSTANCE: &str = "tart-kubelet.tuist.dev/instance";
+pub(crate) const INSTANCE: &str = "tart-kubelet.tuist.dev/instance";
 /// How long the API server trusts one renewal.
-pub const DURATION: Duration = Duration::from_secs(40);
+pub(crate) const DURATION: Duration = Duration::from_secs(40);
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Longer than the interval: a slow server is better answered late than asked anew. Two fit into one period of trust.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// What the heartbeat is for.
 #[derive(Debug, Clone)]
-pub struct Heart {
+pub(crate) struct Heartbeat {
     /// The Node.
-    pub node: NodeName,
+    pub(crate) node: NodeName,
     /// This agent.
-    pub instance: String,
+    pub(crate) instance: String,
     /// The Lease as this agent has claimed it: who has taken it since is not written over by the first beat.
-    pub claimed: LeaseVersion,
+    pub(crate) claimed: LeaseVersion,
     /// The Node's UID, once it is registered.
-    pub uid: watch::Receiver<NodeUid>,
+    pub(crate) uid: watch::Receiver<NodeUid>,
     /// Where beats are counted.
-    pub metrics: Metrics,
+    pub(crate) metrics: Metrics,
 }
 
 /// Starts the heartbeat. Its thread, runtime and connection are its own, so that nothing else can delay it. It ends with an answer
 /// only when another agent has taken the Node.
-pub fn spawn(heart: Heart, access: Access) -> io::Result<oneshot::Receiver<Rival>> {
+pub(crate) fn spawn(heart: Heartbeat, access: ApiAccess) -> io::Result<oneshot::Receiver<ForeignLease>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (lost, rival) = oneshot::channel();
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
@@ -74,11 +74,11 @@ enum BeatError {
     #[error("the API server did not answer within {} s", LIMIT.as_secs())]
     Late(#[from] tokio::time::error::Elapsed),
     #[error(transparent)]
-    Rival(Rival),
+    ForeignLease(ForeignLease),
 }
 
-impl Heart {
-    async fn beat(mut self, api: Api<Lease>) -> Rival {
+impl Heartbeat {
+    async fn beat(mut self, api: Api<Lease>) -> ForeignLease {
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut missed = false;
@@ -103,7 +103,7 @@ impl Heart {
                         info!("the heartbeat reaches the API server again");
                     }
                 }
-                Err(BeatError::Rival(rival)) => return rival,
+                Err(BeatError::ForeignLease(rival)) => return rival,
                 Err(error) => {
                     if !std::mem::replace(&mut missed, true) {
                         warn!(problem = chain(&error), "the heartbeat does not reach the API server");
@@ -132,7 +132,7 @@ impl Heart {
                     if let Standing::Other { instance, .. } =
                         standing(lease.as_ref(), &self.instance, Timestamp::now())
                     {
-                        return Err(BeatError::Rival(Rival { node: name, instance }));
+                        return Err(BeatError::ForeignLease(ForeignLease { node: name, instance }));
                     }
                     // Somebody annotated it, or the answer to our own renewal was lost.
                     let version = lease.and_then(|lease| lease.metadata.resource_version);

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::leases;
-use super::thresholds::{Figure, Signal, Thresholds};
+use super::thresholds::{Signal, Thresholds};
+use crate::os::availability::Availability;
+use crate::os::dhcp_leases;
 
 /// One kind of pressure on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Pressure {
+pub(crate) enum Pressure {
     /// There is enough.
     #[default]
     None,
@@ -25,7 +26,7 @@ pub enum Pressure {
 impl Pressure {
     /// The pressure after one more look: `shortage` says what was too little, `None` that all was enough.
     #[must_use]
-    pub fn after(self, shortage: Option<String>, period: Duration, now: Timestamp) -> Self {
+    pub(crate) fn after(self, shortage: Option<String>, period: Duration, now: Timestamp) -> Self {
         match (self, shortage) {
             (Self::None, Some(message)) | (Self::Short { message, .. }, Some(_)) => {
                 Self::Short { message, last: now }
@@ -36,7 +37,7 @@ impl Pressure {
     }
 
     /// What is too little, when something is.
-    pub fn message(&self) -> Option<&str> {
+    pub(crate) fn message(&self) -> Option<&str> {
         match self {
             Self::None => None,
             Self::Short { message, .. } => Some(message),
@@ -46,37 +47,43 @@ impl Pressure {
 
 /// What a look at the host found; what could not be read is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reading {
+pub(crate) struct Reading {
     /// Memory in bytes.
-    pub memory: Option<Figure>,
+    pub(crate) memory: Option<Availability>,
     /// The volume of the state directory, in bytes.
-    pub nodefs: Option<Figure>,
+    pub(crate) nodefs: Option<Availability>,
     /// The volume of tart's home, in bytes.
-    pub imagefs: Option<Figure>,
+    pub(crate) imagefs: Option<Availability>,
     /// Processes.
-    pub pids: Option<Figure>,
+    pub(crate) pids: Option<Availability>,
     /// Addresses for VMs.
-    pub addresses: Option<Figure>,
+    pub(crate) addresses: Option<Availability>,
 }
 
 /// All kinds of pressure.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Pressures {
+pub(crate) struct Pressures {
     /// Too little space.
-    pub disk: Pressure,
+    pub(crate) disk: Pressure,
     /// Too little memory.
-    pub memory: Pressure,
+    pub(crate) memory: Pressure,
     /// Too few process ids.
-    pub pid: Pressure,
+    pub(crate) pid: Pressure,
     /// Too few addresses for VMs.
-    pub addresses: Pressure,
+    pub(crate) addresses: Pressure,
 }
 
 impl Pressures {
     /// The pressures after one more look. What could not be read stays as it was.
     #[must_use]
-    pub fn after(self, seen: &Reading, thresholds: &Thresholds, period: Duration, now: Timestamp) -> Self {
-        let look = |before: Pressure, figures: &[(Signal, Option<Figure>)]| {
+    pub(crate) fn after(
+        self,
+        seen: &Reading,
+        thresholds: &Thresholds,
+        period: Duration,
+        now: Timestamp,
+    ) -> Self {
+        let look = |before: Pressure, figures: &[(Signal, Option<Availability>)]| {
             let mut short =
                 figures.iter().filter_map(|(signal, figure)| thresholds.shortage(*signal, (*figure)?));
             match short.next() {
@@ -89,7 +96,7 @@ impl Pressures {
             memory: look(self.memory, &[(Signal::Memory, seen.memory)]),
             pid: look(self.pid, &[(Signal::Pid, seen.pids)]),
             // Without a file of leases none is lent.
-            addresses: self.addresses.after(seen.addresses.and_then(leases::shortage), period, now),
+            addresses: self.addresses.after(seen.addresses.and_then(dhcp_leases::shortage), period, now),
         }
     }
 }
@@ -105,8 +112,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn figure(available: u64) -> Figure {
-        Figure { available, total: 100 }
+    fn figure(available: u64) -> Availability {
+        Availability { available, total: 100 }
     }
 
     #[test]

@@ -5,15 +5,15 @@ use k8s_openapi::api::core::v1::Taint;
 use super::labels::{self, BadLabel};
 
 /// What the agent registers with when nothing else is said.
-pub const DEFAULT: &str = "tuist.dev/macos=true:NoSchedule";
+pub(crate) const DEFAULT: &str = "tuist.dev/macos=true:NoSchedule";
 
 /// Taints for a Node that is created; on one that exists they are the cluster's business.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Taints(pub Vec<Taint>);
+pub(crate) struct Taints(pub(crate) Vec<Taint>);
 
 /// A taint that cannot be set.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum BadTaint {
+pub(crate) enum BadTaint {
     /// It has another form.
     #[error("`{0}` is not `key=value:effect` or `key:effect`")]
     Form(String),
@@ -29,7 +29,7 @@ pub enum BadTaint {
 }
 
 /// Reads `key=value:effect,key:effect`.
-pub fn parse(text: &str) -> Result<Taints, BadTaint> {
+pub(crate) fn parse(text: &str) -> Result<Taints, BadTaint> {
     let mut taints: Vec<Taint> = Vec::new();
     for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
         let (name, effect) = item.rsplit_once(':').ok_or_else(|| BadTaint::Form(item.to_owned()))?;

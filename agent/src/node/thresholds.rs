@@ -5,15 +5,16 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::os::availability::Availability;
 use crate::quantity;
 
 /// The kubelet's own defaults, and one for processes, which it leaves to the operator.
-pub const DEFAULT: &str =
+pub(crate) const DEFAULT: &str =
     "memory.available<100Mi,nodefs.available<10%,imagefs.available<15%,pid.available<5%";
 
 /// What the host can be short of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Signal {
+pub(crate) enum Signal {
     /// Memory.
     Memory,
     /// Space on the volume of the state directory.
@@ -38,18 +39,9 @@ impl fmt::Display for Signal {
     }
 }
 
-/// How much of something there is, and how much of it can be had.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Figure {
-    /// What can be had.
-    pub available: u64,
-    /// All of it.
-    pub total: u64,
-}
-
 /// The least amount that is enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Least {
+pub(crate) enum Least {
     /// So much.
     Amount(u64),
     /// So many hundredths of a percent of all there is.
@@ -58,7 +50,7 @@ pub enum Least {
 
 impl Least {
     /// The amount, where there is so much in total.
-    pub fn of(self, total: u64) -> u64 {
+    pub(crate) fn of(self, total: u64) -> u64 {
         match self {
             Self::Amount(amount) => amount,
             Self::Share(share) => {
@@ -79,11 +71,11 @@ impl fmt::Display for Least {
 
 /// All thresholds; what has none is never short.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Thresholds(BTreeMap<Signal, Least>);
+pub(crate) struct Thresholds(BTreeMap<Signal, Least>);
 
 /// A threshold that is none.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum BadThreshold {
+pub(crate) enum BadThreshold {
     /// It has another form.
     #[error("`{0}` is not `signal<amount`, such as `memory.available<100Mi` or `nodefs.available<10%`")]
     Form(String),
@@ -99,7 +91,7 @@ pub enum BadThreshold {
 
 impl Thresholds {
     /// Reads `signal<amount,signal<amount`.
-    pub fn parse(text: &str) -> Result<Self, BadThreshold> {
+    pub(crate) fn parse(text: &str) -> Result<Self, BadThreshold> {
         let mut thresholds = BTreeMap::new();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let (name, amount) = item.split_once('<').ok_or_else(|| BadThreshold::Form(item.to_owned()))?;
@@ -112,12 +104,12 @@ impl Thresholds {
     }
 
     /// The threshold for a signal.
-    pub fn least(&self, signal: Signal) -> Option<Least> {
+    pub(crate) fn least(&self, signal: Signal) -> Option<Least> {
         self.0.get(&signal).copied()
     }
 
     /// Why there is too little, in words, when there is.
-    pub fn shortage(&self, signal: Signal, figure: Figure) -> Option<String> {
+    pub(crate) fn shortage(&self, signal: Signal, figure: Availability) -> Option<String> {
         let least = self.least(signal)?;
         let needed = least.of(figure.total);
         (figure.available < needed).then(|| {
@@ -164,7 +156,7 @@ mod tests {
     #[test]
     fn too_little_is_told_with_its_figures() {
         let thresholds = Thresholds::parse("nodefs.available<10%").unwrap();
-        let figure = |available| Figure { available, total: 1000 };
+        let figure = |available| Availability { available, total: 1000 };
         assert_eq!(thresholds.shortage(Signal::NodeFs, figure(100)), None);
         assert_eq!(
             thresholds.shortage(Signal::NodeFs, figure(99)).unwrap(),

@@ -14,23 +14,24 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use super::admission::fit::{ResourceRequests, fits};
 use super::admission::{Refusal, VmPlan, admit, read};
-use super::fit::{Claim, fits, may_be_stale};
 use super::status::is_final;
 use super::worker::{Host, PodFeed, Worker};
-use super::{PodName, PodUid};
-use crate::node::offer::Offers;
-use crate::report::chain;
-use crate::state::{PodDir, StateDir, StateError};
+use crate::error_chain::chain;
+use crate::fs::file::FileError;
+use crate::names::{PodName, PodUid};
+use crate::node::node_info::NodeInfos;
+use crate::state::{PodDir, StateDir};
 
 /// How long a broken watch may stay quiet in the log.
 const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
 
 /// The Pods of this Node.
-pub struct Manager {
+pub(crate) struct Manager {
     host: Arc<Host>,
     client: Client,
-    offers: Offers,
+    offers: NodeInfos,
     state: StateDir,
     pods: HashMap<PodUid, Handle>,
     workers: JoinSet<PodUid>,
@@ -41,7 +42,7 @@ pub struct Manager {
 /// How a worker is reached.
 struct Handle {
     /// What the Pod takes of the Node; nothing when it was refused.
-    claim: Option<Claim>,
+    claim: Option<ResourceRequests>,
     pod: watch::Sender<Arc<Pod>>,
     gone: watch::Sender<bool>,
 }
@@ -50,7 +51,7 @@ impl Handle {
     /// What the Pod takes of the Node, unless the API says that it is over.
     ///
     /// The watch shows a Pod's end before it shows the next Pod that the scheduler has bound because of it.
-    fn counted(&self) -> Option<&Claim> {
+    fn counted(&self) -> Option<&ResourceRequests> {
         let is_over = *self.gone.borrow() || is_final(self.pod.borrow().status.as_ref());
         self.claim.as_ref().filter(|_| !is_over)
     }
@@ -58,10 +59,10 @@ impl Handle {
 
 /// A manager that cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum ManagerError {
+pub(crate) enum ManagerError {
     /// The state directory cannot be read.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] FileError),
     /// A Pod is without its worker.
     #[error("the worker of a Pod has died")]
     Worker(#[from] tokio::task::JoinError),
@@ -75,13 +76,13 @@ impl std::fmt::Debug for Manager {
 
 impl Manager {
     /// A manager without Pods.
-    pub fn new(host: Arc<Host>, client: Client, offers: Offers, state: StateDir) -> Self {
+    pub(crate) fn new(host: Arc<Host>, client: Client, offers: NodeInfos, state: StateDir) -> Self {
         let (pods, listing) = (HashMap::new(), HashMap::new());
         Self { host, client, offers, state, pods, workers: JoinSet::new(), listing }
     }
 
     /// Manages Pods for as long as it is polled.
-    pub async fn run(mut self) -> Result<(), ManagerError> {
+    pub(crate) async fn run(mut self) -> Result<(), ManagerError> {
         // Until its worker has looked, any Pod of an earlier agent may have a VM.
         for dir in self.state.pods()? {
             self.host.slots.note(dir.uid(), true);
@@ -118,7 +119,7 @@ impl Manager {
         }
     }
 
-    async fn take(&mut self, event: watcher::Event<Pod>) -> Result<(), StateError> {
+    async fn take(&mut self, event: watcher::Event<Pod>) -> Result<(), FileError> {
         match event {
             watcher::Event::Apply(pod) => self.apply(pod).await,
             watcher::Event::Delete(pod) => {
@@ -168,7 +169,7 @@ impl Manager {
     async fn apply(&mut self, pod: Pod) {
         let Some(uid) = uid_of(&pod) else { return };
         if let Some(handle) = self.pods.get_mut(&uid) {
-            handle.claim = handle.claim.is_some().then(|| Claim::of(&pod));
+            handle.claim = handle.claim.is_some().then(|| ResourceRequests::of(&pod));
             handle.pod.send_replace(Arc::new(pod));
             return;
         }
@@ -186,9 +187,11 @@ impl Manager {
         let plan = admit(pod)?;
         let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
         if !is_over {
-            let others: Vec<&Claim> = self.pods.values().filter_map(Handle::counted).collect();
+            let others: Vec<&ResourceRequests> = self.pods.values().filter_map(Handle::counted).collect();
             match fits(pod, &self.offers.known(), &others) {
-                Err(refusal) if may_be_stale(&refusal) => fits(pod, &self.offers.asked().await, &others)?,
+                Err(refusal) if refusal.reason.may_be_stale() => {
+                    fits(pod, &self.offers.asked().await, &others)?
+                }
                 result => result?,
             }
         }
@@ -218,7 +221,7 @@ impl Manager {
 
     fn start(&mut self, name: PodName, dir: PodDir, pod: Pod, plan: Result<VmPlan, Refusal>, is_gone: bool) {
         let uid = dir.uid().clone();
-        let claim = plan.is_ok().then(|| Claim::of(&pod));
+        let claim = plan.is_ok().then(|| ResourceRequests::of(&pod));
         let (pod, pod_seen) = watch::channel(Arc::new(pod));
         let (gone, gone_seen) = watch::channel(is_gone);
         self.host.roster.enter(uid.clone(), pod_seen.clone());

@@ -5,15 +5,15 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use super::Target;
-use super::finding::Finding;
+use super::result::ProbeResult;
+use crate::error_chain::chain;
 use crate::guest::{Completed, Exec, Guest, GuestError};
-use crate::report::chain;
 
 /// How much of what the command writes is kept.
 const MAX_OUTPUT: usize = 10 << 10;
 
-/// Runs the command in the container's surroundings; it passes when it exits with 0.
-pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) -> Finding {
+/// Runs the command as the container's own user, directory and environment. Exit code 0 passes.
+pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) -> ProbeResult {
     let argv = if target.probe.is_empty() {
         target.enter.iter().chain(command).cloned().collect()
     } else {
@@ -30,26 +30,25 @@ pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) 
     finding(end, begun.elapsed(), command, limit)
 }
 
-/// What the end of a command means that was seen after so long.
+/// The result of a command that ended after `took`.
 fn finding(
     end: Result<(i32, Vec<u8>), GuestError>,
     took: Duration,
     command: &[String],
     limit: Duration,
-) -> Finding {
+) -> ProbeResult {
     match end {
-        Ok((0, _)) => Finding::Passed,
-        Ok((_, output)) if took < limit => Finding::Failed(String::from_utf8_lossy(&output).into_owned()),
-        // The guest keeps the same limit, and its word of that may be here before our own clock is heard.
+        Ok((0, _)) => ProbeResult::Passed,
+        Ok((_, output)) if took < limit => ProbeResult::Failed(String::from_utf8_lossy(&output).into_owned()),
+        // The guest enforces the same limit and may report it first.
         Ok(_) | Err(GuestError::Late(_)) => {
             let line = command.join(" ");
-            Finding::Failed(format!("command timed out: {line:?} timed out after {limit:?}"))
+            ProbeResult::Failed(format!("command timed out: {line:?} timed out after {limit:?}"))
         }
-        // Whether the guest or its agent is to blame cannot be told from here, and either is reason enough to say that the container
-        // is not well.
-        Err(error @ GuestError::Unreachable(_)) => Finding::Failed(chain(&error)),
-        // Some guest agents break off at a command's very end.
-        Err(error) => Finding::Errored(chain(&error)),
+        // The agent cannot tell whether the guest or its guest agent failed. Either way the probe fails.
+        Err(error @ GuestError::Unreachable(_)) => ProbeResult::Failed(chain(&error)),
+        // Some guest agents close the stream before they send the exit code.
+        Err(error) => ProbeResult::Errored(chain(&error)),
     }
 }
 
@@ -58,17 +57,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_killed_for_being_late_has_timed_out_whoever_says_so_first() {
+    fn a_command_killed_for_its_time_limit_has_timed_out() {
         let limit = Duration::from_secs(1);
         let command = ["sleep".to_owned(), "9".to_owned()];
         let after = |millis, end| finding(end, Duration::from_millis(millis), &command, limit);
-        let late = Finding::Failed("command timed out: \"sleep 9\" timed out after 1s".into());
+        let late = ProbeResult::Failed("command timed out: \"sleep 9\" timed out after 1s".into());
         assert_eq!(after(1000, Err(GuestError::Late(limit))), late);
         assert_eq!(after(1000, Ok((137, Vec::new()))), late);
         assert_eq!(after(2000, Ok((1, b"no".to_vec()))), late);
-        // In time, and as somebody else's kill.
-        assert_eq!(after(999, Ok((137, b"no".to_vec()))), Finding::Failed("no".into()));
-        // It has done what it was to do, and may have done so long before we came to look.
-        assert_eq!(after(2000, Ok((0, Vec::new()))), Finding::Passed);
+        // In time: another process sent the signal.
+        assert_eq!(after(999, Ok((137, b"no".to_vec()))), ProbeResult::Failed("no".into()));
+        // Exit code 0 passes, whenever the agent sees it.
+        assert_eq!(after(2000, Ok((0, Vec::new()))), ProbeResult::Passed);
     }
 }

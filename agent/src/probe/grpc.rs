@@ -8,13 +8,13 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use super::finding::Finding;
+use super::result::ProbeResult;
 use super::tcp::address;
-use crate::report::chain;
+use crate::error_chain::chain;
 
 /// An answer is one number.
 const MAX_MESSAGE: usize = 10 << 10;
-/// How soon another attempt to connect follows the first, and how much later each one after that, as in grpc-go.
+/// The delay before the second attempt to connect, and its growth, as in grpc-go.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const RETRY_FACTOR: f64 = 1.6;
 
@@ -52,7 +52,7 @@ impl ServingStatus {
 }
 
 /// Asks the server at a port how a service is.
-pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration) -> Finding {
+pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration) -> ProbeResult {
     let deadline = Instant::now() + limit;
     let place = address(host, port);
     let endpoint =
@@ -61,25 +61,25 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration)
         Ok(endpoint) => endpoint,
         Err(error) => {
             let why = chain(&error);
-            return Finding::Failed(format!("error: failed to connect service at \"{place}\": {why}"));
+            return ProbeResult::Failed(format!("error: failed to connect service at \"{place}\": {why}"));
         }
     };
     let Ok(channel) = timeout_at(deadline, connect(&endpoint)).await else {
-        return Finding::Failed(format!(
+        return ProbeResult::Failed(format!(
             "timeout: failed to connect service \"{place}\" within {limit:?}: context deadline exceeded"
         ));
     };
     match timeout_at(deadline, check(channel, service)).await {
-        Ok(Ok(ServingStatus::Serving)) => Finding::Passed,
+        Ok(Ok(ServingStatus::Serving)) => ProbeResult::Passed,
         Ok(Ok(status)) => {
-            Finding::Failed(format!("service unhealthy (responded with \"{}\")", status.name()))
+            ProbeResult::Failed(format!("service unhealthy (responded with \"{}\")", status.name()))
         }
-        Ok(Err(status)) => Finding::Failed(describe(&status)),
-        Err(_) => Finding::Failed(format!("timeout: health rpc did not complete within {limit:?}")),
+        Ok(Err(status)) => ProbeResult::Failed(describe(&status)),
+        Err(_) => ProbeResult::Failed(format!("timeout: health rpc did not complete within {limit:?}")),
     }
 }
 
-/// Connects, sooner or later: as for the kubelet, a server that is not there yet may come in time.
+/// Connects, with retries: as in the kubelet, a server may start to listen before the time-out.
 async fn connect(endpoint: &Endpoint) -> Channel {
     let mut delay = FIRST_RETRY;
     loop {
@@ -165,11 +165,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_service_is_as_well_as_it_says() {
+    async fn the_service_status_is_the_result() {
         let port = server("0").await;
-        let unhealthy = |said| Finding::Failed(format!("service unhealthy (responded with \"{said}\")"));
+        let unhealthy = |said| ProbeResult::Failed(format!("service unhealthy (responded with \"{said}\")"));
         let table = [
-            ("well", Finding::Passed),
+            ("well", ProbeResult::Passed),
             ("ill", unhealthy("NOT_SERVING")),
             ("", unhealthy("SERVICE_UNKNOWN")),
             ("odd", unhealthy("UNKNOWN")),
@@ -182,7 +182,7 @@ mod tests {
     #[tokio::test]
     async fn a_server_without_the_protocol_is_told_apart() {
         let words = |finding| match finding {
-            Finding::Failed(why) => why,
+            ProbeResult::Failed(why) => why,
             other => panic!("{other:?}"),
         };
         let why = words(probe("127.0.0.1", server("12").await, "well", LIMIT).await);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_and_a_server_that_hangs_are_failures() {
+    async fn a_closed_port_and_a_server_that_hangs_are_failures() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let hangs = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
@@ -202,12 +202,12 @@ mod tests {
             "timeout: failed to connect service \"127.0.0.1:{port}\" within 50ms: context deadline exceeded"
         );
         let nobody = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
-        assert_eq!(nobody, Finding::Failed(words));
+        assert_eq!(nobody, ProbeResult::Failed(words));
     }
 
     #[tokio::test]
     async fn a_server_that_comes_in_time_is_waited_for() {
-        // Nobody else gets this port, and nobody listens at it yet.
+        // The port is reserved, and nothing listens yet.
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let port = socket.local_addr().unwrap().port();
@@ -217,6 +217,6 @@ mod tests {
             TcpStream::connect(("127.0.0.1", port)).await.unwrap_err();
         }
         serve(socket.listen(8).unwrap(), "0");
-        assert_eq!(asked.await.unwrap(), Finding::Passed);
+        assert_eq!(asked.await.unwrap(), ProbeResult::Passed);
     }
 }

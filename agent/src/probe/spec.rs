@@ -6,13 +6,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::http::HttpGet;
-use crate::pod::expansion::expand;
+use crate::env::expansion::expand;
 use crate::state::StopCause;
+use crate::state::container_spec::HttpGet;
 
 /// The three questions that probes answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum ProbeKind {
     /// Has the container started? The other two wait for it.
     Startup,
     /// Does it still work? It is restarted when it does not.
@@ -21,7 +21,7 @@ pub enum Kind {
     Readiness,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ProbeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Startup => "Startup",
@@ -33,47 +33,47 @@ impl fmt::Display for Kind {
 
 /// The probes of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Probes {
+pub(crate) struct Probes {
     /// Its startup probe.
-    pub startup: Option<ProbeSpec>,
+    pub(crate) startup: Option<ProbeSpec>,
     /// Its liveness probe.
-    pub liveness: Option<ProbeSpec>,
+    pub(crate) liveness: Option<ProbeSpec>,
     /// Its readiness probe.
-    pub readiness: Option<ProbeSpec>,
+    pub(crate) readiness: Option<ProbeSpec>,
 }
 
 /// One probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProbeSpec {
-    /// What is done to find out. A port that has no number is told each time, as the kubelet does: it is no failure.
-    pub action: Result<Action, BadAction>,
+pub(crate) struct ProbeSpec {
+    /// The action. As in the kubelet, an unresolved port is reported at each probe and is no failure.
+    pub(crate) action: Result<Action, BadAction>,
     /// How long after the container's start the first one is due.
-    pub initial_delay: Duration,
+    pub(crate) initial_delay: Duration,
     /// How long it is from one to the next.
-    pub period: Duration,
+    pub(crate) period: Duration,
     /// How long one may take.
-    pub timeout: Duration,
-    /// How many in a row must pass to change a bad opinion.
-    pub success_threshold: u32,
-    /// How many in a row must fail to change a good one.
-    pub failure_threshold: u32,
+    pub(crate) timeout: Duration,
+    /// How many in a row must pass after a failure.
+    pub(crate) success_threshold: u32,
+    /// How many in a row must fail after a success.
+    pub(crate) failure_threshold: u32,
 }
 
-/// How a probe finds out.
+/// What a probe does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// By a command in the guest that exits with 0.
+pub(crate) enum Action {
+    /// Run a command in the guest; 0 passes.
     Exec(Vec<String>),
-    /// By an HTTP answer that is no error.
+    /// Make an HTTP request; 200 to 399 passes.
     HttpGet(HttpGet),
-    /// By a connection that is accepted.
+    /// Connect to a TCP port.
     TcpSocket {
         /// Where; the Pod's address when absent.
         host: Option<String>,
         /// The port there.
         port: u16,
     },
-    /// By the gRPC health protocol.
+    /// Ask by the gRPC health protocol.
     Grpc {
         /// The port at the Pod's address.
         port: u16,
@@ -84,21 +84,21 @@ pub enum Action {
 
 /// An action that cannot be tried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadAction {
+pub(crate) enum BadAction {
     /// The container has no port of that name.
     #[error("port {0} not found")]
     UnknownPort(String),
     /// No TCP port has that number.
     #[error("invalid port number: {0}")]
     InvalidPort(i32),
-    /// The probe does not say what to do; the API server lets none such pass.
+    /// The probe has no action. The API server refuses such a Pod.
     #[error("the probe has neither exec, httpGet, tcpSocket nor grpc")]
     Missing,
 }
 
 impl Probes {
     /// Reads a container's probes.
-    pub fn of(container: &Container) -> Self {
+    pub(crate) fn of(container: &Container) -> Self {
         let read = |probe: Option<&Probe>| probe.map(|probe| ProbeSpec::read(probe, container));
         Self {
             startup: read(container.startup_probe.as_ref()),
@@ -108,16 +108,16 @@ impl Probes {
     }
 
     /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.startup.is_none() && self.liveness.is_none() && self.readiness.is_none()
     }
 
     /// The probes that there are.
-    pub fn into_each(self) -> impl Iterator<Item = (Kind, ProbeSpec)> {
+    pub(crate) fn into_each(self) -> impl Iterator<Item = (ProbeKind, ProbeSpec)> {
         let all = [
-            (Kind::Startup, self.startup),
-            (Kind::Liveness, self.liveness),
-            (Kind::Readiness, self.readiness),
+            (ProbeKind::Startup, self.startup),
+            (ProbeKind::Liveness, self.liveness),
+            (ProbeKind::Readiness, self.readiness),
         ];
         all.into_iter().filter_map(|(kind, spec)| Some((kind, spec?)))
     }
@@ -125,7 +125,7 @@ impl Probes {
 
 impl ProbeSpec {
     fn read(probe: &Probe, container: &Container) -> Self {
-        // The API server fills these in; a zero is for it what an absent field is.
+        // The API server fills these in. It treats 0 like an absent field.
         let number = |field: Option<i32>, default: u32| {
             field.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0).unwrap_or(default)
         };
@@ -142,7 +142,7 @@ impl ProbeSpec {
 
     /// How long to wait before the first probe of a container that has run for `ran`. The probes of containers that an
     /// agent finds running are spread by `share` of a period, or all would come at once.
-    pub fn first_after(&self, ran: Duration, share: f64) -> Duration {
+    pub(crate) fn first_after(&self, ran: Duration, share: f64) -> Duration {
         self.initial_delay.saturating_sub(ran) + self.period.mul_f64(share.clamp(0.0, 1.0))
     }
 }
@@ -150,7 +150,7 @@ impl ProbeSpec {
 impl Action {
     fn read(probe: &Probe, container: &Container) -> Result<Self, BadAction> {
         if let Some(exec) = &probe.exec {
-            // As the kubelet does it: only what the spec says literally is known here.
+            // As in the kubelet, only variables with a literal value are known here.
             let value = |name: &str| {
                 let named = container.env.iter().flatten().rev().find(|variable| variable.name == name);
                 named.map(|variable| variable.value.clone().unwrap_or_default())
@@ -172,7 +172,7 @@ impl Action {
 }
 
 /// A port by its number, or by the name that the container gives it.
-pub fn port(port: &IntOrString, container: &Container) -> Result<u16, BadAction> {
+pub(crate) fn port(port: &IntOrString, container: &Container) -> Result<u16, BadAction> {
     match port {
         IntOrString::Int(port) => number(*port),
         IntOrString::String(name) => {
@@ -187,8 +187,8 @@ fn number(port: i32) -> Result<u16, BadAction> {
     u16::try_from(port).ok().filter(|&port| port > 0).ok_or(BadAction::InvalidPort(port))
 }
 
-/// How long a container may take to stop: the grace period of a probe that it failed comes before the Pod's.
-pub fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
+/// The grace period of a stop: that of the failed probe, else the Pod's.
+pub(crate) fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
     let container = spec.containers.first();
     let probe = container.and_then(|container| match cause {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_has_the_kubelets_defaults() {
+    fn absent_fields_have_the_kubelets_defaults() {
         let seconds = Duration::from_secs;
         let spec = readiness(&json!({"tcpSocket": {"port": 1}, "periodSeconds": 0}));
         assert_eq!((spec.initial_delay, spec.period, spec.timeout), (seconds(0), seconds(10), seconds(1)));

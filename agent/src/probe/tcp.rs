@@ -1,4 +1,4 @@
-//! `tcpSocket`: whoever accepts a connection is well. Every other probe over the network begins here, too.
+//! `tcpSocket`: a port that accepts a connection passes. The other network probes connect by this module, too.
 
 use std::io;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::finding::Finding;
+use super::result::ProbeResult;
 
 /// Tries to connect.
-pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> Finding {
+pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> ProbeResult {
     match timeout(limit, connect(host, port)).await {
-        Ok(Ok(_)) => Finding::Passed,
-        Ok(Err(why)) => Finding::Failed(why),
-        Err(_) => Finding::Failed(format!("dial tcp {}: i/o timeout", address(host, port))),
+        Ok(Ok(_)) => ProbeResult::Passed,
+        Ok(Err(why)) => ProbeResult::Failed(why),
+        Err(_) => ProbeResult::Failed(format!("dial tcp {}: i/o timeout", address(host, port))),
     }
 }
 
@@ -44,21 +44,21 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(20);
 
     #[tokio::test]
-    async fn a_port_that_accepts_is_well_and_a_closed_one_is_not() {
+    async fn an_open_port_passes_and_a_closed_port_fails() {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = server.local_addr().unwrap().port();
-        assert_eq!(probe("127.0.0.1", port, LIMIT).await, Finding::Passed);
+        assert_eq!(probe("127.0.0.1", port, LIMIT).await, ProbeResult::Passed);
         drop(server);
         let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
-        assert_eq!(probe("127.0.0.1", port, LIMIT).await, Finding::Failed(refused));
+        assert_eq!(probe("127.0.0.1", port, LIMIT).await, ProbeResult::Failed(refused));
     }
 
     #[tokio::test]
-    async fn a_host_that_does_not_answer_is_not_waited_for() {
+    async fn a_host_that_does_not_answer_fails_at_the_time_out() {
         let late = probe("127.0.0.1", 1, Duration::ZERO).await;
         let words =
             ["dial tcp 127.0.0.1:1: i/o timeout", "dial tcp 127.0.0.1:1: connect: connection refused"];
-        assert!(matches!(&late, Finding::Failed(why) if words.contains(&why.as_str())), "{late:?}");
+        assert!(matches!(&late, ProbeResult::Failed(why) if words.contains(&why.as_str())), "{late:?}");
         assert_eq!(address("::1", 80), "[::1]:80");
     }
 }

@@ -15,21 +15,21 @@ fn spec(failure_threshold: u32) -> ProbeSpec {
     }
 }
 
-fn board(probes: &Probes) -> Arc<watch::Sender<Judge>> {
-    Arc::new(watch::channel(Judge::new(probes, None)).0)
+fn board(probes: &Probes) -> Arc<watch::Sender<ProbeState>> {
+    Arc::new(watch::channel(ProbeState::new(probes, None)).0)
 }
 
 /// Answers from a script, and then passes; counts how often it was asked.
-struct Script(Mutex<VecDeque<Finding>>, Mutex<u32>);
+struct Script(Mutex<VecDeque<ProbeResult>>, Mutex<u32>);
 
 impl Script {
-    fn new(script: impl IntoIterator<Item = Finding>) -> Arc<Self> {
+    fn new(script: impl IntoIterator<Item = ProbeResult>) -> Arc<Self> {
         Arc::new(Self(Mutex::new(script.into_iter().collect()), Mutex::new(0)))
     }
 
-    fn next(&self) -> Finding {
+    fn next(&self) -> ProbeResult {
         *self.1.lock().unwrap() += 1;
-        self.0.lock().unwrap().pop_front().unwrap_or(Finding::Passed)
+        self.0.lock().unwrap().pop_front().unwrap_or(ProbeResult::Passed)
     }
 
     fn asked(&self) -> u32 {
@@ -37,7 +37,11 @@ impl Script {
     }
 }
 
-fn run(kind: Kind, judge: &Arc<watch::Sender<Judge>>, script: &Arc<Script>) -> tokio::task::JoinHandle<()> {
+fn run(
+    kind: ProbeKind,
+    judge: &Arc<watch::Sender<ProbeState>>,
+    script: &Arc<Script>,
+) -> tokio::task::JoinHandle<()> {
     let script = script.clone();
     let period = Duration::from_millis(1);
     tokio::spawn(attend(kind, Duration::ZERO, period, judge.clone(), async move || script.next()))
@@ -46,43 +50,43 @@ fn run(kind: Kind, judge: &Arc<watch::Sender<Judge>>, script: &Arc<Script>) -> t
 #[tokio::test]
 async fn liveness_ends_with_the_failure_that_counts() {
     let judge = board(&Probes { liveness: Some(spec(2)), ..Probes::default() });
-    let failed = || Finding::Failed("no".into());
-    let errored = || Finding::Errored("broken".into());
-    let script = Script::new([failed(), Finding::Passed, failed(), errored(), failed(), failed()]);
-    run(Kind::Liveness, &judge, &script).await.unwrap();
+    let failed = || ProbeResult::Failed("no".into());
+    let errored = || ProbeResult::Errored("broken".into());
+    let script = Script::new([failed(), ProbeResult::Passed, failed(), errored(), failed(), failed()]);
+    run(ProbeKind::Liveness, &judge, &script).await.unwrap();
     assert_eq!(judge.borrow().health().failed, Some(crate::state::StopCause::FailedLiveness));
     assert_eq!(script.asked(), 5, "a broken probe counts for nothing, and nothing is asked after the end");
 }
 
 #[tokio::test]
-async fn the_others_wait_for_startup_and_startup_ends_with_it() {
+async fn other_probes_wait_for_startup_and_startup_ends_with_its_success() {
     let judge = board(&Probes { startup: Some(spec(1)), readiness: Some(spec(1)), ..Probes::default() });
     let (startup, readiness) = (Script::new([]), Script::new([]));
-    let waiting = run(Kind::Readiness, &judge, &readiness);
+    let waiting = run(ProbeKind::Readiness, &judge, &readiness);
     let mut seen = judge.subscribe();
     tokio::task::yield_now().await;
     assert_eq!(readiness.asked(), 0);
-    run(Kind::Startup, &judge, &startup).await.unwrap();
+    run(ProbeKind::Startup, &judge, &startup).await.unwrap();
     assert_eq!(startup.asked(), 1);
     seen.wait_for(|judge| judge.health().ready).await.unwrap();
     waiting.abort();
 }
 
 #[tokio::test]
-async fn a_pod_that_leaves_is_still_asked_for_its_readiness() {
+async fn a_pod_that_is_deleted_is_still_probed_for_readiness() {
     let judge = board(&Probes { liveness: Some(spec(1)), readiness: Some(spec(1)), ..Probes::default() });
-    judge.send_if_modified(Judge::leave);
-    let (liveness, readiness) = (Script::new([Finding::Failed("no".into())]), Script::new([]));
-    run(Kind::Liveness, &judge, &liveness).await.unwrap();
+    judge.send_if_modified(ProbeState::leave);
+    let (liveness, readiness) = (Script::new([ProbeResult::Failed("no".into())]), Script::new([]));
+    run(ProbeKind::Liveness, &judge, &liveness).await.unwrap();
     assert_eq!(liveness.asked(), 0);
     let mut seen = judge.subscribe();
-    let asking = run(Kind::Readiness, &judge, &readiness);
+    let asking = run(ProbeKind::Readiness, &judge, &readiness);
     seen.wait_for(|judge| judge.health().ready).await.unwrap();
     asking.abort();
 }
 
 #[tokio::test]
-async fn a_prober_probes_and_tells() {
+async fn a_prober_reports_failures_as_events() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let at = |port| ProbeSpec { action: Ok(Action::TcpSocket { host: None, port }), ..spec(1) };
@@ -108,7 +112,7 @@ async fn a_prober_probes_and_tells() {
     drop(listener);
 
     let probes = Probes { readiness: Some(at(port)), liveness: Some(at(port)), startup: None };
-    let before = Some(Health { started: true, ready: true, failed: None });
+    let before = Some(ContainerHealth { started: true, ready: true, failed: None });
     let mut prober = Prober::start(probes, before, Duration::ZERO, target, &tell);
     assert!(prober.health().ready, "until a probe says otherwise");
     while prober.health().ready || prober.health().failed.is_none() {
@@ -117,7 +121,7 @@ async fn a_prober_probes_and_tells() {
 }
 
 #[test]
-fn shares_are_shares() {
+fn a_random_share_is_between_0_and_1() {
     let shares: Vec<f64> = (0..100).map(|_| random_share()).collect();
     assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "{shares:?}");
     assert!(shares.iter().any(|share| (share - shares[0]).abs() > 0.01), "{shares:?}");
@@ -133,7 +137,7 @@ async fn a_guest_agent_that_is_not_there_is_a_failure() {
     };
     let exec = ProbeSpec { action: Ok(Action::Exec(vec!["true".into()])), ..spec(1) };
     match find(&exec, &target).await {
-        Finding::Failed(why) => assert!(why.starts_with("the guest agent does not answer"), "{why}"),
+        ProbeResult::Failed(why) => assert!(why.starts_with("the guest agent does not answer"), "{why}"),
         other => panic!("{other:?}"),
     }
 }

@@ -8,13 +8,13 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::{PERSIST_INTERVAL, Shim};
+use crate::error_chain::chain;
 use crate::guest::script::Ready;
-use crate::report::chain;
-use crate::state::{Attempt, Progress, Stage};
+use crate::state::{Progress, Stage, VmRun};
 
 /// Writes down the steps of one VM. The VM does not wait for it: a full disk must not end somebody's job, nor hide it for ever.
 pub(super) struct Steps {
-    attempt: Attempt,
+    attempt: VmRun,
     /// Who tries again to write down the latest one.
     again: Cell<Option<JoinHandle<()>>>,
 }
@@ -32,7 +32,7 @@ impl Shim {
 }
 
 impl Steps {
-    pub(super) fn new(attempt: &Attempt) -> Self {
+    pub(super) fn new(attempt: &VmRun) -> Self {
         Self { attempt: attempt.clone(), again: Cell::new(None) }
     }
 
@@ -72,8 +72,8 @@ impl Drop for Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::Restart;
     use crate::state::StateDir;
-    use crate::vm::Restart;
 
     fn step(stage: Stage) -> Progress {
         Progress { stage, since: Timestamp::UNIX_EPOCH, enter: Vec::new(), probe: Vec::new() }

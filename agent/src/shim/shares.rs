@@ -6,8 +6,10 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::Shim;
-use crate::report::chain;
-use crate::state::{Attempt, Ending, Share, StateError};
+use crate::error_chain::chain;
+use crate::fs::file::FileError;
+use crate::state::{Ending, VmRun};
+use crate::tart::Share;
 
 /// How long the host's disks may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -61,7 +63,7 @@ fn replaced(shares: &[Share]) -> Option<String> {
 }
 
 /// The first share that another Pod's guest can replace, in words.
-fn replaceable(attempt: &Attempt, shares: &[Share]) -> Result<Option<String>, StateError> {
+fn replaceable(attempt: &VmRun, shares: &[Share]) -> Result<Option<String>, FileError> {
     let writers = attempt.other_writers()?;
     Ok(shares.iter().find_map(|share| {
         let writer = writers.iter().find(|writer| writer.can_replace(&share.path))?;

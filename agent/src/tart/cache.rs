@@ -7,20 +7,21 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::image_name::{ImageDigest, repository};
+use crate::names::ImageDigest;
+use crate::names::image::repository;
 
 /// A host, and a repository of as many parts as anybody has.
 const MAX_LEVELS: usize = 16;
 
 /// An image in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CachedImage {
+pub(crate) struct CachedImage {
     /// Its exact name.
-    pub digest: ImageDigest,
+    pub(crate) digest: ImageDigest,
     /// The names with a tag that lead to it.
-    pub tags: Vec<String>,
+    pub(crate) tags: Vec<String>,
     /// What its files take, blocks that they share with VMs included.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// All images that are whole, in the order of their names.
@@ -129,9 +130,9 @@ pub(super) fn size(path: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Tart, TartError};
     use super::*;
-    use crate::vm::{Restart, VmName};
+    use crate::names::{Restart, VmName};
+    use crate::tart::{Tart, TartError};
     use std::os::unix::fs::symlink;
 
     fn hex(digit: char) -> String {

@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::error::TartError;
-use super::overdue;
+use super::stale_calls;
 
 /// Output beyond this is dropped; no answer of tart comes near it.
 const MAX_OUTPUT: usize = 4 << 20;
@@ -25,9 +25,9 @@ const PIPE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a successful call printed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TartOutput {
+pub(crate) struct TartOutput {
     /// Standard output.
-    pub stdout: String,
+    pub(crate) stdout: String,
 }
 
 /// Runs `command` to its end, or kills its whole process group when `limit` is over.
@@ -42,7 +42,7 @@ pub(super) async fn call_heard(
     hear: impl FnMut(&str),
 ) -> Result<TartOutput, TartError> {
     let line = shown(&command);
-    overdue::mark(&mut command, limit);
+    stale_calls::mark(&mut command, limit);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.as_std().get_program().to_owned();
     let mut child = command.spawn().map_err(|source| TartError::spawn(program.as_ref(), source))?;

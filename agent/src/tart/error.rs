@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// A call of `tart` that did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
-pub enum TartError {
+pub(crate) enum TartError {
     /// The program could not be started.
     #[error("cannot run {}; install tart there, or name the program with --tart-binary", program.display())]
     Spawn {
@@ -53,7 +53,7 @@ pub enum TartError {
 
 /// The failures of `tart` that the agent tells apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// No VM has that name.
     MissingVm,
     /// The VM exists, but does not run.
@@ -103,7 +103,7 @@ impl TartError {
     }
 
     /// The kind of failure, when that is known.
-    pub fn fault(&self) -> Option<Fault> {
+    pub(crate) fn fault(&self) -> Option<Fault> {
         match self {
             Self::Failed { fault, .. } => Some(*fault),
             Self::NotCached(_) => Some(Fault::NotCached),
@@ -114,7 +114,7 @@ impl TartError {
 
 impl Fault {
     /// What a person can do about it, to be put behind the words of tart.
-    pub fn advice(self) -> &'static str {
+    pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::VmLimit => {
                 "; macOS runs two VMs at most on one host: stop VMs that are not Pods, or restart the host"
@@ -132,7 +132,7 @@ impl Fault {
     }
 
     /// Reads the words of a failed call. Exit codes alone do not tell: 1 is most things, 2 is three of them.
-    pub fn of(stderr: &str) -> Self {
+    pub(crate) fn of(stderr: &str) -> Self {
         let says = |part: &str| stderr.contains(part);
         if says("the specified VM \"") && says("does not exist") {
             Self::MissingVm
@@ -183,7 +183,7 @@ impl Fault {
 }
 
 /// The VMs that tart names when it says that there can be no further one.
-pub fn running_vms(stderr: &str) -> Vec<&str> {
+pub(crate) fn running_vms(stderr: &str) -> Vec<&str> {
     let listed = stderr.split_once("(other running VMs: ").and_then(|(_, rest)| rest.split_once(')'));
     listed.map_or_else(Vec::new, |(names, _)| names.split(", ").collect())
 }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 /// Where something that tart has comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub enum Source {
+pub(crate) enum VmSource {
     /// It is a VM.
     #[serde(rename = "local")]
     Local,
@@ -13,7 +13,7 @@ pub enum Source {
     Oci,
 }
 
-impl Source {
+impl VmSource {
     /// The flag's word for it is not that of the list.
     pub(super) fn flag(self) -> &'static str {
         match self {
@@ -28,11 +28,11 @@ impl Source {
 #[serde(rename_all = "PascalCase")]
 struct Row {
     name: String,
-    source: Source,
+    source: VmSource,
 }
 
 /// The names in the list; `None` when it is not one.
-pub(super) fn names(text: &str, source: Source) -> Option<Vec<String>> {
+pub(super) fn names(text: &str, source: VmSource) -> Option<Vec<String>> {
     let rows: Vec<Row> = serde_json::from_str(text).ok()?;
     Some(rows.into_iter().filter(|row| row.source == source).map(|row| row.name).collect())
 }
@@ -47,11 +47,11 @@ mod tests {
   { "Disk" : 50, "Running" : false, "Name" : "sequoia", "State" : "stopped", "Size" : 31, "Source" : "local" },
   { "Source" : "OCI", "Name" : "ghcr.io\/a\/b:latest", "Size" : "33.1", "SizeOnDisk" : 4, "State" : "?" }
 ]"#;
-        assert_eq!(names(text, Source::Local).unwrap(), ["sequoia"]);
-        assert_eq!(names(text, Source::Oci).unwrap(), ["ghcr.io/a/b:latest"]);
-        assert_eq!(names("[\n\n]", Source::Oci), Some(Vec::new()));
+        assert_eq!(names(text, VmSource::Local).unwrap(), ["sequoia"]);
+        assert_eq!(names(text, VmSource::Oci).unwrap(), ["ghcr.io/a/b:latest"]);
+        assert_eq!(names("[\n\n]", VmSource::Oci), Some(Vec::new()));
         for garbage in ["", "[", "{}", "[{}]", r#"[{"Name": "a"}]"#, r#"[{"Name": "a", "Source": "moon"}]"#] {
-            assert_eq!(names(garbage, Source::Local), None, "{garbage}");
+            assert_eq!(names(garbage, VmSource::Local), None, "{garbage}");
         }
     }
 }

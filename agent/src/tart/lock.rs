@@ -13,7 +13,7 @@ use nix::libc;
 
 /// What the locks on a VM say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VmLock {
+pub(crate) enum VmLock {
     /// Nobody is at work on it.
     Free,
     /// It runs.
@@ -24,7 +24,7 @@ pub enum VmLock {
 
 /// When a directory was last touched. Every tart that opens a VM touches its directory; a clone is new, however old its source is:
 /// only the time of the last change of any kind tells.
-pub fn touched(path: &Path) -> io::Result<SystemTime> {
+pub(crate) fn touched(path: &Path) -> io::Result<SystemTime> {
     let metadata = path.symlink_metadata()?;
     let changed = Duration::from_secs(metadata.ctime().try_into().unwrap_or(0))
         + Duration::from_nanos(metadata.ctime_nsec().try_into().unwrap_or(0));

@@ -2,28 +2,28 @@
 
 use std::path::Path;
 
-use super::image_name::full_name;
-use super::overdue;
-use crate::processes::{self, Running, TableError};
+use super::stale_calls;
+use crate::names::full_name;
+use crate::os::process_table::{self, RunningProcess, TableError};
 
 /// The images that our own tarts pull at a moment, by full name. One that is not among them will not be brought by any of them any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnPulls(Vec<String>);
+pub(crate) struct OwnPulls(Vec<String>);
 
 impl OwnPulls {
     /// Looks which there are in a home.
     pub(super) fn look(home: &Path) -> Result<Self, TableError> {
-        Ok(Self::among(&processes::others()?, home))
+        Ok(Self::among(&process_table::others()?, home))
     }
 
     /// Whether one of them pulls an image.
-    pub fn has(&self, image: &str) -> bool {
+    pub(crate) fn has(&self, image: &str) -> bool {
         self.0.contains(&full_name(image))
     }
 
     /// Only what carries our mark counts: others pull the same images.
-    fn among(running: &[Running], home: &Path) -> Self {
-        let ours = running.iter().filter(|call| call.variable(overdue::HOME) == home.to_str());
+    fn among(running: &[RunningProcess], home: &Path) -> Self {
+        let ours = running.iter().filter(|call| call.variable(stale_calls::HOME) == home.to_str());
         let pulled = ours.filter_map(|call| call.words().skip_while(|word| *word != "pull").nth(1));
         Self(pulled.map(full_name).collect())
     }
@@ -35,14 +35,14 @@ mod tests {
 
     #[test]
     fn only_what_carries_our_mark_is_ours() {
-        let mark = |home: &str| format!("{}={home}", overdue::HOME);
+        let mark = |home: &str| format!("{}={home}", stale_calls::HOME);
         let running = [
-            Running::example(2, 1, &["tart", "pull", "r.test/a"], &[&mark("/home")]),
-            Running::example(3, 1, &["sh", "/bin/tart", "pull", "r.test/b:1"], &[&mark("/home")]),
-            Running::example(4, 1, &["tart", "pull", "r.test/theirs:1"], &[]),
-            Running::example(5, 1, &["tart", "pull", "r.test/elsewhere:1"], &[&mark("/other")]),
-            Running::example(6, 1, &["tart", "clone", "r.test/cloned:1", "vm"], &[&mark("/home")]),
-            Running::example(7, 1, &["tart", "pull"], &[&mark("/home")]),
+            RunningProcess::example(2, 1, &["tart", "pull", "r.test/a"], &[&mark("/home")]),
+            RunningProcess::example(3, 1, &["sh", "/bin/tart", "pull", "r.test/b:1"], &[&mark("/home")]),
+            RunningProcess::example(4, 1, &["tart", "pull", "r.test/theirs:1"], &[]),
+            RunningProcess::example(5, 1, &["tart", "pull", "r.test/elsewhere:1"], &[&mark("/other")]),
+            RunningProcess::example(6, 1, &["tart", "clone", "r.test/cloned:1", "vm"], &[&mark("/home")]),
+            RunningProcess::example(7, 1, &["tart", "pull"], &[&mark("/home")]),
         ];
         let own = OwnPulls::among(&running, Path::new("/home"));
         assert!(own.has("r.test/a") && own.has("r.test/a:latest") && own.has("r.test/b:1"));

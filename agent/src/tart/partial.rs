@@ -17,7 +17,7 @@ const INSTANT: Duration = Duration::from_millis(1);
 
 /// How it stands with an image that is not whole.
 #[derive(Debug)]
-pub enum Partial {
+pub(crate) enum Partial {
     /// Nothing of it is there.
     None,
     /// It is being pulled.
@@ -28,7 +28,7 @@ pub enum Partial {
 
 /// What has arrived of an image, locked.
 #[derive(Debug)]
-pub struct KeptPartial {
+pub(crate) struct KeptPartial {
     dir: File,
     path: PathBuf,
     /// The directory that a tart has locked which pulls from the image's registry.
@@ -40,7 +40,7 @@ impl KeptPartial {
     ///
     /// To every other tart that comes by it is garbage, so it is let go only while somebody may wait for it, and for no longer than an
     /// instant.
-    pub async fn offer(&self) -> bool {
+    pub(crate) async fn offer(&self) -> bool {
         if !self.may_be_awaited() {
             return self.is_there();
         }
@@ -57,7 +57,7 @@ impl KeptPartial {
     }
 
     /// Whether it is still what a pull of its image would go on with.
-    pub fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         let number = |metadata: io::Result<std::fs::Metadata>| {
             metadata.map(|metadata| (metadata.dev(), metadata.ino())).ok()
         };

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A release, as `tart --version` names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TartVersion {
+pub(crate) struct TartVersion {
     name: String,
     /// Major and minor; development builds have none.
     release: Option<(u32, u32)>,
@@ -12,7 +12,7 @@ pub struct TartVersion {
 
 impl TartVersion {
     /// The first release with `tart exec` and its socket, which commands in guests go through.
-    pub const OLDEST: &str = "2.27.0";
+    pub(crate) const OLDEST: &str = "2.27.0";
     const OLDEST_RELEASE: (u32, u32) = (2, 27);
 
     pub(super) fn parse(text: &str) -> Option<Self> {
@@ -26,7 +26,7 @@ impl TartVersion {
     }
 
     /// Whether the agent can work with it.
-    pub fn is_supported(&self) -> bool {
+    pub(crate) fn is_supported(&self) -> bool {
         self.release.is_none_or(|release| release >= Self::OLDEST_RELEASE)
     }
 }

@@ -10,30 +10,30 @@ use k8s_openapi::api::core::v1::{
 use kube::ResourceExt;
 use tokio::sync::watch;
 
-use super::files::{BadFiles, FileMode, config_map_files, downward_files, merge, secret_files};
-use super::token::{Token, TokenError};
+use super::items::{BadFiles, FileMode, config_map_files, downward_files, merge, secret_files};
 use super::{Payload, PayloadFile};
-use crate::node::resources::Amounts;
-use crate::objects::{ObjectError, Watched, first_of};
-use crate::pod::world::World;
+use crate::apiserver::tokens::{Token, TokenError};
+use crate::apiserver::watched_objects::{ObjectError, WatchedObject, first_of};
+use crate::env::sources::InputSources;
+use crate::quantity::ResourceList;
 
 /// The permission bits of files whose volume does not say; the API server fills them in.
 const USUAL_MODE: i32 = 0o644;
 
 /// The files of one volume, which follow the objects that they are made of.
 #[derive(Debug)]
-pub struct Content {
+pub(crate) struct Content {
     sources: Vec<Source>,
     mode: FileMode,
     pod: watch::Receiver<Arc<Pod>>,
-    allocatable: Arc<Amounts>,
+    allocatable: Arc<ResourceList>,
 }
 
 /// Where files come from.
 #[derive(Debug)]
 enum Source {
-    ConfigMap { object: Watched<ConfigMap>, name: String, items: Vec<KeyToPath>, optional: bool },
-    Secret { object: Watched<Secret>, name: String, items: Vec<KeyToPath>, optional: bool },
+    ConfigMap { object: WatchedObject<ConfigMap>, name: String, items: Vec<KeyToPath>, optional: bool },
+    Secret { object: WatchedObject<Secret>, name: String, items: Vec<KeyToPath>, optional: bool },
     Downward { items: Vec<DownwardAPIVolumeFile>, shown: Option<Payload> },
     Token { token: Box<Token>, path: String },
     Unsupported(&'static str),
@@ -41,7 +41,7 @@ enum Source {
 
 /// A volume that cannot be filled, or not yet.
 #[derive(Debug, thiserror::Error)]
-pub enum ContentError {
+pub(crate) enum ContentError {
     /// There is no such `ConfigMap`.
     #[error("configmap \"{0}\" not found")]
     ConfigMapMissing(String),
@@ -66,7 +66,7 @@ impl Content {
     /// The content of a volume; nothing when it is a volume of another kind. Must be called inside a runtime.
     ///
     /// The objects are watched for as long as this lives.
-    pub fn of(volume: &Volume, pod: watch::Receiver<Arc<Pod>>, world: &World) -> Option<Self> {
+    pub(crate) fn of(volume: &Volume, pod: watch::Receiver<Arc<Pod>>, world: &InputSources) -> Option<Self> {
         let now = pod.borrow().clone();
         let (sources, mode) = if let Some(volume) = &volume.config_map {
             let source = config_map(world, &now, &volume.name, volume.items.clone(), volume.optional);
@@ -88,7 +88,7 @@ impl Content {
     }
 
     /// The files as they are to be now. Asks for a token if one is due, and waits some seconds for objects at most.
-    pub async fn payload(&mut self) -> Result<Payload, ContentError> {
+    pub(crate) async fn payload(&mut self) -> Result<Payload, ContentError> {
         let pod = self.pod.borrow_and_update().clone();
         let mut parts = Vec::new();
         // All of them, even if one fails: `changed` counts from what each has last said.
@@ -99,7 +99,7 @@ impl Content {
     }
 
     /// Waits until `payload` would say something else than it last did. Safe to cancel.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         let waits = self.sources.iter_mut().map(|source| -> BoxFuture<'_, ()> {
             match source {
                 Source::ConfigMap { object, .. } => Box::pin(object.changed()),
@@ -117,7 +117,7 @@ impl Content {
 }
 
 fn config_map(
-    world: &World,
+    world: &InputSources,
     pod: &Pod,
     name: &str,
     items: Option<Vec<KeyToPath>>,
@@ -132,7 +132,7 @@ fn config_map(
 }
 
 fn secret(
-    world: &World,
+    world: &InputSources,
     pod: &Pod,
     name: &str,
     items: Option<Vec<KeyToPath>>,
@@ -151,7 +151,7 @@ fn downward(items: Option<Vec<DownwardAPIVolumeFile>>) -> Source {
 }
 
 /// A source of a projected volume. One that says nothing brings nothing.
-fn projected(world: &World, pod: &Pod, source: &VolumeProjection) -> Option<Source> {
+fn projected(world: &InputSources, pod: &Pod, source: &VolumeProjection) -> Option<Source> {
     Some(if let Some(source) = &source.config_map {
         config_map(world, pod, &source.name, source.items.clone(), source.optional)
     } else if let Some(source) = &source.secret {
@@ -174,7 +174,7 @@ impl Source {
         &mut self,
         pod: &Pod,
         mode: FileMode,
-        allocatable: &Amounts,
+        allocatable: &ResourceList,
     ) -> Result<Payload, ContentError> {
         match self {
             Self::ConfigMap { object, name, items, optional } => match object.get().await? {
@@ -207,7 +207,7 @@ async fn downward_changed(
     shown: Option<&Payload>,
     mut pod: watch::Receiver<Arc<Pod>>,
     mode: FileMode,
-    allocatable: &Amounts,
+    allocatable: &ResourceList,
 ) {
     loop {
         let files = downward_files(items, &pod.borrow_and_update().clone(), mode, allocatable);

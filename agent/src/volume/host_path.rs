@@ -8,18 +8,19 @@ use std::str::FromStr;
 
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
-use super::dir::Dir;
-use super::place::Place;
 use super::share::tart_can_say;
-use crate::pod::PodUid;
-use crate::state::{Promise, StateDir, StateError, Writer};
+use crate::fs::dir::Dir;
+use crate::fs::dir_identity::DirIdentity;
+use crate::fs::file::FileError;
+use crate::names::PodUid;
+use crate::state::{HostPathWriter, Promise, StateDir};
 
 /// The mode of directories that are made because a Pod asks for them.
 const DIR_MODE: u32 = 0o755;
 
 /// A directory of the host that Pods may have, with all that is in it: `--allowed-host-path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllowedHostPath {
+pub(crate) struct AllowedHostPath {
     path: PathBuf,
     read_only: bool,
 }
@@ -27,7 +28,7 @@ pub struct AllowedHostPath {
 /// A flag that allows nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an absolute path, with or without `:ro` at its end")]
-pub struct BadHostPath(String);
+pub(crate) struct BadHostPath(String);
 
 impl FromStr for AllowedHostPath {
     type Err = BadHostPath;
@@ -45,7 +46,7 @@ impl FromStr for AllowedHostPath {
 
 /// What this Node lets Pods have of the host.
 #[derive(Debug, Clone, Default)]
-pub struct HostPaths {
+pub(crate) struct HostPaths {
     allowed: Vec<AllowedHostPath>,
     /// The agent's own directory, which no Pod may reach.
     state: PathBuf,
@@ -55,7 +56,7 @@ pub struct HostPaths {
 
 /// A directory of the host that a Pod cannot have.
 #[derive(Debug, thiserror::Error)]
-pub enum HostPathError {
+pub(crate) enum HostPathError {
     /// The path is not one.
     #[error("hostPath `{0}` is not an absolute path without `..`")]
     NotPlain(String),
@@ -99,7 +100,7 @@ pub enum HostPathError {
     Replaced(String),
     /// It is not known who writes to what.
     #[error("cannot say whether another Pod can replace hostPath {0}")]
-    Writers(String, #[source] StateError),
+    Writers(String, #[source] FileError),
     /// It has to be there, and is not, or is something else.
     #[error("hostPath type check failed: {0} is not a directory")]
     NotDirectory(String),
@@ -125,14 +126,14 @@ pub(super) struct HostDir {
     /// Where it is, without links.
     pub(super) path: PathBuf,
     /// Which directory that is.
-    pub(super) place: Place,
+    pub(super) place: DirIdentity,
     /// Whether the Pod may write to it.
     pub(super) writable: bool,
 }
 
 impl HostPaths {
     /// What the flags allow; `state` is the agent's own directory, `tart_home` that of its VMs.
-    pub fn new(allowed: Vec<AllowedHostPath>, state: &Path, tart_home: &Path) -> Self {
+    pub(crate) fn new(allowed: Vec<AllowedHostPath>, state: &Path, tart_home: &Path) -> Self {
         Self { allowed, state: state.to_owned(), tart_home: tart_home.to_owned() }
     }
 
@@ -177,7 +178,7 @@ impl HostPaths {
         }
         match open_below(&allowed.path, &path, may_create && !allowed.read_only) {
             Ok(dir) => {
-                let place = Place::of(dir.this().map_err(failed)?);
+                let place = DirIdentity::of(dir.this().map_err(failed)?);
                 // The way to what is allowed may have been bent, too, by one who is allowed more.
                 if !place.is_at(&path).map_err(failed)? {
                     return Err(HostPathError::Replaced(shown()));
@@ -199,7 +200,7 @@ impl HostPaths {
         let shown = || path.display().to_string();
         let promises = StateDir::at(&self.state).promises_but(uid);
         let promises = promises.map_err(|error| HostPathError::Writers(shown(), error))?;
-        let writer = Writer { pod: uid.to_string(), path: path.to_owned() };
+        let writer = HostPathWriter { pod: uid.to_string(), path: path.to_owned() };
         match promises.into_iter().find(|promise| writer.can_replace(&promise.path)) {
             Some(Promise { pod, path: inner }) => {
                 Err(HostPathError::Around { path: shown(), inner: inner.display().to_string(), pod })

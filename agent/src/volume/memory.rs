@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
-use crate::pod::blueprint::has_command;
-use crate::pod::restart::RestartPolicy;
 use crate::quantity;
+use crate::state::RestartPolicy;
+use crate::state::container_spec::has_command;
 
 /// Whether a volume is one in the guest's memory. That goes with the VM, and a container that restarts is to find its volume again. It
 /// is made by the guest agent, for all to write to. Any other is a directory of the host, as if it had no medium.

@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::VolumeMount;
 
 /// How a volume is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Access {
+pub(super) struct ShareAccess {
     /// Somebody writes to it.
     pub(super) writable: bool,
     /// Somebody may only read it.
     pub(super) read_only: bool,
 }
 
-impl Access {
+impl ShareAccess {
     /// What the mounts of a volume ask for. A volume that nobody can write to is read-only for all.
     pub(super) fn of<'a>(mounts: impl Iterator<Item = &'a VolumeMount>, volume_is_writable: bool) -> Self {
         mounts.fold(Self::default(), |access, mount| {
@@ -30,7 +30,7 @@ pub(super) fn is_read_only(mount: &VolumeMount, volume_is_writable: bool) -> boo
 }
 
 /// The name of a volume's share in the guest: the volume's own. One that some may write to and others may not is shared twice.
-pub(super) fn name(volume: &str, access: Access, read_only: bool) -> String {
+pub(super) fn name(volume: &str, access: ShareAccess, read_only: bool) -> String {
     // No volume has a dot in its name.
     match volume {
         _ if read_only && access.writable => format!("{volume}.ro"),
@@ -60,7 +60,7 @@ mod tests {
     fn a_volume_is_shared_under_its_own_name() {
         let names = |mounts: &[bool], writable| -> Vec<String> {
             let mounts: Vec<_> = mounts.iter().map(|read_only| mount(*read_only)).collect();
-            let access = Access::of(mounts.iter(), writable);
+            let access = ShareAccess::of(mounts.iter(), writable);
             mounts.iter().map(|mount| name("data", access, is_read_only(mount, writable))).collect()
         };
         assert_eq!(names(&[false, false], true), ["data", "data"]);
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn no_name_is_taken_for_an_address() {
-        let writable = Access { writable: true, read_only: true };
+        let writable = ShareAccess { writable: true, read_only: true };
         for volume in ["http", "https"] {
             assert_ne!(name(volume, writable, false), volume);
             assert_ne!(name(volume, writable, true), name(volume, writable, false));

@@ -7,8 +7,8 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::VolumeMount;
 
-use super::dir::{Dir, Kind};
-use crate::pod::expansion::expand;
+use crate::env::expansion::expand;
+use crate::fs::dir::{Dir, EntryKind};
 
 /// More links than this lead in a circle.
 const MAX_LINKS: u32 = 40;
@@ -18,7 +18,7 @@ const MAX_LEVELS: usize = 64;
 /// A part of a volume that cannot be mounted, in the kubelet's words. What is wrong with the host's files is not the user's to
 /// know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SubPathError {
+pub(crate) enum SubPathError {
     /// `subPathExpr` refers to variables that are not set.
     #[error("missing value for {0}")]
     Missing(String),
@@ -116,11 +116,11 @@ pub(super) fn locate(root: &Dir, path: &str, may_create: bool) -> Result<PathBuf
         let here = way.last().map_or(root, |(_, dir)| dir);
         match here.look(&name).map_err(elsewhere)?.map(|entry| entry.kind) {
             _ if way.len() == MAX_LEVELS => return Err(elsewhere(io::Error::other("it is too deep"))),
-            Some(Kind::Directory) => {
+            Some(EntryKind::Directory) => {
                 let inner = here.open(&name).map_err(elsewhere)?;
                 way.push((name, inner));
             }
-            Some(Kind::Link) => {
+            Some(EntryKind::Link) => {
                 links += 1;
                 let target = here.read_link(&name).map_err(elsewhere)?.unwrap_or_default();
                 let target = Path::new(&target);
@@ -131,10 +131,10 @@ pub(super) fn locate(root: &Dir, path: &str, may_create: bool) -> Result<PathBuf
                     ahead.push_front(part.to_owned());
                 }
             }
-            Some(Kind::File) if ahead.is_empty() => {
+            Some(EntryKind::File) if ahead.is_empty() => {
                 return Ok(way.into_iter().map(|(name, _)| name).chain([name]).collect());
             }
-            Some(Kind::File | Kind::Other) => {
+            Some(EntryKind::File | EntryKind::Other) => {
                 return Err(elsewhere(io::ErrorKind::NotADirectory.into()));
             }
             None if may_create => {
@@ -150,7 +150,7 @@ pub(super) fn locate(root: &Dir, path: &str, may_create: bool) -> Result<PathBuf
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::hostile;
+    use crate::fs::hostile;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 

@@ -1,7 +1,7 @@
 //! Worlds by hand and by chance.
 
 use super::*;
-use crate::vm::Restart;
+use crate::names::Restart;
 use proptest::prelude::*;
 
 const MIN_AGE: Duration = Duration::from_mins(10);
@@ -29,8 +29,8 @@ fn leftover(text: &str) -> Remains {
     Remains { uid: uid(text), holder: Ok(Holder::Nobody), age: Ok(OLD) }
 }
 
-fn world(vms: Vec<Vm>) -> World {
-    World {
+fn world(vms: Vec<Vm>) -> OrphanObservation {
+    OrphanObservation {
         vms: Ok(vms),
         remains: Ok(Vec::new()),
         pods: Ok(HashMap::new()),
@@ -45,20 +45,20 @@ fn base(digit: char) -> BaseName {
     format!("tk-base-{}", digit.to_string().repeat(32)).parse().unwrap()
 }
 
-fn bind(world: &mut World, text: &str) {
+fn bind(world: &mut OrphanObservation, text: &str) {
     let name = PodName { namespace: "default".into(), name: "same".into() };
     world.pods.as_mut().unwrap().insert(uid(text), name);
 }
 
 /// The names of what is to be deleted.
-fn doomed(world: &World) -> Vec<String> {
+fn doomed(world: &OrphanObservation) -> Vec<String> {
     let verdicts = judge(world).into_iter();
     let deleted = verdicts.filter(|verdict| matches!(verdict.judgement, Judgement::Delete { .. }));
     deleted.map(|verdict| verdict.subject.to_string()).collect()
 }
 
 /// What keeps the first VM of a world, in one word.
-fn kept(world: &World) -> &'static str {
+fn kept(world: &OrphanObservation) -> &'static str {
     match &judge(world)[0].judgement {
         Judgement::Keep(guard) => guard.label(),
         Judgement::Delete { .. } => "",
@@ -100,12 +100,12 @@ fn a_base_that_nobody_knows_is_an_orphan() {
     let seen = world(vec![orphan(&name)]);
     assert_eq!(doomed(&seen), std::slice::from_ref(&name));
     assert_eq!(judge(&seen)[0].why(), "no image that the agent knows of has it, untouched for 60 min");
-    let with = |change: fn(&mut World)| {
+    let with = |change: fn(&mut OrphanObservation)| {
         let mut seen = seen.clone();
         change(&mut seen);
         kept(&seen)
     };
-    let first = |seen: &mut World| seen.vms.as_mut().unwrap().remove(0);
+    let first = |seen: &mut OrphanObservation| seen.vms.as_mut().unwrap().remove(0);
     assert_eq!(with(|seen| seen.bases = Ok(HashSet::from([base('0')]))), "base");
     assert_eq!(with(|seen| seen.bases = Ok(HashSet::from([base('1')]))), "");
     assert_eq!(with(|seen| seen.bases = Err("no".into())), "unknown");
@@ -120,12 +120,12 @@ fn a_base_that_nobody_knows_is_an_orphan() {
     ] {
         let mut seen = seen.clone();
         let vm = Vm { lock, ..first(&mut seen) };
-        assert_eq!(kept(&World { vms: Ok(vec![vm]), ..seen }), guard);
+        assert_eq!(kept(&OrphanObservation { vms: Ok(vec![vm]), ..seen }), guard);
     }
     for (age, guard) in [(Ok(Duration::ZERO), "age"), (Err("no".to_owned()), "unknown")] {
         let mut seen = seen.clone();
         let vm = Vm { age, ..first(&mut seen) };
-        assert_eq!(kept(&World { vms: Ok(vec![vm]), ..seen }), guard);
+        assert_eq!(kept(&OrphanObservation { vms: Ok(vec![vm]), ..seen }), guard);
     }
     // Names that are nearly those of bases.
     for name in [format!("{name}0"), name[..name.len() - 1].to_owned(), name.replace('0', "G")] {
@@ -251,9 +251,9 @@ prop_compose! {
         at_work in prop::collection::vec(uids(), 0..2),
         bases in prop::sample::subsequence(vec!['0', 'a', 'f'], 0..3),
         cached in prop::sample::subsequence(vec!['0', 'a', 'f'], 1..=3),
-    ) -> World {
+    ) -> OrphanObservation {
         let name = |text: &String| PodName { namespace: "n".into(), name: text.clone() };
-        World {
+        OrphanObservation {
             vms: Ok(vms),
             remains: Ok(remains),
             pods: Ok(bound.iter().map(|text| (uid(text), name(text))).collect()),
@@ -271,12 +271,15 @@ fn failures(likely: f64) -> impl Strategy<Value = [bool; 5]> {
 }
 
 /// The same world, seen without some of its lists.
-fn seen_without(world: &World, [vms, remains, pods, bases, cached]: [bool; 5]) -> World {
+fn seen_without(
+    world: &OrphanObservation,
+    [vms, remains, pods, bases, cached]: [bool; 5],
+) -> OrphanObservation {
     fn or<T>(list: Result<T, Unknown>, fails: bool) -> Result<T, Unknown> {
         if fails { Err("unknown".to_owned()) } else { list }
     }
-    let World { at_work, min_age, .. } = world.clone();
-    World {
+    let OrphanObservation { at_work, min_age, .. } = world.clone();
+    OrphanObservation {
         vms: or(world.vms.clone(), vms),
         remains: or(world.remains.clone(), remains),
         pods: or(world.pods.clone(), pods),
@@ -287,12 +290,12 @@ fn seen_without(world: &World, [vms, remains, pods, bases, cached]: [bool; 5]) -
     }
 }
 
-fn worlds() -> impl Strategy<Value = World> {
+fn worlds() -> impl Strategy<Value = OrphanObservation> {
     (known_worlds(), failures(0.1)).prop_map(|(world, fails)| seen_without(&world, fails))
 }
 
 /// Whether anything speaks for a VM, each guard looked at by itself.
-fn is_protected(world: &World, vm: &Vm) -> bool {
+fn is_protected(world: &OrphanObservation, vm: &Vm) -> bool {
     let is_young = vm.age.as_ref().map_or(true, |age| *age < world.min_age);
     if let Ok(base) = vm.name.parse::<BaseName>() {
         let is_needed = world.bases.as_ref().map_or(true, |bases| bases.contains(&base));
@@ -312,7 +315,7 @@ fn is_protected(world: &World, vm: &Vm) -> bool {
 }
 
 /// The same for what a Pod has left.
-fn is_needed(world: &World, remains: &Remains) -> bool {
+fn is_needed(world: &OrphanObservation, remains: &Remains) -> bool {
     let is_of_pod = |vm: &Vm| vm.name.parse::<VmName>().is_ok_and(|name| *name.uid() == remains.uid);
     let guards = [
         world.pods.as_ref().map_or(true, |pods| pods.contains_key(&remains.uid)),
@@ -325,7 +328,7 @@ fn is_needed(world: &World, remains: &Remains) -> bool {
 }
 
 /// Does what was decided by what was seen of a world.
-fn collect(world: &mut World, seen: &World) {
+fn collect(world: &mut OrphanObservation, seen: &OrphanObservation) {
     let doomed = judge(seen).into_iter().filter(|one| matches!(one.judgement, Judgement::Delete { .. }));
     for verdict in doomed.collect::<Vec<_>>() {
         match verdict.subject {

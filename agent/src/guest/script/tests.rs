@@ -3,8 +3,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::names::{Restart, VmName};
 use crate::state::{Missing, Mount, ShimSpec, Termination};
-use crate::vm::{Restart, VmName};
 use proptest::prelude::*;
 
 fn container() -> ContainerSpec {

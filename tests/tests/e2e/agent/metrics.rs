@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::startup::exit_line;
@@ -49,7 +50,7 @@ async fn health_and_metrics_are_served_on_the_host() -> Result<()> {
     .await?;
     scene.delete("waiting").await?;
     // A Pod that restarts and never runs counts as waiting, too.
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     scene.pod("hopeless").restart_policy("Always").create().await?;
     scene.described("hopeless", "Back-off restarting failed container").await?;
     ensure!((agent.metric("tart_kubelet_pods_waiting").await? - 1.0).abs() < f64::EPSILON);

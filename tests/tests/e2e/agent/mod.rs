@@ -6,4 +6,3 @@ mod metrics;
 mod open_files;
 mod outage;
 pub(crate) mod startup;
-mod watched_objects;

@@ -52,7 +52,7 @@ async fn bad_flag_ends_the_agent_with_one_line_that_names_it() -> Result<()> {
         ("--eviction-hard", "disk<10%", "is not a signal"),
         ("--eviction-pressure-transition-period", "5", "is not a duration"),
         ("--kube-reserved", "pods=1", "is not `cpu=…`"),
-        ("--vm-gc-interval", "0s", "is never done"),
+        ("--vm-gc-interval", "0s", "must be greater than 0"),
     ];
     for (flag, value, why) in table {
         let agent = scene.agent.clone().flag(flag, value).start()?;

@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 
 use crate::scene::{PodView as _, SLEEP, Scene, until_exists};
 
@@ -64,7 +65,7 @@ async fn variable_references_in_the_command_are_expanded() -> Result<()> {
 async fn guest_crash_under_a_command_is_reported_in_tarts_words() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("crash").await?;
     scene.pod("crash").command(SLEEP).create_until("Running").await?;
-    scene.mac.set_fault("guest-panic", "")?;
+    scene.mac.set_fault(Fault::GuestPanic, "")?;
     scene.phase("crash", "Failed").await?;
     scene.described("crash", "guest has stopped the virtual machine due to error").await
 }
@@ -93,7 +94,7 @@ async fn known_exit_code_survives_the_death_of_the_vm() -> Result<()> {
     scene.pod("ends").sh(script).message_path("/private/tmp/words").create().await?;
     let uid = scene.uid("ends").await?;
     until_exists("the container's result", &scene.first_run_dir(&uid).join("result.json")).await?;
-    scene.mac.set_fault(&format!("run-dies.tk-{uid}-0"), "signal KILL")?;
+    scene.mac.set_fault(Fault::RunDies.of_vm(&format!("tk-{uid}-0")), "signal KILL")?;
     let pod = scene.phase("ends", "Succeeded").await?;
     assert_eq!(end_of(&pod), (Some(0), Some("Completed")));
     scene.no_vms().await

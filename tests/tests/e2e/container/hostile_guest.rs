@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::fake_guest_agent::{Answer, FakeGuestAgent};
@@ -92,14 +93,14 @@ async fn boot_only_guest_that_fills_its_status_share_is_evicted() -> Result<()> 
 #[tokio::test]
 async fn shim_waits_for_a_guest_agent_that_sends_garbage() -> Result<()> {
     let (scene, agent) = Scene::with_agent("nonsense").await?;
-    scene.mac.set_fault("agent-garbage", "")?;
+    scene.mac.set_fault(Fault::AgentGarbage, "")?;
     scene.pod("patient").command(["/usr/bin/true"]).create().await?;
     scene.pod("deleted").command(["/usr/bin/true"]).create().await?;
     scene.run_vms(2).await?;
     scene.kubectl.run(["delete", "pod", "deleted", "--grace-period=1"]).await?;
     assert_eq!(scene.pods.get("patient").await?.phase(), "Pending", "its command has not started");
     ensure!(memory(&scene, &agent)? < 500, "{} MB", memory(&scene, &agent)?);
-    scene.mac.clear_fault("agent-garbage")?;
+    scene.mac.clear_fault(Fault::AgentGarbage)?;
     scene.phase("patient", "Succeeded").await.map(drop)
 }
 
@@ -107,7 +108,7 @@ async fn shim_waits_for_a_guest_agent_that_sends_garbage() -> Result<()> {
 async fn silent_guest_agent_does_not_delay_a_deletion() -> Result<()> {
     let (scene, agent) = Scene::with_agent("silent").await?;
     scene.pod("silent").sh("while :; do echo still here; done").create_until("Running").await?;
-    scene.mac.set_fault("agent-stall", "")?;
+    scene.mac.set_fault(Fault::AgentStall, "")?;
     // A second Pod's guest agent is silent from the start, and a restarted agent finds both.
     scene.pod("mute").command(["/usr/bin/true"]).create().await?;
     scene.run_vms(2).await?;
@@ -126,7 +127,7 @@ async fn with_fake_agent(
     answer: Answer,
 ) -> Result<(String, FakeGuestAgent)> {
     scene.mac.add_image(HOLLOW, &json!({"agent": false, "bootDelay": 10}))?;
-    scene.mac.set_fault("hang", "run")?;
+    scene.mac.set_fault(Fault::Hang, "run")?;
     let name = pod.name().to_owned();
     pod.image(HOLLOW).grace(1).create().await?;
     let vm = format!("tk-{}-0", scene.uid(&name).await?);
@@ -156,15 +157,15 @@ async fn guest_cannot_claim_the_address_of_another_guest() -> Result<()> {
 
     // The shim believes the first guest, which has no lease for its MAC address: no other guest is known to have the address.
     let (first, _fake) = with_fake_agent(&scene, scene.pod("first"), own, Answer::Flood).await?;
-    scene.mac.set_fault(&format!("dhcp-exhausted.{first}"), "")?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.set_fault(Fault::DhcpExhausted.of_vm(&first), "")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     assert_eq!(scene.phase("first", "Running").await?.ip(), Some(own));
 
     for (name, claimed) in
         [("impostor", own), ("masked", "::ffff:203.0.113.7"), ("thief", lent), ("stray", "203.0.113.9")]
     {
         let (vm, _fake) = with_fake_agent(&scene, scene.pod(name), claimed, Answer::Flood).await?;
-        scene.mac.clear_fault("hang")?;
+        scene.mac.clear_fault(Fault::Hang)?;
         let pod = scene.phase(name, "Running").await?;
         assert_eq!(pod.ip(), Some(scene.mac.tart(["ip", &vm]).await?.trim()), "the address of its lease");
         let log = scene.shim_log(name).await?;
@@ -184,7 +185,7 @@ async fn endless_messages_of_a_guest_agent_cost_bounded_memory() -> Result<()> {
     let agent = scene.start(&scene.agent).await?;
     let pod = |name: &str| scene.pod(name).command(["/usr/bin/true"]);
     let (_, fake) = with_fake_agent(&scene, pod("flood"), "203.0.113.7", Answer::Flood).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     wait::eventually("a flood", DEADLINE, async || {
         ensure!(fake.sent() > ENOUGH, "{} bytes so far", fake.sent());
         Ok(())
@@ -200,7 +201,7 @@ async fn endless_messages_of_a_guest_agent_cost_bounded_memory() -> Result<()> {
     scene.delete("flood").await?;
 
     let (_, fake) = with_fake_agent(&scene, pod("long"), "203.0.113.7", Answer::OneLongMessage).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     let failed = scene.phase("long", "Failed").await?;
     assert_eq!(failed.main().reason(), Some("CreateContainerError"), "{:?}", failed.main());
     ensure!(fake.sent() < ENOUGH, "{} bytes were taken", fake.sent());

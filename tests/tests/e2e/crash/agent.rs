@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{CrashingAgent, crash_at};
@@ -212,10 +213,10 @@ async fn agent_crashes_while_it_frees_space_for_a_vm() -> Result<()> {
     let (scene, agent) = Scene::with_agent("dies-room").await?;
     scene.pod("first").command(["/usr/bin/true"]).create_until("Succeeded").await?;
     agent.kill9()?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     scene.pod("second").command(["/usr/bin/true"]).create().await?;
     CrashingAgent::start(&scene, &["agent.make-room.before"])?.crash().await?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     // The shim waits until an agent runs again.
     let _agent = crash_at(&scene, &["agent.make-room.after"]).await?;
     let pod = scene.phase("second", "Succeeded").await?;

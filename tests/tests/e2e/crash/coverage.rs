@@ -1,4 +1,4 @@
-//! No point is forgotten: somebody dies in a test at each one that the agent's source has.
+//! Every crash point in the agent's source has a test in which an agent or a shim dies there.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 #[test]
-fn somebody_dies_at_every_point() -> Result<()> {
+fn every_crash_point_has_a_test() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let agent = root.join("../agent/src");
     let tests: String = sources(&root.join("tests/e2e"))?.iter().map(|(_, text)| text.as_str()).collect();
     let died_at = deaths(&tests);
     let mut points = BTreeSet::new();
     for (path, text) in sources(&agent)? {
-        for argument in text.split("crash::point(").skip(1).map(argument) {
+        for argument in text.split("crash_point::point(").skip(1).map(argument) {
             let names: Vec<&str> = literals(argument).collect();
             ensure!(!names.is_empty(), "{}: a point without a name: {argument}", path.display());
             for name in names {
@@ -23,11 +23,11 @@ fn somebody_dies_at_every_point() -> Result<()> {
     }
     ensure!(points.len() > 60, "the agent has more points than {points:?}");
     let missing: Vec<_> = points.iter().filter(|point| !died_at.contains(point.as_str())).collect();
-    ensure!(missing.is_empty(), "nobody dies at {missing:?}; add them to a test of `crash`");
+    ensure!(missing.is_empty(), "no test crashes at {missing:?}; add them to a test of `crash`");
     Ok(())
 }
 
-/// The points that tests have somebody die at: lists of nothing but points, and what an agent is started with.
+/// The points at which tests crash an agent or a shim: lists of nothing but points, and what an agent is started with.
 fn deaths(tests: &str) -> BTreeSet<&str> {
     let lists = tests.split('[').skip(1).filter_map(|rest| rest.split(']').next());
     let lists = lists.map(|list| literals(list).collect::<Vec<_>>());
@@ -72,8 +72,8 @@ fn spelt_out(name: &str, agent: &Path) -> Result<Vec<String>> {
 
 /// The names of all steps that a Pod's worker takes.
 fn decisions(agent: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(agent.join("pod/decide/decision.rs"))?;
-    let names = text.split("pub fn name(self)").nth(1).and_then(|rest| rest.split("\n    }\n").next());
+    let text = std::fs::read_to_string(agent.join("pod/sync/decide/decision.rs"))?;
+    let names = text.split("pub(crate) fn name(self)").nth(1).and_then(|rest| rest.split("\n    }\n").next());
     // To wait is no effect.
     let effects = literals(names.context("decisions have no names")?).filter(|name| *name != "wait");
     Ok(effects.map(str::to_owned).collect())
@@ -82,10 +82,8 @@ fn decisions(agent: &Path) -> Result<Vec<String>> {
 /// The names of all files that are written by rename.
 fn files(agent: &Path) -> Result<Vec<String>> {
     let mut found = BTreeSet::new();
-    let mut texts = vec![std::fs::read_to_string(agent.join("state.rs"))?];
-    let below = sources(&agent.join("state"))?.into_iter();
-    texts.extend(below.filter(|(path, _)| !path.ends_with("tests.rs")).map(|(_, text)| text));
-    for text in &texts {
+    let texts = sources(&agent.join("state"))?.into_iter();
+    for (_, text) in texts.filter(|(path, _)| !path.ends_with("tests.rs")) {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         let is_file = |word: &&str| matches!(word.rsplit_once('.'), Some((_, "json" | "pid")));
         let files = literals(code).filter(is_file);

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{CrashingAgent, crash_at};
@@ -203,7 +204,9 @@ async fn lying_or_silent_guest_does_not_delay_exit_recovery() -> Result<()> {
         scene.delete_all_of(name).await?;
     }
     // The guest agent does not answer.
-    for (name, fault) in [("stalls", "agent-stall"), ("garbles", "agent-garbage"), ("away", "agent-down")] {
+    for (name, fault) in
+        [("stalls", Fault::AgentStall), ("garbles", Fault::AgentGarbage), ("away", Fault::AgentDown)]
+    {
         scene.pod(name).command(SLEEP).create_until("Running").await?;
         scene.mac.set_fault(fault, "")?;
         scene.kill_shims()?;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::CrashingAgent;
@@ -47,15 +48,15 @@ async fn power_loss_during_a_pull_and_a_clone() -> Result<()> {
     scene.mac.add_image(other, &json!({}))?;
     scene.pod("first").command(["/usr/bin/true"]).create_until("Succeeded").await?;
     let pod = |name: &str| scene.pod(name).command(["/usr/bin/true"]).restart_policy("OnFailure");
-    scene.mac.set_fault("pull", "stall at=layers only=registry.test/other")?;
-    scene.mac.set_fault("hang", "clone")?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Pull, "stall at=layers only=registry.test/other")?;
+    scene.mac.set_fault(Fault::Hang, "clone")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     pod("pulled").image(other).create().await?;
     pod("cloned").create().await?;
     scene.called("pull").await?;
     scene.called("clone").await?;
     scene.mac.lose_power()?;
-    for fault in ["pull", "hang"] {
+    for fault in [Fault::Pull, Fault::Hang] {
         scene.mac.clear_fault(fault)?;
     }
     let _agent = scene.agent.start()?;
@@ -160,11 +161,11 @@ async fn power_loss_at_each_step_of_the_shim() -> Result<()> {
         let name = format!("pod-{index}");
         let step = async {
             let before = scene.boots()?;
-            scene.mac.set_fault("hang", "clone")?;
+            scene.mac.set_fault(Fault::Hang, "clone")?;
             let crashing = CrashingAgent::start(&scene, &["agent.launch.after", point])?;
             scene.pod(&name).sh("exit 7").create().await?;
             // The shim goes on when no agent is left that would notice its crash.
-            crashing.stay_dead(|| scene.mac.clear_fault("hang")).await?;
+            crashing.stay_dead(|| scene.mac.clear_fault(Fault::Hang)).await?;
             scene.mac.lose_power()?;
             let agent = scene.agent.start()?;
             let pod = scene.phase(&name, "Failed").await?;

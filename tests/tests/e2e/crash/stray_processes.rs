@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use nix::sys::signal::Signal;
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::process::Process;
 
 use super::{CrashingAgent, crash_at};
@@ -15,7 +16,7 @@ async fn with_base(name: &str) -> Result<(Scene, RunningAgent)> {
     let (scene, agent) = Scene::with_agent(name).await?;
     scene.pod("first").command(["/usr/bin/true"]).create_until("Succeeded").await?;
     scene.delete_all_of("first").await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     Ok((scene, agent))
 }
 
@@ -24,7 +25,7 @@ async fn hanging_clone_is_killed_and_the_container_restarts() -> Result<()> {
     let (scene, agent) = with_base("hung-clone").await?;
     let bystander = scene.pod("bystander").create_until("Running").await?.vm()?;
     scene.forget_calls()?;
-    scene.mac.set_fault("hang", "clone")?;
+    scene.mac.set_fault(Fault::Hang, "clone")?;
     scene.pod("hung").command(SLEEP).restart_policy("Always").create().await?;
     scene.called("clone").await?;
     agent.kill9()?;
@@ -40,7 +41,7 @@ async fn hanging_clone_is_killed_and_the_container_restarts() -> Result<()> {
         "agent.record-loss.after",
     ];
     let _agent = crash_at(&scene, &points).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     let pod = scene.ready_after_restarts("hung", 1).await?;
     assert_eq!(pod.main().last_exit_code(), Some(137));
     let mut running = scene.running_vms().await?;
@@ -60,7 +61,7 @@ async fn hanging_tart_set_does_not_keep_a_deleted_pod() -> Result<()> {
     let (scene, _agent) = with_base("hung-set").await?;
     for (name, deleted) in [("fails", false), ("deleted", true)] {
         scene.forget_calls()?;
-        scene.mac.set_fault("hang", "set")?;
+        scene.mac.set_fault(Fault::Hang, "set")?;
         scene.pod(name).command(["/usr/bin/true"]).create().await?;
         scene.called("set").await?;
         scene.kill_shims()?;
@@ -71,7 +72,7 @@ async fn hanging_tart_set_does_not_keep_a_deleted_pod() -> Result<()> {
         }
         // The fault is still on: nothing but a kill ends that `tart`.
         scene.delete_all_of(name).await?;
-        scene.mac.clear_fault("hang")?;
+        scene.mac.clear_fault(Fault::Hang)?;
     }
     Ok(())
 }
@@ -79,7 +80,7 @@ async fn hanging_tart_set_does_not_keep_a_deleted_pod() -> Result<()> {
 #[tokio::test]
 async fn child_of_tart_does_not_delay_the_end_of_a_pod() -> Result<()> {
     let (scene, _agent) = with_base("left-running").await?;
-    scene.mac.set_fault("hold-pipe", "set")?;
+    scene.mac.set_fault(Fault::HoldPipe, "set")?;
     let pod = scene.pod("left").sh("exit 7").create_until("Failed").await?;
     assert_eq!(pod.main().exit_code(), Some(7));
     scene.delete_all_of("left").await

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{
@@ -252,7 +253,7 @@ async fn base_vm_of_two_images_stays_while_one_is_in_use() -> Result<()> {
     use_once(&scene, "idle").await?;
     pod(&scene, "busy", "busy").create_until("Running").await?;
     images_left(&scene, &["idle", "busy"], 1).await?;
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     pod(&scene, "other", "other").create().await?;
     scene.described("other", "FreeDiskSpaceFailed").await?;
     images_left(&scene, &["idle", "busy"], 1).await
@@ -269,17 +270,17 @@ async fn image_of_a_starting_pod_is_not_deleted() -> Result<()> {
     use_once(&scene, "a").await?;
     use_once(&scene, "b").await?;
     // The Pod's image is on the Mac, but no VM uses it yet.
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("hang", "clone")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Hang, "clone")?;
     pod(&scene, "next", "next").create().await?;
     scene.called("clone").await?;
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     pod(&scene, "other", "other").create().await?;
     scene.described("other", "FreeDiskSpaceFailed").await?;
     images_left(&scene, &["b", "next"], 1).await?;
     scene.delete("other").await?;
-    scene.mac.clear_fault("no-space")?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
+    scene.mac.clear_fault(Fault::Hang)?;
     scene.phase("next", "Running").await?;
     images_left(&scene, &["b", "next"], 2).await
 }

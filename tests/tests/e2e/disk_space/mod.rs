@@ -15,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::disk::SmallDisk;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, PodBuilder, PodView as _, Scene};
@@ -114,7 +115,7 @@ pub(crate) async fn use_images(scene: &Scene, running: &RunningAgent, images: &[
 /// Creates a Pod whose image finds no space, so that the agent deletes another image.
 pub(crate) async fn pull_without_space(scene: &Scene) -> Result<()> {
     add_image(scene, "other", 3 * MIB)?;
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     pod(scene, "lacks", "other").create().await
 }
 

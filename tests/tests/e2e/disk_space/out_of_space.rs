@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::disk::SmallDisk;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{programs, skip, wait};
 
 use super::{
@@ -43,7 +44,7 @@ async fn vm_without_space_has_the_agent_delete_one_image() -> Result<()> {
     for command in ["set", "run"] {
         let scene = Scene::new(&format!("{command}-full")).await?;
         let _running = two_idle_images(&scene).await?;
-        scene.mac.set_fault("no-space", command)?;
+        scene.mac.set_fault(Fault::NoSpace, command)?;
         pod(&scene, "full", "b").command(["true"]).create_until("Failed").await?;
         scene.described("full", "free some disk space on the host").await?;
         images_left(&scene, &["b"], 1).await?;
@@ -57,13 +58,13 @@ async fn vm_without_space_has_the_agent_delete_one_image() -> Result<()> {
 async fn vm_starts_after_the_agent_has_freed_space() -> Result<()> {
     let scene = Scene::new("run-again").await?;
     let _running = two_idle_images(&scene).await?;
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     // The agent cannot delete the image before there is space.
-    scene.mac.set_fault("hang", "delete")?;
+    scene.mac.set_fault(Fault::Hang, "delete")?;
     pod(&scene, "patient", "b").command(["true"]).create().await?;
     asks_for_space(&scene, "patient").await?;
-    scene.mac.clear_fault("no-space")?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
+    scene.mac.clear_fault(Fault::Hang)?;
     scene.phase("patient", "Succeeded").await.map(drop)
 }
 
@@ -84,9 +85,9 @@ async fn vm_whose_init_container_has_run_is_not_run_again() -> Result<()> {
     let trace = scene.volumes_dir(&uid).join("trace/ran");
     until_exists("an init container that runs", &trace).await?;
     let words = "there isn’t enough space";
-    scene.mac.set_fault(&format!("run-dies.tk-{uid}-0"), &format!("exit 1: {words}"))?;
+    scene.mac.set_fault(Fault::RunDies.of_vm(&format!("tk-{uid}-0")), &format!("exit 1: {words}"))?;
     asks_for_space(&scene, "once").await?;
-    scene.mac.clear_fault(&format!("run-dies.tk-{uid}-0"))?;
+    scene.mac.clear_fault(Fault::RunDies.of_vm(&format!("tk-{uid}-0")))?;
     let end = scene.until("once", "over", |pod| matches!(pod.phase(), "Succeeded" | "Failed")).await?;
     assert_eq!(end.phase(), "Failed");
     scene.described("once", words).await
@@ -97,7 +98,7 @@ async fn guest_that_ends_without_space_is_reported_and_frees_an_image() -> Resul
     let scene = Scene::new("guest-full").await?;
     let _running = two_idle_images(&scene).await?;
     pod(&scene, "guest", "b").create_until("Running").await?;
-    scene.mac.set_fault("vz-out-of-disk-space", "")?;
+    scene.mac.set_fault(Fault::VzOutOfDiskSpace, "")?;
     scene.phase("guest", "Failed").await?;
     scene.described("guest", "free some disk space on the host").await?;
     images_left(&scene, &["b"], 1).await
@@ -293,13 +294,13 @@ async fn full_state_disk_costs_no_image_on_another_disk() -> Result<()> {
 async fn clone_without_space_frees_an_image() -> Result<()> {
     let scene = Scene::new("clone").await?;
     let _running = two_idle_images(&scene).await?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     pod(&scene, "full", "b").command(["true"]).create_until("Failed").await?;
     scene.described("full", "free some disk space on the host").await?;
     images_left(&scene, &["b"], 1).await?;
     let log = scene.shim_log("full").await?;
     assert_eq!(log.matches("asking the agent for some").count(), 1, "{log}");
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     use_once(&scene, "b").await
 }
 
@@ -317,7 +318,7 @@ async fn image_that_never_fits_costs_one_image() -> Result<()> {
     scene.described("huge", "the images that were deleted for it were not enough").await?;
     images_left(&scene, &["b", "c"], 2).await?;
     // For another Pod the agent deletes another image.
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     add_image(&scene, "next", 4)?;
     pod(&scene, "next", "next").create().await?;
     images_left(&scene, &["c"], 1).await
@@ -328,11 +329,11 @@ async fn restarting_container_without_space_costs_one_image() -> Result<()> {
     let scene = Scene::new("restarts-full").await?;
     let running = idle_agent(&scene).start()?;
     idle_images(&scene, &running, &THREE).await?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     pod(&scene, "again", "c").command(["true"]).restart_policy("Always").create().await?;
     // The second VM has asked for space, too.
     scene.described("again", "FreeDiskSpaceFailed").await?;
     images_left(&scene, &["b", "c"], 2).await?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     scene.described("again", "Completed").await
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{process, programs};
 
 use super::{
@@ -100,7 +101,7 @@ async fn deleted_pod_does_not_wait_for_space() -> Result<()> {
     let running = tart.of(idle_agent(&scene)).start()?;
     use_images(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
     tart.pause()?;
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     pod(&scene, "waits", "b").create().await?;
     tart.is_reached().await?;
     scene.begin_delete_within("waits", 1).await?;
@@ -186,11 +187,11 @@ async fn disabled_collector_reports_a_vm_without_space() -> Result<()> {
     let scene = Scene::new("off-vm").await?;
     let running = agent_with_thresholds(&scene, 1, 0).switch("--disable-vm-gc").start()?;
     use_images(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     pod(&scene, "full", "b").command(["true"]).create_until("Failed").await?;
     scene.event("full", "FreeDiskSpaceFailed", "the Pod's VM has found no space on the disk").await?;
     scene.described("full", "with `--disable-vm-gc` the agent deletes no image for it").await?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     pull_without_space(&scene).await?;
     scene.event("lacks", "FreeDiskSpaceFailed", "there is no space for image").await?;
     images_left(&scene, &["a", "b"], 2).await

@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::api::PostParams;
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 
 use super::{ORPHAN, clone_vm, collected, frequent_gc, passes, run_vm, vm_exists};
 use crate::scene::{DEADLINE, PodView as _, Scene};
@@ -48,12 +49,12 @@ async fn pod_bound_while_its_vm_is_stopped_keeps_it() -> Result<()> {
     let vm = format!("tk-{}-0", unscheduled(&scene).await?);
     clone_vm(&scene, &vm).await?;
     let process = run_vm(&scene, &vm).await?;
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("hang", "stop")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Hang, "stop")?;
     let agent = frequent_gc(&scene.agent).start()?;
     scene.called("stop").await?;
     bind_and_refuse(&scene).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     process.wait_for_exit(DEADLINE).await?;
     is_kept_until_deletion(&scene, &agent, &vm).await
 }
@@ -66,14 +67,14 @@ async fn pod_bound_while_another_orphan_is_deleted_keeps_its_vm() -> Result<()> 
     for vm in [ORPHAN, &second] {
         clone_vm(&scene, vm).await?;
     }
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("hang", "delete")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Hang, "delete")?;
     let agent = frequent_gc(&scene.agent).start()?;
     scene.called("delete").await?;
     let judged = agent.log()?.lines().filter(|line| line.contains("\"decision\":\"delete\"")).count();
     ensure!(judged == 2, "{}", agent.log()?);
     bind_and_refuse(&scene).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     collected(&scene, &agent, ORPHAN).await?;
     is_kept_until_deletion(&scene, &agent, &second).await
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{ORPHAN, clone_vm, frequent_gc, passes, vm_exists};
@@ -42,7 +43,7 @@ async fn build_and_push(scene: &Scene, while_passes: impl AsyncFn() -> Result<()
     // One name is nearly that of a Pod's VM.
     let vms = ["tk-builder-1", "builder"];
     // tart has written half of the VM in its temporary directory.
-    scene.mac.set_fault("stall-copy", "")?;
+    scene.mac.set_fault(Fault::StallCopy, "")?;
     let clone = build_vm(scene, vms[0]);
     let (before, ()) = tokio::try_join!(clone, async {
         wait::eventually("half a clone", DEADLINE, async || {
@@ -53,14 +54,14 @@ async fn build_and_push(scene: &Scene, while_passes: impl AsyncFn() -> Result<()
         })
         .await?;
         while_passes().await?;
-        scene.mac.clear_fault("stall-copy")
+        scene.mac.clear_fault(Fault::StallCopy)
     })?;
     let second = build_vm(scene, vms[1]).await?;
-    scene.mac.set_fault("hang", "push")?;
+    scene.mac.set_fault(Fault::Hang, "push")?;
     let push = scene.mac.tart(["push", vms[0], "registry.test/macos/built:1"]);
     tokio::try_join!(push, async {
         while_passes().await?;
-        scene.mac.clear_fault("hang")
+        scene.mac.clear_fault(Fault::Hang)
     })?;
     while_passes().await?;
     for (vm, before) in [(vms[0], before), (vms[1], second)] {
@@ -86,7 +87,7 @@ async fn collector_keeps_vms_of_an_image_builder() -> Result<()> {
 async fn disabled_collector_calls_no_tart_while_a_user_builds() -> Result<()> {
     let scene = Scene::new("builder-flag").await?;
     clone_vm(&scene, ORPHAN).await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     let agent = scene.start(&frequent_gc(&scene.agent).switch("--disable-vm-gc")).await?;
     // There are no passes to wait for. Between two renewals of the Lease there would be more than thirty.
     build_and_push(&scene, async || scene.next_lease_renewal().await).await?;
@@ -102,7 +103,7 @@ async fn disabled_collector_lists_no_vms() -> Result<()> {
     let scene = Scene::new("builder-off").await?;
     let builder = build_vm(&scene, "builder").await?;
     clone_vm(&scene, ORPHAN).await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     let agent = frequent_gc(&scene.agent).switch("--disable-vm-gc").start()?;
     // A Pod from start to end takes longer than many passes would.
     scene.pod("brief").command(["true"]).create_until("Succeeded").await?;

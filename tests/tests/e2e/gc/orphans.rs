@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 
 use anyhow::{Context, Result, ensure};
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{
@@ -80,7 +81,7 @@ async fn running_orphan_is_stopped_and_then_deleted() -> Result<()> {
     let scene = Scene::new("orphan-runs").await?;
     clone_vm(&scene, ORPHAN).await?;
     let process = run_vm(&scene, ORPHAN).await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     let agent = frequent_gc(&scene.agent).start()?;
     collected(&scene, &agent, ORPHAN).await?;
     process.wait_for_exit(DEADLINE).await?;
@@ -161,10 +162,10 @@ async fn collector_deletes_nothing_without_a_list_of_vms() -> Result<()> {
     let scene = Scene::new("orphan-list").await?;
     clone_vm(&scene, ORPHAN).await?;
     let logs = scene.agent.state_dir().join("logs");
-    for (fault, parameter) in [("list-race", ORPHAN), ("garbage", "list"), ("hang", "clone")] {
+    for (fault, parameter) in [(Fault::ListRace, ORPHAN), (Fault::Garbage, "list"), (Fault::Hang, "clone")] {
         scene.mac.set_fault(fault, parameter)?;
         let agent = frequent_gc(&scene.agent).start()?;
-        if fault == "hang" {
+        if fault == Fault::Hang {
             // The collector does not clone.
             collected(&scene, &agent, ORPHAN).await?;
             continue;
@@ -172,7 +173,7 @@ async fn collector_deletes_nothing_without_a_list_of_vms() -> Result<()> {
         passes(&agent, "failure").await?;
         std::fs::create_dir_all(logs.join(NO_POD))?;
         passes(&agent, "failure").await?;
-        ensure!(vm_exists(&scene, ORPHAN) && logs.join(NO_POD).exists(), "{fault}: {}", agent.log()?);
+        ensure!(vm_exists(&scene, ORPHAN) && logs.join(NO_POD).exists(), "{fault:?}: {}", agent.log()?);
         // Without the fault the agent would delete the VM.
         agent.kill9()?;
         scene.mac.clear_fault(fault)?;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::programs;
 
 use crate::scene::{DEADLINE, IMAGE, PodView as _, Scene};
@@ -107,10 +108,10 @@ async fn moved_tag_gets_its_own_base_vm() -> Result<()> {
 #[tokio::test]
 async fn clone_without_disk_space_is_reported_and_tried_again() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("room").await?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     scene.pod("room").create().await?;
     scene.described("room", "free some disk space on the host").await?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     scene.phase("room", "Running").await.map(drop)
 }
 

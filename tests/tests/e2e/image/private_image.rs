@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 
 use crate::scene::{PodBuilder, PodView as _, Scene, UNTIL_FINISHED};
 
@@ -52,13 +53,13 @@ async fn private_image_is_refused_without_access_to_its_registry() -> Result<()>
     scene.waiting("bare", "ErrImagePull", "the credentials for its registry").await?;
 
     // A Pod with the same secret needs no registry.
-    scene.mac.set_fault("pull", "offline")?;
+    scene.mac.set_fault(Fault::Pull, "offline")?;
     scene.private_pod("second", "Never", &["pull"]).create_until("Succeeded").await?;
     // The agent checks another secret with the registry.
     scene.login("other", "private.test", "robot").await?;
     scene.private_pod("other", "IfNotPresent", &["other"]).create().await?;
     scene.waiting("other", "ErrImagePull", "").await?;
-    scene.mac.clear_fault("pull")?;
+    scene.mac.clear_fault(Fault::Pull)?;
     scene.phase("other", "Succeeded").await?;
 
     // When the registry is public, every Pod has the image.

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{programs, wait};
 
 use crate::scene::{DEADLINE, PodView as _, Scene};
@@ -14,7 +15,7 @@ async fn long_pull_reports_its_progress() -> Result<()> {
     scene.mac.add_image(image, &json!({"pullSeconds": 300}))?;
     scene.pod("large").image(image).create().await?;
     scene.described("large", "% are here").await?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     scene.phase("large", "Running").await?;
     scene.described("large", "image `registry.test/macos/large:1` is registry.test/macos/large@sha256:").await
 }
@@ -179,8 +180,8 @@ async fn images_pull_command_shares_the_pull_of_a_pod() -> Result<()> {
     let (scene, running) = Scene::with_agent("together").await?;
     let image = "registry.test/macos/shared:1";
     scene.mac.add_image(image, &json!({"cpu": 6}))?;
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("pull", "stall")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Pull, "stall")?;
     scene.pod("first").image(image).command(["true"]).create().await?;
     scene.described("first", "pulling image").await?;
     let words = ["images", "pull", image];
@@ -191,7 +192,7 @@ async fn images_pull_command_shares_the_pull_of_a_pod() -> Result<()> {
             Ok(())
         })
         .await?;
-        scene.mac.clear_fault("pull")
+        scene.mac.clear_fault(Fault::Pull)
     })?;
     ensure!(said.contains("shared@sha256:"), "{said}");
     scene.phase("first", "Succeeded").await?;
@@ -241,8 +242,8 @@ async fn image_that_a_user_pulls_meanwhile_belongs_to_the_user() -> Result<()> {
     let (scene, running) = Scene::with_agent("foreign-pull").await?;
     let image = "registry.test/macos/foreign:1";
     scene.mac.add_image(image, &json!({"cpu": 6}))?;
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("pull", "stall at=layers")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Pull, "stall at=layers")?;
     let theirs = scene.mac.tart(["pull", image]);
     tokio::try_join!(theirs, async {
         wait::eventually("the user's pull", DEADLINE, async || {
@@ -257,7 +258,7 @@ async fn image_that_a_user_pulls_meanwhile_belongs_to_the_user() -> Result<()> {
             Ok(())
         })
         .await?;
-        scene.mac.clear_fault("pull")
+        scene.mac.clear_fault(Fault::Pull)
     })?;
     scene.phase("waits", "Running").await?;
     let line = listed(running.agent(), image).await?;
@@ -277,8 +278,8 @@ async fn agent_limits_parallel_pulls() -> Result<()> {
     for image in images {
         scene.mac.add_image(image, &json!({}))?;
     }
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("pull", "stall only=one.test")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Pull, "stall only=one.test")?;
     for (name, image) in ["first", "second"].into_iter().zip(images) {
         scene.pod(name).image(image).command(["true"]).create().await?;
         scene.described(name, "pulling image").await?;
@@ -287,7 +288,7 @@ async fn agent_limits_parallel_pulls() -> Result<()> {
     // Without a limit, the second pull would be over before the VM of a third Pod has ended.
     brief("third").create_until("Succeeded").await?;
     assert_eq!(scene.count_calls("pull")?, 1, "the second waits for its turn");
-    scene.mac.clear_fault("pull")?;
+    scene.mac.clear_fault(Fault::Pull)?;
     for name in ["first", "second"] {
         scene.phase(name, "Succeeded").await?;
     }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::pull::listed;
@@ -72,12 +73,12 @@ async fn interrupted_pull_is_resumed() -> Result<()> {
         let _open = File::open(&part)?;
         let before = inode(&part)?;
         if interruption != "agent" {
-            scene.mac.set_fault("pull", "connection-lost at=layers")?;
+            scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
             scene.waiting("large", "ErrImagePull", REACHES).await?;
             // Every tart command but pull and clone deletes unlocked partial images.
             scene.mac.tart(["list"]).await?;
             assert_eq!(inode(&part)?, before);
-            scene.mac.clear_fault("pull")?;
+            scene.mac.clear_fault(Fault::Pull)?;
         }
         match interruption {
             "agent" => {
@@ -87,7 +88,7 @@ async fn interrupted_pull_is_resumed() -> Result<()> {
             "both" => drop(running.kill9()?),
             _ => {}
         }
-        scene.mac.set_fault("hurry", "")?;
+        scene.mac.set_fault(Fault::InstantPull, "")?;
         // The next agent pulls the image again.
         let _running = if interruption == "network" { running } else { scene.agent.start()? };
         scene.phase("large", "Running").await?;
@@ -103,12 +104,12 @@ async fn partial_image_is_resumed_by_tart_pull() -> Result<()> {
     scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.pod("large").image(LARGE).create().await?;
     let before = inode(&partial_pull(&scene).await?)?;
-    scene.mac.set_fault("pull", "connection-lost at=layers")?;
+    scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
     scene.waiting("large", "ErrImagePull", REACHES).await?;
     // The agent will not pull it again.
     scene.delete("large").await?;
-    scene.mac.clear_fault("pull")?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.clear_fault(Fault::Pull)?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     scene.mac.tart(["pull", LARGE]).await?;
     assert_eq!(inode(&whole(&scene))?, before, "it came anew");
     // The image belongs to the user who has completed it.
@@ -125,7 +126,7 @@ async fn disk_pressure_costs_a_partial_image_before_a_pod() -> Result<()> {
     scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.pod("large").image(LARGE).create().await?;
     let part = partial_pull(&scene).await?;
-    scene.mac.set_fault("pull", "connection-lost at=layers")?;
+    scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
     scene.waiting("large", "ErrImagePull", REACHES).await?;
     // The agent will not pull it again, and no tart command deletes it.
     scene.delete("large").await?;
@@ -145,7 +146,7 @@ async fn pull_with_other_credentials_resumes_a_partial_image() -> Result<()> {
     let (scene, _running) = Scene::with_agent("kept-credentials").await?;
     scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.pull_secret("pull", "registry.test", "robot", "s3cr3t").await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     scene.pod("first").image(LARGE).create().await?;
     let before = inode(&partial_pull(&scene).await?)?;
     scene.pod("second").image(LARGE).pull_secrets(&["pull"]).create().await?;
@@ -155,11 +156,11 @@ async fn pull_with_other_credentials_resumes_a_partial_image() -> Result<()> {
     })
     .await?;
     // The first pull fails, and the agent does not try it again.
-    scene.mac.set_fault("pull", "connection-lost at=layers")?;
+    scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
     scene.waiting("first", "ErrImagePull", REACHES).await?;
     scene.delete("first").await?;
-    scene.mac.clear_fault("pull")?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.clear_fault(Fault::Pull)?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     scene.phase("second", "Running").await?;
     assert_eq!(inode(&whole(&scene))?, before, "it came anew");
     Ok(())
@@ -172,13 +173,13 @@ async fn agent_resumes_a_pull_of_the_images_pull_command() -> Result<()> {
     let words = ["images", "pull", LARGE];
     let (failed, before) = tokio::join!(scene.agent.run(&words), async {
         let before = inode(&partial_pull(&scene).await?)?;
-        scene.mac.set_fault("pull", "connection-lost at=layers")?;
+        scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
         anyhow::Ok(before)
     });
     let failed = format!("{:#}", failed.err().context("the network is gone")?);
     ensure!(failed.contains(REACHES), "{failed}");
-    scene.mac.clear_fault("pull")?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.clear_fault(Fault::Pull)?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     let running = scene.agent.start()?;
     scene.pod("large").image(LARGE).create_until("Running").await?;
     assert_eq!(inode(&whole(&scene))?, before?, "it came anew");
@@ -212,12 +213,12 @@ async fn agent_start_does_not_wait_for_the_images_pull_command() -> Result<()> {
     let scene = Scene::new("hand-agent").await?;
     scene.mac.add_image(LARGE, &json!({}))?;
     // The command has pulled the image, and asks tart for its digest.
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("hang", "fqn")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Hang, "fqn")?;
     let pull = scene.agent.begin(&["images", "pull", LARGE])?;
     scene.called("fqn").await?;
     let running = scene.start(&scene.agent).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     let status = pull.wait_for_exit(DEADLINE).await?;
     ensure!(status.success(), "{status}: {}", pull.log()?);
     let line = listed(running.agent(), LARGE).await?;
@@ -274,7 +275,7 @@ async fn image_that_a_user_pulls_after_a_power_cut_belongs_to_the_user() -> Resu
         Ok(())
     })
     .await?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     scene.mac.tart(["pull", LARGE]).await?;
     // By then the agent has looked at the image.
     image_gc_passes(&running, 2.0).await?;

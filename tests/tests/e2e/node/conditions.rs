@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::disk_space::{MIB, small_disk};
@@ -26,7 +27,7 @@ async fn ready_again(scene: &Scene, agent: &RunningAgent) -> Result<()> {
 }
 
 /// A fault of tart itself, which the agent sees without starting a VM.
-async fn fault_of_tart(fault: &str, parameter: &str, because: &str) -> Result<()> {
+async fn fault_of_tart(fault: Fault, parameter: &str, because: &str) -> Result<()> {
     let (scene, agent) = Scene::with_agent("tart").await?;
     scene.mac.set_fault(fault, parameter)?;
     not_ready(&scene, because).await?;
@@ -36,17 +37,17 @@ async fn fault_of_tart(fault: &str, parameter: &str, because: &str) -> Result<()
 
 #[tokio::test]
 async fn node_is_not_ready_while_tart_hangs() -> Result<()> {
-    fault_of_tart("hang", "--version", "TartHanging").await
+    fault_of_tart(Fault::Hang, "--version", "TartHanging").await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_with_a_tart_that_is_too_old() -> Result<()> {
-    fault_of_tart("version", "2.26.3", "TartUnsupported").await
+    fault_of_tart(Fault::Version, "2.26.3", "TartUnsupported").await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_while_tart_prints_garbage() -> Result<()> {
-    fault_of_tart("garbage", "--version", "TartBroken").await
+    fault_of_tart(Fault::Garbage, "--version", "TartBroken").await
 }
 
 #[tokio::test]
@@ -64,7 +65,7 @@ async fn node_is_not_ready_until_tart_is_installed() -> Result<()> {
 }
 
 /// A fault that shows when a VM starts. The Pod's next try makes the Node ready again.
-async fn fault_at_start(fault: &str, parameter: &str, because: &str) -> Result<()> {
+async fn fault_at_start(fault: Fault, parameter: &str, because: &str) -> Result<()> {
     let (scene, agent) = Scene::with_agent("start").await?;
     scene.mac.set_fault(fault, parameter)?;
     scene.pod("start").restart_policy("Always").create().await?;
@@ -77,29 +78,29 @@ async fn fault_at_start(fault: &str, parameter: &str, because: &str) -> Result<(
 
 #[tokio::test]
 async fn node_is_not_ready_without_a_gui_session() -> Result<()> {
-    fault_at_start("vz-internal", "", "NoGuiSession").await
+    fault_at_start(Fault::VzInternal, "", "NoGuiSession").await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_with_a_locked_keychain() -> Result<()> {
-    fault_at_start("vz-host-key", "", "NoGuiSession").await
+    fault_at_start(Fault::VzHostKey, "", "NoGuiSession").await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_while_macos_has_leaked_its_vm_slots() -> Result<()> {
-    fault_at_start("vm-limit-stuck", "", "VmSlotsLeaked").await
+    fault_at_start(Fault::VmLimitStuck, "", "VmSlotsLeaked").await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_without_dhcp_addresses_for_vms() -> Result<()> {
     let scene = Scene::new("dhcp").await?;
     let agent = scene.start(&scene.agent.clone().flag("--vm-address-timeout", "5s")).await?;
-    scene.mac.set_fault("dhcp-exhausted", "")?;
+    scene.mac.set_fault(Fault::DhcpExhausted, "")?;
     let mute = "registry.test/macos/mute:1";
     scene.mac.add_image(mute, &json!({"agent": false}))?;
     scene.pod("without").image(mute).bound().grace(1).create().await?;
     not_ready(&scene, "NoAddressForVms").await.with_context(|| agent.log().unwrap_or_default())?;
-    scene.mac.clear_fault("dhcp-exhausted")?;
+    scene.mac.clear_fault(Fault::DhcpExhausted)?;
     // The scheduler sends no Pod there, but a bound Pod proves that the host is well again.
     scene.pod("with").bound().grace(1).create_until("Running").await?;
     ready_again(&scene, &agent).await

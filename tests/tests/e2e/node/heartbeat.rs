@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::wait;
@@ -42,7 +43,7 @@ async fn renewals(control_plane: &ControlPlane, node: &str, count: u32) -> Resul
 #[tokio::test]
 async fn hanging_tart_does_not_delay_the_heartbeat() -> Result<()> {
     let (scene, agent) = Scene::with_agent("hang").await?;
-    scene.mac.set_fault("hang", "*")?;
+    scene.mac.set_fault(Fault::Hang, "*")?;
     scene.pod("stuck").create().await?;
     renewals(scene.control_plane, &scene.node, 3).await?;
     // A restarted agent renews the Lease without tart, too.
@@ -82,7 +83,7 @@ async fn silently_dead_connection_is_replaced() -> Result<()> {
 #[tokio::test]
 async fn sigterm_ends_an_agent_whose_tart_and_api_server_hang() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("dead-end").await?;
-    scene.mac.set_fault("hang", "*")?;
+    scene.mac.set_fault(Fault::Hang, "*")?;
     scene.pod("stuck").create().await?;
     wait::eventually("a Pod that waits for tart", DEADLINE, async || {
         ensure!(agent.metric("tart_kubelet_pods_waiting").await? > 0.0);

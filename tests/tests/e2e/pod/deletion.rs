@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 
 use crate::scene::{PodView as _, SLEEP, Scene, UP, until_exists};
 
@@ -147,13 +148,13 @@ async fn deleted_pod_does_not_wait_for_a_tart_that_hangs() -> Result<()> {
     scene.pod("first").command(["true"]).create_until("Succeeded").await?;
     scene.delete("first").await?;
     for command in ["clone", "set", "run"] {
-        scene.mac.set_fault("hang", command)?;
-        scene.mac.set_fault("calls", "")?;
+        scene.mac.set_fault(Fault::Hang, command)?;
+        scene.mac.set_fault(Fault::Calls, "")?;
         scene.pod(command).create().await?;
         scene.called(command).await?;
         scene.begin_delete_within(command, 2).await?;
         scene.until_gone(command).await.context(command)?;
-        scene.mac.clear_fault("hang")?;
+        scene.mac.clear_fault(Fault::Hang)?;
         scene.nothing_left().await.context(command)?;
         scene.forget_calls()?;
     }
@@ -176,11 +177,11 @@ async fn secrets_are_deleted_while_tart_cannot_delete_the_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("undeletable").await?;
     scene.secret("keys", "token", SECRET).await?;
     let pod = scene.pod("keeps").command(SLEEP).secret_token().create_until("Running").await?;
-    scene.mac.set_fault("hang", "delete")?;
+    scene.mac.set_fault(Fault::Hang, "delete")?;
     scene.force_delete("keeps").await?;
     scene.nowhere_on_disk(SECRET).await?;
     assert_eq!(scene.vms().await?, [pod.vm()?], "the VM is still there");
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     scene.nothing_left().await
 }
 

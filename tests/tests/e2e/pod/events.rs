@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 
 use crate::scene::{PodBuilder, Scene};
 
@@ -40,16 +41,16 @@ async fn events_explain_a_failed_image_pull() -> Result<()> {
 async fn events_explain_a_full_disk() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-room").await?;
     let advice = "free some disk space on the host";
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     describes(&scene, scene.pod("pull"), &["ErrImagePull", advice]).await?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     describes(&scene, scene.pod("clone"), &["cannot make a VM from image", advice]).await
 }
 
 #[tokio::test]
 async fn events_explain_leaked_vm_slots() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-place").await?;
-    scene.mac.set_fault("vm-limit-stuck", "")?;
+    scene.mac.set_fault(Fault::VmLimitStuck, "")?;
     let words = ["exceeds the system limit", "stop VMs that are not Pods, or restart the host"];
     describes(&scene, scene.pod("third"), &words).await
 }

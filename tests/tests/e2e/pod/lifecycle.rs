@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{WatchEvent, WatchParams};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, IMAGE, PodView as _, SLEEP, Scene};
@@ -59,10 +60,10 @@ async fn kubectl_shows_what_a_pod_waits_for() -> Result<()> {
         })
         .await
     };
-    scene.mac.set_fault("hang", "run")?;
+    scene.mac.set_fault(Fault::Hang, "run")?;
     scene.pod("waits").command(["/bin/echo", "done"]).create().await?;
     shown("ContainerCreating").await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     shown("Completed").await?;
     // Nothing is left of its VM, but what it wrote stays for as long as the Pod does.
     scene.no_vms().await?;
@@ -120,7 +121,7 @@ async fn two_pods_run_in_two_vms() -> Result<()> {
 async fn guest_crash_fails_the_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("panic").await?;
     scene.pod("panic").create_until("Running").await?;
-    scene.mac.set_fault("guest-panic", "")?;
+    scene.mac.set_fault(Fault::GuestPanic, "")?;
     scene.phase("panic", "Failed").await?;
     scene.described("panic", "due to error").await?;
     scene.no_vms().await
@@ -146,10 +147,10 @@ async fn vm_that_a_user_stops_with_tart_fails_its_pod() -> Result<()> {
 async fn pod_ready_to_start_containers_when_the_guest_has_an_address() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("sandbox").await?;
     let can_start = |pod: &Pod| pod.condition("PodReadyToStartContainers").status;
-    scene.mac.set_fault("hang", "run")?;
+    scene.mac.set_fault(Fault::Hang, "run")?;
     scene.pod("starts").create().await?;
     scene.until("starts", "not ready to start", |pod| can_start(pod) == "False").await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     let pod = scene.phase("starts", "Running").await?;
     assert_eq!(can_start(&pod), "True");
     Ok(())

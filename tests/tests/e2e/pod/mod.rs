@@ -3,6 +3,7 @@
 mod admission;
 mod deletion;
 mod events;
+mod examples;
 mod fields;
 mod lifecycle;
 mod readiness_gates;

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use serde_json::{Value, json};
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, PodBuilder, PodView, Scene};
@@ -79,7 +80,7 @@ async fn job_counts_container_restarts() -> Result<()> {
 #[tokio::test]
 async fn daemon_set_for_linux_is_refused_without_a_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("daemons").await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     let pod = scene
         .pod("")
         .image("registry.k8s.io/kube-proxy:v1")

@@ -5,6 +5,7 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{http, quick, scene, server};
@@ -15,7 +16,7 @@ async fn endpoint_slice_is_ready_while_the_readiness_probe_passes() -> Result<()
     let scene = Scene::new("service").await?;
     // An `EndpointSlice` takes no loopback addresses, which simulated guests have otherwise. The agent cannot reach these addresses, so
     // the probe is a command.
-    scene.mac.set_fault("subnet", "192.168.64")?;
+    scene.mac.set_fault(Fault::Subnet, "192.168.64")?;
     let _agent = scene.start(&scene.agent).await?;
     let spec = json!({"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "web"}]});
     scene.service("web", &spec).await?;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 
 use crate::scene::{PodBuilder, PodView as _, Scene, until_exists};
 
@@ -194,7 +195,7 @@ async fn host_path_inside_a_writable_host_path_is_not_shared() -> Result<()> {
 async fn writable_host_path_waits_for_the_vm_of_an_inner_host_path() -> Result<()> {
     let (scene, _agent, shared) = sharing("around").await?;
     let inner = shared.join("inner");
-    scene.mac.set_fault("hang", "set")?;
+    scene.mac.set_fault(Fault::Hang, "set")?;
     let script = "until [ -e /private/tmp/host/go ]; do sleep 0.05; done";
     writer(&scene, "inner", &inner, script).create().await?;
     begun(&scene, "inner").await?;
@@ -208,7 +209,7 @@ async fn writable_host_path_waits_for_the_vm_of_an_inner_host_path() -> Result<(
     scene.event("outer", "FailedMount", &why).await?;
     ensure!(!shared.join("written").exists());
     // Neither Pod fails because of the other.
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     scene.phase("inner", "Running").await?;
     scene.phase("outer", "Succeeded").await?;
     ensure!(shared.join("written").exists());
@@ -220,11 +221,11 @@ async fn writable_host_path_waits_for_the_vm_of_an_inner_host_path() -> Result<(
 async fn host_path_replaced_before_the_vm_runs_is_not_shared() -> Result<()> {
     let (scene, _agent, shared) = sharing("replaced").await?;
     let outside = outside(&scene)?;
-    scene.mac.set_fault("hang", "set")?;
+    scene.mac.set_fault(Fault::Hang, "set")?;
     writer(&scene, "early", &shared.join("inner"), WRITE).create().await?;
     begun(&scene, "early").await?;
     replace(&shared, &outside)?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     is_not_fooled(&scene, "early", &outside).await
 }
 
@@ -232,16 +233,16 @@ async fn host_path_replaced_before_the_vm_runs_is_not_shared() -> Result<()> {
 async fn host_path_replaced_while_the_shim_waits_for_space_is_not_shared() -> Result<()> {
     let (scene, agent, shared) = sharing("replaced-room").await?;
     let outside = outside(&scene)?;
-    scene.mac.set_fault("hang", "set")?;
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::Hang, "set")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     writer(&scene, "roomless", &shared.join("inner"), WRITE).create().await?;
     let run = begun(&scene, "roomless").await?;
     // No agent makes space, so the shim waits.
     agent.kill9()?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     until_exists("a shim that wants room", &run.join("wants-room")).await?;
     replace(&shared, &outside)?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     let _agent = agent.restart()?;
     is_not_fooled(&scene, "roomless", &outside).await
 }
@@ -251,12 +252,12 @@ async fn vm_whose_host_path_is_replaced_while_it_boots_is_stopped() -> Result<()
     let (scene, _agent, shared) = sharing("replaced-boot").await?;
     let outside = outside(&scene)?;
     // The VM runs, but the shim cannot learn its address.
-    scene.mac.set_fault("hang", "ip")?;
-    scene.mac.set_fault("agent-stall", "")?;
+    scene.mac.set_fault(Fault::Hang, "ip")?;
+    scene.mac.set_fault(Fault::AgentStall, "")?;
     writer(&scene, "late", &shared.join("inner"), WRITE).create().await?;
     scene.run_vms(1).await?;
     replace(&shared, &outside)?;
-    scene.mac.clear_fault("hang")?;
-    scene.mac.clear_fault("agent-stall")?;
+    scene.mac.clear_fault(Fault::Hang)?;
+    scene.mac.clear_fault(Fault::AgentStall)?;
     is_not_fooled(&scene, "late", &outside).await
 }

@@ -1,0 +1,7 @@
+//! How the agent uses the API server: watched objects, Events, service account tokens, call metrics.
+
+pub(crate) mod call_metrics;
+pub(crate) mod events;
+pub(crate) mod shared_watch;
+pub(crate) mod tokens;
+pub(crate) mod watched_objects;

@@ -1,0 +1,104 @@
+//! The table of `tart-kubelet gc --dry-run`.
+
+use crate::gc::orphan::{Judgement, OrphanVerdict, Subject};
+use crate::image::gc;
+use crate::names::ImageDigest;
+use crate::text_table::columns;
+
+const HEAD: [&str; 4] = ["KIND", "NAME", "DECISION", "WHY"];
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Row {
+    /// What it is, in one word.
+    pub(crate) kind: &'static str,
+    /// Its name.
+    pub(crate) name: String,
+    /// `keep` or `delete`.
+    pub(crate) decision: &'static str,
+    /// Why.
+    pub(crate) why: String,
+}
+
+impl From<OrphanVerdict> for Row {
+    fn from(verdict: OrphanVerdict) -> Self {
+        let kind = match verdict.subject {
+            Subject::Vm(_) | Subject::Base(_) | Subject::Other(_) => "VM",
+            Subject::Remains(_) => "state",
+        };
+        let (name, why) = (verdict.subject.to_string(), verdict.why());
+        Self { kind, name, decision: verdict.judgement.word(), why }
+    }
+}
+
+impl Row {
+    /// An image that the agent knows, with its base VM.
+    pub(crate) fn image(digest: &ImageDigest, verdict: gc::ImageVerdict) -> Self {
+        let (decision, why) = match verdict {
+            gc::ImageVerdict::Delete => {
+                (Judgement::DELETE, "the disk is full, and it was not used for longest")
+            }
+            gc::ImageVerdict::Keep(reason) => (Judgement::KEEP, reason.words()),
+        };
+        Self { kind: "image", name: digest.to_string(), decision, why: why.to_owned() }
+    }
+
+    /// An image that the agent did not pull.
+    pub(crate) fn other_image(digest: &ImageDigest) -> Self {
+        let why = "not pulled by this agent".to_owned();
+        Self { kind: "image", name: digest.to_string(), decision: Judgement::KEEP, why }
+    }
+
+    /// The same with `--disable-vm-gc`.
+    #[must_use]
+    pub(crate) fn disabled(self) -> Self {
+        let why = if self.decision == Judgement::DELETE {
+            format!("--disable-vm-gc ({})", self.why)
+        } else {
+            self.why
+        };
+        Self { decision: Judgement::KEEP, why, ..self }
+    }
+}
+
+/// The table.
+pub(crate) fn render(rows: &[Row]) -> String {
+    let row = |row: &Row| [row.kind.to_owned(), row.name.clone(), row.decision.to_owned(), row.why.clone()];
+    let lines: Vec<_> = std::iter::once(HEAD.map(str::to_owned)).chain(rows.iter().map(row)).collect();
+    columns(&lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gc::orphan::Guard;
+    use crate::names::{Restart, VmName};
+    use std::time::Duration;
+
+    fn rows() -> Vec<Row> {
+        let verdict = |subject, judgement| Row::from(OrphanVerdict { subject, judgement });
+        vec![
+            verdict(Subject::Other("builder".into()), Judgement::Keep(Guard::Foreign)),
+            verdict(
+                Subject::Vm(VmName::new("a".parse().unwrap(), Restart(0))),
+                Judgement::Delete { runs: true, age: Duration::from_hours(3) },
+            ),
+        ]
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let expected = "KIND   NAME      DECISION   WHY\n\
+             VM     builder   keep       not made by this agent\n\
+             VM     tk-a-0    delete     no Pod of this Node has its UID, untouched for 3 h; it runs, and is stopped first\n";
+        assert_eq!(render(&rows()), expected);
+    }
+
+    #[test]
+    fn with_disable_vm_gc_everything_is_kept() {
+        let kept: Vec<Row> = rows().into_iter().map(Row::disabled).collect();
+        assert!(kept.iter().all(|row| row.decision == "keep"));
+        assert!(kept[1].why.starts_with("--disable-vm-gc (no Pod"), "{kept:?}");
+        assert_eq!(kept[0].why, "not made by this agent");
+    }
+}

@@ -1,0 +1,166 @@
+//! The command line.
+
+pub(crate) mod gc_dry_run;
+pub(crate) mod gc_table;
+mod images;
+pub(crate) mod images_list;
+pub(crate) mod images_pull;
+mod node;
+
+pub(crate) use images::{ImageArgs, ImagesCommand, PullArgs};
+pub(crate) use node::{ListenAddress, NodeArgs};
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::duration;
+use crate::names::{BadNodeName, NodeName};
+use crate::node::labels::{self, Labels};
+use crate::volume::AllowedHostPath;
+
+/// Runs the Pods of this Node as Tart VMs.
+#[derive(Debug, Parser)]
+#[command(name = "tart-kubelet", version, args_conflicts_with_subcommands = true, args_override_self = true)]
+pub(crate) struct Cli {
+    /// A sub-command; without one the program is the agent.
+    #[command(subcommand)]
+    pub(crate) command: Option<SubCommand>,
+    /// The agent's own flags.
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
+}
+
+/// The sub-commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SubCommand {
+    /// Owns one VM; started by the agent
+    #[command(hide = true)]
+    Shim {
+        /// The VM's directory in the state directory
+        dir: PathBuf,
+    },
+    /// Shows which VMs and images the agent would delete, and why each other one is kept
+    #[command(args_override_self = true)]
+    Gc(Box<GcArgs>),
+    /// Pulls images before a Pod needs them, and lists them
+    #[command(subcommand)]
+    Images(ImagesCommand),
+}
+
+/// Flags of `gc`. The agent's flags mean the same here.
+#[derive(Debug, Args)]
+pub(crate) struct GcArgs {
+    /// Delete nothing. The agent may run meanwhile
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// The flags that the agent is started with.
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
+}
+
+/// The agent's flags.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AgentArgs {
+    /// The kubeconfig of the API server
+    #[arg(long, env = "KUBECONFIG", default_value = "/etc/tart-kubelet/kubeconfig")]
+    pub(crate) kubeconfig: PathBuf,
+
+    /// The kubeconfig for the first certificate, used when --kubeconfig is missing or its certificate has expired. The agent writes
+    /// --kubeconfig when the cluster has issued the certificate, and rotates the certificate from then on
+    #[arg(long, env = "TART_KUBELET_BOOTSTRAP_KUBECONFIG")]
+    pub(crate) bootstrap_kubeconfig: Option<PathBuf>,
+
+    /// Name of the Node; this machine's host name when absent
+    #[arg(long, env = "TART_KUBELET_NODE_NAME")]
+    pub(crate) node_name: Option<NodeName>,
+
+    /// `spec.providerID` of the Node. The agent sets it on a Node that has none and never overwrites it
+    #[arg(long, env = "TART_KUBELET_PROVIDER_ID")]
+    pub(crate) provider_id: Option<String>,
+
+    /// Further labels for the Node, `key=value` with commas between them
+    #[arg(long, env = "TART_KUBELET_NODE_LABELS", default_value = "", value_parser = labels::parse)]
+    pub(crate) node_labels: Labels,
+
+    /// Address of the Node; see --node-ip-source when absent
+    #[arg(long, env = "TART_KUBELET_NODE_IP")]
+    pub(crate) node_ip: Option<IpAddr>,
+
+    /// How many VMs may run at once; Apple's licence and macOS allow two
+    #[arg(long, default_value_t = 2)]
+    pub(crate) max_pods: u32,
+
+    /// The tart program
+    #[arg(long, default_value = "/usr/local/bin/tart")]
+    pub(crate) tart_binary: PathBuf,
+
+    /// The state directory: it survives the agent
+    #[arg(long, default_value = "/var/lib/tart-kubelet")]
+    pub(crate) state_dir: PathBuf,
+
+    /// A directory of this machine that Pods may mount as hostPath, with everything in it; with `:ro` at the end, read-only. Can be given
+    /// several times. Without it, hostPath is refused
+    #[arg(long, value_name = "PATH[:ro]")]
+    pub(crate) allowed_host_path: Vec<AllowedHostPath>,
+
+    /// Images and their disk space.
+    #[command(flatten)]
+    pub(crate) images: ImageArgs,
+
+    /// Collect neither VMs nor images, not even when the disk is full: the agent deletes only what it made for a Pod that ends. For hosts
+    /// where people or programs use tart themselves
+    #[arg(long)]
+    pub(crate) disable_vm_gc: bool,
+
+    /// How often the agent looks for orphan VMs: VMs of Pods that are gone
+    #[arg(long, default_value = "5m", value_parser = interval)]
+    pub(crate) vm_gc_interval: Duration,
+
+    /// The agent deletes an orphan VM only if it has not been touched for this long
+    #[arg(long, default_value = "10m", value_parser = duration::parse)]
+    pub(crate) vm_gc_min_age: Duration,
+
+    /// The machine and what it offers.
+    #[command(flatten)]
+    pub(crate) host: NodeArgs,
+}
+
+impl AgentArgs {
+    /// The name of the Node: the one that was given, or the machine's own.
+    pub(crate) fn node_name(&self, hostname: &str) -> Result<NodeName, BadNodeName> {
+        match &self.node_name {
+            Some(name) => Ok(name.clone()),
+            None => hostname.to_ascii_lowercase().parse(),
+        }
+    }
+}
+
+/// A duration greater than 0.
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration::parse(text) {
+        Ok(Duration::ZERO) => Err("must be greater than 0".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn clap_accepts_the_definition() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn several_host_paths_can_be_allowed() {
+        let arguments = ["tart-kubelet", "--allowed-host-path=/a", "--allowed-host-path", "/b:ro"];
+        let allowed = Cli::parse_from(arguments).agent.allowed_host_path;
+        assert_eq!(allowed, ["/a", "/b:ro"].map(|path| path.parse().unwrap()));
+        assert!(Cli::try_parse_from(["tart-kubelet", "--allowed-host-path=a"]).is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! Flags for the machine and its Node.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::duration;
+use crate::node::address::AddressSource;
+use crate::node::capacity::{self, Reserved};
+use crate::node::taints::{self, Taints};
+use crate::node::thresholds::{self, Thresholds};
+
+/// Where the Node's address comes from when none is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NodeIpSource {
+    /// The first routable IPv4 address of this machine; never that of a bridge to VMs
+    Auto,
+    /// The address that Tailscale gave this machine
+    Tailscale,
+}
+
+/// Flags for the machine and its Node.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct NodeArgs {
+    /// Where the Node's address comes from when --node-ip is absent
+    #[arg(long, env = "TART_KUBELET_NODE_IP_SOURCE", value_enum, default_value_t = NodeIpSource::Auto)]
+    pub(crate) node_ip_source: NodeIpSource,
+
+    /// The tailscale program, for --node-ip-source=tailscale
+    #[arg(long, default_value = "/usr/local/bin/tailscale")]
+    pub(crate) tailscale_binary: PathBuf,
+
+    /// Taints for the Node when it is created, `key=value:effect` with commas between them; empty for none
+    #[arg(long, default_value = taints::DEFAULT, value_parser = taints::parse)]
+    pub(crate) register_with_taints: Taints,
+
+    /// Cores that Pods may have; all of this machine less --kube-reserved when absent
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) host_cpu: Option<u32>,
+
+    /// Memory that Pods may have, in MiB; all of this machine less --kube-reserved and what --eviction-hard keeps free when absent
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) host_memory_mb: Option<u32>,
+
+    /// Reserved for macOS and the agent: `cpu=…`, `memory=…` and `ephemeral-storage=…` with commas between them
+    #[arg(long, default_value = capacity::RESERVED, value_parser = Reserved::parse)]
+    pub(crate) kube_reserved: Reserved,
+
+    /// Eviction thresholds: `memory.available`, `nodefs.available` (the state directory's volume), `imagefs.available` (the volume of
+    /// tart's VMs and images) and `pid.available`, each with `<` and an amount or a percentage. Below one, the Node has the pressure
+    /// condition. Below a disk threshold, the agent deletes images, and when none may go it evicts Pods one after the other
+    #[arg(long, default_value = thresholds::DEFAULT, value_parser = Thresholds::parse)]
+    pub(crate) eviction_hard: Thresholds,
+
+    /// How long a signal must stay above its threshold before the pressure condition ends
+    #[arg(long, default_value = "5m", value_parser = duration::parse)]
+    pub(crate) eviction_pressure_transition_period: Duration,
+
+    /// The file of macOS' DHCP leases. The Node warns when few addresses are left, and the agent believes no guest that claims another's
+    #[arg(long, default_value = "/var/db/dhcpd_leases")]
+    pub(crate) dhcp_leases: PathBuf,
+
+    /// How long a VM may be without an address before the Node is not ready: the host has no addresses left
+    #[arg(long, default_value = "5m", value_parser = duration::parse)]
+    pub(crate) vm_address_timeout: Duration,
+
+    /// How long a guest may take to get an address, and then its guest agent to answer, before the VM fails
+    #[arg(long, default_value = "15m", value_parser = duration::parse)]
+    pub(crate) vm_boot_timeout: Duration,
+
+    /// Domain of the cluster, for the full names of Pods with a subdomain
+    #[arg(long, default_value = "cluster.local")]
+    pub(crate) cluster_domain: String,
+
+    /// Where the agent serves `/healthz`, `/readyz` and `/metrics`, without encryption and authentication; empty for nowhere
+    #[arg(long, default_value = "127.0.0.1:10248", value_parser = listen_address)]
+    pub(crate) metrics_bind_address: ListenAddress,
+}
+
+/// An address to listen at, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ListenAddress(pub(crate) Option<SocketAddr>);
+
+fn listen_address(text: &str) -> Result<ListenAddress, String> {
+    if text.is_empty() {
+        return Ok(ListenAddress(None));
+    }
+    let address = text.parse().map_err(|_| format!("`{text}` is not `address:port`"))?;
+    Ok(ListenAddress(Some(address)))
+}
+
+impl NodeArgs {
+    /// Where the Node's address comes from, when none is given.
+    pub(crate) fn address_source(&self) -> AddressSource {
+        match self.node_ip_source {
+            NodeIpSource::Auto => AddressSource::Auto,
+            NodeIpSource::Tailscale => AddressSource::Tailscale(self.tailscale_binary.clone()),
+        }
+    }
+}

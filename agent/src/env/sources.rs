@@ -1,0 +1,49 @@
+//! Where environments and volumes come from: other objects, tokens, and facts of this Node.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kube::Client;
+use tokio::sync::watch;
+
+use super::services::Services;
+use crate::apiserver::tokens::Tokens;
+use crate::apiserver::watched_objects::WatchedObjects;
+use crate::quantity::ResourceList;
+
+/// The sources of environments and volumes. All Pods share them.
+#[derive(Debug, Clone)]
+pub(crate) struct InputSources {
+    /// `ConfigMaps` and Secrets.
+    pub(crate) objects: WatchedObjects,
+    /// Services.
+    pub(crate) services: Services,
+    /// Tokens of service accounts.
+    pub(crate) tokens: Tokens,
+    /// The Node's allocatable amounts: the limit of a container that has none.
+    pub(crate) allocatable: Arc<ResourceList>,
+    /// The Node's address.
+    pub(crate) address: watch::Receiver<Option<IpAddr>>,
+}
+
+impl InputSources {
+    /// Sources that this client reads.
+    pub(crate) fn new(
+        client: &Client,
+        allocatable: Arc<ResourceList>,
+        address: watch::Receiver<Option<IpAddr>>,
+    ) -> Self {
+        Self {
+            objects: WatchedObjects::new(client.clone()),
+            services: Services::new(client.clone()),
+            tokens: Tokens::new(client.clone()),
+            allocatable,
+            address,
+        }
+    }
+
+    /// The Node's address, when it has one.
+    pub(crate) fn host_ip(&self) -> Option<IpAddr> {
+        *self.address.borrow()
+    }
+}

@@ -1,0 +1,76 @@
+//! Which directory of the host was meant, for those who can only be told a path.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::dir::Entry;
+
+/// A directory, whatever it is called. Tart opens a path long after it was looked at, and a guest that can write to a directory
+/// above it can have put something else there by then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DirIdentity {
+    /// No number of a device goes with it: those may change when the Mac is restarted, and without links nobody but the host
+    /// itself can lead a path to another one.
+    inode: u64,
+}
+
+impl DirIdentity {
+    pub(crate) fn of(entry: Entry) -> Self {
+        Self { inode: entry.inode }
+    }
+
+    /// Whether a path leads there, with no link on the way.
+    pub(crate) fn is_at(self, path: &Path) -> io::Result<bool> {
+        let mut steps: Vec<&Path> = path.ancestors().collect();
+        steps.reverse();
+        let mut inode = None;
+        for step in steps {
+            match step.symlink_metadata() {
+                Ok(found) if found.is_dir() => inode = Some(found.ino()),
+                Ok(_) => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(inode == Some(self.inode))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::dir::Dir;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_takes_the_place_of_a_directory_is_not_it() {
+        let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
+        let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+        let root = temp.path().canonicalize().unwrap();
+        let (path, aside) = (root.join("a/b"), root.join("aside"));
+        fs::create_dir_all(&path).unwrap();
+        let place = DirIdentity::of(Dir::trusted(&path).unwrap().this().unwrap());
+        let is_there = || place.is_at(&path).unwrap();
+        assert!(is_there());
+        fs::rename(&path, &aside).unwrap();
+        assert!(!is_there(), "nothing");
+        fs::create_dir(&path).unwrap();
+        assert!(!is_there(), "another one");
+        fs::remove_dir(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        assert!(!is_there(), "a file");
+        fs::remove_file(&path).unwrap();
+        symlink(&aside, &path).unwrap();
+        assert!(!is_there(), "a link, even to itself");
+        fs::remove_file(&path).unwrap();
+        fs::rename(&aside, &path).unwrap();
+        assert!(is_there());
+        fs::rename(root.join("a"), &aside).unwrap();
+        symlink(&aside, root.join("a")).unwrap();
+        assert!(!is_there(), "a link on the way");
+    }
+}

@@ -1,0 +1,219 @@
+//! Small JSON files that are either whole or absent.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{crash_point, error_chain};
+
+/// No file of ours comes near this; a larger one is not ours.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// A state file that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {verb} {}", path.display())]
+pub(crate) struct FileError {
+    verb: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl FileError {
+    pub(crate) fn new(verb: &'static str, path: &Path, source: io::Error) -> Self {
+        Self { verb, path: path.to_owned(), source }
+    }
+
+    /// The file or directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the disk was full.
+    pub(crate) fn is_for_want_of_space(&self) -> bool {
+        error_chain::is_for_want_of_space(self)
+    }
+}
+
+/// Writes `value` so that a reader, or the death of any process, sees the old content or the new one, never a part.
+///
+/// A power cut may still undo it; [`write_durably`] is for what must not be undone.
+pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), FileError> {
+    replace(path, value, |_| Ok(())).map_err(|source| FileError::new("write", path, source))
+}
+
+/// Writes `value` as [`write()`] does, and returns when not even a power cut can undo it.
+pub(crate) fn write_durably<T: Serialize>(path: &Path, value: &T) -> Result<(), FileError> {
+    let durably = || {
+        replace(path, value, File::sync_all)?;
+        sync_parent(path)
+    };
+    durably().map_err(|source| FileError::new("write", path, source))
+}
+
+/// Returns when not even a power cut can undo what was written to `path`.
+pub(crate) fn sync(path: &Path) -> Result<(), FileError> {
+    let sync = || {
+        File::open(path)?.sync_all()?;
+        sync_parent(path)
+    };
+    sync().map_err(|source| FileError::new("sync", path, source))
+}
+
+fn replace<T: Serialize>(
+    path: &Path,
+    value: &T,
+    before_rename: impl Fn(&File) -> io::Result<()>,
+) -> io::Result<()> {
+    let bytes = serde_json::to_vec(value)?;
+    // Nobody would read it, and it would be written again for ever.
+    if u64::try_from(bytes.len()).is_ok_and(|length| length > MAX_BYTES) {
+        let words = format!("{} bytes are more than the {MAX_BYTES} that it may have", bytes.len());
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, words));
+    }
+    let temp = path.with_extension("tmp");
+    let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&temp)?;
+    file.write_all(&bytes)?;
+    before_rename(&file)?;
+    crash_half_written(path);
+    fs::rename(&temp, path)
+}
+
+/// The point `write.<file>`: what is new is on the disk, under the wrong name.
+fn crash_half_written(path: &Path) {
+    if let Some(name) = path.file_name().and_then(OsStr::to_str) {
+        crash_point::point(&format!("write.{name}"));
+    }
+}
+
+/// Removes what a crash may have left of a write.
+pub(crate) fn remove_half_written(path: &Path) -> Result<(), FileError> {
+    remove(&path.with_extension("tmp"))
+}
+
+/// Reads a file; one that is absent, or that a power cut or a bad disk has spoilt, is `None`.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
+    match read_strictly(path) {
+        Err(FileError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
+            tracing::warn!(path = %path.display(), error = %source, "the file is spoilt; going on without it");
+            Ok(None)
+        }
+        other => other,
+    }
+}
+
+/// Whether something is there that cannot be read as what it is to be.
+pub(crate) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, FileError> {
+    match read_strictly::<T>(path) {
+        Err(FileError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => Ok(true),
+        other => other.map(|_| false),
+    }
+}
+
+fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
+    let attempt = || -> io::Result<Option<T>> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let value = serde_json::from_reader(io::Read::take(io::BufReader::new(file), MAX_BYTES));
+        value.map(Some).map_err(|error| match error.io_error_kind() {
+            Some(kind) => io::Error::new(kind, error),
+            None => io::Error::new(io::ErrorKind::InvalidData, error),
+        })
+    };
+    attempt().map_err(|source| FileError::new("read", path, source))
+}
+
+/// Makes a rename or a new entry survive a power cut.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Removes a file; an absent one is fine.
+pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Creates a directory, readable by this user only, unless it is there.
+pub(crate) fn create_dir(path: &Path) -> Result<(), FileError> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| FileError::new("create", path, source))
+}
+
+/// Removes a directory with all that is in it; an absent one is fine.
+pub(crate) fn remove_dir(path: &Path) -> Result<(), FileError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// The names of the entries of a directory; an absent one has none.
+pub(crate) fn entries(path: &Path) -> Result<Vec<String>, FileError> {
+    let attempt = || -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(path)? {
+            // A name that is not UTF-8 is not one that we made.
+            names.extend(entry?.file_name().into_string());
+        }
+        Ok(names)
+    };
+    match attempt() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        other => other.map_err(|source| FileError::new("list", path, source)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let path = dir.path().join("a.json");
+        assert_eq!(read::<u32>(&path).unwrap(), None);
+        write(&path, &7).unwrap();
+        write(&path, &8).unwrap();
+        assert_eq!(read::<u32>(&path).unwrap(), Some(8));
+        assert_eq!(entries(dir.path()).unwrap(), ["a.json"]);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_not_written() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let error = write(&dir.path().join("a.json"), &"x".repeat(5 << 20)).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::FileTooLarge);
+        assert!(entries(dir.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_broken_file_is_none() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let path = dir.path().join("a.json");
+        fs::write(&path, "{").unwrap();
+        let error = read_strictly::<u32>(&path).unwrap_err();
+        assert!(error.to_string().ends_with("a.json"), "{error}");
+        assert_eq!(read::<u32>(&path).unwrap(), None);
+    }
+}

@@ -1,0 +1,65 @@
+//! Files with secrets: whole or absent, and never readable by anybody else.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::file::FileError;
+
+/// Writes a file that only this user can read, and returns when not even a power cut can undo it. A reader, or a crash at any
+/// instant, sees the old content or the new one, never a part.
+pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), FileError> {
+    let attempt = || -> io::Result<()> {
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        let mut temp = path.as_os_str().to_owned();
+        temp.push(".tmp");
+        // What a crash left behind keeps its mode and its readers, so it is not written over.
+        match fs::remove_file(&temp) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = File::options().create_new(true).write(true).mode(0o600).open(&temp)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temp, path)?;
+        File::open(parent)?.sync_all()
+    };
+    attempt().map_err(|source| FileError::new("write", path, source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_secret_is_nobody_elses_whatever_was_there() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let path = dir.path().join("new/secret");
+        write_secret(&path, b"one").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(path.parent().unwrap()), 0o700);
+        // Left by a crash, and by somebody careless.
+        for left in ["new/secret.tmp", "new/secret"] {
+            let left = dir.path().join(left);
+            fs::write(&left, "old").unwrap();
+            fs::set_permissions(&left, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        write_secret(&path, b"two").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(mode(&path), 0o600);
+        assert!(!dir.path().join("new/secret.tmp").exists());
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_named() {
+        let error = write_secret(Path::new("/dev/null/secret"), b"").unwrap_err();
+        assert_eq!(error.to_string(), "cannot write /dev/null/secret");
+    }
+}

@@ -1,0 +1,225 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn digest(number: u64) -> ImageDigest {
+    ImageDigest::parse(&format!("r.test/macos@sha256:{number:064x}")).unwrap()
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn image(number: u64, last_used: i64) -> Image {
+    Image {
+        digest: digest(number),
+        pulled_at: at(0),
+        last_used_at: at(last_used),
+        has_base: true,
+        need: Need::None,
+    }
+}
+
+fn world(images: Vec<Image>, available: u64, stage: ImageUse) -> ImageGcObservation {
+    ImageGcObservation {
+        images,
+        space: Some(Availability { available, total: 100 }),
+        watermarks: Watermarks::new(85, 80).unwrap(),
+        min_age: Duration::from_mins(2),
+        stage,
+        now: at(10_000),
+    }
+}
+
+fn verdicts(world: &ImageGcObservation) -> Vec<(u64, ImageVerdict)> {
+    let number = |digest: &ImageDigest| u64::from_str_radix(&digest.hex()[48..], 16).unwrap();
+    choose(world).into_iter().map(|(digest, verdict)| (number(&digest), verdict)).collect()
+}
+
+#[test]
+fn the_least_recently_used_go_first_and_one_stays() {
+    let images = vec![image(1, 30), image(2, 10), image(3, 20)];
+    let expected = [
+        (2, ImageVerdict::Delete),
+        (3, ImageVerdict::Delete),
+        (1, ImageVerdict::Keep(ImageVerdictReason::Last)),
+    ];
+    assert_eq!(verdicts(&world(images, 15, ImageUse::Routine)), expected);
+}
+
+#[test]
+fn collection_begins_at_the_high_watermark_and_ends_at_the_low_one() {
+    let goes = |available, stage| {
+        let images = vec![image(1, 10), image(2, 20)];
+        verdicts(&world(images, available, stage))[0].1 == ImageVerdict::Delete
+    };
+    assert!(!goes(16, ImageUse::Routine) && goes(15, ImageUse::Routine) && goes(0, ImageUse::Routine));
+    assert!(goes(19, ImageUse::Going) && !goes(20, ImageUse::Going));
+    assert!(goes(100, ImageUse::Wanted), "somebody has no room, whatever the volume says");
+    let blind = |stage| {
+        let world = ImageGcObservation { space: None, ..world(vec![image(1, 10), image(2, 20)], 0, stage) };
+        verdicts(&world)[0].1 == ImageVerdict::Delete
+    };
+    assert!(!blind(ImageUse::Routine) && !blind(ImageUse::Going) && blind(ImageUse::Wanted));
+}
+
+#[test]
+fn what_is_needed_stays_and_counts_as_the_one_that_stays() {
+    for (need, reason) in [
+        (Need::Vm, ImageVerdictReason::InUse),
+        (Need::Start, ImageVerdictReason::Starting),
+        (Need::Unknown, ImageVerdictReason::Unknown),
+    ] {
+        let images = vec![Image { need, ..image(1, 10) }, image(2, 20)];
+        let expected = [(1, ImageVerdict::Keep(reason)), (2, ImageVerdict::Delete)];
+        assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
+    }
+    let young = Image { pulled_at: at(9_881), ..image(1, 10) };
+    assert_eq!(
+        verdicts(&world(vec![young], 0, ImageUse::Wanted)),
+        [(1, ImageVerdict::Keep(ImageVerdictReason::Young))]
+    );
+}
+
+#[test]
+fn the_one_that_stays_is_one_to_clone_from() {
+    let bare = |number, used| Image { has_base: false, ..image(number, used) };
+    let images = vec![image(1, 10), bare(2, 20)];
+    let expected = [(1, ImageVerdict::Keep(ImageVerdictReason::Last)), (2, ImageVerdict::Delete)];
+    assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
+    let images = vec![bare(1, 10), bare(2, 20)];
+    let expected = [(1, ImageVerdict::Delete), (2, ImageVerdict::Keep(ImageVerdictReason::Last))];
+    assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
+    assert_eq!(verdicts(&world(Vec::new(), 0, ImageUse::Wanted)), []);
+}
+
+#[test]
+fn watermarks_must_leave_something_to_do() {
+    assert!(Watermarks::new(80, 80).is_err() && Watermarks::new(101, 80).is_err());
+    let never = Watermarks::new(100, 80).unwrap();
+    assert!(!never.is_reached(Availability { available: 0, total: 100 }));
+}
+
+fn any_need() -> impl Strategy<Value = Need> {
+    prop_oneof![4 => Just(Need::None), 1 => Just(Need::Vm), 1 => Just(Need::Start), 1 => Just(Need::Unknown)]
+}
+
+prop_compose! {
+    fn any_image()(
+        number in 0u64..1000, pulled in 0i64..10_100, used in 0i64..10_100, has_base: bool, need in any_need(),
+    ) -> Image {
+        Image { digest: digest(number), pulled_at: at(pulled), last_used_at: at(used), has_base, need }
+    }
+}
+
+fn any_stage() -> impl Strategy<Value = ImageUse> {
+    prop_oneof![Just(ImageUse::Routine), Just(ImageUse::Wanted), Just(ImageUse::Going)]
+}
+
+prop_compose! {
+    fn any_world()(
+        images in proptest::collection::vec(any_image(), 0..12),
+        space in proptest::option::of((0u64..=200, 1u64..=200)),
+        high in 1u8..=100,
+        part in 0u8..100,
+        stage in any_stage(),
+    ) -> ImageGcObservation {
+        let images: BTreeMap<_, _> = images.into_iter().map(|image| (image.digest.clone(), image)).collect();
+        ImageGcObservation {
+            images: images.into_values().collect(),
+            space: space.map(|(available, total)| Availability { available: available.min(total), total }),
+            watermarks: Watermarks::new(high, part % high).unwrap(),
+            min_age: Duration::from_mins(2),
+            stage,
+            now: at(10_000),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_that_a_guard_protects_is_chosen(world in any_world()) {
+        let chosen = choose(&world);
+        prop_assert_eq!(chosen.len(), world.images.len());
+        let of = |digest: &ImageDigest| world.images.iter().find(|image| image.digest == *digest).unwrap();
+        for (digest, _) in chosen.iter().filter(|(_, verdict)| *verdict == ImageVerdict::Delete) {
+            prop_assert_eq!(of(digest).need, Need::None);
+            prop_assert!(of(digest).pulled_at + world.min_age <= world.now);
+        }
+        let stays = |with_base: bool| chosen.iter().any(|(digest, verdict)| {
+            *verdict != ImageVerdict::Delete && (of(digest).has_base || !with_base)
+        });
+        prop_assert!(chosen.is_empty() || stays(false));
+        prop_assert!(stays(true) || !world.images.iter().any(|image| image.has_base));
+    }
+
+    /// Images of two repositories that have much in common: whatever goes, one after the other, a base VM is left if there was any.
+    #[test]
+    fn images_that_share_a_base_leave_one_to_clone_from(
+        images in proptest::collection::vec((0u64..3, any::<bool>(), 0i64..100), 1..6),
+        bases in proptest::collection::hash_set(0u64..3, 0..3),
+    ) {
+        let of = |number: u64, is_other: bool| {
+            let repository = if is_other { "r.test/other" } else { "r.test/macos" };
+            ImageDigest::parse(&format!("{repository}@sha256:{number:032x}{number:032x}")).unwrap()
+        };
+        // Half of a digest is the name of a base.
+        let base = |number: u64| BaseName::of(&of(number, false));
+        let mut bases: BTreeMap<String, BaseName> = bases.iter().map(|n| (base(*n).to_string(), base(*n))).collect();
+        let mut left: BTreeMap<ImageDigest, i64> =
+            images.iter().map(|(number, is_other, used)| (of(*number, *is_other), *used)).collect();
+        bases.retain(|_, base| left.keys().any(|digest| BaseName::of(digest) == *base));
+        let had_base = !bases.is_empty();
+        loop {
+            let images = left.iter().map(|(digest, used)| Image {
+                digest: digest.clone(),
+                has_base: bases.contains_key(&BaseName::of(digest).to_string()),
+                ..image(1, *used)
+            });
+            let verdicts = choose(&world(images.collect(), 0, ImageUse::Wanted));
+            let Some((digest, _)) = verdicts.into_iter().find(|(_, verdict)| *verdict == ImageVerdict::Delete) else { break };
+            if takes_base_along(&digest, left.keys()) {
+                bases.remove(&BaseName::of(&digest).to_string());
+            }
+            left.remove(&digest);
+        }
+        prop_assert_eq!(!bases.is_empty(), had_base);
+        prop_assert_eq!(left.len(), 1);
+    }
+
+    #[test]
+    fn the_order_is_that_of_last_use(world in any_world()) {
+        let of = |digest: &ImageDigest| world.images.iter().find(|image| image.digest == *digest).unwrap();
+        prop_assert!(choose(&world).windows(2).all(|two| of(&two[0].0).last_used_at <= of(&two[1].0).last_used_at));
+    }
+
+    /// Deleting one by one, with a volume that gives back something, nothing, or less than expected each time, ends: with enough
+    /// room, or with nothing left that may go.
+    #[test]
+    fn collection_ends(mut world in any_world(), gains in proptest::collection::vec(0u64..50, 12)) {
+        world.stage = ImageUse::Wanted;
+        let mut gains = gains.into_iter();
+        while let Some((digest, _)) = choose(&world).into_iter().find(|(_, verdict)| *verdict == ImageVerdict::Delete) {
+            world.images.retain(|image| image.digest != digest);
+            world.stage = ImageUse::Going;
+            let gain = gains.next().expect("no more deletions than images");
+            world.space = world.space.map(|space| Availability { available: (space.available + gain).min(space.total), ..space });
+        }
+        let free = world.space.is_none_or(|space| world.watermarks.is_left(space));
+        let candidates = world.images.iter().filter(|image| image.need == Need::None && image.pulled_at + world.min_age <= world.now);
+        prop_assert!(free || world.stage == ImageUse::Wanted || candidates.count() <= 1, "{:?}", world);
+    }
+
+    #[test]
+    fn a_new_use_never_makes_an_image_go(world in any_world(), index in 0usize..12) {
+        prop_assume!(index < world.images.len());
+        let digest = world.images[index].digest.clone();
+        let verdict = |world: &ImageGcObservation| choose(world).into_iter().find(|(one, _)| *one == digest).unwrap().1;
+        let before = verdict(&world);
+        let mut used = world.clone();
+        used.images[index].last_used_at = at(20_000);
+        prop_assert!(!(before != ImageVerdict::Delete && verdict(&used) == ImageVerdict::Delete));
+    }
+}

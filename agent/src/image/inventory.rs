@@ -1,0 +1,73 @@
+//! The images on this host.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::ownership::KnownImage;
+use crate::names::ImageDigest;
+use crate::tart::{CachedImage, Tart};
+
+/// As many as the kubelet shows, and as many labels.
+pub(crate) const MOST: usize = 50;
+/// An image on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LocalImage {
+    /// Which one it is.
+    pub(crate) digest: ImageDigest,
+    /// Its names with a tag.
+    pub(crate) tags: Vec<String>,
+    /// What it takes on disk.
+    pub(crate) bytes: u64,
+}
+
+/// Looks at what is there: in tart's cache, and as base VMs of images that have left the cache since. The largest come first.
+pub(super) fn local_images(tart: &Tart, known: &[KnownImage]) -> io::Result<Vec<LocalImage>> {
+    let bases = known.iter().filter(|image| tart.has_base(&image.base()));
+    let bases = bases.map(|image| (image.digest.clone(), tart.base_size(&image.base()))).collect();
+    Ok(merge(tart.cached_images()?, bases))
+}
+
+fn merge(cached: Vec<CachedImage>, mut bases: BTreeMap<ImageDigest, u64>) -> Vec<LocalImage> {
+    let mut all: Vec<LocalImage> = cached
+        .into_iter()
+        .map(|CachedImage { digest, tags, bytes }| {
+            bases.remove(&digest);
+            LocalImage { digest, tags, bytes }
+        })
+        .collect();
+    all.extend(bases.into_iter().map(|(digest, bytes)| LocalImage { digest, tags: Vec::new(), bytes }));
+    all.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.digest.cmp(&other.digest)));
+    all.truncate(MOST);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(number: usize) -> ImageDigest {
+        ImageDigest::parse(&format!("r.test/team/macos@sha256:{number:032x}{:032x}", 0)).unwrap()
+    }
+
+    fn cached(number: usize, tags: &[&str], bytes: u64) -> CachedImage {
+        let tags = tags.iter().map(|tag| format!("r.test/team/macos:{tag}")).collect();
+        CachedImage { digest: digest(number), tags, bytes }
+    }
+
+    #[test]
+    fn every_image_is_there_once_and_the_largest_first() {
+        let bases = BTreeMap::from([(digest(1), 9), (digest(3), 7)]);
+        let all = merge(vec![cached(1, &["1"], 5), cached(2, &[], 8)], bases);
+        let order: Vec<_> = all.iter().map(|image| (image.digest.clone(), image.bytes)).collect();
+        assert_eq!(order, [(digest(2), 8), (digest(3), 7), (digest(1), 5)]);
+    }
+
+    #[test]
+    fn there_are_never_more_than_the_kubelet_shows() {
+        let all = merge(
+            (0..60).map(|number| cached(number, &["a", "b", "c", "d", "e", "f"], 1)).collect(),
+            BTreeMap::new(),
+        );
+        assert_eq!(all.len(), MOST);
+    }
+}

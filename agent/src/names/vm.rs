@@ -1,0 +1,190 @@
+//! Names of the VMs that belong to this agent.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::ImageDigest;
+use super::PodUid;
+
+const PREFIX: &str = "tk-";
+const BASE_PREFIX: &str = "tk-base-";
+/// Half of a digest is enough to tell images apart, and too long to be taken for the number of a restart.
+const BASE_DIGITS: usize = 32;
+
+/// How often the Pod's container had been restarted when a VM was made for it; the first VM has 0.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(transparent)]
+pub(crate) struct Restart(pub u32);
+
+impl Restart {
+    /// The number of the VM that follows this one.
+    #[must_use]
+    pub(crate) fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+impl fmt::Display for Restart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of one VM of ours: `tk-<Pod UID>-<restart>`.
+///
+/// No other name is ever made, and no VM with another name is ever touched. The UID is a UUID, as all that API servers make are:
+/// `tk-builder-1` is somebody else's.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct VmName {
+    uid: PodUid,
+    restart: Restart,
+}
+
+impl VmName {
+    /// The name for one Pod's VM; two Pods, or two restarts of one, never share it.
+    pub(crate) fn new(uid: PodUid, restart: Restart) -> Self {
+        Self { uid, restart }
+    }
+
+    /// Reads the one spelling that we write ourselves: `+1` and `01` are numbers, but not names of ours.
+    fn read(name: &str) -> Option<Self> {
+        let (uid, restart) = name.strip_prefix(PREFIX)?.rsplit_once('-')?;
+        let parsed = Self::new(uid.parse().ok()?, Restart(restart.parse().ok()?));
+        (parsed.to_string() == name).then_some(parsed)
+    }
+
+    /// The Pod that the VM was made for.
+    pub(crate) fn uid(&self) -> &PodUid {
+        &self.uid
+    }
+
+    /// The restart that the VM was made for.
+    pub(crate) fn restart(&self) -> Restart {
+        self.restart
+    }
+}
+
+impl fmt::Display for VmName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}-{}", self.uid, self.restart)
+    }
+}
+
+/// The name of the VM that all VMs of one image are cloned from, and that never runs: `tk-base-<half of the image's digest>`.
+///
+/// No text is both such a name and a [`VmName`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct BaseName(String);
+
+impl BaseName {
+    /// The name for an image; one and the same, whatever repository the image comes from.
+    pub(crate) fn of(image: &ImageDigest) -> Self {
+        Self(image.hex().chars().take(BASE_DIGITS).collect())
+    }
+}
+
+impl fmt::Display for BaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{BASE_PREFIX}{}", self.0)
+    }
+}
+
+impl FromStr for BaseName {
+    type Err = ForeignVm;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let digits = name.strip_prefix(BASE_PREFIX).filter(|digits| {
+            digits.len() == BASE_DIGITS && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        });
+        digits.map(|digits| Self(digits.to_owned())).ok_or_else(|| ForeignVm(name.to_owned()))
+    }
+}
+
+/// A VM that is not one of ours.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("`{0}` is not the name of a VM of this agent")]
+pub(crate) struct ForeignVm(String);
+
+impl FromStr for VmName {
+    type Err = ForeignVm;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::read(name).filter(|vm| vm.uid.is_uuid()).ok_or_else(|| ForeignVm(name.to_owned()))
+    }
+}
+
+impl serde::Serialize for VmName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for VmName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        // What we have written down ourselves is ours.
+        Self::read(&name).ok_or_else(|| serde::de::Error::custom(ForeignVm(name)))
+    }
+}
+
+impl serde::Serialize for BaseName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for BaseName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_of_others_are_foreign() {
+        const UID: &str = "0b1c2d3e-0000-4000-8000-0123456789ab";
+        assert!(format!("tk-{UID}-0").parse::<VmName>().is_ok());
+        let nearly =
+            ["", "-", "-x", "-01", "-+1", "-4294967296", "-0-0", "0-0"].map(|end| format!("tk-{UID}{end}"));
+        let others =
+            ["", "tk-", "tk-0", "tk--0", "tk-a-0", "tk-builder-1", "sequoia", "tk-sequoia-15", "tk-../x-0"];
+        let upper = format!("tk-{}-0", UID.to_uppercase());
+        for name in nearly.into_iter().chain(others.map(str::to_owned)).chain([format!("xtk-{UID}-0"), upper])
+        {
+            assert_eq!(name.parse::<VmName>(), Err(ForeignVm(name.clone())), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_reads_back(uid in "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", restart: u32) {
+            let name = VmName::new(uid.parse().unwrap(), Restart(restart));
+            prop_assert_eq!(name.to_string().parse::<VmName>(), Ok(name));
+        }
+
+        #[test]
+        fn a_base_is_a_base_and_nothing_else(digits in "[0-9a-f]{32}|[0-9]{32}|0{31}[0-9]") {
+            let name = format!("tk-base-{digits}");
+            prop_assert_eq!(name.parse::<BaseName>().unwrap().to_string(), name.clone());
+            prop_assert!(name.parse::<VmName>().is_err());
+        }
+
+        #[test]
+        fn no_vm_of_a_pod_is_a_base(uid in "(base|base-)?[0-9a-f][0-9a-f-]{0,35}[0-9a-f]", restart: u32) {
+            prop_assert!(VmName::new(uid.parse().unwrap(), Restart(restart)).to_string().parse::<BaseName>().is_err());
+        }
+
+        #[test]
+        fn what_parses_is_what_was_written(text in "tk-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}[0-9a-z+-]{0,4}") {
+            if let Ok(name) = text.parse::<VmName>() {
+                prop_assert_eq!(name.to_string(), text);
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The address that other machines reach this one at.
+
+pub(crate) mod tailscale;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+
+use tailscale::TailscaleError;
+
+/// Where the Node's address comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AddressSource {
+    /// The operator named it.
+    Given(IpAddr),
+    /// The first routable one of the machine, whenever it is looked for.
+    Auto,
+    /// Tailscale, by its program.
+    Tailscale(PathBuf),
+}
+
+/// No address to register with.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AddressError {
+    /// The one that was given leads nowhere.
+    #[error("--node-ip {0} is not an address that other machines can reach this one at")]
+    Unusable(IpAddr),
+    /// The one that was given is for VMs only.
+    #[error(
+        "--node-ip {0} is the address of {1}, where this machine meets its VMs; no other machine reaches it there"
+    )]
+    Bridge(IpAddr, String),
+    /// Tailscale has none.
+    #[error("--node-ip-source=tailscale: no address; see `tailscale status`")]
+    Tailscale(#[from] TailscaleError),
+}
+
+/// An address of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Interface {
+    name: String,
+    address: IpAddr,
+}
+
+impl AddressSource {
+    /// The address to begin with. That there is none yet is an error only for those who asked for a certain one.
+    pub(crate) async fn first(&self) -> Result<Option<IpAddr>, AddressError> {
+        match self {
+            Self::Given(address) => check(*address, &interfaces()).map(Some),
+            Self::Auto => Ok(choose(&interfaces())),
+            Self::Tailscale(program) => Ok(Some(tailscale::address(program).await?)),
+        }
+    }
+
+    /// The address that there is now, `before` having been the last one.
+    ///
+    /// The network may come up after the agent, and a lease may bring another address.
+    pub(crate) fn next(&self, before: Option<IpAddr>) -> Option<IpAddr> {
+        match self {
+            Self::Given(_) | Self::Tailscale(_) => before,
+            Self::Auto => {
+                let found = interfaces();
+                // An address that is still there stays: the order of interfaces is nobody's promise.
+                let still = before.filter(|before| found.iter().any(|known| known.address == *before));
+                still.or_else(|| choose(&found)).or(before)
+            }
+        }
+    }
+}
+
+fn interfaces() -> Vec<Interface> {
+    let up = getifaddrs().into_iter().flatten().filter(|found| found.flags.contains(InterfaceFlags::IFF_UP));
+    up.filter_map(|found| {
+        let socket = found.address?;
+        let v4 = socket.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        let address = v4.or_else(|| socket.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))?;
+        Some(Interface { name: found.interface_name, address })
+    })
+    .collect()
+}
+
+fn choose(found: &[Interface]) -> Option<IpAddr> {
+    let routable =
+        |address: Ipv4Addr| !(address.is_loopback() || address.is_link_local() || address.is_unspecified());
+    found
+        .iter()
+        .find(|one| !is_bridge(&one.name) && matches!(one.address, IpAddr::V4(address) if routable(address)))
+        .map(|one| one.address)
+}
+
+fn check(given: IpAddr, found: &[Interface]) -> Result<IpAddr, AddressError> {
+    if given.is_unspecified() || given.is_multicast() {
+        return Err(AddressError::Unusable(given));
+    }
+    match found.iter().find(|one| one.address == given && is_bridge(&one.name)) {
+        Some(bridge) => Err(AddressError::Bridge(given, bridge.name.clone())),
+        None => Ok(given),
+    }
+}
+
+/// Whether an interface is one that a host and its own guests meet at.
+fn is_bridge(name: &str) -> bool {
+    ["bridge", "vmnet", "vmenet", "docker", "veth"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(list: &[(&str, &str)]) -> Vec<Interface> {
+        let interface = |(name, address): &(&str, &str)| Interface {
+            name: (*name).to_owned(),
+            address: address.parse().unwrap(),
+        };
+        list.iter().map(interface).collect()
+    }
+
+    #[test]
+    fn a_bridge_of_vms_is_not_a_way_to_this_machine() {
+        type Row = (&'static [(&'static str, &'static str)], Option<&'static str>);
+        let table: [Row; 5] = [
+            (&[("lo0", "127.0.0.1"), ("bridge100", "192.168.64.1"), ("en0", "10.0.0.2")], Some("10.0.0.2")),
+            (&[("bridge100", "192.168.64.1"), ("vmnet8", "192.168.65.1")], None),
+            (&[("en0", "169.254.1.1"), ("en1", "192.168.1.5")], Some("192.168.1.5")),
+            (&[("en0", "fe80::1"), ("en0", "10.0.0.2")], Some("10.0.0.2")),
+            (&[], None),
+        ];
+        for (interfaces, expected) in table {
+            assert_eq!(choose(&found(interfaces)), expected.map(|ip| ip.parse().unwrap()), "{interfaces:?}");
+        }
+    }
+
+    #[test]
+    fn a_given_address_is_taken_unless_it_leads_nowhere() {
+        let known = found(&[("en0", "10.0.0.2"), ("bridge100", "192.168.64.1")]);
+        for good in ["10.0.0.2", "203.0.113.9", "127.0.0.1", "fd00::1"] {
+            assert!(check(good.parse().unwrap(), &known).is_ok(), "{good}");
+        }
+        let bridge = check("192.168.64.1".parse().unwrap(), &known).unwrap_err();
+        assert!(bridge.to_string().contains("bridge100"), "{bridge}");
+        assert!(check("0.0.0.0".parse().unwrap(), &known).is_err());
+        assert!(check("224.0.0.1".parse().unwrap(), &known).is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! The `tailscale` program: which address this machine has in its tailnet.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::os::command::{self, ProgramError};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// No address from Tailscale.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TailscaleError {
+    /// The program did not answer.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The program answered something else.
+    #[error("`tailscale ip -4` printed {0:?}, which is no address")]
+    Garbage(String),
+}
+
+/// The IPv4 address of this machine in its tailnet.
+pub(crate) async fn address(program: &Path) -> Result<IpAddr, TailscaleError> {
+    parse(&command::run(program, &["ip", "-4"], LIMIT).await?)
+}
+
+fn parse(printed: &str) -> Result<IpAddr, TailscaleError> {
+    let line = printed.lines().next().unwrap_or_default().trim();
+    let address: Ipv4Addr =
+        line.parse().map_err(|_| TailscaleError::Garbage(line.chars().take(80).collect()))?;
+    Ok(address.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_is_the_address() {
+        assert_eq!(parse("100.64.0.7\n").unwrap(), IpAddr::from([100, 64, 0, 7]));
+        for bad in ["", "\n", "no tailnet\n", "fd7a::1\n"] {
+            assert!(matches!(parse(bad), Err(TailscaleError::Garbage(_))), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The images of this host as the Node shows them: to the scheduler, which prefers a Node that has a Pod's image, and to people.
+
+use k8s_openapi::api::core::v1::ContainerImage;
+
+use super::labels::{Labels, value_of};
+use crate::image::inventory::LocalImage;
+use crate::names::ImageDigest;
+
+/// As many names of one image as the kubelet shows.
+const MOST_NAMES: usize = 5;
+/// What the labels of images begin with; half of the image's digest follows, as in the name of its base VM.
+pub(crate) const LABEL_PREFIX: &str = "image.tuist.dev/";
+const LABEL_DIGITS: usize = 32;
+
+/// What the Node's status says of images.
+pub(crate) fn status(residents: &[LocalImage]) -> Vec<ContainerImage> {
+    let image = |image: &LocalImage| ContainerImage {
+        names: Some(
+            std::iter::once(image.digest.to_string())
+                .chain(image.tags.iter().cloned())
+                .take(MOST_NAMES)
+                .collect(),
+        ),
+        size_bytes: Some(i64::try_from(image.bytes).unwrap_or(i64::MAX)),
+    };
+    residents.iter().map(image).collect()
+}
+
+/// A label for each image. Its value is for people: what comes last in the image's name.
+pub(crate) fn labels(residents: &[LocalImage]) -> Labels {
+    let label = |image: &LocalImage| {
+        let digits: String = image.digest.hex().chars().take(LABEL_DIGITS).collect();
+        let name = image.tags.first().cloned().unwrap_or_else(|| repository(&image.digest));
+        let last = name.rsplit('/').next().unwrap_or_default();
+        (format!("{LABEL_PREFIX}{digits}"), value_of(last).unwrap_or_default())
+    };
+    residents.iter().map(label).collect()
+}
+
+fn repository(digest: &ImageDigest) -> String {
+    let name = digest.to_string();
+    name.split_once('@').map_or(String::new(), |(repository, _)| repository.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(number: usize, tags: &[&str]) -> LocalImage {
+        let digest =
+            ImageDigest::parse(&format!("r.test/team/macos@sha256:{number:032x}{:032x}", 0)).unwrap();
+        let tags = tags.iter().map(|tag| format!("r.test/team/macos:{tag}")).collect();
+        LocalImage { digest, tags, bytes: 1 }
+    }
+
+    #[test]
+    fn an_image_shows_as_many_names_as_with_the_kubelet_and_its_digest_first() {
+        let all = [image(0, &["a", "b", "c", "d", "e", "f"])];
+        let shown = status(&all);
+        let names = shown[0].names.as_ref().unwrap();
+        assert_eq!((names.len(), names[0].as_str()), (MOST_NAMES, all[0].digest.to_string().as_str()));
+    }
+
+    #[test]
+    fn each_image_has_a_label() {
+        let all: Vec<_> = (0..50).map(|number| image(number, &["a"])).collect();
+        assert_eq!(labels(&all).len(), 50);
+    }
+
+    #[test]
+    fn a_label_has_the_digits_of_the_base_and_a_name_for_people() {
+        let mut long = image(2, &[]);
+        long.tags = vec![format!("r.test/{}:1", "x".repeat(100))];
+        for (image, value) in [
+            (image(1, &["15", "latest"]), "macos-15".to_owned()),
+            (image(1, &[]), "macos".to_owned()),
+            (long, "x".repeat(63)),
+        ] {
+            let base = crate::names::BaseName::of(&image.digest).to_string();
+            let key = format!("{LABEL_PREFIX}{}", base.strip_prefix("tk-base-").unwrap());
+            assert_eq!(labels(&[image]), Labels::from([(key, value)]));
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The Node object as this agent wants it, and what to do when the API server shows another one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::capacity::{Resources, same};
+use super::conditions::{conditions, differ};
+use super::health::NodeHealth;
+use super::images;
+use super::labels::{self, Labels};
+use super::taints::Taints;
+use crate::names::NodeName;
+use crate::os::host::HostFacts;
+
+/// The status is written at least this often, changed or not.
+pub(crate) const STATUS_INTERVAL: Duration = Duration::from_mins(5);
+
+/// The Kubernetes whose API this agent is written for. Those who upgrade clusters compare it with the control plane's.
+const KUBERNETES: &str = "1.36.0";
+/// Where the kubelet's API of a Node is looked for, by the API server and by whoever scrapes Nodes.
+const KUBELET_PORT: i32 = 10250;
+
+/// What the Node is to be, apart from its health.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeConfig {
+    /// Its name.
+    pub(crate) name: NodeName,
+    /// `spec.providerID`, when the operator gave one.
+    pub(crate) provider_id: Option<String>,
+    /// Labels that the operator gave.
+    pub(crate) labels: Labels,
+    /// Taints for a Node that is created.
+    pub(crate) taints: Taints,
+    /// What it offers.
+    pub(crate) resources: Resources,
+    /// The machine.
+    pub(crate) facts: HostFacts,
+}
+
+impl NodeConfig {
+    /// The Node to register.
+    pub(crate) fn node(&self, health: &NodeHealth, now: Timestamp) -> Node {
+        let wanted = self.labels(health);
+        Node {
+            metadata: ObjectMeta {
+                name: Some(self.name.to_string()),
+                annotations: Some(BTreeMap::from([(labels::OWNED.to_owned(), labels::owned(&wanted))])),
+                labels: Some(wanted),
+                ..ObjectMeta::default()
+            },
+            spec: Some(NodeSpec {
+                provider_id: self.provider_id.clone(),
+                taints: (!self.taints.0.is_empty()).then(|| self.taints.0.clone()),
+                ..NodeSpec::default()
+            }),
+            status: Some(self.status(health, None, now)),
+        }
+    }
+
+    /// The labels that the Node must have: those that stay, and one for each image that is here.
+    pub(crate) fn labels(&self, health: &NodeHealth) -> Labels {
+        let mut all = images::labels(&health.images);
+        all.extend(self.lasting_labels());
+        all
+    }
+
+    /// The labels that stay. What the operator says of the machine counts more than what is found.
+    pub(crate) fn lasting_labels(&self) -> Labels {
+        let found = [
+            (labels::INSTANCE_TYPE, labels::value_of(&self.facts.model)),
+            (labels::MACOS_VERSION, labels::value_of(&self.facts.os_version)),
+        ];
+        let fixed = [
+            (labels::OS, "darwin".to_owned()),
+            (labels::ARCH, "arm64".to_owned()),
+            // A Node's name can be longer than a label's value.
+            (labels::HOSTNAME, labels::value_of(&self.name.to_string()).unwrap_or_default()),
+            (labels::RUNTIME, "tart".to_owned()),
+        ];
+        let mut all: Labels =
+            found.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        all.extend(self.labels.clone());
+        all.extend(fixed.map(|(key, value)| (key.to_owned(), value)));
+        all
+    }
+
+    /// The status to publish; transition times are kept from `before` for as long as nothing changes.
+    pub(crate) fn status(
+        &self,
+        health: &NodeHealth,
+        before: Option<&NodeStatus>,
+        now: Timestamp,
+    ) -> NodeStatus {
+        let address = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
+        let ip = health.address.map(|ip| address("InternalIP", ip.to_string()));
+        NodeStatus {
+            capacity: Some(self.resources.capacity.clone()),
+            allocatable: Some(self.resources.allocatable.clone()),
+            addresses: Some(ip.into_iter().chain([address("Hostname", self.name.to_string())]).collect()),
+            conditions: Some(conditions(health, before, now)),
+            node_info: Some(self.node_info(health)),
+            daemon_endpoints: Some(NodeDaemonEndpoints {
+                kubelet_endpoint: Some(DaemonEndpoint { port: KUBELET_PORT }),
+            }),
+            images: Some(images::status(&health.images)),
+            ..NodeStatus::default()
+        }
+    }
+
+    fn node_info(&self, health: &NodeHealth) -> NodeSystemInfo {
+        let tart = health.tart_version.as_deref().unwrap_or("unknown");
+        NodeSystemInfo {
+            operating_system: "darwin".to_owned(),
+            architecture: "arm64".to_owned(),
+            os_image: self.facts.os_image.clone(),
+            kernel_version: self.facts.kernel.clone(),
+            boot_id: self.facts.boot_id.clone(),
+            machine_id: self.facts.machine_id.clone(),
+            system_uuid: self.facts.system_uuid.clone(),
+            kubelet_version: format!("v{KUBERNETES}+tart-kubelet.{}", env!("CARGO_PKG_VERSION")),
+            container_runtime_version: format!("tart://{tart}"),
+            ..NodeSystemInfo::default()
+        }
+    }
+}
+
+/// What the API server shows of this Node.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Registered {
+    /// Nobody has looked yet.
+    Unknown,
+    /// There is no such Node.
+    Absent,
+    /// This one.
+    Present(Box<Node>),
+}
+
+/// The next step for the Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NodeDecision {
+    /// Create it.
+    Register,
+    /// Put its labels right, or its empty providerID.
+    Complete,
+    /// Write its status.
+    WriteStatus,
+    /// Say again that its status holds.
+    Confirm,
+    /// Nothing to do.
+    Rest,
+}
+
+/// The next step for the Node: registered when it is absent, written when it differs from what this agent says.
+pub(crate) fn decide(
+    config: &NodeConfig,
+    health: &NodeHealth,
+    shown: &Registered,
+    written_at: Option<Timestamp>,
+    now: Timestamp,
+) -> NodeDecision {
+    let node = match shown {
+        Registered::Unknown => return NodeDecision::Rest,
+        Registered::Absent => return NodeDecision::Register,
+        Registered::Present(node) => node,
+    };
+    let wanted = config.labels(health);
+    let (labels, annotations) = (&node.metadata.labels, &node.metadata.annotations);
+    let label = |key: &str| labels.as_ref().and_then(|labels| labels.get(key));
+    let owned = annotations.as_ref().and_then(|annotations| annotations.get(labels::OWNED));
+    let incomplete = wanted.iter().any(|(key, value)| label(key) != Some(value))
+        || owned != Some(&labels::owned(&wanted))
+        || !labels::stale(node, &wanted).is_empty();
+    if incomplete || (provider_id(node).is_none() && config.provider_id.is_some()) {
+        return NodeDecision::Complete;
+    }
+    // What another agent of ours has written before is written whole once, whatever it looks like.
+    let Some(written_at) = written_at else { return NodeDecision::WriteStatus };
+    if differs(&config.status(health, node.status.as_ref(), now), node.status.as_ref()) {
+        return NodeDecision::WriteStatus;
+    }
+    if now >= written_at + STATUS_INTERVAL { NodeDecision::Confirm } else { NodeDecision::Rest }
+}
+
+/// The providerID that a Node has.
+pub(crate) fn provider_id(node: &Node) -> Option<&str> {
+    node.spec.as_ref()?.provider_id.as_deref().filter(|id| !id.is_empty())
+}
+
+/// Whether the server shows something else than we say, the time of saying it apart.
+fn differs(ours: &NodeStatus, theirs: Option<&NodeStatus>) -> bool {
+    let Some(theirs) = theirs else { return true };
+    differ(ours, theirs)
+        || !same(ours.capacity.as_ref(), theirs.capacity.as_ref())
+        || !same(ours.allocatable.as_ref(), theirs.allocatable.as_ref())
+        || ours.addresses != theirs.addresses
+        || ours.daemon_endpoints != theirs.daemon_endpoints
+        // The API server leaves out a list that is empty.
+        || ours.images.as_deref().unwrap_or_default() != theirs.images.as_deref().unwrap_or_default()
+        || ours.node_info.as_ref().map(info_key) != theirs.node_info.as_ref().map(info_key)
+}
+
+fn info_key(info: &NodeSystemInfo) -> [&str; 7] {
+    [
+        &info.kubelet_version,
+        &info.container_runtime_version,
+        &info.os_image,
+        &info.kernel_version,
+        &info.boot_id,
+        &info.machine_id,
+        &info.system_uuid,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::capacity::{CapacityOverrides, Machine, Reserved};
+    use crate::node::health::HealthProblem;
+    use crate::node::taints;
+    use crate::node::thresholds::Thresholds;
+
+    fn config() -> NodeConfig {
+        let machine = Machine { cores: 8, memory: 16 << 30, storage: None };
+        let wishes = CapacityOverrides { cores: None, memory_mib: None, pods: 2 };
+        NodeConfig {
+            name: "mac-1".parse().unwrap(),
+            provider_id: Some("scw-applesilicon://fr-par-3/1".to_owned()),
+            labels: BTreeMap::from([("team".to_owned(), "ios".to_owned())]),
+            taints: taints::parse(taints::DEFAULT).unwrap(),
+            resources: Resources::of(machine, Reserved::default(), &Thresholds::default(), wishes).unwrap(),
+            facts: HostFacts { os_version: "26.1".into(), model: "Mac16,10".into(), ..HostFacts::default() },
+        }
+    }
+
+    fn well() -> NodeHealth {
+        NodeHealth { address: Some("10.0.0.1".parse().unwrap()), ..NodeHealth::default() }
+    }
+
+    fn ill() -> NodeHealth {
+        NodeHealth {
+            problem: Some(HealthProblem { reason: "TartMissing", message: "no tart".into() }),
+            ..well()
+        }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn shown(change: impl FnOnce(&mut Node)) -> Registered {
+        let mut node = config().node(&well(), at(0));
+        change(&mut node);
+        Registered::Present(Box::new(node))
+    }
+
+    #[test]
+    fn the_node_is_kept_as_it_should_be() {
+        let decide = |health: &NodeHealth, shown: &Registered, now| {
+            decide(&config(), health, shown, Some(at(0)), at(now))
+        };
+        assert_eq!(decide(&well(), &Registered::Unknown, 1), NodeDecision::Rest);
+        assert_eq!(decide(&well(), &Registered::Absent, 1), NodeDecision::Register);
+        assert_eq!(decide(&well(), &shown(|_| {}), 1), NodeDecision::Rest);
+        assert_eq!(decide(&well(), &shown(|_| {}), 299), NodeDecision::Rest);
+        assert_eq!(decide(&well(), &shown(|_| {}), 300), NodeDecision::Confirm);
+        assert_eq!(decide(&ill(), &shown(|_| {}), 1), NodeDecision::WriteStatus);
+        assert_eq!(decide(&ill(), &shown(|_| {}), 300), NodeDecision::WriteStatus);
+        let closed = shown(|node| node.status.as_mut().unwrap().daemon_endpoints = None);
+        assert_eq!(decide(&well(), &closed, 1), NodeDecision::WriteStatus);
+        let unlabelled = shown(|node| node.metadata.labels = None);
+        assert_eq!(decide(&well(), &unlabelled, 1), NodeDecision::Complete);
+        let nameless = shown(|node| node.spec.as_mut().unwrap().provider_id = None);
+        assert_eq!(decide(&well(), &nameless, 1), NodeDecision::Complete);
+        let other = shown(|node| node.spec.as_mut().unwrap().provider_id = Some("other".into()));
+        assert_eq!(decide(&well(), &other, 1), NodeDecision::Rest, "a providerID is never overwritten");
+        let tainted = shown(|node| node.spec.as_mut().unwrap().taints = None);
+        assert_eq!(decide(&well(), &tainted, 1), NodeDecision::Rest, "taints are set at creation only");
+        let labelled =
+            shown(|node| drop(node.metadata.labels.as_mut().unwrap().insert("a".into(), "b".into())));
+        assert_eq!(decide(&well(), &labelled, 1), NodeDecision::Rest, "labels of others are theirs");
+        let stale = shown(|node| {
+            node.metadata.labels.as_mut().unwrap().insert("old".into(), "b".into());
+            node.metadata.annotations.as_mut().unwrap().get_mut(labels::OWNED).unwrap().push_str(",old");
+        });
+        assert_eq!(decide(&well(), &stale, 1), NodeDecision::Complete);
+    }
+
+    #[test]
+    fn images_that_come_and_go_are_shown() {
+        let digest =
+            crate::names::ImageDigest::parse(&format!("r.test/macos@sha256:{}", "a".repeat(64))).unwrap();
+        let tags = vec!["r.test/macos:15".to_owned()];
+        let image = crate::image::inventory::LocalImage { digest, tags, bytes: 7 };
+        let warm = NodeHealth { images: std::sync::Arc::new(vec![image]), ..well() };
+        let decide = |health: &NodeHealth, node: &Node| {
+            decide(&config(), health, &Registered::Present(Box::new(node.clone())), Some(at(0)), at(1))
+        };
+        let mut node = config().node(&well(), at(0));
+        assert_eq!(decide(&warm, &node), NodeDecision::Complete, "a label is missing");
+        node.metadata = config().node(&warm, at(0)).metadata;
+        assert_eq!(decide(&warm, &node), NodeDecision::WriteStatus);
+        node.status = config().node(&warm, at(0)).status;
+        assert_eq!(decide(&warm, &node), NodeDecision::Rest);
+        assert_eq!(decide(&well(), &node), NodeDecision::Complete, "a label says what is no longer true");
+        node.metadata = config().node(&well(), at(0)).metadata;
+        assert_eq!(decide(&well(), &node), NodeDecision::WriteStatus);
+        node.status.as_mut().unwrap().images = None;
+        assert_eq!(decide(&well(), &node), NodeDecision::Rest);
+    }
+
+    #[test]
+    fn unknown_is_lifted() {
+        let unknown = shown(|node| {
+            for condition in node.status.as_mut().unwrap().conditions.iter_mut().flatten() {
+                condition.status = "Unknown".into();
+            }
+        });
+        assert_eq!(decide(&config(), &well(), &unknown, Some(at(0)), at(1)), NodeDecision::WriteStatus);
+    }
+
+    #[test]
+    fn labels_say_what_the_machine_is_unless_the_operator_knows_better() {
+        let mut config = config();
+        assert_eq!(config.lasting_labels()[labels::INSTANCE_TYPE], "Mac16-10");
+        assert_eq!(config.lasting_labels()[labels::MACOS_VERSION], "26.1");
+        config.labels.insert(labels::INSTANCE_TYPE.into(), "M4-S".into());
+        config.labels.insert(labels::OS.into(), "linux".into());
+        assert_eq!(config.lasting_labels()[labels::INSTANCE_TYPE], "M4-S");
+        assert_eq!(
+            (config.lasting_labels()[labels::OS].as_str(), config.lasting_labels()["team"].as_str()),
+            ("darwin", "ios")
+        );
+    }
+}

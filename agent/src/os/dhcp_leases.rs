@@ -1,0 +1,182 @@
+//! The addresses that macOS lends to VMs. It has 253, lends each for a day, and when a busy host has lent them all, the next VM gets none.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use jiff::Timestamp;
+
+use super::availability::Availability;
+
+/// A network of 256 addresses, less its own, the host's and the one for all.
+const POOL: u64 = 253;
+/// It is told when less than a tenth is left: a busy host takes hours for that.
+const LEAST: u64 = POOL / 10;
+/// No host has so many leases; a larger file is something else.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// How many addresses are left; `None` when the host keeps no file of leases there.
+pub(crate) fn read(path: &Path, now: Timestamp) -> Option<Availability> {
+    Some(left(&text(path).ok()?, now))
+}
+
+/// Whom an address is lent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeaseHolder {
+    /// Somebody who is known by a MAC address, as tart knows its VMs.
+    Mac,
+    /// Somebody with another identifier, as some guests have that are not macOS. Nobody can say which one it is.
+    Other,
+    /// Nobody.
+    None,
+    /// The host keeps no file of leases there.
+    NoFile,
+    /// There is a file, and it does not say.
+    Unknown,
+}
+
+/// Whom macOS has lent an address to.
+pub(crate) fn borrower(path: &Path, address: Ipv4Addr, now: Timestamp) -> LeaseHolder {
+    let text = match text(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return LeaseHolder::NoFile,
+        Err(_) => return LeaseHolder::Unknown,
+    };
+    let has_mac = lent(&text, now).filter(|lease| lease.address == address).map(|lease| lease.has_mac);
+    match has_mac.max() {
+        Some(true) => LeaseHolder::Mac,
+        Some(false) => LeaseHolder::Other,
+        None => LeaseHolder::None,
+    }
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    // Guests choose the names in it.
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+}
+
+/// What a person is told when too few are left.
+pub(crate) fn shortage(left: Availability) -> Option<String> {
+    let lent = left.total.saturating_sub(left.available);
+    (left.available < LEAST).then(|| {
+        format!(
+            "{lent} of the {} addresses for VMs are lent, and VMs that find none will not start: have macOS lend them for a shorter time, \
+             with packaging/host/dhcp-lease-time.sh or `sudo defaults write \
+             /Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist bootpd -dict-add DHCPLeaseTimeSecs -int 600`",
+            left.total
+        )
+    })
+}
+
+/// An address that is lent.
+struct Lease {
+    address: Ipv4Addr,
+    has_mac: bool,
+}
+
+/// The addresses that macOS has written down as lent.
+fn lent(text: &str, now: Timestamp) -> impl Iterator<Item = Lease> {
+    text.split('}').filter_map(move |entry| {
+        let field =
+            |name: &str| entry.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
+        let address = field("ip_address").and_then(|address| address.parse::<Ipv4Addr>().ok());
+        let until = field("lease").and_then(|hex| i64::from_str_radix(hex.strip_prefix("0x")?, 16).ok());
+        // Before it comes the kind of the address: Ethernet is 1.
+        let has_mac = field("hw_address").is_some_and(|hardware| hardware.starts_with("1,"));
+        // An expired lease is lent again before anybody goes without.
+        let is_valid = until.is_some_and(|until| until > now.as_second());
+        address.filter(|_| is_valid).map(|address| Lease { address, has_mac })
+    })
+}
+
+/// There may be several networks; the fullest counts.
+fn left(text: &str, now: Timestamp) -> Availability {
+    let mut networks: HashMap<[u8; 3], HashSet<u8>> = HashMap::new();
+    for lease in lent(text, now) {
+        let [a, b, c, host] = lease.address.octets();
+        networks.entry([a, b, c]).or_default().insert(host);
+    }
+    let lent = networks.values().map(HashSet::len).max().unwrap_or(0);
+    Availability { available: POOL.saturating_sub(lent.try_into().unwrap_or(u64::MAX)), total: POOL }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::fs::File;
+
+    fn entry(address: &str, until: i64) -> String {
+        format!(
+            "{{\n\tname=admins-Virtual-Machine\n\tip_address={address}\n\thw_address=1,e:0:2:ab:c:d\n\tlease={until:#x}\n}}\n"
+        )
+    }
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1000).unwrap()
+    }
+
+    #[test]
+    fn leases_that_have_not_expired_count_once() {
+        let mut text: String = (2..=10).map(|host| entry(&format!("192.168.64.{host}"), 2000)).collect();
+        text += &entry("192.168.64.10", 3000);
+        text += &entry("192.168.64.11", 1000);
+        text += &entry("10.0.0.2", 2000);
+        text += "{\n\tip_address=192.168.64.12\n\tlease=soon\n}\n";
+        assert_eq!(left(&text, now()), Availability { available: POOL - 9, total: POOL });
+        assert_eq!(left("", now()).available, POOL);
+        assert_eq!(read(Path::new("/nowhere/dhcpd_leases"), now()), None);
+    }
+
+    #[test]
+    fn valid_leases_say_whose_an_address_is() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let path = dir.path().join("dhcpd_leases");
+        let linux = |host| {
+            entry(&format!("192.168.64.{host}"), 2000).replace("=1,e:0:2:ab:c:d", "=ff,f1:f5:dd:7f:0:2")
+        };
+        let mut text = (entry("192.168.64.2", 2000) + &entry("192.168.64.3", 1000) + &linux(4)).into_bytes();
+        text.extend(b"{\n\tname=\xff\xfe\n}\n");
+        text.extend((linux(6) + &entry("192.168.64.6", 2000) + &linux(6)).into_bytes());
+        fs::write(&path, text).unwrap();
+        let of = |path: &Path, last: u8| borrower(path, Ipv4Addr::from([192, 168, 64, last]), now());
+        for (last, expected) in [
+            (2, LeaseHolder::Mac),
+            (3, LeaseHolder::None),
+            (4, LeaseHolder::Other),
+            (5, LeaseHolder::None),
+            (6, LeaseHolder::Mac),
+        ] {
+            assert_eq!(of(&path, last), expected, "{last}");
+        }
+        assert_eq!(of(Path::new("/nowhere"), 2), LeaseHolder::NoFile);
+        assert_eq!(of(dir.path(), 2), LeaseHolder::Unknown);
+        File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert_eq!(of(&path, 2), LeaseHolder::Unknown);
+    }
+
+    #[test]
+    fn it_is_told_before_the_last_one_is_lent() {
+        let short = |available| shortage(Availability { available, total: POOL });
+        assert_eq!(short(LEAST), None);
+        let words = short(LEAST - 1).unwrap();
+        assert!(
+            words.starts_with("229 of the 253 addresses") && words.contains("DHCPLeaseTimeSecs"),
+            "{words}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read(text in "(\\{\n|\\}\n|\tip_address=[0-9.]{0,9}\n|\tlease=(0x)?[0-9a-z]{0,20}\n|.){0,20}") {
+            prop_assert!(left(&text, now()).available <= POOL);
+        }
+    }
+}

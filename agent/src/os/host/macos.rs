@@ -1,0 +1,41 @@
+//! What macOS alone can tell. Nothing else in the agent is for macOS only.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+use tracing::warn;
+
+use super::SystemFacts;
+use crate::error_chain::chain;
+use crate::os::command;
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+pub(super) async fn facts() -> SystemFacts {
+    let names = ["kern.bootsessionuuid", "kern.maxproc"];
+    // `name: value` a line; with `-i`, a name that this macOS does not know is left out.
+    let printed = match command::run(Path::new("/usr/sbin/sysctl"), &["-i", names[0], names[1]], LIMIT).await
+    {
+        Ok(printed) => printed,
+        Err(error) => {
+            warn!(error = chain(&error), "cannot ask for the facts of this Mac");
+            return SystemFacts::default();
+        }
+    };
+    let value = |name: &str| {
+        let line = printed.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    };
+    SystemFacts {
+        boot_id: value(names[0]),
+        machine_id: None,
+        max_pids: value(names[1]).and_then(|max| max.parse().ok()),
+    }
+}
+
+pub(crate) fn processes() -> Option<u64> {
+    let mut system = System::new().ok()?;
+    system.refresh_processes_specifics(ProcessesToUpdate::All, true, ProcessRefreshKind::nothing());
+    u64::try_from(system.processes().len()).ok()
+}

@@ -1,0 +1,410 @@
+//! A Pod's status: a pure function of the observation.
+
+mod conditions;
+pub(crate) mod ephemeral;
+mod gates;
+mod init;
+pub(crate) mod manager;
+mod phase;
+
+pub(crate) use phase::Phase;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
+    HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+
+use self::conditions::Condition;
+use super::admission::{Refusal, VmPlan};
+use super::sync::decide::{Desired, Observation};
+use super::sync::restart::RestartDecision;
+use crate::duration;
+use crate::names::{Restart, VmName};
+use crate::state::RestartPolicy;
+use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage, StopCause, VmRunView};
+
+/// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
+pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// The kubelet's message for it.
+pub(crate) const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
+
+/// What a status depends on besides the observation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Context<'a> {
+    /// The Pod as the API shows it.
+    pub(crate) pod: &'a Pod,
+    /// The last status. A condition that has not changed since keeps its transition time.
+    pub(crate) before: Option<&'a PodStatus>,
+    /// How the Pod was admitted.
+    pub(crate) plan: Result<&'a VmPlan, &'a Refusal>,
+    /// When it was accepted.
+    pub(crate) accepted_at: Option<Timestamp>,
+    /// Why its VM cannot be created.
+    pub(crate) trouble: Option<&'a Trouble>,
+    /// The Node's address.
+    pub(crate) host_ip: Option<IpAddr>,
+}
+
+/// Why a VM cannot be created: its image, an environment or a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// The kubelet's reason.
+    pub(crate) reason: &'static str,
+    /// What is wrong, and what the user can do about it.
+    pub(crate) message: String,
+    /// The container that waits; all containers when absent.
+    pub(crate) container: Option<String>,
+}
+
+impl Context<'_> {
+    /// Why a container does not start.
+    fn trouble_of(&self, container: &str) -> Option<&Trouble> {
+        self.trouble.filter(|trouble| trouble.container.as_deref().is_none_or(|name| name == container))
+    }
+}
+
+/// The status that the API server should show.
+pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
+    let old = context.before.cloned().unwrap_or_default();
+    let (unreadable, trouble);
+    let (plan, context) = match context.plan {
+        Ok(plan) => (plan, *context),
+        // An admitted Pod stays admitted: it waits, and its VM runs on.
+        Err(refusal) if seen.accepted => {
+            unreadable = VmPlan::unreadable(context.pod);
+            trouble = Trouble {
+                reason: "CreateContainerConfigError",
+                message: refusal.message.clone(),
+                container: None,
+            };
+            (&unreadable, Context { trouble: Some(&trouble), ..*context })
+        }
+        Err(refusal) => {
+            return PodStatus {
+                phase: Some(Phase::Failed.to_string()),
+                reason: Some(refusal.reason.to_string()),
+                // The kubelet's word comes before any other reason.
+                message: Some(format!("Pod was rejected: {}", refusal.message)),
+                start_time: old.start_time.clone().or(Some(Time(seen.now))),
+                observed_generation: context.pod.metadata.generation,
+                ..PodStatus::default()
+            };
+        }
+    };
+    let context = &context;
+    let container = container(seen, context, plan);
+    let failure = failure(seen);
+    let phase = if failure.is_some() { Phase::Failed } else { phase(seen, &container) };
+    let current = seen.attempts.last();
+    let address = address(current);
+    let init = init::statuses(context, current);
+    let facts = conditions::ConditionFacts {
+        phase,
+        has_address: address.is_some(),
+        incomplete: init::incomplete(&init),
+        ready: matches!(container.state, Shown::Running) && container.status.ready,
+        container: &container.status.name,
+        unmet_gates: gates::unmet(context.pod),
+        evicted: seen.eviction(),
+    };
+    let generation = context.pod.metadata.generation;
+    let conditions = conditions::all(&facts).into_iter();
+    let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
+    let mut statuses = (vec![container.status], init);
+    if phase.is_final() {
+        settle(&mut statuses.0, plan.init.is_empty());
+        settle(&mut statuses.1, false);
+    }
+    let (main, init) = statuses;
+    let pod_ip = address.map(|ip| ip.to_string());
+    // As in the kubelet, a Pod that is over keeps its address.
+    let pod_ip = pod_ip.or_else(|| was_at(current, &old).filter(|_| phase.is_final()));
+    PodStatus {
+        phase: Some(phase.to_string()),
+        reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
+        message: failure.map(|(_, message)| message),
+        conditions: Some(conditions),
+        container_statuses: Some(main),
+        init_container_statuses: (!init.is_empty()).then_some(init),
+        ephemeral_container_statuses: ephemeral::statuses(context.pod, &old, seen.now),
+        start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
+        host_ip: context.host_ip.map(|ip| ip.to_string()),
+        host_ips: context.host_ip.map(|ip| vec![HostIP { ip: ip.to_string() }]),
+        pod_ips: pod_ip.clone().map(|ip| vec![PodIP { ip }]),
+        pod_ip,
+        observed_generation: context.pod.metadata.generation,
+        ..PodStatus::default()
+    }
+}
+
+/// Why the Pod as a whole has failed, once nothing of it runs any more.
+fn failure(seen: &Observation) -> Option<(&'static str, String)> {
+    if !seen.is_idle() {
+        return None;
+    }
+    if let Some(why) = seen.eviction() {
+        return Some(("Evicted", why.to_owned()));
+    }
+    seen.missed_deadline()?;
+    Some((DEADLINE_EXCEEDED, TOO_LONG.to_owned()))
+}
+
+/// Whether a phase is one that a Pod never leaves.
+pub(crate) fn is_final(status: Option<&PodStatus>) -> bool {
+    Phase::of(status).is_some_and(Phase::is_final)
+}
+
+struct ShownContainer {
+    status: ContainerStatus,
+    state: Shown,
+}
+
+enum Shown {
+    Waiting,
+    Running,
+    /// The VM has ended. The restart policy decides what follows.
+    Over(RestartDecision),
+}
+
+fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownContainer {
+    let current = seen.attempts.last();
+    let previous = seen.attempts.len().checked_sub(2).map(|index| &seen.attempts[index]);
+    let restart = current.map_or(Restart(0), |attempt| attempt.restart);
+    let (state, last, shown) = match current {
+        None => (waiting(context, plan), None, Shown::Waiting),
+        Some(attempt) => match (&attempt.outcome, &attempt.progress) {
+            (Some(outcome), _) => over(seen, context, plan, attempt, outcome),
+            (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
+                let running = ContainerStateRunning { started_at: Some(Time(*since)) };
+                let state = ContainerState { running: Some(running), ..ContainerState::default() };
+                (state, None, Shown::Running)
+            }
+            (None, _) => (waiting(context, plan), None, Shown::Waiting),
+        },
+    };
+    let before = previous.and_then(|view| view.outcome.as_ref().map(|outcome| end_of(view, outcome)));
+    let running = matches!(shown, Shown::Running);
+    let spec = current.and_then(|attempt| attempt.spec.as_ref());
+    let status = ContainerStatus {
+        name: plan.container.clone(),
+        image: image_of(spec, plan),
+        image_id: spec.map(|spec| spec.image.clone()).unwrap_or_default(),
+        container_id: spec.map(|spec| container_id(&spec.vm)),
+        ready: running && seen.health.is_none_or(|health| health.ready),
+        started: Some(running && seen.health.is_none_or(|health| health.started)),
+        restart_count: i32::try_from(restart.0).unwrap_or(i32::MAX),
+        state: Some(state),
+        last_state: Some(last.or(before).unwrap_or_default()),
+        ..ContainerStatus::default()
+    };
+    ShownContainer { status, state: shown }
+}
+
+/// The image of the current VM. The Pod may name another one by now.
+fn image_of(spec: Option<&ShimSpec>, plan: &VmPlan) -> String {
+    spec.and_then(|spec| spec.image_name.clone()).unwrap_or_else(|| plan.image.clone())
+}
+
+/// A container that has ended: final, or waiting for its next start with the end as its last state.
+fn over(
+    seen: &Observation,
+    context: &Context<'_>,
+    plan: &VmPlan,
+    attempt: &VmRunView,
+    outcome: &Outcome,
+) -> (ContainerState, Option<ContainerState>, Shown) {
+    let end = match &outcome.ending {
+        // The main container never started.
+        Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
+        _ => end_of(attempt, outcome),
+    };
+    match (seen.verdict(attempt, outcome), context.trouble_of(&plan.container)) {
+        // The restart is due, but the VM cannot be created.
+        (next @ RestartDecision::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
+            let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
+            (state, Some(end), Shown::Over(next))
+        }
+        // The container starts again at once, but the API server would take this end for final.
+        (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _)
+            if is_final_end(seen.wanted, &end) =>
+        {
+            (waiting(context, plan), Some(end), Shown::Over(next))
+        }
+        (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
+        (next @ RestartDecision::Restart { delay, .. }, _) => {
+            let name = attempt.spec.as_ref().map_or("", |spec| &spec.main.name);
+            (backing_off(context.pod, name, delay), Some(end), Shown::Over(next))
+        }
+        (next, _) => (end, None, Shown::Over(next)),
+    }
+}
+
+/// In a Pod that is over no container waits. One that was to start again shows its last end. Where the API server wants all containers
+/// terminated, so does one that never started.
+fn settle(statuses: &mut [ContainerStatus], all: bool) {
+    for status in statuses {
+        let waits = status.state.as_ref().is_some_and(|state| state.waiting.is_some());
+        let last = status.last_state.take_if(|last| waits && last.terminated.is_some());
+        if let Some(end) = last.or_else(|| (waits && all).then(never_ran)) {
+            status.state = Some(end);
+            status.last_state.get_or_insert_default();
+        }
+    }
+}
+
+/// The terminated state of a container that never started, with the kubelet's reason.
+fn never_ran() -> ContainerState {
+    let terminated = ContainerStateTerminated {
+        exit_code: 137,
+        reason: Some("ContainerStatusUnknown".to_owned()),
+        message: Some("the Pod was over before its container had started".to_owned()),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
+}
+
+/// Whether the API server lets a container never leave this terminated state: the restart policy would not start it again. A failed probe
+/// or another image does.
+fn is_final_end(wanted: Desired, end: &ContainerState) -> bool {
+    let succeeded = end.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
+    match wanted {
+        Desired::Run(RestartPolicy::Always) => false,
+        Desired::Run(RestartPolicy::OnFailure) => succeeded,
+        _ => true,
+    }
+}
+
+/// A container in back-off, in the kubelet's words.
+fn backing_off(pod: &Pod, container: &str, delay: Duration) -> ContainerState {
+    let ObjectMeta { name, namespace, uid, .. } = &pod.metadata;
+    let or_empty = |field: &Option<String>| field.clone().unwrap_or_default();
+    let message = format!(
+        "back-off {} restarting failed container={container} pod={}_{}({})",
+        duration::show(delay),
+        or_empty(name),
+        or_empty(namespace),
+        or_empty(uid),
+    );
+    waiting_for("CrashLoopBackOff", Some(message))
+}
+
+fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
+    match context.trouble_of(&plan.container) {
+        Some(error) => waiting_for(error.reason, Some(error.message.clone())),
+        None if plan.init.is_empty() => waiting_for("ContainerCreating", None),
+        None => waiting_for("PodInitializing", None),
+    }
+}
+
+/// The guest's current address.
+fn address(current: Option<&VmRunView>) -> Option<IpAddr> {
+    let current = current.filter(|attempt| attempt.outcome.is_none())?;
+    current.progress.as_ref()?.stage.address()
+}
+
+/// The guest's last known address.
+fn was_at(current: Option<&VmRunView>, old: &PodStatus) -> Option<String> {
+    let progress = current.and_then(|attempt| attempt.progress.as_ref());
+    let last = progress.and_then(|progress| progress.stage.address());
+    last.map(|ip| ip.to_string()).or_else(|| old.pod_ip.clone())
+}
+
+fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
+    let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
+    ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+}
+
+fn end_of(attempt: &VmRunView, outcome: &Outcome) -> ContainerState {
+    let cause = attempt.heeded_stop().and_then(|stop| stop.cause);
+    terminated(attempt.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
+}
+
+/// The end of a container; `failed` is what it was stopped for, if that was its own failure.
+fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outcome) -> ContainerState {
+    let mut code = outcome.ending.exit_code();
+    let (reason, message) = match &outcome.ending {
+        Ending::Stopped { .. } if let Some(cause) = failed => {
+            // A VM that was stopped from outside is no success. 143 is SIGTERM's exit code.
+            code = if code == 0 { 143 } else { code };
+            ("Error".to_owned(), Some(format!("the container {cause} and was stopped")))
+        }
+        Ending::Exited { message, .. } => {
+            let stopped = || failed.map(|cause| format!("the container {cause} and was stopped"));
+            (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone().or_else(stopped))
+        }
+        Ending::InitFailed { container, .. } => {
+            ("Error".to_owned(), Some(format!("init container {container} failed")))
+        }
+        Ending::Stopped { killed: false } => ("Completed".to_owned(), None),
+        Ending::Stopped { killed: true } => (
+            "Error".to_owned(),
+            Some("the VM did not shut down within its grace period and was killed".to_owned()),
+        ),
+        Ending::NotStarted { reason, message, .. } => (reason.clone(), Some(message.clone())),
+        Ending::Lost => (
+            "ContainerStatusUnknown".to_owned(),
+            Some(
+                "the VM was gone when the agent looked for it: it was killed, or the host was restarted"
+                    .to_owned(),
+            ),
+        ),
+    };
+    let terminated = ContainerStateTerminated {
+        exit_code: code,
+        reason: Some(reason),
+        message,
+        started_at: outcome.started_at.map(Time),
+        finished_at: Some(Time(outcome.finished_at)),
+        container_id: spec.map(|spec| container_id(&spec.vm)),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
+}
+
+/// The prefix of a container ID; the VM's name follows.
+const SCHEME: &str = "tart://";
+
+pub(super) fn container_id(vm: &VmName) -> String {
+    format!("{SCHEME}{vm}")
+}
+
+/// The VM of a container ID; `None` if the VM is not this agent's.
+pub(super) fn vm_of(container_id: &str) -> Option<VmName> {
+    container_id.strip_prefix(SCHEME)?.parse().ok()
+}
+
+fn phase(seen: &Observation, container: &ShownContainer) -> Phase {
+    let stopping = matches!(seen.wanted, Desired::Stop(_) | Desired::Finished(_) | Desired::Gone);
+    match container.state {
+        Shown::Running | Shown::Over(RestartDecision::Restart { .. }) => Phase::Running,
+        Shown::Over(RestartDecision::Succeeded) => Phase::Succeeded,
+        Shown::Over(RestartDecision::Failed) => Phase::Failed,
+        // A Pod that is deleted before it ever ran has failed.
+        Shown::Waiting if stopping && seen.attempts.is_empty() => Phase::Failed,
+        Shown::Waiting if container.status.restart_count > 0 => Phase::Running,
+        Shown::Waiting => Phase::Pending,
+    }
+}
+
+/// A condition keeps its transition time until its status changes.
+fn condition(old: &PodStatus, new: Condition, now: Timestamp, generation: Option<i64>) -> PodCondition {
+    let status = if new.holds { "True" } else { "False" };
+    let before = old.conditions.iter().flatten().find(|c| c.type_ == new.kind.as_str() && c.status == status);
+    PodCondition {
+        type_: new.kind.as_str().to_owned(),
+        status: status.to_owned(),
+        reason: new.reason.map(str::to_owned),
+        message: new.message,
+        last_transition_time: before.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
+        observed_generation: generation,
+        ..PodCondition::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,343 @@
+//! The next step for a Pod: one decision from what the API wants and what the state directory holds.
+
+mod decision;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use decision::Decision;
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::restart::{RestartDecision, verdict};
+use super::time::later;
+use crate::names::Restart;
+use crate::probe::state::ContainerHealth;
+use crate::state::RestartPolicy;
+use crate::state::{Ending, Holder, Outcome, StopCause, StopRequest, VmRunView};
+
+/// How long after its deadline a shim may still be stopping its VM: to kill a VM that hangs takes time.
+const SHIM_PATIENCE: Duration = Duration::from_secs(30);
+/// How often the agent stops a VM that has lost its shim before it kills the shim's processes: a `tart` that hangs does not stop.
+const ORPHAN_STOPS: u32 = 3;
+/// How often the agent tries to delete a VM before it kills the shim: a shim that has written its outcome should exit at once.
+const VAIN_CLEANS: u32 = 5;
+/// How long the guest of an evicted Pod may take to shut down, as in the kubelet.
+const EVICTION_GRACE: Duration = Duration::from_secs(1);
+
+/// What the API wants of a Pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Desired {
+    /// Run.
+    Run(RestartPolicy),
+    /// Stop: the Pod is being deleted with this grace period.
+    Stop(Duration),
+    /// The phase is final: nothing may run any more. The grace period is for a VM that still does.
+    Finished(Duration),
+    /// The API no longer has the Pod.
+    Gone,
+}
+
+/// Everything that a decision depends on.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact that is seen on its own")]
+pub(crate) struct Observation {
+    /// The desired state.
+    pub(crate) wanted: Desired,
+    /// Whether the agent has refused the Pod.
+    pub(crate) refused: bool,
+    /// Whether the state directory has the Pod's record.
+    pub(crate) accepted: bool,
+    /// The image that the Pod names.
+    pub(crate) image: Option<String>,
+    /// The Pod's VM runs, oldest first.
+    pub(crate) attempts: Vec<VmRunView>,
+    /// The last VM that the API shows as started. The state directory may lack it.
+    pub(crate) started: Option<Restart>,
+    /// What probes say of the current container; absent without probes.
+    pub(crate) health: Option<ContainerHealth>,
+    /// When the agent may plan a VM or send a late command again, after an image or input was missing.
+    pub(crate) retry_at: Option<Timestamp>,
+    /// Whether a volume, or the Pod's whole disk usage, exceeds its limit.
+    pub(crate) too_large: bool,
+    /// Why the Pod is evicted, if it is.
+    pub(crate) evicted: Option<String>,
+    /// Whether any of its volumes is on the disk.
+    pub(crate) has_volumes: bool,
+    /// Whether the last attempt to remove them failed.
+    pub(crate) vain_wipe: bool,
+    /// The Pod's active deadline.
+    pub(crate) deadline: Option<Deadline>,
+    /// The VM without a shim whose guest the agent has asked, even if that could not be recorded.
+    pub(crate) asked: Option<Restart>,
+    /// Vain stops in a row of a VM without a shim.
+    pub(crate) vain_stops: u32,
+    /// Vain deletions in a row of a VM whose shim has not exited.
+    pub(crate) vain_cleans: u32,
+    /// Whether the API server has accepted a final phase for this Pod.
+    pub(crate) final_status_published: bool,
+    /// The time of the observation.
+    pub(crate) now: Timestamp,
+}
+
+/// The end of `activeDeadlineSeconds`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Deadline {
+    /// The time.
+    pub(crate) at: Timestamp,
+    /// How long the guest may then take to shut down.
+    pub(crate) grace: Duration,
+}
+
+impl Observation {
+    /// The active deadline, if the Pod has missed it. A Pod that was over in time has not, whenever the API server learns of it.
+    pub(crate) fn missed_deadline(&self) -> Option<Deadline> {
+        let in_time = |at| self.last_end().is_some_and(|(_, end)| end.finished_at < at);
+        self.deadline.filter(|deadline| {
+            deadline.at <= self.now && matches!(self.wanted, Desired::Run(_)) && !in_time(deadline.at)
+        })
+    }
+
+    /// Why the Pod is evicted, unless its container ended by itself before the agent stopped it.
+    pub(crate) fn eviction(&self) -> Option<&str> {
+        self.evicted.as_deref().filter(|_| !self.has_ended_by_itself())
+    }
+
+    /// Whether the container has ended and does not restart.
+    pub(crate) fn is_over(&self) -> bool {
+        self.last_end().is_some()
+    }
+
+    fn has_ended_by_itself(&self) -> bool {
+        self.last_end().is_some_and(|(attempt, end)| {
+            attempt.stop.is_none() && matches!(end.ending, Ending::Exited { .. } | Ending::InitFailed { .. })
+        })
+    }
+
+    /// The end of a container that does not restart.
+    fn last_end(&self) -> Option<(&VmRunView, &Outcome)> {
+        let attempt = self.attempts.last()?;
+        let end = attempt.outcome.as_ref().or(attempt.result.as_ref())?;
+        let is_last =
+            matches!(self.verdict(attempt, end), RestartDecision::Succeeded | RestartDecision::Failed);
+        is_last.then_some((attempt, end))
+    }
+
+    /// A VM in `containerStatuses` that the state directory lacks, e.g. after a reinstall.
+    pub(crate) fn forgotten(&self) -> Option<Restart> {
+        let is_wanted = matches!(self.wanted, Desired::Run(_) | Desired::Stop(_));
+        self.started.filter(|_| self.attempts.is_empty() && is_wanted)
+    }
+
+    /// Whether macOS may count a VM of the Pod: a shim has begun it, and it is not known to be over.
+    pub(crate) fn has_vm(&self) -> bool {
+        let counts = |attempt: &VmRunView| match attempt.holder {
+            Holder::Tart => true,
+            Holder::Shim => attempt.outcome.is_none(),
+            Holder::Nobody => attempt.begun && attempt.outcome.is_none(),
+        };
+        self.attempts.iter().any(counts)
+    }
+
+    /// Whether a VM was planned with another image than the Pod names now.
+    pub(crate) fn is_outdated(&self, attempt: &VmRunView) -> bool {
+        let planned = attempt.spec.as_ref().and_then(|spec| spec.image_name.as_ref());
+        planned.zip(self.image.as_ref()).is_some_and(|(planned, named)| planned != named)
+    }
+
+    /// What follows the end of a container.
+    pub(crate) fn verdict(&self, attempt: &VmRunView, outcome: &Outcome) -> RestartDecision {
+        let stop = attempt.heeded_stop();
+        let Desired::Run(policy) = self.wanted else {
+            // A Pod that is to stop does not restart under any policy.
+            return verdict(RestartPolicy::Never, 0, stop, outcome);
+        };
+        match stop.and_then(|stop| stop.cause) {
+            // As in the kubelet: a container that was stopped for another image restarts with it under every policy.
+            Some(StopCause::Changed) => {
+                RestartDecision::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
+            }
+            // Failures with another image do not count.
+            _ if self.is_outdated(attempt) => verdict(policy, 0, stop, outcome),
+            _ => verdict(policy, attempt.crashes(), stop, outcome),
+        }
+    }
+
+    /// Whether nothing of the Pod runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.attempts.iter().all(|attempt| attempt.outcome.is_some() && attempt.holder != Holder::Tart)
+    }
+}
+
+/// The next step for a Pod.
+pub(crate) fn decide(seen: &Observation) -> Decision {
+    match (step(seen), seen.deadline) {
+        // The worker wakes up at the deadline.
+        (Decision::Wait(until), Some(Deadline { at, .. })) if at > seen.now => {
+            Decision::Wait(Some(until.map_or(at, |until| until.min(at))))
+        }
+        (step, _) => step,
+    }
+}
+
+fn step(seen: &Observation) -> Decision {
+    // This VM may still run, whatever is desired.
+    if let Some(restart) = seen.forgotten() {
+        let is_new = matches!(seen.wanted, Desired::Run(_)) && !seen.accepted && !seen.refused;
+        return if is_new { Decision::Accept } else { Decision::Recall(restart) };
+    }
+    if let Some(Deadline { grace, .. }) = seen.missed_deadline() {
+        return put_away(seen, grace).unwrap_or(Decision::Wait(None));
+    }
+    if let Desired::Run(_) = seen.wanted {
+        if seen.eviction().is_some() {
+            return put_away(seen, EVICTION_GRACE).unwrap_or(Decision::Wait(None));
+        }
+        if seen.too_large && seen.evicted.is_none() && !seen.has_ended_by_itself() {
+            return Decision::Evict;
+        }
+    }
+    match seen.wanted {
+        Desired::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
+        Desired::Run(_) if !seen.accepted => Decision::Accept,
+        // The container does not restart, even if the API server does not know yet.
+        Desired::Run(_) if seen.is_over() && seen.is_idle() => {
+            put_away(seen, Duration::ZERO).unwrap_or(Decision::Wait(None))
+        }
+        Desired::Run(_) => run(seen),
+        Desired::Stop(grace) => put_away(seen, grace).unwrap_or(if seen.final_status_published {
+            Decision::DeletePod
+        } else {
+            Decision::Wait(None)
+        }),
+        Desired::Finished(grace) => put_away(seen, grace).unwrap_or(Decision::Wait(None)),
+        Desired::Gone => put_away(seen, Duration::ZERO).unwrap_or(Decision::Forget),
+    }
+}
+
+fn run(seen: &Observation) -> Decision {
+    let Some((current, older)) = seen.attempts.split_last() else {
+        return plan(seen, Restart(0), 0);
+    };
+    // The records of the previous VM stay: they are the container's `lastState`, and its log can be read.
+    let (previous, forgotten) = older.split_last().map_or((None, older), |(last, rest)| (Some(last), rest));
+    if let Some(step) = forgotten.iter().chain(previous).find_map(|old| end(seen, old, Duration::ZERO)) {
+        return step;
+    }
+    if let Some(old) = forgotten.first() {
+        return Decision::Drop(old.restart);
+    }
+    match (current.holder, &current.outcome, current.begun, &current.spec) {
+        (Holder::Shim, None, ..) => attend(seen, current),
+        (Holder::Tart, ..) => stop_orphan(seen, current),
+        (Holder::Nobody, None, false, None) => plan(seen, current.restart, crashes_before(seen, previous)),
+        (Holder::Nobody, None, false, Some(_)) if seen.is_outdated(current) => {
+            plan(seen, current.restart, current.crashes())
+        }
+        (Holder::Nobody, None, false, Some(_)) => Decision::Launch(current.restart),
+        (Holder::Nobody, None, true, _) => Decision::RecordLoss(current.restart),
+        (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => clean(seen, current),
+        (Holder::Shim | Holder::Nobody, Some(outcome), ..) => match seen.verdict(current, outcome) {
+            RestartDecision::Restart { at, crashes, .. } if at <= seen.now => {
+                plan(seen, current.restart.next(), crashes)
+            }
+            RestartDecision::Restart { at, .. } => Decision::Wait(Some(at)),
+            RestartDecision::Succeeded | RestartDecision::Failed => Decision::Wait(None),
+        },
+    }
+}
+
+/// The next step for a VM with a live shim: none, unless the shim asks for something, a probe has failed, or the Pod names another image.
+fn attend(seen: &Observation, current: &VmRunView) -> Decision {
+    if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
+        return await_shim(current.restart, stop, seen.now);
+    }
+    // A Pod that is refused now would not restart.
+    let changed = (seen.is_outdated(current) && !seen.refused).then_some(StopCause::Changed);
+    match changed.or_else(|| seen.health?.failed) {
+        // The container has ended by itself meanwhile.
+        Some(cause) if current.result.is_none() => Decision::StopFor(current.restart, cause),
+        _ if current.wants_room => Decision::MakeRoom(current.restart),
+        _ if current.due.is_none() => Decision::Wait(None),
+        _ => match seen.retry_at {
+            Some(at) if at > seen.now => Decision::Wait(Some(at)),
+            _ => Decision::Deliver(current.restart),
+        },
+    }
+}
+
+fn plan(seen: &Observation, restart: Restart, crashes: u32) -> Decision {
+    match seen.retry_at {
+        // An admitted Pod that cannot be read now: its status says so.
+        _ if seen.refused => Decision::Wait(None),
+        Some(at) if at > seen.now => Decision::Wait(Some(at)),
+        _ => Decision::Plan { restart, crashes },
+    }
+}
+
+/// The next step until nothing of a Pod runs and its volumes, which may hold secrets, are gone; `None` when that is so. Volumes go as soon
+/// as nothing runs, because the deletion of a VM may take long. Volumes that cannot be removed delay no VM.
+fn put_away(seen: &Observation, grace: Duration) -> Option<Decision> {
+    let wipe = (seen.has_volumes && seen.is_idle()).then_some(Decision::Wipe);
+    let tear_down = tear_down(seen, grace);
+    if seen.vain_wipe { tear_down.or(wipe) } else { wipe.or(tear_down) }
+}
+
+/// The failures in a row before a VM whose plan was never written.
+fn crashes_before(seen: &Observation, previous: Option<&VmRunView>) -> u32 {
+    let ended = previous.and_then(|view| Some((view, view.outcome.as_ref()?)));
+    match ended.map(|(view, outcome)| seen.verdict(view, outcome)) {
+        Some(RestartDecision::Restart { crashes, .. }) => crashes,
+        _ => 0,
+    }
+}
+
+/// The next step until nothing of a Pod runs; `None` when nothing does.
+fn tear_down(seen: &Observation, grace: Duration) -> Option<Decision> {
+    seen.attempts.iter().find_map(|attempt| end(seen, attempt, grace))
+}
+
+/// The next step until a VM is gone; `None` when it is.
+fn end(seen: &Observation, attempt: &VmRunView, grace: Duration) -> Option<Decision> {
+    let (restart, now) = (attempt.restart, seen.now);
+    match (attempt.holder, &attempt.outcome) {
+        (Holder::Shim, None) => {
+            // A shortened grace period counts from now. An unchanged one is already running.
+            let Some(stop) = attempt.stop.filter(|stop| stop.deadline <= later(now, grace)) else {
+                return Some(Decision::AskToStop(restart, grace));
+            };
+            Some(await_shim(restart, stop, now))
+        }
+        (Holder::Tart, _) => Some(stop_orphan(seen, attempt)),
+        (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),
+        (Holder::Shim | Holder::Nobody, Some(_)) if !attempt.cleaned => Some(clean(seen, attempt)),
+        (Holder::Shim | Holder::Nobody, Some(_)) => None,
+    }
+}
+
+/// The next step for a VM that is over. A shim that has written its outcome should exit.
+fn clean(seen: &Observation, attempt: &VmRunView) -> Decision {
+    let is_stuck = attempt.holder == Holder::Shim && seen.vain_cleans >= VAIN_CLEANS;
+    if is_stuck { Decision::KillShim(attempt.restart) } else { Decision::Clean(attempt.restart) }
+}
+
+/// The next step for a VM without a shim of which something still runs.
+fn stop_orphan(seen: &Observation, attempt: &VmRunView) -> Decision {
+    let restart = attempt.restart;
+    let is_asked = attempt.asked || seen.asked == Some(restart);
+    // The API no longer has the Pod, so its exit code is of no use.
+    if attempt.outcome.is_none() && !is_asked && seen.wanted != Desired::Gone {
+        Decision::AskGuest(restart)
+    } else if seen.vain_stops < ORPHAN_STOPS {
+        Decision::StopOrphan(restart)
+    } else {
+        Decision::KillLeftovers(restart)
+    }
+}
+
+/// The next step for a VM that its shim was asked to stop.
+fn await_shim(restart: Restart, stop: StopRequest, now: Timestamp) -> Decision {
+    let overdue = later(stop.deadline, SHIM_PATIENCE);
+    if now < overdue { Decision::Wait(Some(overdue)) } else { Decision::KillShim(restart) }
+}

@@ -1,0 +1,119 @@
+//! What a Pod shows while its image cannot be pulled, and when the agent tries again. As in the kubelet: first the error, then the back-off.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::error_chain::chain;
+use crate::image::ImageError;
+use crate::pod::status::Trouble;
+
+const FIRST_DELAY: Duration = Duration::from_secs(10);
+const LONGEST_DELAY: Duration = Duration::from_mins(5);
+/// How long the status shows the error before the back-off.
+const ERROR_SHOWN: Duration = Duration::from_secs(5);
+
+/// A failure to have an image ready.
+#[derive(Debug, Clone)]
+pub(crate) struct ImageFailure {
+    image: String,
+    reason: &'static str,
+    message: String,
+    at: Timestamp,
+    delay: Duration,
+}
+
+impl ImageFailure {
+    /// A failure at a time, after another one or as the first.
+    pub(crate) fn new(image: &str, error: &ImageError, before: Option<&Self>, at: Timestamp) -> Self {
+        let delay = before.map_or(FIRST_DELAY, |before| (before.delay * 2).min(LONGEST_DELAY));
+        Self { image: image.to_owned(), reason: error.reason(), message: chain(error), at, delay }
+    }
+
+    /// Whether this image failed.
+    pub(crate) fn is_about(&self, image: Option<&str>) -> bool {
+        image == Some(&*self.image)
+    }
+
+    /// When the agent may pull the image again.
+    pub(crate) fn retry_at(&self) -> Timestamp {
+        self.at + self.delay
+    }
+
+    /// What went wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The container's waiting state.
+    pub(crate) fn shown(&self, now: Timestamp) -> Trouble {
+        match self.back_off(now) {
+            Some(words) => {
+                let message = format!("{words}: {}: {}", self.reason, self.message);
+                Trouble { reason: "ImagePullBackOff", message, container: None }
+            }
+            None => Trouble { reason: self.reason, message: self.message.clone(), container: None },
+        }
+    }
+
+    /// The kubelet's words for a pull in back-off. Failures that are not pulls have no back-off words.
+    pub(crate) fn back_off(&self, now: Timestamp) -> Option<String> {
+        self.turns_at()
+            .is_some_and(|at| now >= at)
+            .then(|| format!("Back-off pulling image \"{}\"", self.image))
+    }
+
+    /// When the error turns into a back-off.
+    pub(crate) fn turns_at(&self) -> Option<Timestamp> {
+        (self.reason == "ErrImagePull").then(|| self.at + ERROR_SHOWN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn an_error_turns_into_a_back_off_and_into_an_error_again() {
+        let error = ImageError::Interrupted("a/b:1".into());
+        let first = ImageFailure::new("a/b:1", &error, None, at(0));
+        assert_eq!(first.shown(at(4)).reason, "ErrImagePull");
+        let waiting = first.shown(at(5));
+        assert_eq!(waiting.reason, "ImagePullBackOff");
+        assert_eq!(
+            waiting.message,
+            "Back-off pulling image \"a/b:1\": ErrImagePull: the pull of image `a/b:1` was interrupted"
+        );
+        let second = ImageFailure::new("a/b:1", &error, Some(&first), at(12));
+        assert_eq!(second.shown(at(12)).reason, "ErrImagePull");
+    }
+
+    #[test]
+    fn only_a_failed_pull_shows_a_back_off() {
+        let never = ImageFailure::new("a/b:1", &ImageError::NeverPull("a/b:1".into()), None, at(0));
+        assert_eq!((never.shown(at(9)).reason, never.turns_at()), ("ErrImageNeverPull", None));
+    }
+
+    #[test]
+    fn a_failure_counts_for_one_image_only() {
+        let failure = ImageFailure::new("a/b:1", &ImageError::Vanished("a/b:1".into()), None, at(0));
+        let about = |image| failure.is_about(image);
+        assert!(about(Some("a/b:1")) && !about(Some("a/b:2")) && !about(None));
+    }
+
+    #[test]
+    fn delays_double_to_five_minutes() {
+        let error = ImageError::Vanished("a/b:1".into());
+        let mut failure = ImageFailure::new("a/b:1", &error, None, at(0));
+        let mut delays = Vec::new();
+        for _ in 0..7 {
+            delays.push(failure.retry_at().as_second());
+            failure = ImageFailure::new("a/b:1", &error, Some(&failure), at(0));
+        }
+        assert_eq!(delays, [10, 20, 40, 80, 160, 300, 300]);
+    }
+}

@@ -1,0 +1,169 @@
+//! How far the start of a Pod's VM has come: whether the Pod still waits, whether the host is at fault, how long each stage took.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::decide::{Desired, Observation};
+use crate::node::start_failures::Start;
+use crate::state::{Ending, Holder, HostFault, Outcome, Progress, Stage, VmRunView};
+
+/// Whether a Pod has never run yet. A Pod whose VMs fail to start still waits.
+pub(crate) fn waits(seen: &Observation) -> bool {
+    let has_run = |attempt: &VmRunView| {
+        let runs = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
+        runs || attempt.outcome.as_ref().is_some_and(|outcome| outcome.started_at.is_some())
+    };
+    matches!(seen.wanted, Desired::Run(_))
+        && !seen.refused
+        && !seen.is_over()
+        && !seen.attempts.iter().any(has_run)
+}
+
+/// What the start of a VM says about the host.
+pub(crate) fn start(attempt: &VmRunView, address_patience: Duration, now: Timestamp) -> Option<Start> {
+    match (&attempt.outcome, &attempt.progress) {
+        (
+            Some(Outcome {
+                ending: Ending::NotStarted { message, fault: Some(fault), .. }, finished_at, ..
+            }),
+            _,
+        ) => Some(Start::Failed { fault: *fault, message: message.clone(), at: *finished_at }),
+        (_, Some(Progress { stage: Stage::Up { .. } | Stage::Running { .. }, since, .. })) => {
+            Some(Start::Up(*since))
+        }
+        (None, Some(Progress { stage: Stage::Booting, since, .. })) => {
+            let at = *since + address_patience;
+            let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
+            let waiting = attempt.holder == Holder::Shim && now >= at;
+            waiting.then_some(Start::Failed { fault: HostFault::NoAddress, message, at })
+        }
+        _ => None,
+    }
+}
+
+/// How long the stages of a VM's start took that are over.
+pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
+    let name = |stage: &Stage| match stage {
+        Stage::Cloning => Some("clone"),
+        Stage::Configuring => Some("configure"),
+        Stage::Booting => Some("boot"),
+        Stage::Up { .. } => Some("command"),
+        Stage::Running { .. } => None,
+    };
+    let took = |step: &Progress, next: &Progress| {
+        let took = Duration::try_from(next.since.duration_since(step.since)).unwrap_or_default();
+        Some((name(&step.stage)?, took))
+    };
+    steps.windows(2).filter_map(|pair| took(&pair[0], &pair[1])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Restart;
+    use crate::state::RestartPolicy;
+
+    const PATIENCE: Duration = Duration::from_mins(5);
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn attempt(stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
+        VmRunView {
+            restart: Restart(0),
+            holder: Holder::Shim,
+            spec: None,
+            begun: stage.is_some(),
+            progress: stage.map(|stage| Progress {
+                stage,
+                since: at(1000),
+                enter: Vec::new(),
+                probe: Vec::new(),
+            }),
+            init: Vec::new(),
+            notices: Vec::new(),
+            wants_room: false,
+            due: None,
+            stop: None,
+            result: None,
+            by_itself: false,
+            asked: false,
+            outcome: ending.map(|ending| Outcome { ending, started_at: None, finished_at: at(2000) }),
+            cleaned: false,
+        }
+    }
+
+    fn not_started(fault: Option<HostFault>) -> Ending {
+        Ending::NotStarted { reason: "StartError".into(), message: "no".into(), fault }
+    }
+
+    #[test]
+    fn a_start_reports_host_faults_and_successes() {
+        let address = "127.0.0.2".parse().unwrap();
+        let said = |attempt: &VmRunView, now| match start(attempt, PATIENCE, at(now)) {
+            None => "nothing",
+            Some(Start::Up(_)) => "up",
+            Some(Start::Failed { fault: HostFault::Session, .. }) => "session",
+            Some(Start::Failed { fault: HostFault::VmLimit { .. }, .. }) => "limit",
+            Some(Start::Failed { fault: HostFault::NoAddress, .. }) => "no address",
+        };
+        let booting = || Some(Stage::Booting);
+        let table = [
+            (attempt(None, None), 9999, "nothing"),
+            (attempt(Some(Stage::Cloning), None), 9999, "nothing"),
+            (attempt(booting(), None), 1299, "nothing"),
+            (attempt(booting(), None), 1300, "no address"),
+            (attempt(Some(Stage::Up { address }), None), 9999, "up"),
+            (attempt(Some(Stage::Running { address }), None), 1001, "up"),
+            (attempt(Some(Stage::Running { address }), Some(Ending::Lost)), 9999, "up"),
+            (attempt(booting(), Some(not_started(Some(HostFault::Session)))), 2001, "session"),
+            (attempt(booting(), Some(not_started(Some(HostFault::VmLimit { ours: 0 })))), 2001, "limit"),
+            (attempt(booting(), Some(not_started(None))), 9999, "nothing"),
+            (attempt(booting(), Some(Ending::Stopped { killed: true })), 9999, "nothing"),
+        ];
+        for (attempt, now, expected) in table {
+            assert_eq!(said(&attempt, now), expected, "{attempt:?}");
+        }
+    }
+
+    #[test]
+    fn a_stage_lasts_until_the_next_one() {
+        let address = "127.0.0.2".parse().unwrap();
+        let step =
+            |stage, second| Progress { stage, since: at(second), enter: Vec::new(), probe: Vec::new() };
+        let steps = [
+            step(Stage::Cloning, 0),
+            step(Stage::Configuring, 1),
+            step(Stage::Booting, 3),
+            step(Stage::Up { address }, 33),
+            step(Stage::Running { address }, 34),
+        ];
+        let seconds: Vec<_> = stages(&steps).into_iter().map(|(name, took)| (name, took.as_secs())).collect();
+        assert_eq!(seconds, [("clone", 1), ("configure", 2), ("boot", 30), ("command", 1)]);
+        // A clock that was set back makes no stage negative.
+        assert_eq!(
+            stages(&[step(Stage::Booting, 9), step(Stage::Running { address }, 5)]),
+            [("boot", Duration::ZERO)]
+        );
+        assert_eq!(stages(&steps[..1]), []);
+    }
+
+    #[test]
+    fn a_pod_waits_until_it_has_run_or_is_over() {
+        let seen = |wanted, attempts| Observation::example(wanted, attempts, at(3000));
+        let run = Desired::Run(RestartPolicy::Always);
+        let address = "127.0.0.2".parse().unwrap();
+        assert!(waits(&seen(run, vec![])));
+        assert!(waits(&seen(run, vec![attempt(Some(Stage::Up { address }), None)])));
+        assert!(!waits(&seen(run, vec![attempt(Some(Stage::Running { address }), None)])));
+        let failed = || vec![attempt(Some(Stage::Booting), Some(not_started(None)))];
+        assert!(waits(&seen(run, failed())));
+        assert!(!waits(&seen(Desired::Run(RestartPolicy::Never), failed())));
+        let ran = Some(Stage::Running { address });
+        assert!(!waits(&seen(run, vec![attempt(ran, Some(Ending::Lost)), attempt(None, None)])));
+        assert!(!waits(&seen(Desired::Gone, vec![])));
+        assert!(!waits(&Observation { refused: true, ..seen(run, vec![]) }));
+    }
+}

@@ -1,0 +1,228 @@
+//! Having a Pod's image on this host, and telling about it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::ResourceExt;
+use kube::api::Api;
+use tokio::time::timeout;
+
+use crate::apiserver::events::Events;
+use crate::error_chain::chain;
+use crate::image::PullPolicy;
+use crate::image::access::{ImageAccess, SecretUid};
+use crate::image::credentials::{self, BadSecret, Login};
+use crate::image::gc::{ImageCollector, SpaceResult};
+use crate::image::pins::Pin;
+use crate::image::{ImageError, ImageStore, Pulled};
+use crate::names::BaseName;
+use crate::names::ImageDigest;
+use crate::pod::admission::VmPlan;
+use crate::tart::Credential;
+
+const LIMIT: Duration = Duration::from_secs(15);
+/// Progress is told no more often than this, and no finer than in steps of so many percent.
+const TOLD_EVERY: Duration = Duration::from_secs(30);
+const TOLD_STEP: u8 = 10;
+
+/// What was last told of a pull.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    percent: u8,
+    at: Instant,
+}
+
+impl Progress {
+    fn is_due(self, percent: u8, now: Instant) -> bool {
+        let further = percent.saturating_sub(self.percent) >= TOLD_STEP && percent < 100;
+        further && now.duration_since(self.at) >= TOLD_EVERY
+    }
+}
+
+/// What it takes to fetch the image of one Pod.
+#[derive(Debug)]
+pub(super) struct ImagePull {
+    pub(super) images: Arc<ImageStore>,
+    /// Who makes room when there is none, if anybody may.
+    pub(super) collector: Option<Arc<ImageCollector>>,
+    pub(super) events: Events,
+    /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
+    pub(super) secrets: Api<Secret>,
+    pub(super) pod: Arc<Pod>,
+    /// The image that the Pod's last VM was made from: it need not show again that it may have that.
+    pub(super) had: Option<ImageDigest>,
+}
+
+/// An image that VMs can be made from.
+#[derive(Debug)]
+pub(super) struct ReadyImage {
+    pub(super) digest: ImageDigest,
+    pub(super) base: BaseName,
+    /// Whether it did not have to be pulled.
+    pub(super) was_here: bool,
+    /// Until the plan that names it is written, nothing else keeps the image here.
+    pub(super) _pin: Pin,
+}
+
+/// An image that is on this host.
+#[derive(Debug)]
+struct Found {
+    digest: ImageDigest,
+    was_here: bool,
+}
+
+/// A pull secret that is of no use.
+#[derive(Debug, thiserror::Error)]
+enum SecretError {
+    #[error("the API server refused")]
+    Api(#[from] kube::Error),
+    #[error("the API server did not answer within {} s", LIMIT.as_secs())]
+    Late(#[from] tokio::time::error::Elapsed),
+    #[error("it is not a pull secret")]
+    Bad(#[from] BadSecret),
+}
+
+impl ImagePull {
+    /// Has the image ready for cloning. When there is no space for it, other images go, and it is tried once more.
+    pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
+        let mut pin = self.images.pin(&plan.image).await;
+        let ready = match self.ready(plan, &mut pin).await {
+            Err(error) if self.make_room(plan, &error).await => self.ready(plan, &mut pin).await,
+            result => result,
+        };
+        if let (Ok(_), Some(collector)) = (&ready, &self.collector) {
+            collector.is_here(&plan.image);
+        }
+        ready.map(|(Found { digest, was_here }, base)| ReadyImage { digest, base, was_here, _pin: pin })
+    }
+
+    async fn ready(&self, plan: &VmPlan, pin: &mut Pin) -> Result<(Found, BaseName), ImageError> {
+        let found = loop {
+            let found = self.find(plan).await?;
+            // Unless it was about to go, and what was found is no longer true.
+            if pin.hold(&BaseName::of(&found.digest).to_string()).await {
+                break found;
+            }
+        };
+        let base = self.images.base(&plan.image, &found.digest).await?;
+        Ok((found, base))
+    }
+
+    /// Makes room, if the want of it was in the way.
+    async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
+        let made = match &self.collector {
+            Some(collector) => collector.make_room_for(&plan.image, error).await,
+            None => SpaceResult::SwitchedOff,
+        };
+        let Some(why) = made.why_not() else { return true };
+        if error.is_for_want_of_space() {
+            let note = format!(
+                "there is no space for image `{}`, and {why}; free some disk space on the host",
+                plan.image
+            );
+            self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
+        }
+        false
+    }
+
+    async fn find(&self, plan: &VmPlan) -> Result<Found, ImageError> {
+        let present = self.images.present(&plan.image, plan.pull).await?;
+        if let Some(digest) = present.as_ref().filter(|digest| self.may_have(digest)) {
+            return Ok(Found { digest: digest.clone(), was_here: true });
+        }
+        let keys = credentials::fitting(&plan.image, self.logins(plan).await);
+        if let Some(digest) = present {
+            if self.images.access(&digest).is_for(keys.iter().map(|(_, secret)| secret)) {
+                return Ok(Found { digest, was_here: true });
+            }
+            // As if it were not here: that is none of this Pod's business.
+            if plan.pull == PullPolicy::Never {
+                return Err(ImageError::NeverPull(plan.image.clone()));
+            }
+        }
+        self.pull(plan, &keys).await
+    }
+
+    /// Whether the Pod may have an image that is here whatever its pull secrets are.
+    fn may_have(&self, digest: &ImageDigest) -> bool {
+        self.had.as_ref() == Some(digest) || self.images.access(digest) == ImageAccess::Everyone
+    }
+
+    async fn pull(&self, plan: &VmPlan, keys: &[(Credential, SecretUid)]) -> Result<Found, ImageError> {
+        self.events.normal(&self.pod, "Pulling", &format!("pulling image `{}`", plan.image));
+        let start = Instant::now();
+        let mut told = Progress { percent: 0, at: start };
+        let arrived = |percent| {
+            if told.is_due(percent, Instant::now()) {
+                told = Progress { percent, at: Instant::now() };
+                let note = format!("pulling image `{}`: {percent} % are here", plan.image);
+                self.events.normal(&self.pod, "Pulling", &note);
+            }
+        };
+        let credentials = keys.iter().map(|(credential, _)| credential.clone()).collect();
+        let Pulled { digest, by } = self.images.pull(&plan.image, credentials, arrived).await?;
+        if let Some((_, secret)) = by.and_then(|by| keys.get(by)) {
+            self.images.grant(&digest, Some(secret));
+        }
+        let took = start.elapsed().as_secs_f64();
+        self.events.normal(
+            &self.pod,
+            "Pulled",
+            &format!("image `{}` is {digest}, after {took:.1} s", plan.image),
+        );
+        Ok(Found { digest, was_here: false })
+    }
+
+    /// What the Pod's pull secrets have, and which one has it. One that is missing is told, and the pull is tried without it: the image
+    /// may be public.
+    async fn logins(&self, plan: &VmPlan) -> Vec<(Login, SecretUid)> {
+        let mut found = Vec::new();
+        for name in &plan.pull_secrets {
+            match self.read(name).await {
+                Ok(logins) => found.extend(logins),
+                Err(error) => {
+                    let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
+                    let note = format!(
+                        "cannot use pull secret `{name}`, and pulls without it: {}; make it with `kubectl create secret \
+                         docker-registry {name} --namespace {namespace}`, or take it out of spec.imagePullSecrets",
+                        chain(&error)
+                    );
+                    self.events.warning(&self.pod, "FailedToRetrieveImagePullSecret", &note);
+                }
+            }
+        }
+        found
+    }
+
+    async fn read(&self, name: &str) -> Result<Vec<(Login, SecretUid)>, SecretError> {
+        let secret = timeout(LIMIT, self.secrets.get(name)).await??;
+        let uid = SecretUid(secret.uid().unwrap_or_default());
+        Ok(credentials::read(&secret)?.into_iter().map(|login| (login, uid.clone())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_told_now_and_then() {
+        let start = Instant::now();
+        let told = Progress { percent: 20, at: start };
+        for (percent, seconds, due) in [
+            (25, 60, false),
+            (30, 29, false),
+            (30, 30, true),
+            (99, 31, true),
+            (100, 60, false),
+            (10, 60, false),
+        ] {
+            assert_eq!(
+                told.is_due(percent, start + Duration::from_secs(seconds)),
+                due,
+                "{percent} {seconds}"
+            );
+        }
+    }
+}

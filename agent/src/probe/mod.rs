@@ -1,0 +1,149 @@
+//! Probes: whether a container has started, still works, and should get traffic. The rules and the words are the kubelet's.
+//!
+//! `spec` is what a container asks for, `result` makes one probe, `state` is what follows from results (without a clock). This file
+//! schedules the probes.
+
+mod event_budget;
+mod exec;
+mod grpc;
+pub(crate) mod http;
+mod result;
+pub(crate) mod spec;
+pub(crate) mod state;
+mod tcp;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::debug;
+
+use event_budget::EventBudget;
+use result::{ProbeResult, find};
+use spec::{ProbeKind, Probes};
+use state::{ContainerHealth, DueProbe, ProbeState};
+
+/// What is probed.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    /// The Pod's address.
+    pub(crate) address: IpAddr,
+    /// The way to the guest agent.
+    pub(crate) control_socket: PathBuf,
+    /// The argv prefix that runs a command as the container's user; empty if the guest's user runs it directly.
+    pub(crate) enter: Vec<String>,
+    /// The same prefix with a time limit that the guest enforces; the seconds follow it. Empty if only the guest agent can end a command.
+    pub(crate) probe: Vec<String>,
+}
+
+/// Where warnings go: a reason and a note.
+pub(crate) type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
+
+/// The probes of one container while it runs; dropping it ends them.
+pub(crate) struct Prober {
+    judge: Arc<watch::Sender<ProbeState>>,
+    seen: watch::Receiver<ProbeState>,
+    _tasks: JoinSet<()>,
+}
+
+impl std::fmt::Debug for Prober {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prober").field("judge", &*self.judge.borrow()).finish_non_exhaustive()
+    }
+}
+
+impl Prober {
+    /// Starts to probe a container that has run for `ran`. `before` is what the API shows of a container that an earlier agent started.
+    pub(crate) fn start(
+        probes: Probes,
+        before: Option<ContainerHealth>,
+        ran: Duration,
+        target: Target,
+        tell: &Tell,
+    ) -> Self {
+        let (judge, seen) = watch::channel(ProbeState::new(&probes, before));
+        let judge = Arc::new(judge);
+        let target = Arc::new(target);
+        let budget = Arc::new(std::sync::Mutex::new(EventBudget::new(Timestamp::now())));
+        let mut tasks = JoinSet::new();
+        for (kind, spec) in probes.into_each() {
+            let share = if before.is_some() { random_share() } else { 0.0 };
+            let first = spec.first_after(ran, share);
+            let (target, tell, budget) = (target.clone(), tell.clone(), budget.clone());
+            let period = spec.period;
+            let ask = async move || {
+                let finding = find(&spec, &target).await;
+                debug!(%kind, ?finding, "probed");
+                if let Some((reason, note)) = finding.event(kind)
+                    && budget.lock().is_ok_and(|mut budget| budget.spend(Timestamp::now()))
+                {
+                    tell(reason, &note);
+                }
+                finding
+            };
+            tasks.spawn(attend(kind, first, period, judge.clone(), ask));
+        }
+        Self { judge, seen, _tasks: tasks }
+    }
+
+    /// What is known of the container now.
+    pub(crate) fn health(&mut self) -> ContainerHealth {
+        self.seen.borrow_and_update().health()
+    }
+
+    /// Ends startup and liveness probes: the Pod is to stop.
+    pub(crate) fn leave(&self) {
+        self.judge.send_if_modified(ProbeState::leave);
+    }
+
+    /// Waits until something else is known than [`health`](Self::health) last said.
+    pub(crate) async fn changed(&mut self) {
+        if self.seen.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Makes one kind of probe periodically, until its result cannot matter any more.
+async fn attend(
+    kind: ProbeKind,
+    first: Duration,
+    period: Duration,
+    judge: Arc<watch::Sender<ProbeState>>,
+    ask: impl AsyncFn() -> ProbeResult,
+) {
+    sleep(first).await;
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut changes = judge.subscribe();
+    loop {
+        ticks.tick().await;
+        let held = judge.borrow().due(kind) == DueProbe::Held;
+        match changes.wait_for(|judge| judge.due(kind) != DueProbe::Held).await.map(|judge| judge.due(kind)) {
+            Ok(DueProbe::Now) => {}
+            _ => return,
+        }
+        if held {
+            // The first probe follows the container's start at once, the next ones the period.
+            ticks.reset();
+        }
+        if let Some(passed) = ask().await.passed() {
+            judge.send_if_modified(|judge| judge.record(kind, passed));
+        }
+    }
+}
+
+/// A random number from 0 to 1.
+fn random_share() -> f64 {
+    let random = RandomState::new().hash_one(0_u8) >> 32;
+    f64::from(u32::try_from(random).unwrap_or(0)) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,23 @@
+//! A Pod's restart policy.
+
+/// A Pod's `restartPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RestartPolicy {
+    /// Whatever the exit code was.
+    Always,
+    /// After a failure only.
+    OnFailure,
+    /// Not at all.
+    Never,
+}
+
+impl RestartPolicy {
+    /// Reads the field; the API server fills it in, so an absent one means its default.
+    pub(crate) fn of(field: Option<&str>) -> Self {
+        match field {
+            Some("Never") => Self::Never,
+            Some("OnFailure") => Self::OnFailure,
+            _ => Self::Always,
+        }
+    }
+}

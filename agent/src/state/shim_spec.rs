@@ -1,0 +1,215 @@
+//! What a shim is to run, as the agent plans it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+#[cfg(test)]
+use super::container_spec::Termination;
+use super::container_spec::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity};
+use super::records::InitState;
+use crate::names::{BaseName, VmName};
+use crate::tart::Share;
+
+/// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ShimSpec {
+    /// The VM to make and run.
+    pub(crate) vm: VmName,
+    /// The image: `host/namespace/repository@sha256:…`.
+    pub(crate) image: String,
+    /// The image as the Pod named it; the plan of an older agent does not say.
+    #[serde(default)]
+    pub(crate) image_name: Option<String>,
+    /// The VM to clone; the image itself when absent, or gone.
+    #[serde(default)]
+    pub(crate) base: Option<BaseName>,
+    /// The `tart` program.
+    pub(crate) tart: PathBuf,
+    /// Cores for the VM; the image's own number when absent.
+    #[serde(default)]
+    pub(crate) cpu: Option<u32>,
+    /// Memory for the VM in MiB; the image's own size when absent.
+    #[serde(default)]
+    pub(crate) memory_mib: Option<u64>,
+    /// Whether so many cores are a limit: more, where the image needs them, is worth telling.
+    #[serde(default)]
+    pub(crate) cpu_is_limit: bool,
+    /// The same of its memory.
+    #[serde(default)]
+    pub(crate) memory_is_limit: bool,
+    /// Directories of the host that the guest gets to see.
+    #[serde(default)]
+    pub(crate) shares: Vec<Share>,
+    /// What makes the guest the Pod's.
+    #[serde(default)]
+    pub(crate) identity: GuestIdentity,
+    /// Containers that run one after the other before the main one.
+    #[serde(default)]
+    pub(crate) init: Vec<ContainerSpec>,
+    /// What is known of them from the VMs before.
+    #[serde(default)]
+    pub(crate) init_before: Vec<InitState>,
+    /// Whether one of those that fails is tried again, in the same guest.
+    #[serde(default)]
+    pub(crate) init_again: bool,
+    /// The main container.
+    pub(crate) main: ContainerSpec,
+    /// What a guest without a command is given; the plan of an older agent does not say.
+    #[serde(default)]
+    pub(crate) boot: Option<GuestBoot>,
+    /// Where a guest without a command can leave how it ended.
+    #[serde(default)]
+    pub(crate) status_dir: Option<PathBuf>,
+    /// How long a container may take to end when the shim itself has a reason to end it.
+    pub(crate) grace: Duration,
+    /// How long the guest may take from power-on to an address, and to an answering guest agent.
+    pub(crate) boot_limit: Duration,
+    /// Ports of the host that lead into the guest.
+    #[serde(default)]
+    pub(crate) host_ports: Vec<HostPort>,
+    /// The file in which macOS writes down whom it has lent addresses to.
+    #[serde(default)]
+    pub(crate) dhcp_leases: Option<PathBuf>,
+    /// How often in a row the container had failed before this VM; sets the back-off after it.
+    #[serde(default)]
+    pub(crate) crashes: u32,
+}
+
+/// A port of the host that leads into the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HostPort {
+    /// What is forwarded.
+    pub(crate) protocol: Protocol,
+    /// The host's address to listen at; all that it has when absent.
+    pub(crate) address: Option<IpAddr>,
+    /// The port there.
+    pub(crate) port: u16,
+    /// The port in the guest.
+    pub(crate) guest_port: u16,
+}
+
+/// What can be forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum Protocol {
+    /// Connections.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        })
+    }
+}
+
+impl ShimSpec {
+    /// The same without variables, arguments and what may be made of them, which can be secret, and is of no use once the VM is over.
+    pub(super) fn without_secrets(&self) -> Self {
+        let mut spec = self.clone();
+        if let Some(boot) = &mut spec.boot {
+            boot.surroundings = GuestCommand::default();
+        }
+        for container in spec.init.iter_mut().chain([&mut spec.main]) {
+            if let Some(command) = &mut container.command {
+                command.env.clear();
+                command.argv.truncate(1);
+            }
+            // `subPathExpr` has variables in it.
+            container.mounts.clear();
+            container.post_start = None;
+            container.pre_stop = None;
+        }
+        spec
+    }
+}
+
+#[cfg(test)]
+impl ShimSpec {
+    /// A spec for tests that do not care what is in it.
+    pub(crate) fn example(vm: VmName) -> Self {
+        Self {
+            vm,
+            image: "registry.test/macos@sha256:0".to_owned(),
+            image_name: None,
+            base: None,
+            tart: "/tart".into(),
+            cpu: None,
+            memory_mib: None,
+            cpu_is_limit: false,
+            memory_is_limit: false,
+            shares: Vec::new(),
+            identity: GuestIdentity::default(),
+            init: Vec::new(),
+            init_before: Vec::new(),
+            init_again: false,
+            main: ContainerSpec {
+                name: "main".to_owned(),
+                command: None,
+                late: false,
+                mounts: Vec::new(),
+                termination: Termination { path: "/dev/termination-log".to_owned(), or_log: false },
+                post_start: None,
+                pre_stop: None,
+                log: "/log".into(),
+            },
+            boot: None,
+            status_dir: None,
+            grace: Duration::from_secs(30),
+            boot_limit: Duration::from_mins(15),
+            host_ports: Vec::new(),
+            dhcp_leases: None,
+            crashes: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::container_spec::{Hook, Mount};
+    use serde_json::json;
+
+    #[test]
+    fn no_secret_stays_in_the_plan_of_a_vm_that_is_over() {
+        let secret = || "hunter2".to_owned();
+        let mut spec = ShimSpec::example(serde_json::from_str("\"tk-0b1c-2\"").unwrap());
+        let mut command = GuestCommand::example(&["tool", "hunter2"]);
+        command.env = vec![("A".to_owned(), secret())];
+        spec.boot = Some(GuestBoot { surroundings: command.clone(), ..GuestBoot::default() });
+        spec.main.command = Some(command);
+        spec.main.mounts = vec![Mount { sub_path: secret(), ..Mount::default() }];
+        spec.main.pre_stop = Some(Hook::Exec(vec![secret()]));
+        spec.main.post_start = Some(Hook::Exec(vec![secret()]));
+        spec.init = vec![spec.main.clone()];
+        let left = serde_json::to_string(&spec.without_secrets()).unwrap();
+        assert!(!left.contains("hunter2") && left.contains("tool"), "{left}");
+    }
+
+    #[test]
+    fn a_plan_of_an_older_or_a_newer_agent_is_read() {
+        let plan = json!({
+            "vm": "tk-0b1c-2",
+            "image": "registry.test/macos@sha256:0",
+            "tart": "/tart",
+            "main": {"name": "main", "command": {"argv": ["true"]}, "log": "/log", "later": true},
+            "shares": [{"name": "a", "path": "/a", "read_only": true}],
+            "grace": {"secs": 30, "nanos": 0},
+            "boot_limit": {"secs": 900, "nanos": 0},
+            "crashes": 3,
+            "later": {"what": "an agent of next year has added"},
+        });
+        let read: ShimSpec = serde_json::from_value(plan).unwrap();
+        assert_eq!((read.vm.restart().0, read.crashes, read.shares[0].read_only), (2, 3, true));
+        assert_eq!((read.image_name, read.shares[0].place), (None, None));
+        assert_eq!(read.main.command.map(|command| command.argv), Some(vec!["true".to_owned()]));
+    }
+}

@@ -1,0 +1,297 @@
+//! Whose tart's home is. One home serves one Node of one cluster: two agents would take each other's VMs for orphans, and each other's
+//! images for their own.
+//!
+//! ```text
+//! tart-kubelet.lock    held by the one agent that works in this home
+//! tart-kubelet.json    the Node that it works for, and how its cluster is reached
+//! ```
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use crate::error_chain::chain;
+use crate::fs::file::{self, FileError};
+use crate::fs::lock::Lock;
+use crate::identity::Cluster;
+use crate::names::NodeName;
+use crate::names::VmName;
+use crate::tart::{Tart, VmLock, touched};
+
+/// Between any two steps of a shim that makes a VM there is less.
+const QUIET: Duration = Duration::from_mins(1);
+
+/// Where it is written down whose a home is.
+const OWNER: &str = "tart-kubelet.json";
+
+/// Tart's home is this agent's for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct TartHomeOwner {
+    tart: Tart,
+    node: String,
+    /// The cluster that the Node was in before, as far as that is known.
+    before: Option<Cluster>,
+    _lock: Lock,
+}
+
+/// Tart's home cannot be this agent's.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TartHomeError {
+    /// Another agent works there.
+    #[error(
+        "another tart-kubelet{} uses tart's home {}, and one home serves one Node: stop that agent, or give this one a \
+         TART_HOME of its own", of_node(.node.as_deref()), .home.display()
+    )]
+    Held {
+        /// The directory.
+        home: PathBuf,
+        /// The other one's Node.
+        node: Option<String>,
+    },
+    /// An agent for another Node has worked there, and VMs of its Pods still do something.
+    #[error(
+        "tart's home {} belongs to Node `{node}`, and VMs of its Pods are at work there: {}; start the agent as that Node \
+         (--node-name), or stop these VMs with `tart stop`, or give this agent a TART_HOME of its own", .home.display(), list(.vms)
+    )]
+    Alive {
+        /// The directory.
+        home: PathBuf,
+        /// The other Node.
+        node: String,
+        /// The VMs; none when one is just being cloned.
+        vms: Vec<VmName>,
+    },
+    /// An agent for a Node of the same name in another cluster has.
+    #[error(
+        "tart's home {} belongs to Node `{node}` of another cluster ({server}), and VMs of its Pods are at work there: {}; start the \
+         agent with a kubeconfig for that cluster, or stop these VMs with `tart stop`, or give this agent a TART_HOME of its own; if it \
+         is the same cluster with a new address and a new authority, remove {}: the VMs run on",
+        .home.display(), list(.vms), .home.join(OWNER).display()
+    )]
+    Elsewhere {
+        /// The directory.
+        home: PathBuf,
+        /// The Node's name, here and there.
+        node: String,
+        /// The API server of the other cluster.
+        server: String,
+        /// The VMs; none when one is just being cloned.
+        vms: Vec<VmName>,
+    },
+    /// The home cannot be looked at or written to.
+    #[error("cannot use tart's home")]
+    State(#[from] FileError),
+}
+
+/// What is written down about whose a home is.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Owner {
+    /// By an agent that is asking for its identity, or by an older one.
+    Node(String),
+    Member {
+        node: String,
+        cluster: Cluster,
+    },
+}
+
+impl Owner {
+    fn split(self) -> (String, Option<Cluster>) {
+        match self {
+            Self::Node(node) => (node, None),
+            Self::Member { node, cluster } => (node, Some(cluster)),
+        }
+    }
+}
+
+fn of_node(node: Option<&str>) -> String {
+    node.map_or_else(String::new, |node| format!(", for Node `{node}`,"))
+}
+
+fn list(vms: &[VmName]) -> String {
+    match vms {
+        [] => "one is being cloned".to_owned(),
+        vms => vms.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+impl TartHomeOwner {
+    /// Makes tart's home this agent's. From another Node's it is taken over only when nothing of that Node's Pods is at work.
+    pub(crate) fn take(tart: &Tart, node: &NodeName) -> Result<Self, TartHomeError> {
+        let home = tart.home();
+        let lock_path = home.join("tart-kubelet.lock");
+        file::create_dir(home)?;
+        let lock = Lock::take(&lock_path).map_err(|source| FileError::new("lock", &lock_path, source))?;
+        // Whoever has the lock writes the name, so that it is read only after it.
+        let owner = file::read::<Owner>(&owner_path(tart))?.map(Owner::split);
+        let (owner, before) = owner.map_or((None, None), |(node, cluster)| (Some(node), cluster));
+        let Some(lock) = lock else { return Err(TartHomeError::Held { home: home.to_owned(), node: owner }) };
+        let node = node.to_string();
+        let claim = |before| Self { tart: tart.clone(), node: node.clone(), before, _lock: lock };
+        match owner {
+            Some(owner) if owner == node => return Ok(claim(before)),
+            Some(owner) => {
+                let (vms, is_cloning) = at_work(tart)?;
+                if is_cloning || !vms.is_empty() {
+                    return Err(TartHomeError::Alive { home: home.to_owned(), node: owner, vms });
+                }
+            }
+            None => {}
+        }
+        file::write_durably(&owner_path(tart), &Owner::Node(node.clone()))?;
+        Ok(claim(None))
+    }
+
+    /// Makes it this cluster's, once that is known. From another one's it is taken over only when nothing of its Pods is at work.
+    ///
+    /// Where nothing says that it was another one's, a full disk is no reason to refuse: only an agent that runs can make room on it.
+    pub(crate) fn join(&self, cluster: Cluster) -> Result<(), TartHomeError> {
+        if self.before.as_ref() == Some(&cluster) {
+            return Ok(());
+        }
+        let other = self.before.as_ref().filter(|before| before.differs_from(&cluster));
+        if let Some(before) = other {
+            let (vms, is_cloning) = at_work(&self.tart)?;
+            if is_cloning || !vms.is_empty() {
+                let (home, node) = (self.tart.home().to_owned(), self.node.clone());
+                return Err(TartHomeError::Elsewhere { home, node, server: before.server.clone(), vms });
+            }
+        }
+        let owner = Owner::Member { node: self.node.clone(), cluster };
+        match file::write_durably(&owner_path(&self.tart), &owner) {
+            Err(error) if other.is_none() => {
+                let error = chain(&error);
+                warn!(
+                    error,
+                    "cannot write down which cluster tart's home serves; the next start tries again"
+                );
+                Ok(())
+            }
+            written => Ok(written?),
+        }
+    }
+}
+
+fn owner_path(tart: &Tart) -> PathBuf {
+    tart.home().join(OWNER)
+}
+
+/// The VMs of Pods that run or are about to, and whether one more is being made. Their shims are not ours to ask.
+fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), FileError> {
+    let failed = |source| FileError::new("look into", tart.home(), source);
+    let is_cloning = tart.is_cloning().map_err(failed)?;
+    let mut vms = tart.vm_dirs().map_err(failed)?;
+    vms.retain(|vm| {
+        let is_quiet = touched(&tart.vm_dir(vm))
+            .is_ok_and(|touched| SystemTime::now().duration_since(touched).is_ok_and(|quiet| quiet >= QUIET));
+        // What cannot be known counts as work.
+        !(is_quiet && tart.lock_of(&tart.vm_dir(vm)).is_ok_and(|lock| lock == VmLock::Free))
+    });
+    Ok((vms, is_cloning))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+
+    const VM: &str = "tk-0b1c2d3e-0000-4000-8000-0123456789ab-0";
+
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn a_home_is_one_nodes_until_nothing_of_it_is_at_work() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let tart = Tart::in_home("/tart".as_ref(), dir.path());
+        let words = |name: &str| TartHomeOwner::take(&tart, &node(name)).unwrap_err().to_string();
+        let held = TartHomeOwner::take(&tart, &node("a")).unwrap();
+        let refused = words("b");
+        assert!(refused.contains("for Node `a`") && refused.contains("TART_HOME"), "{refused}");
+        assert!(words("a").contains("another tart-kubelet"));
+        drop(held);
+
+        // A VM that was touched a moment ago.
+        let vm = dir.path().join("vms").join(VM);
+        fs::create_dir_all(&vm).unwrap();
+        fs::create_dir_all(dir.path().join("vms/builder")).unwrap();
+        let refused = words("b");
+        assert!(refused.contains(VM) && !refused.contains("builder"), "{refused}");
+        drop(TartHomeOwner::take(&tart, &node("a")).unwrap());
+        fs::remove_dir(&vm).unwrap();
+        drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
+        drop(TartHomeOwner::take(&tart, &node("a")).unwrap());
+
+        // One that is being made.
+        let clone = dir.path().join("tmp/6D1E9C2A-0000-4000-8000-0123456789AB");
+        fs::create_dir_all(&clone).unwrap();
+        let lock = File::open(&clone).unwrap();
+        lock.lock().unwrap();
+        assert!(words("b").contains("one is being cloned"));
+        drop(lock);
+        drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
+    }
+
+    #[test]
+    fn a_home_is_one_clusters_until_nothing_of_it_is_at_work() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let tart = Tart::in_home("/tart".as_ref(), dir.path());
+        let cluster = |server: &str, authorities: &[&str]| Cluster {
+            server: format!("https://{server}:6443"),
+            authorities: authorities.iter().map(|&one| one.to_owned()).collect(),
+        };
+        let join = |cluster| TartHomeOwner::take(&tart, &node("a")).unwrap().join(cluster);
+        // As an older agent has left it.
+        fs::write(dir.path().join("tart-kubelet.json"), "\"a\"").unwrap();
+        let vm = dir.path().join("vms").join(VM);
+        fs::create_dir_all(&vm).unwrap();
+        join(cluster("one", &["x"])).unwrap();
+        let refused = join(cluster("two", &["y"])).unwrap_err().to_string();
+        assert!(refused.contains("https://one:6443") && refused.contains(VM), "{refused}");
+        let way_out = format!("remove {}", dir.path().join("tart-kubelet.json").display());
+        assert!(refused.contains(&way_out), "{refused}");
+        // Its address changes, and later its authority.
+        join(cluster("three", &["x"])).unwrap();
+        join(cluster("three", &["y"])).unwrap();
+        assert!(join(cluster("one", &["x"])).is_err());
+        fs::remove_dir(&vm).unwrap();
+        join(cluster("one", &["x"])).unwrap();
+        // Another Node has been here meanwhile.
+        drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
+        fs::create_dir_all(&vm).unwrap();
+        assert!(TartHomeOwner::take(&tart, &node("a")).is_err());
+    }
+
+    #[test]
+    fn who_cannot_write_down_its_cluster_works_all_the_same() {
+        let dir =
+            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let tart = Tart::in_home("/tart".as_ref(), dir.path());
+        let cluster = |server: &str, authority: &str| Cluster {
+            server: format!("https://{server}:6443"),
+            authorities: [authority.to_owned()].into(),
+        };
+        let (owner, in_the_way) =
+            (dir.path().join("tart-kubelet.json"), dir.path().join("tart-kubelet.tmp/in-the-way"));
+        let join = |cluster| TartHomeOwner::take(&tart, &node("a")).unwrap().join(cluster);
+        // As an older agent has left it, on a disk that takes nothing more.
+        fs::write(&owner, "\"a\"").unwrap();
+        fs::create_dir_all(&in_the_way).unwrap();
+        join(cluster("one", "x")).unwrap();
+        assert_eq!(fs::read_to_string(&owner).unwrap(), "\"a\"");
+        fs::remove_dir_all(in_the_way.parent().unwrap()).unwrap();
+        join(cluster("one", "x")).unwrap();
+        let written = fs::read_to_string(&owner).unwrap();
+        assert!(written.contains("https://one:6443"), "{written}");
+        fs::create_dir_all(&in_the_way).unwrap();
+        join(cluster("two", "x")).unwrap();
+        assert_eq!(fs::read_to_string(&owner).unwrap(), written);
+        // What would say for ever that it belongs to another cluster has to go.
+        assert!(matches!(join(cluster("two", "y")), Err(TartHomeError::State(_))));
+    }
+}

@@ -1,0 +1,253 @@
+//! The files of a volume on disk, replaced all at once.
+//!
+//! ```text
+//! ..2026_11_16_10_03_07.104250000/      one version, never changed once it is complete
+//!     config.yaml
+//!     certs/ca.crt
+//! ..data -> ..2026_11_16_10_03_07.104250000      the version that counts; swapped by rename
+//! config.yaml -> ..data/config.yaml
+//! certs -> ..data/certs
+//! ```
+//!
+//! A reader who stays below one `..data` sees one version. A crash at any point leaves the old version or the new one, and the
+//! next write removes what is left of it.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use super::{Payload, PayloadFile};
+use crate::crash_point;
+use crate::fs::dir::{Dir, EntryKind};
+use crate::fs::remove::remove;
+
+const DATA: &str = "..data";
+const NEW_DATA: &str = "..data_tmp";
+const DIR_MODE: u32 = 0o755;
+
+/// Files that cannot be put into a volume.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AtomicWriteError {
+    /// A path that leads elsewhere, or into what keeps the volume together.
+    #[error("`{}` is not a path inside a volume", .0.display())]
+    Path(PathBuf),
+    /// A path that has to be a file and a directory.
+    #[error("`{}` cannot be both a file and a directory", .0.display())]
+    Clash(PathBuf),
+    /// Two names that are one to the host's file system: APFS does not tell upper from lower case, unless it is told to.
+    #[error("`{}` and `{}` are the same file on this host, which does not tell upper from lower case: rename one of them, or leave it out with `items`", .0.display(), .1.display())]
+    Alike(PathBuf, PathBuf),
+    /// The disk, or somebody who interferes.
+    #[error("cannot write the volume's files")]
+    Io(#[from] io::Error),
+}
+
+/// Has the volume hold exactly the files of `payload`; does nothing when it does already. Returns whether it did not.
+pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, AtomicWriteError> {
+    check(payload)?;
+    let current = current(root)?;
+    let is_current = match &current {
+        Some((_, version)) => holds(version, payload)?,
+        None => false,
+    };
+    let version = match current {
+        Some((name, _)) if is_current => name,
+        _ => {
+            let name = write_version(root, payload)?;
+            crash_point::point("agent.volume.written");
+            publish(root, &name)?;
+            crash_point::point("agent.volume.published");
+            name
+        }
+    };
+    let tops: BTreeSet<&OsStr> = payload.0.keys().filter_map(|path| path.iter().next()).collect();
+    show(root, &tops)?;
+    // Whatever else there is: names of files that are gone, the version before, and what crashes and guests have left.
+    for name in root.names()? {
+        let name = name?;
+        if name != DATA && name != version && !tops.contains(name.as_os_str()) {
+            remove(root, &name)?;
+        }
+    }
+    Ok(!is_current)
+}
+
+/// Whether all paths can be in one volume.
+fn check(payload: &Payload) -> Result<(), AtomicWriteError> {
+    for path in payload.0.keys() {
+        let stays_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
+        // Nothing of ours may be named by a payload: all our names begin so.
+        let is_ours = path.as_os_str().as_bytes().starts_with(b"..");
+        // Components leave out what does not matter, such as a slash at the end; here it does.
+        let is_plain = path.iter().collect::<PathBuf>().as_os_str() == path.as_os_str();
+        if path.as_os_str().is_empty() || !stays_inside || is_ours || !is_plain {
+            return Err(AtomicWriteError::Path(path.clone()));
+        }
+        if let Some(file) = path.ancestors().skip(1).find(|above| payload.0.contains_key(*above)) {
+            return Err(AtomicWriteError::Clash(file.to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// The version that counts.
+fn current(root: &Dir) -> io::Result<Option<(OsString, Dir)>> {
+    let Some(name) = root.read_link(OsStr::new(DATA))? else { return Ok(None) };
+    // Only a version of ours is one: what else the link may say is not believed.
+    let is_version = name.as_bytes().starts_with(b"..") && name != DATA && name != NEW_DATA;
+    match if is_version { root.open(&name) } else { Err(io::ErrorKind::InvalidInput.into()) } {
+        Ok(version) => Ok(Some((name, version))),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether a version has exactly these files.
+fn holds(version: &Dir, payload: &Payload) -> io::Result<bool> {
+    let files: Vec<_> = payload.0.iter().map(|(path, file)| (path.as_path(), file)).collect();
+    holds_files(version, &files)
+}
+
+fn holds_files(dir: &Dir, files: &[(&Path, &PayloadFile)]) -> io::Result<bool> {
+    if dir.this()?.mode != DIR_MODE {
+        return Ok(false);
+    }
+    let mut expected = BTreeSet::new();
+    let mut rest = files;
+    while let Some((path, file)) = rest.first() {
+        let mut parts = path.iter();
+        let Some(top) = parts.next() else { return Ok(false) };
+        // Paths are sorted by their parts, so that those of one directory are next to each other.
+        let count = rest.iter().take_while(|(path, _)| path.starts_with(top)).count();
+        let (inside, after) = rest.split_at(count);
+        let matches = if parts.as_path().as_os_str().is_empty() {
+            holds_file(dir, top, file)?
+        } else {
+            let inner: Vec<_> = inside
+                .iter()
+                .filter_map(|(path, file)| Some((path.strip_prefix(top).ok()?, *file)))
+                .collect();
+            match dir.open(top) {
+                Ok(inner_dir) => holds_files(&inner_dir, &inner)?,
+                Err(_) => false,
+            }
+        };
+        if !matches {
+            return Ok(false);
+        }
+        expected.insert(top);
+        rest = after;
+    }
+    for name in dir.names()? {
+        if !expected.contains(name?.as_os_str()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn holds_file(dir: &Dir, name: &OsStr, file: &PayloadFile) -> io::Result<bool> {
+    let fits =
+        dir.look(name)?.is_some_and(|entry| entry.kind == EntryKind::File && entry.mode == mode_of(file));
+    // One byte more than there should be is enough to know.
+    let at_most = u64::try_from(file.bytes.len()).unwrap_or(u64::MAX).saturating_add(1);
+    if !fits {
+        return Ok(false);
+    }
+    match dir.read(name, at_most) {
+        Ok(bytes) => Ok(bytes.is_some_and(|bytes| bytes == file.bytes)),
+        // A file that even its owner may not read: it is written again rather than trusted.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes a version that nobody refers to yet.
+fn write_version(root: &Dir, payload: &Payload) -> Result<OsString, AtomicWriteError> {
+    let (name, version) = loop {
+        let now = Timestamp::now().to_zoned(TimeZone::UTC);
+        let name = OsString::from(now.strftime("..%Y_%m_%d_%H_%M_%S.%9f").to_string());
+        match root.create(&name, DIR_MODE) {
+            // The clock was set back, or stands still.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => std::thread::yield_now(),
+            made => break (name, made?),
+        }
+    };
+    if let Err(error) = write_files(&version, payload) {
+        // A part of it is of no use, and on a disk that is full it would take what is left from others.
+        let _ = remove(root, &name);
+        return Err(error);
+    }
+    Ok(name)
+}
+
+fn write_files(version: &Dir, payload: &Payload) -> Result<(), AtomicWriteError> {
+    for (path, file) in &payload.0 {
+        match write_file(version, path, file) {
+            // Nobody but us writes to a new version, so that it is a name of ours that is there already.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let other = payload.0.keys().find(|other| *other != path && is_alike(other, path));
+                return Err(other.map_or(AtomicWriteError::Io(error), |other| {
+                    AtomicWriteError::Alike(other.clone(), path.clone())
+                }));
+            }
+            written => written?,
+        }
+    }
+    Ok(())
+}
+
+fn write_file(version: &Dir, path: &Path, file: &PayloadFile) -> io::Result<()> {
+    let mut inner = None;
+    let mut parts = path.iter().peekable();
+    while let Some(part) = parts.next() {
+        let dir = inner.as_ref().unwrap_or(version);
+        if parts.peek().is_some() {
+            inner = Some(dir.open_or_create(part, DIR_MODE)?);
+        } else {
+            dir.write(part, &file.bytes, mode_of(file))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether two paths differ in nothing but upper and lower case.
+fn is_alike(one: &Path, other: &Path) -> bool {
+    let folded = |path: &Path| path.to_string_lossy().to_lowercase();
+    folded(one) == folded(other)
+}
+
+/// Makes a version the one that counts, in one instant.
+fn publish(root: &Dir, version: &OsStr) -> io::Result<()> {
+    let (data, new) = (OsStr::new(DATA), OsStr::new(NEW_DATA));
+    remove(root, new)?;
+    root.link(version, new)?;
+    // A link cannot replace a directory, and only somebody else can have put one there.
+    if root.look(data)?.is_some_and(|entry| entry.kind == EntryKind::Directory) {
+        remove(root, data)?;
+    }
+    root.rename(new, root, data)
+}
+
+/// Has a link for each name that a user is to see.
+fn show(root: &Dir, tops: &BTreeSet<&OsStr>) -> io::Result<()> {
+    for top in tops {
+        let target = Path::new(DATA).join(top);
+        if root.read_link(top)?.as_deref() != Some(target.as_os_str()) {
+            remove(root, top)?;
+            root.link(target.as_os_str(), top)?;
+        }
+    }
+    Ok(())
+}
+
+fn mode_of(file: &PayloadFile) -> u32 {
+    file.mode & 0o777
+}

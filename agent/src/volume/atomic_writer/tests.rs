@@ -1,0 +1,346 @@
+use super::*;
+use crate::fs::hostile;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+fn place() -> (tempfile::TempDir, Dir) {
+    let temp = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    let root = temp.path().join("volume");
+    fs::create_dir(&root).unwrap();
+    let dir = Dir::trusted(&root).unwrap();
+    (temp, dir)
+}
+
+fn payload(files: &[(&str, &str)]) -> Payload {
+    let file = |text: &str| PayloadFile { bytes: text.as_bytes().to_vec(), mode: 0o644 };
+    Payload(files.iter().map(|(path, text)| (PathBuf::from(path), file(text))).collect())
+}
+
+/// What a user sees: every plain file by its path, links followed, `..` names left out.
+fn seen(root: &Path) -> BTreeMap<PathBuf, (Vec<u8>, u32)> {
+    fn walk(dir: &Path, prefix: &Path, found: &mut BTreeMap<PathBuf, (Vec<u8>, u32)>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let name = entry.unwrap().file_name();
+            if name.as_bytes().starts_with(b"..") {
+                continue;
+            }
+            let (path, shown) = (dir.join(&name), prefix.join(&name));
+            if path.is_dir() {
+                walk(&path, &shown, found);
+            } else {
+                let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+                found.insert(shown, (fs::read(&path).unwrap(), mode));
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    walk(root, Path::new(""), &mut found);
+    found
+}
+
+fn expected(payload: &Payload) -> BTreeMap<PathBuf, (Vec<u8>, u32)> {
+    payload.0.iter().map(|(path, file)| (path.clone(), (file.bytes.clone(), file.mode))).collect()
+}
+
+fn names(root: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn files_appear_change_and_vanish() {
+    let (temp, root) = place();
+    let path = temp.path().join("volume");
+    let first = payload(&[("a", "1"), ("dir/b", "2"), ("dir/deep/c", "3")]);
+    assert!(write(&root, &first).unwrap());
+    assert_eq!(seen(&path), expected(&first));
+    let second = payload(&[("a", "1"), ("dir/b", "changed"), ("e", "5")]);
+    assert!(write(&root, &second).unwrap());
+    assert_eq!(seen(&path), expected(&second));
+    // One version, the link to it, and a link for each name.
+    assert_eq!(names(&path).len(), 1 + 1 + 3, "{:?}", names(&path));
+    assert!(write(&root, &Payload::default()).unwrap());
+    assert_eq!(seen(&path), BTreeMap::new());
+    assert_eq!(names(&path).len(), 2);
+}
+
+#[test]
+fn nothing_is_rewritten_when_nothing_changed() {
+    let (temp, root) = place();
+    let path = temp.path().join("volume");
+    let files = payload(&[("a", "1"), ("dir/b", "2")]);
+    write(&root, &files).unwrap();
+    let look = || (fs::metadata(path.join("a")).unwrap().ino(), names(&path));
+    let before = look();
+    assert!(!write(&root, &files).unwrap());
+    assert_eq!(look(), before);
+}
+
+#[test]
+fn a_changed_mode_is_a_change() {
+    let (temp, root) = place();
+    let mut files = payload(&[("a", "1")]);
+    for mode in [0o400, 0o777, 0o600] {
+        files.0.values_mut().for_each(|file| file.mode = mode);
+        assert!(write(&root, &files).unwrap());
+        assert_eq!(seen(&temp.path().join("volume")), expected(&files));
+    }
+}
+
+#[test]
+fn a_file_can_become_a_directory() {
+    let (temp, root) = place();
+    for files in [payload(&[("a", "1")]), payload(&[("a/b", "2")]), payload(&[("a", "3")])] {
+        write(&root, &files).unwrap();
+        assert_eq!(seen(&temp.path().join("volume")), expected(&files));
+    }
+}
+
+#[test]
+fn paths_that_lead_elsewhere_are_refused() {
+    let (temp, root) = place();
+    write(&root, &payload(&[("kept", "1")])).unwrap();
+    for bad in ["", "/etc/passwd", "..", "../x", "a/../../x", "..data", "..data/x", "./a", "a/", "a//b"] {
+        assert!(matches!(write(&root, &payload(&[(bad, "x")])), Err(AtomicWriteError::Path(_))), "{bad:?}");
+    }
+    assert!(matches!(write(&root, &payload(&[("a", "1"), ("a/b", "2")])), Err(AtomicWriteError::Clash(_))));
+    assert_eq!(seen(&temp.path().join("volume")), expected(&payload(&[("kept", "1")])));
+}
+
+#[test]
+fn what_a_crash_leaves_is_cleaned_up() {
+    let (temp, root) = place();
+    let path = temp.path().join("volume");
+    write(&root, &payload(&[("a", "old"), ("gone", "x")])).unwrap();
+    let new = payload(&[("a", "new"), ("b", "x")]);
+    // Died while the version was being written.
+    fs::create_dir(path.join("..half")).unwrap();
+    fs::write(path.join("..half/a"), "ne").unwrap();
+    assert_eq!(seen(&path), expected(&payload(&[("a", "old"), ("gone", "x")])));
+    // Died before the link was swapped.
+    symlink("..half", path.join(NEW_DATA)).unwrap();
+    write(&root, &new).unwrap();
+    assert_eq!(seen(&path), expected(&new));
+    // Died after it: the names are those of the version before.
+    fs::remove_file(path.join("b")).unwrap();
+    symlink("..data/gone", path.join("gone")).unwrap();
+    assert!(!write(&root, &new).unwrap());
+    assert_eq!(seen(&path), expected(&new));
+    assert_eq!(names(&path).len(), 4, "{:?}", names(&path));
+}
+
+#[test]
+fn what_somebody_else_put_there_does_not_lead_astray() {
+    let (temp, root) = place();
+    let (outside, _) = place();
+    fs::write(outside.path().join("kept"), "kept").unwrap();
+    let path = temp.path().join("volume");
+    let files = payload(&[("a", "1"), ("dir/b", "2")]);
+    let attacks: [&dyn Fn(); 8] = [
+        &|| hostile::plant(&path, outside.path()),
+        &|| {
+            // Another version, or the world outside, in place of the one that counts.
+            fs::remove_file(path.join(DATA)).unwrap();
+            symlink(outside.path(), path.join(DATA)).unwrap();
+        },
+        &|| {
+            fs::remove_file(path.join(DATA)).unwrap();
+            fs::create_dir_all(path.join(DATA).join("x/y")).unwrap();
+        },
+        &|| {
+            fs::remove_file(path.join(DATA)).unwrap();
+            symlink("..", path.join(DATA)).unwrap();
+        },
+        &|| {
+            symlink(outside.path(), path.join(NEW_DATA)).unwrap();
+        },
+        &|| {
+            // A file of the version that counts is a link to something else.
+            fs::remove_file(path.join("..data/a")).unwrap();
+            symlink(outside.path().join("kept"), path.join("..data/a")).unwrap();
+        },
+        &|| {
+            fs::remove_dir_all(path.join("..data/dir")).unwrap();
+            symlink(outside.path(), path.join("..data/dir")).unwrap();
+        },
+        &|| {
+            fs::remove_file(path.join("a")).unwrap();
+            fs::create_dir_all(path.join("a/full")).unwrap();
+        },
+    ];
+    for (number, attack) in attacks.iter().enumerate() {
+        write(&root, &files).unwrap();
+        attack();
+        write(&root, &files).unwrap();
+        assert_eq!(seen(&path), expected(&files), "attack {number}");
+        assert_eq!(names(&path).len(), 4, "attack {number}: {:?}", names(&path));
+        assert_eq!(names(outside.path()), ["kept", "volume"], "attack {number}");
+        assert_eq!(fs::read_to_string(outside.path().join("kept")).unwrap(), "kept");
+    }
+}
+
+#[test]
+fn links_that_appear_at_any_moment_lead_nowhere() {
+    let (temp, root) = place();
+    let (outside, _) = place();
+    let path = temp.path().join("volume");
+    fs::create_dir_all(outside.path().join("dir/deep")).unwrap();
+    fs::write(outside.path().join("dir/kept"), "kept").unwrap();
+    let before = hostile::snapshot(outside.path());
+    let (old, new) = (
+        payload(&[("dir/deep/a", "old"), ("dir/b", "old")]),
+        payload(&[("dir/deep/a", "new"), ("dir/b", "old"), ("other/c", "new")]),
+    );
+    let attack = {
+        let (path, outside) = (path.clone(), outside.path().to_owned());
+        move || hostile::bend(&path, &outside)
+    };
+    hostile::at_every_moment(
+        || assert!(write(&root, &old).is_ok()),
+        attack,
+        // Somebody interferes, so it may fail; it may not do harm.
+        || drop(write(&root, &new)),
+        || {
+            assert_eq!(hostile::snapshot(outside.path()), before);
+            write(&root, &new).unwrap();
+            assert_eq!(seen(&path), expected(&new));
+        },
+    );
+}
+
+#[test]
+fn a_race_while_the_agent_writes_stays_inside() {
+    let (temp, root) = place();
+    let (outside, _) = place();
+    let path = temp.path().join("volume");
+    fs::create_dir_all(outside.path().join("dir")).unwrap();
+    fs::write(outside.path().join("dir/kept"), "kept").unwrap();
+    for round in 0..100 {
+        let text = round.to_string();
+        let swapper = hostile::Swapper::start(&path, "dir", outside.path());
+        // Somebody interferes, so it may fail; it may not do harm.
+        let _ = write(&root, &payload(&[("dir/b", &text)]));
+        swapper.stop();
+        let files = payload(&[("dir/b", &text), ("a", &text)]);
+        write(&root, &files).unwrap();
+        assert_eq!(seen(&path), expected(&files));
+    }
+    assert_eq!(names(outside.path()), ["dir", "volume"]);
+    assert_eq!(names(&outside.path().join("dir")), ["kept"]);
+}
+
+/// A payload all of whose files say which version they are of.
+fn version(number: u64, shape: &BTreeSet<u8>) -> Payload {
+    let mut files: BTreeMap<PathBuf, PayloadFile> = shape
+        .iter()
+        .map(|n| {
+            let path = if n % 3 == 0 { format!("dir{}/f{n}", n % 2) } else { format!("f{n}") };
+            // Long enough to take more than one write to the disk.
+            (path.into(), PayloadFile { bytes: number.to_string().repeat(3000).into_bytes(), mode: 0o644 })
+        })
+        .collect();
+    let count = files.len().to_string().into_bytes();
+    files.insert("count".into(), PayloadFile { bytes: count, mode: 0o644 });
+    files.insert("version".into(), PayloadFile { bytes: number.to_string().into_bytes(), mode: 0o644 });
+    Payload(files)
+}
+
+/// Reads what one `..data` leads to; `None` when it was replaced meanwhile.
+fn read_once(root: &Path) -> Option<BTreeMap<PathBuf, Vec<u8>>> {
+    fn walk(dir: &Path, prefix: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) -> Option<()> {
+        for entry in fs::read_dir(dir).ok()? {
+            let name = entry.ok()?.file_name();
+            let path = dir.join(&name);
+            if fs::metadata(&path).ok()?.is_dir() {
+                walk(&path, &prefix.join(&name), found)?;
+            } else {
+                found.insert(prefix.join(&name), fs::read(&path).ok()?);
+            }
+        }
+        Some(())
+    }
+    let link = || fs::read_link(root.join(DATA)).ok();
+    let before = link()?;
+    let mut found = BTreeMap::new();
+    walk(&root.join(&before), Path::new(""), &mut found)?;
+    // A version that was being removed while it was read is not what a reader is promised.
+    (link()? == before).then_some(found)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn a_reader_sees_one_whole_version(
+        shapes in prop::collection::vec(prop::collection::btree_set(0u8..12, 0..8), 2..25),
+    ) {
+        let (temp, root) = place();
+        let path = temp.path().join("volume");
+        write(&root, &version(0, &shapes[0])).unwrap();
+        let (ended, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+        let torn = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    let Some(found) = read_once(&path) else { continue };
+                    let text = |name: &str| String::from_utf8_lossy(&found[Path::new(name)]).into_owned();
+                    let (number, count) = (text("version"), text("count"));
+                    let whole = found.len().to_string() == (count.parse::<u64>().unwrap() + 2).to_string()
+                        && found.iter().all(|(path, bytes)| {
+                            let named = path == Path::new("version") || path == Path::new("count");
+                            named || *bytes == number.repeat(3000).into_bytes()
+                        });
+                    if !whole {
+                        return Some(found);
+                    }
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+                None
+            });
+            for (number, shape) in (1..).zip(&shapes) {
+                write(&root, &version(number, shape)).unwrap();
+            }
+            // At least one read has been of use.
+            while reads.load(Ordering::Relaxed) == 0 && !reader.is_finished() {
+                std::thread::yield_now();
+            }
+            ended.store(true, Ordering::Relaxed);
+            reader.join().unwrap()
+        });
+        prop_assert!(torn.is_none(), "{torn:?}");
+        let last = version(shapes.len() as u64, shapes.last().unwrap());
+        prop_assert_eq!(seen(&path), expected(&last));
+    }
+}
+
+#[test]
+fn names_that_are_one_to_the_host_are_told() {
+    let (temp, root) = place();
+    let path = temp.path().join("volume");
+    let files = payload(&[("Config", "1"), ("config", "2")]);
+    // As on APFS, where whoever writes the one finds it under the other name, too.
+    let fold = {
+        let path = path.clone();
+        move || {
+            for version in names(&path) {
+                let version = path.join(version);
+                let _ = fs::hard_link(version.join("Config"), version.join("config"));
+            }
+        }
+    };
+    let told = std::cell::RefCell::new(Vec::new());
+    hostile::at_every_moment(
+        || {},
+        fold,
+        || told.borrow_mut().extend(write(&root, &files).err().map(|error| error.to_string())),
+        || write(&root, &Payload::default()).map(drop).unwrap(),
+    );
+    let words = "`Config` and `config` are the same file on this host, which does not tell upper from lower case: \
+                 rename one of them, or leave it out with `items`";
+    assert!(told.borrow().iter().any(|said| said == words), "{told:?}");
+}

@@ -1,0 +1,101 @@
+//! What a guest that only boots shares with the host besides its volumes: its environment, and how it ended.
+
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::crash_point;
+use crate::guest::script::is_shell_name;
+use crate::names::Restart;
+use crate::state::{BOOT_DIR_PREFIX, boot_dir_name};
+use crate::state::{POD_IP, PodDir};
+use crate::tart::Share;
+
+const ENVIRONMENT: &str = "pod_environment";
+pub(super) const STATUS: &str = "pod_status";
+
+/// The shares of a guest that only boots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BootShares {
+    /// What the guest sees.
+    pub(crate) shares: Vec<Share>,
+    /// The file in which it finds its variables.
+    pub(crate) environment_file: PathBuf,
+    /// Where the guest can leave how it ended.
+    pub(crate) status_dir: PathBuf,
+}
+
+/// The directory of the last VM that has one.
+pub(super) fn latest(volumes: &Path) -> io::Result<PathBuf> {
+    let mut last = None;
+    for entry in fs::read_dir(volumes)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(BOOT_DIR_PREFIX)?.parse().ok());
+        last = last.max(number.map(Restart));
+    }
+    last.map(|restart| volumes.join(boot_dir_name(restart))).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// Makes the directories, with the file `environment` in the one that the guest can only read. They go with the Pod's volumes.
+pub(crate) fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io::Result<BootShares> {
+    let root = pod.volumes_path().join(boot_dir_name(restart));
+    let (environment_dir, status_dir) = (root.join(ENVIRONMENT), root.join(STATUS));
+    for dir in [&environment_dir, &status_dir] {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    let environment_file = environment_dir.join("environment");
+    let temp = write_aside(&environment_file, variables)?;
+    crash_point::point("agent.plan.environment");
+    fs::rename(temp, &environment_file)?;
+    let share = |name: &str, path: &Path, read_only| Share {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        read_only,
+        place: None,
+    };
+    let shares = vec![share(ENVIRONMENT, &environment_dir, true), share(STATUS, &status_dir, false)];
+    Ok(BootShares { shares, environment_file, status_dir })
+}
+
+/// Writes the file `environment` anew, in one instant for whoever reads it.
+pub(crate) fn rewrite(environment_file: &Path, variables: &[(String, String)]) -> io::Result<()> {
+    let temp = write_aside(environment_file, variables)?;
+    crash_point::point("shim.environment");
+    fs::rename(temp, environment_file)
+}
+
+fn write_aside(path: &Path, variables: &[(String, String)]) -> io::Result<PathBuf> {
+    let temp = path.with_extension("tmp");
+    let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&temp)?;
+    file.write_all(for_shell(variables).as_bytes())?;
+    Ok(temp)
+}
+
+/// Variables as a file that a shell can read, without those that have an address in them which is not known yet.
+fn for_shell(variables: &[(String, String)]) -> String {
+    let known = variables.iter().filter(|(name, value)| is_shell_name(name) && !value.contains(POD_IP));
+    known.fold(String::new(), |mut all, (name, value)| {
+        // Writing to a String does not fail.
+        let _ = writeln!(all, "{name}='{}'", value.replace('\'', "'\\''"));
+        all
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_file_is_for_a_shell() {
+        let names = ["UID", "my.key", "a;exit 3", "A"];
+        let mut variables = names.map(|name| (name.to_owned(), "it's".to_owned())).to_vec();
+        variables.push(("IP".to_owned(), POD_IP.to_owned()));
+        let file = for_shell(&variables);
+        assert_eq!(file, "A='it'\\''s'\n");
+        let read = format!("set -e\n{file}printf %s \"$A\"");
+        let said = std::process::Command::new("/bin/sh").args(["-c", &read]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&said.stdout), "it's");
+    }
+}

@@ -1,0 +1,36 @@
+//! What is in the way of a volume.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::error_chain::{self, chain};
+
+/// What is in the way of a volume: words for people, and whether a full disk is behind them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VolumeError {
+    words: String,
+    no_space: bool,
+}
+
+impl VolumeError {
+    pub(super) fn of(error: &(dyn Error + 'static)) -> Self {
+        Self { words: chain(error), no_space: error_chain::is_for_want_of_space(error) }
+    }
+
+    /// Whether the disk is full.
+    pub(crate) fn is_for_want_of_space(&self) -> bool {
+        self.no_space
+    }
+}
+
+impl From<&str> for VolumeError {
+    fn from(words: &str) -> Self {
+        Self { words: words.to_owned(), no_space: false }
+    }
+}
+
+impl fmt::Display for VolumeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words)
+    }
+}

@@ -1,0 +1,308 @@
+//! Files out of objects: which key is at which path, with which mode.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, Secret};
+
+use super::{Payload, PayloadFile};
+use crate::env::downward::{self, DownwardError};
+use crate::quantity::ResourceList;
+
+/// Longer names and paths are refused, as the kubelet does.
+const LONGEST_NAME: usize = 255;
+const LONGEST_PATH: usize = 4096;
+
+/// Files that no volume can hold.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadFiles {
+    /// A `ConfigMap` lacks a key.
+    #[error("configmap references non-existent config key: {0}")]
+    NoConfigMapKey(String),
+    /// A Secret lacks a key.
+    #[error("references non-existent secret key: {0}")]
+    NoSecretKey(String),
+    /// The Pod cannot tell something of itself.
+    #[error(transparent)]
+    Downward(#[from] DownwardError),
+    /// A path leads elsewhere, or nowhere.
+    #[error("invalid path `{path}`: {problem}")]
+    Path {
+        /// The path.
+        path: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A path is to be a file and a directory.
+    #[error("conflicting paths: `{}` cannot be a file, since `{}` is to be below it", .0.display(), .1.display())]
+    Conflict(PathBuf, PathBuf),
+}
+
+/// The permission bits of a volume's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileMode(u32);
+
+impl FileMode {
+    pub(super) fn of(mode: i32) -> Self {
+        // Files are neither set-user-id nor sticky, and the API server knows no other bits.
+        Self(mode.cast_unsigned() & 0o777)
+    }
+
+    fn or(self, own: Option<i32>) -> Self {
+        own.map_or(self, Self::of)
+    }
+
+    pub(super) fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// The files of a `ConfigMap`: all its keys, or those that `items` name.
+pub(super) fn config_map_files(
+    object: &ConfigMap,
+    items: &[KeyToPath],
+    mode: FileMode,
+    optional: bool,
+) -> Result<Payload, BadFiles> {
+    let text = object.data.iter().flatten().map(|(key, value)| (key.as_str(), value.as_bytes()));
+    let binary = object.binary_data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.as_slice()));
+    // Text comes last, to count: no key should be in both.
+    let data = binary.chain(text).collect();
+    select(&data, items, mode, optional, BadFiles::NoConfigMapKey)
+}
+
+/// The files of a Secret: all its keys, or those that `items` name.
+pub(super) fn secret_files(
+    object: &Secret,
+    items: &[KeyToPath],
+    mode: FileMode,
+    optional: bool,
+) -> Result<Payload, BadFiles> {
+    let data = object.data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.as_slice())).collect();
+    select(&data, items, mode, optional, BadFiles::NoSecretKey)
+}
+
+fn select(
+    data: &BTreeMap<&str, &[u8]>,
+    items: &[KeyToPath],
+    mode: FileMode,
+    optional: bool,
+    missing: fn(String) -> BadFiles,
+) -> Result<Payload, BadFiles> {
+    let file = |bytes: &[u8], mode: FileMode| PayloadFile { bytes: bytes.to_vec(), mode: mode.bits() };
+    let mut files = BTreeMap::new();
+    if items.is_empty() {
+        files.extend(data.iter().map(|(key, bytes)| (PathBuf::from(key), file(bytes, mode))));
+    }
+    for item in items {
+        match data.get(item.key.as_str()) {
+            Some(bytes) => {
+                files.insert(PathBuf::from(&item.path), file(bytes, mode.or(item.mode)));
+            }
+            None if optional => {}
+            None => return Err(missing(item.key.clone())),
+        }
+    }
+    Ok(Payload(files))
+}
+
+/// The files in which a Pod tells of itself.
+pub(super) fn downward_files(
+    items: &[DownwardAPIVolumeFile],
+    pod: &Pod,
+    mode: FileMode,
+    allocatable: &ResourceList,
+) -> Result<Payload, BadFiles> {
+    let mut files = BTreeMap::new();
+    for item in items {
+        let text = if let Some(field) = &item.field_ref {
+            downward::metadata(&field.field_path, pod)?
+        } else if let Some(resource) = &item.resource_field_ref {
+            downward::resource(resource, pod, None, allocatable)?
+        } else {
+            String::new()
+        };
+        let file = PayloadFile { bytes: text.into_bytes(), mode: mode.or(item.mode).bits() };
+        files.insert(PathBuf::from(&item.path), file);
+    }
+    Ok(Payload(files))
+}
+
+/// All files of a volume. As in the kubelet, a later source's file counts where two have the same path.
+pub(super) fn merge(parts: impl IntoIterator<Item = Payload>) -> Result<Payload, BadFiles> {
+    let mut files: BTreeMap<PathBuf, PayloadFile> = BTreeMap::new();
+    for (path, file) in parts.into_iter().flat_map(|part| part.0) {
+        files.insert(clean(&path)?, file);
+    }
+    // Sorted by component, what is below a path follows it directly.
+    for (path, next) in files.keys().zip(files.keys().skip(1)) {
+        if next.starts_with(path) {
+            return Err(BadFiles::Conflict(path.clone(), next.clone()));
+        }
+    }
+    Ok(Payload(files))
+}
+
+/// A path that stays below its volume, without `.` and empty parts.
+fn clean(path: &Path) -> Result<PathBuf, BadFiles> {
+    let bad = |problem| BadFiles::Path { path: path.display().to_string(), problem };
+    let text = path.as_os_str();
+    if text.len() > LONGEST_PATH {
+        return Err(bad("it is too long"));
+    }
+    if text.as_encoded_bytes().contains(&0) {
+        return Err(bad("it has a NUL byte"));
+    }
+    let mut cleaned = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) if name.len() > LONGEST_NAME => {
+                return Err(bad("a part of it is too long"));
+            }
+            // The names that the writer of volumes uses for itself begin so.
+            Component::Normal(name)
+                if cleaned.as_os_str().is_empty() && name.as_encoded_bytes().starts_with(b"..") =>
+            {
+                return Err(bad("it must not begin with `..`"));
+            }
+            Component::Normal(name) => cleaned.push(name),
+            Component::CurDir => {}
+            Component::ParentDir => return Err(bad("it must not contain `..`")),
+            Component::RootDir | Component::Prefix(_) => return Err(bad("it must be relative")),
+        }
+    }
+    if cleaned.as_os_str().is_empty() { Err(bad("it must not be empty")) } else { Ok(cleaned) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const MODE: FileMode = FileMode(0o644);
+
+    fn config_map() -> ConfigMap {
+        serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "/w=="}})).unwrap()
+    }
+
+    fn secret() -> Secret {
+        serde_json::from_value(json!({"data": {"a": "MQ==", "key": "/w=="}})).unwrap()
+    }
+
+    fn items(value: Value) -> Vec<KeyToPath> {
+        serde_json::from_value(value).unwrap()
+    }
+
+    /// Each file in one line: path, content, mode.
+    fn shown(payload: &Payload) -> Vec<String> {
+        let line = |(path, file): (&PathBuf, &PayloadFile)| {
+            format!("{} {:?} {:o}", path.display(), String::from_utf8_lossy(&file.bytes), file.mode)
+        };
+        payload.0.iter().map(line).collect()
+    }
+
+    fn files(paths: &[&str]) -> Payload {
+        let file = |path: &&str| (PathBuf::from(path), PayloadFile { bytes: Vec::new(), mode: 0o644 });
+        Payload(paths.iter().map(file).collect())
+    }
+
+    #[test]
+    fn all_keys_or_those_that_are_named() {
+        let all = config_map_files(&config_map(), &[], MODE, false).unwrap();
+        assert_eq!(shown(&all), ["a \"1\" 644", "b \"2\" 644", "c \"\u{fffd}\" 644"]);
+        let named = items(json!([{"key": "b", "path": "x/y", "mode": 0o400}, {"key": "c", "path": "z"}]));
+        let named = config_map_files(&config_map(), &named, MODE, false).unwrap();
+        assert_eq!(shown(&named), ["x/y \"2\" 400", "z \"\u{fffd}\" 644"]);
+        assert_eq!(named.0[Path::new("z")].bytes, [0xff], "bytes stay as they are");
+        let all = secret_files(&secret(), &[], FileMode::of(0o10_600), false).unwrap();
+        assert_eq!(shown(&all), ["a \"1\" 600", "key \"\u{fffd}\" 600"]);
+    }
+
+    #[test]
+    fn a_key_that_is_not_there_is_an_error_unless_it_is_optional() {
+        let missing = items(json!([{"key": "nope", "path": "x"}, {"key": "a", "path": "y"}]));
+        let error = config_map_files(&config_map(), &missing, MODE, false).unwrap_err();
+        assert_eq!(error.to_string(), "configmap references non-existent config key: nope");
+        let error = secret_files(&secret(), &missing, MODE, false).unwrap_err();
+        assert_eq!(error.to_string(), "references non-existent secret key: nope");
+        assert_eq!(shown(&config_map_files(&config_map(), &missing, MODE, true).unwrap()), ["y \"1\" 644"]);
+        assert_eq!(shown(&secret_files(&secret(), &missing, MODE, true).unwrap()), ["y \"1\" 644"]);
+    }
+
+    #[test]
+    fn a_pod_tells_of_itself_in_files() {
+        let pod = json!({
+            "metadata": {"name": "p", "labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "main", "resources": {"limits": {"memory": "2Mi"}}}]},
+        });
+        let pod = serde_json::from_value(pod).unwrap();
+        let told = |items: Value| {
+            downward_files(
+                &serde_json::from_value::<Vec<_>>(items).unwrap(),
+                &pod,
+                MODE,
+                &ResourceList::new(),
+            )
+        };
+        let memory = json!({"containerName": "main", "resource": "limits.memory", "divisor": "1Mi"});
+        let payload = told(json!([
+            {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}, "mode": 0o440},
+            {"path": "d/memory", "resourceFieldRef": memory},
+        ]));
+        assert_eq!(shown(&payload.unwrap()), ["d/memory \"2\" 644", "labels \"a=\\\"b\\\"\" 440"]);
+        let error = told(json!([{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}])).unwrap_err();
+        assert_eq!(error.to_string(), "unsupported fieldPath: status.podIP");
+    }
+
+    #[test]
+    fn later_sources_count() {
+        let one = |content: &str| {
+            let file = PayloadFile { bytes: content.as_bytes().to_vec(), mode: 0o644 };
+            Payload([(PathBuf::from("a"), file)].into())
+        };
+        let merged = merge([one("first"), files(&["./b//c"]), one("second")]).unwrap();
+        assert_eq!(shown(&merged), ["a \"second\" 644", "b/c \"\" 644"]);
+    }
+
+    #[test]
+    fn a_path_is_a_file_or_a_directory() {
+        for (file, below) in [("a", "a/b"), ("a", "a/b/c"), ("x/y", "x/./y/z")] {
+            for parts in [[file, below], [below, file]] {
+                let error = merge(parts.map(|path| files(&[path, "a-b", "x.y"]))).unwrap_err();
+                assert!(matches!(error, BadFiles::Conflict(..)), "{error}");
+            }
+        }
+        assert!(merge([files(&["a/b", "a/c", "a-b", "ab", "a.b/c"])]).is_ok());
+    }
+
+    #[test]
+    fn paths_stay_inside_the_volume() {
+        let long = "x".repeat(256);
+        let deep = "x/".repeat(2100);
+        let table = ["", ".", "/a", "..", "a/..", "../a", "a/../b", "..data", "..a/b", "a\0b", &long, &deep];
+        for path in table {
+            let error = merge([files(&[path])]).unwrap_err();
+            assert!(matches!(error, BadFiles::Path { .. }), "{path}: {error}");
+        }
+        for path in ["a..b", ".hidden", "a/..b"] {
+            assert!(merge([files(&[path])]).is_ok(), "{path}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_merged_can_be_written(paths in proptest::collection::vec("[a./-]{0,6}", 0..6)) {
+            let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+            if let Ok(merged) = merge(paths.iter().map(|path| files(&[path]))) {
+                let root = tempfile::tempdir().unwrap();
+                for path in merged.0.keys() {
+                    prop_assert!(path.components().all(|part| matches!(part, Component::Normal(_))));
+                    let path = root.path().join(path);
+                    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                    std::fs::write(path, "").unwrap();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
+
+#[cfg(test)]
+mod api_server_tests;
+mod atomic_writer;
+pub(crate) mod boot_share;
+pub(crate) mod content;
+mod error;
+mod host_path;
+pub(crate) mod items;
+mod memory;
+pub(crate) mod pod_usage;
+mod pod_volumes;
+mod share;
+mod size_limit;
+mod sub_path;
+mod updater;
+
+pub(crate) use host_path::{AllowedHostPath, HostPaths};
+pub(crate) use pod_volumes::{MountFailure, PodVolumes, PrepareError, Prepared};
+pub(crate) use size_limit::Exceeded;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The files that a volume is to hold, by their path below its root.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Payload(pub(crate) BTreeMap<PathBuf, PayloadFile>);
+
+/// One file of a volume.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct PayloadFile {
+    /// What is in it; may be secret.
+    pub(crate) bytes: Vec<u8>,
+    /// Its permission bits.
+    pub(crate) mode: u32,
+}
+
+impl std::fmt::Debug for PayloadFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The bytes may be secret.
+        write!(f, "{} bytes, {:o}", self.bytes.len(), self.mode)
+    }
+}
