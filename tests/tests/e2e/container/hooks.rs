@@ -289,7 +289,7 @@ async fn http_hooks_call_the_host_of_the_pod_spec() -> Result<()> {
     let asked = tokio::spawn(async move {
         let first = answer(plain.accept().await?.0).await?;
         // As for a probe, the server's certificate is not verified.
-        let second = answer(tls::unvouched()?.accept(secure.accept().await?.0).await?).await?;
+        let second = answer(tls::self_signed()?.accept(secure.accept().await?.0).await?).await?;
         anyhow::Ok([first, second])
     });
     let up = json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/up"}});
