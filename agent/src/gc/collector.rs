@@ -17,7 +17,7 @@ use crate::fs::freed_space::{freed, measure};
 use crate::metrics::Metrics;
 use crate::names::PodUid;
 use crate::names::{BaseName, VmName};
-use crate::pod::registry::active::ActiveWorkers;
+use crate::pod::registry::PodRegistry;
 use crate::tart::TartError;
 
 /// How long a VM may take to stop before it is killed.
@@ -29,7 +29,7 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct OrphanCollector {
     observer: Observer,
-    at_work: ActiveWorkers,
+    registry: PodRegistry,
     metrics: Metrics,
     interval: Duration,
     ages: Ages,
@@ -52,12 +52,12 @@ impl OrphanCollector {
     /// A collector that has not looked yet.
     pub(crate) fn new(
         observer: Observer,
-        at_work: ActiveWorkers,
+        registry: PodRegistry,
         metrics: Metrics,
         interval: Duration,
     ) -> Self {
         metrics.collects_vms();
-        Self { observer, at_work, metrics, interval, ages: Ages::default(), told: HashMap::new() }
+        Self { observer, registry, metrics, interval, ages: Ages::default(), told: HashMap::new() }
     }
 
     /// Collects for as long as it is polled: at once, when it is known what the agent works on, and then again and again.
@@ -70,7 +70,7 @@ impl OrphanCollector {
     }
 
     async fn pass(&mut self) {
-        let at_work = self.at_work.now().await;
+        let at_work = self.registry.with_worker().await;
         let begun = Instant::now();
         let world = self.observer.look(&mut self.ages, at_work).await;
         let verdicts = judge(&world);
@@ -179,7 +179,7 @@ impl OrphanCollector {
 
     async fn delete_remains(&mut self, uid: &PodUid) -> Result<Option<Judgement>, CollectError> {
         let dir = self.observer.state.pod(uid.clone());
-        let at_work = self.at_work.now().await;
+        let at_work = self.registry.with_worker().await;
         let world = self.observer.look_at_remains(&dir, &mut self.ages, at_work).await;
         match judge_one(&world, &Subject::Remains(uid.clone())) {
             Judgement::Delete { .. } => block_in_place(|| dir.remove())?,
@@ -189,7 +189,7 @@ impl OrphanCollector {
     }
 
     async fn look_again(&mut self, vm: &VmName, min_age: Duration) -> Judgement {
-        let at_work = self.at_work.now().await;
+        let at_work = self.registry.with_worker().await;
         let seen = self.observer.look_at_vm(vm, &mut self.ages, at_work).await;
         judge_one(&OrphanObservation { min_age, ..seen }, &Subject::Vm(vm.clone()))
     }
