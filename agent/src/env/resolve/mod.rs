@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvFromSource, EnvVarSour
 use kube::ResourceExt;
 
 use super::downward::{self, DownwardError};
-use super::expansion::{expand, lookup};
+use super::expansion::expand;
 use crate::apiserver::watched_objects::ObjectError;
 use crate::quantity::ResourceList;
 
