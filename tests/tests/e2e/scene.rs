@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::Api;
+use kube::api::ListParams;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -110,9 +111,16 @@ impl Scene {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": full})
     }
 
-    /// Creates a Pod with kubectl.
-    pub(crate) async fn create(&self, pod: &Value) -> Result<()> {
-        self.kubectl.apply(&pod.to_string()).await.map(drop)
+    /// Creates a Pod, as strictly validated as kubectl asks for; or any other object, with kubectl.
+    pub(crate) async fn create(&self, object: &Value) -> Result<()> {
+        if object["kind"] != "Pod" {
+            return self.kubectl.apply(&object.to_string()).await.map(drop);
+        }
+        let path = format!("/api/v1/namespaces/{}/pods?fieldValidation=Strict", self.namespace());
+        let request = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
+        let request = request.body(object.to_string().into_bytes())?;
+        self.pods.clone().into_client().request::<Value>(request).await?;
+        Ok(())
     }
 
     /// Waits until a Pod has a phase.
@@ -289,7 +297,12 @@ impl Scene {
 
     /// Waits until somebody who asks `kubectl describe` is told `words`.
     pub(crate) async fn told(&self, kind: &str, name: &str, words: &str) -> Result<()> {
-        wait::eventually(&format!("`kubectl describe` to say `{words}`"), DEADLINE, async || {
+        let client = self.pods.clone().into_client();
+        let changes = match kind {
+            "node" => wait::changes(&self.nodes, name, &Api::namespaced(client, "default")),
+            _ => wait::changes(&self.pods, name, &Api::namespaced(client, self.namespace())),
+        };
+        wait::on_change(&format!("`kubectl describe` to say `{words}`"), DEADLINE, changes, async || {
             let told = self.kubectl.run(["describe", kind, name]).await?;
             ensure!(told.contains(words), "it says:\n{told}");
             Ok(())
@@ -299,20 +312,19 @@ impl Scene {
 
     /// Waits until an Event about a Pod has this reason and begins with these words.
     pub(crate) async fn told_as(&self, pod: &str, reason: &str, words: &str) -> Result<()> {
-        wait::eventually(&format!("an Event {reason}: {words}"), DEADLINE, async || {
-            let about = format!("involvedObject.name={pod}");
-            let told =
-                self.kubectl.run(["get", "events", "--field-selector", &about, "--output", "json"]).await?;
-            let told: Value = serde_json::from_str(&told)?;
-            let events: Vec<(&str, &str)> = told["items"]
-                .as_array()
+        let events: Api<Event> = Api::namespaced(self.pods.clone().into_client(), self.namespace());
+        let changes = wait::changes(&self.pods, pod, &events);
+        let about = ListParams::default().fields(&format!("involvedObject.name={pod}"));
+        wait::on_change(&format!("an Event {reason}: {words}"), DEADLINE, changes, async || {
+            let told: Vec<(String, String)> = events
+                .list(&about)
+                .await?
                 .into_iter()
-                .flatten()
-                .filter_map(|event| Some((event["reason"].as_str()?, event["message"].as_str()?)))
+                .filter_map(|event| Some((event.reason?, event.message?)))
                 .collect();
             ensure!(
-                events.iter().any(|(why, said)| *why == reason && said.starts_with(words)),
-                "there are {events:?}"
+                told.iter().any(|(why, said)| why == reason && said.starts_with(words)),
+                "there are {told:?}"
             );
             Ok(())
         })
