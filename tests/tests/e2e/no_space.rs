@@ -322,6 +322,15 @@ async fn no_image_goes_for_a_disk_that_it_is_not_on() -> Result<()> {
     let Some(disk) = SmallDisk::mount(&state, 4 * MIB)? else { return Ok(()) };
     let running = agent(&scene, 100, 99).flag("--state-dir", &state.display().to_string()).start()?;
     use_both(&scene, &running, [MIB, 2 * MIB]).await?;
+    // What is left of these Pods would make room for the next one when it goes.
+    wait::eventually("an empty state directory", DEADLINE, async || {
+        for part in ["pods", "logs", "volumes"] {
+            let left = std::fs::read_dir(state.join(part))?.count();
+            ensure!(left == 0, "{left} in {part}");
+        }
+        Ok(())
+    })
+    .await?;
     disk.fill_up()?;
     scene.create(&pod(&scene, "stuck", "b", &json!({"command": ["true"]}))).await?;
     scene.told("pod", "stuck", "free some disk space on the host").await?;
