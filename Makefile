@@ -8,8 +8,8 @@ CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kube
 FURTHER := helm metrics-server cluster-api-core
 # Cargo's own variable, so that `make` finds what cargo built.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
-# Most tests wait, for a guest to boot or a Pod to go: two for each core.
-TEST_THREADS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+# Most tests wait, for a guest to boot or a Pod to go: four for each core.
+TEST_THREADS ?= $(shell echo $$((4 * $$(getconf _NPROCESSORS_ONLN))))
 say = printf '\033[1m==> %s\033[0m\n'
 
 # On a Mac with tart the demo uses both; everywhere else a simulated Mac. There IMAGE names the image to run.

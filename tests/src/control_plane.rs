@@ -198,7 +198,7 @@ impl ControlPlane {
     pub async fn namespace(&self, prefix: &str) -> Result<String> {
         let client = self.client().await?;
         let name = objects::create_namespace(&client, prefix).await?;
-        objects::namespace_ready(&client, &name, Duration::from_secs(30)).await?;
+        objects::namespace_ready(&client, &name, START_DEADLINE).await?;
         Ok(name)
     }
 

@@ -76,14 +76,23 @@ impl SmallDisk {
     pub fn fill_but(&self, bytes: u64) -> Result<()> {
         let path = self.path.join("ballast");
         let mut file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        let block = vec![1; 1 << 12];
-        while free(&self.path)? > bytes {
-            match file.write_all(&block) {
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
-                written => written.context("cannot write ballast")?,
+        // The file system may give back some of what it held for files that were on their way to the disk.
+        while self.free()? > bytes && self.top_up(&mut file, bytes)? {}
+        Ok(())
+    }
+
+    /// Adds to the ballast until only so many bytes are left. False if there is no room for one more byte.
+    fn top_up(&self, ballast: &mut File, bytes: u64) -> Result<bool> {
+        let mut block = vec![1; 1 << 12];
+        let mut has_written = false;
+        while free(&self.path)? > bytes && !block.is_empty() {
+            match ballast.write(&block) {
+                // A file system may have blocks that are smaller, and one of them may be left.
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => block.truncate(block.len() / 2),
+                written => has_written |= written.context("cannot write ballast")? > 0,
             }
         }
-        Ok(())
+        Ok(has_written)
     }
 
     /// Takes all that is left of it.

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -23,7 +24,8 @@ const HOST: &str = "TART_SIM_HOST";
 
 const TART_DEADLINE: Duration = Duration::from_mins(1);
 
-/// A Mac with nothing on it but tart.
+/// A Mac with nothing on it but tart. A simulated one ends with its last handle, and all that runs on it: what one test leaves behind would
+/// take the processor from all later ones.
 #[derive(Debug, Clone)]
 pub struct Mac {
     sandbox: Sandbox,
@@ -31,6 +33,21 @@ pub struct Mac {
     simulated: bool,
     home: PathBuf,
     host: PathBuf,
+    /// `None` for a real Mac.
+    _power: Option<Arc<Power>>,
+}
+
+/// What a simulated Mac runs by.
+#[derive(Debug)]
+struct Power {
+    host: PathBuf,
+}
+
+impl Drop for Power {
+    fn drop(&mut self) {
+        // The sandbox's keeper kills what is left.
+        let _ = processes::kill_all(HOST, &self.host);
+    }
 }
 
 impl Mac {
@@ -46,7 +63,8 @@ impl Mac {
         }
         // A real Mac's images are too large to be pulled for each test, and the agent's VMs have names of their own.
         let home = if simulated { host.join("tart") } else { users_tart_home()? };
-        Ok(Self { sandbox: sandbox.clone(), tart, simulated, home, host })
+        let power = simulated.then(|| Arc::new(Power { host: host.clone() }));
+        Ok(Self { sandbox: sandbox.clone(), tart, simulated, home, host, _power: power })
     }
 
     /// The sandbox that it is in.

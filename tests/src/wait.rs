@@ -4,11 +4,18 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use kube::{Api, Resource, runtime::wait::await_condition};
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
+use k8s_openapi::api::core::v1::Event;
+use kube::runtime::wait::await_condition;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Resource, runtime::WatchStreamExt};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 const INTERVAL: Duration = Duration::from_millis(25);
+/// After this time [`on_change`] makes an attempt although nothing was seen to change.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Tries until `attempt` succeeds and returns its value; after the deadline, the error says why the last attempt failed.
 pub async fn eventually<T>(
@@ -30,6 +37,53 @@ pub async fn eventually<T>(
             return Err(last.context(format!("waited {deadline:?} in vain for {what}")));
         }
         sleep_until(next).await;
+    }
+}
+
+/// The changes of an object and of the Events about it. The first item says that the watches have begun.
+pub fn changes<K>(api: &Api<K>, name: &str, events: &Api<Event>) -> BoxStream<'static, ()>
+where
+    K: Clone + Debug + Send + DeserializeOwned + Resource + 'static,
+{
+    let object = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let about = watcher::Config::default().fields(&format!("involvedObject.name={name}"));
+    let object = watcher(api.clone(), object).default_backoff().map(|change| is_begun(&change));
+    let about = watcher(events.clone(), about).default_backoff().map(|change| is_begun(&change));
+    let mut not_begun = 2;
+    let changes = stream::select(object.boxed(), about.boxed()).filter_map(move |is_begun| {
+        not_begun -= i32::from(is_begun && not_begun > 0);
+        std::future::ready((not_begun == 0).then_some(()))
+    });
+    changes.boxed()
+}
+
+fn is_begun<K>(change: &watcher::Result<watcher::Event<K>>) -> bool {
+    matches!(change, Ok(watcher::Event::InitDone))
+}
+
+/// As [`eventually`], for an attempt that starts a program: it is made after [`changes`], not at every interval. A program that is started
+/// over and over takes the processor from what it waits for.
+pub async fn on_change<T>(
+    what: &str,
+    deadline: Duration,
+    mut changes: BoxStream<'static, ()>,
+    mut attempt: impl AsyncFnMut() -> Result<T>,
+) -> Result<T> {
+    let end = Instant::now() + deadline;
+    let mut last = anyhow!("the first attempt did not end");
+    loop {
+        // No change may come: the attempt may depend on more than what is watched.
+        let _ = timeout_at(end.min(Instant::now() + LONGEST_PAUSE), changes.next()).await;
+        while let Some(Some(())) = changes.next().now_or_never() {}
+        match timeout_at(end, attempt()).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => last = error,
+            // An attempt that was cut short says less than the one before.
+            Err(_) => {}
+        }
+        if Instant::now() >= end {
+            return Err(last.context(format!("waited {deadline:?} in vain for {what}")));
+        }
     }
 }
 
@@ -124,6 +178,28 @@ mod tests {
         });
         let error = format!("{:#}", result.await.unwrap_err());
         assert_eq!(error, "waited 60ms in vain for a miracle: none is in sight");
+    }
+
+    #[tokio::test]
+    async fn an_attempt_is_made_after_a_change() {
+        let (mut attempts, changes) =
+            (0, stream::iter([(), (), ()]).then(async |()| tokio::task::yield_now().await));
+        let changes = changes.chain(stream::pending()).boxed();
+        let result = on_change("the second attempt", Duration::from_secs(10), changes, async || {
+            attempts += 1;
+            ensure!(attempts == 2, "this is attempt {attempts}");
+            Ok(attempts)
+        });
+        assert_eq!(result.await.unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn an_attempt_without_a_change_fails_at_the_deadline() {
+        let still = on_change("a change", Duration::from_millis(60), stream::pending().boxed(), async || {
+            Err::<(), _>(anyhow!("there is none"))
+        });
+        let error = format!("{:#}", still.await.unwrap_err());
+        assert_eq!(error, "waited 60ms in vain for a change: there is none");
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use super::{
     FILES, LONG_LINES, MIB, SIZE, add_image, idle_agent, image_gc_passes, images_left, large_config_map, pod,
     small_disk, use_images, use_once,
 };
-use crate::scene::{DEADLINE, PodView as _, Scene, until_exists};
+use crate::scene::{DEADLINE, PodView as _, Scene, until_empty, until_exists};
 
 /// The images of these tests, the least recently used first. No Pod uses them.
 async fn idle_images(scene: &Scene, running: &RunningAgent, images: &[(&str, u64)]) -> Result<()> {
@@ -281,6 +281,8 @@ async fn full_state_disk_costs_no_image_on_another_disk() -> Result<()> {
     let Some(disk) = SmallDisk::mount(&state, 4 * MIB)? else { return Ok(()) };
     let running = idle_agent(&scene).flag("--state-dir", &state.display().to_string()).start()?;
     idle_images(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
+    // The files of these Pods would make space for the next one when they go.
+    until_empty(&state).await?;
     disk.fill_up()?;
     pod(&scene, "stuck", "b").command(["true"]).create().await?;
     scene.described("stuck", "free some disk space on the host").await?;

@@ -51,6 +51,15 @@ impl Scene {
         self.kubectl.apply(&object.to_string()).await.map(drop)
     }
 
+    /// Creates a Pod, validated as strictly as with kubectl.
+    pub(crate) async fn create_pod(&self, pod: &Value) -> Result<()> {
+        let path = format!("/api/v1/namespaces/{}/pods?fieldValidation=Strict", self.namespace());
+        let request = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
+        let request = request.body(pod.to_string().into_bytes())?;
+        self.pods.clone().into_client().request::<Value>(request).await?;
+        Ok(())
+    }
+
     /// Creates or changes a `ConfigMap` with one key.
     pub(crate) async fn config_map(&self, name: &str, key: &str, value: &str) -> Result<()> {
         let object = json!({"kind": "ConfigMap", "metadata": {"name": name}, "data": {key: value}});

@@ -269,7 +269,7 @@ impl PodBuilder<'_> {
     /// Creates the Pod.
     pub(crate) async fn create(self) -> Result<()> {
         let scene = self.scene;
-        scene.apply(&self.json()).await
+        scene.create_pod(&self.json()).await
     }
 
     /// Creates the Pod and waits until it has a phase.

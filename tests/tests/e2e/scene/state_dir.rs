@@ -8,6 +8,18 @@ use tart_kubelet_tests::wait;
 
 use super::{DEADLINE, PodView as _, Scene};
 
+/// Waits until a state directory holds no state, log or volume of any Pod.
+pub(crate) async fn until_empty(state: &Path) -> Result<()> {
+    wait::eventually("an empty state directory", DEADLINE, async || {
+        for part in ["pods", "logs", "volumes"] {
+            let left = std::fs::read_dir(state.join(part))?.count();
+            ensure!(left == 0, "{left} in {part}");
+        }
+        Ok(())
+    })
+    .await
+}
+
 impl Scene {
     /// The records of a Pod.
     pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
@@ -44,14 +56,7 @@ impl Scene {
     /// Waits until nothing is left of any Pod: no VM, no state, no log, no volume.
     pub(crate) async fn nothing_left(&self) -> Result<()> {
         self.no_vms().await?;
-        wait::eventually("an empty state directory", DEADLINE, async || {
-            for part in ["pods", "logs", "volumes"] {
-                let left = std::fs::read_dir(self.agent.state_dir().join(part))?.count();
-                ensure!(left == 0, "{left} in {part}");
-            }
-            Ok(())
-        })
-        .await
+        until_empty(&self.agent.state_dir()).await
     }
 
     /// Waits until no file of the agent's has these words in it; containers' logs do not count.

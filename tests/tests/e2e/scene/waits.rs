@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::wait;
 
@@ -109,7 +111,12 @@ impl Scene {
     }
 
     async fn describes(&self, kind: &str, name: &str, words: &str) -> Result<()> {
-        wait::eventually(&format!("`kubectl describe` to say `{words}`"), DEADLINE, async || {
+        let client = self.pods.clone().into_client();
+        let changes = match kind {
+            "node" => wait::changes(&self.nodes, name, &Api::namespaced(client, "default")),
+            _ => wait::changes(&self.pods, name, &Api::namespaced(client, self.namespace())),
+        };
+        wait::on_change(&format!("`kubectl describe` to say `{words}`"), DEADLINE, changes, async || {
             let said = self.kubectl.run(["describe", kind, name]).await?;
             ensure!(said.contains(words), "it says:\n{said}");
             Ok(())
@@ -119,20 +126,19 @@ impl Scene {
 
     /// Waits until an Event about a Pod has this reason and begins with these words.
     pub(crate) async fn event(&self, pod: &str, reason: &str, words: &str) -> Result<()> {
-        wait::eventually(&format!("an Event {reason}: {words}"), DEADLINE, async || {
-            let about = format!("involvedObject.name={pod}");
-            let list =
-                self.kubectl.run(["get", "events", "--field-selector", &about, "--output", "json"]).await?;
-            let list: Value = serde_json::from_str(&list)?;
-            let events: Vec<(&str, &str)> = list["items"]
-                .as_array()
+        let events: Api<Event> = Api::namespaced(self.pods.clone().into_client(), self.namespace());
+        let changes = wait::changes(&self.pods, pod, &events);
+        let about = ListParams::default().fields(&format!("involvedObject.name={pod}"));
+        wait::on_change(&format!("an Event {reason}: {words}"), DEADLINE, changes, async || {
+            let listed: Vec<(String, String)> = events
+                .list(&about)
+                .await?
                 .into_iter()
-                .flatten()
-                .filter_map(|event| Some((event["reason"].as_str()?, event["message"].as_str()?)))
+                .filter_map(|event| Some((event.reason?, event.message?)))
                 .collect();
             ensure!(
-                events.iter().any(|(found, message)| *found == reason && message.starts_with(words)),
-                "there are {events:?}"
+                listed.iter().any(|(found, message)| found == reason && message.starts_with(words)),
+                "there are {listed:?}"
             );
             Ok(())
         })
