@@ -1,4 +1,5 @@
 use super::*;
+use crate::env::expansion::lookup;
 use crate::state::POD_IP;
 use proptest::prelude::*;
 use serde_json::{Value, json};
