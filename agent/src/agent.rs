@@ -19,7 +19,7 @@ use crate::gc::collector;
 use crate::gc::observer::Observer;
 use crate::identity::{self, Identity, IdentityError};
 use crate::image::ImageStore;
-use crate::image::gc::{BadWatermarks, ImageCollector};
+use crate::image::gc::{BadWatermarks, DiskSpace, ImageCollector};
 use crate::image::manager::ImageManager;
 use crate::image::prepull::PrePull;
 use crate::image::pull_socket;
@@ -100,10 +100,10 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
     let tart = Tart::new(&args.tart_binary);
-    tokio::spawn(tart::end_overdue_calls(tart.home().to_owned()));
+    tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
     let config = node_config(&args, &tart).await?;
     let claim = TartHomeOwner::take(&tart, &config.name)?;
-    let ImageManager { images, collector } = open_images(&args, &tart, &state, &metrics)?;
+    let ImageManager { images, disk_space } = open_images(&args, &tart, &state, &metrics)?;
     let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
     let address = source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
@@ -133,7 +133,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let (starts, starts_seen) = StartReports::new();
     let (tart_health, tart_seen) = watch::channel(None);
     let sources =
-        HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.residents() };
+        HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.local_images() };
 
     let addresses = health::addresses(health_seen.clone());
     let events = Events::new(client.clone(), &config.name);
@@ -153,13 +153,13 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         metrics: metrics.clone(),
         slots: VmSlots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
         roster: PodRegistry::default(),
-        collector,
+        disk_space: disk_space.clone(),
         at_work: ActiveWorkers::default(),
     });
     let thresholds = args.host.eviction_hard.clone();
     let eviction = EvictionManager {
         pods: host.roster.clone(),
-        collector: host.collector.clone(),
+        disk_space: disk_space.clone(),
         health: health_seen.clone(),
         events: events.clone(),
         tart: tart.clone(),
@@ -177,7 +177,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         let heart = Heartbeat { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
         let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
-        let manager = ImageManager { images: host.images.clone(), collector: host.collector.clone() };
+        let manager = ImageManager { images: host.images.clone(), disk_space };
         let prepull = PrePull { manager, events: events.clone(), node: node_seen.clone() };
         let offers = NodeInfos::new(&config, Api::all(client.clone()), node_seen);
         let manager = Manager::new(host, client.clone(), offers, state);
@@ -212,7 +212,7 @@ async fn end(mut terminate: Signal, mut interrupt: Signal, images: &ImageStore) 
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
     // While Pods still wait for their images: a pull that nobody wants leaves nothing behind.
-    images.ground().await;
+    images.stop_pulls().await;
 }
 
 /// Where the agent's credentials come from.
@@ -289,16 +289,16 @@ fn open_images(
     state: &StateDir,
     metrics: &Metrics,
 ) -> Result<ImageManager, AgentError> {
-    let (rules, pulls) = (args.images.rules()?, args.images.max_parallel_image_pulls.into());
+    let (policy, pulls) = (args.images.gc_policy()?, args.images.max_parallel_image_pulls.into());
     let images = Arc::new(ImageStore::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
-    images.tend_partials();
+    images.offer_partials();
     let collector =
-        || ImageCollector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone());
-    let collector = (!args.disable_vm_gc).then(|| Arc::new(collector()));
-    let ahead = ImageManager { images, collector };
-    let (door, asked) = (state.door_path(), ahead.clone());
-    tokio::spawn(async move { pull_socket::serve(&door, asked).await });
-    Ok(ahead)
+        || ImageCollector::new(images.clone(), tart.clone(), state.clone(), policy, metrics.clone());
+    let disk_space = DiskSpace::new((!args.disable_vm_gc).then(|| Arc::new(collector())));
+    let manager = ImageManager { images, disk_space };
+    let (door, served) = (state.door_path(), manager.clone());
+    tokio::spawn(async move { pull_socket::serve(&door, served).await });
+    Ok(manager)
 }
 
 async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {

@@ -52,3 +52,5 @@ pub use program::run;
 
 #[cfg(test)]
 mod layers;
+#[cfg(test)]
+mod testing;

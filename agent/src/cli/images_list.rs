@@ -71,7 +71,7 @@ fn render(sight: &Sight, now: Timestamp) -> String {
             size(image.bytes),
             known.map_or_else(|| NOTHING.to_owned(), |known| last_used(known, now)),
             sight.needed_by(image).to_owned(),
-            if is_base || known.is_some_and(|known| known.is_ours(inode)) { "agent" } else { "others" }
+            if is_base || known.is_some_and(|known| known.is_own(inode)) { "agent" } else { "others" }
                 .to_owned(),
         ]);
     }

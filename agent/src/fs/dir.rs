@@ -237,13 +237,13 @@ fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use nix::unistd::mkfifo;
     use std::fs;
     use std::os::unix::fs::symlink;
 
     fn place() -> (tempfile::TempDir, Dir) {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let temp = testing::dir();
         let dir = Dir::trusted(temp.path()).unwrap();
         (temp, dir)
     }

@@ -42,14 +42,14 @@ impl DirIdentity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use crate::fs::dir::Dir;
     use std::fs;
     use std::os::unix::fs::symlink;
 
     #[test]
     fn what_takes_the_place_of_a_directory_is_not_it() {
-        let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
-        let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+        let temp = testing::dir();
         let root = temp.path().canonicalize().unwrap();
         let (path, aside) = (root.join("a/b"), root.join("aside"));
         fs::create_dir_all(&path).unwrap();

@@ -143,14 +143,11 @@ fn share_of(entry: Entry) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use crate::fs::hostile;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
-
-    fn place() -> tempfile::TempDir {
-        tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap()
-    }
 
     fn usage(path: &Path, limit: u64) -> Usage {
         let parent = Dir::trusted(path.parent().unwrap()).unwrap();
@@ -174,7 +171,7 @@ mod tests {
 
     #[test]
     fn files_in_all_directories_count() {
-        let temp = place();
+        let temp = testing::dir();
         let root = temp.path().join("v");
         fs::create_dir_all(root.join("a/b")).unwrap();
         let empty = bytes(&root);
@@ -188,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_file_with_many_names_counts_once() {
-        let temp = place();
+        let temp = testing::dir();
         let root = temp.path().join("v");
         fs::create_dir(&root).unwrap();
         fs::write(root.join("first"), vec![1; 1_000_000]).unwrap();
@@ -201,7 +198,7 @@ mod tests {
 
     #[test]
     fn holes_and_what_links_lead_to_do_not_count() {
-        let (temp, outside) = (place(), place());
+        let (temp, outside) = (testing::dir(), testing::dir());
         fs::write(outside.path().join("kept"), vec![1; 10_000_000]).unwrap();
         let root = temp.path().join("v");
         fs::create_dir(&root).unwrap();
@@ -212,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_tree_that_is_too_deep_is_said_to_be() {
-        let temp = place();
+        let temp = testing::dir();
         for (name, levels) in
             [("fits", MAX_LEVELS - 1), ("too deep", MAX_LEVELS), ("deeper than a path", 500)]
         {
@@ -247,7 +244,7 @@ mod tests {
 
     #[test]
     fn links_that_appear_at_any_moment_lead_nowhere() {
-        let (temp, outside) = (place(), place());
+        let (temp, outside) = (testing::dir(), testing::dir());
         fs::create_dir(outside.path().join("inner")).unwrap();
         for huge in ["huge", "inner/huge"] {
             fs::write(outside.path().join(huge), vec![1; 10_000_000]).unwrap();

@@ -184,11 +184,11 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<String>, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     #[test]
     fn what_is_written_is_read() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("a.json");
         assert_eq!(read::<u32>(&path).unwrap(), None);
         write(&path, &7).unwrap();
@@ -199,8 +199,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_read_is_not_written() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let error = write(&dir.path().join("a.json"), &"x".repeat(5 << 20)).unwrap_err();
         assert_eq!(error.source.kind(), io::ErrorKind::FileTooLarge);
         assert!(entries(dir.path()).unwrap().is_empty());
@@ -208,8 +207,7 @@ mod tests {
 
     #[test]
     fn a_broken_file_is_none() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("a.json");
         fs::write(&path, "{").unwrap();
         let error = read_strictly::<u32>(&path).unwrap_err();

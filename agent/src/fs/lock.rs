@@ -81,12 +81,12 @@ fn open(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::process::{Command, Stdio};
 
     #[test]
     fn held_until_dropped() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("lock");
         assert!(!is_held(&path).unwrap());
         let lock = Lock::take(&path).unwrap().unwrap();
@@ -97,8 +97,7 @@ mod tests {
 
     #[test]
     fn only_the_right_lock_is_inherited() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("lock");
         let file = Lock::take(&path).unwrap().unwrap().into_file();
         assert!(is_held(&path).unwrap());
@@ -109,8 +108,7 @@ mod tests {
 
     #[test]
     fn a_child_keeps_a_shared_lock() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("lock");
         let lock = Lock::take(&path).unwrap().unwrap();
         lock.share_with_children().unwrap();

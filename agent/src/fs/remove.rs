@@ -154,14 +154,11 @@ pub(crate) fn remove_at(parent: &Path, name: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use crate::fs::hostile;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::Path;
-
-    fn place() -> tempfile::TempDir {
-        tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap()
-    }
 
     fn remove_below(parent: &Path, name: &str) -> io::Result<()> {
         remove(&Dir::trusted(parent).unwrap(), OsStr::new(name))
@@ -169,12 +166,12 @@ mod tests {
 
     #[test]
     fn an_absent_directory_is_fine() {
-        remove_below(place().path(), "nothing").unwrap();
+        remove_below(testing::dir().path(), "nothing").unwrap();
     }
 
     #[test]
     fn all_kinds_of_entries_go_and_nothing_else_does() {
-        let (temp, outside) = (place(), place());
+        let (temp, outside) = (testing::dir(), testing::dir());
         fs::write(outside.path().join("kept"), "kept").unwrap();
         fs::create_dir_all(temp.path().join("v/a/b/c")).unwrap();
         for dir in ["v", "v/a", "v/a/b"] {
@@ -189,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_link_in_place_of_the_directory_goes_alone() {
-        let (temp, outside) = (place(), place());
+        let (temp, outside) = (testing::dir(), testing::dir());
         fs::write(outside.path().join("kept"), "kept").unwrap();
         symlink(outside.path(), temp.path().join("v")).unwrap();
         remove_below(temp.path(), "v").unwrap();
@@ -199,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_tree_that_is_deeper_than_any_path_goes() {
-        let temp = place();
+        let temp = testing::dir();
         fs::create_dir(temp.path().join("v")).unwrap();
         hostile::dig(&temp.path().join("v"), 3000);
         remove_below(temp.path(), "v").unwrap();
@@ -208,7 +205,7 @@ mod tests {
 
     #[test]
     fn names_that_the_remover_makes_up_may_be_taken() {
-        let temp = place();
+        let temp = testing::dir();
         for (taken, is_dir) in [("..removed-1", true), ("..removed-2", false), ("..removed-3", true)] {
             let path = temp.path().join("v").join(taken);
             if is_dir {
@@ -224,7 +221,7 @@ mod tests {
 
     #[test]
     fn directories_that_turn_into_links_meanwhile_lead_nowhere() {
-        let (temp, outside) = (place(), place());
+        let (temp, outside) = (testing::dir(), testing::dir());
         for name in ["kept", "dir/kept"] {
             let path = outside.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -243,7 +240,7 @@ mod tests {
 
     #[test]
     fn links_that_appear_at_any_moment_lead_nowhere() {
-        let (temp, outside) = (place(), place());
+        let (temp, outside) = (testing::dir(), testing::dir());
         for name in ["kept", "dir/kept", "dir/inner/kept"] {
             let path = outside.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

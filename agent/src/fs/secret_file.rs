@@ -35,12 +35,12 @@ pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), FileError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_secret_is_nobody_elses_whatever_was_there() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("new/secret");
         write_secret(&path, b"one").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;

@@ -87,7 +87,7 @@ impl TartHealth {
             Err(error) => {
                 let reason = match &error {
                     TartError::Spawn { .. } => "TartMissing",
-                    TartError::Hung { .. } => "TartHanging",
+                    TartError::DeadlineExceeded { .. } => "TartHanging",
                     TartError::Garbage { .. } | TartError::NotCached(_) | TartError::Failed { .. } => {
                         "TartBroken"
                     }

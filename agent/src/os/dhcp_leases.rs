@@ -109,6 +109,7 @@ fn left(text: &str, now: Timestamp) -> Availability {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use proptest::prelude::*;
     use std::fs::File;
 
@@ -136,8 +137,7 @@ mod tests {
 
     #[test]
     fn valid_leases_say_whose_an_address_is() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("dhcpd_leases");
         let linux = |host| {
             entry(&format!("192.168.64.{host}"), 2000).replace("=1,e:0:2:ab:c:d", "=ff,f1:f5:dd:7f:0:2")

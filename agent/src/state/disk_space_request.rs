@@ -29,7 +29,7 @@ impl DiskSpaceRequest {
     /// Asks for room at a place. False when there is no use in waiting: the place is on a volume without images, or so full that
     /// not even the question can be put there.
     pub(crate) fn ask(&self, place: &Path) -> bool {
-        if !self.tart.shares_volume_with(place) {
+        if !self.tart.shares_disk_with(place) {
             return false;
         }
         let asked = self.attempt.ask_for_room();

@@ -273,6 +273,7 @@ fn text_has_colon(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::fs;
     use std::os::unix::fs::symlink;
 
@@ -282,8 +283,7 @@ mod tests {
 
     impl Mac {
         fn new() -> Self {
-            let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
-            let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+            let temp = testing::dir();
             for dir in ["data/sub", "data2", "ro/sub", "state/pods", "elsewhere"] {
                 fs::create_dir_all(temp.path().join(dir)).unwrap();
             }

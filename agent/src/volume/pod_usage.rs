@@ -37,6 +37,7 @@ fn beyond(tart: &Tart, vm: &VmName, base: Option<&BaseName>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use crate::names::Restart;
     use crate::state::{ShimSpec, StateDir};
     use std::fs;
@@ -51,8 +52,7 @@ mod tests {
 
     #[test]
     fn a_pod_takes_its_volumes_its_logs_and_what_its_vm_has_beyond_its_image() {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let temp = testing::dir();
         let state = StateDir::open(&temp.path().join("state")).unwrap();
         let (dir, tart) = (state.pod("0b1c".parse().unwrap()), Tart::in_home("tart".as_ref(), temp.path()));
         let takes = |part: fn(&PodDir, &Tart) -> Result<Option<u64>, FileError>| {

@@ -223,6 +223,7 @@ async fn measure(volumes: PathBuf, limit: SizeLimit) -> Option<Usage> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use crate::fs::disk_usage::Obstacle;
     use crate::fs::hostile;
     use crate::state::StateDir;
@@ -281,8 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_volume_that_is_too_large_is_named() {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let temp = testing::dir();
         for name in ["small", "large"] {
             fs::create_dir(temp.path().join(name)).unwrap();
         }
@@ -295,8 +295,7 @@ mod tests {
 
     /// A Pod with such limits of its init containers and its container, and somewhere to be.
     fn limited(limits: &[Value]) -> (tempfile::TempDir, PodDir, Option<SizeLimit>) {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let temp = testing::dir();
         let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
         let container = |limits: &Value| json!({"name": "c", "resources": {"limits": limits}});
         let mut containers: Vec<Value> = limits.iter().map(container).collect();
@@ -368,8 +367,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_guest_that_only_boots_cannot_fill_the_disk() {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let temp = testing::dir();
         for name in [".boot-9/pod_status", ".boot-10/pod_status", ".boot-x", "v"] {
             fs::create_dir_all(temp.path().join(name)).unwrap();
         }

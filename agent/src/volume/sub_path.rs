@@ -150,6 +150,7 @@ pub(super) fn locate(root: &Dir, path: &str, may_create: bool) -> Result<PathBuf
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use crate::fs::hostile;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -196,8 +197,7 @@ mod tests {
     }
 
     fn place() -> (tempfile::TempDir, Dir) {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let temp = testing::dir();
         fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let dir = Dir::trusted(temp.path()).unwrap();
         (temp, dir)

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::os::command::{self, ProgramError};
+use command::CommandError;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(crate) enum TailscaleError {
     /// The program did not answer.
     #[error(transparent)]
-    Program(#[from] ProgramError),
+    Program(#[from] CommandError),
     /// The program answered something else.
     #[error("`tailscale ip -4` printed {0:?}, which is no address")]
     Garbage(String),
@@ -21,7 +21,7 @@ pub(crate) enum TailscaleError {
 
 /// The IPv4 address of this machine in its tailnet.
 pub(crate) async fn address(program: &Path) -> Result<IpAddr, TailscaleError> {
-    parse(&command::run(program, &["ip", "-4"], LIMIT).await?)
+    parse(&command::stdout(program, &["ip", "-4"], LIMIT).await?)
 }
 
 fn parse(printed: &str) -> Result<IpAddr, TailscaleError> {

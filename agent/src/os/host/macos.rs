@@ -8,14 +8,13 @@ use tracing::warn;
 
 use super::SystemFacts;
 use crate::error_chain::chain;
-use crate::os::command;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) async fn facts() -> SystemFacts {
     let names = ["kern.bootsessionuuid", "kern.maxproc"];
     // `name: value` a line; with `-i`, a name that this macOS does not know is left out.
-    let printed = match command::run(Path::new("/usr/sbin/sysctl"), &["-i", names[0], names[1]], LIMIT).await
+    let printed = match command::stdout(Path::new("/usr/sbin/sysctl"), &["-i", names[0], names[1]], LIMIT).await
     {
         Ok(printed) => printed,
         Err(error) => {

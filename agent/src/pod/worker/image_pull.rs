@@ -13,7 +13,7 @@ use crate::error_chain::chain;
 use crate::image::PullPolicy;
 use crate::image::access::{ImageAccess, SecretUid};
 use crate::image::credentials::{self, BadSecret, Login};
-use crate::image::gc::{ImageCollector, SpaceResult};
+use crate::image::gc::{DiskSpace, SpaceRequest};
 use crate::image::pins::Pin;
 use crate::image::{ImageError, ImageStore, Pulled};
 use crate::names::BaseName;
@@ -44,8 +44,8 @@ impl Progress {
 #[derive(Debug)]
 pub(super) struct ImagePull {
     pub(super) images: Arc<ImageStore>,
-    /// Who makes room when there is none, if anybody may.
-    pub(super) collector: Option<Arc<ImageCollector>>,
+    /// Frees disk space.
+    pub(super) disk_space: DiskSpace,
     pub(super) events: Events,
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(super) secrets: Api<Secret>,
@@ -88,11 +88,13 @@ impl ImagePull {
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
         let mut pin = self.images.pin(&plan.image).await;
         let ready = match self.ready(plan, &mut pin).await {
-            Err(error) if self.make_room(plan, &error).await => self.ready(plan, &mut pin).await,
+            Err(error) if error.is_for_want_of_space() && self.free_space(plan, &error).await => {
+                self.ready(plan, &mut pin).await
+            }
             result => result,
         };
-        if let (Ok(_), Some(collector)) = (&ready, &self.collector) {
-            collector.is_here(&plan.image);
+        if ready.is_ok() {
+            self.disk_space.image_is_ready(&plan.image);
         }
         ready.map(|(Found { digest, was_here }, base)| ReadyImage { digest, base, was_here, _pin: pin })
     }
@@ -109,20 +111,13 @@ impl ImagePull {
         Ok((found, base))
     }
 
-    /// Makes room, if the want of it was in the way.
-    async fn make_room(&self, plan: &VmPlan, error: &ImageError) -> bool {
-        let made = match &self.collector {
-            Some(collector) => collector.make_room_for(&plan.image, error).await,
-            None => SpaceResult::SwitchedOff,
-        };
-        let Some(why) = made.why_not() else { return true };
-        if error.is_for_want_of_space() {
-            let note = format!(
-                "there is no space for image `{}`, and {why}; free some disk space on the host",
-                plan.image
-            );
-            self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
-        }
+    /// Frees disk space for the image; whether there is more than before.
+    async fn free_space(&self, plan: &VmPlan, error: &ImageError) -> bool {
+        let result = self.disk_space.free(SpaceRequest::Image { name: &plan.image, error }).await;
+        let Some(why) = result.why_not() else { return true };
+        let note =
+            format!("there is no space for image `{}`, and {why}; free some disk space on the host", plan.image);
+        self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
         false
     }
 

@@ -41,7 +41,7 @@ use crate::env::sources::InputSources;
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::image::ImageStore;
-use crate::image::gc::ImageCollector;
+use crate::image::gc::{DiskSpace, VmSpaceLimit, VolumeSpaceLimit};
 use crate::metrics::Metrics;
 use crate::names::Restart;
 use crate::names::{PodName, PodUid};
@@ -50,7 +50,6 @@ use crate::shim;
 use crate::state::{PodDir, PodRecord, StopRequest, VmRun};
 use crate::tart::Tart;
 use crate::volume::HostPaths;
-use disk_space::{VmDiskSpace, VolumeDiskSpace};
 use event_reporter::ReportedEvents;
 use inputs::Inputs;
 use launch::Launched;
@@ -98,8 +97,8 @@ pub(crate) struct Host {
     pub(crate) slots: VmSlots,
     /// The Pods.
     pub(crate) roster: PodRegistry,
-    /// Who makes room on the disk; nobody with `--disable-vm-gc`.
-    pub(crate) collector: Option<Arc<ImageCollector>>,
+    /// Frees disk space.
+    pub(crate) disk_space: DiskSpace,
     /// Which Pods have a worker.
     pub(crate) at_work: ActiveWorkers,
 }
@@ -140,8 +139,8 @@ pub(crate) struct Worker {
     /// The status that was last asked to be published.
     shown: Option<PodStatus>,
     told: ReportedEvents,
-    room: VolumeDiskSpace,
-    room_for_vms: VmDiskSpace,
+    volume_space: VolumeSpaceLimit,
+    vm_space: VmSpaceLimit,
 }
 
 /// What a worker is told of its Pod.
@@ -197,8 +196,8 @@ impl Worker {
             vain_wipe: false,
             shown: None,
             told: ReportedEvents::default(),
-            room: VolumeDiskSpace::default(),
-            room_for_vms: VmDiskSpace::default(),
+            volume_space: VolumeSpaceLimit::default(),
+            vm_space: VmSpaceLimit::default(),
         }
     }
 

@@ -39,7 +39,7 @@ impl Worker {
         let Ok(plan) = self.plan.clone() else { return Ok(()) };
         let fetcher = ImagePull {
             images: self.host.images.clone(),
-            collector: self.host.collector.clone(),
+            disk_space: self.host.disk_space.clone(),
             events: self.host.events.clone(),
             secrets: self.secrets.clone(),
             pod: pod.clone(),

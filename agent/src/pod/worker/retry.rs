@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::{RETRY, Worker};
 use crate::error_chain::{self, chain};
 use crate::fs::file::FileError;
-use crate::image::gc::SpaceResult;
+use crate::image::gc::{SpaceRequest, SpaceResult};
 use crate::pod::sync::decide::Decision;
 use crate::pod::sync::desired::otherwise_wanted;
 use crate::shim::{LaunchError, StrayProcessError};
@@ -106,10 +106,9 @@ impl Worker {
     /// Makes room where an effect has found none; whether there is more than before. `None` when something else is wanted of the Pod
     /// meanwhile: nobody waits for it then.
     async fn make_room(&self, error: &StepError) -> Option<bool> {
-        let Some(collector) = &self.host.collector else { return Some(false) };
-        let place = if let StepError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
+        let path = if let StepError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
         tokio::select! {
-            made = collector.make_room_at(place) => Some(made == SpaceResult::Room),
+            result = self.host.disk_space.free(SpaceRequest::Path(path)) => Some(result == SpaceResult::Freed),
             () = otherwise_wanted(self.wanted, self.pod.clone(), self.gone.clone()) => None,
         }
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing;
 use crate::fs::hostile;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -7,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 fn place() -> (tempfile::TempDir, Dir) {
-    let temp = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    let temp = testing::dir();
     let root = temp.path().join("volume");
     fs::create_dir(&root).unwrap();
     let dir = Dir::trusted(&root).unwrap();

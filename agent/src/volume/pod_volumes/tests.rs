@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing;
 use crate::names::Restart;
 use crate::state::{POD_IP, Progress, ShimSpec, Stage, StateDir};
 use serde_json::{Value, json};
@@ -16,8 +17,7 @@ struct Scene {
 
 impl Scene {
     fn new(spec: &Value) -> Self {
-        let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
-        let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+        let temp = testing::dir();
         let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "0b1c"}, "spec": spec});
         let (pod, _) = watch::channel(Arc::new(serde_json::from_value(pod).unwrap()));
