@@ -132,8 +132,12 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     .map_err(AgentError::Start)?;
     let (starts, starts_seen) = StartReports::new();
     let (tart_health, tart_seen) = watch::channel(None);
-    let sources =
-        HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: images.local_images() };
+    let sources = HealthSources {
+        tart: tart_seen,
+        starts: starts_seen,
+        host: host_seen,
+        images: images.local_images(),
+    };
 
     let addresses = health::addresses(health_seen.clone());
     let events = Events::new(client.clone(), &config.name);

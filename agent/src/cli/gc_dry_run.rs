@@ -60,11 +60,11 @@ pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
     let images = image_rows(&tart, &state, args.images.gc_policy()?)?;
     let min_age = args.vm_gc_min_age;
     let observer = Observer { tart, state, images: None, pods: Api::all(client), node, min_age };
-    let world = observer.look(&mut Ages::default(), at_work).await;
-    if let Err(why) = world.vms {
+    let observation = observer.look(&mut Ages::default(), at_work).await;
+    if let Err(why) = observation.vms {
         return Err(DryRunError::Vms(why));
     }
-    let rows = judge(&world).into_iter().map(Row::from).chain(images);
+    let rows = judge(&observation).into_iter().map(Row::from).chain(images);
     let rows: Vec<Row> = if args.disable_vm_gc { rows.map(Row::disabled).collect() } else { rows.collect() };
     Ok(render(&rows))
 }

@@ -139,7 +139,7 @@ mod tests {
         };
         let mut record = ImageRecord::default();
         record.begin("r.test/macos:1", [], at(0));
-        record.fetch("r.test/macos:1");
+        record.mark_fetching("r.test/macos:1");
         record.settle("r.test/macos:1", Some(&Present { digest: digest('a'), inode: 1 }), true, at(0));
         record.used(&digest('c'), at(60));
         record.begin("r.test/macos:new", [], at(0));

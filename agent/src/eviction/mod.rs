@@ -117,7 +117,8 @@ impl EvictionManager {
     async fn evict_one(&self, short: &Shortage) {
         let pods = self.pods.pods();
         let (state, tart, registry) = (self.state.clone(), self.tart.clone(), self.pods.clone());
-        let measure = spawn_blocking(move || candidates(&state, &tart, &pods, |uid| registry.is_planned(uid)));
+        let measure =
+            spawn_blocking(move || candidates(&state, &tart, &pods, |uid| registry.is_planned(uid)));
         let candidates = match timeout(MEASURE_LIMIT, measure).await {
             Ok(Ok(Ok(Some(candidates)))) => candidates,
             Ok(Ok(Ok(None))) => return,
@@ -189,9 +190,9 @@ fn has_vm(dir: &PodDir) -> Result<bool, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing;
     use crate::names::PodName;
     use crate::state::PodRecord;
+    use crate::testing;
     use jiff::Timestamp;
 
     #[test]

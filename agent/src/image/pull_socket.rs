@@ -97,7 +97,8 @@ async fn answer(stream: UnixStream, manager: ImageManager) {
     };
     let Some(PullRequest { image, credentials }) = request.filter(|request| is_remote_name(&request.image))
     else {
-        let _ = send(&mut write, &Answer::Failed("this is not a request that the agent knows".to_owned())).await;
+        let _ =
+            send(&mut write, &Answer::Failed("this is not a request that the agent knows".to_owned())).await;
         return;
     };
     let (sent, progress) = watch::channel(0);

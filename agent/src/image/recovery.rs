@@ -30,7 +30,11 @@ impl ImageStore {
                 && !self.partials.is_under_way(&image)
                 && let Err(error) = self.settle_pull(&image, PullStarter::AnotherProcess).await
             {
-                warn!(image, error = chain(&error), "cannot tell what a pull has brought; looking again later");
+                warn!(
+                    image,
+                    error = chain(&error),
+                    "cannot tell what a pull has brought; looking again later"
+                );
             }
         }
     }

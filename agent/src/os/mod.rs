@@ -1,4 +1,4 @@
-//! The operating system: its programs, processes and files, and what it says of the machine.
+//! The operating system: processes, limits, DHCP leases, and facts about the machine.
 
 pub(crate) mod availability;
 pub(crate) mod dhcp_leases;

@@ -211,7 +211,7 @@ mod tests {
             let (attempt, logs, _) = of(restart);
             let init = vec![ContainerSpec { name: "init".to_owned(), ..ContainerSpec::default() }];
             attempt.plan(&ShimSpec { init, ..ShimSpec::example(attempt.vm()) }).unwrap();
-            crate::volume::boot_share::lay(&pod, Restart(restart), &secret).unwrap();
+            crate::volume::boot_share::create(&pod, Restart(restart), &secret).unwrap();
             for log in logs {
                 std::fs::write(log, "").unwrap();
             }

@@ -130,9 +130,9 @@ pub(super) fn size(path: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing;
     use crate::names::{Restart, VmName};
     use crate::tart::{Tart, TartError};
+    use crate::testing;
     use std::os::unix::fs::symlink;
 
     fn hex(digit: char) -> String {

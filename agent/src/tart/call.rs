@@ -26,7 +26,9 @@ pub(super) async fn call_with_lines(
         Ok(output) if output.status.success() => Ok(output.stdout),
         Ok(output) => Err(TartError::failed(line, output.status, &output.stderr)),
         Err(CommandError::Run { program, source }) => Err(TartError::Spawn { program, source }),
-        Err(CommandError::DeadlineExceeded { .. }) => Err(TartError::DeadlineExceeded { command: line, deadline }),
+        Err(CommandError::DeadlineExceeded { .. }) => {
+            Err(TartError::DeadlineExceeded { command: line, deadline })
+        }
         Err(CommandError::Failed { status, message, .. }) => Err(TartError::failed(line, status, &message)),
     }
 }

@@ -18,10 +18,7 @@ pub(crate) enum TartError {
     },
     /// tart did not end before its deadline, and the agent killed it.
     #[error("`{command}` did not end within {} s and was killed", deadline.as_secs())]
-    DeadlineExceeded {
-        command: String,
-        deadline: Duration,
-    },
+    DeadlineExceeded { command: String, deadline: Duration },
     /// tart printed something that the agent cannot read.
     #[error("`tart {command}` printed something unexpected: {printed:?}")]
     Garbage {

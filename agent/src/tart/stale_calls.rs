@@ -41,7 +41,9 @@ pub(crate) async fn kill_stale_calls(home: PathBuf) {
             Ok(Ok(running)) => {
                 running.into_iter().filter(|call| call.variable(HOME) == home.to_str()).collect()
             }
-            Ok(Err(error)) => return warn!(error = chain(&error), "cannot look for calls of tart past their deadline"),
+            Ok(Err(error)) => {
+                return warn!(error = chain(&error), "cannot look for calls of tart past their deadline");
+            }
             Err(error) => return warn!(%error, "cannot look for calls of tart past their deadline"),
         };
         let now = Timestamp::now().as_second();
@@ -77,7 +79,8 @@ mod tests {
 
     #[test]
     fn only_calls_past_their_deadline_are_stale() {
-        let call = |pid, end: &str| RunningProcess::example(pid, 1, &["tart"], &[&format!("{DEADLINE}={end}")]);
+        let call =
+            |pid, end: &str| RunningProcess::example(pid, 1, &["tart"], &[&format!("{DEADLINE}={end}")]);
         let running = [
             call(2, "100"),
             call(3, "900"),

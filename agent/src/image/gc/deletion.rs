@@ -60,7 +60,8 @@ impl ImageCollector {
         }
         // tart deletes the image with its last tag, unless tart was killed in between, or the image was pulled by its digest.
         let by_digest = known.digest.to_string();
-        let is_foreign = || !known.names.contains(&by_digest) && self.tart.is_explicitly_pulled(&known.digest);
+        let is_foreign =
+            || !known.names.contains(&by_digest) && self.tart.is_explicitly_pulled(&known.digest);
         if !self.is_left(known) || is_foreign() || self.tags(known).await? != (Vec::new(), Vec::new()) {
             return Ok(());
         }

@@ -53,8 +53,13 @@ impl DiskSpace {
                 }
                 collector.free_space(path, Some(name)).await
             }
-            SpaceRequest::Vm { restart, limit } if !limit.allows(restart) => SpaceResult::NotEnough,
-            SpaceRequest::Vm { .. } => collector.free_space(tart_home, None).await,
+            SpaceRequest::Vm { restart, limit } => {
+                if limit.allows(restart) {
+                    collector.free_space(tart_home, None).await
+                } else {
+                    SpaceResult::NotEnough
+                }
+            }
             SpaceRequest::Path(path) => collector.free_space(path, None).await,
             SpaceRequest::Node { is_short, since } => {
                 let stage = if is_short { PassStage::Requested } else { PassStage::Routine };

@@ -59,7 +59,8 @@ fn collection_begins_at_the_high_watermark_and_ends_at_the_low_one() {
     assert!(goes(19, PassStage::Continued) && !goes(20, PassStage::Continued));
     assert!(goes(100, PassStage::Requested), "somebody has no room, whatever the volume says");
     let blind = |stage| {
-        let observation = ImageGcObservation { space: None, ..observation(vec![image(1, 10), image(2, 20)], 0, stage) };
+        let observation =
+            ImageGcObservation { space: None, ..observation(vec![image(1, 10), image(2, 20)], 0, stage) };
         verdicts(&observation)[0].1 == ImageVerdict::Delete
     };
     assert!(!blind(PassStage::Routine) && !blind(PassStage::Continued) && blind(PassStage::Requested));

@@ -117,7 +117,8 @@ fn an_image_that_comes_after_a_failed_pull_is_foreign() {
         // One of two pulls fetches, and fails. The other one finds the image in the cache.
         pull(&mut record, "r.test/macos:1", [hex('f')]);
         record.begin("r.test/macos:1", [hex('f')], at(1));
-        let is_changed = record.stop_fetching("r.test/macos:1", brought.clone().into_iter().chain([hex('f')]));
+        let is_changed =
+            record.stop_fetching("r.test/macos:1", brought.clone().into_iter().chain([hex('f')]));
         assert_eq!(is_changed, brought.is_none());
         assert!(!record.stop_fetching("r.test/macos:1", brought.clone()), "the record changes once");
         assert!(record.may_come("r.test/macos:1", None, SignedDuration::from_secs(10), at(2)));
@@ -143,7 +144,10 @@ fn an_image_that_the_agents_tart_has_only_waited_for_is_foreign() {
     assert_eq!(record, ImageRecord::default());
     assert!(!record.mark_fetching("r.test/macos:1"), "no pull was started");
     record.begin("r.test/macos:1", [], at(0));
-    assert!(record.mark_fetching("r.test/macos:1") && !record.mark_fetching("r.test/macos:1"), "the record changes once");
+    assert!(
+        record.mark_fetching("r.test/macos:1") && !record.mark_fetching("r.test/macos:1"),
+        "the record changes once"
+    );
 }
 
 #[test]
@@ -265,16 +269,16 @@ fn a_private_image_is_for_the_secrets_that_its_registry_has_accepted() {
     assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::nobody(), "it may just have come");
     assert_eq!(record.access(&digest('f'), inode('f')), ImageAccess::Everyone, "it was cached before");
     record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-    assert_eq!(
-        record.access(&digest('a'), inode('a')),
-        ImageAccess::nobody(),
-        "no secret was granted"
-    );
+    assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::nobody(), "no secret was granted");
     assert!(record.grant(&digest('a'), Some(&secret)) && !record.grant(&digest('b'), Some(&secret)));
     for here in [inode('a'), None] {
         assert_eq!(record.access(&digest('a'), here), ImageAccess::With(vec![secret.clone()]));
     }
-    assert_eq!(record.access(&digest('a'), inode('b')), ImageAccess::Everyone, "the directory is foreign now");
+    assert_eq!(
+        record.access(&digest('a'), inode('b')),
+        ImageAccess::Everyone,
+        "the directory is foreign now"
+    );
     // By another name it is the same image, with the same secrets.
     pull(&mut record, "r.test/macos:2", [hex('a')]);
     record.settle("r.test/macos:2", Some(&present('a')), true, at(2));

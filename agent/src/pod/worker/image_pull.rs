@@ -115,8 +115,10 @@ impl ImagePull {
     async fn free_space(&self, plan: &VmPlan, error: &ImageError) -> bool {
         let result = self.disk_space.free(SpaceRequest::Image { name: &plan.image, error }).await;
         let Some(why) = result.why_not() else { return true };
-        let note =
-            format!("there is no space for image `{}`, and {why}; free some disk space on the host", plan.image);
+        let note = format!(
+            "there is no space for image `{}`, and {why}; free some disk space on the host",
+            plan.image
+        );
         self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
         false
     }

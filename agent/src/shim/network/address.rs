@@ -128,7 +128,7 @@ impl Shim {
 fn lender_says(leases: Option<&Path>, claimed: IpAddr, now: Timestamp) -> Option<Claimant> {
     // It lends none of IPv6.
     let IpAddr::V4(claimed) = claimed else { return Some(Claimant::Outsider) };
-    match leases.map_or(LeaseHolder::NoFile, |path| dhcp_leases::borrower(path, claimed, now)) {
+    match leases.map_or(LeaseHolder::NoFile, |path| dhcp_leases::holder(path, claimed, now)) {
         LeaseHolder::Other => None,
         // Where nothing is written down, this is all that is known of its networks.
         LeaseHolder::NoFile if claimed.is_private() => None,
