@@ -39,15 +39,17 @@ control-plane: ## Build the whole control plane into the user's cache (8 minutes
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
 	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER)
 
-lint: rust ## Check formatting and lints
+lint: rust ## Check formatting, lints and the links of the code's documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 fmt: rust ## Format the code
 	$(CARGO) fmt --all
 
 docs: rust ## Write the documentation that is made from code
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-kubelet the_documentation_is_the_table
+	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-sim --lib the_readme_lists_every_fault
 
 deny: rust ## Check licences, duplicates and sources of all dependencies; ADVISORIES=1 for known holes too (needs the network)
 	@command -v cargo-deny >/dev/null || { $(say) "installing cargo-deny"; $(CARGO) install --locked --quiet cargo-deny; }

@@ -35,7 +35,7 @@ pub fn run() -> ExitCode {
         Some(SubCommand::Images(ImagesCommand::List(args))) => run_list(&args),
         Some(SubCommand::Images(ImagesCommand::Pull(args))) => match run_pull(&args) {
             Ok(true) => Ok(()),
-            // Which ones, and why, has been said.
+            // The failures have been printed.
             Ok(false) => return ExitCode::FAILURE,
             Err(message) => Err(message),
         },
@@ -51,7 +51,7 @@ fn run_agent(args: AgentArgs) -> Result<(), String> {
     open_files::raise_limit();
     let runtime = start(Builder::new_multi_thread().worker_threads(2))?;
     let ended = runtime.block_on(agent::run(args)).map_err(|error| chain(&error));
-    // What is still under way is either safe to repeat or owned by a shim.
+    // Every task that is still running is safe to repeat or owned by a shim.
     runtime.shutdown_background();
     ended
 }
@@ -62,7 +62,7 @@ fn run_shim(dir: &Path) -> Result<(), String> {
     let stdin =
         io::stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no standard input: {error}"))?;
     let ended = runtime.block_on(shim::run(dir, File::from(stdin))).map_err(|error| chain(&error));
-    // A look at a disk that hangs would keep us, and the VM's lock with us, for as long as it does.
+    // A disk that hangs would keep the process, and with it the VM's lock.
     runtime.shutdown_background();
     ended
 }
@@ -88,7 +88,7 @@ fn run_list(args: &AgentArgs) -> Result<(), String> {
 fn run_pull(args: &PullArgs) -> Result<bool, String> {
     let runtime = start(&mut Builder::new_current_thread())?;
     let pull = images_pull::pull(args, |said| {
-        // Whoever waited may be gone; that is no reason to stop half way, let alone to die of it and leave a tart behind.
+        // The terminal may be gone. The pull goes on, so that no tart is left behind.
         let _ = match said {
             Said::Progress(words) => writeln!(io::stdout(), "{words}"),
             Said::Failure(words) => writeln!(io::stderr(), "tart-kubelet: {words}"),
@@ -97,13 +97,13 @@ fn run_pull(args: &PullArgs) -> Result<bool, String> {
     runtime.block_on(async {
         tokio::select! {
             pulled = pull => pulled.map_err(|error| chain(&error)),
-            // Dropping the pull kills the tart that is at work.
+            // Dropping the pull kills its tart.
             ended = told_to_end() => Err(ended),
         }
     })
 }
 
-/// Waits for a signal that ends a program which somebody has started by hand.
+/// Waits for a signal that ends a sub-command.
 async fn told_to_end() -> String {
     let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
     let listening =
@@ -124,13 +124,13 @@ fn start(builder: &mut Builder) -> Result<Runtime, String> {
     builder.enable_all().build().map_err(|error| format!("cannot start: {error}"))
 }
 
-/// Says in one line why the program ends, if anybody still listens.
+/// Prints in one line why the program ends.
 fn fail(message: &str) -> ExitCode {
     let _ = writeln!(io::stderr(), "tart-kubelet: {message}");
     ExitCode::from(2)
 }
 
-/// What is wrong with a flag, in one line; the rest is about `--help`.
+/// Clap's first paragraph in one line; the rest is about `--help`.
 fn first_paragraph(text: &str) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
     let line = lines.collect::<Vec<_>>().join(" ");
@@ -142,7 +142,7 @@ fn log_to_stderr() {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
-        // It would say on standard error that it cannot write to standard error, and die of it: on a full disk no VM would be safe.
+        // On a full disk tracing would panic when it cannot print its own error to standard error.
         .log_internal_errors(false);
     if io::stderr().is_terminal() {
         log.init();

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
+use tart_sim::fault::{FaultDirectory, FaultFile};
+
+pub use tart_sim::Fault;
 
 use crate::process;
 use crate::programs;
@@ -120,21 +123,16 @@ impl Mac {
         std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
     }
 
-    /// Switches a fault on.
-    pub fn set_fault(&self, name: &str, parameter: &str) -> Result<()> {
+    /// Switches a fault on, for all VMs or for one (`Fault::RunDies.of_vm("vm")`).
+    pub fn set_fault(&self, fault: impl Into<FaultFile>, parameter: &str) -> Result<()> {
         self.ensure_simulated("faults")?;
-        replace(&self.host.join("faults").join(name), parameter)
+        Ok(FaultDirectory::of_host(&self.host).switch_on(&fault.into(), parameter)?)
     }
 
-    /// Switches a fault off.
-    pub fn clear_fault(&self, name: &str) -> Result<()> {
-        let path = self.host.join("faults").join(name);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("cannot remove {}", path.display()))
-            }
-            _ => Ok(()),
-        }
+    /// Switches a fault off. A fault that is off stays off.
+    pub fn clear_fault(&self, fault: impl Into<FaultFile>) -> Result<()> {
+        FaultDirectory::of_host(&self.host).switch_off(&fault.into())?;
+        Ok(())
     }
 
     fn ensure_simulated(&self, what: &str) -> Result<()> {

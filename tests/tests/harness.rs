@@ -17,7 +17,7 @@ use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::kubeconfig;
-use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::mac::{Fault, Mac};
 use tart_kubelet_tests::sandbox::{Sandbox, processes};
 use tart_kubelet_tests::wait::{eventually, until};
 
@@ -146,10 +146,16 @@ async fn a_mac_can_be_given_images_and_faults() -> Result<()> {
     mac.tart(["pull", image]).await?;
     ensure!(mac.tart(["list"]).await?.contains(image), "a pulled image is not listed");
 
-    mac.set_fault("some-fault", "parameter")?;
-    assert_eq!(std::fs::read_to_string(mac.host().join("faults/some-fault"))?, "parameter");
-    mac.clear_fault("some-fault")?;
-    mac.clear_fault("some-fault").context("it is off already")
+    mac.set_fault(Fault::Hang, "list get")?;
+    assert_eq!(std::fs::read_to_string(mac.host().join("faults/hang"))?, "list get");
+    mac.clear_fault(Fault::Hang)?;
+    mac.clear_fault(Fault::Hang).context("it is off already")?;
+
+    let refused = mac.set_fault(Fault::Hang, "lits").expect_err("there is no such command");
+    assert_eq!(format!("{refused:#}"), "`hang` takes commands, not \"lits\"");
+    let refused = mac.set_fault(Fault::Hang.of_vm("vm"), "").expect_err("it is a fault of commands");
+    assert_eq!(format!("{refused:#}"), "`hang` cannot be switched on for one VM");
+    Ok(())
 }
 
 #[test]

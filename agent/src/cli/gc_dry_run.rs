@@ -1,4 +1,4 @@
-//! What the collectors would do, shown to a person. It may be asked for while the agent runs: nothing is locked, nothing is written.
+//! `tart-kubelet gc --dry-run`: what the collectors would delete, and why the rest stays. It locks and writes nothing, so the agent may run.
 
 use std::collections::HashSet;
 
@@ -33,13 +33,13 @@ pub(crate) enum DryRunError {
     /// The state directory cannot be read.
     #[error("cannot use the state directory; name another one with --state-dir")]
     State(#[from] FileError),
-    /// Images could not be collected by these rules.
+    /// The watermarks contradict each other.
     #[error(transparent)]
     Watermarks(#[from] BadWatermarks),
-    /// There is no list of images.
+    /// tart's cache cannot be read.
     #[error("cannot look into tart's cache of images")]
     Images(#[source] std::io::Error),
-    /// There is no list of VMs.
+    /// VMs or Pods cannot be listed.
     #[error("cannot list VMs: {0}")]
     Vms(String),
 }
@@ -69,7 +69,7 @@ pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
     Ok(render(&rows))
 }
 
-/// What becomes of the images: of those that the agent knows, and of all others in tart's cache.
+/// The images: those that the agent pulled, and all others in tart's cache.
 fn image_rows(tart: &Tart, state: &StateDir, policy: ImageGcPolicy) -> Result<Vec<Row>, DryRunError> {
     let judged = verdicts(tart, state, policy)?;
     let cached = tart.cached_images().map_err(DryRunError::Images)?;
@@ -79,7 +79,7 @@ fn image_rows(tart: &Tart, state: &StateDir, policy: ImageGcPolicy) -> Result<Ve
     Ok(known.chain(others).collect())
 }
 
-/// The Pods that a running agent is busy with, as far as others can tell: all that it has written down.
+/// The Pods that a running agent may be working on: all that have a record.
 fn at_work(state: &StateDir) -> Result<HashSet<PodUid>, FileError> {
     if !state.is_owned()? {
         return Ok(HashSet::new());

@@ -1,4 +1,4 @@
-//! What is to be kept and deleted, as a table for people.
+//! The table of `tart-kubelet gc --dry-run`.
 
 use crate::gc::orphan::{GcAction, JudgedSubject, Subject};
 use crate::image::gc;
@@ -42,13 +42,13 @@ impl Row {
         Self { kind: "image", name: digest.to_string(), decision, why: why.to_owned() }
     }
 
-    /// An image that somebody else has pulled.
+    /// An image that the agent did not pull.
     pub(crate) fn other_image(digest: &ImageDigest) -> Self {
         let why = "not pulled by this agent".to_owned();
         Self { kind: "image", name: digest.to_string(), decision: GcAction::Keep, why }
     }
 
-    /// The same on a host where nothing is collected.
+    /// The same with `--disable-vm-gc`.
     #[must_use]
     pub(crate) fn disabled(self) -> Self {
         let why = if self.decision == GcAction::Delete {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_where_nothing_is_collected() {
+    fn with_disable_vm_gc_everything_is_kept() {
         let kept: Vec<Row> = rows().into_iter().map(Row::disabled).collect();
         assert!(kept.iter().all(|row| row.decision == GcAction::Keep));
         assert!(kept[1].why.starts_with("--disable-vm-gc (no Pod"), "{kept:?}");

@@ -1,4 +1,4 @@
-//! Flags for images and the room that they take.
+//! Flags for images and their disk space.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,40 +10,40 @@ use crate::duration;
 use crate::image::gc::{BadWatermarks, ImageGcPolicy, Watermarks};
 use crate::image::manager::is_remote_name;
 
-/// Flags for images and the room that they take.
+/// Flags for images and their disk space.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ImageArgs {
     /// How many images are pulled at the same time; tart itself pulls only one at a time from each registry
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub(crate) max_parallel_image_pulls: u16,
 
-    /// From how many percent of the volume of tart's home images are deleted to make room: those that the agent itself has pulled
-    /// and that no Pod needs, the least recently used first; 100 for never, unless there is no space at all
+    /// The agent deletes images when tart's volume is this full, in percent. It deletes images that it has pulled itself and that no Pod
+    /// needs, the least recently used first. 100: only when there is no space at all
     #[arg(long, default_value_t = 85, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) image_gc_high_threshold: u8,
 
-    /// Down to how many percent
+    /// The agent deletes images until tart's volume is this full, in percent
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u8).range(0..=99))]
     pub(crate) image_gc_low_threshold: u8,
 
-    /// How long an image stays at least after it was pulled
+    /// The least age of an image that the agent deletes
     #[arg(long, default_value = "2m", value_parser = duration::parse)]
     pub(crate) minimum_image_ttl_duration: Duration,
 }
 
-/// What can be done with images by hand. The agent's own flags mean what they mean to the agent.
+/// Sub-commands for images. The agent's flags mean the same here.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImagesCommand {
-    /// Pulls images as the agent does for a Pod, through the agent if one runs. They are the agent's own from then on: one that no
-    /// Pod uses goes when the disk fills up
+    /// Pulls images as the agent does for a Pod, through the agent if it runs. The agent owns them from then on, and deletes an unused
+    /// one when the disk fills up
     #[command(args_override_self = true)]
     Pull(Box<PullArgs>),
-    /// Shows the images on this host, with what needs them and who has pulled them
+    /// Shows the images on this host, the VMs that use them, and whether the agent pulled them
     #[command(args_override_self = true)]
     List(Box<AgentArgs>),
 }
 
-/// Which images to pull, and what to say to their registries: each hears only what is for it.
+/// Which images to pull, with credentials. Each registry gets only its own credentials.
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
     /// Names of images, such as `ghcr.io/cirruslabs/macos-sequoia-base:latest`
@@ -67,7 +67,7 @@ fn remote_name(text: &str) -> Result<String, String> {
 }
 
 impl ImageArgs {
-    /// When images are collected.
+    /// When the agent deletes images.
     pub(crate) fn gc_policy(&self) -> Result<ImageGcPolicy, BadWatermarks> {
         let watermarks = Watermarks::new(self.image_gc_high_threshold, self.image_gc_low_threshold)?;
         Ok(ImageGcPolicy { watermarks, min_age: self.minimum_image_ttl_duration })

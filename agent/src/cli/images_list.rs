@@ -1,4 +1,4 @@
-//! The images on this host, as a table for people. It may be asked for while the agent runs: nothing is locked, nothing is written.
+//! `tart-kubelet images list`. It locks and writes nothing, so the agent may run.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::text_table::columns;
 
 const HEAD: [&str; 6] = ["IMAGE", "DIGEST", "SIZE", "LAST USED", "NEEDED BY", "PULLED BY"];
 const NOTHING: &str = "-";
-/// As many digits of a digest as people tell images apart by.
+/// The digits of a digest that the table shows.
 const DIGITS: usize = 12;
 
 /// The table.
@@ -30,7 +30,7 @@ pub(crate) fn table(args: &AgentArgs) -> Result<String, CommandError> {
             .iter()
             .filter_map(|image| Some((image.digest.clone(), tart.image_inode(&image.digest)?)))
             .collect(),
-        // A base whose image has left the cache is all that there is of it.
+        // The image has left tart's cache; only its base VM is here.
         bases: record
             .images()
             .iter()
@@ -48,14 +48,14 @@ pub(crate) fn table(args: &AgentArgs) -> Result<String, CommandError> {
     Ok(render(&sight, Timestamp::now()))
 }
 
-/// All that the table shows.
+/// What the table shows.
 #[derive(Debug)]
 struct Sight {
     cached: Vec<CachedImage>,
     bases: Vec<CachedImage>,
     inodes: Vec<(ImageDigest, u64)>,
     record: ImageRecord,
-    /// The bases that VMs were made from; unknown when one does not say.
+    /// The base VMs in use; `None` if a VM's plan cannot be read.
     in_use: Option<HashSet<BaseName>>,
 }
 
@@ -75,7 +75,7 @@ fn render(sight: &Sight, now: Timestamp) -> String {
                 .to_owned(),
         ]);
     }
-    // What nothing can be seen of yet.
+    // A pull of which nothing is on the disk yet.
     let tags: HashSet<&String> = sight.cached.iter().flat_map(|image| &image.tags).collect();
     for pulled in sight.record.pulls().filter(|name| !tags.contains(&(*name).to_owned())) {
         lines.push([pulled, NOTHING, NOTHING, NOTHING, "pull", "agent"].map(str::to_owned));
@@ -108,7 +108,7 @@ fn last_used(known: &KnownImage, now: Timestamp) -> String {
     format!("{} ago", Approximate(ago))
 }
 
-/// As people say it, in steps of a thousand, as Finder has it.
+/// Bytes in decimal units, as in Finder.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1_000_000 => format!("{} kB", bytes / 1000),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_image_is_told_with_whose_it_is() {
+    fn every_image_shows_its_owner() {
         let image = |digit, tags: &[&str], bytes| CachedImage {
             digest: digest(digit),
             tags: tags.iter().map(|tag| format!("r.test/macos:{tag}")).collect(),

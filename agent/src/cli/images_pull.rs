@@ -1,4 +1,4 @@
-//! `tart-kubelet images`: having images ready by hand, and seeing which are here.
+//! `tart-kubelet images pull`.
 
 use std::fs;
 use std::io;
@@ -21,14 +21,14 @@ use crate::metrics::Metrics;
 use crate::state::StateDir;
 use crate::tart::Tart;
 
-/// How often an agent is asked that has started and does not answer yet. Each look at its lock takes seconds, too.
+/// How often the command asks an agent that has started and does not answer yet. Each look at its lock takes seconds, too.
 const START_TRIES: u32 = 10;
 const START_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A question that could not even be put.
+/// Why no image could be asked for.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
-    /// A password that is for nobody in particular.
+    /// A password without a registry.
     #[error(
         "TART_REGISTRY_USERNAME and TART_REGISTRY_PASSWORD are for one registry: say which with TART_REGISTRY_HOSTNAME"
     )]
@@ -36,18 +36,18 @@ pub(crate) enum CommandError {
     /// The file of credentials cannot be read.
     #[error("cannot read {}", .0.display())]
     ConfigFile(PathBuf, #[source] io::Error),
-    /// It is not one.
+    /// The file is not a Docker config.
     #[error("{} has no credentials: it is not what `docker login` writes", .0.display())]
     Config(PathBuf, #[source] BadSecret),
     /// The state directory cannot be used.
     #[error("cannot use the state directory; name the agent's with --state-dir")]
     State(#[from] FileError),
-    /// There is no list of images.
+    /// The record of images cannot be read.
     #[error("cannot look into tart's cache of images")]
     Cache(#[source] io::Error),
 }
 
-/// An image that could not be had, in words.
+/// Why one image could not be pulled.
 #[derive(Debug, thiserror::Error)]
 enum PullError {
     #[error(transparent)]
@@ -67,17 +67,17 @@ enum PullError {
     Root(PathBuf),
 }
 
-/// What is said while images are pulled.
+/// What the command prints while it pulls.
 #[derive(Debug)]
 pub(crate) enum Said<'a> {
-    /// How it goes on.
+    /// Progress.
     Progress(&'a str),
-    /// What went wrong with one of them.
+    /// The failure of one image.
     Failure(&'a str),
 }
 
-/// Has images ready, one after the other; whether all of them are. With an agent it is the agent that pulls, as it does for a
-/// Pod; without one it is done here, and the next agent knows the images for its own all the same.
+/// Pulls images one after the other. Returns whether all are ready. The agent pulls them if it runs; else this process does, and records
+/// them as the agent's own.
 pub(crate) async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Result<bool, CommandError> {
     let all = credentials_of(args)?;
     let mut complete = true;
@@ -113,7 +113,7 @@ async fn pull_one(
     if let Err(refusal) =
         may_write(&args.state_dir, owner, Uid::effective(), std::env::var_os("SUDO_UID").is_some())
     {
-        // An agent that runs may be asked all the same.
+        // This user may still ask a running agent.
         return ask(&StateDir::at(&args.state_dir), question, arrived).await?.ok_or(refusal);
     }
     let state = StateDir::open(&args.state_dir)?;
@@ -124,13 +124,13 @@ async fn pull_one(
         if let Some(lock) = state.lock()? {
             return pull_alone(args, &state, lock, question, arrived).await;
         }
-        // An agent that has just started.
+        // An agent has just started.
         sleep(START_INTERVAL).await;
     }
     Err(PullError::Silent(state.path().to_owned()))
 }
 
-/// Asks the agent of a state directory for an image; `None` when there is no agent to ask.
+/// Asks the agent of a state directory for an image; `None` if no agent answers.
 async fn ask(
     state: &StateDir,
     question: &PullRequest,
@@ -143,7 +143,7 @@ async fn ask(
     }
 }
 
-/// Whether somebody may write into a state directory. What another user than the agent's has written there, the agent could not use.
+/// Whether this user owns the state directory. The agent could not use files of another user.
 fn may_write(dir: &Path, owner: Option<Uid>, me: Uid, is_sudo: bool) -> Result<(), PullError> {
     match owner {
         Some(owner) if owner != me => {
@@ -156,8 +156,7 @@ fn may_write(dir: &Path, owner: Option<Uid>, me: Uid, is_sudo: bool) -> Result<(
     }
 }
 
-/// Pulls an image where no agent runs. One that is started meanwhile is not kept waiting: the state directory is locked only while
-/// something is written down.
+/// Pulls an image without an agent. It locks the state directory only while it writes, so an agent that starts meanwhile need not wait.
 async fn pull_alone(
     args: &AgentArgs,
     state: &StateDir,
@@ -172,7 +171,7 @@ async fn pull_alone(
     images.offer_partials();
     let mut is_noted = false;
     let arrived = |percent| {
-        // Where an agent has come meanwhile that owns the record, the image counts as somebody else's.
+        // An agent has started meanwhile and owns the record: the image counts as not pulled by the agent.
         if !std::mem::replace(&mut is_noted, true)
             && let Ok(Some(_lock)) = state.lock()
             && images.reload().is_ok()
@@ -182,7 +181,7 @@ async fn pull_alone(
         arrived(percent);
     };
     let pulled = images.fetch(image, credentials, arrived).await;
-    // Before the lock: tart may take its time to answer.
+    // Before the lock: tart may be slow to answer.
     let found = images.cached(image).await;
     if let Some(_lock) = state.lock()? {
         images.reload()?;
@@ -196,7 +195,7 @@ async fn pull_alone(
         return Ok(found?.ok_or_else(|| ImageError::Vanished(image.clone()))?.to_string());
     }
     pulled?;
-    // What has begun here is the agent's to finish: it finds the image in the cache.
+    // The agent finishes the pull: it finds the image in the cache.
     for _ in 0..START_TRIES {
         if let Some(digest) = ask(state, question, |_| ()).await? {
             return Ok(digest);
@@ -206,13 +205,13 @@ async fn pull_alone(
     Err(PullError::Silent(state.path().to_owned()))
 }
 
-/// The images as they are written down now.
+/// The record of images as it is now.
 fn open(args: &AgentArgs, state: &StateDir) -> Result<ImageStore, FileError> {
     let metrics = Metrics::new(watch::channel(None).1);
     ImageStore::open(Tart::new(&args.tart_binary), state.clone(), 1, metrics)
 }
 
-/// The credentials that somebody has given: in a file of `docker login`, or in tart's own variables.
+/// The user's credentials: from a Docker config, or from tart's own variables.
 fn credentials_of(args: &PullArgs) -> Result<Vec<Login>, CommandError> {
     let mut all = Vec::new();
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -237,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_writes_what_the_agent_could_not_read() {
+    fn another_users_state_directory_is_not_written() {
         let (root, user, other) = (Uid::from_raw(0), Uid::from_raw(501), Uid::from_raw(u32::MAX - 7));
         for (owner, me, is_sudo, expected) in [
             (Some(user), user, false, None),

@@ -25,7 +25,7 @@ use crate::volume::AllowedHostPath;
 #[derive(Debug, Parser)]
 #[command(name = "tart-kubelet", version, args_conflicts_with_subcommands = true, args_override_self = true)]
 pub(crate) struct Cli {
-    /// What to do instead of being the agent.
+    /// A sub-command; without one the program is the agent.
     #[command(subcommand)]
     pub(crate) command: Option<SubCommand>,
     /// The agent's own flags.
@@ -33,7 +33,7 @@ pub(crate) struct Cli {
     pub(crate) agent: AgentArgs,
 }
 
-/// What the program can do besides being the agent.
+/// The sub-commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SubCommand {
     /// Owns one VM; started by the agent
@@ -45,15 +45,15 @@ pub(crate) enum SubCommand {
     /// Shows which VMs and images the agent would delete, and why each other one is kept
     #[command(args_override_self = true)]
     Gc(Box<GcArgs>),
-    /// Has images ready before a Pod needs them, and shows which are here
+    /// Pulls images before a Pod needs them, and lists them
     #[command(subcommand)]
     Images(ImagesCommand),
 }
 
-/// What to show of the collectors. The agent's own flags mean what they mean to the agent.
+/// Flags of `gc`. The agent's flags mean the same here.
 #[derive(Debug, Args)]
 pub(crate) struct GcArgs {
-    /// Only show it; nothing is deleted, and the agent may be running
+    /// Delete nothing. The agent may run meanwhile
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// The flags that the agent is started with.
@@ -64,12 +64,12 @@ pub(crate) struct GcArgs {
 /// The agent's flags.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AgentArgs {
-    /// How to reach the API server
+    /// The kubeconfig of the API server
     #[arg(long, env = "KUBECONFIG", default_value = "/etc/tart-kubelet/kubeconfig")]
     pub(crate) kubeconfig: PathBuf,
 
-    /// How to ask for a certificate when the kubeconfig is missing or its certificate has expired; the kubeconfig is
-    /// written when the certificate arrives, and the certificate is rotated from then on
+    /// The kubeconfig for the first certificate, used when --kubeconfig is missing or its certificate has expired. The agent writes
+    /// --kubeconfig when the cluster has issued the certificate, and rotates the certificate from then on
     #[arg(long, env = "TART_KUBELET_BOOTSTRAP_KUBECONFIG")]
     pub(crate) bootstrap_kubeconfig: Option<PathBuf>,
 
@@ -77,7 +77,7 @@ pub(crate) struct AgentArgs {
     #[arg(long, env = "TART_KUBELET_NODE_NAME")]
     pub(crate) node_name: Option<NodeName>,
 
-    /// `spec.providerID` of the Node: set when the Node is created or has none, never overwritten
+    /// `spec.providerID` of the Node. The agent sets it on a Node that has none and never overwrites it
     #[arg(long, env = "TART_KUBELET_PROVIDER_ID")]
     pub(crate) provider_id: Option<String>,
 
@@ -97,29 +97,29 @@ pub(crate) struct AgentArgs {
     #[arg(long, default_value = "/usr/local/bin/tart")]
     pub(crate) tart_binary: PathBuf,
 
-    /// Where the agent keeps what must survive it
+    /// The state directory: it survives the agent
     #[arg(long, default_value = "/var/lib/tart-kubelet")]
     pub(crate) state_dir: PathBuf,
 
-    /// A directory of this machine that Pods may have as hostPath, with all that is in it; with `:ro` at its end they can only
-    /// read it. Can be given several times; none is allowed otherwise
+    /// A directory of this machine that Pods may mount as hostPath, with everything in it; with `:ro` at the end, read-only. Can be given
+    /// several times. Without it, hostPath is refused
     #[arg(long, value_name = "PATH[:ro]")]
     pub(crate) allowed_host_path: Vec<AllowedHostPath>,
 
-    /// The images and the room that they take.
+    /// Images and their disk space.
     #[command(flatten)]
     pub(crate) images: ImageArgs,
 
-    /// Delete nothing that was not made for a Pod that is being torn down: neither VMs nor images are collected, not even
-    /// when the disk is full. For hosts where people or programs use tart themselves
+    /// Collect neither VMs nor images, not even when the disk is full: the agent deletes only what it made for a Pod that ends. For hosts
+    /// where people or programs use tart themselves
     #[arg(long)]
     pub(crate) disable_vm_gc: bool,
 
-    /// How often VMs of Pods that are gone are looked for
+    /// How often the agent looks for orphan VMs: VMs of Pods that are gone
     #[arg(long, default_value = "5m", value_parser = interval)]
     pub(crate) vm_gc_interval: Duration,
 
-    /// How long nobody must have touched a VM before it is collected
+    /// The agent deletes an orphan VM only if it has not been touched for this long
     #[arg(long, default_value = "10m", value_parser = duration::parse)]
     pub(crate) vm_gc_min_age: Duration,
 
@@ -138,7 +138,7 @@ impl AgentArgs {
     }
 }
 
-/// A duration that something can be done at.
+/// A duration greater than 0.
 fn interval(text: &str) -> Result<Duration, String> {
     match duration::parse(text) {
         Ok(Duration::ZERO) => Err("must be greater than 0".to_owned()),
@@ -152,7 +152,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_definition_is_sound() {
+    fn clap_accepts_the_definition() {
         Cli::command().debug_assert();
     }
 

@@ -1,4 +1,4 @@
-//! Flags for the machine and what it offers as a Node.
+//! Flags for the machine and its Node.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub(crate) enum NodeIpSource {
     Tailscale,
 }
 
-/// Flags for the machine and what it offers as a Node.
+/// Flags for the machine and its Node.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct NodeArgs {
     /// Where the Node's address comes from when --node-ip is absent
@@ -44,30 +44,29 @@ pub(crate) struct NodeArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) host_memory_mb: Option<u32>,
 
-    /// What is kept for macOS and the agent: `cpu=…`, `memory=…` and `ephemeral-storage=…` with commas between them
+    /// Reserved for macOS and the agent: `cpu=…`, `memory=…` and `ephemeral-storage=…` with commas between them
     #[arg(long, default_value = capacity::RESERVED, value_parser = Reserved::parse)]
     pub(crate) kube_reserved: Reserved,
 
-    /// When the Node is short of something: `memory.available`, `nodefs.available` (the state directory's volume),
-    /// `imagefs.available` (that of tart's VMs and images) and `pid.available`, each with `<` and an amount or a percentage. Pods are
-    /// kept away then; for want of space, and only when no image can go, Pods are evicted one after the other
+    /// Eviction thresholds: `memory.available`, `nodefs.available` (the state directory's volume), `imagefs.available` (the volume of
+    /// tart's VMs and images) and `pid.available`, each with `<` and an amount or a percentage. Below one, the Node has the pressure
+    /// condition. Below a disk threshold, the agent deletes images, and when none may go it evicts Pods one after the other
     #[arg(long, default_value = thresholds::DEFAULT, value_parser = Thresholds::parse)]
     pub(crate) eviction_hard: Thresholds,
 
-    /// How long there must be enough again before the Node is no longer short of it
+    /// How long a signal must stay above its threshold before the pressure condition ends
     #[arg(long, default_value = "5m", value_parser = duration::parse)]
     pub(crate) eviction_pressure_transition_period: Duration,
 
-    /// The file in which macOS writes down the addresses that it has lent to VMs; the Node says when few are left, and no guest is
-    /// believed to have one that was lent to another
+    /// The file of macOS' DHCP leases. The Node warns when few addresses are left, and the agent believes no guest that claims another's
     #[arg(long, default_value = "/var/db/dhcpd_leases")]
     pub(crate) dhcp_leases: PathBuf,
 
-    /// How long a VM may be without an address before the Node is not ready: the host has none left to lend
+    /// How long a VM may be without an address before the Node is not ready: the host has no addresses left
     #[arg(long, default_value = "5m", value_parser = duration::parse)]
     pub(crate) vm_address_timeout: Duration,
 
-    /// How long a guest may take to have an address, and then to have its guest agent answer, before its VM is given up
+    /// How long a guest may take to get an address, and then its guest agent to answer, before the VM fails
     #[arg(long, default_value = "15m", value_parser = duration::parse)]
     pub(crate) vm_boot_timeout: Duration,
 
@@ -75,7 +74,7 @@ pub(crate) struct NodeArgs {
     #[arg(long, default_value = "cluster.local")]
     pub(crate) cluster_domain: String,
 
-    /// Where `/healthz`, `/readyz` and `/metrics` are served, without encryption and to everybody who can connect; empty for nowhere
+    /// Where the agent serves `/healthz`, `/readyz` and `/metrics`, without encryption and authentication; empty for nowhere
     #[arg(long, default_value = "127.0.0.1:10248", value_parser = listen_address)]
     pub(crate) metrics_bind_address: ListenAddress,
 }

@@ -1,4 +1,4 @@
-//! What a Pod can tell a container of itself: `fieldRef` and `resourceFieldRef`.
+//! The downward API: `fieldRef` and `resourceFieldRef`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,19 +11,19 @@ use crate::quantity;
 use crate::quantity::ResourceList;
 use crate::state::POD_IP;
 
-/// Something that a Pod cannot tell.
+/// Why a downward API field has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DownwardError {
-    /// It has no such field, or it is not one to be told.
+    /// The field does not exist, or the downward API does not support it.
     #[error("unsupported fieldPath: {0}")]
     Field(String),
-    /// It is none of a container's resources.
+    /// The resource is not one of a container's.
     #[error("unsupported container resource: {0}")]
     Resource(String),
-    /// It has no such container.
+    /// The Pod has no such container.
     #[error("container {0} not found")]
     Container(String),
-    /// It is not an amount, or too large a one.
+    /// The amount cannot be read or is too large.
     #[error("{0}: `{1}` is not an amount that can be told")]
     Amount(String, String),
     /// The Node has no address yet.
@@ -47,7 +47,7 @@ pub(crate) fn field(path: &str, pod: &Pod, host_ip: Option<IpAddr>) -> Result<St
     }
 }
 
-/// A field of a Pod's metadata: all that a volume can show.
+/// A field of a Pod's metadata. Volumes support only these.
 pub(crate) fn metadata(path: &str, pod: &Pod) -> Result<String, DownwardError> {
     let metadata = &pod.metadata;
     let (labels, annotations) = (metadata.labels.as_ref(), metadata.annotations.as_ref());
@@ -113,13 +113,13 @@ fn quoted(text: &str) -> String {
 }
 
 fn is_printable(char: char) -> bool {
-    // Behind a letter, so that an accent counts as part of it.
+    // After a letter, so that a combining accent counts as part of it.
     char == '\'' || format!("a{char}").escape_debug().count() == 2
 }
 
-/// How much of a resource a container may have or asks for, in parts of the divisor, rounded up.
+/// A container's limit or request of a resource, in units of the divisor, rounded up.
 ///
-/// It is that container's that the selector names, else `own`. A limit that it does not have is what the Node has for Pods.
+/// The container is the one that the selector names, else `own`. A missing limit is the Node's allocatable amount.
 pub(crate) fn resource(
     selector: &ResourceFieldSelector,
     pod: &Pod,
@@ -147,7 +147,7 @@ pub(crate) fn resource(
         _ => return Err(unsupported()),
     };
     let parts = |amount: &Quantity| {
-        // Cores are told in thousandths if wanted; of nothing else is there less than one.
+        // Only cores are counted in thousandths.
         let parts = if name == "cpu" { quantity::milli(amount) } else { quantity::whole(amount) };
         parts.ok_or_else(|| DownwardError::Amount(selector.resource.clone(), amount.0.clone()))
     };
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_told_as_the_kubelet_does_it() {
+    fn fields_have_the_kubelets_values() {
         let host = Some("192.0.2.7".parse().unwrap());
         let table = [
             ("metadata.name", "job"),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_are_told_in_parts_of_the_divisor() {
+    fn resources_are_counted_in_units_of_the_divisor() {
         let allocatable: ResourceList = [("cpu", "8"), ("memory", "16Gi"), ("ephemeral-storage", "100Gi")]
             .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
             .into();
@@ -309,7 +309,7 @@ mod tests {
         }
 
         #[test]
-        fn a_larger_divisor_never_tells_more(amount in 0u64..1 << 50, small in 1u64..1 << 20, more in 0u64..1 << 20) {
+        fn a_larger_divisor_never_gives_a_larger_value(amount in 0u64..1 << 50, small in 1u64..1 << 20, more in 0u64..1 << 20) {
             let told = |divisor: u64| {
                 let limits = BTreeMap::from([("memory".to_owned(), Quantity(amount.to_string()))]);
                 let resources = k8s_openapi::api::core::v1::ResourceRequirements {

@@ -1,4 +1,4 @@
-//! A container's environment: Services, `ConfigMaps`, Secrets, and what the Pod tells of itself.
+//! A container's environment: Services, `ConfigMaps`, Secrets and the downward API.
 
 pub(crate) mod downward;
 pub(crate) mod expansion;
@@ -20,7 +20,7 @@ use downward::DownwardError;
 use services::{LinkedServices, service_environment};
 use sources::InputSources;
 
-/// The environment of a container that is about to start. What it is made of is watched for as long as this lives.
+/// The environment of a container that is about to start. It watches its objects until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Environment {
     pod: Arc<Pod>,
@@ -51,21 +51,21 @@ impl Environment {
         }
     }
 
-    /// Goes by what the Pod says now: its labels and annotations may be in variables.
+    /// Takes the Pod's newer version: labels and annotations may be in variables.
     pub(crate) fn follow(&mut self, pod: &Arc<Pod>) {
         self.pod = pod.clone();
     }
 
-    /// All variables as they are to be now, or what is in the way. Waits some seconds for objects at most.
+    /// The variables as of now, or why there are none. Waits for objects, a few seconds at most.
     pub(crate) async fn resolve(&mut self) -> Result<Resolved, ConfigError> {
-        // All objects are looked at, even if one cannot be read: `changed` counts from here.
+        // Read all objects, even if one fails: `changed` counts from here.
         let snapshot = self.gather().await;
         let resolved = snapshot.and_then(|snapshot| resolve(&self.pod, &self.container, &snapshot));
         self.lacks_address = matches!(resolved, Err(ConfigError::Downward(DownwardError::NoAddress(_))));
         resolved
     }
 
-    /// Waits until `resolve` may say something else than it last did. Safe to cancel.
+    /// Waits until `resolve` may return something else. Safe to cancel.
     pub(crate) async fn changed(&mut self) {
         let config_maps =
             self.config_maps.values_mut().map(|object| -> BoxFuture<'_, ()> { Box::pin(object.changed()) });
@@ -111,8 +111,8 @@ async fn all<T>(
     objects.into_iter().map(|(name, object)| Ok((name, object?))).collect()
 }
 
-/// Whether a container's environment may be another one by the time its turn comes, after other containers of its Pod have run: who writes
-/// `ConfigMaps`, Secrets and descriptions may be one of them. Variables in the paths of its volumes have to be known before.
+/// Whether earlier containers of the Pod may change this container's environment: they may write `ConfigMaps`, Secrets, labels and
+/// annotations. Such an environment is resolved when the container starts, unless a `subPathExpr` needs it before the VM starts.
 pub(crate) fn may_change(container: &Container) -> bool {
     let from = || container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref());
     let describes = |from: &EnvVarSource| {
@@ -157,7 +157,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn what_others_can_write_may_change() {
+    fn an_environment_from_objects_or_labels_is_resolved_late() {
         let of = |fields: Value| {
             let mut container = json!({"name": "c", "image": "i"});
             container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

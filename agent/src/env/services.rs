@@ -1,4 +1,4 @@
-//! Services, as far as containers are told of them in environment variables.
+//! Services as environment variables.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -11,13 +11,13 @@ use tokio::time::sleep;
 
 use crate::apiserver::watched_objects::{ObjectError, Scope, SharedWatch, SharedWatches, first_of};
 
-/// Where the Service of the API server itself lives, of which every container is told.
+/// The namespace of the API server's own Service, which every container gets.
 const DEFAULT_NAMESPACE: &str = "default";
 const API_SERVER: &str = "kubernetes";
 /// How long Services are still watched after a Pod has asked for them.
 const LINGER: Duration = Duration::from_mins(5);
 
-/// A Service with what its variables are made of.
+/// The parts of a Service that its variables need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Service {
     /// The namespace.
@@ -58,7 +58,7 @@ impl Service {
     }
 }
 
-/// Where Services come from. A namespace is watched for as long as a Pod of it needs to know, and a while longer.
+/// The Services of all namespaces that have Pods here. A namespace is watched a while longer than its Pods need it.
 #[derive(Clone)]
 pub(crate) struct Services(Arc<SharedWatches<api::Service, Service>>);
 
@@ -69,12 +69,12 @@ impl Debug for Services {
 }
 
 impl Services {
-    /// Services as this client sees them.
+    /// Services, read by this client.
     pub(crate) fn new(client: Client) -> Self {
         Self(Arc::new(SharedWatches::new(client, "service", Service::keep)))
     }
 
-    /// The Services that a Pod is told of: those of its namespace if it wants `links`, and the API server's.
+    /// The Services of a Pod: those of its namespace if it wants `links`, and the API server's.
     pub(crate) fn of(&self, namespace: &str, links: bool) -> LinkedServices {
         let own = || self.watch(Scope { namespace: namespace.to_owned(), name: None });
         let api_server = || {
@@ -88,7 +88,7 @@ impl Services {
         })
     }
 
-    /// Jobs come one after the other: the next one's start need not wait for the API server to list what it has listed a moment ago.
+    /// Keeps the watch for a while: the next Job's start need not wait for another list.
     fn watch(&self, scope: Scope) -> SharedWatch<Service> {
         let watched = self.0.watch(scope);
         let kept = watched.clone();
@@ -100,7 +100,7 @@ impl Services {
     }
 }
 
-/// The Services that a Pod is told of.
+/// The Services of a Pod.
 #[derive(Debug)]
 pub(crate) struct LinkedServices(Vec<SharedWatch<Service>>);
 
@@ -114,13 +114,13 @@ impl LinkedServices {
         Ok(services)
     }
 
-    /// Waits until `get` would say something else than it last did. Safe to cancel.
+    /// Waits until `get` may return something else. Safe to cancel.
     pub(crate) async fn changed(&mut self) {
         first_of(self.0.iter_mut().map(|watched| -> _ { Box::pin(watched.changed()) as _ }).collect()).await;
     }
 }
 
-/// The variables that tell a container of Services, as the kubelet names them.
+/// The variables for Services, with the kubelet's names.
 pub(crate) fn service_environment<'a>(
     namespace: &str,
     enable_service_links: bool,
@@ -131,7 +131,7 @@ pub(crate) fn service_environment<'a>(
         if enable_service_links && service.namespace == namespace {
             told.insert(&service.name, service);
         } else if service.namespace == DEFAULT_NAMESPACE && service.name == API_SERVER {
-            // One of that name in the Pod's own namespace comes first.
+            // A Service of that name in the Pod's own namespace wins.
             told.entry(&service.name).or_insert(service);
         }
     }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_told_as_the_kubelet_does_it() {
+    fn a_service_has_the_kubelets_variables() {
         let redis = service(
             "ns",
             "redis-main",
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_told_of_its_namespace_and_always_of_the_api_server() {
+    fn a_container_gets_the_services_of_its_namespace_and_the_api_servers() {
         let port = serde_json::json!([{"port": 443}]);
         let all = [
             service("default", "kubernetes", "10.0.0.1", &port),

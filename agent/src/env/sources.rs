@@ -1,4 +1,4 @@
-//! What Pods are made of that is not in the Pod: other objects, tokens, and facts of this Node.
+//! Where environments and volumes come from: other objects, tokens, and facts of this Node.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::apiserver::tokens::Tokens;
 use crate::apiserver::watched_objects::WatchedObjects;
 use crate::quantity::ResourceList;
 
-/// Where what a Pod brings along comes from. All Pods share it.
+/// The sources of environments and volumes. All Pods share them.
 #[derive(Debug, Clone)]
 pub(crate) struct InputSources {
     /// `ConfigMaps` and Secrets.
@@ -20,14 +20,14 @@ pub(crate) struct InputSources {
     pub(crate) services: Services,
     /// Tokens of service accounts.
     pub(crate) tokens: Tokens,
-    /// What Pods of this Node may have: the limit of a container that has none.
+    /// The Node's allocatable amounts: the limit of a container that has none.
     pub(crate) allocatable: Arc<ResourceList>,
     /// The Node's address.
     pub(crate) address: watch::Receiver<Option<IpAddr>>,
 }
 
 impl InputSources {
-    /// The world as this client sees it.
+    /// Sources that this client reads.
     pub(crate) fn new(
         client: &Client,
         allocatable: Arc<ResourceList>,

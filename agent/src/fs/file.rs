@@ -47,7 +47,7 @@ pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), FileErro
     replace(path, value, |_| Ok(())).map_err(|source| FileError::new("write", path, source))
 }
 
-/// Writes `value` as [`write`] does, and returns when not even a power cut can undo it.
+/// Writes `value` as [`write()`] does, and returns when not even a power cut can undo it.
 pub(crate) fn write_durably<T: Serialize>(path: &Path, value: &T) -> Result<(), FileError> {
     let durably = || {
         replace(path, value, File::sync_all)?;

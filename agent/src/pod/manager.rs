@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::admission::fit::{ResourceRequests, fits, may_be_stale};
+use super::admission::fit::{ResourceRequests, fits};
 use super::admission::{Refusal, VmPlan, admit, read};
 use super::status::is_final;
 use super::worker::{Host, PodFeed, Worker};
@@ -189,7 +189,9 @@ impl Manager {
         if !is_over {
             let others: Vec<&ResourceRequests> = self.pods.values().filter_map(Handle::counted).collect();
             match fits(pod, &self.offers.known(), &others) {
-                Err(refusal) if may_be_stale(&refusal) => fits(pod, &self.offers.asked().await, &others)?,
+                Err(refusal) if refusal.reason.may_be_stale() => {
+                    fits(pod, &self.offers.asked().await, &others)?
+                }
                 result => result?,
             }
         }

@@ -1,5 +1,5 @@
-//! How many Events a container's probes may write: a burst, then one now and then. It is what the kubelet's own writer of
-//! Events allows for one object.
+//! How many Events a container's probes may write: a burst, then one every five minutes. The kubelet's Event recorder allows as much for
+//! one object.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use jiff::Timestamp;
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_mins(5);
 
-/// What is left to spend.
+/// The Events that may still be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EventBudget {
     left: u32,

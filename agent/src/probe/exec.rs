@@ -12,7 +12,7 @@ use crate::guest::{Completed, Exec, Guest, GuestError};
 /// How much of what the command writes is kept.
 const MAX_OUTPUT: usize = 10 << 10;
 
-/// Runs the command in the container's surroundings; it passes when it exits with 0.
+/// Runs the command as the container's own user, directory and environment. Exit code 0 passes.
 pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) -> ProbeResult {
     let argv = if target.probe.is_empty() {
         target.enter.iter().chain(command).cloned().collect()
@@ -30,7 +30,7 @@ pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) 
     finding(end, begun.elapsed(), command, limit)
 }
 
-/// What the end of a command means that was seen after so long.
+/// The result of a command that ended after `took`.
 fn finding(
     end: Result<(i32, Vec<u8>), GuestError>,
     took: Duration,
@@ -40,15 +40,14 @@ fn finding(
     match end {
         Ok((0, _)) => ProbeResult::Passed,
         Ok((_, output)) if took < limit => ProbeResult::Failed(String::from_utf8_lossy(&output).into_owned()),
-        // The guest keeps the same limit, and its word of that may be here before our own clock is heard.
+        // The guest enforces the same limit and may report it first.
         Ok(_) | Err(GuestError::Late(_)) => {
             let line = command.join(" ");
             ProbeResult::Failed(format!("command timed out: {line:?} timed out after {limit:?}"))
         }
-        // Whether the guest or its agent is to blame cannot be told from here, and either is reason enough to say that the container
-        // is not well.
+        // The agent cannot tell whether the guest or its guest agent failed. Either way the probe fails.
         Err(error @ GuestError::Unreachable(_)) => ProbeResult::Failed(chain(&error)),
-        // Some guest agents break off at a command's very end.
+        // Some guest agents close the stream before they send the exit code.
         Err(error) => ProbeResult::Errored(chain(&error)),
     }
 }
@@ -58,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_killed_for_being_late_has_timed_out_whoever_says_so_first() {
+    fn a_command_killed_for_its_time_limit_has_timed_out() {
         let limit = Duration::from_secs(1);
         let command = ["sleep".to_owned(), "9".to_owned()];
         let after = |millis, end| finding(end, Duration::from_millis(millis), &command, limit);
@@ -66,9 +65,9 @@ mod tests {
         assert_eq!(after(1000, Err(GuestError::Late(limit))), late);
         assert_eq!(after(1000, Ok((137, Vec::new()))), late);
         assert_eq!(after(2000, Ok((1, b"no".to_vec()))), late);
-        // In time, and as somebody else's kill.
+        // In time: another process sent the signal.
         assert_eq!(after(999, Ok((137, b"no".to_vec()))), ProbeResult::Failed("no".into()));
-        // It has done what it was to do, and may have done so long before we came to look.
+        // Exit code 0 passes, whenever the agent sees it.
         assert_eq!(after(2000, Ok((0, Vec::new()))), ProbeResult::Passed);
     }
 }

@@ -14,7 +14,7 @@ use crate::error_chain::chain;
 
 /// An answer is one number.
 const MAX_MESSAGE: usize = 10 << 10;
-/// How soon another attempt to connect follows the first, and how much later each one after that, as in grpc-go.
+/// The delay before the second attempt to connect, and its growth, as in grpc-go.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const RETRY_FACTOR: f64 = 1.6;
 
@@ -79,7 +79,7 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration)
     }
 }
 
-/// Connects, sooner or later: as for the kubelet, a server that is not there yet may come in time.
+/// Connects, with retries: as in the kubelet, a server may start to listen before the time-out.
 async fn connect(endpoint: &Endpoint) -> Channel {
     let mut delay = FIRST_RETRY;
     loop {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_service_is_as_well_as_it_says() {
+    async fn the_service_status_is_the_result() {
         let port = server("0").await;
         let unhealthy = |said| ProbeResult::Failed(format!("service unhealthy (responded with \"{said}\")"));
         let table = [
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_and_a_server_that_hangs_are_failures() {
+    async fn a_closed_port_and_a_server_that_hangs_are_failures() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let hangs = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
@@ -207,7 +207,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_comes_in_time_is_waited_for() {
-        // Nobody else gets this port, and nobody listens at it yet.
+        // The port is reserved, and nothing listens yet.
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let port = socket.local_addr().unwrap().port();

@@ -1,7 +1,7 @@
 //! Probes: whether a container has started, still works, and should get traffic. The rules and the words are the kubelet's.
 //!
-//! `spec` is what a container asks for, `verdict` what follows from results (without a clock), `finding` makes one probe; here
-//! is what calls it at the right times.
+//! `spec` is what a container asks for, `result` makes one probe, `state` is what follows from results (without a clock). This file
+//! schedules the probes.
 
 mod event_budget;
 mod exec;
@@ -36,10 +36,9 @@ pub(crate) struct Target {
     pub(crate) address: IpAddr,
     /// The way to the guest agent.
     pub(crate) control_socket: PathBuf,
-    /// The words that make a command run as the container's own would; none when the guest's user can run it as it is.
+    /// The argv prefix that runs a command as the container's user; empty if the guest's user runs it directly.
     pub(crate) enter: Vec<String>,
-    /// The same for one that the guest ends when it takes too long, before the seconds that it may take; none where only the guest
-    /// agent can end it.
+    /// The same prefix with a time limit that the guest enforces; the seconds follow it. Empty if only the guest agent can end a command.
     pub(crate) probe: Vec<String>,
 }
 
@@ -60,8 +59,7 @@ impl std::fmt::Debug for Prober {
 }
 
 impl Prober {
-    /// Starts to probe a container that has run for `ran`; `before` is what the API shows of it when this agent found it
-    /// running.
+    /// Starts to probe a container that has run for `ran`. `before` is what the API shows of a container that an earlier agent started.
     pub(crate) fn start(
         probes: Probes,
         before: Option<ContainerHealth>,
@@ -99,7 +97,7 @@ impl Prober {
         self.seen.borrow_and_update().health()
     }
 
-    /// Ends what only matters to a Pod that stays.
+    /// Ends startup and liveness probes: the Pod is to stop.
     pub(crate) fn leave(&self) {
         self.judge.send_if_modified(ProbeState::leave);
     }
@@ -112,7 +110,7 @@ impl Prober {
     }
 }
 
-/// Makes one kind of probe, again and again, for as long as it can still say something.
+/// Makes one kind of probe periodically, until its result cannot matter any more.
 async fn attend(
     kind: ProbeKind,
     first: Duration,
@@ -132,7 +130,7 @@ async fn attend(
             _ => return,
         }
         if held {
-            // Asked at once when the container has started, and from there on by the clock.
+            // The first probe follows the container's start at once, the next ones the period.
             ticks.reset();
         }
         if let Some(passed) = ask().await.passed() {

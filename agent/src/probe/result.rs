@@ -1,23 +1,23 @@
-//! What one probe found, and the kubelet's words for it.
+//! The result of one probe, and the kubelet's words for it.
 
 use super::exec;
 use super::http::{HttpError, Purpose};
 use super::spec::{Action, ProbeKind, ProbeSpec};
 use super::{Target, grpc, tcp};
 
-/// How often a probe is tried that could not even be made.
+/// How often a probe is tried that cannot be made.
 const TRIES: usize = 3;
 
-/// What one probe found.
+/// The result of one probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProbeResult {
-    /// The container is well.
+    /// The probe passed.
     Passed,
-    /// It is, but there is something that its owner should know.
+    /// The probe passed, with a warning for the user.
     PassedWith(String),
-    /// It is not, and why.
+    /// The probe failed, and why.
     Failed(String),
-    /// Nothing: the probe itself is broken. It counts for nothing.
+    /// The probe could not be made. It does not count.
     Errored(String),
 }
 
@@ -94,7 +94,7 @@ mod tests {
     use http::StatusCode;
 
     #[test]
-    fn the_kubelets_words() {
+    fn events_use_the_kubelets_words() {
         let event = |finding: ProbeResult| finding.event(ProbeKind::Liveness);
         let told = |reason, note: &str| Some((reason, note.to_owned()));
         assert_eq!(event(ProbeResult::Passed), None);

@@ -45,7 +45,7 @@ pub(crate) struct Probes {
 /// One probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProbeSpec {
-    /// What is done to find out. A port that has no number is told each time, as the kubelet does: it is no failure.
+    /// The action. As in the kubelet, an unresolved port is reported at each probe and is no failure.
     pub(crate) action: Result<Action, BadAction>,
     /// How long after the container's start the first one is due.
     pub(crate) initial_delay: Duration,
@@ -53,27 +53,27 @@ pub(crate) struct ProbeSpec {
     pub(crate) period: Duration,
     /// How long one may take.
     pub(crate) timeout: Duration,
-    /// How many in a row must pass to change a bad opinion.
+    /// How many in a row must pass after a failure.
     pub(crate) success_threshold: u32,
-    /// How many in a row must fail to change a good one.
+    /// How many in a row must fail after a success.
     pub(crate) failure_threshold: u32,
 }
 
-/// How a probe finds out.
+/// What a probe does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// By a command in the guest that exits with 0.
+    /// Run a command in the guest; 0 passes.
     Exec(Vec<String>),
-    /// By an HTTP answer that is no error.
+    /// Make an HTTP request; 200 to 399 passes.
     HttpGet(HttpGet),
-    /// By a connection that is accepted.
+    /// Connect to a TCP port.
     TcpSocket {
         /// Where; the Pod's address when absent.
         host: Option<String>,
         /// The port there.
         port: u16,
     },
-    /// By the gRPC health protocol.
+    /// Ask by the gRPC health protocol.
     Grpc {
         /// The port at the Pod's address.
         port: u16,
@@ -91,7 +91,7 @@ pub(crate) enum BadAction {
     /// No TCP port has that number.
     #[error("invalid port number: {0}")]
     InvalidPort(i32),
-    /// The probe does not say what to do; the API server lets none such pass.
+    /// The probe has no action. The API server refuses such a Pod.
     #[error("the probe has neither exec, httpGet, tcpSocket nor grpc")]
     Missing,
 }
@@ -125,7 +125,7 @@ impl Probes {
 
 impl ProbeSpec {
     fn read(probe: &Probe, container: &Container) -> Self {
-        // The API server fills these in; a zero is for it what an absent field is.
+        // The API server fills these in. It treats 0 like an absent field.
         let number = |field: Option<i32>, default: u32| {
             field.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0).unwrap_or(default)
         };
@@ -150,7 +150,7 @@ impl ProbeSpec {
 impl Action {
     fn read(probe: &Probe, container: &Container) -> Result<Self, BadAction> {
         if let Some(exec) = &probe.exec {
-            // As the kubelet does it: only what the spec says literally is known here.
+            // As in the kubelet, only variables with a literal value are known here.
             let value = |name: &str| {
                 let named = container.env.iter().flatten().rev().find(|variable| variable.name == name);
                 named.map(|variable| variable.value.clone().unwrap_or_default())
@@ -187,7 +187,7 @@ fn number(port: i32) -> Result<u16, BadAction> {
     u16::try_from(port).ok().filter(|&port| port > 0).ok_or(BadAction::InvalidPort(port))
 }
 
-/// How long a container may take to stop: the grace period of a probe that it failed comes before the Pod's.
+/// The grace period of a stop: that of the failed probe, else the Pod's.
 pub(crate) fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
     let container = spec.containers.first();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_has_the_kubelets_defaults() {
+    fn absent_fields_have_the_kubelets_defaults() {
         let seconds = Duration::from_secs;
         let spec = readiness(&json!({"tcpSocket": {"port": 1}, "periodSeconds": 0}));
         assert_eq!((spec.initial_delay, spec.period, spec.timeout), (seconds(0), seconds(10), seconds(1)));

@@ -1,4 +1,4 @@
-//! What the results of probes say about a container: a state machine without a clock, with the kubelet's rules.
+//! What follows from the results of probes: a state machine without a clock, by the kubelet's rules.
 
 use super::spec::{ProbeKind, ProbeSpec, Probes};
 use crate::state::StopCause;
@@ -17,11 +17,11 @@ pub(crate) struct ContainerHealth {
 /// Whether a probe is to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DueProbe {
-    /// Yes.
+    /// Run it.
     Now,
-    /// Not before the container has started.
+    /// Wait for the startup probe.
     Held,
-    /// No more, for this container.
+    /// Never again for this container.
     Never,
 }
 
@@ -50,7 +50,7 @@ impl Run {
         Self { success_threshold, failure_threshold, passes: false, length: 0 }
     }
 
-    /// Counts one more result; whether it counts by now.
+    /// Counts one more result. Returns whether the threshold is reached.
     fn add(&mut self, passed: bool) -> bool {
         self.length = if self.passes == passed { self.length.saturating_add(1) } else { 1 };
         self.passes = passed;
@@ -59,8 +59,8 @@ impl Run {
 }
 
 impl ProbeState {
-    /// Nothing has been asked yet. What the API shows of this very container already, `before`, stays true until a probe
-    /// says otherwise: an agent that was restarted must not take a Pod out of its Services.
+    /// No probe has run yet. `before`, what the API shows of this container, holds until a probe says otherwise: a restarted agent must
+    /// not take a Pod out of its Services.
     pub(crate) fn new(probes: &Probes, before: Option<ContainerHealth>) -> Self {
         let run = |spec: &Option<ProbeSpec>| spec.as_ref().map(Run::new);
         let started = probes.startup.is_none() || before.is_some_and(|before| before.started);
@@ -90,9 +90,9 @@ impl ProbeState {
         }
     }
 
-    /// Takes the result of a probe; whether it changes what is known.
+    /// Takes the result of a probe. Returns whether the container's health changes.
     pub(crate) fn record(&mut self, kind: ProbeKind, passed: bool) -> bool {
-        // A probe that was under way when the container's fate was sealed has nothing to add.
+        // A probe that ends after the failure that counts does not matter.
         if self.due(kind) != DueProbe::Now {
             return false;
         }
@@ -118,7 +118,7 @@ impl ProbeState {
         self.health != before
     }
 
-    /// The Pod is being deleted: nothing is restarted any more, but traffic may still go elsewhere. Whether that is news.
+    /// The Pod is being deleted: no probe restarts it, but readiness still counts. Returns whether the container's health changes.
     pub(crate) fn leave(&mut self) -> bool {
         self.health.failed = None;
         !std::mem::replace(&mut self.leaving, true)
@@ -181,9 +181,9 @@ mod tests {
                 [fails(Liveness, 2), vec![(Liveness, true)], fails(Liveness, 2)].concat(),
                 (true, true, None),
             ),
-            // What follows a failure is not counted any more.
+            // Results after the failure do not count.
             (liveness, [fails(Liveness, 3), vec![(Liveness, true)]].concat(), (true, true, liveness_failed)),
-            // Readiness is false until it is true, and changes either way at its thresholds.
+            // Readiness begins as false and changes at its thresholds.
             (readiness.clone(), vec![], (true, false, None)),
             (readiness.clone(), vec![(Readiness, true)], (true, false, None)),
             (readiness.clone(), vec![(Readiness, true); 2], (true, true, None)),
@@ -198,7 +198,7 @@ mod tests {
                 (true, false, None),
             ),
             (readiness, fails(Readiness, 99), (true, false, None)),
-            // Nothing else counts before the container has started.
+            // Other probes do not count before startup.
             (all(), vec![], (false, false, None)),
             (
                 all(),
@@ -209,7 +209,7 @@ mod tests {
             (all(), [fails(Startup, 2), vec![(Startup, true)]].concat(), (false, false, startup_failed)),
             (all(), vec![(Startup, true)], (true, false, None)),
             (all(), up.clone(), (true, true, None)),
-            // Started is started.
+            // A started container stays started.
             (all(), [up.clone(), fails(Startup, 9)].concat(), (true, true, None)),
             (all(), [up, fails(Liveness, 3)].concat(), (true, true, liveness_failed)),
         ];
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_asked_when() {
+    fn other_probes_wait_for_startup() {
         let mut judge = ProbeState::new(&all(), None);
         let due = |judge: &ProbeState| [Startup, Liveness, Readiness].map(|kind| judge.due(kind));
         assert_eq!(due(&judge), [DueProbe::Now, DueProbe::Held, DueProbe::Held]);
@@ -253,9 +253,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order: ready means started, a failure is final, and only a row of failures makes one.
+        /// In every order of results: ready implies started, a failure is final, and only enough failures in a row make one.
         #[test]
-        fn what_holds_at_all_times(results in prop::collection::vec(any_result(), 0..60), threshold in 1..5_u32) {
+        fn ready_implies_started_and_failures_are_final(results in prop::collection::vec(any_result(), 0..60), threshold in 1..5_u32) {
             let probes = Probes {
                 startup: Some(spec(1, threshold)),
                 liveness: Some(spec(1, threshold)),

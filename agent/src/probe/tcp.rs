@@ -1,4 +1,4 @@
-//! `tcpSocket`: whoever accepts a connection is well. Every other probe over the network begins here, too.
+//! `tcpSocket`: a port that accepts a connection passes. The other network probes connect by this module, too.
 
 use std::io;
 use std::time::Duration;
@@ -44,7 +44,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(20);
 
     #[tokio::test]
-    async fn a_port_that_accepts_is_well_and_a_closed_one_is_not() {
+    async fn an_open_port_passes_and_a_closed_port_fails() {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = server.local_addr().unwrap().port();
         assert_eq!(probe("127.0.0.1", port, LIMIT).await, ProbeResult::Passed);
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_host_that_does_not_answer_is_not_waited_for() {
+    async fn a_host_that_does_not_answer_fails_at_the_time_out() {
         let late = probe("127.0.0.1", 1, Duration::ZERO).await;
         let words =
             ["dial tcp 127.0.0.1:1: i/o timeout", "dial tcp 127.0.0.1:1: connect: connection refused"];

@@ -59,7 +59,7 @@ async fn liveness_ends_with_the_failure_that_counts() {
 }
 
 #[tokio::test]
-async fn the_others_wait_for_startup_and_startup_ends_with_it() {
+async fn other_probes_wait_for_startup_and_startup_ends_with_its_success() {
     let judge = board(&Probes { startup: Some(spec(1)), readiness: Some(spec(1)), ..Probes::default() });
     let (startup, readiness) = (Script::new([]), Script::new([]));
     let waiting = run(ProbeKind::Readiness, &judge, &readiness);
@@ -73,7 +73,7 @@ async fn the_others_wait_for_startup_and_startup_ends_with_it() {
 }
 
 #[tokio::test]
-async fn a_pod_that_leaves_is_still_asked_for_its_readiness() {
+async fn a_pod_that_is_deleted_is_still_probed_for_readiness() {
     let judge = board(&Probes { liveness: Some(spec(1)), readiness: Some(spec(1)), ..Probes::default() });
     judge.send_if_modified(ProbeState::leave);
     let (liveness, readiness) = (Script::new([ProbeResult::Failed("no".into())]), Script::new([]));
@@ -86,7 +86,7 @@ async fn a_pod_that_leaves_is_still_asked_for_its_readiness() {
 }
 
 #[tokio::test]
-async fn a_prober_probes_and_tells() {
+async fn a_prober_reports_failures_as_events() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let at = |port| ProbeSpec { action: Ok(Action::TcpSocket { host: None, port }), ..spec(1) };
@@ -121,7 +121,7 @@ async fn a_prober_probes_and_tells() {
 }
 
 #[test]
-fn shares_are_shares() {
+fn a_random_share_is_between_0_and_1() {
     let shares: Vec<f64> = (0..100).map(|_| random_share()).collect();
     assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "{shares:?}");
     assert!(shares.iter().any(|share| (share - shares[0]).abs() > 0.01), "{shares:?}");

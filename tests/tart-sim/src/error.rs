@@ -1,4 +1,4 @@
-//! How a failure is printed and which exit code it has: the three ways of the real program.
+//! How tart prints a failure, and which exit code it has.
 
 use std::fmt::Display;
 
@@ -73,7 +73,7 @@ impl Error {
         Self::Runtime { message, exit_code: 2 }
     }
 
-    /// The description alone, as the real program shows an error inside another one's text.
+    /// The description alone, as tart shows an error inside another one's text.
     pub(crate) fn description(&self) -> &str {
         match self {
             Self::Runtime { message, .. } | Self::Other(message) | Self::Usage(message) => message,

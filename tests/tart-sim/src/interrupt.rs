@@ -1,4 +1,4 @@
-//! SIGINT cancels what a command is doing, at the next point where it looks.
+//! SIGINT cancels a command at the next point where the command checks for it.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
@@ -14,7 +14,7 @@ static CHANGED: Condvar = Condvar::new();
 /// From now on SIGINT does not end the process, but is noticed by [`check`] and [`sleep`].
 pub(crate) fn listen() {
     let signals = SigSet::from_iter([Signal::SIGINT]);
-    // Blocked in this thread before the other one starts, so that only the other one takes it.
+    // Blocked in this thread before the other one starts, so that only the other one gets the signal.
     if signals.thread_block().is_ok() {
         thread::spawn(move || {
             if signals.wait().is_ok() {

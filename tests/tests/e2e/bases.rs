@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{programs, wait};
 
 use crate::scene::{DEADLINE, IMAGE, Scene};
@@ -119,10 +120,10 @@ async fn another_image_is_another_base() -> Result<()> {
 #[tokio::test]
 async fn a_disk_without_room_is_told_and_heals() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("room").await?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     scene.create(&scene.pod("room", &json!({}), &json!({}))).await?;
     scene.told("pod", "room", "free some disk space on the host").await?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     scene.phase("room", "Running").await.map(drop)
 }
 

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
@@ -69,7 +70,7 @@ async fn a_guest_that_crashes_under_a_command_is_told_in_its_own_words() -> Resu
     let (scene, _agent) = Scene::with_agent("crash").await?;
     scene.create(&scene.pod("crash", &json!({"command": ["/bin/sleep", "1000"]}), &json!({}))).await?;
     scene.phase("crash", "Running").await?;
-    scene.mac.set_fault("guest-panic", "")?;
+    scene.mac.set_fault(Fault::GuestPanic, "")?;
     scene.phase("crash", "Failed").await?;
     scene.told("pod", "crash", "guest has stopped the virtual machine due to error").await
 }
@@ -106,7 +107,7 @@ async fn an_exit_code_that_is_known_survives_the_vm() -> Result<()> {
         Ok(())
     })
     .await?;
-    scene.mac.set_fault(&format!("run-dies.tk-{uid}-0"), "signal KILL")?;
+    scene.mac.set_fault(Fault::RunDies.of_vm(&format!("tk-{uid}-0")), "signal KILL")?;
     let pod = scene.phase("ends", "Succeeded").await?;
     assert_eq!(end_of(&pod)?, (0, "Completed".to_owned()));
     scene.no_vms().await

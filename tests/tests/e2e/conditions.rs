@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::crash::container;
@@ -32,7 +33,7 @@ async fn ready_again(scene: &Scene, agent: &RunningAgent) -> Result<()> {
 }
 
 /// A fault of tart itself, which is seen although nobody starts a VM.
-async fn shows_by_itself(fault: &str, parameter: &str, because: &str) -> Result<()> {
+async fn shows_by_itself(fault: Fault, parameter: &str, because: &str) -> Result<()> {
     let (scene, agent) = Scene::with_agent("tart").await?;
     scene.mac.set_fault(fault, parameter)?;
     not_ready(&scene, because).await?;
@@ -42,17 +43,17 @@ async fn shows_by_itself(fault: &str, parameter: &str, because: &str) -> Result<
 
 #[tokio::test]
 async fn a_mac_whose_tart_hangs_is_not_ready() -> Result<()> {
-    shows_by_itself("hang", "--version", "TartHanging").await
+    shows_by_itself(Fault::Hang, "--version", "TartHanging").await
 }
 
 #[tokio::test]
 async fn a_mac_whose_tart_is_too_old_is_not_ready() -> Result<()> {
-    shows_by_itself("version", "2.26.3", "TartUnsupported").await
+    shows_by_itself(Fault::Version, "2.26.3", "TartUnsupported").await
 }
 
 #[tokio::test]
 async fn a_mac_whose_tart_talks_nonsense_is_not_ready() -> Result<()> {
-    shows_by_itself("garbage", "--version", "TartBroken").await
+    shows_by_itself(Fault::Garbage, "--version", "TartBroken").await
 }
 
 #[tokio::test]
@@ -70,7 +71,7 @@ async fn a_mac_without_tart_is_not_ready_until_it_is_installed() -> Result<()> {
 }
 
 /// A fault that shows when a VM starts; the Pod's own next try is what heals the Node.
-async fn shows_at_start(fault: &str, parameter: &str, because: &str) -> Result<()> {
+async fn shows_at_start(fault: Fault, parameter: &str, because: &str) -> Result<()> {
     let (scene, agent) = Scene::with_agent("start").await?;
     scene.mac.set_fault(fault, parameter)?;
     scene.create(&scene.pod("start", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
@@ -87,17 +88,17 @@ async fn shows_at_start(fault: &str, parameter: &str, because: &str) -> Result<(
 
 #[tokio::test]
 async fn a_mac_where_nobody_is_logged_in_is_not_ready() -> Result<()> {
-    shows_at_start("vz-internal", "", "NoGuiSession").await
+    shows_at_start(Fault::VzInternal, "", "NoGuiSession").await
 }
 
 #[tokio::test]
 async fn a_mac_with_a_locked_keychain_is_not_ready() -> Result<()> {
-    shows_at_start("vz-host-key", "", "NoGuiSession").await
+    shows_at_start(Fault::VzHostKey, "", "NoGuiSession").await
 }
 
 #[tokio::test]
 async fn a_mac_that_has_leaked_its_places_for_vms_is_not_ready() -> Result<()> {
-    shows_at_start("vm-limit-stuck", "", "VmSlotsLeaked").await
+    shows_at_start(Fault::VmLimitStuck, "", "VmSlotsLeaked").await
 }
 
 #[tokio::test]
@@ -105,13 +106,13 @@ async fn a_mac_without_addresses_for_its_vms_is_not_ready() -> Result<()> {
     let scene = Scene::new("dhcp").await?;
     let agent = scene.agent.clone().flag("--vm-address-timeout", "5s").start()?;
     scene.node_ready(&agent).await?;
-    scene.mac.set_fault("dhcp-exhausted", "")?;
+    scene.mac.set_fault(Fault::DhcpExhausted, "")?;
     let mute = "registry.test/macos/mute:1";
     scene.mac.add_image(mute, &json!({"agent": false}))?;
     let now = json!({"nodeName": scene.node, "terminationGracePeriodSeconds": 1});
     scene.create(&scene.pod("without", &json!({"image": mute}), &now)).await?;
     not_ready(&scene, "NoAddressForVms").await.with_context(|| agent.log().unwrap_or_default())?;
-    scene.mac.clear_fault("dhcp-exhausted")?;
+    scene.mac.clear_fault(Fault::DhcpExhausted)?;
     // No scheduler sends a Pod there, but one that is there already proves that the host is well again.
     scene.create(&scene.pod("with", &json!({"image": IMAGE}), &now)).await?;
     scene.phase("with", "Running").await?;

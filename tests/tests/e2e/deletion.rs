@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::crash::end_of;
@@ -188,8 +189,8 @@ async fn a_pod_whose_vm_is_being_made_does_not_wait_for_it() -> Result<()> {
     scene.phase("first", "Succeeded").await?;
     scene.kubectl.run(["delete", "pod", "first"]).await?;
     for command in ["clone", "set", "run"] {
-        scene.mac.set_fault("hang", command)?;
-        scene.mac.set_fault("calls", "")?;
+        scene.mac.set_fault(Fault::Hang, command)?;
+        scene.mac.set_fault(Fault::Calls, "")?;
         scene.create(&scene.pod(command, &json!({}), &json!({}))).await?;
         let calls = scene.mac.host().join("calls");
         wait::eventually(&format!("a call of `tart {command}`"), DEADLINE, async || {
@@ -202,7 +203,7 @@ async fn a_pod_whose_vm_is_being_made_does_not_wait_for_it() -> Result<()> {
         scene.kubectl.run(patience).await?;
         let gone = wait::until_gone(&scene.pods, command, DEADLINE).await;
         gone.with_context(|| format!("{command}: {}", agent.log().unwrap_or_default()))?;
-        scene.mac.clear_fault("hang")?;
+        scene.mac.clear_fault(Fault::Hang)?;
         scene.nothing_left().await.context(command)?;
         std::fs::remove_file(&calls)?;
     }
@@ -237,10 +238,10 @@ async fn no_secret_waits_for_a_vm_that_cannot_be_deleted() -> Result<()> {
     let spec = json!({"volumes": [{"name": "keys", "secret": {"secretName": "keys"}}]});
     scene.create(&scene.pod("keeps", &container, &spec)).await?;
     let pod = scene.phase("keeps", "Running").await?;
-    scene.mac.set_fault("hang", "delete")?;
+    scene.mac.set_fault(Fault::Hang, "delete")?;
     scene.kubectl.run(["delete", "pod", "keeps", "--grace-period=0", "--force"]).await?;
     scene.nowhere_on_disk(SECRET).await?;
     assert_eq!(scene.vms().await?, [Scene::vm_of(&pod)?], "the VM is still there");
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     scene.nothing_left().await
 }

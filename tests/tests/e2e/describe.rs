@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
+use tart_kubelet_tests::mac::Fault;
 
 use crate::scene::{IMAGE, Scene};
 
@@ -43,16 +44,16 @@ async fn a_disk_without_room() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-room").await?;
     let nothing = json!({});
     let advice = "free some disk space on the host";
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     tells(&scene, "pull", &nothing, &nothing, &["ErrImagePull", advice]).await?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     tells(&scene, "clone", &nothing, &nothing, &["cannot make a VM from image", advice]).await
 }
 
 #[tokio::test]
 async fn a_host_that_runs_no_further_vm() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("no-place").await?;
-    scene.mac.set_fault("vm-limit-stuck", "")?;
+    scene.mac.set_fault(Fault::VmLimitStuck, "")?;
     let words = ["exceeds the system limit", "stop VMs that are not Pods, or restart the host"];
     tells(&scene, "third", &json!({}), &json!({}), &words).await
 }

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::control_plane::ControlPlane;
-use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::mac::{Fault, Mac};
 use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::wait;
 
@@ -43,7 +43,7 @@ async fn beats(control_plane: &ControlPlane, node: &str, count: u32) -> Result<(
 #[tokio::test]
 async fn a_hanging_tart_does_not_delay_it() -> Result<()> {
     let (scene, agent) = Scene::with_agent("hang").await?;
-    scene.mac.set_fault("hang", "*")?;
+    scene.mac.set_fault(Fault::Hang, "*")?;
     scene.create(&scene.pod("stuck", &json!({}), &json!({}))).await?;
     beats(scene.control_plane, &scene.node, 3).await?;
     // It also begins without tart: an agent that is restarted now renews the Lease all the same.
@@ -79,7 +79,7 @@ async fn a_connection_that_dies_in_silence_is_replaced() -> Result<()> {
 #[tokio::test]
 async fn sigterm_ends_an_agent_whose_tart_and_api_server_hang() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("dead-end").await?;
-    scene.mac.set_fault("hang", "*")?;
+    scene.mac.set_fault(Fault::Hang, "*")?;
     scene.create(&scene.pod("stuck", &json!({}), &json!({}))).await?;
     wait::eventually("a Pod that waits for tart", DEADLINE, async || {
         ensure!(agent.metric("tart_kubelet_pods_waiting").await? > 0.0);

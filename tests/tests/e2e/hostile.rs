@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use self::peer::{Answer, Peer};
@@ -103,7 +104,7 @@ async fn a_guest_that_only_boots_cannot_fill_the_disk() -> Result<()> {
 #[tokio::test]
 async fn a_guest_agent_that_talks_nonsense_is_waited_for() -> Result<()> {
     let (scene, agent) = Scene::with_agent("nonsense").await?;
-    scene.mac.set_fault("agent-garbage", "")?;
+    scene.mac.set_fault(Fault::AgentGarbage, "")?;
     scene.create(&scene.pod("patient", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
     scene.create(&scene.pod("deleted", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
     wait::eventually("two VMs", DEADLINE, async || {
@@ -114,7 +115,7 @@ async fn a_guest_agent_that_talks_nonsense_is_waited_for() -> Result<()> {
     scene.kubectl.run(["delete", "pod", "deleted", "--grace-period=1"]).await?;
     assert_eq!(phase_of(&scene.pods.get("patient").await?), "Pending", "nobody took its command");
     ensure!(memory(&scene, &agent)? < 500, "{} MB", memory(&scene, &agent)?);
-    scene.mac.clear_fault("agent-garbage")?;
+    scene.mac.clear_fault(Fault::AgentGarbage)?;
     scene.phase("patient", "Succeeded").await.map(drop)
 }
 
@@ -124,7 +125,7 @@ async fn a_guest_agent_that_falls_silent_holds_nobody_up() -> Result<()> {
     let endless = json!({"command": ["/bin/sh", "-c", "while :; do echo still here; done"]});
     scene.create(&scene.pod("silent", &endless, &json!({}))).await?;
     scene.phase("silent", "Running").await?;
-    scene.mac.set_fault("agent-stall", "")?;
+    scene.mac.set_fault(Fault::AgentStall, "")?;
     // Another Pod finds the same silence, and a restarted agent finds both.
     scene.create(&scene.pod("mute", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
     wait::eventually("two VMs", DEADLINE, async || {
@@ -148,7 +149,7 @@ async fn possessed(
     answer: Answer,
 ) -> Result<(String, Peer)> {
     scene.mac.add_image(HOLLOW, &json!({"agent": false, "bootDelay": 10}))?;
-    scene.mac.set_fault("hang", "run")?;
+    scene.mac.set_fault(Fault::Hang, "run")?;
     let mut container = container.clone();
     container["image"] = json!(HOLLOW);
     scene.create(&scene.pod(name, &container, &json!({"terminationGracePeriodSeconds": 1}))).await?;
@@ -190,15 +191,15 @@ async fn a_guest_does_not_get_the_address_of_another_by_asking_for_it() -> Resul
 
     // Who is asked first, and has no lease by its MAC address, is believed: nobody else is known to have the address.
     let (first, _peer) = possessed(&scene, "first", &json!({}), own, Answer::Flood).await?;
-    scene.mac.set_fault(&format!("dhcp-exhausted.{first}"), "")?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.set_fault(Fault::DhcpExhausted.of_vm(&first), "")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     assert_eq!(address_of(&scene.phase("first", "Running").await?).as_deref(), Some(own));
 
     for (name, claimed) in
         [("impostor", own), ("masked", "::ffff:203.0.113.7"), ("thief", lent), ("stray", "203.0.113.9")]
     {
         let (vm, _peer) = possessed(&scene, name, &json!({}), claimed, Answer::Flood).await?;
-        scene.mac.clear_fault("hang")?;
+        scene.mac.clear_fault(Fault::Hang)?;
         let shown = address_of(&scene.phase(name, "Running").await?).context("no address")?;
         assert_eq!(shown, scene.mac.tart(["ip", &vm]).await?.trim(), "it has what it was lent");
         let log = scene.shim_log(name).await?;
@@ -219,7 +220,7 @@ async fn a_guest_agent_that_says_too_much_is_heard_no_further() -> Result<()> {
     scene.node_ready(&agent).await?;
     let command = json!({"command": ["/usr/bin/true"]});
     let (_, peer) = possessed(&scene, "flood", &command, "203.0.113.7", Answer::Flood).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     wait::eventually("a flood", DEADLINE, async || {
         ensure!(peer.sent() > ENOUGH, "{} bytes so far", peer.sent());
         Ok(())
@@ -235,7 +236,7 @@ async fn a_guest_agent_that_says_too_much_is_heard_no_further() -> Result<()> {
     scene.kubectl.run(["delete", "pod", "flood"]).await?;
 
     let (_, peer) = possessed(&scene, "long", &command, "203.0.113.7", Answer::OneLongMessage).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     let failed = scene.phase("long", "Failed").await?;
     let end = state_of(&failed).and_then(|state| state.terminated).context("no end")?;
     assert_eq!(end.reason.as_deref(), Some("CreateContainerError"), "{end:?}");

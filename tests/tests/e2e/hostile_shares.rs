@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene, state_of};
@@ -217,7 +218,7 @@ async fn a_directory_that_another_guest_could_replace_is_not_shared() -> Result<
 async fn a_guest_that_could_replace_a_directory_waits_until_its_vm_has_it() -> Result<()> {
     let (scene, _agent, shared) = sharing("around").await?;
     let inner = shared.join("inner");
-    scene.mac.set_fault("hang", "set")?;
+    scene.mac.set_fault(Fault::Hang, "set")?;
     let script = "until [ -e /private/tmp/host/go ]; do sleep 0.05; done";
     scene.create(&writer(&scene, "inner", &inner, script)).await?;
     begun(&scene, "inner").await?;
@@ -231,7 +232,7 @@ async fn a_guest_that_could_replace_a_directory_waits_until_its_vm_has_it() -> R
     scene.told_as("outer", "FailedMount", &why).await?;
     ensure!(!shared.join("written").exists());
     // Neither fails for the other.
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     scene.phase("inner", "Running").await?;
     scene.phase("outer", "Succeeded").await?;
     ensure!(shared.join("written").exists());
@@ -243,11 +244,11 @@ async fn a_guest_that_could_replace_a_directory_waits_until_its_vm_has_it() -> R
 async fn a_directory_that_is_replaced_before_its_vm_runs_is_not_shared() -> Result<()> {
     let (scene, _agent, shared) = sharing("replaced").await?;
     let outside = outside(&scene)?;
-    scene.mac.set_fault("hang", "set")?;
+    scene.mac.set_fault(Fault::Hang, "set")?;
     scene.create(&writer(&scene, "early", &shared.join("inner"), WRITE)).await?;
     begun(&scene, "early").await?;
     replace(&shared, &outside)?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     is_not_fooled(&scene, "early", &outside).await
 }
 
@@ -255,20 +256,20 @@ async fn a_directory_that_is_replaced_before_its_vm_runs_is_not_shared() -> Resu
 async fn a_directory_that_is_replaced_while_a_vm_waits_for_room_is_not_shared() -> Result<()> {
     let (scene, agent, shared) = sharing("replaced-room").await?;
     let outside = outside(&scene)?;
-    scene.mac.set_fault("hang", "set")?;
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::Hang, "set")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     scene.create(&writer(&scene, "roomless", &shared.join("inner"), WRITE)).await?;
     let attempt = begun(&scene, "roomless").await?;
     // Nobody makes room, so that it waits.
     agent.kill9()?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     wait::eventually("a shim that wants room", DEADLINE, async || {
         ensure!(attempt.join("wants-room").exists());
         Ok(())
     })
     .await?;
     replace(&shared, &outside)?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     let _agent = agent.restart()?;
     is_not_fooled(&scene, "roomless", &outside).await
 }
@@ -278,8 +279,8 @@ async fn a_vm_whose_directory_is_replaced_while_it_boots_does_not_go_on() -> Res
     let (scene, _agent, shared) = sharing("replaced-boot").await?;
     let outside = outside(&scene)?;
     // It runs, but nobody learns its address.
-    scene.mac.set_fault("hang", "ip")?;
-    scene.mac.set_fault("agent-stall", "")?;
+    scene.mac.set_fault(Fault::Hang, "ip")?;
+    scene.mac.set_fault(Fault::AgentStall, "")?;
     scene.create(&writer(&scene, "late", &shared.join("inner"), WRITE)).await?;
     wait::eventually("a VM that runs", DEADLINE, async || {
         ensure!(!scene.running_vms().await?.is_empty());
@@ -287,7 +288,7 @@ async fn a_vm_whose_directory_is_replaced_while_it_boots_does_not_go_on() -> Res
     })
     .await?;
     replace(&shared, &outside)?;
-    scene.mac.clear_fault("hang")?;
-    scene.mac.clear_fault("agent-stall")?;
+    scene.mac.clear_fault(Fault::Hang)?;
+    scene.mac.clear_fault(Fault::AgentStall)?;
     is_not_fooled(&scene, "late", &outside).await
 }

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::disk::SmallDisk;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::images::listed;
@@ -144,7 +145,7 @@ async fn the_least_recently_used_images_make_room() -> Result<()> {
     wait::eventually("figures of what is gone, and of what is kept", DEADLINE, async || {
         let log = scene.agent_log();
         let deleted: Vec<&str> =
-            log.lines().filter(|line| line.contains("image deleted to make room")).collect();
+            log.lines().filter(|line| line.contains("image deleted to free disk space")).collect();
         ensure!(
             matches!(deleted.as_slice(), [b, a] if b.contains("macos/b@") && a.contains("macos/a@")),
             "{deleted:#?}"
@@ -351,7 +352,7 @@ async fn a_base_that_two_images_share_stays_while_one_is_in_use() -> Result<()> 
     scene.create(&pod(&scene, "busy", "busy", &json!({}))).await?;
     scene.phase("busy", "Running").await?;
     left(&scene, &["idle", "busy"], 1).await?;
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     scene.create(&pod(&scene, "other", "other", &json!({}))).await?;
     scene.told("pod", "other", "FreeDiskSpaceFailed").await?;
     left(&scene, &["idle", "busy"], 1).await
@@ -368,8 +369,8 @@ async fn an_image_that_a_pod_is_about_to_start_from_stays() -> Result<()> {
     use_once(&scene, "a").await?;
     use_once(&scene, "b").await?;
     // Its image is here, and no VM yet: nothing but the Pod's wish keeps it.
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("hang", "clone")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Hang, "clone")?;
     scene.create(&pod(&scene, "next", "next", &json!({}))).await?;
     let calls = || std::fs::read_to_string(scene.mac.host().join("calls"));
     wait::eventually("a clone", DEADLINE, async || {
@@ -377,13 +378,13 @@ async fn an_image_that_a_pod_is_about_to_start_from_stays() -> Result<()> {
         Ok(())
     })
     .await?;
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     scene.create(&pod(&scene, "other", "other", &json!({}))).await?;
     scene.told("pod", "other", "FreeDiskSpaceFailed").await?;
     left(&scene, &["b", "next"], 1).await?;
     scene.kubectl.run(["delete", "pod", "other"]).await?;
-    scene.mac.clear_fault("no-space")?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
+    scene.mac.clear_fault(Fault::Hang)?;
     scene.phase("next", "Running").await?;
     left(&scene, &["b", "next"], 2).await
 }

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::Agent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{programs, wait};
 
 use crate::scene::{DEADLINE, Scene};
@@ -28,7 +29,7 @@ async fn a_long_pull_tells_how_far_it_has_come() -> Result<()> {
     scene.mac.add_image(image, &json!({"pullSeconds": 300}))?;
     scene.create(&scene.pod("large", &json!({"image": image}), &json!({}))).await?;
     scene.told("pod", "large", "% are here").await?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     scene.phase("large", "Running").await?;
     scene
         .told("pod", "large", "image `registry.test/macos/large:1` is registry.test/macos/large@sha256:")
@@ -205,8 +206,8 @@ async fn who_asks_by_hand_waits_for_the_pull_of_a_pod() -> Result<()> {
     let (scene, running) = Scene::with_agent("together").await?;
     let image = "registry.test/macos/shared:1";
     scene.mac.add_image(image, &json!({"cpu": 6}))?;
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("pull", "stall")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Pull, "stall")?;
     scene.create(&scene.pod("first", &json!({"image": image, "command": ["true"]}), &json!({}))).await?;
     scene.told("pod", "first", "pulling image").await?;
     let words = ["images", "pull", image];
@@ -217,7 +218,7 @@ async fn who_asks_by_hand_waits_for_the_pull_of_a_pod() -> Result<()> {
             Ok(())
         })
         .await?;
-        scene.mac.clear_fault("pull")
+        scene.mac.clear_fault(Fault::Pull)
     })?;
     ensure!(said.contains("shared@sha256:"), "{said}");
     scene.phase("first", "Succeeded").await?;
@@ -277,8 +278,8 @@ async fn what_somebody_else_pulls_while_a_pod_waits_for_it_is_theirs() -> Result
     let (scene, running) = Scene::with_agent("foreign-pull").await?;
     let image = "registry.test/macos/foreign:1";
     scene.mac.add_image(image, &json!({"cpu": 6}))?;
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("pull", "stall at=layers")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Pull, "stall at=layers")?;
     let theirs = scene.mac.tart(["pull", image]);
     tokio::try_join!(theirs, async {
         wait::eventually("somebody's pull", DEADLINE, async || {
@@ -293,7 +294,7 @@ async fn what_somebody_else_pulls_while_a_pod_waits_for_it_is_theirs() -> Result
             Ok(())
         })
         .await?;
-        scene.mac.clear_fault("pull")
+        scene.mac.clear_fault(Fault::Pull)
     })?;
     scene.phase("waits", "Running").await?;
     let line = listed(running.agent(), image).await?;
@@ -315,8 +316,8 @@ async fn no_more_pulls_go_on_at_once_than_may() -> Result<()> {
     for image in images {
         scene.mac.add_image(image, &json!({}))?;
     }
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("pull", "stall only=one.test")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Pull, "stall only=one.test")?;
     for (name, image) in ["first", "second"].into_iter().zip(images) {
         scene.create(&scene.pod(name, &json!({"image": image, "command": ["true"]}), &json!({}))).await?;
         scene.told("pod", name, "pulling image").await?;
@@ -330,7 +331,7 @@ async fn no_more_pulls_go_on_at_once_than_may() -> Result<()> {
     scene.create(&brief("third")).await?;
     scene.phase("third", "Succeeded").await?;
     assert_eq!(pulls(&scene)?, 1, "the second waits for its turn");
-    scene.mac.clear_fault("pull")?;
+    scene.mac.clear_fault(Fault::Pull)?;
     for name in ["first", "second"] {
         scene.phase(name, "Succeeded").await?;
     }

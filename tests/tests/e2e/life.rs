@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{WatchEvent, WatchParams};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, IMAGE, Scene, state_of};
@@ -66,10 +67,10 @@ async fn a_pod_says_what_it_waits_for() -> Result<()> {
         })
         .await
     };
-    scene.mac.set_fault("hang", "run")?;
+    scene.mac.set_fault(Fault::Hang, "run")?;
     scene.create(&scene.pod("waits", &json!({"command": ["/bin/echo", "done"]}), &json!({}))).await?;
     shown("ContainerCreating").await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     shown("Completed").await?;
     // Nothing is left of its VM, but what it wrote stays for as long as the Pod does.
     scene.no_vms().await?;
@@ -134,7 +135,7 @@ async fn a_guest_that_crashes_fails_its_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("panic").await?;
     scene.create(&scene.pod("panic", &json!({}), &json!({}))).await?;
     scene.phase("panic", "Running").await?;
-    scene.mac.set_fault("guest-panic", "")?;
+    scene.mac.set_fault(Fault::GuestPanic, "")?;
     scene.phase("panic", "Failed").await?;
     scene.told("pod", "panic", "due to error").await?;
     scene.no_vms().await
@@ -166,13 +167,13 @@ async fn containers_can_start_once_the_guest_has_an_address() -> Result<()> {
         let found = conditions.filter(|one| one.type_ == "PodReadyToStartContainers");
         found.map(|one| one.status.clone()).next()
     };
-    scene.mac.set_fault("hang", "run")?;
+    scene.mac.set_fault(Fault::Hang, "run")?;
     scene.create(&scene.pod("starts", &json!({}), &json!({}))).await?;
     wait::until(&scene.pods, "starts", "not ready to start", DEADLINE, |pod| {
         can_start(pod).as_deref() == Some("False")
     })
     .await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     let pod = scene.phase("starts", "Running").await?;
     assert_eq!(can_start(&pod).as_deref(), Some("True"));
     Ok(())

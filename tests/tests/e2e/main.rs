@@ -12,6 +12,7 @@ mod describe;
 mod drain;
 mod environment;
 mod eviction;
+mod examples;
 mod fields;
 mod fit;
 mod full_disk;

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
@@ -48,7 +49,7 @@ async fn health_and_figures_are_served_on_the_host() -> Result<()> {
     .await?;
     scene.kubectl.run(["delete", "pod", "waiting"]).await?;
     // One that starts again and again, and never runs, waits as well.
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     scene.create(&scene.pod("hopeless", &json!({}), &json!({"restartPolicy": "Always"}))).await?;
     scene.told("pod", "hopeless", "Back-off restarting failed container").await?;
     ensure!((agent.metric("tart_kubelet_pods_waiting").await? - 1.0).abs() < f64::EPSILON);

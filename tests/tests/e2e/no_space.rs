@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::disk::SmallDisk;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{programs, skip, wait};
 
 use crate::image_gc::{MIB, SIZE, add_image, agent, left, pod, small, use_once};
@@ -36,7 +37,7 @@ async fn a_vm_without_room_to_start_has_the_agent_make_some_once() -> Result<()>
     for command in ["set", "run"] {
         let scene = Scene::new(&format!("{command}-full")).await?;
         let _running = two_idle_images(&scene).await?;
-        scene.mac.set_fault("no-space", command)?;
+        scene.mac.set_fault(Fault::NoSpace, command)?;
         scene.create(&pod(&scene, "full", "b", &json!({"command": ["true"]}))).await?;
         scene.phase("full", "Failed").await?;
         scene.told("pod", "full", "free some disk space on the host").await?;
@@ -51,9 +52,9 @@ async fn a_vm_without_room_to_start_has_the_agent_make_some_once() -> Result<()>
 async fn a_vm_that_has_room_made_starts() -> Result<()> {
     let scene = Scene::new("run-again").await?;
     let _running = two_idle_images(&scene).await?;
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     // The collector does not get far before there is room.
-    scene.mac.set_fault("hang", "delete")?;
+    scene.mac.set_fault(Fault::Hang, "delete")?;
     scene.create(&pod(&scene, "patient", "b", &json!({"command": ["true"]}))).await?;
     wait::eventually("a shim that asks for room", DEADLINE, async || {
         let log = scene.shim_log("patient").await?;
@@ -61,8 +62,8 @@ async fn a_vm_that_has_room_made_starts() -> Result<()> {
         Ok(())
     })
     .await?;
-    scene.mac.clear_fault("no-space")?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
+    scene.mac.clear_fault(Fault::Hang)?;
     scene.phase("patient", "Succeeded").await.map(drop)
 }
 
@@ -89,14 +90,14 @@ async fn a_vm_in_which_an_init_container_has_run_is_not_run_again() -> Result<()
     })
     .await?;
     let words = "there isn’t enough space";
-    scene.mac.set_fault(&format!("run-dies.tk-{uid}-0"), &format!("exit 1: {words}"))?;
+    scene.mac.set_fault(Fault::RunDies.of_vm(&format!("tk-{uid}-0")), &format!("exit 1: {words}"))?;
     wait::eventually("a shim that asks for room", DEADLINE, async || {
         let log = scene.shim_log("once").await?;
         ensure!(log.contains("asking the agent for some"), "{log}");
         Ok(())
     })
     .await?;
-    scene.mac.clear_fault(&format!("run-dies.tk-{uid}-0"))?;
+    scene.mac.clear_fault(Fault::RunDies.of_vm(&format!("tk-{uid}-0")))?;
     let end = wait::until(&scene.pods, "once", "over", DEADLINE, |pod| {
         matches!(phase_of(pod), "Succeeded" | "Failed")
     })
@@ -111,7 +112,7 @@ async fn a_guest_that_ends_for_want_of_space_says_so_and_has_some_made() -> Resu
     let _running = two_idle_images(&scene).await?;
     scene.create(&pod(&scene, "guest", "b", &json!({}))).await?;
     scene.phase("guest", "Running").await?;
-    scene.mac.set_fault("vz-out-of-disk-space", "")?;
+    scene.mac.set_fault(Fault::VzOutOfDiskSpace, "")?;
     scene.phase("guest", "Failed").await?;
     scene.told("pod", "guest", "free some disk space on the host").await?;
     left(&scene, &["b"], 1).await
@@ -335,14 +336,14 @@ async fn no_image_goes_for_a_disk_that_it_is_not_on() -> Result<()> {
 async fn a_clone_without_room_has_the_agent_make_some() -> Result<()> {
     let scene = Scene::new("clone").await?;
     let _running = two_idle_images(&scene).await?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     scene.create(&pod(&scene, "full", "b", &json!({"command": ["true"]}))).await?;
     scene.phase("full", "Failed").await?;
     scene.told("pod", "full", "free some disk space on the host").await?;
     left(&scene, &["b"], 1).await?;
     let log = scene.shim_log("full").await?;
     assert_eq!(log.matches("asking the agent for some").count(), 1, "{log}");
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     use_once(&scene, "b").await
 }
 
@@ -370,7 +371,7 @@ async fn an_image_that_never_fits_costs_one_other() -> Result<()> {
     scene.told("pod", "huge", "the images that were deleted for it were not enough").await?;
     left(&scene, &["b", "c"], 2).await?;
     // What was of no use for one may be for another.
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     add_image(&scene, "next", 4)?;
     scene.create(&pod(&scene, "next", "next", &json!({}))).await?;
     left(&scene, &["c"], 1).await
@@ -381,13 +382,13 @@ async fn a_container_that_restarts_for_ever_without_room_costs_one_image() -> Re
     let scene = Scene::new("restarts-full").await?;
     let running = agent(&scene, 100, 99).start()?;
     three_idle_images(&scene, &running).await?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     let mut again = pod(&scene, "again", "c", &json!({"command": ["true"]}));
     again["spec"]["restartPolicy"] = json!("Always");
     scene.create(&again).await?;
     // The second VM has asked, too.
     scene.told("pod", "again", "FreeDiskSpaceFailed").await?;
     left(&scene, &["b", "c"], 2).await?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     scene.told("pod", "again", "Completed").await
 }

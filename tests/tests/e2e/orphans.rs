@@ -14,6 +14,7 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::process::Process;
 use tart_kubelet_tests::proxy::Proxy;
 use tart_kubelet_tests::wait;
@@ -112,7 +113,7 @@ async fn a_builder_at_work(scene: &Scene, while_passes: impl AsyncFn() -> Result
     // One of them has a name that is nearly ours.
     let vms = ["tk-builder-1", "builder"];
     // Half of the VM is there, where tart makes it.
-    scene.mac.set_fault("stall-copy", "")?;
+    scene.mac.set_fault(Fault::StallCopy, "")?;
     let clone = build(scene, vms[0]);
     let (before, ()) = tokio::try_join!(clone, async {
         wait::eventually("half a clone", DEADLINE, async || {
@@ -123,14 +124,14 @@ async fn a_builder_at_work(scene: &Scene, while_passes: impl AsyncFn() -> Result
         })
         .await?;
         while_passes().await?;
-        scene.mac.clear_fault("stall-copy")
+        scene.mac.clear_fault(Fault::StallCopy)
     })?;
     let second = build(scene, vms[1]).await?;
-    scene.mac.set_fault("hang", "push")?;
+    scene.mac.set_fault(Fault::Hang, "push")?;
     let push = scene.mac.tart(["push", vms[0], "registry.test/macos/built:1"]);
     tokio::try_join!(push, async {
         while_passes().await?;
-        scene.mac.clear_fault("hang")
+        scene.mac.clear_fault(Fault::Hang)
     })?;
     while_passes().await?;
     for (vm, before) in [(vms[0], before), (vms[1], second)] {
@@ -158,7 +159,7 @@ async fn a_builder_with_the_flag_sees_no_collector_at_all() -> Result<()> {
     let scene = Scene::new("builder-flag").await?;
     let orphan = format!("tk-{NOBODY}-0");
     plant(&scene, &orphan).await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     let agent = eager(&scene.agent).switch("--disable-vm-gc").start()?;
     scene.node_ready(&agent).await?;
     // There are no passes to wait for. Between two renewals of the Lease there would be more than thirty.
@@ -184,7 +185,7 @@ async fn where_it_is_off_nothing_is_looked_at() -> Result<()> {
     let orphan = format!("tk-{NOBODY}-0");
     let builder = build(&scene, "builder").await?;
     plant(&scene, &orphan).await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     let agent = eager(&scene.agent).switch("--disable-vm-gc").start()?;
     // A Pod's whole life is longer than many passes would be.
     scene.create(&scene.pod("brief", &json!({"command": ["true"]}), &json!({}))).await?;
@@ -272,7 +273,7 @@ async fn a_running_orphan_is_stopped_and_then_deleted() -> Result<()> {
     let orphan = format!("tk-{NOBODY}-0");
     plant(&scene, &orphan).await?;
     let process = run(&scene, &orphan).await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     let agent = eager(&scene.agent).start()?;
     collected(&scene, &agent, &orphan).await?;
     process.wait_for_exit(DEADLINE).await?;
@@ -357,10 +358,12 @@ async fn without_a_list_of_vms_nothing_goes() -> Result<()> {
     let orphan = format!("tk-{NOBODY}-0");
     plant(&scene, &orphan).await?;
     let logs = scene.agent.state_dir().join("logs");
-    for (fault, parameter) in [("list-race", orphan.as_str()), ("garbage", "list"), ("hang", "clone")] {
+    for (fault, parameter) in
+        [(Fault::ListRace, orphan.as_str()), (Fault::Garbage, "list"), (Fault::Hang, "clone")]
+    {
         scene.mac.set_fault(fault, parameter)?;
         let agent = eager(&scene.agent).start()?;
-        if fault == "hang" {
+        if fault == Fault::Hang {
             // A fault that is none of the collector's business.
             collected(&scene, &agent, &orphan).await?;
             continue;
@@ -430,8 +433,8 @@ async fn a_pod_that_is_bound_at_the_last_moment_keeps_its_vm() -> Result<()> {
     let vm = format!("tk-{uid}-0");
     plant(&scene, &vm).await?;
     let process = run(&scene, &vm).await?;
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("hang", "stop")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Hang, "stop")?;
     let agent = eager(&scene.agent).start()?;
     wait::eventually("the collector to stop the VM", DEADLINE, async || {
         let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
@@ -442,11 +445,11 @@ async fn a_pod_that_is_bound_at_the_last_moment_keeps_its_vm() -> Result<()> {
     bind(&scene, "late").await?;
     let refused = |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.reason.is_some());
     wait::until(&scene.pods, "late", "refused", DEADLINE, refused).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     process.wait_for_exit(DEADLINE).await?;
     passes(&agent, "success").await?;
     ensure!(is_there(&scene, &vm), "{}", agent.log()?);
-    ensure!(agent.log()?.contains("kept after a second look"), "{}", agent.log()?);
+    ensure!(agent.log()?.contains("kept after a second observation"), "{}", agent.log()?);
     scene.kubectl.run(["delete", "pod", "late"]).await?;
     collected(&scene, &agent, &vm).await
 }
@@ -463,8 +466,8 @@ async fn a_pod_that_is_bound_while_another_orphan_goes_keeps_its_vm() -> Result<
     for vm in [&first, &second] {
         plant(&scene, vm).await?;
     }
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("hang", "delete")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Hang, "delete")?;
     let agent = eager(&scene.agent).start()?;
     wait::eventually("the end of the first to begin", DEADLINE, async || {
         let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
@@ -477,11 +480,11 @@ async fn a_pod_that_is_bound_while_another_orphan_goes_keeps_its_vm() -> Result<
     bind(&scene, "late").await?;
     let refused = |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.reason.is_some());
     wait::until(&scene.pods, "late", "refused", DEADLINE, refused).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     collected(&scene, &agent, &first).await?;
     passes(&agent, "success").await?;
     ensure!(is_there(&scene, &second), "{}", agent.log()?);
-    ensure!(agent.log()?.contains("kept after a second look"), "{}", agent.log()?);
+    ensure!(agent.log()?.contains("kept after a second observation"), "{}", agent.log()?);
     scene.kubectl.run(["delete", "pod", "late"]).await?;
     collected(&scene, &agent, &second).await
 }

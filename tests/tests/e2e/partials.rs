@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::image_gc::{MIB, small};
@@ -77,12 +78,12 @@ async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
         let _open = File::open(&part)?;
         let before = inode(&part)?;
         if interruption != "agent" {
-            scene.mac.set_fault("pull", "connection-lost at=layers")?;
+            scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
             waits_for(&scene, "large", "ErrImagePull", REACHES).await?;
             // To this, as to every command but a pull and a clone, it is garbage.
             scene.mac.tart(["list"]).await?;
             assert_eq!(inode(&part)?, before);
-            scene.mac.clear_fault("pull")?;
+            scene.mac.clear_fault(Fault::Pull)?;
         }
         match interruption {
             "agent" => {
@@ -92,7 +93,7 @@ async fn a_pull_that_is_cut_short_goes_on_where_it_was() -> Result<()> {
             "both" => drop(running.kill9()?),
             _ => {}
         }
-        scene.mac.set_fault("hurry", "")?;
+        scene.mac.set_fault(Fault::InstantPull, "")?;
         // The next agent asks tart for the image first.
         let _running = if interruption == "network" { running } else { scene.agent.start()? };
         scene.phase("large", "Running").await?;
@@ -108,12 +109,12 @@ async fn what_is_kept_is_there_for_whoever_pulls_it_by_other_hands() -> Result<(
     scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.create(&large(&scene, "large")).await?;
     let before = inode(&a_part_is_here(&scene).await?)?;
-    scene.mac.set_fault("pull", "connection-lost at=layers")?;
+    scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
     waits_for(&scene, "large", "ErrImagePull", REACHES).await?;
     // Nobody will try again.
     scene.kubectl.run(["delete", "pod", "large"]).await?;
-    scene.mac.clear_fault("pull")?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.clear_fault(Fault::Pull)?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     scene.mac.tart(["pull", LARGE]).await?;
     assert_eq!(inode(&whole(&scene))?, before, "it came anew");
     // Whoever has made it whole has it.
@@ -137,7 +138,7 @@ async fn what_is_kept_goes_before_a_pod_does() -> Result<()> {
     scene.mac.add_image(LARGE, &json!({"pullSeconds": SLOW}))?;
     scene.create(&large(&scene, "large")).await?;
     let part = a_part_is_here(&scene).await?;
-    scene.mac.set_fault("pull", "connection-lost at=layers")?;
+    scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
     waits_for(&scene, "large", "ErrImagePull", REACHES).await?;
     // Nobody will try again, and no tart comes by.
     scene.kubectl.run(["delete", "pod", "large"]).await?;
@@ -162,7 +163,7 @@ async fn a_pull_with_other_credentials_does_not_wait_for_what_is_kept() -> Resul
     let create = ["create", "secret", "docker-registry", "pull", "--docker-server=registry.test"];
     let login = ["--docker-username=robot", "--docker-password=s3cr3t"];
     scene.kubectl.run(create.into_iter().chain(login)).await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     scene.create(&large(&scene, "first")).await?;
     let before = inode(&a_part_is_here(&scene).await?)?;
     let mut second = large(&scene, "second");
@@ -175,11 +176,11 @@ async fn a_pull_with_other_credentials_does_not_wait_for_what_is_kept() -> Resul
     })
     .await?;
     // The first one fails, and nobody tries it again.
-    scene.mac.set_fault("pull", "connection-lost at=layers")?;
+    scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
     waits_for(&scene, "first", "ErrImagePull", REACHES).await?;
     scene.kubectl.run(["delete", "pod", "first"]).await?;
-    scene.mac.clear_fault("pull")?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.clear_fault(Fault::Pull)?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     scene.phase("second", "Running").await?;
     assert_eq!(inode(&whole(&scene))?, before, "it came anew");
     Ok(())
@@ -192,13 +193,13 @@ async fn what_a_pull_by_hand_has_brought_is_kept_for_the_agent() -> Result<()> {
     let words = ["images", "pull", LARGE];
     let (failed, before) = tokio::join!(scene.agent.run(&words), async {
         let before = inode(&a_part_is_here(&scene).await?)?;
-        scene.mac.set_fault("pull", "connection-lost at=layers")?;
+        scene.mac.set_fault(Fault::Pull, "connection-lost at=layers")?;
         anyhow::Ok(before)
     });
     let failed = format!("{:#}", failed.err().context("the network is gone")?);
     ensure!(failed.contains(REACHES), "{failed}");
-    scene.mac.clear_fault("pull")?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.clear_fault(Fault::Pull)?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     let running = scene.agent.start()?;
     scene.create(&large(&scene, "large")).await?;
     scene.phase("large", "Running").await?;
@@ -233,8 +234,8 @@ async fn an_agent_that_starts_does_not_wait_for_a_pull_by_hand() -> Result<()> {
     let scene = Scene::new("hand-agent").await?;
     scene.mac.add_image(LARGE, &json!({}))?;
     // The command has pulled, and asks tart what it is.
-    scene.mac.set_fault("calls", "")?;
-    scene.mac.set_fault("hang", "fqn")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
+    scene.mac.set_fault(Fault::Hang, "fqn")?;
     let pull = scene.agent.begin(&["images", "pull", LARGE])?;
     wait::eventually("a question to tart", DEADLINE, async || {
         let calls = std::fs::read_to_string(scene.mac.host().join("calls"))?;
@@ -244,7 +245,7 @@ async fn an_agent_that_starts_does_not_wait_for_a_pull_by_hand() -> Result<()> {
     .await?;
     let running = scene.agent.start()?;
     scene.node_ready(&running).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     let status = pull.wait_for_exit(DEADLINE).await?;
     ensure!(status.success(), "{status}: {}", pull.log()?);
     let line = listed(running.agent(), LARGE).await?;
@@ -310,7 +311,7 @@ async fn what_somebody_pulls_after_a_power_cut_is_theirs() -> Result<()> {
         Ok(())
     })
     .await?;
-    scene.mac.set_fault("hurry", "")?;
+    scene.mac.set_fault(Fault::InstantPull, "")?;
     scene.mac.tart(["pull", LARGE]).await?;
     // Whoever would take it for the agent's has done so by then.
     let looks = async || running.metric("tart_kubelet_image_gc_pass_duration_seconds_count").await;

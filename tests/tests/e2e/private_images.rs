@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use tart_kubelet_tests::mac::Fault;
 
 use crate::images::waits_for;
 use crate::scene::Scene;
@@ -59,14 +60,14 @@ async fn a_private_image_is_for_pods_that_may_pull_it() -> Result<()> {
     waits_for(&scene, "bare", "ErrImagePull", "the credentials for its registry").await?;
 
     // Whoever has the same secret need not even ask: its registry is away.
-    scene.mac.set_fault("pull", "offline")?;
+    scene.mac.set_fault(Fault::Pull, "offline")?;
     scene.with_secrets("second", "Never", &["pull"]).await?;
     scene.phase("second", "Succeeded").await?;
     // Another secret has to show that it is as good.
     scene.pull_secret("other", "private.test", "robot").await?;
     scene.with_secrets("other", "IfNotPresent", &["other"]).await?;
     waits_for(&scene, "other", "ErrImagePull", "").await?;
-    scene.mac.clear_fault("pull")?;
+    scene.mac.clear_fault(Fault::Pull)?;
     scene.phase("other", "Succeeded").await?;
 
     // Once the registry gives it to anybody, anybody has it.

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::crash::records::spoil;
@@ -57,9 +58,9 @@ async fn while_an_image_is_pulled_and_a_vm_is_cloned() -> Result<()> {
     let spec = json!({"restartPolicy": "OnFailure"});
     scene.create(&scene.pod("first", &command, &json!({}))).await?;
     scene.phase("first", "Succeeded").await?;
-    scene.mac.set_fault("pull", "stall at=layers only=registry.test/other")?;
-    scene.mac.set_fault("hang", "clone")?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Pull, "stall at=layers only=registry.test/other")?;
+    scene.mac.set_fault(Fault::Hang, "clone")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     scene.create(&scene.pod("pulled", &json!({"command": ["/usr/bin/true"], "image": other}), &spec)).await?;
     scene.create(&scene.pod("cloned", &command, &spec)).await?;
     wait::eventually("a pull and a clone", DEADLINE, async || {
@@ -69,7 +70,7 @@ async fn while_an_image_is_pulled_and_a_vm_is_cloned() -> Result<()> {
     })
     .await?;
     scene.mac.lose_power()?;
-    for fault in ["pull", "hang"] {
+    for fault in [Fault::Pull, Fault::Hang] {
         scene.mac.clear_fault(fault)?;
     }
     let _agent = scene.agent.start()?;
@@ -174,13 +175,13 @@ async fn at_each_step_of_a_shim() -> Result<()> {
         let name = format!("pod-{index}");
         let step = async {
             let before = boots(&scene)?;
-            scene.mac.set_fault("hang", "clone")?;
+            scene.mac.set_fault(Fault::Hang, "clone")?;
             let mortal = Mortal::start(&scene, &["agent.launch.after", point])?;
             scene
                 .create(&scene.pod(&name, &json!({"command": ["/bin/sh", "-c", "exit 7"]}), &json!({})))
                 .await?;
             // The shim waits until there is no agent that would notice.
-            mortal.leave_dead(|| scene.mac.clear_fault("hang")).await?;
+            mortal.leave_dead(|| scene.mac.clear_fault(Fault::Hang)).await?;
             scene.mac.lose_power()?;
             let agent = scene.agent.start()?;
             let pod = scene.phase(&name, "Failed").await?;

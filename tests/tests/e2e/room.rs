@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{process, programs, wait};
 
 use crate::image_gc::{MIB, SIZE, add_image, agent, left, pod, reference, small, use_once};
@@ -69,7 +70,7 @@ pub(crate) async fn used(scene: &Scene, running: &RunningAgent, images: &[(&str,
 /// A Pod whose image finds no space, so that another image has to go for it.
 pub(crate) async fn lack_space(scene: &Scene) -> Result<()> {
     add_image(scene, "other", 3 * MIB)?;
-    scene.mac.set_fault("no-space", "pull")?;
+    scene.mac.set_fault(Fault::NoSpace, "pull")?;
     scene.create(&pod(scene, "lacks", "other", &json!({}))).await
 }
 
@@ -163,7 +164,7 @@ async fn a_pod_whose_vm_lacks_room_is_deleted_without_waiting_for_it() -> Result
     let running = gate.before(&agent(&scene, 100, 99)).start()?;
     used(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
     gate.shut()?;
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     scene.create(&pod(&scene, "waits", "b", &json!({}))).await?;
     gate.is_reached().await?;
     scene.kubectl.run(["delete", "pod", "waits", "--grace-period=1", "--wait=false"]).await?;
@@ -253,12 +254,12 @@ async fn where_nothing_may_be_deleted_a_vm_without_room_says_so() -> Result<()> 
     let scene = Scene::new("off-vm").await?;
     let running = agent(&scene, 1, 0).switch("--disable-vm-gc").start()?;
     used(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
-    scene.mac.set_fault("no-space", "run")?;
+    scene.mac.set_fault(Fault::NoSpace, "run")?;
     scene.create(&pod(&scene, "full", "b", &json!({"command": ["true"]}))).await?;
     scene.phase("full", "Failed").await?;
     scene.told_as("full", "FreeDiskSpaceFailed", "the Pod's VM has found no space on the disk").await?;
     scene.told("pod", "full", "with `--disable-vm-gc` the agent deletes no image for it").await?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     lack_space(&scene).await?;
     scene.told_as("lacks", "FreeDiskSpaceFailed", "there is no space for image").await?;
     left(&scene, &["a", "b"], 2).await

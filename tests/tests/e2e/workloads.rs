@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene};
@@ -81,7 +82,7 @@ async fn a_job_counts_restarts_in_place() -> Result<()> {
 #[tokio::test]
 async fn a_daemon_set_that_is_made_for_linux_is_refused_cheaply() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("daemons").await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     let everywhere =
         json!({"hostNetwork": true, "tolerations": [{"operator": "Exists"}], "restartPolicy": "Always"});
     let container = json!({"image": "registry.k8s.io/kube-proxy:v1"});

@@ -1,9 +1,8 @@
-//! Variables out of all that is known: which comes from where, and which counts.
+//! The values of a container's variables, and which one wins: a pure function.
 
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::IpAddr;
@@ -17,7 +16,7 @@ use super::expansion::{expand, lookup};
 use crate::apiserver::watched_objects::ObjectError;
 use crate::quantity::ResourceList;
 
-/// Why a container cannot be given its environment. In the kubelet's words, which people search for.
+/// Why a container has no environment. The words are the kubelet's, which people search for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ConfigError {
     /// There is no such `ConfigMap`.
@@ -38,7 +37,7 @@ pub(crate) enum ConfigError {
         /// The object's name.
         name: String,
     },
-    /// The Pod cannot tell something of itself.
+    /// A downward API field has no value.
     #[error(transparent)]
     Downward(#[from] DownwardError),
     /// An object cannot be read.
@@ -59,7 +58,7 @@ pub(crate) enum ConfigError {
         /// The Secret's name.
         name: String,
     },
-    /// A value is one that no program can be given.
+    /// A value has a NUL byte.
     #[error("the value of environment variable {0} has a NUL byte")]
     Nul(String),
     /// A value from a file in a volume.
@@ -67,18 +66,18 @@ pub(crate) enum ConfigError {
     FileKeyRef(String),
 }
 
-/// What is known when a container is about to start.
+/// The objects and facts when a container is about to start.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     /// The `ConfigMaps` that its environment names; nothing for one that does not exist.
     pub(crate) config_maps: BTreeMap<String, Option<Arc<ConfigMap>>>,
     /// The Secrets that its environment names; nothing for one that does not exist.
     pub(crate) secrets: BTreeMap<String, Option<Arc<Secret>>>,
-    /// The variables that tell of Services.
+    /// The variables for Services.
     pub(crate) services: Vec<(String, String)>,
     /// The Node's address.
     pub(crate) host_ip: Option<IpAddr>,
-    /// What Pods of this Node may have.
+    /// The Node's allocatable amounts.
     pub(crate) allocatable: Arc<ResourceList>,
 }
 
@@ -93,31 +92,6 @@ impl fmt::Debug for Resolved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.variables.iter().map(|(name, _)| name).collect();
         f.debug_struct("Resolved").field("names", &names).finish()
-    }
-}
-
-/// A reference to a variable that there is not.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("missing value for \"{0}\"")]
-pub(crate) struct MissingVariable(String);
-
-impl Resolved {
-    /// Text with its `$(NAME)`s replaced; those that are not known stay.
-    pub(crate) fn expand(&self, text: &str) -> String {
-        expand(text, |name| lookup(&self.variables, name))
-    }
-
-    /// Text with all of its `$(NAME)`s replaced, as a `subPathExpr` has to be.
-    pub(crate) fn expand_fully(&self, text: &str) -> Result<String, MissingVariable> {
-        let missing = RefCell::new(None);
-        let expanded = expand(text, |name| {
-            let value = lookup(&self.variables, name);
-            if value.is_none() {
-                missing.borrow_mut().get_or_insert_with(|| name.to_owned());
-            }
-            value
-        });
-        missing.into_inner().map_or(Ok(expanded), |name| Err(MissingVariable(name)))
     }
 }
 
@@ -144,7 +118,7 @@ impl Variables {
     }
 }
 
-/// A container's variables: those of Services, over them those from whole objects, over them its own, each of which can use
+/// A container's variables. Those from whole objects override those for Services, and its own override both. Each of its own can use
 /// all that were set before it.
 pub(crate) fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Result<Resolved, ConfigError> {
     let mut variables = Variables::default();
@@ -153,7 +127,7 @@ pub(crate) fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Res
     }
     let sources = Sources { pod, container, known, namespace: pod.namespace().unwrap_or_default() };
     for from in container.env_from.iter().flatten() {
-        // As for the kubelet, whatever the API server takes for a name is one.
+        // As in the kubelet, every name that the API server accepts is one.
         for (key, value) in sources.whole(from)?.into_iter().flatten() {
             let name = format!("{}{key}", from.prefix.as_deref().unwrap_or_default());
             let value = without_nul(&name, value)?;
@@ -170,7 +144,7 @@ pub(crate) fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Res
             (None, Some(from)) => sources.one(&variable.name, from)?,
             (None, None) => Some(String::new()),
         };
-        // One that is optional and not there leaves what was set before.
+        // A missing optional value leaves an earlier one in place.
         if let Some(value) = value {
             variables.set(variable.name.clone(), value);
         }
@@ -258,7 +232,7 @@ impl Sources<'_> {
         }
     }
 
-    /// A Secret's value, which has to be text: the guest agent takes nothing else.
+    /// A Secret's value. It must be text: the guest agent accepts nothing else.
     fn text(&self, secret: &str, key: &str, bytes: &[u8]) -> Result<String, ConfigError> {
         let text = str::from_utf8(bytes).map(str::to_owned);
         text.map_err(|_| ConfigError::NotText {

@@ -46,7 +46,7 @@ fn resolved(value: &Value) -> Result<Resolved, ConfigError> {
     resolve(&serde_json::from_value(pod).unwrap(), &container(value), &known())
 }
 
-/// The variables but those of Services, which are always there.
+/// The variables without those for Services.
 fn own(value: &Value) -> Vec<(String, String)> {
     let mut variables = resolved(value).unwrap().variables;
     variables.retain(|(_, value)| !["10.0.0.1", "service-a"].contains(&value.as_str()));
@@ -97,7 +97,7 @@ fn own_variables_use_what_was_set_before_them() {
 }
 
 #[test]
-fn what_is_not_text_is_told_and_not_shown() {
+fn a_value_that_is_not_text_is_refused_and_not_shown() {
     let one = from("secretKeyRef", &json!({"name": "raw", "key": "RAW", "optional": true}));
     for container in [one, json!({"envFrom": [{"secretRef": {"name": "raw"}}]})] {
         let words = "key RAW in Secret ci/raw is not valid UTF-8: no environment variable can be made of it; \
@@ -107,7 +107,7 @@ fn what_is_not_text_is_told_and_not_shown() {
 }
 
 #[test]
-fn single_values_come_from_everywhere() {
+fn single_values_come_from_every_source() {
     let table = [
         (from("configMapKeyRef", &json!({"name": "map", "key": "A"})), "map-a"),
         (from("secretKeyRef", &json!({"name": "secret", "key": "PASSWORD"})), "hunter2"),
@@ -122,7 +122,7 @@ fn single_values_come_from_everywhere() {
 }
 
 #[test]
-fn what_is_missing_is_told_in_the_kubelets_words() {
+fn a_missing_object_or_key_has_the_kubelets_words() {
     let whole = |source: &str, name: &str| json!({"envFrom": [{source: {"name": name}}]});
     let table = [
         (whole("configMapRef", "gone"), "configmap \"gone\" not found"),
@@ -163,7 +163,7 @@ fn what_is_missing_is_told_in_the_kubelets_words() {
 }
 
 #[test]
-fn what_is_optional_may_be_missing() {
+fn an_optional_object_or_key_may_be_missing() {
     for (source, name, key) in [
         ("configMapKeyRef", "gone", "k"),
         ("configMapKeyRef", "map", "k"),
@@ -180,16 +180,6 @@ fn what_is_optional_may_be_missing() {
     for source in ["configMapRef", "secretRef"] {
         assert_eq!(own(&json!({"envFrom": [{source: {"name": "gone", "optional": true}}]})), pairs(&[]));
     }
-}
-
-#[test]
-fn paths_use_the_environment() {
-    let value = json!({"env": [{"name": "DIR", "value": "src"}]});
-    let resolved = resolved(&value).unwrap();
-    assert_eq!(resolved.expand("$(DIR) $(WEB_SERVICE_HOST) $(NOPE) $$(DIR)"), "src 10.0.0.1 $(NOPE) $(DIR)");
-    assert_eq!(resolved.expand_fully("$(DIR)/a").as_deref(), Ok("src/a"));
-    let missing = resolved.expand_fully("$(DIR)/$(NOPE)/$(NEITHER)").unwrap_err();
-    assert_eq!(missing.to_string(), "missing value for \"NOPE\"");
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn holds(term: &NodeSelectorTerm, node: &str, labels: &BTreeMap<String, String>)
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     let label = |key: &str| labels.get(key).map(String::as_str);
-    // A Node's name is the one field that can be asked for.
+    // `metadata.name` is the only field that `matchFields` supports.
     let field = |key: &str| (key == "metadata.name").then_some(node);
     !(expressions.is_empty() && fields.is_empty())
         && expressions.iter().all(|requirement| met(requirement, label(&requirement.key)))

@@ -1,16 +1,15 @@
-//! Whether a Pod fits beside those that the Node already has. The checks, their order and their words are the kubelet's; where it
-//! can, advice follows.
+//! Whether a Pod fits beside the Pods that the Node already has. The checks, their order and their words are the kubelet's. Advice
+//! follows where there is any.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::Refusal;
 use super::affinity;
+use super::{Refusal, RefusalReason};
 use crate::node::node_info::NodeInfo;
 use crate::quantity;
 
-const OUT_OF_PODS: &str = "OutOfpods";
-/// A Pod that was refused is not asked for again by itself.
+/// Advice: the agent does not admit a refused Pod later.
 const NO_PLACE: &str = "; macOS runs two VMs at a time: when a Pod of this Node has ended or is deleted, create this one again, or add a Mac";
 
 /// What a Pod takes of its Node.
@@ -26,7 +25,7 @@ pub(crate) struct ResourceRequests {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Port {
     protocol: String,
-    /// All addresses when absent.
+    /// `None` for all addresses.
     address: Option<String>,
     number: i32,
 }
@@ -49,9 +48,9 @@ impl ResourceRequests {
     }
 }
 
-/// What the containers of a Pod request at once: init containers run before the others, except those that stay.
+/// The sum of what containers request at the same time. Init containers run before the others, except sidecars.
 fn request(spec: &PodSpec, name: &str, read: fn(&Quantity) -> Option<u64>) -> u64 {
-    // What cannot be counted is more than any Node has.
+    // An amount that overflows is more than any Node has.
     let amount =
         |quantity: Option<&Quantity>| quantity.map_or(0, |quantity| read(quantity).unwrap_or(u64::MAX));
     let of = |container: &Container| {
@@ -96,40 +95,41 @@ pub(crate) fn fits(pod: &Pod, offer: &NodeInfo, others: &[&ResourceRequests]) ->
     let claim = ResourceRequests::of(pod);
     let spec = pod.spec.clone().unwrap_or_default();
     let pods = u64::try_from(others.len()).unwrap_or(u64::MAX);
-    enough("pods", OUT_OF_PODS, 1, pods, Some(offer.pods))?;
+    enough("pods", RefusalReason::OutOfPods, 1, pods, Some(offer.pods))?;
     let used = |part: fn(&ResourceRequests) -> u64| {
         others.iter().map(|other| part(other)).fold(0, u64::saturating_add)
     };
-    enough("cpu", "OutOfcpu", claim.cpu_milli, used(|c| c.cpu_milli), Some(offer.cpu_milli))?;
-    enough("memory", "OutOfmemory", claim.memory, used(|c| c.memory), Some(offer.memory))?;
+    enough("cpu", RefusalReason::OutOfCpu, claim.cpu_milli, used(|c| c.cpu_milli), Some(offer.cpu_milli))?;
+    enough("memory", RefusalReason::OutOfMemory, claim.memory, used(|c| c.memory), Some(offer.memory))?;
     let storage = used(|c| c.storage);
-    enough("ephemeral-storage", "OutOfephemeral-storage", claim.storage, storage, offer.storage)?;
+    enough("ephemeral-storage", RefusalReason::OutOfEphemeralStorage, claim.storage, storage, offer.storage)?;
     if !affinity::wants(&spec, &offer.name, &offer.labels) {
-        return Err(failed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector"));
+        return Err(failed(RefusalReason::NodeAffinity, "node(s) didn't match Pod's node affinity/selector"));
     }
     let taken =
         |port: &Port| others.iter().any(|other| other.ports.iter().any(|held| port.is_taken_by(held)));
     if claim.ports.iter().any(taken) {
-        return Err(failed("NodePorts", "node(s) didn't have free ports for the requested pod ports"));
+        return Err(failed(
+            RefusalReason::NodePorts,
+            "node(s) didn't have free ports for the requested pod ports",
+        ));
     }
-    // What must not be scheduled here is the scheduler's business; what must not run here is ours.
+    // As in the kubelet: `NoSchedule` is the scheduler's business, `NoExecute` is the agent's.
     let tolerations = spec.tolerations.unwrap_or_default();
     let mut lethal = offer.taints.iter().filter(|taint| taint.effect == "NoExecute");
     if lethal.any(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint))) {
-        return Err(failed("TaintToleration", "node(s) had taints that the pod didn't tolerate"));
+        return Err(failed(
+            RefusalReason::TaintToleration,
+            "node(s) had taints that the pod didn't tolerate",
+        ));
     }
     Ok(())
 }
 
-/// Whether a refusal rests on what others write to the Node, and may be out of date.
-pub(crate) fn may_be_stale(refusal: &Refusal) -> bool {
-    matches!(refusal.reason, "NodeAffinity" | "TaintToleration")
-}
-
-/// Amounts are in thousandths of a core, in bytes, and in Pods. An offer that is not known is no reason to refuse anybody.
+/// Amounts are in thousandths of a core, in bytes, and in Pods. A resource of unknown amount refuses no Pod.
 fn enough(
     name: &str,
-    reason: &'static str,
+    reason: RefusalReason,
     requested: u64,
     used: u64,
     capacity: Option<u64>,
@@ -138,8 +138,8 @@ fn enough(
     if requested == 0 || requested <= capacity.saturating_sub(used) {
         return Ok(());
     }
-    // What would not fit either if the Node were empty will not fit later.
-    let advice = if reason == OUT_OF_PODS {
+    // A Pod that does not fit an empty Node will not fit later.
+    let advice = if reason == RefusalReason::OutOfPods {
         NO_PLACE
     } else if requested > capacity {
         "; request less, or choose a larger Node: this one has less in all"
@@ -152,7 +152,7 @@ fn enough(
     Err(Refusal { reason, message })
 }
 
-fn failed(predicate: &'static str, why: &str) -> Refusal {
+fn failed(predicate: RefusalReason, why: &str) -> Refusal {
     Refusal { reason: predicate, message: format!("Predicate {predicate} failed: {why}") }
 }
 
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_has_the_kubelets_words() {
+    fn each_refusal_uses_the_kubelets_words() {
         let other = ResourceRequests::of(&requesting(
             &json!({"cpu": "6", "memory": "10Gi", "ephemeral-storage": "60Gi"}),
         ));
@@ -275,12 +275,12 @@ mod tests {
         ];
         for (pod, others, reason, message) in table {
             let refusal = fits(&pod, &offer(), others).unwrap_err();
-            assert_eq!((refusal.reason, refusal.message.as_str()), (reason, message));
+            assert_eq!((refusal.reason.as_str(), refusal.message.as_str()), (reason, message));
         }
     }
 
     #[test]
-    fn what_just_fits_fits() {
+    fn a_pod_that_takes_exactly_the_rest_is_admitted() {
         let other = ResourceRequests::of(&requesting(&json!({"cpu": "6", "memory": "10Gi"})));
         let web = ResourceRequests::of(&on_port(
             &json!({"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"}),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_do_not_add_up_unless_they_stay() {
+    fn requests_of_init_containers_add_up_only_for_sidecars() {
         let container = |cpu: &str| json!({"name": "a", "resources": {"requests": {"cpu": cpu}}});
         let mut sidecar = container("1");
         sidecar["restartPolicy"] = json!("Always");
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_mean_what_they_mean_to_the_scheduler() {
+    fn tolerations_match_taints_as_in_the_scheduler() {
         let table = [
             (json!({"operator": "Exists"}), true),
             (json!({"key": "lethal", "value": "yes"}), true),
@@ -329,9 +329,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in what order, those that were let in never have more than there is.
+        /// In every order of arrival, admitted Pods never request more than the Node has.
         #[test]
-        fn nobody_is_let_in_beyond_what_there_is(asked in proptest::collection::vec((0u64..9000, 0u64..20), 0..12)) {
+        fn admitted_pods_never_exceed_the_node(asked in proptest::collection::vec((0u64..9000, 0u64..20), 0..12)) {
             let mut inside: Vec<ResourceRequests> = Vec::new();
             let offer = NodeInfo { pods: 4, ..offer() };
             for (cpu, memory) in asked {

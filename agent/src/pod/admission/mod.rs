@@ -1,9 +1,12 @@
-//! Which Pods this agent can run. Every other one is refused at once, with the field that is in the way.
+//! Admission: which Pods the agent can run. It refuses every other Pod at once and names the field.
 
 pub(crate) mod affinity;
 pub(crate) mod fields;
 pub(crate) mod fit;
 pub(crate) mod mounts;
+mod refusal;
+
+pub(crate) use refusal::{Refusal, RefusalReason};
 
 use std::collections::BTreeMap;
 
@@ -15,16 +18,7 @@ use crate::state::container_spec::has_command;
 use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
 
-/// Why a Pod is refused: shown as the Pod's reason and message, and as an Event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    /// One word.
-    pub(crate) reason: &'static str,
-    /// What is in the way, and where.
-    pub(crate) message: String,
-}
-
-/// A Pod that fits a VM.
+/// An admitted Pod, read as one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VmPlan {
     /// The container's name.
@@ -37,18 +31,18 @@ pub(crate) struct VmPlan {
     pub(crate) pull: PullPolicy,
     /// The size that the container's resources ask for.
     pub(crate) size: Size,
-    /// Whether it is a limit that says how many cores.
+    /// Whether `size.cpu` is a limit.
     pub(crate) cpu_is_limit: bool,
-    /// The same of its memory.
+    /// Whether `size.memory_mib` is a limit.
     pub(crate) memory_is_limit: bool,
-    /// The names of the containers that run before the main one.
+    /// The names of the init containers.
     pub(crate) init: Vec<String>,
-    /// Ports of the host that lead into the guest; one without an address is at the Node's.
+    /// Host ports. One without an address is at the Node's address.
     pub(crate) host_ports: Vec<HostPort>,
 }
 
 impl VmPlan {
-    /// What can be shown of a Pod that cannot be read as a VM.
+    /// What the status shows of a Pod that cannot be read as a VM.
     pub(crate) fn unreadable(pod: &Pod) -> Self {
         let container = pod.spec.as_ref().and_then(|spec| spec.containers.first());
         Self {
@@ -70,8 +64,9 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
     let container = only_container(spec)?;
     if let Some((field, why)) = fields::first_refused(&serde_json::json!(spec)) {
-        // The kubelet has a word of its own for this one.
-        let reason = if field.starts_with("spec.os") { "PodOSNotSupported" } else { "UnsupportedPod" };
+        // The kubelet's reason.
+        let is_os = field.starts_with("spec.os");
+        let reason = if is_os { RefusalReason::PodOsNotSupported } else { RefusalReason::UnsupportedPod };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
     }
     mounts::check(spec)?;
@@ -80,8 +75,8 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     read(pod)
 }
 
-/// Reads a Pod as a VM, without a question whether all that it asks for can be had: who is let in stays in, also when an
-/// agent of another version would refuse it.
+/// Reads an admitted Pod as a VM. Unlike [`admit`], it checks no field: a Pod that an agent of another version admitted stays
+/// admitted.
 pub(crate) fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
     let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
     let container = only_container(spec)?;
@@ -99,7 +94,7 @@ pub(crate) fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
     })
 }
 
-/// All containers have one image, so that who asks for the most of it has it for all.
+/// The strictest policy of all containers: they share one image.
 fn strictest(spec: &PodSpec) -> PullPolicy {
     let all = || spec.init_containers.iter().flatten().chain(&spec.containers);
     let one_says = |policy: &str| all().any(|one| one.image_pull_policy.as_deref() == Some(policy));
@@ -122,7 +117,7 @@ fn only_container(spec: &PodSpec) -> Result<&Container, Refusal> {
     }
 }
 
-/// One group is the user's own.
+/// macOS allows 16 groups to a process, and one of them is the user's own.
 fn groups(spec: &PodSpec) -> Result<(), Refusal> {
     const MOST: usize = 15;
     let groups = spec.security_context.as_ref().and_then(|security| security.supplemental_groups.as_ref());
@@ -158,17 +153,17 @@ fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
     }
 }
 
-/// The first field that promises what only the guest agent can keep, when it runs a command.
+/// The first field that has no effect on a VM that only boots, because only the guest agent can apply it to a command.
 fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
     let pods = spec.security_context.as_ref();
-    // Who runs what in a guest that boots is the image's affair; hooks and probes that are commands are the Pod's own.
+    // Groups still apply to hooks and probes that are commands.
     let runs = runs_commands(main);
     let mounts = |has: fn(&VolumeMount) -> bool| main.volume_mounts.iter().flatten().any(has);
     let fields = [
         ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
         ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
         ("setHostnameAsFQDN", spec.set_hostname_as_fqdn == Some(true)),
-        ("hostnameOverride", says(spec.hostname_override.as_ref(), "")),
+        ("hostnameOverride", is_set(spec.hostname_override.as_ref(), "")),
         ("dnsConfig", spec.dns_config.as_ref().is_some_and(|it| *it != PodDNSConfig::default())),
         (
             "securityContext.supplementalGroups",
@@ -179,17 +174,17 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
             "securityContext.supplementalGroupsPolicy",
             !runs && pods.is_some_and(|it| it.supplemental_groups_policy.as_deref() == Some("Strict")),
         ),
-        ("containers[0].workingDir", says(main.working_dir.as_ref(), "")),
-        ("containers[0].volumeMounts[].subPath", mounts(|it| says(it.sub_path.as_ref(), ""))),
-        ("containers[0].volumeMounts[].subPathExpr", mounts(|it| says(it.sub_path_expr.as_ref(), ""))),
+        ("containers[0].workingDir", is_set(main.working_dir.as_ref(), "")),
+        ("containers[0].volumeMounts[].subPath", mounts(|it| is_set(it.sub_path.as_ref(), ""))),
+        ("containers[0].volumeMounts[].subPathExpr", mounts(|it| is_set(it.sub_path_expr.as_ref(), ""))),
         ("containers[0].stdin", main.stdin == Some(true)),
         ("containers[0].tty", main.tty == Some(true)),
         // The API server fills these in.
         (
             "containers[0].terminationMessagePath",
-            says(main.termination_message_path.as_ref(), "/dev/termination-log"),
+            is_set(main.termination_message_path.as_ref(), "/dev/termination-log"),
         ),
-        ("containers[0].terminationMessagePolicy", says(main.termination_message_policy.as_ref(), "File")),
+        ("containers[0].terminationMessagePolicy", is_set(main.termination_message_policy.as_ref(), "File")),
     ];
     fields.into_iter().find(|(_, is_set)| *is_set).map(|(field, _)| field)
 }
@@ -203,13 +198,13 @@ pub(super) fn runs_commands(container: &Container) -> bool {
         || probes.into_iter().flatten().any(|probe| probe.exec.is_some())
 }
 
-/// Whether a field says anything but what is usual.
-fn says(field: Option<&String>, usual: &str) -> bool {
-    field.is_some_and(|it| !it.is_empty() && it != usual)
+/// Whether a field is set to something else than its default.
+fn is_set(field: Option<&String>, default: &str) -> bool {
+    field.is_some_and(|it| !it.is_empty() && it != default)
 }
 
 fn unsupported(field: &str, why: &str) -> Refusal {
-    Refusal { reason: "UnsupportedPod", message: format!("{field}: {why}") }
+    Refusal { reason: RefusalReason::UnsupportedPod, message: format!("{field}: {why}") }
 }
 
 /// Whether a container has a limit of that name.
@@ -218,7 +213,7 @@ fn has_limit(container: &Container, name: &str) -> bool {
     limits.is_some_and(|limits| limits.contains_key(name))
 }
 
-/// Limits, else requests, size the VM. `field` is the container's, to be named.
+/// Limits, else requests, size the VM. `field` is the container's path, for the refusal.
 fn size(field: &str, container: &Container) -> Result<Size, Refusal> {
     let resources = container.resources.as_ref();
     let asked = |name: &str| {
@@ -235,7 +230,7 @@ fn size(field: &str, container: &Container) -> Result<Size, Refusal> {
     Ok(Size { cpu: cpu.transpose()?.filter(|&n| n > 0), memory_mib: memory.transpose()?.filter(|&n| n > 0) })
 }
 
-/// The size that is enough for each of the containers.
+/// The size that fits every container.
 fn largest(spec: &PodSpec) -> Result<Size, Refusal> {
     let named = |kind: &'static str, all: &[Container]| {
         let sizes = all.iter().enumerate().map(|(index, one)| size(&format!("spec.{kind}[{index}]"), one));

@@ -1,22 +1,22 @@
-//! Which mounts a VM can have. What is refused for its name alone is in the table of fields.
+//! Which mount paths a VM can have. Fields that are refused whatever their value are in the table of fields.
 
 use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::Refusal;
+use super::{Refusal, RefusalReason};
 
-/// Where the guest keeps what a container needs to run.
+/// Where the guest keeps the files of the set-up script.
 const SCRATCH: &str = "/private/var/tmp";
 
-/// A place in the guest: macOS does not tell upper from lower case, so that many paths lead there.
+/// A mounted path. macOS ignores case, so several spellings are one place.
 struct Taken {
     place: PathBuf,
-    /// As the Pod has it.
+    /// The Pod's spelling.
     path: String,
 }
 
-/// Refuses volumes that cannot be where the Pod wants them.
+/// Refuses mount paths that the guest cannot have.
 pub(crate) fn check(spec: &PodSpec) -> Result<(), Refusal> {
     let init = spec.init_containers.iter().flatten().enumerate();
     let init = init.map(|(index, container)| (format!("spec.initContainers[{index}]"), container));
@@ -30,13 +30,13 @@ pub(crate) fn check(spec: &PodSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// All containers run in one guest, where the links of one are still there for the next. The same path is linked anew, but a
-/// path inside of another one's volume would change that volume. `elsewhere` is where the containers before have theirs.
+/// All containers run in one guest, and a mount is a link that stays for the next container. The same path is linked again, but a
+/// path inside another container's volume would change that volume. `elsewhere` are the mounts of the containers before.
 fn check_container(field: &str, container: &Container, elsewhere: &[Taken]) -> Result<Vec<Taken>, Refusal> {
     let mut taken: Vec<Taken> = Vec::new();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let refused = |why: &str| Refusal {
-            reason: "UnsupportedPod",
+            reason: RefusalReason::UnsupportedPod,
             message: format!("{field}.volumeMounts[{index}].mountPath: {why}"),
         };
         let place = without_links(guest_path(&mount.mount_path.to_lowercase()));
@@ -68,7 +68,7 @@ fn check_container(field: &str, container: &Container, elsewhere: &[Taken]) -> R
     Ok(taken)
 }
 
-/// Where a path of macOS really leads: some of its directories are links.
+/// A path with macOS' own links resolved: `/tmp`, `/var` and `/etc` lead to `/private`.
 fn without_links(path: PathBuf) -> PathBuf {
     let is_link = ["/tmp", "/var", "/etc"].iter().any(|link| path.starts_with(link));
     match path.strip_prefix("/") {
@@ -77,7 +77,7 @@ fn without_links(path: PathBuf) -> PathBuf {
     }
 }
 
-/// Where a mount is in the guest: absolute, and without doubled slashes.
+/// A mount path, absolute and without doubled slashes.
 pub(crate) fn guest_path(mount_path: &str) -> PathBuf {
     let parts = Path::new(mount_path).components().filter(|part| matches!(part, Component::Normal(_)));
     Path::new("/").join(parts.collect::<PathBuf>())
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_side_by_side_are_fine() {
+    fn mounts_side_by_side_are_admitted() {
         assert_eq!(refusal(&[]), None);
         assert_eq!(refusal(&["/data", "/data2", "/var/run/secrets/kubernetes.io/serviceaccount"]), None);
     }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_linked_is_refused_in_words() {
+    fn a_path_that_cannot_be_linked_is_refused_with_its_field() {
         for (paths, index) in [
             (vec!["/"], 0),
             (vec!["//"], 0),

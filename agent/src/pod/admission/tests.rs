@@ -41,7 +41,7 @@ fn the_strictest_pull_policy_of_all_containers_counts() {
 }
 
 #[test]
-fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
+fn fields_that_need_a_command_are_refused_for_a_vm_that_only_boots() {
     let own = [
         json!({"workingDir": "/tmp"}),
         json!({"stdin": true}),
@@ -66,7 +66,7 @@ fn a_vm_that_only_boots_is_promised_nothing_that_needs_a_command() {
         spec.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
         assert!(admit(&pod(&spec)).is_err(), "{field}");
     }
-    // What the API server and StatefulSets fill in.
+    // The API server and StatefulSets fill these in.
     let container = json!({"name": "a", "image": "i", "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "File", "securityContext": {}});
     let filled =
@@ -118,28 +118,28 @@ fn a_vm_that_only_boots_may_name_groups_only_for_its_hooks_and_probes() {
 }
 
 #[test]
-fn only_a_limit_is_a_limit() {
+fn a_request_is_not_taken_for_a_limit() {
     let is_limit = |resources: Value| {
         let plan = admit(&with_container(&json!({"resources": resources}))).unwrap();
         (plan.cpu_is_limit, plan.memory_is_limit)
     };
     assert_eq!(is_limit(json!({"requests": {"cpu": "2"}})), (false, false));
     assert_eq!(is_limit(json!({"limits": {"ephemeral-storage": "1Gi"}})), (false, false));
-    // What many Pods have.
+    // Fields that many Pods set.
     let one = json!({"requests": {"cpu": "100m", "memory": "4Gi"}, "limits": {"memory": "4Gi"}});
     assert_eq!(is_limit(one), (false, true));
     assert_eq!(is_limit(json!({"limits": {"cpu": "4", "memory": "4Gi"}})), (true, true));
 }
 
 #[test]
-fn a_pod_that_is_in_is_read_whatever_it_asks_for() {
+fn an_admitted_pod_is_read_without_checks() {
     let refused = with_container(&json!({"securityContext": {"privileged": true}}));
     assert!(admit(&refused).is_err());
     assert_eq!(read(&refused).unwrap().image, "registry.test/macos:15");
 }
 
 #[test]
-fn ports_of_the_host_are_read() {
+fn host_ports_are_read() {
     let ports = json!([
         {"containerPort": 22},
         {"containerPort": 80, "hostPort": 8080},
@@ -153,7 +153,7 @@ fn ports_of_the_host_are_read() {
 }
 
 #[test]
-fn what_is_refused_names_its_field() {
+fn a_refusal_names_its_field() {
     let table = vec![
         (pod(&json!({"containers": []})), "spec.containers"),
         (pod(&json!({"containers": [{"name": "a"}, {"name": "b"}]})), "spec.containers"),
@@ -196,7 +196,7 @@ fn what_is_refused_names_its_field() {
 }
 
 #[test]
-fn the_token_that_every_pod_gets_is_a_volume_like_any_other() {
+fn the_service_account_token_volume_is_admitted() {
     let sources = json!([
         {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},

@@ -1,23 +1,49 @@
 //! A Pod's conditions, in the kubelet's words.
 
-/// What the conditions rest on.
+use super::Phase;
+
+/// What the conditions depend on.
 pub(super) struct ConditionFacts<'a> {
-    pub(super) phase: &'a str,
+    pub(super) phase: Phase,
     pub(super) has_address: bool,
     /// The init containers that have not succeeded yet.
     pub(super) incomplete: Vec<String>,
     pub(super) ready: bool,
     pub(super) container: &'a str,
-    /// What the readiness gates that are not met are.
+    /// The readiness gates that do not hold.
     pub(super) unmet_gates: Option<String>,
-    /// Why the Pod is evicted, when it is.
+    /// Why the agent evicts the Pod, if it does.
     pub(super) evicted: Option<&'a str>,
+}
+
+/// The conditions that the agent sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ConditionKind {
+    PodReadyToStartContainers,
+    Initialized,
+    Ready,
+    ContainersReady,
+    PodScheduled,
+    DisruptionTarget,
+}
+
+impl ConditionKind {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::PodReadyToStartContainers => "PodReadyToStartContainers",
+            Self::Initialized => "Initialized",
+            Self::Ready => "Ready",
+            Self::ContainersReady => "ContainersReady",
+            Self::PodScheduled => "PodScheduled",
+            Self::DisruptionTarget => "DisruptionTarget",
+        }
+    }
 }
 
 /// One condition.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Condition {
-    pub(super) kind: &'static str,
+    pub(super) kind: ConditionKind,
     pub(super) holds: bool,
     pub(super) reason: Option<&'static str>,
     pub(super) message: Option<String>,
@@ -26,32 +52,32 @@ pub(super) struct Condition {
 /// All conditions of a Pod.
 pub(super) fn all(facts: &ConditionFacts<'_>) -> Vec<Condition> {
     let own = [
-        plain("PodReadyToStartContainers", facts.has_address),
+        plain(ConditionKind::PodReadyToStartContainers, facts.has_address),
         initialized(facts),
         ready(facts),
-        containers_ready("ContainersReady", facts),
-        plain("PodScheduled", true),
+        containers_ready(ConditionKind::ContainersReady, facts),
+        plain(ConditionKind::PodScheduled, true),
     ];
     own.into_iter().chain(facts.evicted.map(disrupted)).collect()
 }
 
-/// Tells a Job that it is not the Pod's own fault. Absent otherwise: the API server and others set it, too.
+/// `DisruptionTarget` tells a Job that the failure is not the Pod's own. Absent otherwise: other controllers set it, too.
 fn disrupted(why: &str) -> Condition {
     Condition {
         reason: Some("TerminationByKubelet"),
         message: Some(why.to_owned()),
-        ..plain("DisruptionTarget", true)
+        ..plain(ConditionKind::DisruptionTarget, true)
     }
 }
 
-fn plain(kind: &'static str, holds: bool) -> Condition {
+fn plain(kind: ConditionKind, holds: bool) -> Condition {
     Condition { kind, holds, reason: None, message: None }
 }
 
 fn initialized(facts: &ConditionFacts<'_>) -> Condition {
-    let kind = "Initialized";
+    let kind = ConditionKind::Initialized;
     match facts.phase {
-        "Succeeded" => Condition { reason: Some("PodCompleted"), ..plain(kind, true) },
+        Phase::Succeeded => Condition { reason: Some("PodCompleted"), ..plain(kind, true) },
         _ if facts.incomplete.is_empty() => plain(kind, true),
         _ => Condition {
             kind,
@@ -65,21 +91,21 @@ fn initialized(facts: &ConditionFacts<'_>) -> Condition {
 fn ready(facts: &ConditionFacts<'_>) -> Condition {
     match &facts.unmet_gates {
         Some(unmet) if facts.ready => Condition {
-            kind: "Ready",
+            kind: ConditionKind::Ready,
             holds: false,
             reason: Some("ReadinessGatesNotReady"),
             message: Some(unmet.clone()),
         },
-        _ => containers_ready("Ready", facts),
+        _ => containers_ready(ConditionKind::Ready, facts),
     }
 }
 
-fn containers_ready(kind: &'static str, facts: &ConditionFacts<'_>) -> Condition {
+fn containers_ready(kind: ConditionKind, facts: &ConditionFacts<'_>) -> Condition {
     let not_ready = |reason, message| Condition { kind, holds: false, reason: Some(reason), message };
     match facts.phase {
         _ if facts.ready => plain(kind, true),
-        "Succeeded" => not_ready("PodCompleted", None),
-        "Failed" => not_ready("PodFailed", None),
+        Phase::Succeeded => not_ready("PodCompleted", None),
+        Phase::Failed => not_ready("PodFailed", None),
         _ => {
             let message = format!("containers with unready status: [{}]", facts.container);
             not_ready("ContainersNotReady", Some(message))
@@ -93,7 +119,7 @@ mod tests {
 
     fn facts() -> ConditionFacts<'static> {
         ConditionFacts {
-            phase: "Running",
+            phase: Phase::Running,
             has_address: true,
             incomplete: Vec::new(),
             ready: true,
@@ -104,17 +130,17 @@ mod tests {
     }
 
     #[test]
-    fn conditions_say_what_the_kubelet_says() {
+    fn conditions_use_the_kubelets_words() {
         let said = |facts: &ConditionFacts<'_>, kind: &str| {
-            let one = all(facts).into_iter().find(|one| one.kind == kind).unwrap();
+            let one = all(facts).into_iter().find(|one| one.kind.as_str() == kind).unwrap();
             format!("{} {} {}", one.holds, one.reason.unwrap_or("-"), one.message.as_deref().unwrap_or("-"))
         };
         let unready = ConditionFacts { ready: false, ..facts() };
         let waiting = ConditionFacts { ready: false, incomplete: vec!["a".into(), "b".into()], ..facts() };
         let gated = ConditionFacts { unmet_gates: Some("no".into()), ..facts() };
         let gated_too = ConditionFacts { unmet_gates: Some("no".into()), ..unready };
-        let done = ConditionFacts { phase: "Succeeded", ready: false, ..facts() };
-        let failed = ConditionFacts { phase: "Failed", ready: false, ..facts() };
+        let done = ConditionFacts { phase: Phase::Succeeded, ready: false, ..facts() };
+        let failed = ConditionFacts { phase: Phase::Failed, ready: false, ..facts() };
         let table = [
             (&facts(), "Ready", "true - -"),
             (&gated_too, "Ready", "false ContainersNotReady containers with unready status: [main]"),

@@ -1,4 +1,4 @@
-//! What the API server is told about containers that `kubectl debug` adds to a Pod: no container can join a VM.
+//! Statuses of ephemeral containers, which `kubectl debug` adds to a Pod: no container can join a VM.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Why such a container does not run, and what does instead.
+/// Why the container does not run, and what the user can do instead.
 pub(crate) const WHY: &str = "a VM cannot be joined by a container; `kubectl debug POD --copy-to=NAME --container=CONTAINER -- COMMAND` \
                        runs another command in a VM of its own";
 
-/// The names of those that a status says something of, and the one before did not.
+/// The ephemeral containers that `status` answers for the first time.
 pub(crate) fn answered<'a>(
     status: &'a PodStatus,
     before: Option<&'a PodStatus>,
@@ -19,7 +19,7 @@ pub(crate) fn answered<'a>(
     all.filter(move |name| known(before, name).is_none())
 }
 
-/// Their statuses: each has failed, so that whoever waits for one is told at once.
+/// Each has failed, so that `kubectl debug` stops waiting at once.
 pub(super) fn statuses(pod: &Pod, before: &PodStatus, now: Timestamp) -> Option<Vec<ContainerStatus>> {
     let added = pod.spec.as_ref()?.ephemeral_containers.as_ref()?.iter();
     let status = |container: &EphemeralContainer| {

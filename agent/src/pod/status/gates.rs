@@ -1,4 +1,4 @@
-//! Readiness gates: conditions that others set, and that a Pod is not ready without.
+//! Readiness gates: conditions that other controllers set, and that a Pod needs to be ready.
 
 use k8s_openapi::api::core::v1::Pod;
 

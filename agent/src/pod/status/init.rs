@@ -1,4 +1,4 @@
-//! What the API server is told about init containers.
+//! Statuses of init containers.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus};
@@ -40,14 +40,14 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&VmRunView>) -> Ve
     plan.init.iter().map(status).collect()
 }
 
-/// Whether a VM is on its way to its init containers: it runs them all again.
+/// Whether a VM has yet to run its init containers. A new VM runs all of them again.
 fn is_to_run(attempt: &VmRunView) -> bool {
     attempt.spec.is_some() && attempt.outcome.is_none() && attempt.running_since().is_none()
 }
 
-/// What the API shows of one that has ended.
+/// What the API shows of an init container that has ended.
 fn ended_before(context: &Context<'_>, name: &str) -> Option<ContainerStatus> {
-    // What we have asked for lately may not be what the API server has taken.
+    // The agent's last status may not be what the API server has accepted.
     let shown = [context.before, context.pod.status.as_ref()].into_iter().flatten();
     let mut statuses = shown.flat_map(|status| status.init_container_statuses.iter().flatten());
     let has_ended =
@@ -55,8 +55,8 @@ fn ended_before(context: &Context<'_>, name: &str) -> Option<ContainerStatus> {
     statuses.find(|status| status.name == name && has_ended(status)).cloned()
 }
 
-/// Whether the API server takes no word of one that is not of an end, and with it nothing else of the Pod: where the policy would not have
-/// it start again. It does, in a new VM, and is told of when it has ended there.
+/// Whether the API server would refuse the whole status if this init container left its terminated state: the restart policy would not
+/// start it again. A new VM does run it again; the status says so once it has ended there.
 fn is_final(context: &Context<'_>, ended: &ContainerStatus) -> bool {
     let code = ended.state.as_ref().and_then(|state| state.terminated.as_ref()).map(|end| end.exit_code);
     match RestartPolicy::of(context.pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref())) {
@@ -66,7 +66,7 @@ fn is_final(context: &Context<'_>, ended: &ContainerStatus) -> bool {
     }
 }
 
-/// The names of those that have not succeeded yet.
+/// The init containers that have not succeeded yet.
 pub(super) fn incomplete(statuses: &[ContainerStatus]) -> Vec<String> {
     statuses.iter().filter(|status| !status.ready).map(|status| status.name.clone()).collect()
 }
@@ -75,7 +75,7 @@ fn succeeded(state: &InitState) -> bool {
     matches!(&state.now, InitStage::Over(outcome) if outcome.ending.exit_code() == 0)
 }
 
-/// One whose turn has not come.
+/// An init container that has not started.
 fn pending(context: &Context<'_>, name: &str) -> ContainerState {
     match context.trouble_of(name) {
         Some(error) => waiting_for(error.reason, Some(error.message.clone())),

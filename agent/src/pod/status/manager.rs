@@ -1,4 +1,4 @@
-//! Gets a Pod's status to the API server, however long that takes, and knows which one is there.
+//! Publishes a Pod's status to the API server, retries until it is there, and knows which status the API server has.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use crate::names::{PodName, PodUid};
 const LIMIT: Duration = Duration::from_secs(15);
 const FIRST_DELAY: Duration = Duration::from_millis(250);
 const LONGEST_DELAY: Duration = Duration::from_secs(15);
-/// How soon after our last word we insist on it, as for the kubelet: who keeps changing it is not answered at once.
+/// How soon the agent writes the same status again after another controller changed it, as in the kubelet.
 const INSIST_AFTER: Duration = Duration::from_secs(10);
 
-/// Publishes the latest status of one Pod from a task of its own, so that an API server that is away holds up nothing else.
+/// Publishes the latest status of one Pod from a task of its own, so that an API server that is down delays nothing else.
 #[derive(Debug)]
 pub(crate) struct StatusManager {
     wanted: watch::Sender<Option<PodStatus>>,
@@ -31,7 +31,7 @@ pub(crate) struct StatusManager {
 #[derive(Debug, Clone)]
 struct Published {
     status: PodStatus,
-    /// What the API server then showed of it.
+    /// The agent's fields as the API server then showed them.
     shown: PodStatus,
     /// The version of the Pod that has it; absent when there is no Pod any more.
     version: Option<u64>,
@@ -44,15 +44,15 @@ impl Published {
         Self { status, shown, version: version(answer), at: Instant::now() }
     }
 
-    /// What nobody will ever read.
+    /// Nothing: the Pod is gone.
     fn in_vain(status: PodStatus) -> Self {
         Self { status, shown: PodStatus::default(), version: None, at: Instant::now() }
     }
 
-    /// Whether somebody has changed since then what is ours to say. The node lifecycle controller does it to the Pods of a Node that
-    /// it has given up, and leaves it to the Node to put them right.
+    /// Whether another controller has changed the agent's fields since then. The node lifecycle controller does so for the Pods of a Node that
+    /// it takes for dead, and leaves it to the Node to correct them.
     fn is_undone_by(&self, pod: &Pod) -> bool {
-        // What the watch still shows of the time before is no news.
+        // The watch may still show an older version.
         let is_newer = version(pod).zip(self.version).is_some_and(|(now, then)| now > then);
         is_newer && own_part(pod.status.as_ref(), &self.status) != self.shown
     }
@@ -63,7 +63,7 @@ fn version(pod: &Pod) -> Option<u64> {
     pod.metadata.resource_version.as_deref()?.parse().ok()
 }
 
-/// What `shown` has of the fields that a status of ours sets. A condition is one of ours when we have one of its type.
+/// The fields of `shown` that the agent's status sets. A condition is the agent's if the agent sets its type.
 fn own_part(shown: Option<&PodStatus>, ours: &PodStatus) -> PodStatus {
     let Some(shown) = shown else { return PodStatus::default() };
     let kinds = || ours.conditions.iter().flatten().map(|one| &one.type_);
@@ -95,8 +95,7 @@ impl StatusManager {
         Self { wanted, published }
     }
 
-    /// Asks for a status to be published; one that is asked for already costs nothing, unless `pod` shows that somebody has
-    /// changed it.
+    /// Asks for a status to be published. The same status again costs nothing, unless `pod` shows that another controller has changed it.
     pub(crate) fn want(&self, status: PodStatus, pod: &Pod) {
         let undone = self.published.borrow().as_ref().is_some_and(|last| {
             last.status == status && last.at.elapsed() >= INSIST_AFTER && last.is_undone_by(pod)
@@ -157,7 +156,7 @@ async fn publish(
                 Ok(Published::in_vain(status))
             }
             Ok(Err(error)) => {
-                // It is most likely gone. The watch knows for sure; until then somebody on the way may have said it.
+                // The Pod is most likely gone, but a proxy may have answered. The watch knows for sure.
                 if matches!(&error, kube::Error::Api(answer) if answer.code == 404) {
                     delay = LONGEST_DELAY;
                 }
@@ -179,7 +178,7 @@ async fn publish(
         warn!(%pod, problem, "cannot publish the Pod's status; trying again");
         tokio::select! {
             () = sleep(delay) => {}
-            // A newer status is tried at once, unless nobody wants one any more.
+            // A newer status is tried at once.
             changed = wanted.changed() => if changed.is_err() { return },
         }
         delay = (delay * 2).min(LONGEST_DELAY);
@@ -202,7 +201,7 @@ fn patch(uid: &PodUid, status: &PodStatus) -> Value {
             fields.entry(name).or_insert(Value::Null);
         }
     }
-    // Conditions are merged by type, so that those of others stay; what one of ours no longer says has to be taken back.
+    // Conditions are merged by type, so those of other controllers stay. A field that the agent's condition no longer has is removed.
     let conditions = fields.get_mut("conditions").and_then(Value::as_array_mut);
     for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
         for name in ["reason", "message"] {
@@ -233,7 +232,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     #[tokio::test]
-    async fn who_says_that_there_is_no_such_pod_is_told_the_next_status_all_the_same() {
+    async fn after_a_404_the_next_status_is_published_all_the_same() {
         let (asked, mut asks) = mpsc::unbounded_channel();
         let missing = json!({"status": "Failure", "message": "no", "reason": "NotFound", "code": 404});
         let mut answers = vec![(200, json!({"metadata": {"name": "p"}})), (404, missing)];
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn only_another_pod_of_the_name_ends_the_tries() {
+    fn publishing_ends_only_when_another_pod_has_the_name() {
         assert!(!is_replaced(404, "pods \"a\" not found"));
         assert!(is_replaced(409, "Precondition failed: UID in precondition: a, UID in object meta: b"));
         assert!(!is_replaced(409, "the object has been modified"));
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_change_of_ours_is_seen() {
+    fn a_change_of_the_agents_fields_by_others_is_seen() {
         let pod = |version: &str, ready: &str, phase: &str| -> Pod {
             serde_json::from_value(json!({
                 "metadata": {"resourceVersion": version},
@@ -302,12 +301,12 @@ mod tests {
         let table = vec![
             (pod("9", "True", "Running"), false),
             (pod("10", "True", "Running"), false),
-            // A condition of somebody else is theirs to change.
+            // Another controller may change its own condition.
             (pod("10", "False", "Running"), false),
             (pod("10", "True", "Pending"), true),
             (unready("10"), true),
             (without("10"), true),
-            // What was before our last word, or says nothing of when it was, is no news.
+            // An older version, or one without a version, is no change.
             (unready("8"), false),
             (unready("what"), false),
         ];
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_condition_no_longer_says_is_removed() {
+    fn a_field_that_a_condition_no_longer_has_is_removed() {
         let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
         let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
         let body = patch(&"0b1c".parse().unwrap(), &status);
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_status_no_longer_says_is_removed() {
+    fn a_field_that_a_status_no_longer_has_is_removed() {
         let body = patch(&"0b1c".parse().unwrap(), &PodStatus::default());
         assert_eq!(body["metadata"]["uid"], "0b1c");
         assert_eq!(

@@ -1,10 +1,13 @@
-//! What the API server is told about a Pod: a pure function of what was observed.
+//! A Pod's status: a pure function of the observation.
 
 mod conditions;
 pub(crate) mod ephemeral;
 mod gates;
 mod init;
 pub(crate) mod manager;
+mod phase;
+
+pub(crate) use phase::Phase;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -27,39 +30,39 @@ use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage, StopCause, VmRunV
 
 /// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
 pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
-/// The rest of them.
+/// The kubelet's message for it.
 pub(crate) const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
 
-/// What a status rests on besides the observation.
+/// What a status depends on besides the observation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
     /// The Pod as the API shows it.
     pub(crate) pod: &'a Pod,
-    /// The status that was last to be shown: what has not changed since keeps its time.
+    /// The last status. A condition that has not changed since keeps its transition time.
     pub(crate) before: Option<&'a PodStatus>,
     /// How the Pod was admitted.
     pub(crate) plan: Result<&'a VmPlan, &'a Refusal>,
     /// When it was accepted.
     pub(crate) accepted_at: Option<Timestamp>,
-    /// What keeps its VM from being made, when something does.
+    /// Why its VM cannot be created.
     pub(crate) trouble: Option<&'a Trouble>,
     /// The Node's address.
     pub(crate) host_ip: Option<IpAddr>,
 }
 
-/// What keeps a VM from being made: its image, or something that the Pod brings along.
+/// Why a VM cannot be created: its image, an environment or a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trouble {
-    /// The kubelet's word for it.
+    /// The kubelet's reason.
     pub(crate) reason: &'static str,
-    /// What a person can do about it.
+    /// What is wrong, and what the user can do about it.
     pub(crate) message: String,
-    /// The container that waits for it, when it is one alone.
+    /// The container that waits; all containers when absent.
     pub(crate) container: Option<String>,
 }
 
 impl Context<'_> {
-    /// What keeps a container from being started.
+    /// Why a container does not start.
     fn trouble_of(&self, container: &str) -> Option<&Trouble> {
         self.trouble.filter(|trouble| trouble.container.as_deref().is_none_or(|name| name == container))
     }
@@ -71,7 +74,7 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let (unreadable, trouble);
     let (plan, context) = match context.plan {
         Ok(plan) => (plan, *context),
-        // Who was let in is not put out: it waits, and what runs goes on.
+        // An admitted Pod stays admitted: it waits, and its VM runs on.
         Err(refusal) if seen.accepted => {
             unreadable = VmPlan::unreadable(context.pod);
             trouble = Trouble {
@@ -83,9 +86,9 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         }
         Err(refusal) => {
             return PodStatus {
-                phase: Some("Failed".to_owned()),
-                reason: Some(refusal.reason.to_owned()),
-                // The kubelet's words, in front of any reason.
+                phase: Some(Phase::Failed.to_string()),
+                reason: Some(refusal.reason.to_string()),
+                // The kubelet's word comes before any other reason.
                 message: Some(format!("Pod was rejected: {}", refusal.message)),
                 start_time: old.start_time.clone().or(Some(Time(seen.now))),
                 observed_generation: context.pod.metadata.generation,
@@ -96,7 +99,7 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let context = &context;
     let container = container(seen, context, plan);
     let failure = failure(seen);
-    let phase = if failure.is_some() { "Failed" } else { phase(seen, &container) };
+    let phase = if failure.is_some() { Phase::Failed } else { phase(seen, &container) };
     let current = seen.attempts.last();
     let address = address(current);
     let init = init::statuses(context, current);
@@ -113,16 +116,16 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let conditions = conditions::all(&facts).into_iter();
     let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
     let mut statuses = (vec![container.status], init);
-    if is_final_phase(phase) {
+    if phase.is_final() {
         settle(&mut statuses.0, plan.init.is_empty());
         settle(&mut statuses.1, false);
     }
     let (main, init) = statuses;
     let pod_ip = address.map(|ip| ip.to_string());
-    // As for the kubelet: who looks at a Pod that is over may want to know where it was.
-    let pod_ip = pod_ip.or_else(|| was_at(current, &old).filter(|_| is_final_phase(phase)));
+    // As in the kubelet, a Pod that is over keeps its address.
+    let pod_ip = pod_ip.or_else(|| was_at(current, &old).filter(|_| phase.is_final()));
     PodStatus {
-        phase: Some(phase.to_owned()),
+        phase: Some(phase.to_string()),
         reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
         message: failure.map(|(_, message)| message),
         conditions: Some(conditions),
@@ -153,11 +156,7 @@ fn failure(seen: &Observation) -> Option<(&'static str, String)> {
 
 /// Whether a phase is one that a Pod never leaves.
 pub(crate) fn is_final(status: Option<&PodStatus>) -> bool {
-    status.and_then(|status| status.phase.as_deref()).is_some_and(is_final_phase)
-}
-
-fn is_final_phase(phase: &str) -> bool {
-    matches!(phase, "Succeeded" | "Failed")
+    Phase::of(status).is_some_and(Phase::is_final)
 }
 
 struct ShownContainer {
@@ -168,7 +167,7 @@ struct ShownContainer {
 enum Shown {
     Waiting,
     Running,
-    /// It has ended; what follows is the Pod's restart policy's to say.
+    /// The VM has ended. The restart policy decides what follows.
     Over(RestartDecision),
 }
 
@@ -206,7 +205,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
     ShownContainer { status, state: shown }
 }
 
-/// The image of the VM that there is: the Pod may name another one by now.
+/// The image of the current VM. The Pod may name another one by now.
 fn image_of(spec: Option<&ShimSpec>, plan: &VmPlan) -> String {
     spec.and_then(|spec| spec.image_name.clone()).unwrap_or_else(|| plan.image.clone())
 }
@@ -220,17 +219,17 @@ fn over(
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
     let end = match &outcome.ending {
-        // It never came to the main container.
+        // The main container never started.
         Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
         _ => end_of(attempt, outcome),
     };
     match (seen.verdict(attempt, outcome), context.trouble_of(&plan.container)) {
-        // Its time has come, but something is in the way.
+        // The restart is due, but the VM cannot be created.
         (next @ RestartDecision::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
             let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
             (state, Some(end), Shown::Over(next))
         }
-        // It starts again at once, from an end that the API server takes for final.
+        // The container starts again at once, but the API server would take this end for final.
         (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _)
             if is_final_end(seen.wanted, &end) =>
         {
@@ -245,8 +244,8 @@ fn over(
     }
 }
 
-/// In a Pod that is over nothing waits: what was to start again has ended as it did the last time. Where all must have ended, so has
-/// what never began.
+/// In a Pod that is over no container waits. One that was to start again shows its last end. Where the API server wants all containers
+/// terminated, so does one that never started.
 fn settle(statuses: &mut [ContainerStatus], all: bool) {
     for status in statuses {
         let waits = status.state.as_ref().is_some_and(|state| state.waiting.is_some());
@@ -258,7 +257,7 @@ fn settle(statuses: &mut [ContainerStatus], all: bool) {
     }
 }
 
-/// The end of a container that there never was, in the kubelet's word for it.
+/// The terminated state of a container that never started, with the kubelet's reason.
 fn never_ran() -> ContainerState {
     let terminated = ContainerStateTerminated {
         exit_code: 137,
@@ -269,8 +268,8 @@ fn never_ran() -> ContainerState {
     ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
-/// Whether a container that the API server has once seen to end like this may never be seen in another state. The policy would
-/// not have it start again, but a failed probe or another image does.
+/// Whether the API server lets a container never leave this terminated state: the restart policy would not start it again. A failed probe
+/// or another image does.
 fn is_final_end(wanted: Desired, end: &ContainerState) -> bool {
     let succeeded = end.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
     match wanted {
@@ -280,7 +279,7 @@ fn is_final_end(wanted: Desired, end: &ContainerState) -> bool {
     }
 }
 
-/// A container that has failed, and is not started again yet, in the kubelet's words.
+/// A container in back-off, in the kubelet's words.
 fn backing_off(pod: &Pod, container: &str, delay: Duration) -> ContainerState {
     let ObjectMeta { name, namespace, uid, .. } = &pod.metadata;
     let or_empty = |field: &Option<String>| field.clone().unwrap_or_default();
@@ -302,13 +301,13 @@ fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
     }
 }
 
-/// The guest's address, for as long as it has one.
+/// The guest's current address.
 fn address(current: Option<&VmRunView>) -> Option<IpAddr> {
     let current = current.filter(|attempt| attempt.outcome.is_none())?;
     current.progress.as_ref()?.stage.address()
 }
 
-/// The last address that the guest is known to have had.
+/// The guest's last known address.
 fn was_at(current: Option<&VmRunView>, old: &PodStatus) -> Option<String> {
     let progress = current.and_then(|attempt| attempt.progress.as_ref());
     let last = progress.and_then(|progress| progress.stage.address());
@@ -330,7 +329,7 @@ fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outc
     let mut code = outcome.ending.exit_code();
     let (reason, message) = match &outcome.ending {
         Ending::Stopped { .. } if let Some(cause) = failed => {
-            // A stop that nobody wanted is no success; 143 is what it looks like elsewhere.
+            // A VM that was stopped from outside is no success. 143 is SIGTERM's exit code.
             code = if code == 0 { 143 } else { code };
             ("Error".to_owned(), Some(format!("the container {cause} and was stopped")))
         }
@@ -367,37 +366,37 @@ fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outc
     ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
-/// How the name of a VM begins where it is a container's.
+/// The prefix of a container ID; the VM's name follows.
 const SCHEME: &str = "tart://";
 
 pub(super) fn container_id(vm: &VmName) -> String {
     format!("{SCHEME}{vm}")
 }
 
-/// The VM that a container's ID names; `None` when it is none of this agent's.
+/// The VM of a container ID; `None` if the VM is not this agent's.
 pub(super) fn vm_of(container_id: &str) -> Option<VmName> {
     container_id.strip_prefix(SCHEME)?.parse().ok()
 }
 
-fn phase(seen: &Observation, container: &ShownContainer) -> &'static str {
+fn phase(seen: &Observation, container: &ShownContainer) -> Phase {
     let stopping = matches!(seen.wanted, Desired::Stop(_) | Desired::Finished(_) | Desired::Gone);
     match container.state {
-        Shown::Running | Shown::Over(RestartDecision::Restart { .. }) => "Running",
-        Shown::Over(RestartDecision::Succeeded) => "Succeeded",
-        Shown::Over(RestartDecision::Failed) => "Failed",
-        // A Pod that is deleted before it ever ran has not done what it was for.
-        Shown::Waiting if stopping && seen.attempts.is_empty() => "Failed",
-        Shown::Waiting if container.status.restart_count > 0 => "Running",
-        Shown::Waiting => "Pending",
+        Shown::Running | Shown::Over(RestartDecision::Restart { .. }) => Phase::Running,
+        Shown::Over(RestartDecision::Succeeded) => Phase::Succeeded,
+        Shown::Over(RestartDecision::Failed) => Phase::Failed,
+        // A Pod that is deleted before it ever ran has failed.
+        Shown::Waiting if stopping && seen.attempts.is_empty() => Phase::Failed,
+        Shown::Waiting if container.status.restart_count > 0 => Phase::Running,
+        Shown::Waiting => Phase::Pending,
     }
 }
 
-/// A condition that keeps its transition time for as long as it does not change.
+/// A condition keeps its transition time until its status changes.
 fn condition(old: &PodStatus, new: Condition, now: Timestamp, generation: Option<i64>) -> PodCondition {
     let status = if new.holds { "True" } else { "False" };
-    let before = old.conditions.iter().flatten().find(|c| c.type_ == new.kind && c.status == status);
+    let before = old.conditions.iter().flatten().find(|c| c.type_ == new.kind.as_str() && c.status == status);
     PodCondition {
-        type_: new.kind.to_owned(),
+        type_: new.kind.as_str().to_owned(),
         status: status.to_owned(),
         reason: new.reason.map(str::to_owned),
         message: new.message,

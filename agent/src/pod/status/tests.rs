@@ -83,7 +83,7 @@ const ALWAYS: Desired = Desired::Run(RestartPolicy::Always);
 const STOP: Desired = Desired::Stop(Duration::from_secs(30));
 
 #[test]
-fn the_phase_tells_the_truth() {
+fn the_phase_follows_from_stage_ending_and_policy() {
     let running = Some(Stage::Running { address: "127.0.0.9".parse().unwrap() });
     let table = [
         (seen(NEVER, vec![]), "Pending"),
@@ -108,7 +108,7 @@ fn the_phase_tells_the_truth() {
 }
 
 #[test]
-fn what_the_api_shows_of_an_init_container_that_has_ended_is_not_taken_back_for_want_of_records() {
+fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let ended: PodStatus = serde_json::from_value(serde_json::json!({"initContainerStatuses": [{
         "name": "init", "image": "i", "imageID": "", "ready": true, "restartCount": 2,
@@ -129,12 +129,12 @@ fn what_the_api_shows_of_an_init_container_that_has_ended_is_not_taken_back_for_
         (Some(unplanned(attempt(0, None, Some(Ending::Lost)))), true),
         (Some(attempt(0, Some(Stage::Booting), Some(Ending::Lost))), true),
         (Some(attempt(0, Some(Stage::Running { address }), None)), true),
-        // It runs them again.
+        // The new VM runs its init containers again.
         (Some(attempt(1, Some(Stage::Booting), None)), false),
     ];
     for (current, is_kept) in table {
         let seen = seen(NEVER, current.into_iter().collect());
-        // What was last asked for has been refused.
+        // The API server has refused the agent's last status.
         let context = Context {
             pod: &pod,
             before: Some(&waiting),
@@ -150,7 +150,7 @@ fn what_the_api_shows_of_an_init_container_that_has_ended_is_not_taken_back_for_
 }
 
 #[test]
-fn an_init_container_that_runs_again_is_told_of_as_the_api_server_has_it() {
+fn an_init_container_that_runs_again_stays_terminated_where_the_api_server_demands_it() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let running = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 1, last: None };
     let seen = {
@@ -182,7 +182,7 @@ fn an_init_container_that_runs_again_is_told_of_as_the_api_server_has_it() {
 }
 
 #[test]
-fn no_init_container_outlives_its_vm() {
+fn an_init_container_ends_with_its_vm() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
     let state = |ending| {
@@ -214,7 +214,7 @@ fn a_running_pod_has_an_address_and_is_ready() {
 }
 
 #[test]
-fn a_pod_that_is_over_says_where_it_was() {
+fn a_pod_that_is_over_keeps_its_address() {
     let address = "127.0.0.9".parse().unwrap();
     let ended = |wanted| {
         let exited = Some(Ending::Exited { code: 1, message: None });
@@ -255,7 +255,7 @@ fn probes_say_whether_a_running_pod_is_ready() {
 }
 
 #[test]
-fn a_container_that_failed_a_probe_says_so_when_it_is_gone() {
+fn a_container_stopped_for_a_failed_probe_shows_the_reason() {
     let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) };
     let gone = |killed| VmRunView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
     for (killed, code) in [(false, 143), (true, 137)] {
@@ -287,7 +287,7 @@ fn a_restarted_container_shows_how_it_ended_before() {
 }
 
 #[test]
-fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
+fn a_container_shows_its_current_image_until_it_restarts() {
     let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::Changed) };
     let old = |view: VmRunView| VmRunView {
         spec: view.spec.map(|spec| ShimSpec { image_name: Some("old".into()), ..spec }),
@@ -301,14 +301,14 @@ fn a_container_that_is_to_have_another_image_shows_the_one_it_has() {
     };
     let (phase, container) = main(NEVER, old(attempt(0, running, None)));
     assert_eq!((phase.as_str(), container.image.as_str()), ("Running", "old"));
-    // It ended as it was asked to, and starts again, whatever its policy says; unless the Pod is to go.
+    // The container ended for another image and starts again under every policy, unless the Pod is deleted.
     let gone = || old(attempt(0, running, Some(Ending::Stopped { killed: false })));
     for (wanted, expected) in [(ALWAYS, "Running"), (STOP, "Succeeded")] {
         let (phase, container) = main(wanted, gone());
         let end = container.state.unwrap().terminated.unwrap();
         assert_eq!((phase.as_str(), end.exit_code, end.reason.as_deref()), (expected, 0, Some("Completed")));
     }
-    // The API server would not let it leave its end.
+    // The API server would not let the container leave its terminated state.
     let (phase, container) = main(NEVER, gone());
     let waits = container.state.unwrap().waiting.unwrap();
     let end = container.last_state.unwrap().terminated.unwrap();
@@ -380,7 +380,7 @@ fn an_evicted_pod_fails_once_nothing_of_it_runs() {
     let status = with(attempt(0, None, Some(Ending::Stopped { killed: false })));
     let told = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
     assert_eq!(told, (Some("Failed"), Some("Evicted"), Some("too large")));
-    // One that had ended by itself is what it made of itself.
+    // A container that had ended by itself keeps its own end.
     for (code, phase) in [(0, "Succeeded"), (3, "Failed")] {
         let ended = seen(NEVER, vec![attempt(0, None, Some(exited(code)))]);
         let status = shown(&Observation { evicted: Some("too large".into()), ..ended });
@@ -405,7 +405,7 @@ fn a_missed_deadline_fails_the_pod_once_nothing_of_it_runs() {
 }
 
 #[test]
-fn in_a_pod_that_is_over_nothing_waits() {
+fn no_container_of_a_pod_that_is_over_waits() {
     let deadline = Some(Deadline { at: at(99), grace: Duration::ZERO });
     let crashed = || {
         let mut view = attempt(1, None, Some(exited(7)));
@@ -420,11 +420,11 @@ fn in_a_pod_that_is_over_nothing_waits() {
             |state: Option<ContainerState>| state.and_then(|state| state.terminated).map(|end| end.exit_code);
         (code(container.state), code(container.last_state))
     };
-    // It would have started again, but for the deadline.
+    // Without the deadline the container would start again.
     assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, crashed()) }), (Some(7), None));
     let evicted = Some("too large".to_owned());
     assert_eq!(codes(&Observation { evicted, ..seen(ALWAYS, crashed()) }), (Some(7), None));
-    // Its image never came.
+    // The image was never pulled.
     assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, vec![]) }), (Some(137), None));
     assert_eq!(codes(&seen(STOP, vec![])), (Some(137), None));
 }
@@ -441,13 +441,16 @@ fn a_pod_that_was_over_before_its_deadline_has_not_missed_it() {
     assert_eq!(told(61, NEVER, 0), "Succeeded");
     assert_eq!(told(61, NEVER, 1), "Failed");
     assert_eq!(told(60, NEVER, 0), "DeadlineExceeded");
-    // One that is to start again is not over.
+    // A container that will start again is not over.
     assert_eq!(told(61, ALWAYS, 0), "DeadlineExceeded");
 }
 
 #[test]
 fn a_refused_pod_says_why() {
-    let refusal = Refusal { reason: "UnsupportedPod", message: "spec.volumes: no".into() };
+    let refusal = Refusal {
+        reason: crate::pod::admission::RefusalReason::UnsupportedPod,
+        message: "spec.volumes: no".into(),
+    };
     let pod = Pod::default();
     let context = Context {
         pod: &pod,
@@ -466,8 +469,11 @@ fn a_refused_pod_says_why() {
 }
 
 #[test]
-fn a_pod_that_is_in_is_not_put_out() {
-    let refusal = Refusal { reason: "UnsupportedPod", message: "spec.volumes: no".into() };
+fn an_admitted_pod_is_not_refused_later() {
+    let refusal = Refusal {
+        reason: crate::pod::admission::RefusalReason::UnsupportedPod,
+        message: "spec.volumes: no".into(),
+    };
     let pod = Pod::default();
     let context = Context {
         pod: &pod,
@@ -486,7 +492,7 @@ fn a_pod_that_is_in_is_not_put_out() {
 }
 
 #[test]
-fn no_container_can_join_a_vm() {
+fn an_ephemeral_container_fails_with_advice() {
     let pod: Pod = serde_json::from_value(serde_json::json!({
         "spec": {"containers": [], "ephemeralContainers": [{"name": "debugger", "image": "busybox"}]},
     }))

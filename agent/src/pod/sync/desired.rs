@@ -1,4 +1,4 @@
-//! What the API wants of a Pod, as the Pod says it.
+//! The desired state of a Pod, read from the API object.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::names::Restart;
 use crate::pod::status::{is_final, vm_of};
 use crate::state::RestartPolicy;
 
-/// When a Pod has been active for long enough. It counts from the start time that the API shows.
+/// When `activeDeadlineSeconds` ends. It counts from the start time that the API shows.
 pub(crate) fn deadline(pod: &Pod) -> Option<Deadline> {
     let spec = pod.spec.as_ref()?;
     let start = pod.status.as_ref()?.start_time.as_ref()?.0;
@@ -34,7 +34,7 @@ pub(crate) fn started(pod: &Pod, uid: &PodUid) -> Option<Restart> {
     vms.filter(|vm| vm.uid() == uid).map(|vm| vm.restart()).max()
 }
 
-/// What the API wants of a Pod.
+/// The desired state of a Pod.
 pub(crate) fn wanted(pod: &Pod, gone: bool) -> Desired {
     let spec = pod.spec.as_ref();
     if gone {
@@ -48,7 +48,7 @@ pub(crate) fn wanted(pod: &Pod, gone: bool) -> Desired {
     }
 }
 
-/// Waits until something else is wanted of a Pod than this.
+/// Waits until the desired state is not `before` any more.
 pub(crate) async fn otherwise_wanted(
     before: Desired,
     mut pod: watch::Receiver<Arc<Pod>>,
@@ -58,7 +58,7 @@ pub(crate) async fn otherwise_wanted(
         tokio::select! {
             Ok(()) = pod.changed() => {}
             Ok(()) = gone.changed() => {}
-            // Nobody is left who could want anything.
+            // Both senders are gone: the desired state cannot change any more.
             else => return pending().await,
         }
     }
@@ -71,7 +71,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[tokio::test]
-    async fn news_of_a_pod_is_not_always_another_wish() {
+    async fn a_changed_pod_does_not_always_change_the_desired_state() {
         let pod = |value: Value| -> Arc<Pod> { Arc::new(serde_json::from_value(value).unwrap()) };
         let (pods, pod_seen) = watch::channel(pod(json!({})));
         let (gones, gone_seen) = watch::channel(false);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_started_is_known_by_its_vm() {
+    fn the_last_started_vm_is_read_from_container_ids() {
         const UID: &str = "0b1c0b1c-0000-4000-8000-000000000000";
         let uid: PodUid = UID.parse().unwrap();
         let vm = |restart: u32| format!("tart://tk-{UID}-{restart}");
@@ -111,7 +111,7 @@ mod tests {
             (json!({"running": {}}), json!({"waiting": {"reason": "ContainerCreating"}}));
         assert_eq!(last(&running, Some(vm(2)), &json!({})), Some(2));
         assert_eq!(last(&ended(2), Some(vm(2)), &ended(1)), Some(2));
-        // The next one is planned, and may never have been begun.
+        // The next VM is planned and may never start.
         assert_eq!(last(&waiting, Some(vm(2)), &ended(1)), Some(1));
         assert_eq!(last(&waiting, Some(vm(0)), &json!({})), None);
         assert_eq!(last(&running, Some(format!("containerd://{UID}")), &json!({})), None);

@@ -1,4 +1,4 @@
-//! What a Pod shows while its image does not come, and when it is tried again: as the kubelet, first the error, then the back-off.
+//! What a Pod shows while its image cannot be pulled, and when the agent tries again. As in the kubelet: first the error, then the back-off.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::pod::status::Trouble;
 
 const FIRST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_DELAY: Duration = Duration::from_mins(5);
-/// For how long the error itself is shown.
+/// How long the status shows the error before the back-off.
 const ERROR_SHOWN: Duration = Duration::from_secs(5);
 
 /// A failure to have an image ready.
@@ -30,12 +30,12 @@ impl ImageFailure {
         Self { image: image.to_owned(), reason: error.reason(), message: chain(error), at, delay }
     }
 
-    /// Whether it is this image that could not be had.
+    /// Whether this image failed.
     pub(crate) fn is_about(&self, image: Option<&str>) -> bool {
         image == Some(&*self.image)
     }
 
-    /// When the image may be tried again.
+    /// When the agent may pull the image again.
     pub(crate) fn retry_at(&self) -> Timestamp {
         self.at + self.delay
     }
@@ -45,7 +45,7 @@ impl ImageFailure {
         &self.message
     }
 
-    /// What the container waits for.
+    /// The container's waiting state.
     pub(crate) fn shown(&self, now: Timestamp) -> Trouble {
         match self.back_off(now) {
             Some(words) => {
@@ -56,7 +56,7 @@ impl ImageFailure {
         }
     }
 
-    /// The kubelet's words for a pull that is put off, once it is that and no longer an error. Other failures stay what they are.
+    /// The kubelet's words for a pull in back-off. Failures that are not pulls have no back-off words.
     pub(crate) fn back_off(&self, now: Timestamp) -> Option<String> {
         self.turns_at()
             .is_some_and(|at| now >= at)
@@ -93,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_pull_does_not_become_one() {
+    fn only_a_failed_pull_shows_a_back_off() {
         let never = ImageFailure::new("a/b:1", &ImageError::NeverPull("a/b:1".into()), None, at(0));
         assert_eq!((never.shown(at(9)).reason, never.turns_at()), ("ErrImageNeverPull", None));
     }
 
     #[test]
-    fn a_failure_is_that_of_one_image() {
+    fn a_failure_counts_for_one_image_only() {
         let failure = ImageFailure::new("a/b:1", &ImageError::Vanished("a/b:1".into()), None, at(0));
         let about = |image| failure.is_about(image);
         assert!(about(Some("a/b:1")) && !about(Some("a/b:2")) && !about(None));

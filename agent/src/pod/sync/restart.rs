@@ -1,4 +1,4 @@
-//! Whether and when a container that has ended is started again.
+//! Whether and when the agent starts a container again after it has ended.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::backoff::restart_delay;
 use crate::state::RestartPolicy;
 use crate::state::{Ending, Outcome, StopCause, StopRequest};
 
-/// A container that ran for this long is taken to be well again.
+/// A container that ran for this long starts with a fresh back-off, as in the kubelet.
 const WELL_AFTER: Duration = Duration::from_mins(10);
 
 /// What follows the end of a container.
@@ -23,15 +23,15 @@ pub(crate) enum RestartDecision {
     Restart {
         /// Not before this time.
         at: Timestamp,
-        /// How often it has failed in a row, for the next back-off.
+        /// Failures in a row, for the next back-off.
         crashes: u32,
-        /// How long the back-off is.
+        /// The back-off.
         delay: Duration,
     },
 }
 
-/// What follows the end of a container that had failed so often in a row before. One that was stopped for a failed probe starts again if
-/// it ever does, however well it then ended; if it does not, its exit code counts. A VM that was shut down has none of its own.
+/// What follows the end of a container after `crashes` failures in a row. A container that was stopped for a failed probe counts as failed
+/// for `OnFailure`. With `Never` its own exit code counts; a VM that was shut down has none.
 pub(crate) fn verdict(
     policy: RestartPolicy,
     crashes: u32,
@@ -96,14 +96,14 @@ mod tests {
         assert_eq!(after(RestartPolicy::Never, failed), RestartDecision::Succeeded);
         assert_eq!(after(RestartPolicy::OnFailure, None), RestartDecision::Succeeded);
         assert_eq!(stopped(RestartPolicy::Never, failed, &outcome(3, 1)), RestartDecision::Failed);
-        // The status of a VM that was shut down for it shows no success either.
+        // A VM that was shut down for a failed probe is no success either.
         let shut_down = Outcome { ending: Ending::Stopped { killed: false }, ..outcome(0, 1) };
         assert_eq!(stopped(RestartPolicy::Never, failed, &shut_down), RestartDecision::Failed);
         assert_eq!(stopped(RestartPolicy::Never, None, &shut_down), RestartDecision::Succeeded);
     }
 
     #[test]
-    fn the_back_off_doubles_to_five_minutes_and_is_forgiven() {
+    fn the_back_off_doubles_to_five_minutes_and_ends_after_a_long_run() {
         let delay = |crashes, ran| match verdict(RestartPolicy::Always, crashes, None, &outcome(1, ran)) {
             RestartDecision::Restart { delay, .. } => delay.as_secs(),
             other => panic!("{other:?}"),

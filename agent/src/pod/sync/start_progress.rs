@@ -1,4 +1,4 @@
-//! What the start of a Pod's VM says: whether the Pod still waits for it, and whether the host is in its way.
+//! How far the start of a Pod's VM has come: whether the Pod still waits, whether the host is at fault, how long each stage took.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::decide::{Desired, Observation};
 use crate::node::start_failures::Start;
 use crate::state::{Ending, Holder, HostFault, Outcome, Progress, Stage, VmRunView};
 
-/// Whether a Pod that is to run has never run yet. One whose VMs fail to start, again and again, still waits.
+/// Whether a Pod has never run yet. A Pod whose VMs fail to start still waits.
 pub(crate) fn waits(seen: &Observation) -> bool {
     let has_run = |attempt: &VmRunView| {
         let runs = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
@@ -20,7 +20,7 @@ pub(crate) fn waits(seen: &Observation) -> bool {
         && !seen.attempts.iter().any(has_run)
 }
 
-/// What a VM says about the host that it is on.
+/// What the start of a VM says about the host.
 pub(crate) fn start(attempt: &VmRunView, address_patience: Duration, now: Timestamp) -> Option<Start> {
     match (&attempt.outcome, &attempt.progress) {
         (
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_tells_of_the_host_what_it_can() {
+    fn a_start_reports_host_faults_and_successes() {
         let address = "127.0.0.2".parse().unwrap();
         let said = |attempt: &VmRunView, now| match start(attempt, PATIENCE, at(now)) {
             None => "nothing",

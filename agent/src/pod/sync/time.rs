@@ -1,10 +1,10 @@
-//! Times that a user's number leads to: no number may be large enough to stop the agent.
+//! Times from a user's numbers: no number is too large.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// Nobody waits for longer, whatever the Pod says.
+/// The longest grace period that the agent counts with.
 const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// A grace period; the API server fills it in, so an absent one means its default.
@@ -12,7 +12,7 @@ pub(crate) fn seconds(field: Option<i64>) -> Duration {
     Duration::from_secs(field.unwrap_or(30).try_into().unwrap_or(0)).min(LONGEST)
 }
 
-/// So much later, or the end of time where that would be beyond it.
+/// `time` plus `delay`, at most the latest time that can be represented.
 pub(super) fn later(time: Timestamp, by: Duration) -> Timestamp {
     time.saturating_add(by).unwrap_or(Timestamp::MAX)
 }

@@ -88,7 +88,7 @@ impl Worker {
             && matches!(seen.wanted, Desired::Run(_))
             && !std::mem::replace(&mut self.told.refused, true)
         {
-            events.warning(pod, refusal.reason, &refusal.message);
+            events.warning(pod, refusal.reason.as_str(), &refusal.message);
         }
         if let Some(words) = self.image_failure.as_ref().and_then(|failure| failure.back_off(seen.now))
             && matches!(seen.wanted, Desired::Run(_))

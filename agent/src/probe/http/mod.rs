@@ -1,5 +1,4 @@
-//! `httpGet`, for probes and for lifecycle hooks: a fresh connection each time, through no proxy, to a server that need
-//! not prove who it is.
+//! `httpGet`, for probes and lifecycle hooks: a new connection each time, no proxy, no check of the server's certificate.
 
 mod redirect;
 mod tls;
@@ -49,7 +48,7 @@ impl Purpose {
 /// What a server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HttpAnswer {
-    /// The status. It is a redirect when that leads to another host, or nowhere.
+    /// The status. A redirect stays one when it leads to another host.
     pub(crate) status: StatusCode,
     /// The beginning of the body.
     pub(crate) body: String,
@@ -58,7 +57,7 @@ pub(crate) struct HttpAnswer {
 /// A request that got no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HttpError {
-    /// There is no whole answer; the text is the kubelet's way to say why.
+    /// There is no complete answer. The text is the kubelet's.
     #[error("Get \"{url}\": {why}")]
     NoAnswer {
         /// What was asked for.
@@ -66,7 +65,7 @@ pub(crate) enum HttpError {
         /// What was in the way.
         why: String,
     },
-    /// Whoever answers does not speak TLS; the text is the kubelet's.
+    /// The server does not speak TLS. The text is the kubelet's.
     #[error("Get \"{url}\": tls: first record does not look like a TLS handshake")]
     NotTls {
         /// What was asked for.
@@ -140,7 +139,7 @@ impl HttpGet {
         Err(no_answer(&url, format!("stopped after {MAX_REQUESTS} redirects")))
     }
 
-    /// The same without TLS, and so without what proves to a server who asks.
+    /// The same request without TLS and without `Authorization`.
     #[must_use]
     pub(crate) fn without_tls(&self) -> Self {
         let mut plain = Self { https: false, ..self.clone() };
@@ -148,7 +147,7 @@ impl HttpGet {
         plain
     }
 
-    /// Whom it asks: host and port.
+    /// Host and port.
     pub(crate) fn authority(&self, pod: IpAddr) -> String {
         let host = self.host.clone().unwrap_or_else(|| pod.to_string());
         super::tcp::address(&host, self.port)
@@ -168,14 +167,14 @@ impl HttpGet {
         for (name, value) in &self.headers {
             let key = HeaderName::from_bytes(name.as_bytes())
                 .map_err(|_| format!("net/http: invalid header field name {name:?}"))?;
-            // Any text will do, as for the kubelet, but no control characters. The value may be a secret.
+            // As in the kubelet, any text without control characters. The value may be a secret.
             let value = HeaderValue::from_bytes(value.as_bytes())
                 .map_err(|_| format!("net/http: invalid header field value for {name:?}"))?;
             headers.append(key, value);
         }
         headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(purpose.user_agent()));
         headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
-        // Set, but to nothing: not to be sent.
+        // An empty value means: do not send the header.
         for name in [USER_AGENT, ACCEPT, HOST] {
             if headers.get(&name).is_some_and(HeaderValue::is_empty) {
                 headers.remove(name);

@@ -1,4 +1,4 @@
-//! Where an answer sends its reader, and how a path is written.
+//! Where a redirect leads, and how a path is escaped.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use http::header::LOCATION;
 use http::uri::{PathAndQuery, Scheme};
 use http::{Response, StatusCode, Uri};
 
-/// The next place to ask.
+/// The target of a redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Redirect {
     pub(super) url: Uri,
@@ -14,7 +14,7 @@ pub(super) struct Redirect {
     pub(super) relative: bool,
 }
 
-/// Where an answer to `url` leads, if anywhere.
+/// The target of an answer to `url`, if it is a redirect.
 pub(super) fn of<B>(response: &Response<B>, url: &Uri) -> Result<Option<Redirect>, String> {
     let leads = matches!(
         response.status(),

@@ -119,7 +119,7 @@ async fn headers_of_the_pod_come_before_the_defaults() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_anybody_will_do() {
+async fn any_certificate_is_accepted() {
     let (port, _) = server(true).await;
     assert_eq!(status(&HttpGet { https: true, ..get(port, "/200") }).await, 200);
     let plain = get(port, "/200").send(LOCAL, Purpose::Probe, LIMIT).await;
@@ -165,14 +165,14 @@ async fn redirects_in_a_circle_come_to_an_end() {
 }
 
 #[tokio::test]
-async fn of_a_large_answer_only_the_beginning_is_read() {
+async fn only_the_beginning_of_a_large_answer_is_read() {
     let (port, _) = server(false).await;
     let answer = get(port, "/large").send(LOCAL, Purpose::Probe, LIMIT).await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.body.len()), (200, MAX_BODY));
 }
 
 #[tokio::test]
-async fn whoever_does_not_answer_is_told_how() {
+async fn each_missing_answer_has_the_kubelets_words() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let words = |result: Result<HttpAnswer, HttpError>| result.unwrap_err().to_string();

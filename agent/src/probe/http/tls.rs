@@ -1,5 +1,5 @@
-//! TLS with whoever answers. As the kubelet has it, a probe asks whether a server works, not who it is: no certificate is
-//! verified, and nothing secret may depend on this.
+//! TLS without verification of the server. As in the kubelet, a probe asks whether a server works, not who it is. No secret may
+//! depend on this connection.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(super) async fn wrap(host: &str, stream: TcpStream) -> Result<TlsStream<TcpS
     })
 }
 
-/// Takes every certificate. A signature by a key that nobody vouches for proves nothing either.
+/// Accepts every certificate. A signature by an unverified key proves nothing either.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

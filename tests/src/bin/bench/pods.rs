@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::wait;
 
@@ -48,7 +49,7 @@ impl Stage {
         stage.bind("warm").await?;
         stage.running("warm").await?;
         stage.delete("warm").await?;
-        mac.set_fault("latency", LATENCY)?;
+        mac.set_fault(Fault::Latency, LATENCY)?;
         Ok(stage)
     }
 
@@ -70,7 +71,7 @@ impl Stage {
     #[expect(clippy::cast_precision_loss, reason = "there are not 2^52 processes")]
     pub(crate) async fn tart_before_run(&self) -> Result<f64> {
         let record = self.mac.host().join("calls");
-        self.mac.set_fault("calls", "")?;
+        self.mac.set_fault(Fault::Calls, "")?;
         let mut counts = Vec::new();
         for round in 0..FEW_ROUNDS {
             std::fs::write(&record, "")?;
@@ -84,14 +85,14 @@ impl Stage {
             counts.push(before.count() as f64);
             self.delete(&name).await?;
         }
-        self.mac.clear_fault("calls")?;
+        self.mac.clear_fault(Fault::Calls)?;
         Ok(median(counts))
     }
 
     /// Milliseconds from the moment that a guest has an address to the phase Running, as a watcher sees it.
     pub(crate) async fn address_to_running(&self) -> Result<f64> {
         // A guest takes a while to boot, and somebody has to notice its end.
-        self.mac.set_fault("boot-delay", "500ms")?;
+        self.mac.set_fault(Fault::BootDelay, "500ms")?;
         let mut times = Vec::new();
         for round in 0..ROUNDS {
             let name = format!("boot-{round}");
@@ -102,7 +103,7 @@ impl Stage {
             times.push(milliseconds(seen, lent));
             self.delete(&name).await?;
         }
-        self.mac.clear_fault("boot-delay")?;
+        self.mac.clear_fault(Fault::BootDelay)?;
         Ok(median(times))
     }
 

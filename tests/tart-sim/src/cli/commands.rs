@@ -2,7 +2,7 @@
 
 use super::grammar::{Argument, Command, Count, Opt, Value};
 
-/// The largest number of a sixteen-bit, of a descriptor's and of the widest type.
+/// The largest number of 16 bits, of a file descriptor, and of 64 bits.
 const SMALL: u64 = 0xffff;
 const DESCRIPTOR: u64 = 0x7fff_ffff;
 const ANY: u64 = u64::MAX;
@@ -148,7 +148,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         options: &[
             Opt::new("entries", Value::OneOf("entries", &["caches", "vms"]), "What to remove: caches or vms")
                 .default("caches"),
-            Opt::new("older-than", Value::Number("n", ANY), "Remove what nobody used for this many days"),
+            Opt::new("older-than", Value::Number("n", ANY), "Remove what was not used for this many days"),
             Opt::new(
                 "space-budget",
                 Value::Number("n", ANY),
@@ -232,4 +232,18 @@ const RUN: &[Opt] = &[
 
 const fn command(name: &'static str, about: &'static str, arguments: &'static [Argument]) -> Command {
     Command { name, about, arguments, options: &[], hidden: false, since: (0, 0, 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tart_sim::fault;
+
+    use super::*;
+
+    #[test]
+    fn faults_know_every_command_and_the_version() {
+        let mut names: Vec<_> = COMMANDS.iter().map(|command| command.name).collect();
+        names.push("--version");
+        assert_eq!(names, fault::COMMANDS);
+    }
 }

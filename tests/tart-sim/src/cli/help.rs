@@ -55,7 +55,7 @@ pub(crate) fn program<'a>(commands: impl Iterator<Item = &'a Command>) -> String
 
 fn synopsis(command: &Command, show_hidden: bool) -> String {
     let mut line = format!("tart {}", command.name);
-    // Options come first when they have to: what follows the rest argument is not ours.
+    // Options come before the rest argument: what follows it belongs to the guest's command.
     let rest = command.arguments.iter().any(|argument| argument.count == Count::Rest);
     if !rest {
         arguments(&mut line, command.arguments);

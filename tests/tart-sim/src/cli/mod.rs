@@ -1,4 +1,4 @@
-//! The command line: what was asked for, as types.
+//! The command line, as types.
 
 mod arguments;
 mod commands;
@@ -24,7 +24,7 @@ pub(crate) enum Invocation {
     Command(Command),
 }
 
-/// A command line that makes no sense: the message, and the text about usage that follows it.
+/// A refused command line: the message, and the text about usage that follows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UsageError {
     pub(crate) message: String,
@@ -77,7 +77,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Invocatio
     let nothing_given = words.peek().is_none();
     let usage_error = |error: Error| UsageError {
         message: error.description().into(),
-        // Whoever says nothing at all is told everything.
+        // A command without any argument prints its whole help.
         usage: if nothing_given {
             format!("\n{}", help::command(command, false).trim_end())
         } else {

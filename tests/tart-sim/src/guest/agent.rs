@@ -1,4 +1,4 @@
-//! The guest agent: runs commands for whoever reaches the control socket.
+//! The guest agent: runs commands for the clients of the control socket.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,7 +30,7 @@ const CHUNK: usize = 32 * 1024;
 /// How many chunks may wait for a client that does not read.
 const WAITING_CHUNKS: usize = 4;
 
-/// What a terminal takes for the end of input.
+/// The character that ends a terminal's input.
 const END_OF_INPUT: u8 = 0x04;
 
 /// The agent of one guest.
@@ -49,7 +49,7 @@ type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 struct Running {
     group: Pid,
     stdin: Option<Writer>,
-    /// Each with what its chunks are called.
+    /// Each with the message that carries its chunks.
     outputs: Vec<(Reader, Label)>,
     exit_code: oneshot::Receiver<i32>,
     /// The host's end of the terminal, if the command has one.
@@ -91,7 +91,7 @@ impl GuestAgent {
         let started = self.processes.start(&mut process, kind).map_err(|error| {
             Status::unknown(format!("fork/exec {}: {}", command.name, commands::describe(&error)))
         })?;
-        // It holds the guest's end of the terminal, which would never end then.
+        // Close this process's copy of the guest's end of the terminal: the output would not end otherwise.
         drop(process);
 
         let mut running = Running {
@@ -137,16 +137,16 @@ impl Agent for GuestAgent {
         let running = self.start(&command)?;
         let (responses, stream) = mpsc::channel(WAITING_CHUNKS);
         if self.boot.says_started {
-            // There is room for it.
+            // The channel has room for it.
             let _ = responses.try_send(Ok(Output::Started(Started {}).into()));
         }
         if command.detach {
-            // There is room for one, and a client that is gone already does not matter.
+            // The channel has room for it. The client may be gone already.
             let _ = responses.try_send(Ok(Output::Exit(Exit { code: 0 }).into()));
         } else {
             let (processes, user) = (self.processes.clone(), self.environment.user());
             let kill = move |group| processes.kill(group, user);
-            tokio::spawn(attend(running, requests, responses, self.boot.forgets_exit, kill));
+            tokio::spawn(forward_streams(running, requests, responses, self.boot.forgets_exit, kill));
         }
         Ok(Responses::begin(stream).await)
     }
@@ -159,8 +159,8 @@ impl Agent for GuestAgent {
     }
 }
 
-/// Carries a command's streams until it has ended, or ends it when the client has gone.
-async fn attend(
+/// Forwards a command's streams until it ends, and kills it when the client is gone.
+async fn forward_streams(
     running: Running,
     requests: Streaming<ExecRequest>,
     responses: Sender<Result<ExecResponse, Status>>,
@@ -180,7 +180,7 @@ async fn attend(
     tokio::select! {
         code = finished => {
             let end = if forgets_exit {
-                // A reader whose pipe is closed under it speaks first.
+                // The agent's reader fails first, because the agent has closed its pipe.
                 Err(Status::unknown("read |0: file already closed"))
             } else {
                 Ok(Output::Exit(Exit { code }).into())
@@ -194,7 +194,7 @@ async fn attend(
 
 async fn forward_output(mut from: Reader, label: Label, to: Sender<Result<ExecResponse, Status>>) {
     let mut buffer = vec![0; CHUNK];
-    // A terminal whose other end is closed says so by an error.
+    // Reading from a terminal whose other end is closed fails.
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         let chunk = IoChunk { data: buffer[..length].to_vec() };
         if to.send(Ok(label(chunk).into())).await.is_err() {
@@ -203,7 +203,7 @@ async fn forward_output(mut from: Reader, label: Label, to: Sender<Result<ExecRe
     }
 }
 
-/// Ends only when the client breaks off: one that has said all it wants to say still listens.
+/// Ends only when the client breaks off. A client that has sent everything still reads.
 async fn forward_input(
     mut requests: Streaming<ExecRequest>,
     mut stdin: Option<Writer>,
@@ -216,7 +216,7 @@ async fn forward_input(
                     stdin = None;
                 } else if let Some(open) = &mut stdin {
                     let data = if data.is_empty() { vec![END_OF_INPUT] } else { data };
-                    // A command that does not read its input is no failure.
+                    // The command may not read its input.
                     if open.write_all(&data).await.is_err() || open.flush().await.is_err() {
                         stdin = None;
                     }
@@ -238,7 +238,7 @@ fn resize(terminal: impl AsFd, size: TerminalSize) {
     let characters = |number| u16::try_from(number).unwrap_or(u16::MAX);
     let size =
         Winsize { ws_row: characters(size.rows), ws_col: characters(size.cols), ws_xpixel: 0, ws_ypixel: 0 };
-    // A terminal that is just closing has no size any more.
+    // Fails for a terminal that is being closed.
     let _ = tcsetwinsize(terminal, size);
 }
 
@@ -299,13 +299,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn environment_and_directory_are_the_clients_wish() {
+    async fn the_client_chooses_environment_and_directory() {
         let (_dir, mut client) = guest(boot()).await;
         assert_eq!(run(&mut client, with_environment()).await.unwrap(), ("hello work\n".into(), Some(0)));
     }
 
     #[tokio::test]
-    async fn an_old_agent_ignores_both() {
+    async fn an_old_agent_ignores_environment_and_directory() {
         let (_dir, mut client) = guest(Boot { old_agent: true, ..boot() }).await;
         assert_eq!(run(&mut client, with_environment()).await.unwrap(), ("admin\n".into(), Some(0)));
     }
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_are_of_an_unknown_kind() {
+    async fn the_agent_refuses_with_status_unknown() {
         let (_dir, mut client) = guest(boot()).await;
         for (command, message) in [
             (
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_command_comes_first() {
+    async fn the_first_request_has_to_be_the_command() {
         let (_dir, mut client) = guest(boot()).await;
         let (requests, stream) = mpsc::channel(1);
         requests.try_send(Input::StandardInput(IoChunk::default()).into()).unwrap();

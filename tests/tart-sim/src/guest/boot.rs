@@ -1,4 +1,4 @@
-//! What a guest is told when it boots.
+//! What `tart run` tells a guest when it boots.
 
 use std::io::{self, Read};
 use std::net::Ipv4Addr;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Os;
+use crate::home::config::Os;
 
 /// The group that the users of a Mac are in.
 const STAFF: u32 = 20;
@@ -25,7 +25,7 @@ pub(crate) struct Boot {
     pub(crate) sudo: bool,
     /// Whether the system's files are read-only.
     pub(crate) sealed: bool,
-    /// What the network gave to this guest, if it gave anything.
+    /// The guest's address; `None` if the network had none left.
     pub(crate) address: Option<Ipv4Addr>,
     pub(crate) shares: Vec<Share>,
     /// The image's command to run at boot; empty for none.
@@ -62,7 +62,7 @@ impl Boot {
         Ok(line)
     }
 
-    /// Reads that line, and not a byte more: what follows is for whoever watches the power.
+    /// Reads that line, and not a byte more: what follows are presses of the power button.
     pub(super) fn read_line(mut from: impl Read) -> io::Result<Self> {
         let mut line = Vec::new();
         let mut byte = [0];

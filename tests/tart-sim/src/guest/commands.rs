@@ -63,7 +63,7 @@ impl Environment {
         self.user
     }
 
-    /// A command in the user's home directory, or the words that the agent's Go runtime has for why there is none.
+    /// A command in the user's home directory. The error is in the words of the agent's Go runtime.
     pub(super) fn command(&self, request: &Request<'_>) -> Result<Command, String> {
         let directory = match request.directory {
             "" => self.home.clone(),
@@ -111,7 +111,7 @@ impl Environment {
     }
 }
 
-/// What to start.
+/// The command to start.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
     pub(super) name: &'a str,
@@ -124,12 +124,12 @@ pub(super) struct Request<'a> {
     pub(super) session: bool,
 }
 
-/// What an error number is called by Go.
+/// Go's name for an error number.
 pub(super) fn describe(error: &io::Error) -> String {
     Errno::from_raw(error.raw_os_error().unwrap_or_default()).desc().to_lowercase()
 }
 
-/// The path that a guest's path has for init, whose root directory may be another.
+/// A guest's path as init sees it: init's root directory may be another.
 fn inside(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
@@ -141,9 +141,9 @@ fn is_executable(metadata: &fs::Metadata) -> bool {
 /// Becomes the leader of a new session and then the given program: its path, its name and its arguments.
 pub(super) fn start_session(words: &[OsString]) -> ExitCode {
     let [path, name, args @ ..] = words else { return ExitCode::FAILURE };
-    // A process group leader cannot do this, but nothing else is lost then.
+    // Fails for the leader of a process group, which does no harm.
     let _ = setsid();
-    // Not a terminal: then there is none to take.
+    // Fails if standard input is no terminal, which does no harm.
     let _ = ioctl_tiocsctty(io::stdin());
     let error = Command::new(path).arg0(name).args(args).exec();
     eprintln!("{}: {error}", name.display());

@@ -20,9 +20,9 @@ use super::agent::GuestAgent;
 use super::commands::{Environment, Request};
 use super::machine::{POWER_BUTTON, exit};
 use super::processes::{Kind, Processes};
-use super::{Boot, plain, programs};
-use crate::config::Os;
+use super::{Boot, no_namespaces, programs};
 use crate::guest_agent::server;
+use crate::home::config::Os;
 
 /// The socket in the guest's directory that stands for the agent's vsock port.
 pub(crate) const AGENT_SOCKET: &str = "agent.sock";
@@ -36,11 +36,11 @@ const GRACE: Duration = Duration::from_secs(5);
 /// The search path of the guest agent, and so of the commands it runs.
 pub(super) const SEARCH_PATH: &str = "/bin:/usr/bin:/usr/sbin:/usr/local/bin:/opt/homebrew/bin";
 
-/// Boots the guest in the current directory and lives until it is switched off.
+/// Boots the guest in the current directory and runs until it is switched off.
 pub(super) fn main(words: &[OsString]) -> ExitCode {
     let is_isolated = words.iter().any(|word| word == ISOLATED);
     match prepare(words, is_isolated) {
-        Ok(guest) => match guest.live() {
+        Ok(guest) => match guest.run() {
             Ok(code) => ExitCode::from(code),
             Err(error) => {
                 eprintln!("guest: {error}");
@@ -61,17 +61,17 @@ struct Guest {
     processes: Processes,
 }
 
-/// Everything that has to be done while this process has but one thread.
+/// Does what a process may do only while it has one thread.
 fn prepare(words: &[OsString], is_isolated: bool) -> io::Result<Guest> {
     let boot = Boot::read_line(io::stdin().lock())?;
     let agent_socket = bind_agent_socket()?;
-    let environment = if is_isolated { enter_own_root(&boot, words)? } else { plain::enter(&boot)? };
+    let environment = if is_isolated { enter_own_root(&boot, words)? } else { no_namespaces::enter(&boot)? };
     Ok(Guest { boot, agent_socket, environment, processes: Processes::new(is_isolated) })
 }
 
 #[cfg(target_os = "linux")]
 fn enter_own_root(boot: &Boot, words: &[OsString]) -> io::Result<Environment> {
-    super::linux::enter(boot, words)
+    super::namespaces::enter(boot, words)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -79,9 +79,9 @@ fn enter_own_root(_: &Boot, _: &[OsString]) -> io::Result<Environment> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Before the root directory changes: afterwards the host's side of this socket is out of sight.
+/// Binds the agent's socket. To be called before the root directory changes: the socket is the host's.
 fn bind_agent_socket() -> io::Result<OwnedFd> {
-    // A name without a directory: the length of a socket's path is limited.
+    // A name without a directory, because the length of a socket's path is limited.
     let _ = fs::remove_file(AGENT_SOCKET);
     let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None)?;
     bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &UnixAddr::new(AGENT_SOCKET)?)?;
@@ -89,7 +89,7 @@ fn bind_agent_socket() -> io::Result<OwnedFd> {
 }
 
 impl Guest {
-    fn live(self) -> io::Result<u8> {
+    fn run(self) -> io::Result<u8> {
         tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(self.serve())
     }
 
@@ -97,7 +97,7 @@ impl Guest {
         let Self { boot, agent_socket, environment, processes } = self;
         let mut power_off = signal(signal_kind(programs::POWER_OFF))?;
         let mut reboot = signal(signal_kind(programs::REBOOT))?;
-        let mut power_button = watch_mains(processes.clone());
+        let mut power_button = watch_power(processes.clone());
         run_boot_command(&boot, &environment, &processes);
 
         let agent = GuestAgent::new(boot.clone(), environment, processes.clone());
@@ -114,7 +114,7 @@ impl Guest {
         let code = tokio::select! {
             _ = power_off.recv() => exit::POWERED_OFF,
             _ = reboot.recv() => exit::REBOOT,
-            // macOS asks its user instead, and there is none.
+            // macOS would ask its user.
             Some(()) = power_button.recv(), if boot.os == Os::Linux => exit::POWERED_OFF,
             result = processes.reap() => return result.map(|()| 1),
             result = serve_agent => return result.map(|()| 1),
@@ -128,10 +128,10 @@ fn signal_kind(signal: Signal) -> SignalKind {
     SignalKind::from_raw(signal as i32)
 }
 
-/// Watches the pipe from `tart run`: a line is the power button, the end is the end.
-fn watch_mains(processes: Processes) -> mpsc::UnboundedReceiver<()> {
+/// Watches the pipe from `tart run`: a line is the power button, the pipe's end is a power cut.
+fn watch_power(processes: Processes) -> mpsc::UnboundedReceiver<()> {
     let (pressed, power_button) = mpsc::unbounded_channel();
-    // A thread, so that no command that keeps init busy delays the power cut.
+    // A thread of its own: a busy init must not delay the power cut.
     thread::spawn(move || {
         for line in BufReader::new(io::stdin()).lines().map_while(Result::ok) {
             if line == POWER_BUTTON {

@@ -6,12 +6,12 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use super::Boot;
-use crate::config::Os;
+use crate::home::config::Os;
 
 /// Where a macOS guest mounts the shares that have the automount tag.
 pub(super) const SHARED_FILES: &str = "Volumes/My Shared Files";
 
-/// macOS: what may be written to is below a few directories; some old names are links to there.
+/// macOS has its writable directories in a few places; some old names link there.
 const MACOS: &[&str] = &[
     "Applications",
     "Library",
@@ -35,13 +35,13 @@ const MACOS_LINKS: &[(&str, &str)] =
 const LINUX: &[&str] =
     &["etc", "home", "mnt", "opt", "root", "run", "srv", "tmp", "var/lib", "var/log", "var/run", "var/tmp"];
 
-/// Mount points and directories that hold on both.
+/// Mount points and directories of both systems.
 const COMMON: &[&str] = &["dev", "proc", "usr/local/bin"];
 
-/// Directories in which everyone may create files but only remove their own.
+/// Directories in which every user may create files and remove only their own.
 const SHARED_BY_USERS: &[&str] = &["private/tmp", "private/var/tmp", "tmp", "var/tmp"];
 
-/// Creates what is missing.
+/// Creates the directories and links that are missing.
 pub(super) fn build(root: &Path, boot: &Boot) -> io::Result<()> {
     let (directories, links) = match boot.os {
         Os::Darwin => (MACOS, MACOS_LINKS),
@@ -65,7 +65,8 @@ pub(super) fn build(root: &Path, boot: &Boot) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a directory below the root, but never through a link: an image's links point into the guest, not here.
+/// Creates a directory below the root, but never through a link: an image's links are meant for the guest's root, not for
+/// the host's.
 pub(super) fn make_directory(root: &Path, path: &Path) -> io::Result<()> {
     let mut directory = PathBuf::from(root);
     for component in path {

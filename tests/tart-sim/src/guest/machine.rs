@@ -1,4 +1,4 @@
-//! The virtual machine as `tart run` holds it: the guest's processes, its power button and its mains.
+//! The virtual machine as `tart run` holds it: the guest's processes, its power button and its power.
 
 use std::env;
 use std::fs::File;
@@ -15,19 +15,19 @@ use super::{Boot, INIT};
 pub(super) mod exit {
     /// The guest shut itself down, or lost its power.
     pub(in crate::guest) const POWERED_OFF: u8 = 0;
-    /// The guest wants to be started again.
+    /// The guest reboots.
     pub(in crate::guest) const REBOOT: u8 = 70;
     /// This machine does not allow namespaces or mounts.
     pub(in crate::guest) const NOT_ISOLATED: u8 = 71;
 }
 
-/// The line on the guest's mains that means: somebody pressed the power button.
+/// The line on the power pipe that stands for a press of the power button.
 pub(super) const POWER_BUTTON: &str = "power-button";
 
-/// What the guest's first process has to say.
+/// What the guest's first process prints.
 const CONSOLE: &str = "console.log";
 
-/// How a guest came to its end.
+/// How a guest ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Halt {
     /// It shut itself down.
@@ -44,16 +44,16 @@ pub(crate) struct Machine {
     guest_dir: PathBuf,
     boot: Boot,
     init: Child,
-    mains: ChildStdin,
+    power: ChildStdin,
 }
 
 impl Machine {
-    /// Switches the machine on. All that the guest keeps is in the directory. It is isolated where that is possible.
+    /// Switches the machine on. The directory has all that the guest keeps. The guest is isolated where that is possible.
     pub(crate) async fn start(guest_dir: &Path, boot: Boot, isolated: bool) -> io::Result<Self> {
         std::fs::create_dir_all(guest_dir)?;
         File::create(guest_dir.join(CONSOLE))?;
-        let (init, mains) = spawn(guest_dir, &boot, isolated && cfg!(target_os = "linux")).await?;
-        Ok(Self { guest_dir: guest_dir.into(), boot, init, mains })
+        let (init, power) = spawn(guest_dir, &boot, isolated && cfg!(target_os = "linux")).await?;
+        Ok(Self { guest_dir: guest_dir.into(), boot, init, power })
     }
 
     /// Waits until the guest ends by itself. May be cancelled and called again.
@@ -63,19 +63,19 @@ impl Machine {
             if !is(status, exit::NOT_ISOLATED) {
                 return Ok(halt(status));
             }
-            (self.init, self.mains) = spawn(&self.guest_dir, &self.boot, false).await?;
+            (self.init, self.power) = spawn(&self.guest_dir, &self.boot, false).await?;
         }
     }
 
     /// Asks the guest to shut down, as the power button does.
     pub(crate) async fn press_power_button(&mut self) -> io::Result<()> {
-        self.mains.write_all(format!("{POWER_BUTTON}\n").as_bytes()).await
+        self.power.write_all(format!("{POWER_BUTTON}\n").as_bytes()).await
     }
 
     /// Switches the machine off: the guest is gone when this returns.
     pub(crate) async fn cut_power(self) -> io::Result<()> {
-        let Self { mut init, mains, .. } = self;
-        drop(mains);
+        let Self { mut init, power, .. } = self;
+        drop(power);
         init.wait().await.map(|_| ())
     }
 }
@@ -91,12 +91,12 @@ async fn spawn(guest_dir: &Path, boot: &Boot, isolated: bool) -> io::Result<(Chi
         .env_clear()
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
-        // Why a guest is not isolated is told by the one before it.
+        // Append: an isolated guest that failed has written there why.
         .stderr(File::options().append(true).open(guest_dir.join(CONSOLE))?)
         .spawn()?;
-    let mut mains = init.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    mains.write_all(&boot.to_line()?).await?;
-    Ok((init, mains))
+    let mut power = init.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    power.write_all(&boot.to_line()?).await?;
+    Ok((init, power))
 }
 
 /// This binary, also if the file was replaced since it was started.

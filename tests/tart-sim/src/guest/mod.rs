@@ -2,22 +2,19 @@
 //!
 //! `tart run` starts this same binary again under other names (see [`entry`]): a launcher that enters a new PID
 //! namespace, and in it the guest's init, which builds the root file system, runs the image's boot command and serves
-//! the guest agent. A pipe from `tart run` is the guest's mains: when it closes, init ends and the kernel ends the rest.
+//! the guest agent. A pipe from `tart run` is the guest's power: when it closes, init ends and the kernel ends the rest.
 
 mod agent;
 mod boot;
 mod commands;
 mod init;
 mod layout;
-mod links;
-#[cfg(target_os = "linux")]
-mod linux;
 mod machine;
-mod name_service;
-mod plain;
+#[cfg(target_os = "linux")]
+mod namespaces;
+mod no_namespaces;
 mod processes;
 mod programs;
-mod users;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -40,7 +37,7 @@ const INIT: &str = "tart-guest-init";
 /// The name under which this binary gives a command a session, and a terminal if it has one.
 const SESSION: &str = "tart-guest-session";
 
-/// Acts as the part of a guest that this process was started as; nothing when it was started as tart.
+/// Runs the part of a guest that this process was started as. `None` if it was started as tart.
 pub(crate) fn entry() -> Option<ExitCode> {
     let mut words = env::args_os();
     let program = words.next()?;
@@ -48,7 +45,7 @@ pub(crate) fn entry() -> Option<ExitCode> {
     let words: Vec<OsString> = words.collect();
     match program.as_str() {
         #[cfg(target_os = "linux")]
-        LAUNCHER => Some(linux::launch()),
+        LAUNCHER => Some(namespaces::launch()),
         INIT => Some(init::main(&words)),
         SESSION => Some(commands::start_session(&words)),
         other => programs::find(other).map(|program| program(&words)),

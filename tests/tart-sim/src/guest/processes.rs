@@ -1,4 +1,4 @@
-//! The processes of a guest: init starts them, and reaps them all, also those whose parents died.
+//! The processes of a guest: init starts them, and reaps all of them, also those whose parents have ended.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,7 +20,7 @@ const KILLED: i32 = -1;
 #[derive(Debug, Clone)]
 pub(super) struct Processes {
     running: Arc<Mutex<Groups>>,
-    /// Whether this guest has a PID namespace, in which everyone is init's.
+    /// Whether this guest has a PID namespace, in which init is the last parent of every process.
     isolated: bool,
 }
 
@@ -43,7 +43,7 @@ impl Groups {
         if let Some(group) = self.0.get_mut(&id.as_raw())
             && let Some(exit_code) = group.take()
         {
-            // Nobody waits for a detached command.
+            // The receiver of a detached command's exit code is gone.
             let _ = exit_code.send(code);
         }
         if killpg(id, None).is_err() {
@@ -52,12 +52,12 @@ impl Groups {
     }
 }
 
-/// Who makes a process the leader of its group.
+/// How a process becomes the leader of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Whoever starts it.
+    /// Init makes it the leader.
     Plain,
-    /// The process, by making itself the leader of a session, which a group's leader could not.
+    /// The process makes itself the leader of a session, which the leader of a group cannot do.
     Session,
 }
 
@@ -83,7 +83,7 @@ impl Processes {
         if kind == Kind::Plain {
             command.process_group(0);
         }
-        // Held until the process is known, so that the reaper cannot meet it unknown.
+        // Held until the process is in the map, so that the reaper finds it there.
         let mut running = self.running();
         let child = command.spawn()?;
         let id = i32::try_from(child.id()).map_err(io::Error::other)?;
@@ -98,24 +98,24 @@ impl Processes {
         })
     }
 
-    /// Kills a process that was started here, and its group, as far as the user with that number and group may. Init itself, which
-    /// stands for a user where there is none, may kill anybody.
+    /// Kills a process that was started here, and its group, as far as the user with that number and group may. Without a
+    /// user, init kills them itself.
     pub(super) fn kill(&self, group: Pid, user: Option<(u32, u32)>) {
         let Some((uid, gid)) = user else {
-            // There may be no group yet, or only the group any more.
+            // The group may not exist yet, or its leader may have ended.
             let _ = kill(group, Signal::SIGKILL);
             let _ = killpg(group, Signal::SIGKILL);
             return;
         };
-        // The system knows who may signal whom.
+        // The kernel decides which processes the user may signal.
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "kill -KILL $0; kill -KILL -$0"]).arg(group.to_string()).uid(uid).gid(gid);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // A guest without a shell kills nobody.
+        // Fails in a guest without a shell.
         let _ = self.start(&mut command, Kind::Plain);
     }
 
-    /// Reaps for ever.
+    /// Reaps processes for ever.
     pub(super) async fn reap(&self) -> io::Result<()> {
         let mut children = signal(SignalKind::child())?;
         loop {
@@ -127,7 +127,7 @@ impl Processes {
     /// Sends a signal to every process of this guest.
     pub(super) fn signal_all(&self, signal: Signal) {
         if self.isolated {
-            // Everyone in the namespace but init itself. Nobody there is fine.
+            // Every process of the namespace but init. There may be none.
             let _ = kill(Pid::from_raw(-1), signal);
         } else {
             for &group in self.running().0.keys() {
@@ -145,14 +145,14 @@ impl Processes {
         Ok(())
     }
 
-    /// Reaps whoever has ended, and tells whether anyone is left.
+    /// Reaps the processes that have ended. True if any process is left.
     fn reap_ended(&self) -> bool {
         let mut groups = self.running();
-        // Init is everyone's last parent. Where it is not, others in this process may wait for children of their own.
+        // Without a PID namespace, reap only the leaders: other code in this process may wait for children of its own.
         let children = if self.isolated { vec![None] } else { groups.leaders() };
-        let mut anyone_left = false;
+        let mut any_left = false;
         for child in children {
-            anyone_left |= loop {
+            any_left |= loop {
                 match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
                     Ok(WaitStatus::Exited(id, code)) => groups.end(id, code),
                     Ok(WaitStatus::Signaled(id, ..)) => groups.end(id, KILLED),
@@ -162,7 +162,7 @@ impl Processes {
                 }
             };
         }
-        anyone_left
+        any_left
     }
 
     fn running(&self) -> MutexGuard<'_, Groups> {

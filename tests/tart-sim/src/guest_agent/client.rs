@@ -1,4 +1,4 @@
-//! Talking to the guest agent through a VM's control socket.
+//! A client of the guest agent, through a VM's control socket.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -83,7 +83,7 @@ impl Client {
     }
 }
 
-/// Waits until the server greets. The socket accepts before the agent answers, so that a connection alone says nothing.
+/// Waits until the server greets. The socket accepts before the agent answers, so a connection alone is no answer.
 async fn wait_for_server(stream: &UnixStream) -> io::Result<()> {
     let mut greeting = [0; 9];
     let length = stream

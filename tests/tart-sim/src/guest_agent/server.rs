@@ -1,4 +1,4 @@
-//! Serving the guest agent on a unix socket.
+//! The server of the guest agent, on a unix socket.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -52,7 +52,7 @@ impl Stream for Responses {
 
 /// What a guest agent can do.
 pub(crate) trait Agent: Send + Sync + 'static {
-    /// Runs a command; it lives as long as the stream of responses.
+    /// Runs a command. It ends with the stream of responses.
     fn exec(
         &self,
         requests: Streaming<ExecRequest>,
@@ -69,7 +69,7 @@ pub(crate) async fn serve<A: Agent>(listener: UnixListener, agent: A) {
         let Ok((stream, _)) = listener.accept().await else { continue };
         let router = TowerToHyperService::new(Router(Arc::clone(&agent)));
         tokio::spawn(async move {
-            // A connection that breaks is the client's affair.
+            // The client notices a connection that breaks.
             let _ = auto::Builder::new(TokioExecutor::new())
                 .http2_only()
                 .serve_connection(TokioIo::new(stream), router)

@@ -7,8 +7,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::name::{Reference, RemoteName};
+use crate::home::vm_dir::VmDir;
 use crate::home::{self, Home, Temporary};
-use crate::vm_dir::VmDir;
 
 /// The name of the file that keeps an image which no tag points to: it was pulled by its digest.
 const EXPLICITLY_PULLED: &str = ".explicitly-pulled";
@@ -62,7 +62,7 @@ impl Cache {
         image.replace(self.vm_dir(digest).path())
     }
 
-    /// Makes a tag lead to that digest, and forgets what no name leads to any more.
+    /// Makes a tag lead to that digest, and removes images that no name leads to any more.
     pub(crate) fn link(&self, tag: &RemoteName, digest: &RemoteName) -> io::Result<()> {
         let link = self.vm_dir(tag);
         home::remove(link.path())?;

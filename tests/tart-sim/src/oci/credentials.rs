@@ -10,8 +10,10 @@ use std::process::{Command, Stdio};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
+use tart_sim::Fault;
 
-use crate::{console, faults, mac};
+use crate::host::{self, faults};
+use crate::output::stdout;
 
 /// A user name and a password.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +40,7 @@ impl Credentials {
     pub(crate) fn find(host: &str) -> Option<Self> {
         let or_warn = |name: &str, lookup: Lookup| {
             lookup.unwrap_or_else(|ProviderError(error)| {
-                console::line(format!(
+                stdout::line(format!(
                     "Failed to retrieve credentials using {name} credentials provider, authentication may fail: {error}"
                 ));
                 None
@@ -123,13 +125,13 @@ fn ask_helper(program: &str, host: &str) -> Result<Credentials, ProviderError> {
     Ok(Credentials { username: answer.username, password: answer.secret })
 }
 
-/// The stand-in for the login keychain: a file of the simulated Mac.
+/// The login keychain: a file of the simulated Mac.
 #[derive(Debug)]
 pub(crate) struct Keychain;
 
 impl Keychain {
     fn path() -> PathBuf {
-        mac::dir().join("keychain.json")
+        host::dir().join("keychain.json")
     }
 
     fn read() -> BTreeMap<String, Credentials> {
@@ -137,18 +139,18 @@ impl Keychain {
     }
 
     fn change(change: impl FnOnce(&mut BTreeMap<String, Credentials>)) -> Result<(), String> {
-        if faults::is_on("keychain-locked") {
+        if faults::is_on(Fault::KeychainLocked) {
             return Err(locked().0);
         }
         let mut entries = Self::read();
         change(&mut entries);
-        fs::create_dir_all(mac::dir())
+        fs::create_dir_all(host::dir())
             .and_then(|()| fs::write(Self::path(), serde_json::to_vec_pretty(&entries)?))
             .map_err(|error| error.to_string())
     }
 
     fn get(host: &str) -> Lookup {
-        if faults::is_on("keychain-locked") { Err(locked()) } else { Ok(Self::read().remove(host)) }
+        if faults::is_on(Fault::KeychainLocked) { Err(locked()) } else { Ok(Self::read().remove(host)) }
     }
 
     /// Keeps credentials; the error is described as Swift does.
@@ -156,8 +158,8 @@ impl Keychain {
         Self::change(|entries| drop(entries.insert(host.into(), credentials)))
     }
 
-    /// Forgets credentials, if there are any.
-    pub(crate) fn forget(host: &str) -> Result<(), String> {
+    /// Removes credentials, if there are any.
+    pub(crate) fn remove(host: &str) -> Result<(), String> {
         Self::change(|entries| drop(entries.remove(host)))
     }
 }

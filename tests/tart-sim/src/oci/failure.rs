@@ -1,10 +1,10 @@
-//! What can go wrong between here and a registry, in the words of the real program.
+//! Failed requests to a registry, in tart's words.
 
 use std::fmt;
 
 use crate::error::Error;
 
-/// A failure below HTTP, in Foundation's words; only these are worth another attempt.
+/// A failure below HTTP, in Foundation's words. tart tries again only after these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UrlError {
     TimedOut,

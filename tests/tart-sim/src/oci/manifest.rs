@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use crate::image::Image;
+use crate::home::image::Image;
 
 /// What a registry answers when asked for an image.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Bringing an image from a registry into the cache.
+//! Pulls of images from a registry into the cache.
 
 use std::fs;
 use std::io;
@@ -7,34 +7,38 @@ use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use md5::{Digest as _, Md5};
+use tart_sim::fault::{Fault, Stage};
 
 use super::cache::Cache;
 use super::failure::Failure;
 use super::manifest::hex;
 use super::name::RemoteName;
-use super::outage::{self, Stage};
+use super::outage;
 use super::registry::{Registry, RemoteImage};
-use crate::console::{self, Progress};
 use crate::error::{Error, Result};
-use crate::file_lock::FileLock;
-use crate::home::{self, Home, Temporary};
-use crate::vm_dir::VmDir;
-use crate::{config::Config, copy, faults, foundation, interrupt, prune, space, version};
+use crate::home::config::Config;
+use crate::home::file_lock::FileLock;
+use crate::home::vm_dir::VmDir;
+use crate::home::{self, Home, Temporary, copy, disk_space, prunable};
+use crate::host::faults;
+use crate::output::file_error;
+use crate::output::stdout::{self, Progress};
+use crate::{interrupt, version};
 
 /// How often the layers are tried when the connection fails.
 const ATTEMPTS: u32 = 5;
 
-/// What a pull wants to have free beyond the size of the disk.
+/// The free space that a pull needs beyond the size of the disk.
 const RESERVE: u64 = 128 << 20;
 
 /// Pulls an image and links its tag, unless the cache has it.
 pub(crate) fn pull(home: &Home, name: &RemoteName) -> Result<()> {
     let cache = Cache::new(home);
-    console::line("pulling manifest...");
+    stdout::line("pulling manifest...");
     let remote = Registry::new(&name.host).pull_manifest(name)?;
     let digest = name.with_digest(&remote.manifest.digest);
     if cache.exists(name) && cache.exists(&digest) && (*name == digest || cache.is_linked(name, &digest)) {
-        console::line(format!("{digest} image is already cached and linked!"));
+        stdout::line(format!("{digest} image is already cached and linked!"));
         return Ok(());
     }
 
@@ -43,7 +47,7 @@ pub(crate) fn pull(home: &Home, name: &RemoteName) -> Result<()> {
     let _lock = if let Some(lock) = FileLock::attempt(&host_dir).map_err(Error::other)? {
         lock
     } else {
-        console::line("waiting for lock...");
+        stdout::line("waiting for lock...");
         FileLock::wait(&host_dir).map_err(Error::other)?
     };
     interrupt::check()?;
@@ -55,7 +59,7 @@ pub(crate) fn pull(home: &Home, name: &RemoteName) -> Result<()> {
     }
     let linked =
         if *name == digest { cache.mark_explicitly_pulled(&digest) } else { cache.link(name, &digest) };
-    // So that it is not the first to be pruned.
+    // The newest image is pruned last.
     linked.and_then(|()| cache.vm_dir(&digest).touch()).map_err(Error::other)
 }
 
@@ -72,17 +76,17 @@ pub(crate) fn populate(home: &Home, name: &RemoteName, remote: &RemoteImage) -> 
 
 fn download(home: &Home, name: &RemoteName, remote: &RemoteImage, tmp: &VmDir) -> Result<()> {
     if version::at_least((2, 28, 1)) {
-        // What the tag meant until now is the first that may go.
+        // Let the image that the tag pointed to be pruned first.
         let outdated = Cache::new(home).vm_dir(name);
         let _ = fs::canonicalize(outdated.path())
             .map(|path| VmDir::new(path).set_access_date(SystemTime::UNIX_EPOCH));
     }
-    prune::reclaim_if_needed(home, remote.image.disk_bytes() + RESERVE, None)?;
+    prunable::reclaim_if_needed(home, remote.image.disk_bytes() + RESERVE, None)?;
     let mut attempt = 0;
     loop {
         match layers(home, name, remote, tmp, attempt) {
             Err(Attempt::Failed(Failure::Url(error))) if attempt + 1 < ATTEMPTS => {
-                console::line(format!(
+                stdout::line(format!(
                     "Error pulling image: \"{}\", attempting to re-try...",
                     error.description()
                 ));
@@ -96,9 +100,9 @@ fn download(home: &Home, name: &RemoteName, remote: &RemoteImage, tmp: &VmDir) -
 }
 
 enum Attempt {
-    /// The registry's fault.
+    /// The registry failed.
     Failed(Failure),
-    /// This machine's fault.
+    /// This machine failed.
     Hopeless(Error),
 }
 
@@ -117,11 +121,11 @@ fn layers(
     attempt: u32,
 ) -> Result<(), Attempt> {
     let hopeless =
-        |error: io::Error| Attempt::Hopeless(Error::other(foundation::creating(&tmp.disk_path(), &error)));
-    console::line(format!("pulling disk ({} compressed)...", compressed(remote.image.compressed_bytes())));
-    outage::strike(name, Stage::Layers, attempt)?;
-    let too_large = remote.image.allocated_bytes().is_some_and(|bytes| space::available(home) < bytes);
-    if faults::names("no-space", "pull") || too_large {
+        |error: io::Error| Attempt::Hopeless(Error::other(file_error::creating(&tmp.disk_path(), &error)));
+    stdout::line(format!("pulling disk ({} compressed)...", compressed(remote.image.compressed_bytes())));
+    outage::apply(name, Stage::Layers, attempt)?;
+    let too_large = remote.image.allocated_bytes().is_some_and(|bytes| disk_space::available(home) < bytes);
+    if faults::is_on_for(Fault::NoSpace, "pull") || too_large {
         return Err(Attempt::Hopeless(no_space(tmp)));
     }
     let total = remote.image.disk_bytes().max(1);
@@ -132,19 +136,19 @@ fn layers(
     let duration = remote.image.pull_duration();
     let step = step(duration);
     while percent < 100 {
-        if !faults::is_on("hurry") {
+        if !faults::is_on(Fault::InstantPull) {
             interrupt::sleep(duration * step / 100).map_err(|_| Failure::Cancelled)?;
         }
-        outage::strike(name, Stage::Layers, attempt)?;
+        outage::apply(name, Stage::Layers, attempt)?;
         percent = (percent + u64::from(step)).min(100);
         tmp.resize_disk(total * percent / 100).map_err(hopeless)?;
         progress.show(percent);
     }
-    console::line("pulling NVRAM...");
+    stdout::line("pulling NVRAM...");
     unpack(remote, tmp).map_err(hopeless)
 }
 
-/// The volume is full. Releases before 2.24 did not expect that.
+/// The volume is full. Releases before 2.24 crash.
 fn no_space(tmp: &VmDir) -> Error {
     if !version::at_least((2, 24, 0)) {
         eprintln!(
@@ -153,10 +157,10 @@ fn no_space(tmp: &VmDir) -> Error {
         );
         process::abort();
     }
-    Error::other(foundation::out_of_space(&tmp.disk_path()))
+    Error::other(file_error::out_of_space(&tmp.disk_path()))
 }
 
-/// Percent between two looks at the clock: small for a slow pull, everything at once for an instant one.
+/// Percent from one progress line to the next: small for a slow pull, 100 for an instant one.
 fn step(duration: Duration) -> u32 {
     match duration.as_millis() {
         0 => 100,
@@ -177,7 +181,7 @@ fn unpack(remote: &RemoteImage, target: &VmDir) -> io::Result<()> {
     }
     let config = match Config::read(&remote.dir.join("config.json")) {
         Ok(config) => config,
-        // The same for everyone who pulls this image.
+        // The same at every pull of this image.
         Err(_) => remote.image.config(&mut Rng::with_seed(seed(&remote.manifest.digest))),
     };
     config.write(&target.config_path()).map_err(|error| io::Error::other(error.description().to_owned()))?;

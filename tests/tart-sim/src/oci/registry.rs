@@ -6,15 +6,17 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tart_sim::fault::Stage;
 
 use super::credentials::Credentials;
 use super::failure::{Failure, UrlError};
 use super::manifest::Manifest;
 use super::name::{Reference, RemoteName};
-use super::outage::{self, Stage};
-use crate::image::Image;
-use crate::vm_dir::VmDir;
-use crate::{copy, home, mac};
+use super::outage;
+use crate::home::image::Image;
+use crate::home::vm_dir::VmDir;
+use crate::home::{self, copy};
+use crate::host;
 
 /// One registry.
 #[derive(Debug)]
@@ -43,12 +45,12 @@ struct Behaviour {
 impl Registry {
     /// The registry at that host.
     pub(crate) fn new(host: &str) -> Self {
-        Self { host: host.into(), dir: mac::dir().join("registry").join(host) }
+        Self { host: host.into(), dir: host::dir().join("registry").join(host) }
     }
 
     /// Asks for an image's manifest.
     pub(crate) fn pull_manifest(&self, name: &RemoteName) -> Result<RemoteImage, Failure> {
-        outage::strike(name, Stage::Manifest, 0)?;
+        outage::apply(name, Stage::Manifest, 0)?;
         self.reach()?;
         let repository = self.dir.join(&name.namespace);
         let known = self.log_in(Credentials::find(&self.host).as_ref())?;
@@ -77,7 +79,7 @@ impl Registry {
         vm: &VmDir,
         labels: &[String],
     ) -> Result<RemoteImage, Failure> {
-        outage::strike(name, Stage::Manifest, 0)?;
+        outage::apply(name, Stage::Manifest, 0)?;
         self.reach()?;
         self.log_in(Credentials::find(&self.host).as_ref())?;
         let repository = self.dir.join(&name.namespace);
@@ -94,7 +96,7 @@ impl Registry {
         if self.dir.is_dir() { Ok(()) } else { Err(Failure::Url(UrlError::HostNotFound)) }
     }
 
-    /// Whether the registry knows who asks; a private one refuses everyone else.
+    /// Whether these credentials are valid. A private registry refuses all others.
     fn log_in(&self, credentials: Option<&Credentials>) -> Result<bool, Failure> {
         let path = self.dir.join("credentials.json");
         match read_json::<Credentials>(&path)? {

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 
 use serde_json::json;
+use tart_sim::Fault;
 
 use crate::mac::Mac;
 
@@ -31,7 +32,7 @@ fn assert_same_guest(mac: &Mac, name: &str) {
 }
 
 #[test]
-fn export_and_import() {
+fn import_restores_what_export_wrote() {
     let mac = with_guest();
     assert_eq!(mac.ok(&["export", "vm"]), "exporting...\n");
     let file = mac.path("user/vm.tvm");
@@ -46,7 +47,7 @@ fn export_and_import() {
 }
 
 #[test]
-fn a_file_that_nobody_named_is_overwritten_only_on_demand() {
+fn export_asks_before_it_overwrites_the_default_file() {
     let mac = with_guest();
     let file = mac.path("user/vm.tvm");
     fs::write(&file, "precious").unwrap();
@@ -65,7 +66,7 @@ fn a_file_that_nobody_named_is_overwritten_only_on_demand() {
 }
 
 #[test]
-fn files_that_are_no_vm() {
+fn import_refuses_a_file_that_is_no_vm() {
     let mac = Mac::new();
     let missing = mac.tart(&["import", "none.tvm", "vm"]);
     assert_eq!(missing.code, Some(1));
@@ -79,7 +80,7 @@ fn files_that_are_no_vm() {
 }
 
 #[test]
-fn push_and_pull() {
+fn pull_restores_what_push_sent() {
     let mac = with_guest();
     mac.ok(&["set", "vm", "--cpu", "9"]);
     let pushed = mac.tart(&[
@@ -105,11 +106,11 @@ fn push_and_pull() {
 }
 
 #[test]
-fn a_push_may_fill_the_cache() {
+fn push_can_fill_the_cache() {
     let mac = Mac::with_image("{}");
     mac.create("vm");
     mac.ok(&["push", "vm", "registry.example/team/new:a", "--populate-cache"]);
-    mac.fault("pull", "offline");
+    mac.switch_on(Fault::Pull, "offline");
     mac.ok(&["clone", "registry.example/team/new:a", "copy"]);
     assert_eq!(mac.config("copy")["os"], json!("linux"));
     mac.tart(&["push", "vm", "registry.example/team/new:b"])
@@ -117,7 +118,7 @@ fn a_push_may_fill_the_cache() {
 }
 
 #[test]
-fn names_that_cannot_be_pushed_to() {
+fn push_refuses_some_names() {
     let mac = Mac::with_image("{}");
     mac.create("vm");
     let digest = format!("registry.example/team/new@sha256:{}", "0".repeat(64));

@@ -1,4 +1,4 @@
-//! What becomes of cached images.
+//! The cache of images: which ones stay.
 
 use std::fs;
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use tart_sim::Fault;
+
 use crate::mac::{Mac, inode};
 
 const IMAGE: &str = "registry.example/team/mac:v1";
@@ -25,7 +27,7 @@ fn a_clone_keeps_the_machine_and_changes_the_mac_address_only_if_it_must() {
 }
 
 #[test]
-fn everyone_who_pulls_an_image_gets_the_same_machine() {
+fn every_pull_of_an_image_gives_the_same_machine() {
     let mac = Mac::with_image("{}");
     mac.ok(&["clone", IMAGE, "vm"]);
     let first = mac.config("vm");
@@ -35,7 +37,7 @@ fn everyone_who_pulls_an_image_gets_the_same_machine() {
 }
 
 #[test]
-fn an_existing_vm_is_replaced_without_a_word_even_while_it_runs() {
+fn clone_silently_replaces_an_existing_vm_even_while_it_runs() {
     let mac = Mac::with_image("{}");
     mac.create("vm");
     let running = mac.hold("vm");
@@ -86,10 +88,10 @@ fn a_clone_of_a_large_disk_takes_no_room() {
 }
 
 #[test]
-fn no_room_for_the_copy() {
+fn clone_fails_on_a_full_disk() {
     let mac = Mac::with_image("{}");
     mac.ok(&["pull", IMAGE]);
-    mac.fault("no-space", "clone");
+    mac.switch_on(Fault::NoSpace, "clone");
     let ended = mac.tart(&["clone", IMAGE, "vm"]);
     let left = mac.tmp();
     let uuid = left[0].file_name().unwrap().to_str().unwrap();
@@ -99,17 +101,17 @@ fn no_room_for_the_copy() {
         &format!("Error: “disk.img” couldn’t be copied to “{uuid}” because there isn’t enough space."),
     );
     assert!(!mac.vm("vm").exists());
-    mac.no_fault("no-space");
+    mac.switch_off(Fault::NoSpace);
     mac.ok(&["list"]);
     assert!(mac.tmp().is_empty());
 }
 
 #[test]
-fn a_cached_image_is_cloned_without_asking_anyone() {
+fn clone_of_a_cached_image_asks_no_registry() {
     let mac = Mac::with_image(r#"{ "cpu": 5 }"#);
     mac.ok(&["pull", IMAGE]);
     mac.publish("team/mac/v1", r#"{ "cpu": 6 }"#);
-    mac.fault("pull", "offline");
+    mac.switch_on(Fault::Pull, "offline");
     assert_eq!(mac.ok(&["clone", IMAGE, "vm"]), "");
     assert_eq!(mac.config("vm")["cpuCount"], 5, "the tag has moved, the cache has not");
     mac.tart(&["pull", IMAGE]).fails(1, "Error: The Internet connection appears to be offline.");
@@ -124,14 +126,14 @@ fn clones_wait_for_the_lock_on_the_home() {
     let mut clone = mac.command(&["clone", "vm", "copy"]).spawn().unwrap();
     let mut has_nothing_but_its_place = || {
         assert_eq!(clone.try_wait().unwrap(), None);
-        // Unlike a clone, a list waits for nobody.
+        // Unlike `clone`, `list` waits for no lock.
         assert_eq!(mac.names(), ["vm"]);
         mac.tmp().iter().all(|made| fs::read_dir(made).unwrap().next().is_none())
     };
     while mac.tmp().is_empty() {
         assert!(has_nothing_but_its_place());
     }
-    // One that did not wait would have ended long before the last of these.
+    // A clone that did not wait would have ended long before the last of these.
     for _ in 0..20 {
         assert!(has_nothing_but_its_place());
     }
@@ -144,7 +146,7 @@ fn clones_wait_for_the_lock_on_the_home() {
 fn a_copy_that_stalls_has_half_of_the_vm_locked_where_it_is_made() {
     let mac = Mac::with_image("{}");
     mac.ok(&["pull", IMAGE]);
-    mac.fault("stall-copy", "");
+    mac.switch_on(Fault::StallCopy, "");
     let mut clone = mac.command(&["clone", IMAGE, "vm"]).spawn().unwrap();
     let half = loop {
         if let Some(half) = mac.tmp().into_iter().find(|path| path.join("nvram.bin").exists()) {
@@ -155,7 +157,7 @@ fn a_copy_that_stalls_has_half_of_the_vm_locked_where_it_is_made() {
     };
     mac.ok(&["list"]);
     assert!(half.exists() && !half.join("disk.img").exists() && !mac.vm("vm").exists());
-    mac.no_fault("stall-copy");
+    mac.switch_off(Fault::StallCopy);
     assert!(clone.wait().unwrap().success());
     assert!(mac.tmp().is_empty() && mac.vm("vm").join("disk.img").exists());
 }

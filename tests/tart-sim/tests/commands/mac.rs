@@ -1,4 +1,4 @@
-//! A simulated Mac of one's own for each test.
+//! A simulated Mac for one test.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
@@ -9,6 +9,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use serde_json::Value;
 use tart_kubelet_tests::sandbox::{MARKER, Sandbox};
+use tart_sim::fault::{Fault, FaultDirectory};
 use tempfile::TempDir;
 
 /// A Mac with a user on it; all gone when dropped.
@@ -47,7 +48,7 @@ impl Ended {
         self.stdout.lines().collect()
     }
 
-    /// Has to have failed with this code and exactly these words.
+    /// Checks that the command failed with this code and exactly these words.
     #[track_caller]
     pub(crate) fn fails(&self, code: i32, stderr: &str) {
         assert_eq!((self.code, self.stderr.trim_end_matches('\n')), (Some(code), stderr), "{self:?}");
@@ -61,7 +62,7 @@ impl Mac {
             fs::create_dir_all(mac.path(dir)).unwrap();
         }
         // What is pruned must not depend on how full the disk is that the tests run on.
-        fs::write(mac.path("host/faults/capacity"), "100000").unwrap();
+        mac.switch_on(Fault::Capacity, "100000");
         mac
     }
 
@@ -92,12 +93,13 @@ impl Mac {
         dir
     }
 
-    pub(crate) fn fault(&self, name: &str, parameter: &str) {
-        fs::write(self.path("host/faults").join(name), parameter).unwrap();
+    pub(crate) fn switch_on(&self, fault: Fault, parameter: &str) {
+        FaultDirectory::of_host(&self.path("host")).switch_on(&fault.into(), parameter).unwrap();
     }
 
-    pub(crate) fn no_fault(&self, name: &str) {
-        fs::remove_file(self.path("host/faults").join(name)).unwrap();
+    pub(crate) fn switch_off(&self, fault: Fault) {
+        let was_on = FaultDirectory::of_host(&self.path("host")).switch_off(&fault.into()).unwrap();
+        assert!(was_on, "{fault} is off");
     }
 
     /// A command that has yet to be started.

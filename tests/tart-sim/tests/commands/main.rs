@@ -5,11 +5,11 @@
 mod archive;
 mod cache;
 mod clone;
-mod disturbance;
-mod local;
+mod faults;
+mod local_vms;
 mod mac;
 mod outage;
-mod private;
+mod private_registries;
 mod prune;
 mod pull;
 mod usage;

@@ -1,6 +1,8 @@
-//! Registries that do not answer as one would like.
+//! Registries that fail.
 
 use std::os::unix::process::ExitStatusExt as _;
+
+use tart_sim::Fault;
 
 use crate::mac::Mac;
 
@@ -8,7 +10,7 @@ const IMAGE: &str = "registry.example/team/mac:v1";
 const DENIED: &str = r#"Error: AuthFailed(why: "received unexpected HTTP status code 403 while retrieving an authentication token", details: "{\"errors\":[{\"code\":\"DENIED\",\"message\":\"requested access to the resource is denied\"}]}\n")"#;
 
 #[test]
-fn every_outage_has_its_words() {
+fn pull_prints_tarts_words_for_every_outage() {
     let mac = Mac::with_image("{}");
     for (fault, stderr) in [
         (
@@ -34,16 +36,16 @@ fn every_outage_has_its_words() {
         ("dns", "Error: A server with the specified hostname could not be found."),
         ("refused", "Error: Could not connect to the server."),
     ] {
-        mac.fault("pull", fault);
+        mac.switch_on(Fault::Pull, fault);
         mac.tart(&["pull", IMAGE]).fails(1, stderr);
         mac.tart(&["clone", IMAGE, "vm"]).fails(1, stderr);
     }
-    mac.fault("pull", "timeout only=registry.example/other");
+    mac.switch_on(Fault::Pull, "timeout only=registry.example/other");
     mac.ok(&["pull", IMAGE]);
 }
 
 #[test]
-fn images_that_are_not_there() {
+fn pull_refuses_a_missing_image() {
     let mac = Mac::with_image("{}");
     let missing = mac.tart(&["pull", "registry.example/team/mac:v9"]);
     assert!(missing.stderr.contains("MANIFEST_UNKNOWN"), "{missing:?}");
@@ -57,14 +59,14 @@ fn images_that_are_not_there() {
 }
 
 #[test]
-fn lost_connections_are_tried_again_while_layers_arrive() {
+fn pull_tries_layers_again_after_a_lost_connection() {
     let mac = Mac::with_image("{}");
     let again = "Error pulling image: \"The network connection was lost.\", attempting to re-try...";
-    mac.fault("pull", "connection-lost at=layers times=2");
+    mac.switch_on(Fault::Pull, "connection-lost at=layers times=2");
     let pulled = mac.tart(&["pull", IMAGE]);
     assert_eq!(pulled.lines().iter().filter(|line| **line == again).count(), 2, "{pulled:?}");
     mac.ok(&["delete", IMAGE]);
-    mac.fault("pull", "connection-lost at=layers");
+    mac.switch_on(Fault::Pull, "connection-lost at=layers");
     let failed = mac.tart(&["pull", IMAGE]);
     failed.fails(1, "Error: The network connection was lost.");
     assert_eq!(failed.stdout.lines().filter(|line| *line == again).count(), 4, "five attempts: {failed:?}");
@@ -72,14 +74,14 @@ fn lost_connections_are_tried_again_while_layers_arrive() {
 }
 
 #[test]
-fn no_room_for_the_image() {
+fn pull_fails_on_a_full_disk() {
     let mac = Mac::with_image("{}");
-    mac.fault("no-space", "pull");
+    mac.switch_on(Fault::NoSpace, "pull");
     mac.tart(&["pull", IMAGE]).fails(
         1,
         "Error: You can’t save the file “disk.img” because the volume “Macintosh HD” is out of space.",
     );
-    mac.fault("version", "2.23.0");
+    mac.switch_on(Fault::Version, "2.23.0");
     let crashed = mac.command(&["pull", IMAGE]).output().unwrap();
     assert_eq!(crashed.status.signal(), Some(6), "SIGABRT");
     assert!(String::from_utf8(crashed.stderr).unwrap().contains("No space left on device"));

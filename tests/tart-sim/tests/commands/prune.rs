@@ -1,7 +1,9 @@
-//! `tart prune`, and pruning that nobody asked for.
+//! `tart prune`, and the pruning that `pull` and `clone` do.
 
 use std::fs;
 use std::time::{Duration, SystemTime};
+
+use tart_sim::Fault;
 
 use crate::mac::Mac;
 
@@ -31,7 +33,7 @@ fn tags(mac: &Mac) -> Vec<String> {
 }
 
 #[test]
-fn by_age() {
+fn prune_removes_by_age() {
     let mac = with_images(&[1, 2, 3]);
     mac.create("vm");
     age(&mac, "vms/vm", 200);
@@ -48,7 +50,7 @@ fn by_age() {
 }
 
 #[test]
-fn by_space() {
+fn prune_removes_by_space() {
     let mac = with_images(&[30, 10, 40]);
     mac.ok(&["prune", "--space-budget", "60"]);
     assert_eq!(tags(&mac), ["v1", "v2"], "the oldest does not fit any more");
@@ -70,7 +72,7 @@ fn a_pull_makes_room_for_itself() {
     let mac = with_images(&[20, 21]);
     mac.publish("mac/new", r#"{ "diskGB": 50, "allocatedGB": 45 }"#);
     let new = "registry.example/mac:new";
-    mac.fault("capacity", "87");
+    mac.switch_on(Fault::Capacity, "87");
     let forbidden = mac.command(&["pull", new]).env("TART_NO_AUTO_PRUNE", "").output().unwrap();
     assert_eq!(forbidden.status.code(), Some(0), "45 GB fit, even though 50 GB would not");
     assert_eq!(tags(&mac), ["new", "v0", "v1"]);
@@ -80,10 +82,10 @@ fn a_pull_makes_room_for_itself() {
 }
 
 #[test]
-fn nothing_is_pruned_if_it_would_not_help() {
+fn a_pull_prunes_nothing_if_that_would_not_be_enough() {
     let mac = with_images(&[20]);
     mac.publish("mac/new", r#"{ "diskGB": 50, "allocatedGB": 45 }"#);
-    mac.fault("capacity", "21");
+    mac.switch_on(Fault::Capacity, "21");
     mac.tart(&["pull", "registry.example/mac:new"]).fails(
         1,
         "Error: You can’t save the file “disk.img” because the volume “Macintosh HD” is out of space.",
@@ -92,9 +94,9 @@ fn nothing_is_pruned_if_it_would_not_help() {
 }
 
 #[test]
-fn a_clone_makes_room_too_but_spares_its_source() {
+fn a_clone_makes_room_and_keeps_its_source() {
     let mac = with_images(&[20, 21]);
-    mac.fault("capacity", "65");
+    mac.switch_on(Fault::Capacity, "65");
     mac.ok(&["clone", "registry.example/mac:v0", "vm", "--prune-limit", "0"]);
     assert_eq!(tags(&mac), ["v0", "v1"]);
     mac.ok(&["clone", "registry.example/mac:v0", "vm", "--prune-limit", "10"]);
@@ -102,11 +104,11 @@ fn a_clone_makes_room_too_but_spares_its_source() {
 }
 
 #[test]
-fn what_a_moved_tag_meant_goes_first() {
+fn the_image_that_a_moved_tag_left_is_pruned_first() {
     let mac = with_images(&[20, 21]);
     age(&mac, "cache/OCIs/registry.example/mac/v1", 1);
     mac.publish("mac/v1", r#"{ "diskGB": 50, "allocatedGB": 45 }"#);
-    mac.fault("capacity", "75");
+    mac.switch_on(Fault::Capacity, "75");
     mac.ok(&["pull", "registry.example/mac:v1"]);
     assert_eq!(tags(&mac), ["v0", "v1"], "not v0, although it is older");
 }

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tart_sim::Fault;
 
 use crate::mac::Mac;
 
@@ -53,7 +54,7 @@ fn percent(line: &str) -> Option<u32> {
 }
 
 #[test]
-fn a_pull_says_what_it_does() {
+fn pull_prints_its_steps() {
     let mac = Mac::with_image(r#"{ "compressedGB": 18.1 }"#);
     assert_eq!(
         mac.tart(&["pull", IMAGE]).lines(),
@@ -74,7 +75,7 @@ fn a_pull_says_what_it_does() {
 }
 
 #[test]
-fn progress_is_written_over_unless_in_ci() {
+fn pull_overwrites_its_progress_line_unless_in_ci() {
     let mac = Mac::with_image("{}");
     let output = mac.command(&["pull", IMAGE]).env_remove("CI").output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().contains("0%\n\u{1b}[1A\r\u{1b}[2K100%\n"));
@@ -112,13 +113,13 @@ fn a_port_is_escaped_on_disk_and_nowhere_else() {
 fn pulls_from_one_registry_wait_for_each_other() {
     let mac = Mac::with_image("{}");
     mac.publish("team/other/v1", r#"{ "cpu": 8 }"#);
-    mac.fault("pull", &format!("stall at=layers only={IMAGE}"));
+    mac.switch_on(Fault::Pull, &format!("stall at=layers only={IMAGE}"));
     let mut first = Watched::start(&mut mac.command(&["pull", IMAGE]));
     first.until(|line| line.starts_with("pulling disk"));
     let mut second = Watched::start(&mut mac.command(&["pull", "registry.example/team/other:v1"]));
     second.until(|line| line == "waiting for lock...");
     assert!(mac.names().is_empty());
-    mac.no_fault("pull");
+    mac.switch_off(Fault::Pull);
     assert_eq!(first.end(), (Some(0), String::new()));
     assert_eq!(second.end(), (Some(0), String::new()));
     assert_eq!(mac.names().len(), 4);

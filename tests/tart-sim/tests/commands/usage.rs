@@ -1,9 +1,11 @@
 //! Command lines that are refused, and the ones that only print.
 
+use tart_sim::Fault;
+
 use crate::mac::Mac;
 
 #[test]
-fn refused_command_lines() {
+fn tart_refuses_unknown_command_lines() {
     let mac = Mac::new();
     for (args, message, usage) in [
         (&["frobnicate"][..], "Unexpected argument 'frobnicate'", "tart"),
@@ -77,7 +79,7 @@ fn refused_command_lines() {
 }
 
 #[test]
-fn a_command_without_a_word_gets_the_whole_help() {
+fn a_command_without_arguments_prints_its_help() {
     let ended = Mac::new().tart(&["get"]);
     assert_eq!(ended.code, Some(64));
     assert!(ended.stderr.starts_with("Error: Missing expected argument '<name>'\n\nOVERVIEW: "), "{ended:?}");
@@ -85,7 +87,7 @@ fn a_command_without_a_word_gets_the_whole_help() {
 }
 
 #[test]
-fn help_and_version_are_no_errors() {
+fn help_and_version_succeed() {
     let mac = Mac::new();
     for args in [&["--help"][..], &["-h"], &["help"], &[]] {
         let help = mac.ok(args);
@@ -104,21 +106,21 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
-fn the_version_decides_what_there_is() {
+fn the_simulated_release_decides_which_flags_exist() {
     let mac = Mac::with_image("{}");
     mac.ok(&["clone", "registry.example/team/mac:v1", "vm"]);
     let row = || mac.tart(&["list", "--source=local", "--format=json"]).json()[0].clone();
-    mac.fault("version", "2.30.0\n");
+    mac.switch_on(Fault::Version, "2.30.0\n");
     assert_eq!(mac.ok(&["--version"]), "2.30.0\n");
     assert!(row()["SizeOnDisk"].is_u64() && row()["Accessed"].is_null(), "{}", row());
     assert!(mac.ok(&["list"]).starts_with("Source Name"));
-    mac.fault("version", "2.31.0");
+    mac.switch_on(Fault::Version, "2.31.0");
     assert!(row()["SizeOnDisk"].is_null() && row()["Accessed"].is_string(), "{}", row());
-    mac.fault("version", "2.27.0");
+    mac.switch_on(Fault::Version, "2.27.0");
     assert!(mac.tart(&["get", "vm", "--format=json"]).json()["DiskFormat"].is_null());
     assert_eq!(mac.tart(&["clone", "a", "b", "--prune-limit=1"]).code, Some(64));
     let resolver = mac.tart(&["ip", "vm", "--resolver=agent"]);
     assert!(resolver.stderr.contains("Please provide one of 'dhcp' or 'arp'."), "{resolver:?}");
-    mac.fault("version", "2.26.0");
+    mac.switch_on(Fault::Version, "2.26.0");
     assert_eq!(mac.tart(&["exec", "vm", "true"]).code, Some(64));
 }

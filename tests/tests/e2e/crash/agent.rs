@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{Mortal, boots, container, dies_at, end_of, forget, last_end_of};
@@ -232,10 +233,10 @@ async fn there_is_no_room_for_a_vm() -> Result<()> {
     scene.create(&scene.pod("first", &command, &json!({}))).await?;
     scene.phase("first", "Succeeded").await?;
     agent.kill9()?;
-    scene.mac.set_fault("no-space", "clone")?;
+    scene.mac.set_fault(Fault::NoSpace, "clone")?;
     scene.create(&scene.pod("second", &command, &json!({}))).await?;
     Mortal::start(&scene, &["agent.make-room.before"])?.die().await?;
-    scene.mac.clear_fault("no-space")?;
+    scene.mac.clear_fault(Fault::NoSpace)?;
     // Its shim waits for an agent to come back.
     let _agent = dies_at(&scene, &["agent.make-room.after"]).await?;
     let pod = scene.phase("second", "Succeeded").await?;

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{Mortal, boots, container, dies_at, end_of, forget, init_end_of};
@@ -212,7 +213,9 @@ async fn a_guest_that_lies_or_stalls_holds_nothing_up() -> Result<()> {
         forget(&scene, name).await?;
     }
     // Nobody answers at all.
-    for (name, fault) in [("stalls", "agent-stall"), ("garbles", "agent-garbage"), ("away", "agent-down")] {
+    for (name, fault) in
+        [("stalls", Fault::AgentStall), ("garbles", Fault::AgentGarbage), ("away", Fault::AgentDown)]
+    {
         scene.create(&scene.pod(name, &json!({"command": ["/bin/sleep", "1000"]}), &json!({}))).await?;
         scene.phase(name, "Running").await?;
         scene.mac.set_fault(fault, "")?;

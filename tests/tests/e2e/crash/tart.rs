@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::process::Process;
 use tart_kubelet_tests::wait;
 
@@ -17,7 +18,7 @@ async fn prepared(name: &str) -> Result<(Scene, tart_kubelet_tests::agent::Runni
     scene.create(&scene.pod("first", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
     scene.phase("first", "Succeeded").await?;
     forget(&scene, "first").await?;
-    scene.mac.set_fault("calls", "")?;
+    scene.mac.set_fault(Fault::Calls, "")?;
     Ok((scene, agent))
 }
 
@@ -38,7 +39,7 @@ async fn a_clone_that_hangs_is_killed_and_the_container_starts_again() -> Result
     scene.create(&scene.pod("bystander", &json!({}), &json!({}))).await?;
     let bystander = Scene::vm_of(&scene.phase("bystander", "Running").await?)?;
     std::fs::remove_file(scene.mac.host().join("calls"))?;
-    scene.mac.set_fault("hang", "clone")?;
+    scene.mac.set_fault(Fault::Hang, "clone")?;
     let spec = json!({"restartPolicy": "Always"});
     scene.create(&scene.pod("hung", &json!({"command": ["/bin/sleep", "1000"]}), &spec)).await?;
     called(&scene, "clone").await?;
@@ -56,7 +57,7 @@ async fn a_clone_that_hangs_is_killed_and_the_container_starts_again() -> Result
         "agent.record-loss.after",
     ];
     let _agent = dies_at(&scene, &points).await?;
-    scene.mac.clear_fault("hang")?;
+    scene.mac.clear_fault(Fault::Hang)?;
     let pod = wait::until(&scene.pods, "hung", "started again", DEADLINE, |pod| {
         container(pod).is_ok_and(|status| status.restart_count == 1 && status.ready)
     })
@@ -90,7 +91,7 @@ async fn a_set_that_hangs_does_not_keep_a_deleted_pod() -> Result<()> {
             std::io::ErrorKind::NotFound => Ok(()),
             _ => Err(error),
         })?;
-        scene.mac.set_fault("hang", "set")?;
+        scene.mac.set_fault(Fault::Hang, "set")?;
         scene.create(&scene.pod(name, &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
         called(&scene, "set").await?;
         scene.kill_shims()?;
@@ -101,7 +102,7 @@ async fn a_set_that_hangs_does_not_keep_a_deleted_pod() -> Result<()> {
         }
         // The fault is still on: nothing but a kill ends that `tart`.
         forget(&scene, name).await?;
-        scene.mac.clear_fault("hang")?;
+        scene.mac.clear_fault(Fault::Hang)?;
     }
     Ok(())
 }
@@ -109,7 +110,7 @@ async fn a_set_that_hangs_does_not_keep_a_deleted_pod() -> Result<()> {
 #[tokio::test]
 async fn what_a_tart_has_left_running_keeps_no_pod_from_its_end() -> Result<()> {
     let (scene, _agent) = prepared("left-running").await?;
-    scene.mac.set_fault("hold-pipe", "set")?;
+    scene.mac.set_fault(Fault::HoldPipe, "set")?;
     let script = json!({"command": ["/bin/sh", "-c", "exit 7"]});
     scene.create(&scene.pod("left", &script, &json!({}))).await?;
     let pod = scene.phase("left", "Failed").await?;

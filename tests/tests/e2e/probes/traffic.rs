@@ -6,6 +6,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::ListParams;
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{container, http, quick, scene};
@@ -16,7 +17,7 @@ async fn a_service_leads_to_a_pod_only_while_its_readiness_probe_passes() -> Res
     let scene = Scene::new("service").await?;
     // No `EndpointSlice` takes the loopback addresses that simulated guests have otherwise. Nobody can reach these, so it is a
     // command that probes.
-    scene.mac.set_fault("subnet", "192.168.64")?;
+    scene.mac.set_fault(Fault::Subnet, "192.168.64")?;
     let agent = scene.agent.start()?;
     scene.node_ready(&agent).await?;
     let service = json!({

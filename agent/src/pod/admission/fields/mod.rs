@@ -1,5 +1,5 @@
-//! Every field of a Pod that this version of the API has, and what becomes of it. Nothing of that is ignored without being listed in the
-//! table. What only a later API server knows is not seen here, nor by a kubelet of this version.
+//! Every field of a Pod in this version of the API, and what the agent does with it. The agent ignores no field that the table does not
+//! list as ignored. Fields of a later API version are not seen, as in a kubelet of this version.
 
 mod table;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use table::FIELDS;
 use table::Handling::{self, Elsewhere, Honoured, Like, Moot, Only, Parts, Refused};
 
-/// The first field that is in the way, with the reason.
+/// The first field that the table refuses, with the reason.
 pub(super) fn first_refused(spec: &Value) -> Option<(String, String)> {
     examine("spec", "spec", spec)
 }
@@ -34,7 +34,7 @@ fn examine(pattern: &str, path: &str, value: &Value) -> Option<(String, String)>
     }
 }
 
-/// What becomes of a field. What is like another has its parts, but for those with rows of their own.
+/// How a field is handled. A field that is like another one has that one's parts, except for rows of its own.
 fn handling(pattern: &str) -> Option<Handling> {
     let find = |path: &str| FIELDS.iter().find(|(field, _)| *field == path).map(|(_, handling)| *handling);
     let as_another = |(field, handling): &(&str, Handling)| match handling {
@@ -60,7 +60,7 @@ fn parts(pattern: &str, path: &str, value: &Value) -> Option<(String, String)> {
     }
 }
 
-/// Whether a value asks for nothing.
+/// Whether a value is empty, and so asks for nothing.
 fn is_unset(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -71,16 +71,19 @@ fn is_unset(value: &Value) -> bool {
     }
 }
 
-/// The table for people: what `docs/pods.md` holds.
+/// The table as `docs/pods.md` has it.
+#[cfg_attr(not(test), expect(dead_code, reason = "`make docs` writes docs/pods.md with it"))]
 pub(crate) fn document() -> String {
     let mut text = String::from(
         "# Pods, field by field\n\n\
-         A Pod is a VM. This is what becomes of each field of its spec; the table is made from the one that the agent \
-         decides by\n(`make docs`). A Pod that sets a refused field gets phase Failed at once, with reason `UnsupportedPod` \
-         (for `spec.os`,\n`PodOSNotSupported`), and an Event that names the field. Fields that are newer than the agent's Kubernetes, 1.36, are not \
-         seen, as with\na kubelet. What a VM without a command finds in its guest is in [boot.md](boot.md).\n\n\
-         One thing is not as with a kubelet, on purpose: a VM that cannot be made or booted on this host fails a Pod with \
-         `restartPolicy: Never`,\nso that its Job can try elsewhere. A kubelet would have the Pod wait on the same node.\n\n| field | | |\n|---|---|---|\n",
+         The agent runs each Pod as one VM. This table says what it does with each field of the Pod's spec. `make docs` writes it \
+         from\nthe table that the agent decides by.\n\n\
+         - A Pod that sets a refused field fails at once. Its reason is `UnsupportedPod` (for `spec.os`, `PodOSNotSupported`), and an \
+         Event\n  names the field.\n\
+         - The agent does not see fields that are newer than Kubernetes 1.36, as a kubelet of that version.\n\
+         - [boot.md](boot.md) says what a VM without a command finds in its guest.\n\
+         - One thing differs from a kubelet on purpose. A VM that cannot be created or booted on this host fails a Pod with\n  \
+         `restartPolicy: Never`, so that its Job can try another Node. A kubelet would let the Pod wait.\n\n| field | | |\n|---|---|---|\n",
     );
     for (path, handling) in FIELDS {
         let (verdict, why) = match handling {
@@ -112,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_field_in_the_way_is_named() {
+    fn the_first_refused_field_is_named() {
         let refused = |spec: Value| first_refused(&spec).map(|(path, _)| path);
         assert_eq!(
             refused(json!({"restartPolicy": "Never", "containers": [{"name": "a", "stdin": false}]})),

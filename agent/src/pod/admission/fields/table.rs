@@ -227,7 +227,7 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.containers[].securityContext", Parts),
     (
         "spec.containers[].securityContext.allowPrivilegeEscalation",
-        Moot("whoever becomes root in the guest is root of that VM only"),
+        Moot("root in the guest is root of that VM only"),
     ),
     ("spec.containers[].securityContext.appArmorProfile", Refused("macOS has no AppArmor")),
     ("spec.containers[].securityContext.capabilities", Parts),
@@ -519,7 +519,7 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.volumes[].emptyDir.medium",
         Only(
             &["Memory"],
-            "a tmpfs in the guest, out of the VM's memory, where `restartPolicy` is `Never`, the container has a command, and nobody mounts it \
+            "a tmpfs in the guest, out of the VM's memory, where `restartPolicy` is `Never`, the container has a command, and no container mounts it \
              read-only. Elsewhere it is on the host's disk, as if it had no medium: a container that restarts has a new VM, and finds it again; \
              it is erased with the Pod",
         ),

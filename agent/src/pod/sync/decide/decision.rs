@@ -1,4 +1,4 @@
-//! What can be done with a Pod, one thing at a time.
+//! The steps that a worker takes for a Pod.
 
 use std::time::Duration;
 
@@ -10,50 +10,50 @@ use crate::state::StopCause;
 /// The next step for a Pod: one effect, safe to repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Write the Pod down.
+    /// Record the Pod in the state directory.
     Accept,
-    /// Have the image ready and plan a VM.
+    /// Pull the image, gather the inputs, write the plan of a VM.
     Plan {
-        /// Which one.
+        /// The restart count of the VM.
         restart: Restart,
-        /// How often the container has failed in a row before it.
+        /// The container's failures in a row before it.
         crashes: u32,
     },
-    /// Write down that a VM has run, and is lost, of which only the API still knows.
+    /// Record the loss of a VM that the API shows as started and the state directory lacks, e.g. after a reinstall.
     Recall(Restart),
     /// Start the shim of a planned VM.
     Launch(Restart),
-    /// Make room on the disk for a shim that has found none.
+    /// Free disk space for a shim that ran out of it.
     MakeRoom(Restart),
-    /// Look up what a container runs whose turn has come.
+    /// Send the command of a container whose environment was left open until its turn.
     Deliver(Restart),
     /// Ask a shim to stop its VM within this time.
     AskToStop(Restart, Duration),
-    /// Ask a shim to stop its VM, for the container to start again in another one.
+    /// Ask a shim to stop its VM, so that the container starts again in another one.
     StopFor(Restart, StopCause),
-    /// Kill a shim that does not do what it was asked for, or does not go.
+    /// Kill a shim that does not stop its VM, or does not exit.
     KillShim(Restart),
-    /// Ask the guest of a VM that has lost its shim how its container has ended, in case it has.
+    /// Ask the guest of a VM that has lost its shim whether and how its container has ended.
     AskGuest(Restart),
     /// Stop a VM that has lost its shim.
     StopOrphan(Restart),
-    /// Kill whatever the shim of a VM has left running.
+    /// Kill the processes that a dead shim has left running.
     KillLeftovers(Restart),
-    /// Write down that a VM ended in a way that nobody saw.
+    /// Record that a VM ended in an unknown way.
     RecordLoss(Restart),
     /// Delete a VM.
     Clean(Restart),
-    /// Write down that the Pod is evicted.
+    /// Record that the Pod is evicted.
     Evict,
     /// Remove the Pod's volumes, with the secrets in them.
     Wipe,
-    /// Forget a VM that is older than the one before the current one.
+    /// Remove the records of a VM that is older than the previous one.
     Drop(Restart),
     /// Delete the Pod from the API.
     DeletePod,
-    /// Forget the Pod.
+    /// Remove the Pod's state directory.
     Forget,
-    /// Nothing to do until something changes, or until this time.
+    /// Wait until something changes, or until this time.
     Wait(Option<Timestamp>),
 }
 

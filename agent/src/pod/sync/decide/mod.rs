@@ -1,4 +1,4 @@
-//! What to do next with a Pod: one decision from what the API wants and what the state directory says.
+//! The next step for a Pod: one decision from what the API wants and what the state directory holds.
 
 mod decision;
 #[cfg(test)]
@@ -17,65 +17,65 @@ use crate::probe::state::ContainerHealth;
 use crate::state::RestartPolicy;
 use crate::state::{Ending, Holder, Outcome, StopCause, StopRequest, VmRunView};
 
-/// How long after its deadline a shim may still be at work: killing a VM that hangs takes its time.
+/// How long after its deadline a shim may still be stopping its VM: to kill a VM that hangs takes time.
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);
-/// How often a VM that has lost its shim is told to stop before all that the shim has left is killed: a `tart` that hangs is no VM.
+/// How often the agent stops a VM that has lost its shim before it kills the shim's processes: a `tart` that hangs does not stop.
 const ORPHAN_STOPS: u32 = 3;
-/// How often the VM of a shim that has written its outcome is to be deleted before the shim is killed: it should have gone at once.
+/// How often the agent tries to delete a VM before it kills the shim: a shim that has written its outcome should exit at once.
 const VAIN_CLEANS: u32 = 5;
-/// How long the guest of a Pod that is evicted may take to shut down, as for the kubelet.
+/// How long the guest of an evicted Pod may take to shut down, as in the kubelet.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
 /// What the API wants of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Desired {
-    /// It is to run.
+    /// Run.
     Run(RestartPolicy),
-    /// It is being deleted, with this grace period.
+    /// Stop: the Pod is being deleted with this grace period.
     Stop(Duration),
-    /// Its phase is final; nothing of it may run any more. The grace period is for what still does.
+    /// The phase is final: nothing may run any more. The grace period is for a VM that still does.
     Finished(Duration),
-    /// The API no longer knows it.
+    /// The API no longer has the Pod.
     Gone,
 }
 
-/// All that a decision rests on.
+/// Everything that a decision depends on.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact that is seen on its own")]
 pub(crate) struct Observation {
-    /// What the API wants.
+    /// The desired state.
     pub(crate) wanted: Desired,
-    /// Whether the Pod is one that this agent cannot run.
+    /// Whether the agent has refused the Pod.
     pub(crate) refused: bool,
-    /// Whether the Pod has been written down.
+    /// Whether the state directory has the Pod's record.
     pub(crate) accepted: bool,
     /// The image that the Pod names.
     pub(crate) image: Option<String>,
-    /// The VMs that were made for it, oldest first.
+    /// The Pod's VM runs, oldest first.
     pub(crate) attempts: Vec<VmRunView>,
-    /// The last VM that the API shows as started, whether or not anything is known of it here.
+    /// The last VM that the API shows as started. The state directory may lack it.
     pub(crate) started: Option<Restart>,
-    /// What probes say of the current VM's container; absent when nothing probes it.
+    /// What probes say of the current container; absent without probes.
     pub(crate) health: Option<ContainerHealth>,
-    /// When it may be tried again to plan a VM, or to start a container in it, after something was missing.
+    /// When the agent may plan a VM or send a late command again, after an image or input was missing.
     pub(crate) retry_at: Option<Timestamp>,
-    /// Whether a volume of the Pod, or all that it takes of the disk, is larger than it may be.
+    /// Whether a volume, or the Pod's whole disk usage, exceeds its limit.
     pub(crate) too_large: bool,
-    /// Why the Pod is evicted, when it is.
+    /// Why the Pod is evicted, if it is.
     pub(crate) evicted: Option<String>,
-    /// Whether there is anything of its volumes on the disk.
+    /// Whether any of its volumes is on the disk.
     pub(crate) has_volumes: bool,
-    /// Whether it was tried in vain to remove them.
+    /// Whether the last attempt to remove them failed.
     pub(crate) vain_wipe: bool,
-    /// When the Pod has been active for long enough, whatever it does.
+    /// The Pod's active deadline.
     pub(crate) deadline: Option<Deadline>,
-    /// The VM without a shim whose guest was asked, whether or not that could be written down.
+    /// The VM without a shim whose guest the agent has asked, even if that could not be recorded.
     pub(crate) asked: Option<Restart>,
-    /// How often in a row a VM without a shim was told to stop, and something of it is still there.
+    /// Vain stops in a row of a VM without a shim.
     pub(crate) vain_stops: u32,
-    /// How often in a row a VM could not be deleted because its shim has not gone.
+    /// Vain deletions in a row of a VM whose shim has not exited.
     pub(crate) vain_cleans: u32,
-    /// Whether the API server has taken a final phase for this Pod.
+    /// Whether the API server has accepted a final phase for this Pod.
     pub(crate) final_status_published: bool,
     /// The time of the observation.
     pub(crate) now: Timestamp,
@@ -84,14 +84,14 @@ pub(crate) struct Observation {
 /// The end of `activeDeadlineSeconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Deadline {
-    /// When it is.
+    /// The time.
     pub(crate) at: Timestamp,
-    /// How long the guest may take to shut down then.
+    /// How long the guest may then take to shut down.
     pub(crate) grace: Duration,
 }
 
 impl Observation {
-    /// The deadline that a Pod which is to run has missed. One that was over in time has not, whenever that can be told.
+    /// The active deadline, if the Pod has missed it. A Pod that was over in time has not, whenever the API server learns of it.
     pub(crate) fn missed_deadline(&self) -> Option<Deadline> {
         let in_time = |at| self.last_end().is_some_and(|(_, end)| end.finished_at < at);
         self.deadline.filter(|deadline| {
@@ -99,12 +99,12 @@ impl Observation {
         })
     }
 
-    /// Why the Pod is evicted, unless its container had ended by itself before anything was done about it.
+    /// Why the Pod is evicted, unless its container ended by itself before the agent stopped it.
     pub(crate) fn eviction(&self) -> Option<&str> {
         self.evicted.as_deref().filter(|_| !self.has_ended_by_itself())
     }
 
-    /// Whether the Pod's container has ended, and nothing follows.
+    /// Whether the container has ended and does not restart.
     pub(crate) fn is_over(&self) -> bool {
         self.last_end().is_some()
     }
@@ -115,7 +115,7 @@ impl Observation {
         })
     }
 
-    /// The end of the Pod's container that nothing follows.
+    /// The end of a container that does not restart.
     fn last_end(&self) -> Option<(&VmRunView, &Outcome)> {
         let attempt = self.attempts.last()?;
         let end = attempt.outcome.as_ref().or(attempt.result.as_ref())?;
@@ -124,13 +124,13 @@ impl Observation {
         is_last.then_some((attempt, end))
     }
 
-    /// The VM of which only the API still knows.
+    /// A VM in `containerStatuses` that the state directory lacks, e.g. after a reinstall.
     pub(crate) fn forgotten(&self) -> Option<Restart> {
         let is_wanted = matches!(self.wanted, Desired::Run(_) | Desired::Stop(_));
         self.started.filter(|_| self.attempts.is_empty() && is_wanted)
     }
 
-    /// Whether macOS may count a VM of the Pod: one that was taken up and is not known to be over.
+    /// Whether macOS may count a VM of the Pod: a shim has begun it, and it is not known to be over.
     pub(crate) fn has_vm(&self) -> bool {
         let counts = |attempt: &VmRunView| match attempt.holder {
             Holder::Tart => true,
@@ -146,19 +146,19 @@ impl Observation {
         planned.zip(self.image.as_ref()).is_some_and(|(planned, named)| planned != named)
     }
 
-    /// What follows the end of a VM's container.
+    /// What follows the end of a container.
     pub(crate) fn verdict(&self, attempt: &VmRunView, outcome: &Outcome) -> RestartDecision {
         let stop = attempt.heeded_stop();
         let Desired::Run(policy) = self.wanted else {
-            // Whatever the policy says, a Pod that is to go does not start again.
+            // A Pod that is to stop does not restart under any policy.
             return verdict(RestartPolicy::Never, 0, stop, outcome);
         };
         match stop.and_then(|stop| stop.cause) {
-            // As for the kubelet: it was stopped for the sake of another image, and has to start with that, whatever the policy says.
+            // As in the kubelet: a container that was stopped for another image restarts with it under every policy.
             Some(StopCause::Changed) => {
                 RestartDecision::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
             }
-            // How often it has failed with another image says nothing of this one.
+            // Failures with another image do not count.
             _ if self.is_outdated(attempt) => verdict(policy, 0, stop, outcome),
             _ => verdict(policy, attempt.crashes(), stop, outcome),
         }
@@ -173,7 +173,7 @@ impl Observation {
 /// The next step for a Pod.
 pub(crate) fn decide(seen: &Observation) -> Decision {
     match (step(seen), seen.deadline) {
-        // A deadline is something to wake up for.
+        // The worker wakes up at the deadline.
         (Decision::Wait(until), Some(Deadline { at, .. })) if at > seen.now => {
             Decision::Wait(Some(until.map_or(at, |until| until.min(at))))
         }
@@ -182,7 +182,7 @@ pub(crate) fn decide(seen: &Observation) -> Decision {
 }
 
 fn step(seen: &Observation) -> Decision {
-    // Whatever is to become of the Pod, this VM may still run.
+    // This VM may still run, whatever is desired.
     if let Some(restart) = seen.forgotten() {
         let is_new = matches!(seen.wanted, Desired::Run(_)) && !seen.accepted && !seen.refused;
         return if is_new { Decision::Accept } else { Decision::Recall(restart) };
@@ -201,7 +201,7 @@ fn step(seen: &Observation) -> Decision {
     match seen.wanted {
         Desired::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
         Desired::Run(_) if !seen.accepted => Decision::Accept,
-        // Nothing starts it again, whenever the API server hears of that.
+        // The container does not restart, even if the API server does not know yet.
         Desired::Run(_) if seen.is_over() && seen.is_idle() => {
             put_away(seen, Duration::ZERO).unwrap_or(Decision::Wait(None))
         }
@@ -220,7 +220,7 @@ fn run(seen: &Observation) -> Decision {
     let Some((current, older)) = seen.attempts.split_last() else {
         return plan(seen, Restart(0), 0);
     };
-    // The one before the current VM stays known: it is the container's last state, and its log can be asked for.
+    // The records of the previous VM stay: they are the container's `lastState`, and its log can be read.
     let (previous, forgotten) = older.split_last().map_or((None, older), |(last, rest)| (Some(last), rest));
     if let Some(step) = forgotten.iter().chain(previous).find_map(|old| end(seen, old, Duration::ZERO)) {
         return step;
@@ -248,16 +248,15 @@ fn run(seen: &Observation) -> Decision {
     }
 }
 
-/// The next step for a VM whose shim is at work: none, unless it needs something, or its container has failed a probe or is to have
-/// another image.
+/// The next step for a VM with a live shim: none, unless the shim asks for something, a probe has failed, or the Pod names another image.
 fn attend(seen: &Observation, current: &VmRunView) -> Decision {
     if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
         return await_shim(current.restart, stop, seen.now);
     }
-    // One that cannot be read now would not start again.
+    // A Pod that is refused now would not restart.
     let changed = (seen.is_outdated(current) && !seen.refused).then_some(StopCause::Changed);
     match changed.or_else(|| seen.health?.failed) {
-        // A container that has ended by itself meanwhile is beyond all that.
+        // The container has ended by itself meanwhile.
         Some(cause) if current.result.is_none() => Decision::StopFor(current.restart, cause),
         _ if current.wants_room => Decision::MakeRoom(current.restart),
         _ if current.due.is_none() => Decision::Wait(None),
@@ -270,22 +269,22 @@ fn attend(seen: &Observation, current: &VmRunView) -> Decision {
 
 fn plan(seen: &Observation, restart: Restart, crashes: u32) -> Decision {
     match seen.retry_at {
-        // It was let in, and cannot be read now: its status says so.
+        // An admitted Pod that cannot be read now: its status says so.
         _ if seen.refused => Decision::Wait(None),
         Some(at) if at > seen.now => Decision::Wait(Some(at)),
         _ => Decision::Plan { restart, crashes },
     }
 }
 
-/// The next step towards a Pod of which nothing runs and nothing may be secret; `None` when nothing does and is. Volumes go as soon as
-/// nothing runs: a VM may take long to delete. When they cannot, that holds up no VM either.
+/// The next step until nothing of a Pod runs and its volumes, which may hold secrets, are gone; `None` when that is so. Volumes go as soon
+/// as nothing runs, because the deletion of a VM may take long. Volumes that cannot be removed delay no VM.
 fn put_away(seen: &Observation, grace: Duration) -> Option<Decision> {
     let wipe = (seen.has_volumes && seen.is_idle()).then_some(Decision::Wipe);
     let tear_down = tear_down(seen, grace);
     if seen.vain_wipe { tear_down.or(wipe) } else { wipe.or(tear_down) }
 }
 
-/// How often the container has failed in a row before a VM whose plan was begun and never written.
+/// The failures in a row before a VM whose plan was never written.
 fn crashes_before(seen: &Observation, previous: Option<&VmRunView>) -> u32 {
     let ended = previous.and_then(|view| Some((view, view.outcome.as_ref()?)));
     match ended.map(|(view, outcome)| seen.verdict(view, outcome)) {
@@ -294,17 +293,17 @@ fn crashes_before(seen: &Observation, previous: Option<&VmRunView>) -> u32 {
     }
 }
 
-/// The next step towards a Pod of which nothing runs; `None` when nothing does.
+/// The next step until nothing of a Pod runs; `None` when nothing does.
 fn tear_down(seen: &Observation, grace: Duration) -> Option<Decision> {
     seen.attempts.iter().find_map(|attempt| end(seen, attempt, grace))
 }
 
-/// The next step towards a VM that is gone; `None` when it is.
+/// The next step until a VM is gone; `None` when it is.
 fn end(seen: &Observation, attempt: &VmRunView, grace: Duration) -> Option<Decision> {
     let (restart, now) = (attempt.restart, seen.now);
     match (attempt.holder, &attempt.outcome) {
         (Holder::Shim, None) => {
-            // A grace period that was shortened counts from now; one that was not is already being served.
+            // A shortened grace period counts from now. An unchanged one is already running.
             let Some(stop) = attempt.stop.filter(|stop| stop.deadline <= later(now, grace)) else {
                 return Some(Decision::AskToStop(restart, grace));
             };
@@ -317,7 +316,7 @@ fn end(seen: &Observation, attempt: &VmRunView, grace: Duration) -> Option<Decis
     }
 }
 
-/// The next step for a VM that is over. Whoever has written an outcome is on its way out, unless something keeps it.
+/// The next step for a VM that is over. A shim that has written its outcome should exit.
 fn clean(seen: &Observation, attempt: &VmRunView) -> Decision {
     let is_stuck = attempt.holder == Holder::Shim && seen.vain_cleans >= VAIN_CLEANS;
     if is_stuck { Decision::KillShim(attempt.restart) } else { Decision::Clean(attempt.restart) }
@@ -327,7 +326,7 @@ fn clean(seen: &Observation, attempt: &VmRunView) -> Decision {
 fn stop_orphan(seen: &Observation, attempt: &VmRunView) -> Decision {
     let restart = attempt.restart;
     let is_asked = attempt.asked || seen.asked == Some(restart);
-    // Of a Pod that is gone nobody wants to know.
+    // The API no longer has the Pod, so its exit code is of no use.
     if attempt.outcome.is_none() && !is_asked && seen.wanted != Desired::Gone {
         Decision::AskGuest(restart)
     } else if seen.vain_stops < ORPHAN_STOPS {

@@ -7,7 +7,7 @@ use crate::state::{Due, Ending, Outcome, Progress, ShimSpec, Stage, StopRequest}
 const GRACE: Duration = Duration::from_secs(30);
 
 impl Observation {
-    /// A Pod that was taken, and of which there is nothing else to say, for tests.
+    /// An accepted Pod without a VM.
     pub(crate) fn example(wanted: Desired, attempts: Vec<VmRunView>, now: Timestamp) -> Self {
         Self {
             wanted,
@@ -81,7 +81,7 @@ fn ended(restart: u32, code: i32) -> VmRunView {
     VmRunView { holder: Holder::Nobody, outcome: Some(outcome), ..live(restart) }
 }
 
-/// One whose container has ended, and whose VM has not.
+/// A VM that runs on after its container has ended.
 fn with_result(code: i32, view: VmRunView) -> VmRunView {
     VmRunView { result: ended(view.restart.0, code).outcome, ..view }
 }
@@ -95,7 +95,7 @@ fn crashed(view: VmRunView) -> VmRunView {
     VmRunView { spec: view.spec.map(|spec| ShimSpec { crashes: 1, ..spec }), ..view }
 }
 
-/// A VM whose container had run for long enough to be forgiven its failures.
+/// A VM whose container had run long enough for a fresh back-off.
 fn well(view: VmRunView) -> VmRunView {
     let outcome = view.outcome.map(|outcome| Outcome { started_at: Some(at(-1000)), ..outcome });
     VmRunView { outcome, ..view }
@@ -114,10 +114,10 @@ fn a_pod_to_run() {
     let table = [
         (seen(RUN, vec![]), plan(0, 0)),
         (Observation { accepted: false, ..seen(RUN, vec![]) }, Decision::Accept),
-        // The API knows of a VM, and nobody else does.
+        // The API shows a VM that the state directory lacks.
         (Observation { accepted: false, started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Accept),
         (Observation { started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Recall(Restart(3))),
-        // Neither a deadline, nor a deletion, nor a refusal ends a VM that nobody remembers.
+        // Neither deadline, deletion nor refusal changes that.
         (
             Observation {
                 started: Some(Restart(3)),
@@ -151,12 +151,12 @@ fn a_pod_to_run() {
         (seen(RUN, vec![VmRunView { wants_room: true, ..due(0) }]), Decision::MakeRoom(Restart(0))),
         (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![due(0)]) }, Decision::Wait(Some(at(110)))),
         (seen(Desired::Stop(GRACE), vec![due(0)]), Decision::AskToStop(Restart(0), GRACE)),
-        // Nobody waits for an answer any more.
+        // The Pod is gone: its exit code is of no use.
         (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..due(0) }]), Decision::RecordLoss(Restart(0))),
         (seen(RUN, vec![orphan()]), Decision::AskGuest(Restart(0))),
         (seen(RUN, vec![VmRunView { asked: true, ..orphan() }]), Decision::StopOrphan(Restart(0))),
         (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..live(0) }]), Decision::RecordLoss(Restart(0))),
-        // Something has outlived a shim that ended well.
+        // A process has outlived a shim that ended well.
         (
             seen(RUN, vec![VmRunView { holder: Holder::Tart, ..ended(0, 0) }]),
             Decision::StopOrphan(Restart(0)),
@@ -164,14 +164,14 @@ fn a_pod_to_run() {
         (seen(RUN, vec![VmRunView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (seen(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
-        // Without its plan, it is over all the same.
+        // A VM without a plan is over all the same.
         (seen(RUN, vec![VmRunView { spec: None, ..cleaned(0, 0) }]), Decision::Wait(None)),
         (seen(again, vec![VmRunView { spec: None, ..cleaned(3, 1) }]), plan(4, 1)),
         (seen(again, vec![cleaned(0, 0)]), plan(1, 1)),
         (seen(again, vec![crashed(cleaned(1, 0))]), Decision::Wait(Some(at(109)))),
         (Observation { now: at(109), ..seen(again, vec![crashed(cleaned(1, 0))]) }, plan(2, 2)),
         (seen(again, vec![cleaned(0, 0), live(1)]), Decision::Wait(None)),
-        // Its plan was begun and never written.
+        // The plan was never written.
         (seen(again, vec![crashed(cleaned(0, 0)), VmRunView { spec: None, ..planned(1) }]), plan(1, 2)),
         (seen(again, vec![crashed(well(cleaned(0, 0))), VmRunView { spec: None, ..planned(1) }]), plan(1, 1)),
         (seen(again, vec![cleaned(0, 0), cleaned(1, 0), live(2)]), Decision::Drop(Restart(0))),
@@ -218,7 +218,7 @@ fn a_pod_to_stop() {
 }
 
 #[test]
-fn what_does_not_stop_is_killed() {
+fn a_shim_that_does_not_stop_its_vm_is_killed() {
     let asked = || vec![VmRunView { asked: true, ..orphan() }];
     for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
         let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, asked()) });
@@ -228,7 +228,7 @@ fn what_does_not_stop_is_killed() {
 }
 
 #[test]
-fn a_shim_that_does_not_go_after_its_vm_is_killed() {
+fn a_shim_that_does_not_exit_after_its_outcome_is_killed() {
     for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
         let after = |holder, vain_cleans| {
             let over = VmRunView { holder, ..ended(0, 0) };
@@ -241,14 +241,14 @@ fn a_shim_that_does_not_go_after_its_vm_is_killed() {
 }
 
 #[test]
-fn a_guest_is_asked_once_and_only_for_somebody() {
+fn a_guest_is_asked_once_and_only_while_the_pod_exists() {
     let (ask, stop) = (Decision::AskGuest(Restart(0)), Decision::StopOrphan(Restart(0)));
     let asked = |wanted, asked| Observation { asked, ..seen(wanted, vec![orphan()]) };
     for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE)] {
         assert_eq!(decide(&asked(wanted, None)), ask);
-        // Though that could not be written down.
+        // Even if that could not be recorded.
         assert_eq!(decide(&asked(wanted, Some(Restart(0)))), stop);
-        // That was another one.
+        // Another VM was asked.
         assert_eq!(decide(&asked(wanted, Some(Restart(1)))), ask);
     }
     assert_eq!(decide(&asked(Desired::Gone, None)), stop);
@@ -295,15 +295,15 @@ fn a_container_that_fails_a_probe() {
             },
             Decision::Wait(None),
         ),
-        // It has ended by itself in the meantime.
+        // The container has ended by itself meanwhile.
         (failed(again, VmRunView { result: ended(0, 0).outcome, ..live(0) }), Decision::Wait(None)),
-        // Asked once, whatever its probes say now; an agent that comes back knows why.
+        // The shim is asked once, whatever probes say now. A restarted agent reads the reason from the request.
         (failed(again, asked(live(0), 130)), Decision::Wait(Some(at(160)))),
         (seen(again, vec![asked(live(0), 130)]), Decision::Wait(Some(at(160)))),
         (seen(again, vec![asked(live(0), 70)]), Decision::KillShim(Restart(0))),
         (Observation { now: at(109), ..seen(again, vec![asked(cleaned(0, 0), 130)]) }, plan),
         (Observation { now: at(109), ..seen(RUN, vec![asked(cleaned(0, 0), 130)]) }, Decision::Wait(None)),
-        // A Pod that is to go takes no notice of its probes.
+        // Probes do not matter for a Pod that is to stop.
         (failed(Desired::Stop(GRACE), live(0)), Decision::AskToStop(Restart(0), GRACE)),
         (failed(Desired::Stop(GRACE), asked(live(0), 130)), Decision::Wait(Some(at(160)))),
         (failed(Desired::Stop(GRACE), asked(live(0), 131)), Decision::AskToStop(Restart(0), GRACE)),
@@ -334,9 +334,9 @@ fn a_container_that_is_to_have_another_image() {
     let old = |view| made_of("a", view);
     let table = [
         (named(RUN, made_of("b", live(0))), Decision::Wait(None)),
-        // An older agent has not said which image it was.
+        // The plan of an older agent names no image.
         (named(RUN, live(0)), Decision::Wait(None)),
-        // As for the kubelet, whatever the policy says, and however far it has come.
+        // As in the kubelet, under every policy and at every stage.
         (named(RUN, old(live(0))), stop),
         (named(again, old(live(0))), stop),
         (named(RUN, old(VmRunView { wants_room: true, ..live(0) })), stop),
@@ -351,22 +351,22 @@ fn a_container_that_is_to_have_another_image() {
             },
             stop,
         ),
-        // It has ended by itself in the meantime.
+        // The container has ended by itself meanwhile.
         (named(RUN, old(VmRunView { result: ended(0, 0).outcome, ..live(0) })), Decision::Wait(None)),
-        // Asked once, and then started with the other image.
+        // The shim is asked once, then the container starts with the other image.
         (named(RUN, asked(old(live(0)), changed)), Decision::Wait(Some(at(159)))),
         (named(RUN, asked(old(ended(0, 0)), changed)), Decision::Clean(Restart(0))),
         (named(RUN, asked(old(cleaned(0, 0)), changed)), plan(1, 0)),
         (named(RUN, asked(old(cleaned(0, 137)), changed)), plan(1, 0)),
-        // Even when it is the first one again.
+        // Even if the Pod names the first image again.
         (named(RUN, asked(made_of("b", cleaned(0, 0)), changed)), plan(1, 0)),
-        // Asked when it had ended already: what follows is up to the policy.
+        // The request came after the end: the policy decides.
         (named(RUN, asked_late(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
         (named(RUN, asked_late(old(cleaned(0, 1)), changed)), Decision::Wait(None)),
         (named(again, asked_late(old(cleaned(0, 0)), changed)), plan(1, 1)),
-        // What the Pod says now cannot be run, so what runs is left alone.
+        // The Pod is refused now, so the running VM stays.
         (Observation { refused: true, ..named(RUN, old(live(0))) }, Decision::Wait(None)),
-        // Its plan was begun and never written.
+        // The plan was never written.
         (
             Observation {
                 image: Some("b".into()),
@@ -374,14 +374,14 @@ fn a_container_that_is_to_have_another_image() {
             },
             plan(1, 0),
         ),
-        // One that is not running yet is planned anew; one that is over stays so.
+        // A VM that does not run yet is planned again. A VM that is over stays over.
         (named(RUN, old(crashed(planned(1)))), plan(1, 1)),
         (named(RUN, made_of("b", planned(1))), Decision::Launch(Restart(1))),
         (named(RUN, old(cleaned(0, 1))), Decision::Wait(None)),
-        // The other image does not wait for the failures of this one.
+        // The other image has a back-off of its own.
         (named(again, made_of("b", crashed(cleaned(1, 1)))), Decision::Wait(Some(at(109)))),
         (named(again, old(crashed(cleaned(1, 1)))), plan(2, 1)),
-        // A Pod that is to go does not care.
+        // Another image does not matter for a Pod that is to stop.
         (named(Desired::Stop(GRACE), old(live(0))), Decision::AskToStop(Restart(0), GRACE)),
         (named(Desired::Stop(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
         (named(Desired::Finished(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
@@ -392,7 +392,7 @@ fn a_container_that_is_to_have_another_image() {
 }
 
 #[test]
-fn a_long_run_is_forgiven_its_failures() {
+fn a_long_run_resets_the_back_off() {
     let ran = |seconds: i64| {
         let mut view = cleaned(6, 1);
         view.spec = view.spec.map(|spec| ShimSpec { crashes: 6, ..spec });
@@ -416,16 +416,16 @@ fn a_pod_that_is_evicted() {
         (evicted(vec![live(0)]), Decision::AskToStop(Restart(0), Duration::from_secs(1))),
         (evicted(vec![going(live(0))]), Decision::Wait(Some(at(131)))),
         (evicted(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
-        // What has ended by itself is beyond all that.
+        // The container has ended by itself.
         (large(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (large(vec![cleaned(0, 1)]), Decision::Wait(None)),
         (large(vec![with_result(0, live(0))]), Decision::Wait(None)),
-        // Whatever its restart policy says.
+        // Under every restart policy.
         (
             Observation { wanted: Desired::Run(RestartPolicy::Always), ..evicted(vec![cleaned(0, 0)]) },
             Decision::Wait(None),
         ),
-        // One that is to go anyway goes in its own time.
+        // A Pod that is being deleted keeps its own grace period.
         (
             Observation { wanted: Desired::Stop(GRACE), ..large(vec![live(0)]) },
             Decision::AskToStop(Restart(0), GRACE),
@@ -437,7 +437,7 @@ fn a_pod_that_is_evicted() {
 }
 
 #[test]
-fn nothing_secret_outlives_the_last_vm() {
+fn volumes_go_with_the_last_vm() {
     let with = |wanted, attempts| Observation {
         has_volumes: true,
         final_status_published: true,
@@ -449,13 +449,13 @@ fn nothing_secret_outlives_the_last_vm() {
     let late = |attempts| Observation { deadline, ..with(again, attempts) };
     let vain = |attempts| Observation { vain_wipe: true, ..with(Desired::Stop(GRACE), attempts) };
     let table = [
-        // Also while the API server cannot be told.
+        // Also while the API server is down.
         (with(RUN, vec![ended(0, 0)]), Decision::Wipe),
         (with(RUN, vec![cleaned(0, 0)]), Decision::Wipe),
         (with(RUN, vec![ended(0, 1), live(1)]), Decision::Clean(Restart(0))),
         (with(again, vec![ended(0, 1)]), Decision::Clean(Restart(0))),
         (with(again, vec![cleaned(0, 1)]), Decision::Plan { restart: Restart(1), crashes: 1 }),
-        // What still runs still has them.
+        // A VM that runs keeps its volumes.
         (
             with(RUN, vec![VmRunView { holder: Holder::Tart, ..ended(0, 0) }]),
             Decision::StopOrphan(Restart(0)),
@@ -467,7 +467,7 @@ fn nothing_secret_outlives_the_last_vm() {
         (with(Desired::Gone, vec![ended(0, 0)]), Decision::Wipe),
         (evicted(vec![ended(0, 0)]), Decision::Wipe),
         (late(vec![ended(0, 0)]), Decision::Wipe),
-        // Neither waits for the other.
+        // Volumes and VMs are removed independently.
         (vain(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
         (vain(vec![cleaned(0, 0)]), Decision::Wipe),
         (with(Desired::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
@@ -495,7 +495,7 @@ fn a_pod_with_a_deadline() {
         (with(100, vec![planned(0)]), Decision::RecordLoss(Restart(0))),
         (with(100, vec![cleaned(0, 1)]), Decision::Wait(None)),
         (with(100, vec![]), Decision::Wait(None)),
-        // Over in time, though nobody could be told: its end is its own.
+        // The container ended in time, though the API server does not know yet.
         (with(100, vec![with_result(0, live(0))]), Decision::Wait(None)),
         (Observation { wanted: Desired::Gone, ..with(100, vec![]) }, Decision::Forget),
     ];
@@ -577,7 +577,7 @@ fn any_observation() -> impl Strategy<Value = Observation> {
 proptest! {
     /// One VM per Pod: a new one is only ever made when nothing of the old ones is left.
     #[test]
-    fn no_second_vm_while_one_is_left(seen in any_observation()) {
+    fn a_vm_is_planned_only_when_no_other_is_left(seen in any_observation()) {
         if let Decision::Plan { .. } | Decision::Launch(_) = decide(&seen) {
             for attempt in &seen.attempts {
                 prop_assert!(attempt.holder == Holder::Nobody || attempt.outcome.is_some() && attempt.holder == Holder::Shim);
@@ -587,9 +587,9 @@ proptest! {
         }
     }
 
-    /// What the API has seen running does not run again because nobody here remembers it.
+    /// A VM that the API shows as started does not run again because its records are lost.
     #[test]
-    fn what_has_started_is_not_begun_anew(seen in any_observation()) {
+    fn a_started_vm_is_not_planned_again(seen in any_observation()) {
         if let Decision::Plan { restart, .. } = decide(&seen) {
             prop_assert!(seen.started.is_none() || !seen.attempts.is_empty(), "{:?}", restart);
         }
@@ -610,9 +610,9 @@ proptest! {
         }
     }
 
-    /// Nobody but a VM without a shim is stopped by force, and only after its guest could say how its container has ended.
+    /// The agent stops only VMs without a shim, and only after it has asked the guest for the exit code.
     #[test]
-    fn what_has_a_shim_is_left_to_it(seen in any_observation()) {
+    fn a_vm_with_a_shim_is_stopped_by_its_shim(seen in any_observation()) {
         if let Decision::StopOrphan(restart) | Decision::KillLeftovers(restart) = decide(&seen) {
             let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
             prop_assert_eq!(attempt.holder, Holder::Tart);
@@ -621,7 +621,7 @@ proptest! {
         }
     }
 
-    /// A VM without a shim is stopped before anything else happens to it, whatever cannot be written down: its guest is asked once.
+    /// The agent asks the guest once and then stops the VM, even if nothing can be recorded.
     #[test]
     fn no_guest_is_asked_twice(mut seen in any_observation()) {
         if let Decision::AskGuest(restart) = decide(&seen) {
@@ -632,7 +632,7 @@ proptest! {
         }
     }
 
-    /// A VM is deleted only when nobody is at work on it and its outcome is known.
+    /// A VM is deleted only when no process works on it and its outcome is known.
     #[test]
     fn nothing_live_is_deleted(seen in any_observation()) {
         let live = |a: &VmRunView| a.holder == Holder::Tart || (a.holder == Holder::Shim && a.outcome.is_none());
@@ -650,9 +650,9 @@ proptest! {
         }
     }
 
-    /// Volumes go only when nothing has them, and nothing will.
+    /// Volumes are removed only when no VM has them or will have them.
     #[test]
-    fn nobody_is_left_without_volumes(seen in any_observation()) {
+    fn a_vm_never_loses_its_volumes(seen in any_observation()) {
         if decide(&seen) == Decision::Wipe {
             prop_assert!(seen.is_idle());
             let wiped = Observation { has_volumes: false, now: at(100_000), ..seen };

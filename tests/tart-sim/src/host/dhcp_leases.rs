@@ -1,0 +1,228 @@
+//! The Mac's DHCP server for its VMs, and the file in which it keeps its leases.
+//!
+//! The subnet is a piece of the loopback network, since guests share the machine's network. The host reaches a
+//! server on a guest's address, and two guests can use the same port.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tart_sim::fault::{self, Fault};
+
+use crate::host::{self, faults};
+
+/// How long macOS lends an address unless told otherwise by the knob `dhcp-lease-time`.
+const LEASE_TIME: Duration = Duration::from_hours(24);
+
+/// A hardware address: six numbers, however they are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MacAddress([u8; 6]);
+
+impl MacAddress {
+    /// Reads six hexadecimal numbers, with or without leading zeros.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let octets: Vec<u8> =
+            text.split(':').map(|octet| u8::from_str_radix(octet, 16).ok()).collect::<Option<_>>()?;
+        octets.try_into().ok().map(Self)
+    }
+}
+
+impl std::fmt::Display for MacAddress {
+    /// As macOS does: without leading zeros.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.map(|octet| format!("{octet:x}")).join(":"))
+    }
+}
+
+/// One entry of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Lease {
+    name: String,
+    address: Ipv4Addr,
+    mac: MacAddress,
+    /// Seconds since 1970.
+    expires: u64,
+}
+
+/// All leases, also those that have expired or whose VMs are gone.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Leases(Vec<Lease>);
+
+impl Leases {
+    /// Reads the file; there is none before the first lease.
+    pub(crate) fn read() -> io::Result<Self> {
+        match fs::read_to_string(path()) {
+            Ok(text) => Ok(Self::parse(&text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The address that is lent to this hardware address: of several leases the one that expires last. Expired ones do not count.
+    pub(crate) fn find(&self, mac: MacAddress) -> Option<Ipv4Addr> {
+        let now = unix_time();
+        let valid = self.0.iter().filter(|lease| lease.mac == mac && lease.expires > now);
+        valid.max_by_key(|lease| lease.expires).map(|lease| lease.address)
+    }
+
+    /// Lends an address that is not in use: the one from last time if possible.
+    pub(crate) fn lend(&mut self, mac: MacAddress, name: &str, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
+        let known = self.0.iter().find(|lease| lease.mac == mac && !in_use.contains(&lease.address));
+        let address = known.map(|lease| lease.address).or_else(|| self.unused(in_use))?;
+        self.0.retain(|lease| lease.mac != mac && lease.address != address);
+        let expires = unix_time() + faults::duration(Fault::DhcpLeaseTime).unwrap_or(LEASE_TIME).as_secs();
+        // The newest comes first.
+        self.0.insert(0, Lease { name: name.into(), address, mac, expires });
+        Some(address)
+    }
+
+    /// An address without a lease. If there is none, the one whose lease expired first.
+    pub(crate) fn unused(&self, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
+        let [first, second, third] = subnet();
+        let lent = |address: &Ipv4Addr| self.0.iter().any(|lease| lease.address == *address);
+        let fresh = (2..=254)
+            .map(|last| Ipv4Addr::new(first, second, third, last))
+            .find(|address| !in_use.contains(address) && !lent(address));
+        fresh.or_else(|| {
+            let now = unix_time();
+            let expired =
+                self.0.iter().filter(|lease| lease.expires <= now && !in_use.contains(&lease.address));
+            expired.min_by_key(|lease| lease.expires).map(|lease| lease.address)
+        })
+    }
+
+    /// Whether there is an entry for this hardware address, expired or not.
+    pub(crate) fn knows(&self, mac: MacAddress) -> bool {
+        self.0.iter().any(|lease| lease.mac == mac)
+    }
+
+    /// Replaces the file.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        let path = path();
+        let unfinished = path.with_extension("new");
+        fs::write(&unfinished, self.text())?;
+        fs::rename(unfinished, path)
+    }
+
+    fn text(&self) -> String {
+        self.0.iter().fold(String::new(), |mut text, Lease { name, address, mac, expires }| {
+            // Writing to a string cannot fail.
+            let _ = write!(
+                text,
+                "{{\n\tname={name}\n\tip_address={address}\n\thw_address=1,{mac}\n\tidentifier=1,{mac}\n\tlease={expires:#x}\n}}\n"
+            );
+            text
+        })
+    }
+
+    /// Reads the file. Skips entries that are not of an Ethernet address.
+    fn parse(text: &str) -> Self {
+        let entries = text.split('}').filter_map(|entry| {
+            let field =
+                |name: &str| entry.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
+            Some(Lease {
+                name: field("name").unwrap_or_default().into(),
+                address: field("ip_address")?.parse().ok()?,
+                mac: MacAddress::parse(field("hw_address")?.strip_prefix("1,")?)?,
+                expires: u64::from_str_radix(field("lease")?.strip_prefix("0x")?, 16).ok()?,
+            })
+        });
+        Self(entries.collect())
+    }
+}
+
+fn path() -> PathBuf {
+    host::dir().join("dhcpd_leases")
+}
+
+/// Every simulated Mac has a subnet of its own, so that tests on one machine do not meet. The knob `subnet` names another
+/// one, which the host cannot reach.
+fn subnet() -> [u8; 3] {
+    if let Some(subnet) = faults::parameter(Fault::Subnet).and_then(|text| fault::subnet(&text)) {
+        return subnet;
+    }
+    let mut hasher = DefaultHasher::new();
+    host::dir().hash(&mut hasher);
+    let [second, third, ..] = hasher.finish().to_be_bytes();
+    [127, 64 + second % 128, third]
+}
+
+fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: MacAddress = MacAddress([0x0e, 0, 2, 0xab, 0xc, 0xd]);
+
+    #[test]
+    fn the_file_has_the_form_of_macos() {
+        let address = Ipv4Addr::new(127, 64, 0, 5);
+        let leases = Leases(vec![Lease {
+            name: "admins-Virtual-Machine".into(),
+            address,
+            mac: MAC,
+            expires: 0x66a5_b3c2,
+        }]);
+        let text = "{\n\tname=admins-Virtual-Machine\n\tip_address=127.64.0.5\n\thw_address=1,e:0:2:ab:c:d\n\t\
+                    identifier=1,e:0:2:ab:c:d\n\tlease=0x66a5b3c2\n}\n";
+        assert_eq!(leases.text(), text);
+        assert_eq!(Leases::parse(text), leases);
+    }
+
+    #[test]
+    fn entries_of_other_kinds_are_skipped() {
+        let text = "{\n\tname=ubuntu\n\tip_address=127.64.0.6\n\thw_address=ff,f1:f5:dd:7f:0:2\n\tlease=0x66a5b3c2\n}\n";
+        assert_eq!(Leases::parse(text), Leases::default());
+    }
+
+    #[test]
+    fn hardware_addresses_are_compared_as_numbers() {
+        assert_eq!(MacAddress::parse("0e:00:02:ab:0c:0d"), Some(MAC));
+        assert_eq!(MacAddress::parse("e:0:2:ab:c:d"), Some(MAC));
+        assert_eq!(MacAddress::parse("e:0:2"), None);
+    }
+
+    #[test]
+    fn expired_leases_do_not_count_and_the_latest_wins() {
+        let lease = |last, expires| Lease {
+            name: String::new(),
+            address: Ipv4Addr::new(127, 64, 0, last),
+            mac: MAC,
+            expires,
+        };
+        let now = unix_time();
+        assert_eq!(Leases(vec![lease(2, now - 1)]).find(MAC), None);
+        let leases = Leases(vec![lease(3, now + 10), lease(4, now + 20), lease(5, now - 1)]);
+        assert_eq!(leases.find(MAC), Some(Ipv4Addr::new(127, 64, 0, 4)));
+    }
+
+    #[test]
+    fn a_mac_address_keeps_its_lease_unless_another_vm_uses_the_address() {
+        let mut leases = Leases::default();
+        let first = leases.lend(MAC, "guest", &[]).unwrap();
+        assert_eq!(leases.lend(MAC, "guest", &[]), Some(first));
+        let second = leases.lend(MAC, "guest", &[first]).unwrap();
+        assert_ne!(second, first);
+        assert_eq!(leases.find(MAC), Some(second));
+    }
+
+    #[test]
+    fn the_subnet_has_no_address_left_until_a_lease_expires() {
+        let mut leases = Leases::default();
+        for last in 0..253 {
+            assert!(leases.lend(MacAddress([2, 0, 0, 0, 0, last]), "guest", &[]).is_some());
+        }
+        assert_eq!(leases.lend(MAC, "guest", &[]), None);
+        let oldest = leases.0.last_mut().unwrap();
+        oldest.expires = 1;
+        let address = oldest.address;
+        assert_eq!(leases.lend(MAC, "guest", &[]), Some(address));
+    }
+}

@@ -1,0 +1,24 @@
+//! The simulated Mac, `TART_SIM_HOST`: everything that is not one user's.
+
+pub(crate) mod command_faults;
+pub(crate) mod dhcp_leases;
+pub(crate) mod faults;
+pub(crate) mod running_vms;
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// The directory that stands for the Mac and what it can reach.
+pub(crate) fn dir() -> PathBuf {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = env::var_os("TART_SIM_HOST").filter(|path| !path.is_empty()).map_or_else(
+            || env::temp_dir().join(format!("tart-sim-host-{}", nix::unistd::getuid())),
+            PathBuf::from,
+        );
+        // Absolute, because commands that use the control socket change their directory later.
+        std::path::absolute(&dir).unwrap_or(dir)
+    })
+    .clone()
+}
