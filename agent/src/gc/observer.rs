@@ -18,7 +18,7 @@ use crate::image::ImageStore;
 use crate::image::ownership::KnownImage;
 use crate::names::{BaseName, NodeName, PodName, PodUid, VmName};
 use crate::state::{Holder, PodDir, StateDir};
-use crate::tart::{Tart, VmSource, touched};
+use crate::tart::{Tart, VmSource, touched, vm_lock};
 
 const API_LIMIT: Duration = Duration::from_secs(15);
 
@@ -132,7 +132,7 @@ impl Observer {
         };
         ObservedVm {
             holder,
-            lock: self.tart.lock_of(&dir).map_err(|error| chain(&error)),
+            lock: vm_lock(&dir).map_err(|error| chain(&error)),
             age: touched(&dir).map(|touched| ages.of(&name, touched, now)).map_err(|error| chain(&error)),
             name,
         }

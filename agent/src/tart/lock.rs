@@ -32,7 +32,7 @@ pub(crate) fn touched(path: &Path) -> io::Result<SystemTime> {
 }
 
 /// Tests the locks of the VM in `dir`. A VM without a `config.json` cannot run.
-pub(super) fn read(dir: &Path) -> io::Result<VmLock> {
+pub(crate) fn vm_lock(dir: &Path) -> io::Result<VmLock> {
     // `tart clone` locks the directory that it makes.
     match File::open(dir)?.try_lock_shared() {
         Ok(()) => {}
@@ -71,14 +71,14 @@ mod tests {
     #[test]
     fn a_locked_directory_is_busy() {
         let dir = testing::dir();
-        assert_eq!(read(dir.path()).unwrap(), VmLock::Free, "half a VM");
+        assert_eq!(vm_lock(dir.path()).unwrap(), VmLock::Free, "half a VM");
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();
-        assert_eq!(read(dir.path()).unwrap(), VmLock::Free);
+        assert_eq!(vm_lock(dir.path()).unwrap(), VmLock::Free);
         let held = File::open(dir.path()).unwrap();
         held.lock().unwrap();
-        assert_eq!(read(dir.path()).unwrap(), VmLock::Busy);
+        assert_eq!(vm_lock(dir.path()).unwrap(), VmLock::Busy);
         drop(held);
-        assert_eq!(read(dir.path()).unwrap(), VmLock::Free);
-        assert!(read(&dir.path().join("gone")).is_err(), "a VM that is not there has no locks");
+        assert_eq!(vm_lock(dir.path()).unwrap(), VmLock::Free);
+        assert!(vm_lock(&dir.path().join("gone")).is_err(), "a VM that is not there has no locks");
     }
 }

@@ -17,7 +17,7 @@ pub(crate) use cache::CachedImage;
 pub(crate) use credential::Credential;
 pub(crate) use error::{Fault, TartError, running_vms};
 pub(crate) use list::VmSource;
-pub(crate) use lock::{VmLock, touched};
+pub(crate) use lock::{VmLock, touched, vm_lock};
 pub(crate) use own_pulls::OwnPulls;
 pub(crate) use partial::{KeptPartial, Partial};
 pub(crate) use share::Share;
@@ -143,11 +143,6 @@ impl Tart {
             names.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()));
         }
         Ok(names)
-    }
-
-    /// The state of tart's own locks on the VM in a directory.
-    pub(crate) fn lock_of(&self, dir: &Path) -> io::Result<VmLock> {
-        lock::read(dir)
     }
 
     /// Removes the rest of a VM without a configuration, which `tart delete` does not know.
