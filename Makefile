@@ -25,9 +25,9 @@ demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends b
 	@$(say) "demo"
 	@$(real_tart) $(BUILT)/debug/demo $(if $(CHECK),--check)
 
-test: assets build ## Run all tests
+test: assets build ## Run all tests; T=orphans:: for those whose path matches
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"
-	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast
+	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast $(if $(T),-- $(T))
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binaries (some minutes when they are not there yet)"

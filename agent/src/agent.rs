@@ -10,27 +10,29 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::api::local;
+use crate::apiserver::call_metrics::CountCalls;
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
 use crate::env::sources::InputSources;
 use crate::eviction::EvictionManager;
 use crate::fs::file::FileError;
-use crate::gc::collector;
+use crate::gc::collector::OrphanCollector;
 use crate::gc::observer::Observer;
-use crate::identity::{self, Identity, IdentityError};
+use crate::identity::{self, ApiAccess, Identity, IdentityError};
 use crate::image::ImageStore;
 use crate::image::gc::{BadWatermarks, DiskSpace, ImageCollector};
 use crate::image::manager::ImageManager;
 use crate::image::prepull::PrePull;
 use crate::image::pull_socket;
-use crate::metrics::{self, Metrics};
-use crate::names::{BadNodeName, NodeName};
+use crate::metrics::Metrics;
+use crate::names::BadNodeName;
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::capacity::{BadReservation, CapacityOverrides, Machine, Resources};
 use crate::node::controller;
-use crate::node::health::{self, HealthSources, HostWatch};
+use crate::node::health::{self, HealthSources, HostWatch, NodeHealth};
+use crate::node::lease::owner::{self, ForeignLease};
 use crate::node::lease::{self, Heartbeat};
-use crate::node::lease_owner::{self, ForeignLease};
 use crate::node::node_info::NodeInfos;
 use crate::node::object::NodeConfig;
 use crate::node::signals::SignalSources;
@@ -39,9 +41,7 @@ use crate::os::availability::volume;
 use crate::os::host::HostFacts;
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::registry::PodRegistry;
-use crate::pod::registry::active::ActiveWorkers;
-use crate::pod::registry::slots::VmSlots;
-use crate::pod::worker::Host;
+use crate::pod::worker::host::{Host, InputSettings, ReportTargets, VmSettings};
 use crate::state::{StateDir, TartHomeError, TartHomeOwner};
 use crate::tart::{self, Tart};
 use crate::volume::HostPaths;
@@ -55,19 +55,19 @@ pub(crate) enum AgentError {
     /// The credentials in the kubeconfig cannot be used.
     #[error("cannot use the credentials in the kubeconfig")]
     Client(#[source] Box<kube::Error>),
-    /// This machine's name is not one for a Node.
+    /// This machine's name cannot be a Node's name.
     #[error("this machine's name cannot be a Node's; give one with --node-name")]
     NodeName(#[from] BadNodeName),
-    /// There is no address to register with.
+    /// The Node has no address.
     #[error(transparent)]
     Address(#[from] AddressError),
     /// Nothing of the machine is left for Pods.
     #[error(transparent)]
     Reservation(#[from] BadReservation),
-    /// Images could not be collected by these rules.
+    /// The image collector's thresholds contradict each other.
     #[error(transparent)]
     Watermarks(#[from] BadWatermarks),
-    /// The port for metrics cannot be had.
+    /// The port for metrics is taken.
     #[error("cannot listen at {0}; choose another address with --metrics-bind-address")]
     Listen(SocketAddr, #[source] io::Error),
     /// Another agent has the Node.
@@ -82,7 +82,7 @@ pub(crate) enum AgentError {
     /// Another agent has tart's home.
     #[error(transparent)]
     TartHomeOwner(#[from] TartHomeError),
-    /// Something that every process can do failed.
+    /// The operating system refused something that every process can do.
     #[error("cannot start")]
     Start(#[source] io::Error),
     /// The Pods can no longer be managed.
@@ -90,41 +90,55 @@ pub(crate) enum AgentError {
     Manager(#[from] ManagerError),
 }
 
+/// The parts of the agent once the API server knows it.
+struct Agent {
+    args: AgentArgs,
+    state: StateDir,
+    tart: Tart,
+    node: NodeConfig,
+    images: ImageManager,
+    metrics: Metrics,
+    client: Client,
+    events: Events,
+    health: watch::Receiver<Option<NodeHealth>>,
+}
+
 /// Runs the agent until it is told to end. VMs and the Lease are left alone: the next agent takes them over.
 pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Start)?;
     let (health, health_seen) = watch::channel(None);
-    let metrics = Metrics::new(health_seen.clone());
+    let metrics = Metrics::new();
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
     let tart = Tart::new(&args.tart_binary);
     tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
-    let config = node_config(&args, &tart).await?;
-    let claim = TartHomeOwner::take(&tart, &config.name)?;
-    let ImageManager { images, disk_space } = open_images(&args, &tart, &state, &metrics)?;
-    let source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
-    let address = source.first().await?;
+    let node = node_config(&args, &tart).await?;
+    let owner = TartHomeOwner::take(&tart, &node.name)?;
+    let images = open_images(&args, &tart, &state, &metrics)?;
+    let address_source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
+    let address = address_source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
-    let instance = format!("{}-{}", config.facts.machine_id, state.instance()?);
-    // Somebody may have to approve it, so it can take days.
+    let instance = format!("{}-{}", node.facts.machine_id, state.instance()?);
+    // A user may have to approve the certificate, so this can take days.
     let identity = tokio::select! {
-        identity = Identity::establish(credentials(&args, &state), config.name.clone()) => identity?,
+        identity = Identity::establish(credentials(&args, &state), node.name.clone()) => identity?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
     let access = identity.access();
-    claim.join(access.cluster())?;
-    let client = metrics.client(&access).map_err(|error| AgentError::Client(Box::new(error)))?;
-    info!(node = %config.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
+    owner.join(access.cluster())?;
+    let client =
+        access.client(&CountCalls(metrics.clone())).map_err(|error| AgentError::Client(Box::new(error)))?;
+    info!(node = %node.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
-    let gauges = SignalSources::of(&state, &tart, &config.facts, &args.host.dhcp_leases);
+    let signals = SignalSources::new(&state, &tart, &node.facts, &args.host.dhcp_leases);
     let host_seen = HostWatch {
-        gauges: gauges.clone(),
+        signals: signals.clone(),
         thresholds: args.host.eviction_hard.clone(),
-        period: args.host.eviction_pressure_transition_period,
-        source,
+        pressure_transition_period: args.host.eviction_pressure_transition_period,
+        address_source,
         address,
         metrics: metrics.clone(),
     }
@@ -132,81 +146,123 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     .map_err(AgentError::Start)?;
     let (starts, starts_seen) = StartReports::new();
     let (tart_health, tart_seen) = watch::channel(None);
-    let sources = HealthSources {
-        tart: tart_seen,
-        starts: starts_seen,
-        host: host_seen,
-        images: images.local_images(),
-    };
+    let store = images.images.clone();
+    let sources =
+        HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: store.local_images() };
 
-    let addresses = health::addresses(health_seen.clone());
-    let events = Events::new(client.clone(), &config.name);
-    let host = Arc::new(Host {
-        program: std::env::current_exe().map_err(AgentError::Start)?,
-        images: images.clone(),
-        address: addresses.clone(),
-        events: events.clone(),
-        tart: tart.clone(),
-        starts,
-        address_patience: args.host.vm_address_timeout,
-        boot_limit: args.host.vm_boot_timeout,
-        dhcp_leases: args.host.dhcp_leases.clone(),
-        world: InputSources::new(&client, Arc::new(config.resources.allocatable.clone()), addresses),
-        host_paths: Arc::new(HostPaths::new(args.allowed_host_path.clone(), state.path(), tart.home())),
-        cluster_domain: args.host.cluster_domain.clone(),
-        metrics: metrics.clone(),
-        slots: VmSlots::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
-        roster: PodRegistry::default(),
-        disk_space: disk_space.clone(),
-        at_work: ActiveWorkers::default(),
-    });
-    let thresholds = args.host.eviction_hard.clone();
-    let eviction = EvictionManager {
-        pods: host.roster.clone(),
-        disk_space: disk_space.clone(),
-        health: health_seen.clone(),
-        events: events.clone(),
-        tart: tart.clone(),
-        signals: gauges,
-        thresholds,
-        state: state.clone(),
-    };
-    let collector = vm_collector(&args, &host, &state, &config.name, &client);
-    let server = listen(args.host.metrics_bind_address, metrics.clone()).await?;
-    let work = async {
+    let events = Events::new(client.clone(), &node.name);
+    let agent =
+        Agent { args, state, tart: tart.clone(), node, images, metrics, client, events, health: health_seen };
+    let host = Arc::new(agent.host(starts)?);
+    let eviction = agent.eviction(&host, signals);
+    let collector = agent.vm_collector(&host);
+    let source = local::Source { metrics: agent.metrics.clone(), health: agent.health.clone() };
+    let server = listen(agent.args.host.metrics_bind_address, source).await?;
+    tokio::select! {
+        result = agent.manage(host, (eviction, collector), access, instance) => result?,
+        // On a task of its own: the Node must not lose its identity because another part takes long.
+        Ok(lost) = tokio::spawn(identity.rotate()) => return Err(lost.into()),
+        () = health::watch_tart(tart, tart_health) => {}
+        () = health::follow(sources, health) => {}
+        () = store.clone().watch() => {}
+        () = server => {}
+        () = end(terminate, interrupt, &store) => {}
+    }
+    Ok(())
+}
+
+impl Agent {
+    /// What the workers of all Pods share.
+    fn host(&self, starts: StartReports) -> Result<Host, AgentError> {
+        let Self { args, tart, client, .. } = self;
+        let addresses = health::addresses(self.health.clone());
+        let allocatable = Arc::new(self.node.resources.allocatable.clone());
+        let allowed = args.allowed_host_path.clone();
+        Ok(Host {
+            tart: tart.clone(),
+            images: self.images.clone(),
+            registry: PodRegistry::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
+            vms: VmSettings {
+                shim: std::env::current_exe().map_err(AgentError::Start)?,
+                boot_limit: args.host.vm_boot_timeout,
+                dhcp_leases: args.host.dhcp_leases.clone(),
+                cluster_domain: args.host.cluster_domain.clone(),
+                address: addresses.clone(),
+            },
+            inputs: InputSettings {
+                sources: InputSources::new(client, allocatable, addresses),
+                host_paths: Arc::new(HostPaths::new(allowed, self.state.path(), tart.home())),
+            },
+            reports: ReportTargets {
+                events: self.events.clone(),
+                metrics: self.metrics.clone(),
+                starts,
+                address_patience: args.host.vm_address_timeout,
+            },
+        })
+    }
+
+    fn eviction(&self, host: &Host, signals: SignalSources) -> EvictionManager {
+        EvictionManager {
+            pods: host.registry.clone(),
+            disk_space: self.images.disk_space.clone(),
+            health: self.health.clone(),
+            events: self.events.clone(),
+            tart: self.tart.clone(),
+            signals,
+            thresholds: self.args.host.eviction_hard.clone(),
+            state: self.state.clone(),
+        }
+    }
+
+    /// Collects VMs of Pods that are gone; absent with `--disable-vm-gc`.
+    fn vm_collector(&self, host: &Host) -> Option<OrphanCollector> {
+        if self.args.disable_vm_gc {
+            info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
+            return None;
+        }
+        let observer = Observer {
+            tart: self.tart.clone(),
+            state: self.state.clone(),
+            images: Some(self.images.images.clone()),
+            pods: Api::all(self.client.clone()),
+            node: self.node.name.clone(),
+            min_age: self.args.vm_gc_min_age,
+        };
+        let (registry, metrics) = (host.registry.clone(), self.metrics.clone());
+        Some(OrphanCollector::new(observer, registry, metrics, self.args.vm_gc_interval))
+    }
+
+    /// Manages the Node and its Pods for as long as it is polled.
+    async fn manage(
+        self,
+        host: Arc<Host>,
+        (eviction, collector): (EvictionManager, Option<OrphanCollector>),
+        access: ApiAccess,
+        instance: String,
+    ) -> Result<(), AgentError> {
+        let Self { state, node: config, images, metrics, client, events, health, .. } = self;
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
-        let claimed = lease_owner::wait_for_none(&leases, &config.name, &instance).await?;
+        let claimed = owner::claim(&leases, &config.name, &instance).await?;
         let (uid, uid_seen) = watch::channel(None);
         let heart = Heartbeat { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
-        let rival = lease::spawn(heart, access).map_err(AgentError::Start)?;
+        let foreign = lease::spawn(heart, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
-        let manager = ImageManager { images: host.images.clone(), disk_space };
-        let prepull = PrePull { manager, events: events.clone(), node: node_seen.clone() };
-        let offers = NodeInfos::new(&config, Api::all(client.clone()), node_seen);
-        let manager = Manager::new(host, client.clone(), offers, state);
-        let onlookers = controller::NodeObservers { uid, node };
+        let prepull = PrePull { manager: images, events: events.clone(), node: node_seen.clone() };
+        let node_infos = NodeInfos::new(&config, Api::all(client.clone()), node_seen);
+        let manager = Manager::new(host, client.clone(), node_infos, state);
+        let observers = controller::NodeObservers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
             () = eviction.run() => {}
             () = prepull.follow() => {}
-            () = controller::keep(client.clone(), config, health_seen, onlookers, events) => {}
+            () = controller::run(client.clone(), config, health, observers, events) => {}
             () = collect(collector) => {}
-            Ok(rival) = rival => return Err(AgentError::ForeignLease(rival)),
+            Ok(foreign) = foreign => return Err(AgentError::ForeignLease(foreign)),
         }
         Ok(())
-    };
-    tokio::select! {
-        result = work => result?,
-        // On a task of its own: whatever holds up the others must not cost the Node its identity.
-        Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
-        () = health::watch_tart(tart, tart_health) => {}
-        () = health::follow(sources, health) => {}
-        () = images.clone().watch() => {}
-        () = server => {}
-        () = end(terminate, interrupt, &images) => {}
     }
-    Ok(())
 }
 
 /// Waits until the agent is told to end, and has it leave in order.
@@ -215,7 +271,7 @@ async fn end(mut terminate: Signal, mut interrupt: Signal, images: &ImageStore) 
         _ = terminate.recv() => info!("SIGTERM: ending; VMs run on"),
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
-    // While Pods still wait for their images: a pull that nobody wants leaves nothing behind.
+    // While workers still wait for their images: a pull without a worker would delete what has arrived.
     images.stop_pulls().await;
 }
 
@@ -228,34 +284,10 @@ fn credentials(args: &AgentArgs, state: &StateDir) -> identity::CredentialSource
     }
 }
 
-/// What collects the VMs of Pods that are gone, where that is not forbidden.
-fn vm_collector(
-    args: &AgentArgs,
-    host: &Host,
-    state: &StateDir,
-    node: &NodeName,
-    client: &Client,
-) -> Option<collector::OrphanCollector> {
-    if args.disable_vm_gc {
-        info!("--disable-vm-gc: VMs and images are not collected, whatever happens");
-        return None;
-    }
-    let observer = Observer {
-        tart: host.tart.clone(),
-        state: state.clone(),
-        images: Some(host.images.clone()),
-        pods: Api::all(client.clone()),
-        node: node.clone(),
-        min_age: args.vm_gc_min_age,
-    };
-    let (at_work, metrics) = (host.at_work.clone(), host.metrics.clone());
-    Some(collector::OrphanCollector::new(observer, at_work, metrics, args.vm_gc_interval))
-}
-
 /// Collects VMs for as long as it is polled.
-async fn collect(collector: Option<collector::OrphanCollector>) {
+async fn collect(collector: Option<OrphanCollector>) {
     if let Some(collector) = collector {
-        // On a task of its own: what takes long to delete holds up nobody.
+        // On a task of its own: a deletion that takes long must not hold up the agent.
         if let Err(error) = tokio::spawn(collector.run()).await {
             warn!(%error, "the collector of VMs has died; nothing more is collected");
         }
@@ -266,12 +298,12 @@ async fn collect(collector: Option<collector::OrphanCollector>) {
 /// Serves health and metrics, for as long as the returned future is polled.
 async fn listen(
     ListenAddress(address): ListenAddress,
-    metrics: Metrics,
+    source: local::Source,
 ) -> Result<impl Future<Output = ()>, AgentError> {
     let server = match address {
         Some(address) => {
             let failed = |error| AgentError::Listen(address, error);
-            let (bound, server) = metrics::serve(address, metrics).await.map_err(failed)?;
+            let (bound, server) = local::serve(address, source).await.map_err(failed)?;
             info!(address = %bound, "serving health and metrics");
             Some(server)
         }
@@ -285,8 +317,8 @@ async fn listen(
     })
 }
 
-/// The images of this host, and who collects them, unless nothing may be collected. From here on they can be asked for by hand, before
-/// anybody has let this Node in.
+/// The images of this host, and their collector. From here on a user can pull images with `tart-kubelet images pull`, even before the API
+/// server knows this Node.
 fn open_images(
     args: &AgentArgs,
     tart: &Tart,
@@ -300,8 +332,8 @@ fn open_images(
         || ImageCollector::new(images.clone(), tart.clone(), state.clone(), policy, metrics.clone());
     let disk_space = DiskSpace::new((!args.disable_vm_gc).then(|| Arc::new(collector())));
     let manager = ImageManager { images, disk_space };
-    let (door, served) = (state.door_path(), manager.clone());
-    tokio::spawn(async move { pull_socket::serve(&door, served).await });
+    let (socket, served) = (state.pull_socket_path(), manager.clone());
+    tokio::spawn(async move { pull_socket::serve(&socket, served).await });
     Ok(manager)
 }
 
@@ -317,13 +349,13 @@ async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentE
         storage: volume(tart.home()).map(|volume| volume.total),
     };
     let NodeArgs { host_cpu, host_memory_mb, kube_reserved, eviction_hard, .. } = &args.host;
-    let wishes = CapacityOverrides { cores: *host_cpu, memory_mib: *host_memory_mb, pods: args.max_pods };
+    let overrides = CapacityOverrides { cores: *host_cpu, memory_mib: *host_memory_mb, pods: args.max_pods };
     Ok(NodeConfig {
         name,
         provider_id: args.provider_id.clone().filter(|id| !id.is_empty()),
         labels: args.node_labels.clone(),
         taints: args.host.register_with_taints.clone(),
-        resources: Resources::of(machine, *kube_reserved, eviction_hard, wishes)?,
+        resources: Resources::new(machine, *kube_reserved, eviction_hard, overrides)?,
         facts,
     })
 }

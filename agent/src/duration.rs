@@ -1,14 +1,13 @@
-//! Durations as the kubelet's flags and words have them: `5m0s`, `90s`, `500ms`.
+//! Durations in the format of the kubelet's flags and messages: `5m0s`, `90s`, `500ms`.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A text that is no duration.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not a duration such as `90s`, `5m` or `1h30m`")]
 pub(crate) struct BadDuration(String);
 
-/// Reads a duration: whole numbers, each with one of the units `h`, `m`, `s` and `ms`. A lone `0` is one too.
+/// Parses whole numbers, each with one of the units `h`, `m`, `s` and `ms`. `0` needs no unit.
 pub(crate) fn parse(text: &str) -> Result<Duration, BadDuration> {
     let bad = || BadDuration(text.to_owned());
     if text == "0" {
@@ -35,7 +34,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, BadDuration> {
     if text.is_empty() { Err(bad()) } else { Ok(total) }
 }
 
-/// Writes whole seconds as Go does, and so the kubelet.
+/// Formats whole seconds as Go does, and thus the kubelet.
 pub(crate) fn show(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
@@ -45,7 +44,7 @@ pub(crate) fn show(duration: Duration) -> String {
     }
 }
 
-/// A duration as people say it.
+/// A duration in its largest unit, for users.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Approximate(pub(crate) Duration);
 
@@ -66,7 +65,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_the_kubelet_takes_is_taken() {
+    fn durations_are_parsed_as_the_kubelet_parses_them() {
         for (text, milliseconds) in
             [("5m0s", 300_000), ("90s", 90_000), ("500ms", 500), ("1h30m", 5_400_000), ("0", 0), ("0s", 0)]
         {
@@ -86,13 +85,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_whole_duration_is_read_as_it_is_shown(seconds in 0..1_000_000u64) {
+        fn any_duration_is_parsed_as_it_is_shown(seconds in 0..1_000_000u64) {
             let duration = Duration::from_secs(seconds);
             prop_assert_eq!(parse(&show(duration)), Ok(duration));
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in "[0-9hms .-]{0,12}") {
+        fn any_text_is_parsed_or_refused(text in "[0-9hms .-]{0,12}") {
             let _ = parse(&text);
         }
     }

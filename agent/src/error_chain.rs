@@ -1,4 +1,4 @@
-//! What an error says: to people, in one line, and to those who can do something about a full disk.
+//! An error with its causes: as one line, and as a full disk.
 
 use std::error::Error;
 use std::io;
@@ -11,7 +11,7 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let (text, words) = (error.to_string(), words(error));
-        // Some libraries repeat their cause in their own text.
+        // Some libraries repeat the text of their cause.
         if line.contains(&text) {
             line = line.replace(&text, &words);
         } else if !line.contains(&words) {
@@ -23,7 +23,7 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     line.replace('\n', " ")
 }
 
-/// What an error says itself. The client shows an answer of the API server with all its fields; people want its message.
+/// The text of one error. kube shows an answer of the API server with all fields; users need its message.
 fn words(error: &(dyn Error + 'static)) -> String {
     let answer = match error.downcast_ref() {
         Some(kube::Error::Api(answer)) => Some(answer),
@@ -32,7 +32,7 @@ fn words(error: &(dyn Error + 'static)) -> String {
     answer.map_or_else(|| error.to_string(), |answer| answer.message.clone())
 }
 
-/// Whether a full disk is behind an error.
+/// Whether a full disk caused an error.
 pub(crate) fn is_for_want_of_space(error: &(dyn Error + 'static)) -> bool {
     let is_full = |error: &(dyn Error + 'static)| {
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
@@ -50,7 +50,7 @@ mod tests {
     struct Outer(#[source] std::io::Error);
 
     #[test]
-    fn causes_follow_in_one_line() {
+    fn an_error_and_its_causes_are_one_line() {
         assert_eq!(chain(&Outer(std::io::Error::other("in\nner"))), "outer: in ner");
     }
 
@@ -63,7 +63,7 @@ mod tests {
     struct Refused(#[source] kube::Error);
 
     #[test]
-    fn of_an_answer_of_the_api_server_only_the_message_is_shown() {
+    fn an_answer_of_the_api_server_is_shown_by_its_message() {
         let answer = || {
             let message = "secrets \"pull\" not found";
             kube::Error::Api(Box::new(Status::failure(message, "NotFound").with_code(404)))
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_found_behind_other_words() {
+    fn a_full_disk_is_found_among_the_causes() {
         for (kind, is_full) in [
             (io::ErrorKind::StorageFull, true),
             (io::ErrorKind::QuotaExceeded, true),

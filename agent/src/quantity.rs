@@ -4,10 +4,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use std::collections::BTreeMap;
 
-/// Amounts by resource name, as a Node's status has them.
+/// Amounts by resource name, as in a Node's status.
 pub(crate) type ResourceList = BTreeMap<String, Quantity>;
 
-/// A quantity in thousandths of its unit, rounded up; `None` when it is not one or does not fit.
+/// A quantity in thousandths of its unit, rounded up; `None` if it cannot be parsed or does not fit.
 pub(crate) fn milli(quantity: &Quantity) -> Option<u64> {
     scaled(quantity, 1000)
 }
@@ -17,13 +17,12 @@ pub(crate) fn whole(quantity: &Quantity) -> Option<u64> {
     scaled(quantity, 1)
 }
 
-/// A quantity in parts of its unit, rounded up.
 fn scaled(quantity: &Quantity, parts: u128) -> Option<u64> {
     let text = quantity.0.trim();
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    // Nine decimal places are what Kubernetes itself keeps.
+    // Kubernetes keeps nine decimal places.
     if whole.len() + fraction.len() == 0 || fraction.len() > 9 {
         return None;
     }
@@ -60,7 +59,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_kubernetes_writes_is_read() {
+    fn quantities_are_parsed_as_kubernetes_writes_them() {
         let table = [
             ("2", Some(2000)),
             ("500m", Some(500)),
@@ -87,12 +86,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[0-9.eEikKmMgG+-]{0,12}") {
+        fn any_text_is_parsed_or_refused(text in "[0-9.eEikKmMgG+-]{0,12}") {
             let _ = milli(&Quantity(text));
         }
 
         #[test]
-        fn whole_numbers_stay(number in 0u64..1 << 40) {
+        fn a_whole_number_is_parsed_as_it_is(number in 0u64..1 << 40) {
             prop_assert_eq!(whole(&Quantity(number.to_string())), Some(number));
         }
     }

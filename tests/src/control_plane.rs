@@ -134,7 +134,7 @@ impl ControlPlane {
         SHARED.get_or_try_init(async || Self::builder().start(&Sandbox::shared()?).await).await
     }
 
-    /// A control plane of one's own, for tests that need another configuration.
+    /// A control plane for one test that needs another configuration.
     pub fn builder() -> Builder {
         Builder::default()
     }

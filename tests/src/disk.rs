@@ -25,7 +25,7 @@ fn loop_mounted(path: &Path, bytes: u64) -> Result<bool> {
     );
     let mounted = made && succeeds(Command::new("mount").args(["-o", "loop"]).args([&image, path]));
     if mounted {
-        // A directory that is nobody's would be taken for something of ours.
+        // The agent would take an unknown directory for one of its own.
         fs::remove_dir(path.join("lost+found")).context("cannot empty the new disk")?;
     }
     // The mount keeps it for as long as it is needed.
@@ -121,6 +121,6 @@ pub(crate) fn unmount_below(directory: &Path) {
 }
 
 fn unmount(path: &Path) {
-    // Whoever still has a file open there keeps it; nobody else sees it any more.
+    // Processes with open files there keep them; no other process sees the volume any more.
     let _ = Command::new("umount").arg("-l").arg(path).stdin(Stdio::null()).stderr(Stdio::null()).status();
 }

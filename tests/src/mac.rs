@@ -44,7 +44,7 @@ impl Mac {
             std::fs::create_dir(&directory)
                 .with_context(|| format!("cannot make {}", directory.display()))?;
         }
-        // A real Mac's images are too large to be fetched for each test; our VMs have names of their own.
+        // A real Mac's images are too large to be pulled for each test, and the agent's VMs have names of their own.
         let home = if simulated { host.join("tart") } else { users_tart_home()? };
         Ok(Self { sandbox: sandbox.clone(), tart, simulated, home, host })
     }
@@ -149,7 +149,7 @@ fn users_tart_home() -> Result<PathBuf> {
     }
 }
 
-/// Writes a file so that nobody sees half of it.
+/// Writes a file by rename, so that no reader sees half of it.
 fn replace(path: &Path, content: &str) -> Result<()> {
     let directory = path.parent().unwrap_or(path);
     tempfile::NamedTempFile::new_in(directory)

@@ -59,7 +59,7 @@ impl Process {
 
     /// Sends a signal; an error when the process has ended.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        // Held, so that nobody reaps it meanwhile and the signal hits a stranger.
+        // Locked, so that no other thread reaps the process and the signal hits another one.
         let mut child = self.child();
         let ended = child.try_wait().with_context(|| format!("cannot ask for the end of {}", self.name))?;
         ensure!(ended.is_none(), "{} has ended: {}", self.name, ended.unwrap_or_default());
@@ -117,7 +117,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The keeper does it if we cannot.
+        // The keeper kills it if this fails.
         let _ = self.kill9();
     }
 }
@@ -138,7 +138,7 @@ pub async fn run(command: Command, input: &str, deadline: Duration) -> Result<St
     let stdin = child.stdin.take();
     let talk = async {
         if let Some(mut stdin) = stdin {
-            // A program that does not read its input says so by its exit code, not by ours.
+            // A program that does not read its input reports that by its exit code.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         child.wait_with_output().await

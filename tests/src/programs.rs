@@ -49,7 +49,7 @@ fn named_or_near(variable: &str, name: &str) -> Result<PathBuf> {
 /// Writes a script that can be started at once.
 ///
 /// A child writes it: while another thread starts a program, that has whatever this process has open for writing, and nothing starts a
-/// file that anybody may still write to.
+/// file that a process may still write to.
 pub fn write(path: &Path, script: &str) -> Result<()> {
     let mut child = Command::new("sh")
         .args(["-c", r#"cat >"$0" && chmod 755 "$0""#])

@@ -6,8 +6,8 @@ use anyhow::Result;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::TlsAcceptor;
 
-/// TLS with a certificate that nobody vouches for, in a name that nobody asks for.
-pub fn unvouched() -> Result<TlsAcceptor> {
+/// TLS with a self-signed certificate for an unrelated name.
+pub fn self_signed() -> Result<TlsAcceptor> {
     let key = rcgen::KeyPair::generate()?;
     let certificate = rcgen::CertificateParams::new(vec!["nobody.test".to_owned()])?.self_signed(&key)?;
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));

@@ -254,7 +254,9 @@ async fn user_of_the_harness() -> Result<()> {
     std::io::stdout().flush()?;
     let ending = std::env::var("USER_OF_THE_HARNESS")?;
     assert_eq!(ending, "Wait", "a panic, as asked for");
-    tokio::time::timeout(MINUTE, std::future::pending::<()>()).await.context("nobody ended this process")
+    tokio::time::timeout(MINUTE, std::future::pending::<()>())
+        .await
+        .context("the test did not end this process")
 }
 
 /// The path that a process tells on a line of its stdout, alone or after `sandbox: `.

@@ -1,4 +1,4 @@
-//! Tokens of service accounts, made for one Pod and good for as long as it exists. They are kept in memory only.
+//! Service account tokens, each bound to one Pod. The agent keeps them in memory only.
 
 use std::time::Duration;
 
@@ -7,28 +7,25 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProjection};
 use kube::api::{Api, PostParams};
 use kube::{Client, ResourceExt};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::warn;
 
-use super::watched_objects::{is_forbidden, words};
+use super::call::call;
+use crate::backoff::{TOKEN_OF_NEW_POD, TOKEN_RENEWAL};
 
-/// How long the API server may take for a token.
-const LIMIT: Duration = Duration::from_secs(10);
-/// The API server may learn a moment later than this Node that a Pod is bound to it, and refuses until then.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The Node authorizer may learn later than this Node that a Pod is bound to it, and refuses until then.
 const REFUSALS: u32 = 6;
-const FIRST_REFUSAL: Duration = Duration::from_millis(100);
-/// The life of a token whose Pod does not say, which is also what the API server defaults to.
-const USUAL_LIFE: i64 = 3600;
-/// No token is kept for longer than this, however long it lives.
+/// In seconds: the API server's default.
+const DEFAULT_LIFETIME: i64 = 3600;
+/// The agent renews a token after this time, however long it is valid.
 const LONGEST_USE: Duration = Duration::from_hours(24);
-/// Tokens that were made together are not renewed together.
+/// Tokens that were requested together are not renewed together.
 const LARGEST_JITTER: Duration = Duration::from_secs(10);
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
-/// The clock is looked at this often: it may be set, and it does not stand still while the machine sleeps.
-const LOOK_AT_CLOCK: Duration = Duration::from_mins(1);
+/// The agent compares with the clock this often: a user may set it, and it goes on while the machine sleeps.
+const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Where tokens come from.
+/// Requests tokens.
 #[derive(Clone)]
 pub(crate) struct Tokens(Client);
 
@@ -38,27 +35,23 @@ impl std::fmt::Debug for Tokens {
     }
 }
 
-/// There is no token.
+/// There is no token. The first words are the kubelet's.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenError {
-    /// The API server refuses, or cannot be reached.
+    /// The request failed.
     #[error("failed to fetch token: {0}")]
-    Refused(String),
-    /// It does not answer.
-    #[error("failed to fetch token: the API server did not answer within {} s", LIMIT.as_secs())]
-    Late,
-    /// It answers nonsense.
+    Request(String),
+    /// The answer has no token.
     #[error("failed to fetch token: the API server's answer has none")]
-    None,
+    Missing,
 }
 
 impl Tokens {
-    /// Tokens that this client gets.
     pub(crate) fn new(client: Client) -> Self {
         Self(client)
     }
 
-    /// A token for a Pod. Nothing is asked for yet.
+    /// A token for a Pod; the first `get` requests it.
     pub(crate) fn token(&self, pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Token {
         let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
         Token {
@@ -72,7 +65,7 @@ impl Tokens {
     }
 }
 
-/// What the API server is asked for. A Node gets only tokens that end with one of its Pods.
+/// The request. A Node gets only tokens that are bound to one of its Pods.
 fn request(pod: &Pod, wanted: &ServiceAccountTokenProjection) -> TokenRequest {
     let audience = wanted.audience.iter().filter(|audience| !audience.is_empty());
     TokenRequest {
@@ -90,22 +83,21 @@ fn request(pod: &Pod, wanted: &ServiceAccountTokenProjection) -> TokenRequest {
     }
 }
 
-/// A token that is renewed while it is good.
+/// A token that the agent renews before it expires.
 pub(crate) struct Token {
     api: Api<ServiceAccount>,
     account: String,
     request: TokenRequest,
     held: Option<Held>,
-    /// When to ask for the next one.
+    /// When to request the next one.
     due: Timestamp,
-    /// How often in a row there was none.
+    /// In a row.
     failures: u32,
 }
 
-/// A token, and until when it is good.
 struct Held {
     token: String,
-    term: Term,
+    validity: Validity,
 }
 
 impl std::fmt::Debug for Token {
@@ -118,25 +110,25 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// A token that is good now. One that is to be renewed but cannot be is used for as long as it lives.
+    /// A valid token. While a renewal fails, the old token is used until it expires.
     pub(crate) async fn get(&mut self) -> Result<String, TokenError> {
         let now = Timestamp::now();
         if let Some(held) = &self.held
-            && now < self.due.min(held.term.ends)
+            && now < self.due.min(held.validity.ends)
         {
             return Ok(held.token.clone());
         }
-        match self.ask().await {
+        match self.request().await {
             Ok(held) => {
                 let jitter = LARGEST_JITTER.mul_f64(fastrand::f64());
-                self.due = held.term.renew_at(jitter);
+                self.due = held.validity.renew_at(jitter);
                 self.failures = 0;
                 Ok(self.held.insert(held).token.clone())
             }
             Err(error) => {
                 self.failures = self.failures.saturating_add(1);
-                self.due = later(Timestamp::now(), retry_after(self.failures));
-                match self.held.as_ref().filter(|held| now < held.term.ends) {
+                self.due = later(Timestamp::now(), TOKEN_RENEWAL.after(self.failures));
+                match self.held.as_ref().filter(|held| now < held.validity.ends) {
                     Some(held) => {
                         warn!(account = self.account, %error, "cannot renew a token; using the old one");
                         Ok(held.token.clone())
@@ -147,31 +139,31 @@ impl Token {
         }
     }
 
-    /// Waits until `get` would ask for another one. Safe to cancel.
+    /// Waits until `get` would request another token. Safe to cancel.
     pub(crate) async fn due(&self) {
         loop {
             let left = Duration::try_from(self.due.duration_since(Timestamp::now())).unwrap_or_default();
             if left.is_zero() {
                 return;
             }
-            sleep(left.min(LOOK_AT_CLOCK)).await;
+            sleep(left.min(CLOCK_INTERVAL)).await;
         }
     }
 
-    async fn ask(&self) -> Result<Held, TokenError> {
+    async fn request(&self) -> Result<Held, TokenError> {
         let mut refusals = 0;
         loop {
-            // Of this clock alone: the API server's may differ.
+            // By this clock alone: the API server's may differ.
             let starts = Timestamp::now();
             let parameters = PostParams::default();
-            let asked = self.api.create_token_request(&self.account, &parameters, &self.request);
-            match timeout(LIMIT, asked).await.map_err(|_| TokenError::Late)? {
-                Ok(answer) => return read(answer, starts).ok_or(TokenError::None),
-                Err(error) if is_forbidden(&error) && self.held.is_none() && refusals < REFUSALS => {
-                    sleep(FIRST_REFUSAL * 2u32.pow(refusals)).await;
+            let request = self.api.create_token_request(&self.account, &parameters, &self.request);
+            match call(DEADLINE, request).await {
+                Ok(answer) => return read(answer, starts).ok_or(TokenError::Missing),
+                Err(error) if error.is_forbidden() && self.held.is_none() && refusals < REFUSALS => {
                     refusals += 1;
+                    sleep(TOKEN_OF_NEW_POD.after(refusals)).await;
                 }
-                Err(error) => return Err(TokenError::Refused(words(&error))),
+                Err(error) => return Err(TokenError::Request(error.without_content())),
             }
         }
     }
@@ -179,48 +171,43 @@ impl Token {
 
 fn read(answer: TokenRequest, starts: Timestamp) -> Option<Held> {
     let token = answer.status.and_then(|status| status.token).filter(|token| !token.is_empty())?;
-    // What was granted, which may differ from what was asked for.
-    let life = answer.spec.and_then(|spec| spec.expiration_seconds).unwrap_or(USUAL_LIFE);
-    let life = Duration::from_secs(u64::try_from(life).unwrap_or_default());
-    Some(Held { token, term: Term { starts, ends: later(starts, life) } })
+    // What the API server granted, which may differ from the request.
+    let lifetime = answer.spec.and_then(|spec| spec.expiration_seconds).unwrap_or(DEFAULT_LIFETIME);
+    let lifetime = Duration::from_secs(u64::try_from(lifetime).unwrap_or_default());
+    Some(Held { token, validity: Validity { starts, ends: later(starts, lifetime) } })
 }
 
 fn later(time: Timestamp, by: Duration) -> Timestamp {
     time.saturating_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// A token's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Term {
+struct Validity {
     starts: Timestamp,
     ends: Timestamp,
 }
 
-impl Term {
-    /// When the token is to be renewed: at four fifths of its life or after a day, and a little before that.
+impl Validity {
+    /// At four fifths of the lifetime or after a day, and a little before that.
     fn renew_at(self, jitter: Duration) -> Timestamp {
-        let life = Duration::try_from(self.ends.duration_since(self.starts)).unwrap_or_default();
-        let used = (life * 4 / 5).min(longest_use());
-        // Of a very short life the jitter must not be all.
+        let lifetime = Duration::try_from(self.ends.duration_since(self.starts)).unwrap_or_default();
+        let used = (lifetime * 4 / 5).min(longest_use());
+        // The jitter must not take all of a very short lifetime.
         later(self.starts, used.saturating_sub(jitter.min(used / 2)))
     }
 }
 
-/// No token is kept for longer than this. A test that cannot wait for the ten minutes that a token lives at least has it renewed
-/// after as many seconds as `TART_KUBELET_TOKEN_USE` says; release builds know nothing of it.
+/// A token is valid for ten minutes at least. Tests do not wait for that: in debug builds `TART_KUBELET_TOKEN_USE` is the number of
+/// seconds after which the agent renews.
 #[cfg(debug_assertions)]
 fn longest_use() -> Duration {
-    let asked = std::env::var("TART_KUBELET_TOKEN_USE").ok().and_then(|seconds| seconds.parse().ok());
-    asked.map_or(LONGEST_USE, Duration::from_secs)
+    let seconds = std::env::var("TART_KUBELET_TOKEN_USE").ok().and_then(|seconds| seconds.parse().ok());
+    seconds.map_or(LONGEST_USE, Duration::from_secs)
 }
 
 #[cfg(not(debug_assertions))]
 fn longest_use() -> Duration {
     LONGEST_USE
-}
-
-fn retry_after(failures: u32) -> Duration {
-    FIRST_RETRY.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(LONGEST_RETRY)
 }
 
 #[cfg(test)]
@@ -239,17 +226,17 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_renewed_at_four_fifths_of_its_life_or_after_a_day() {
+    fn a_token_is_renewed_at_four_fifths_of_its_lifetime_or_after_a_day() {
         let table = [(600, 480), (3600, 2880), (100_000, 80_000), (1_000_000, 86_400), (0, 0)];
         for (life, expected) in table {
-            let term = Term { starts: at(5), ends: at(5 + life) };
-            assert_eq!(term.renew_at(Duration::ZERO), at(5 + expected), "{life}");
+            let validity = Validity { starts: at(5), ends: at(5 + life) };
+            assert_eq!(validity.renew_at(Duration::ZERO), at(5 + expected), "{life}");
         }
     }
 
     #[test]
-    fn failures_are_retried_ever_more_slowly() {
-        let delays = [1, 2, 3, 7, 8, u32::MAX].map(|failures| retry_after(failures).as_secs());
+    fn a_failed_renewal_is_repeated_with_longer_delays() {
+        let delays = [1, 2, 3, 7, 8, u32::MAX].map(|failures| TOKEN_RENEWAL.after(failures).as_secs());
         assert_eq!(delays, [1, 2, 4, 60, 60, 60]);
     }
 
@@ -275,11 +262,11 @@ mod tests {
     }
 
     #[test]
-    fn the_life_that_was_granted_counts() {
+    fn the_lifetime_is_the_one_that_the_api_server_granted() {
         let answer = |spec| -> TokenRequest {
             serde_json::from_value(json!({"spec": spec, "status": {"token": "t"}})).unwrap()
         };
-        let ends = |answer| read(answer, at(0)).unwrap().term.ends;
+        let ends = |answer| read(answer, at(0)).unwrap().validity.ends;
         assert_eq!(ends(answer(json!({"expirationSeconds": 7200}))), at(7200));
         assert_eq!(ends(answer(json!({}))), at(3600));
         let empty: TokenRequest =
@@ -287,7 +274,7 @@ mod tests {
         assert!(read(empty, at(0)).is_none());
     }
 
-    /// Tokens of an API server that answers thus, in turn.
+    /// Tokens of an API server that gives these answers in turn.
     fn answering(answers: impl IntoIterator<Item = (u16, Value)>) -> Tokens {
         let answers = Arc::new(Mutex::new(answers.into_iter().collect::<VecDeque<_>>()));
         let answer = move |_: http::Request<Body>| {
@@ -315,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_is_kept_until_it_is_due() {
+    async fn a_token_is_used_until_it_is_due() {
         let mut token = token([granted("first"), granted("second")]);
         token.due().await;
         assert_eq!(
@@ -331,19 +318,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_old_token_is_used_while_there_is_no_new_one_and_it_is_good() {
+    async fn an_old_token_is_used_while_its_renewal_fails_and_it_is_valid() {
         let mut token = token([granted("old"), refused(403), refused(403), granted("new")]);
         token.get().await.unwrap();
         token.due = Timestamp::MIN;
         assert_eq!(token.get().await.unwrap(), "old");
-        assert!(token.due > Timestamp::now(), "not asked for again at once");
-        token.held.as_mut().unwrap().term.ends = Timestamp::MIN;
+        assert!(token.due > Timestamp::now(), "the agent does not ask again at once");
+        token.held.as_mut().unwrap().validity.ends = Timestamp::MIN;
         assert_eq!(token.get().await.unwrap_err().to_string(), "failed to fetch token: no");
         assert_eq!(token.get().await.unwrap(), "new");
     }
 
     #[tokio::test]
-    async fn a_pod_that_the_api_server_is_about_to_learn_of_gets_its_token() {
+    async fn a_token_is_requested_again_while_the_api_server_does_not_know_the_pod() {
         let mut token = token([refused(403), refused(403), granted("t")]);
         assert_eq!(token.get().await.unwrap(), "t");
         assert!(!format!("{token:?}").contains("\"t\""));
@@ -351,10 +338,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_token_is_renewed_while_it_is_good(life in 1i64..10_000_000, jitter in 0u64..10) {
-            let term = Term { starts: at(0), ends: at(life) };
-            let renewed = term.renew_at(Duration::from_secs(jitter));
-            prop_assert!(term.starts < renewed && renewed < term.ends);
+        fn a_token_is_renewed_while_it_is_valid(life in 1i64..10_000_000, jitter in 0u64..10) {
+            let validity = Validity { starts: at(0), ends: at(life) };
+            let renewed = validity.renew_at(Duration::from_secs(jitter));
+            prop_assert!(validity.starts < renewed && renewed < validity.ends);
         }
     }
 }

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::{Uid, User};
-use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::{AgentArgs, PullArgs};
@@ -136,7 +135,7 @@ async fn ask(
     question: &PullRequest,
     arrived: impl FnMut(u8),
 ) -> Result<Option<String>, PullError> {
-    match pull_socket::request(&state.door_path(), question, arrived).await {
+    match pull_socket::request(&state.pull_socket_path(), question, arrived).await {
         Ok(digest) => Ok(Some(digest)),
         Err(PullSocketError::Closed(_)) => Ok(None),
         Err(error) => Err(PullError::Door(error)),
@@ -207,7 +206,7 @@ async fn pull_alone(
 
 /// The record of images as it is now.
 fn open(args: &AgentArgs, state: &StateDir) -> Result<ImageStore, FileError> {
-    let metrics = Metrics::new(watch::channel(None).1);
+    let metrics = Metrics::new();
     ImageStore::open(Tart::new(&args.tart_binary), state.clone(), 1, metrics)
 }
 

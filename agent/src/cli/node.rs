@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 use crate::duration;
 use crate::node::address::AddressSource;
 use crate::node::capacity::{self, Reserved};
+use crate::node::signals::thresholds::{self, Thresholds};
 use crate::node::taints::{self, Taints};
-use crate::node::thresholds::{self, Thresholds};
 
 /// Where the Node's address comes from when none is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -18,7 +18,7 @@ use crate::image::gc::{DiskSpace, SpaceRequest, SpaceResult};
 use crate::names::PodUid;
 use crate::node::health::NodeHealth;
 use crate::node::signals::SignalSources;
-use crate::node::thresholds::{Signal, Thresholds};
+use crate::node::signals::thresholds::{Signal, Thresholds};
 use crate::os::availability::{Availability, volume};
 use crate::pod::registry::PodRegistry;
 use crate::pod::status::is_final;
@@ -67,7 +67,7 @@ impl EvictionManager {
             let since = self.disk_space.passes();
             let short = self.shortage().await;
             if short.is_none() {
-                self.set_space_aside().await;
+                self.reserve_disk_space().await;
             }
             let is_short = short.as_ref().is_some_and(|short| short.has_images);
             let result = self.disk_space.free(SpaceRequest::Node { is_short, since }).await;
@@ -87,14 +87,14 @@ impl EvictionManager {
 
     /// Whether the Node shows `DiskPressure`, so that the scheduler sends no new Pod.
     fn has_disk_pressure(&self) -> bool {
-        self.health.borrow().as_ref().is_some_and(|health| health.short_of.disk.is_some())
+        self.health.borrow().as_ref().is_some_and(|health| health.shortages.disk.is_some())
     }
 
     /// While there is enough space, the agent reserves some for its own files.
-    async fn set_space_aside(&self) {
+    async fn reserve_disk_space(&self) {
         let state = self.state.clone();
-        let set_aside = spawn_blocking(move || state.set_space_aside());
-        match timeout(LOOK_LIMIT, set_aside).await {
+        let reserved = spawn_blocking(move || state.reserve_disk_space());
+        match timeout(LOOK_LIMIT, reserved).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => warn!(error = chain(&error), "cannot set space aside"),
             Ok(Err(_)) | Err(_) => warn!("the disk does not let any space be set aside"),
@@ -139,15 +139,15 @@ impl EvictionManager {
 
 fn look(signals: &SignalSources, thresholds: &Thresholds) -> Option<Shortage> {
     let device = |path| std::fs::metadata(path).map(|metadata| metadata.dev()).ok();
-    let is_one = device(&signals.state_dir) == device(&signals.tart_home);
+    let is_one = device(&signals.nodefs) == device(&signals.imagefs);
     let found = [
-        (Signal::ImageFs, volume(&signals.tart_home), true),
-        (Signal::NodeFs, volume(&signals.state_dir), is_one),
+        (Signal::ImageFs, volume(&signals.imagefs), true),
+        (Signal::NodeFs, volume(&signals.nodefs), is_one),
     ];
     found.into_iter().find_map(|(signal, figure, has_images)| {
         let Availability { available, total } = figure?;
         thresholds.shortage(signal, figure?)?;
-        let least = thresholds.least(signal)?.of(total);
+        let least = thresholds.value(signal)?.of(total);
         let words = format!(
             "The node was low on resource: ephemeral-storage. Threshold quantity: {least}, available: {available}. "
         );
@@ -179,7 +179,7 @@ fn candidates(
 }
 
 fn has_vm(dir: &PodDir) -> Result<bool, FileError> {
-    for run in dir.attempts()? {
+    for run in dir.runs()? {
         if !run.view()?.cleaned {
             return Ok(true);
         }

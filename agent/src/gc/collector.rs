@@ -18,7 +18,7 @@ use crate::fs::file::FileError;
 use crate::fs::freed_space::{freed, measure};
 use crate::metrics::Metrics;
 use crate::names::{BaseName, PodUid, VmName};
-use crate::pod::registry::active::ActiveWorkers;
+use crate::pod::registry::PodRegistry;
 use crate::tart::TartError;
 
 /// How long a VM may take to stop before tart kills it.
@@ -29,7 +29,7 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct OrphanCollector {
     observer: Observer,
-    active: ActiveWorkers,
+    registry: PodRegistry,
     metrics: Metrics,
     interval: Duration,
     ages: Ages,
@@ -51,12 +51,12 @@ enum CollectError {
 impl OrphanCollector {
     pub(crate) fn new(
         observer: Observer,
-        active: ActiveWorkers,
+        registry: PodRegistry,
         metrics: Metrics,
         interval: Duration,
     ) -> Self {
         metrics.collects_vms();
-        Self { observer, active, metrics, interval, ages: Ages::default(), logged: HashMap::new() }
+        Self { observer, registry, metrics, interval, ages: Ages::default(), logged: HashMap::new() }
     }
 
     /// Collects until it is dropped: as soon as the agent's workers are known, and then once per interval.
@@ -69,7 +69,7 @@ impl OrphanCollector {
     }
 
     async fn pass(&mut self) {
-        let active = self.active.now().await;
+        let active = self.registry.with_worker().await;
         let begun = Instant::now();
         let observation = self.observer.look(&mut self.ages, active).await;
         let verdicts = judge(&observation);
@@ -147,10 +147,10 @@ impl OrphanCollector {
             }
         }
         let OrphanVerdict::Delete { runs: false, .. } = second else { return Ok(Some(second)) };
-        let run = self.observer.state.pod(vm.uid().clone()).attempt(vm.restart());
+        let run = self.observer.state.pod(vm.uid().clone()).run(vm.restart());
         // From here on no shim starts for it.
         let _lock = if run.path().exists() {
-            let Some(lock) = block_in_place(|| run.seal())? else {
+            let Some(lock) = block_in_place(|| run.take_shim_lock())? else {
                 return Ok(Some(OrphanVerdict::Keep(KeepReason::Shim)));
             };
             Some(lock)
@@ -182,7 +182,7 @@ impl OrphanCollector {
 
     async fn delete_pod_dir(&mut self, uid: &PodUid) -> Result<Option<OrphanVerdict>, CollectError> {
         let dir = self.observer.state.pod(uid.clone());
-        let active = self.active.now().await;
+        let active = self.registry.with_worker().await;
         let observation = self.observer.look_at_pod_dir(&dir, &mut self.ages, active).await;
         match judge_one(&observation, &Subject::PodDir(uid.clone())) {
             OrphanVerdict::Delete { .. } => block_in_place(|| dir.remove())?,
@@ -192,7 +192,7 @@ impl OrphanCollector {
     }
 
     async fn look_again(&mut self, vm: &VmName, min_age: Duration) -> OrphanVerdict {
-        let active = self.active.now().await;
+        let active = self.registry.with_worker().await;
         let seen = self.observer.look_at_vm(vm, &mut self.ages, active).await;
         judge_one(&OrphanObservation { min_age, ..seen }, &Subject::Vm(vm.clone()))
     }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
-use tokio::time::timeout;
 
 use super::ages::{Ages, Now};
 use super::orphan::{ObservedPodDir, ObservedVm, OrphanObservation, Unknown};
+use crate::apiserver::call::{DEADLINE, call};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::image::ImageStore;
@@ -19,8 +19,6 @@ use crate::image::ownership::KnownImage;
 use crate::names::{BaseName, NodeName, PodName, PodUid, VmName};
 use crate::state::{Holder, PodDir, StateDir};
 use crate::tart::{Tart, VmSource, touched, vm_lock};
-
-const API_LIMIT: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Observer {
@@ -123,7 +121,7 @@ impl Observer {
 
     fn vm(&self, name: String, ages: &mut Ages, now: Now) -> ObservedVm {
         let (dir, holder) = if let Ok(vm) = name.parse::<VmName>() {
-            let holder = self.state.pod(vm.uid().clone()).attempt(vm.restart()).holder();
+            let holder = self.state.pod(vm.uid().clone()).run(vm.restart()).holder();
             (self.tart.vm_dir(&vm), holder.map_err(unknown))
         } else if let Ok(base) = name.parse::<BaseName>() {
             (self.tart.base_dir(&base), Ok(Holder::Nobody))
@@ -169,13 +167,7 @@ impl Observer {
     async fn bound(&self) -> Result<HashMap<PodUid, PodName>, Unknown> {
         // Without a resource version the list is the latest one, and without a limit it is complete.
         let ours = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
-        let pods = match timeout(API_LIMIT, self.pods.list(&ours)).await {
-            Ok(Ok(pods)) => pods,
-            Ok(Err(error)) => return Err(chain(&error)),
-            Err(_) => {
-                return Err(format!("the API server did not answer within {} s", API_LIMIT.as_secs()));
-            }
-        };
+        let pods = call(DEADLINE, self.pods.list(&ours)).await.map_err(|error| chain(&error))?;
         if pods.metadata.continue_.is_some_and(|more| !more.is_empty()) {
             return Err("the API server has listed only some of them".to_owned());
         }

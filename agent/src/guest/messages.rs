@@ -43,7 +43,6 @@ pub(super) struct TerminalSize {
 }
 
 impl CommandMessage {
-    /// The command for the wire.
     pub(super) fn new(exec: Exec, interactive: bool) -> Self {
         let mut argv = exec.argv.into_iter();
         Self {
@@ -72,7 +71,7 @@ pub(super) mod exec_response {
         StandardOutput(super::IoChunk),
         #[prost(message, tag = "3")]
         StandardError(super::IoChunk),
-        /// The command runs; only newer guest agents say so.
+        /// Only newer guest agents send it.
         #[prost(message, tag = "4")]
         Started(super::Started),
     }
@@ -108,7 +107,7 @@ mod tests {
     use prost::Message;
 
     #[test]
-    fn a_command_is_sent_as_it_is() {
+    fn a_command_message_has_the_program_its_arguments_and_a_terminal() {
         let exec = Exec { argv: vec!["make".into(), "test".into()], tty: true, ..Exec::default() };
         let sent = CommandMessage::new(exec, true);
         assert_eq!((sent.name.as_str(), sent.args.as_slice()), ("make", ["test".to_owned()].as_slice()));
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wire_is_the_contract_of_the_guest_agent() {
+    fn messages_have_the_guest_agents_field_numbers() {
         let exit = ExecResponse::decode([0x0a, 0x02, 0x08, 0x07].as_slice()).unwrap();
         assert_eq!(exit.r#type, Some(exec_response::Type::Exit(Exit { code: 7 })));
         let out = ExecResponse::decode([0x12, 0x03, 0x0a, 0x01, b'x'].as_slice()).unwrap();

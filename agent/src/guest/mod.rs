@@ -1,7 +1,7 @@
 //! The guest agent inside a VM: gRPC over the control socket that `tart run` opens.
 //!
-//! The guest is not trusted: messages are bounded, what it says is parsed, and callers set a deadline wherever an answer is
-//! due. (The answer to a command is not: a silent one says nothing until it ends.)
+//! The guest is not trusted: messages are bounded, answers are parsed, and callers set a deadline. Only the container's command has none:
+//! a silent one sends nothing until it ends.
 
 mod messages;
 
@@ -26,28 +26,24 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
-/// How much standard input goes into one message.
+/// Standard input in one message.
 const CHUNK: usize = 32 << 10;
-/// How much of the guest agent's words is passed on.
-const MAX_WORDS: usize = 300;
+/// How much of the guest agent's words an error quotes.
+const MAX_QUOTE: usize = 300;
 
 /// A connection to the guest agent of one VM.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest(tonic::client::Grpc<Channel>);
 
-/// A call to the guest agent that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GuestError {
-    /// Nobody answers on the control socket, yet or any more.
+    /// The guest agent does not answer on the control socket.
     #[error("the guest agent does not answer")]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The guest agent refused the call.
     #[error("the guest agent refused: {0}")]
     Refused(String),
-    /// The program did not end in time.
     #[error("it did not end within {} s", .0.as_secs())]
     Late(Duration),
-    /// The guest agent broke its own protocol.
     #[error("the guest agent answered nonsense: {0}")]
     Nonsense(String),
 }
@@ -55,47 +51,42 @@ pub(crate) enum GuestError {
 /// A program to be run in the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Exec {
-    /// The program and its arguments; everybody in the guest can read them.
+    /// The program and its arguments; every user of the guest can read them.
     pub(crate) argv: Vec<String>,
-    /// Variables. Guest agents before 0.10 ignore them without a word.
+    /// Guest agents before 0.10 ignore them silently.
     pub(crate) env: Vec<(String, String)>,
-    /// What it can read.
     pub(crate) stdin: Stdin,
-    /// Whether it gets a terminal.
     pub(crate) tty: bool,
 }
 
 /// The standard input of a program in the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Stdin {
-    /// Nothing at all.
     #[default]
     Empty,
-    /// This, and then its end.
+    /// These bytes, then the end.
     Bytes(Vec<u8>),
-    /// Nothing yet, but it stays open.
+    /// No bytes, but it stays open.
     Open,
 }
 
-/// What is known of a program that has run.
+/// The end of a program.
 #[derive(Debug)]
 pub(crate) struct Completed {
-    /// Its exit code; -1 means that a signal killed it. Some guest agents break off at a program's very end, and others never run it.
+    /// Its exit code; -1 after a signal. Some guest agents close the connection as a program ends, and lose its exit code.
     pub(crate) end: Result<i32, GuestError>,
-    /// The beginning of what it wrote to either output.
+    /// The beginning of its output, stdout and stderr.
     pub(crate) output: Vec<u8>,
 }
 
-/// One piece of what a command in the guest does.
+/// A message about a command in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ExecEvent {
-    /// It runs. Older guest agents do not say so.
+    /// Older guest agents do not send it.
     Started,
-    /// Bytes from its standard output.
     Stdout(Vec<u8>),
-    /// Bytes from its standard error.
     Stderr(Vec<u8>),
-    /// It ended with this code; -1 means that a signal killed it.
+    /// The exit code; -1 after a signal.
     Exit(i32),
 }
 
@@ -107,7 +98,7 @@ impl Guest {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
-        // The address is never looked up: the connector knows the way.
+        // The connector ignores the address.
         let channel = Endpoint::from_static("http://guest")
             .connect_with_connector(connector)
             .await
@@ -115,7 +106,7 @@ impl Guest {
         Ok(Self(tonic::client::Grpc::new(channel)))
     }
 
-    /// Asks the guest for its own address.
+    /// The address that the guest says it has.
     pub(crate) async fn address(&mut self) -> Result<IpAddr, GuestError> {
         self.ready().await?;
         let codec = ProstCodec::<ResolveIpRequest, ResolveIpResponse>::default();
@@ -123,9 +114,9 @@ impl Guest {
         let answer = self.0.unary(Request::new(ResolveIpRequest {}), path, codec).await;
         let text = answer.map_err(|status| GuestError::of(&status))?.into_inner().ip;
         let address: Result<IpAddr, _> = text.trim().parse();
-        // An IPv4 address is not to pass for another one in the form that IPv6 has for it.
+        // An IPv4 address must not pass as a different one in its IPv6 form.
         address.map(|address| address.to_canonical()).map_err(|_| {
-            let start: String = text.chars().take(MAX_WORDS).collect();
+            let start: String = text.chars().take(MAX_QUOTE).collect();
             GuestError::Nonsense(format!("{start:?} is no address"))
         })
     }
@@ -148,7 +139,7 @@ impl Guest {
         }))
     }
 
-    /// Runs a program to its end, keeping no more than `keep` bytes of what it writes.
+    /// Runs a program to its end, and keeps at most `keep` bytes of its output.
     pub(crate) async fn run(&mut self, exec: Exec, limit: Duration, keep: usize) -> Completed {
         let mut output = Vec::new();
         let run = async {
@@ -157,8 +148,8 @@ impl Guest {
                 match event? {
                     ExecEvent::Started => {}
                     ExecEvent::Stdout(bytes) | ExecEvent::Stderr(bytes) => {
-                        let room = keep.saturating_sub(output.len());
-                        output.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                        let space = keep.saturating_sub(output.len());
+                        output.extend_from_slice(&bytes[..bytes.len().min(space)]);
                     }
                     ExecEvent::Exit(code) => return Ok(code),
                 }
@@ -174,7 +165,7 @@ impl Guest {
     }
 }
 
-/// The command, then its standard input. The stream of requests stays open: its end would be the command's.
+/// The command, then its standard input. The stream stays open: the guest agent would kill the command at its end.
 fn requests(exec: Exec) -> Pin<Box<dyn Stream<Item = ExecRequest> + Send>> {
     let interactive = exec.stdin != Stdin::Empty;
     let bytes = match &exec.stdin {
@@ -202,15 +193,15 @@ impl GuestError {
             tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Cancelled => {
                 Self::Unreachable(status.clone().into())
             }
-            // What the guest agent says itself has no further cause.
+            // An answer of the guest agent itself has no source.
             _ if status.source().is_some() => Self::Unreachable(status.clone().into()),
-            _ => Self::Refused(status.message().chars().take(MAX_WORDS).collect()),
+            _ => Self::Refused(status.message().chars().take(MAX_QUOTE).collect()),
         }
     }
 }
 
 impl ExecEvent {
-    /// What a message says, unless it is one that only a newer guest agent knows.
+    /// `None` for a message that only a newer guest agent knows.
     fn read(response: ExecResponse) -> Option<Self> {
         Some(match response.r#type? {
             exec_response::Type::StandardOutput(chunk) => Self::Stdout(chunk.data),

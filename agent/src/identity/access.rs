@@ -1,4 +1,4 @@
-//! API clients that follow the agent's identity: when the certificate changes, they change over to it.
+//! API clients that follow the agent's identity: after a rotation they use the new certificate.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,65 +16,63 @@ use tower::{BoxError, Layer, Service};
 use super::cluster::Cluster;
 use super::connection;
 
-/// How the API server is reached; good for any number of clients.
+/// How clients reach the API server.
 #[derive(Debug, Clone)]
 pub(crate) struct ApiAccess(watch::Receiver<Arc<Config>>);
 
-/// Changes how the API server is reached.
+/// Changes an [`ApiAccess`].
 #[derive(Debug)]
-pub(crate) struct Changer(watch::Sender<Arc<Config>>);
+pub(crate) struct AccessUpdater(watch::Sender<Arc<Config>>);
 
 impl ApiAccess {
-    /// Access by these means, until the changer says otherwise.
-    pub(crate) fn new(config: Config) -> (Self, Changer) {
+    pub(crate) fn new(config: Config) -> (Self, AccessUpdater) {
         let (sender, receiver) = watch::channel(Arc::new(config));
-        (Self(receiver), Changer(sender))
+        (Self(receiver), AccessUpdater(sender))
     }
 
-    /// The API server's address.
     pub(crate) fn server(&self) -> Uri {
         self.0.borrow().cluster_url.clone()
     }
 
-    /// The cluster that it leads to.
     pub(crate) fn cluster(&self) -> Cluster {
         Cluster::of(&self.0.borrow())
     }
 
-    /// A client that belongs to the runtime of the caller, with something around it that sees every call.
+    /// A client on the runtime of the caller, inside a layer that sees every call.
     pub(crate) fn client<L>(&self, layer: &L) -> Result<Client, kube::Error>
     where
-        L: Layer<Switch>,
-        L::Service:
-            Service<Request<Body>, Response = Response<Passing<Body>>, Error = BoxError> + Send + 'static,
+        L: Layer<CurrentClient>,
+        L::Service: Service<Request<Body>, Response = Response<ResponseBody<Body>>, Error = BoxError>
+            + Send
+            + 'static,
         <L::Service as Service<Request<Body>>>::Future: Send,
     {
         let mut current = self.0.clone();
         let config = current.borrow_and_update().clone();
         let namespace = config.default_namespace.clone();
         let client = connection::client(&config)?;
-        Ok(Client::new(layer.layer(Switch { current, client }), namespace))
+        Ok(Client::new(layer.layer(CurrentClient { current, client }), namespace))
     }
 }
 
-impl Changer {
-    /// From now on every request goes out by these means, on connections of its own.
-    pub(crate) fn change(&self, config: Config) {
+impl AccessUpdater {
+    /// Has every client send its next request with this configuration, on new connections.
+    pub(super) fn change(&self, config: Config) {
         self.0.send_replace(Arc::new(config));
     }
 }
 
-/// Sends each request with the client for the current identity.
+/// Sends each request with a client of the current identity.
 ///
-/// A whole client is replaced, not the certificate in its TLS settings: its pool holds connections, and its TLS sessions can
-/// be resumed, in the name of the old certificate, which the API server turns away once that has ended.
-pub(crate) struct Switch {
+/// After a rotation it replaces the whole client, not the certificate in its TLS settings: pooled connections and TLS sessions of the
+/// old client carry the old certificate, which the API server refuses after it has expired.
+pub(crate) struct CurrentClient {
     current: watch::Receiver<Arc<Config>>,
     client: Client,
 }
 
-impl Service<Request<Body>> for Switch {
-    type Response = Response<Passing<Body>>;
+impl Service<Request<Body>> for CurrentClient {
+    type Response = Response<ResponseBody<Body>>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
 
@@ -83,7 +81,7 @@ impl Service<Request<Body>> for Switch {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Made here, and not by whoever brought the change, so that its tasks are on this client's runtime.
+        // Made here, and not by the updater, so that its tasks are on this client's runtime.
         if self.current.has_changed().unwrap_or(false) {
             let config = self.current.borrow_and_update().clone();
             match connection::client(&config) {
@@ -96,7 +94,7 @@ impl Service<Request<Body>> for Switch {
         Box::pin(async move {
             let is_watch = is_watch(request.uri());
             let response = client.send(request).await?;
-            Ok(response.map(|body| Passing::new(body, is_watch.then_some(current))))
+            Ok(response.map(|body| ResponseBody::new(body, is_watch.then_some(current))))
         })
     }
 }
@@ -105,21 +103,21 @@ fn is_watch(uri: &Uri) -> bool {
     uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "watch=true" || pair == "watch=1"))
 }
 
-/// An answer's body. That of a watch ends, between two events, when the identity changes: the watch is then taken up
-/// again with the new one, from where it was.
-pub(crate) struct Passing<B> {
+/// The body of an answer. The body of a watch ends between two events when the identity changes: the watcher then resumes the watch with
+/// the new identity.
+pub(crate) struct ResponseBody<B> {
     body: B,
     changed: Option<BoxFuture<'static, ()>>,
     has_changed: bool,
     between_events: bool,
 }
 
-impl<B> Passing<B> {
+impl<B> ResponseBody<B> {
     fn new(body: B, current: Option<watch::Receiver<Arc<Config>>>) -> Self {
         let changed = current.map(|mut current| -> BoxFuture<'static, ()> {
             Box::pin(async move {
                 if current.changed().await.is_err() {
-                    // Nobody is left who could change it.
+                    // The updater is gone: the identity does not change any more.
                     std::future::pending::<()>().await;
                 }
             })
@@ -128,7 +126,7 @@ impl<B> Passing<B> {
     }
 }
 
-impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Passing<B> {
+impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -173,11 +171,11 @@ mod tests {
 
     use http_body::Body as _;
 
-    /// A body that is fed by hand.
+    /// A body that the test feeds.
     #[derive(Default)]
-    struct Fed(VecDeque<&'static str>);
+    struct TestBody(VecDeque<&'static str>);
 
-    impl http_body::Body for Fed {
+    impl http_body::Body for TestBody {
         type Data = Bytes;
         type Error = Infallible;
 
@@ -196,14 +194,14 @@ mod tests {
         Config::new(Uri::from_static("https://127.0.0.1:1"))
     }
 
-    fn poll(body: &mut Passing<Fed>) -> Poll<Option<Bytes>> {
+    fn poll(body: &mut ResponseBody<TestBody>) -> Poll<Option<Bytes>> {
         let mut context = Context::from_waker(Waker::noop());
         let polled = Pin::new(body).poll_frame(&mut context);
         polled.map(|frame| frame.map(|frame| frame.unwrap().into_data().unwrap()))
     }
 
     #[test]
-    fn only_a_watch_is_cut_short() {
+    fn a_watch_is_recognised_by_its_query() {
         assert!(is_watch(&Uri::from_static("/api/v1/pods?watch=true&resourceVersion=1")));
         assert!(is_watch(&Uri::from_static("/api/v1/pods?a=b&watch=1")));
         assert!(!is_watch(&Uri::from_static("/api/v1/pods?fieldSelector=watch%3Dtrue")));
@@ -211,33 +209,33 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_ends_between_two_events() {
-        let (access, changer) = ApiAccess::new(config());
-        let mut body = Passing::new(Fed::default(), Some(access.0));
+    fn a_watch_ends_between_two_events_when_the_identity_changes() {
+        let (access, updater) = ApiAccess::new(config());
+        let mut body = ResponseBody::new(TestBody::default(), Some(access.0));
         assert!(poll(&mut body).is_pending());
         body.body.0.push_back("{\"a\":");
         assert_eq!(poll(&mut body), Poll::Ready(Some(Bytes::from("{\"a\":"))));
-        changer.change(config());
-        assert!(poll(&mut body).is_pending(), "half an event is out");
+        updater.change(config());
+        assert!(poll(&mut body).is_pending(), "half an event was sent");
         body.body.0.push_back("1}\n");
         assert_eq!(poll(&mut body), Poll::Ready(Some(Bytes::from("1}\n"))));
         assert_eq!(poll(&mut body), Poll::Ready(None));
     }
 
     #[test]
-    fn a_watch_goes_on_when_nobody_can_change_anything() {
-        let (access, changer) = ApiAccess::new(config());
-        let mut body = Passing::new(Fed::default(), Some(access.0));
-        drop(changer);
+    fn a_watch_continues_when_the_updater_is_gone() {
+        let (access, updater) = ApiAccess::new(config());
+        let mut body = ResponseBody::new(TestBody::default(), Some(access.0));
+        drop(updater);
         assert!(poll(&mut body).is_pending());
         assert!(poll(&mut body).is_pending());
     }
 
     #[test]
-    fn other_bodies_pass_whole() {
-        let (_access, changer) = ApiAccess::new(config());
-        let mut body = Passing::new(Fed(["a", "b"].into()), None);
-        changer.change(config());
+    fn other_bodies_are_not_cut() {
+        let (_access, updater) = ApiAccess::new(config());
+        let mut body = ResponseBody::new(TestBody(["a", "b"].into()), None);
+        updater.change(config());
         assert_eq!(poll(&mut body), Poll::Ready(Some(Bytes::from("a"))));
         assert_eq!(poll(&mut body), Poll::Ready(Some(Bytes::from("b"))));
     }

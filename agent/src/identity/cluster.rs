@@ -1,4 +1,4 @@
-//! Which cluster it is, as far as its kubeconfig tells: nothing else that says so can be read by a Node.
+//! The identity of a cluster, from the kubeconfig: a Node can read nothing else that identifies it.
 
 use std::collections::BTreeSet;
 
@@ -8,18 +8,16 @@ use kube::Config;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// What tells a cluster from another one.
+/// What identifies a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cluster {
-    /// The address of its API server.
     pub(crate) server: String,
-    /// The certificate authorities that its API server is known by, as digests; none when the system's own are trusted.
+    /// Digests of the certificate authorities in the kubeconfig; empty if the client trusts the system's authorities.
     pub(crate) authorities: BTreeSet<String>,
 }
 
 impl Cluster {
-    /// The cluster that a kubeconfig leads to.
-    pub(crate) fn of(config: &Config) -> Self {
+    pub(super) fn of(config: &Config) -> Self {
         let digest = |certificate: &Vec<u8>| BASE64_STANDARD.encode(Sha256::digest(certificate));
         Self {
             server: config.cluster_url.to_string(),
@@ -27,7 +25,8 @@ impl Cluster {
         }
     }
 
-    /// Whether it is certainly another one. A cluster can change its address, and replace its authority; nobody does both at once.
+    /// Whether it is certainly another cluster. A cluster may change its address or replace its authority; both at once is another
+    /// cluster.
     pub(crate) fn differs_from(&self, other: &Self) -> bool {
         let known = !self.authorities.is_empty() && !other.authorities.is_empty();
         known && self.server != other.server && self.authorities.is_disjoint(&other.authorities)
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_stays_the_same_while_one_of_both_does() {
+    fn a_cluster_is_the_same_while_its_address_or_an_authority_is() {
         let of = |server: &str, authorities: &[&[u8]]| {
             let mut config = Config::new(server.parse().unwrap());
             config.root_cert = Some(authorities.iter().map(|one| one.to_vec()).collect());

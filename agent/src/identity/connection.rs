@@ -1,8 +1,8 @@
 //! The connection to the API server.
 //!
-//! It is HTTP/2: a heartbeat says the same every ten seconds, and in HTTP/1.1 its headers alone would be half of the agent's traffic.
-//! One connection then carries everything, so one that is dead must be noticed by itself: a request that is given up does not
-//! close it.
+//! It is HTTP/2: the heartbeat sends the same headers every ten seconds, and in HTTP/1.1 they would be half of the agent's traffic.
+//! One connection then carries everything, and a request that is cancelled does not close it. So keep-alive pings detect a dead
+//! connection.
 
 use std::time::Duration;
 
@@ -18,20 +18,20 @@ use tower::retry::RetryLayer;
 use tower::util::option_layer;
 use tower::{BoxError, Layer, ServiceExt};
 
-/// A connection on which something is awaited is asked for a sign of life after this much silence,
-const SILENCE: Duration = Duration::from_secs(10);
-/// and is dead when none has come by then. Both together are shorter than the heartbeat waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The client sends a ping after this time without data, while a request waits for its answer.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// The connection is dead if the ping is not answered within this time. Both together are shorter than the heartbeat's deadline.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client with a connection of its own, on the runtime of the caller.
 pub(super) fn client(config: &Config) -> Result<Client, kube::Error> {
     if config.proxy_url.is_some() || config.tls_server_name.is_some() {
-        // Detours that kube's own client knows, or refuses in words; it speaks HTTP/1.1.
+        // Only kube's own client supports these. It speaks HTTP/1.1.
         return Client::try_from(config.clone());
     }
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
-    // Requests are small, and many are on their way at once: none is to wait for the receipt of the one before.
+    // Many small requests are under way at once: none must wait for the acknowledgement of another.
     tcp.set_nodelay(true);
     let tls = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     let mut connector = TimeoutConnector::new(tls.enable_all_versions().wrap_connector(tcp));
@@ -41,8 +41,8 @@ pub(super) fn client(config: &Config) -> Result<Client, kube::Error> {
     let connection = Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
-        .http2_keep_alive_interval(SILENCE)
-        .http2_keep_alive_timeout(PATIENCE)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
         .build::<_, Body>(connector)
         .map_err(BoxError::from);
 

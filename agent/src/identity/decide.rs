@@ -1,11 +1,10 @@
-//! What to do next about the agent's own identity.
+//! The next step for the agent's identity.
 
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// A certificate is replaced when this share of its life is over, in thousandths: the earliest, and by how much later
-/// some are.
+/// The agent rotates a certificate after this share of its lifetime, in thousandths, plus a part of the spread.
 const EARLIEST: i128 = 700;
 const SPREAD: i128 = 200;
 
@@ -13,65 +12,54 @@ const SPREAD: i128 = 200;
 const SHORTEST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_hours(1);
 
-/// What the kubeconfig holds.
+/// The credentials in the kubeconfig.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// There is none.
+pub(super) enum FoundCredentials {
+    /// There is no kubeconfig.
     Absent,
-    /// Nothing that can be used, for a reason.
+    /// They cannot be used, for this reason.
     Unusable(String),
-    /// Credentials whose end the agent does not know: a token, a plugin.
+    /// Credentials of which the agent does not know when they expire: a token, a plugin.
     Endless,
-    /// A certificate that somebody else made and looks after.
-    Given {
-        /// When it ends.
-        ends: Timestamp,
-    },
-    /// A certificate that the agent asked for itself.
-    Own(Term),
+    /// A certificate that the user made and renews.
+    Given { ends: Timestamp },
+    /// A certificate that the agent requested.
+    Own(Lifetime),
 }
 
-/// The time that a certificate serves.
+/// The lifetime of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Term {
-    /// When the agent got it. Not when it says that it begins: signers date that back, which is most of a short life.
-    pub(crate) starts: Timestamp,
-    /// When it ends.
-    pub(crate) ends: Timestamp,
-    /// A number that differs from certificate to certificate, so that a fleet does not rotate all at once.
-    pub(crate) jitter: u32,
+pub(super) struct Lifetime {
+    /// When the agent got the certificate. Not its own start: signers date that back, which is most of a short lifetime.
+    pub(super) starts: Timestamp,
+    pub(super) ends: Timestamp,
+    /// Differs from certificate to certificate, so that the Nodes of a fleet do not rotate at once.
+    pub(super) jitter: u32,
 }
 
-/// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum IdentityDecision {
-    /// Use what is there, for good.
+pub(super) enum IdentityDecision {
+    /// Use the credentials for good.
     Use,
-    /// Use it, and decide again then.
+    /// Use the certificate, and decide again then.
     Wait(Timestamp),
-    /// Use it, and ask for its successor before it ends.
-    Rotate {
-        /// When it ends.
-        ends: Timestamp,
-    },
-    /// Ask for a certificate with the bootstrap credentials.
-    Bootstrap(RotationReason),
-    /// Give up, in words.
-    Refuse(RotationReason),
+    /// Use the certificate, and request its successor before it expires.
+    Rotate { ends: Timestamp },
+    /// Request a certificate with the bootstrap credentials.
+    Bootstrap(UnusableReason),
+    /// End the agent with this reason.
+    Refuse(UnusableReason),
 }
 
 /// Why the kubeconfig cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum RotationReason {
-    /// There is none.
+pub(crate) enum UnusableReason {
     Absent,
-    /// It does not hold what it should.
     Unusable(String),
-    /// Its certificate has ended.
     Expired(Timestamp),
 }
 
-impl fmt::Display for RotationReason {
+impl fmt::Display for UnusableReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent => f.write_str("No such file"),
@@ -81,36 +69,41 @@ impl fmt::Display for RotationReason {
     }
 }
 
-impl Term {
-    /// When to ask for the successor.
-    pub(crate) fn rotates(&self) -> Timestamp {
+impl Lifetime {
+    /// When to request the successor.
+    pub(super) fn rotates(&self) -> Timestamp {
         let (starts, ends) = (self.starts.as_millisecond(), self.ends.as_millisecond());
         let life = i128::from(ends) - i128::from(starts);
         let share = EARLIEST + SPREAD * i128::from(self.jitter) / i128::from(u32::MAX);
         let at = i128::from(starts) + life * share / 1000;
-        // Between two timestamps, so it is one, if there is a life at all.
+        // It lies between two timestamps, unless the certificate ends before it starts.
         i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok()).unwrap_or(self.ends)
     }
 }
 
-/// Decides what to do about the agent's identity.
-pub(crate) fn decide(seen: &Seen, can_bootstrap: bool, now: Timestamp) -> IdentityDecision {
+pub(super) fn decide(found: &FoundCredentials, can_bootstrap: bool, now: Timestamp) -> IdentityDecision {
     let another = |reason| {
         if can_bootstrap { IdentityDecision::Bootstrap(reason) } else { IdentityDecision::Refuse(reason) }
     };
-    match seen {
-        Seen::Absent => another(RotationReason::Absent),
-        Seen::Unusable(why) => another(RotationReason::Unusable(why.clone())),
-        Seen::Endless => IdentityDecision::Use,
-        Seen::Given { ends } if now < *ends => IdentityDecision::Use,
-        Seen::Own(term) if now < term.rotates() && now < term.ends => IdentityDecision::Wait(term.rotates()),
-        Seen::Own(Term { ends, .. }) if now < *ends => IdentityDecision::Rotate { ends: *ends },
-        Seen::Given { ends } | Seen::Own(Term { ends, .. }) => another(RotationReason::Expired(*ends)),
+    match found {
+        FoundCredentials::Absent => another(UnusableReason::Absent),
+        FoundCredentials::Unusable(why) => another(UnusableReason::Unusable(why.clone())),
+        FoundCredentials::Endless => IdentityDecision::Use,
+        FoundCredentials::Given { ends } if now < *ends => IdentityDecision::Use,
+        FoundCredentials::Own(term) if now < term.rotates() && now < term.ends => {
+            IdentityDecision::Wait(term.rotates())
+        }
+        FoundCredentials::Own(Lifetime { ends, .. }) if now < *ends => {
+            IdentityDecision::Rotate { ends: *ends }
+        }
+        FoundCredentials::Given { ends } | FoundCredentials::Own(Lifetime { ends, .. }) => {
+            another(UnusableReason::Expired(*ends))
+        }
     }
 }
 
-/// How long to wait after a rotation that failed: several tries fit into what is left.
-pub(crate) fn pause(ends: Timestamp, now: Timestamp) -> SignedDuration {
+/// The pause after a rotation that failed: several tries fit into the time that is left.
+pub(super) fn pause(ends: Timestamp, now: Timestamp) -> SignedDuration {
     (ends.duration_since(now) / 8).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }
 
@@ -123,33 +116,33 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn own(starts: i64, ends: i64, jitter: u32) -> Seen {
-        Seen::Own(Term { starts: at(starts), ends: at(ends), jitter })
+    fn own(starts: i64, ends: i64, jitter: u32) -> FoundCredentials {
+        FoundCredentials::Own(Lifetime { starts: at(starts), ends: at(ends), jitter })
     }
 
     #[test]
-    fn what_is_done_with_what_is_there() {
+    fn the_next_step_depends_on_the_credentials() {
         let broken = || "it is broken".to_owned();
         for (seen, now, with_bootstrap, without) in [
             (
-                Seen::Absent,
+                FoundCredentials::Absent,
                 0,
-                IdentityDecision::Bootstrap(RotationReason::Absent),
-                IdentityDecision::Refuse(RotationReason::Absent),
+                IdentityDecision::Bootstrap(UnusableReason::Absent),
+                IdentityDecision::Refuse(UnusableReason::Absent),
             ),
             (
-                Seen::Unusable(broken()),
+                FoundCredentials::Unusable(broken()),
                 0,
-                IdentityDecision::Bootstrap(RotationReason::Unusable(broken())),
-                IdentityDecision::Refuse(RotationReason::Unusable(broken())),
+                IdentityDecision::Bootstrap(UnusableReason::Unusable(broken())),
+                IdentityDecision::Refuse(UnusableReason::Unusable(broken())),
             ),
-            (Seen::Endless, 0, IdentityDecision::Use, IdentityDecision::Use),
-            (Seen::Given { ends: at(10) }, 9, IdentityDecision::Use, IdentityDecision::Use),
+            (FoundCredentials::Endless, 0, IdentityDecision::Use, IdentityDecision::Use),
+            (FoundCredentials::Given { ends: at(10) }, 9, IdentityDecision::Use, IdentityDecision::Use),
             (
-                Seen::Given { ends: at(10) },
+                FoundCredentials::Given { ends: at(10) },
                 10,
-                IdentityDecision::Bootstrap(RotationReason::Expired(at(10))),
-                IdentityDecision::Refuse(RotationReason::Expired(at(10))),
+                IdentityDecision::Bootstrap(UnusableReason::Expired(at(10))),
+                IdentityDecision::Refuse(UnusableReason::Expired(at(10))),
             ),
             (own(0, 1000, 0), 0, IdentityDecision::Wait(at(700)), IdentityDecision::Wait(at(700))),
             (own(0, 1000, u32::MAX), 899, IdentityDecision::Wait(at(900)), IdentityDecision::Wait(at(900))),
@@ -168,15 +161,15 @@ mod tests {
             (
                 own(0, 1000, 0),
                 1000,
-                IdentityDecision::Bootstrap(RotationReason::Expired(at(1000))),
-                IdentityDecision::Refuse(RotationReason::Expired(at(1000))),
+                IdentityDecision::Bootstrap(UnusableReason::Expired(at(1000))),
+                IdentityDecision::Refuse(UnusableReason::Expired(at(1000))),
             ),
-            // Got after its end: a file with a wrong date.
+            // The file's time is after the certificate's end.
             (
                 own(1000, 900, 0),
                 950,
-                IdentityDecision::Bootstrap(RotationReason::Expired(at(900))),
-                IdentityDecision::Refuse(RotationReason::Expired(at(900))),
+                IdentityDecision::Bootstrap(UnusableReason::Expired(at(900))),
+                IdentityDecision::Refuse(UnusableReason::Expired(at(900))),
             ),
         ] {
             assert_eq!(decide(&seen, true, at(now)), with_bootstrap, "{seen:?} at {now}");
@@ -185,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_words() {
-        let words = RotationReason::Expired("2026-11-16T10:00:00Z".parse().unwrap()).to_string();
+    fn a_reason_is_readable() {
+        let words = UnusableReason::Expired("2026-11-16T10:00:00Z".parse().unwrap()).to_string();
         assert_eq!(words, "its certificate expired at 2026-11-16T10:00:00Z");
     }
 
@@ -195,22 +188,22 @@ mod tests {
         fn a_certificate_is_rotated_after_seven_to_nine_tenths(
             starts in 0..4_000_000_000_i64, life in 1..400_000_000_i64, jitter: u32,
         ) {
-            let term = Term { starts: at(starts), ends: at(starts + life), jitter };
+            let term = Lifetime { starts: at(starts), ends: at(starts + life), jitter };
             let age = term.rotates().as_millisecond() - starts * 1000;
             prop_assert!(age >= life * 700 - 1 && age <= life * 900 + 1, "{age} of {life}");
         }
 
         #[test]
-        fn a_certificate_that_has_not_ended_is_used(
+        fn a_certificate_that_has_not_expired_is_used(
             starts in 0..4_000_000_000_i64, life in 1..400_000_000_i64, jitter: u32, share in 0.0..1.0_f64, boot: bool,
         ) {
-            let term = Term { starts: at(starts), ends: at(starts + life), jitter };
+            let term = Lifetime { starts: at(starts), ends: at(starts + life), jitter };
             let now = at(starts).saturating_add(SignedDuration::from_secs(life).mul_f64(share)).unwrap();
             prop_assume!(now < term.ends);
-            match decide(&Seen::Own(term), boot, now) {
+            match decide(&FoundCredentials::Own(term), boot, now) {
                 IdentityDecision::Wait(then) => {
                     prop_assert!(now < then && then < term.ends);
-                    prop_assert_eq!(decide(&Seen::Own(term), boot, then), IdentityDecision::Rotate { ends: term.ends });
+                    prop_assert_eq!(decide(&FoundCredentials::Own(term), boot, then), IdentityDecision::Rotate { ends: term.ends });
                 }
                 IdentityDecision::Rotate { ends } => prop_assert_eq!(ends, term.ends),
                 other => prop_assert!(false, "{:?}", other),
@@ -218,12 +211,12 @@ mod tests {
         }
 
         #[test]
-        fn only_those_who_can_bootstrap_do_and_all_others_are_told(now in 0..100_i64, ends in 0..100_i64, which in 0..5) {
+        fn an_agent_that_cannot_bootstrap_refuses_for_the_same_reason(now in 0..100_i64, ends in 0..100_i64, which in 0..5) {
             let seen = match which {
-                0 => Seen::Absent,
-                1 => Seen::Unusable("why".to_owned()),
-                2 => Seen::Endless,
-                3 => Seen::Given { ends: at(ends) },
+                0 => FoundCredentials::Absent,
+                1 => FoundCredentials::Unusable("why".to_owned()),
+                2 => FoundCredentials::Endless,
+                3 => FoundCredentials::Given { ends: at(ends) },
                 _ => own(0, ends, 7),
             };
             match (decide(&seen, true, at(now)), decide(&seen, false, at(now))) {

@@ -1,4 +1,4 @@
-//! Kubeconfig files: what the agent finds in one, and the one that it writes for itself.
+//! Kubeconfig files: the credentials in one, and the one that the agent writes after a bootstrap.
 
 use std::io;
 use std::path::Path;
@@ -11,87 +11,96 @@ use kube::config::{
 };
 use serde_json::json;
 
-use super::certificate::{CertificateFacts, Pair};
-use super::decide::{Seen, Term};
-use super::request::user;
-use super::store::Store;
+use super::certificate::{CertificateFacts, CertifiedKey};
+use super::csr::user;
+use super::decide::{FoundCredentials, Lifetime};
+use super::store::CertificateStore;
 use crate::error_chain::chain;
 use crate::names::NodeName;
 
 /// The name of the one cluster, user and context in a kubeconfig that the agent writes.
 const ONLY: &str = "default";
 
-/// A kubeconfig and what it gives.
+/// A kubeconfig that the agent has read.
 #[derive(Debug)]
-pub(crate) struct Found {
-    /// What it holds, for the decision.
-    pub(crate) seen: Seen,
-    /// How it reaches the API server, if it can be used.
-    pub(crate) config: Option<Config>,
+pub(super) struct LoadedKubeconfig {
+    pub(super) credentials: FoundCredentials,
+    /// `None` if the kubeconfig cannot be used.
+    pub(super) config: Option<Config>,
 }
 
-impl Found {
+impl LoadedKubeconfig {
     fn unusable(why: impl Into<String>) -> Self {
-        Self { seen: Seen::Unusable(why.into()), config: None }
+        Self { credentials: FoundCredentials::Unusable(why.into()), config: None }
     }
 }
 
-/// Reads a kubeconfig.
-pub(crate) async fn load(path: &Path) -> Result<(Kubeconfig, Config), KubeconfigError> {
+pub(super) async fn load(path: &Path) -> Result<(Kubeconfig, Config), KubeconfigError> {
     let kubeconfig = Kubeconfig::read_from(path)?;
     let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &KubeConfigOptions::default()).await?;
     Ok((kubeconfig, config))
 }
 
-/// Looks at the agent's kubeconfig.
-pub(crate) async fn look(path: &Path, store: &Store, node: &NodeName) -> Found {
+/// Reads the agent's kubeconfig, and finds out which credentials it has.
+pub(super) async fn inspect(path: &Path, store: &CertificateStore, node: &NodeName) -> LoadedKubeconfig {
     let config = match load(path).await {
         Ok((_, config)) => config,
         Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == io::ErrorKind::NotFound => {
-            return Found { seen: Seen::Absent, config: None };
+            return LoadedKubeconfig { credentials: FoundCredentials::Absent, config: None };
         }
-        Err(error) => return Found::unusable(chain(&error)),
+        Err(error) => return LoadedKubeconfig::unusable(chain(&error)),
     };
     if is_own(&config.auth_info, store) {
         return match store.current() {
-            Ok((pair, _)) if pair.facts.user != user(node) => {
-                Found::unusable(format!("its certificate is for {}, not for {}", pair.facts.user, user(node)))
+            Ok((certified, _)) if certified.facts.user != user(node) => {
+                let certificate_user = &certified.facts.user;
+                LoadedKubeconfig::unusable(format!(
+                    "its certificate is for {certificate_user}, not for {}",
+                    user(node)
+                ))
             }
-            Ok((pair, starts)) => {
-                let term = Term { starts, ends: pair.facts.ends, jitter: pair.facts.number };
-                Found { seen: Seen::Own(term), config: Some(with_pair(config, &pair)) }
+            Ok((certified, starts)) => {
+                let lifetime =
+                    Lifetime { starts, ends: certified.facts.ends, jitter: certified.facts.number };
+                LoadedKubeconfig {
+                    credentials: FoundCredentials::Own(lifetime),
+                    config: Some(with_certificate(config, &certified)),
+                }
             }
-            Err(error) => Found::unusable(chain(&error)),
+            Err(error) => LoadedKubeconfig::unusable(chain(&error)),
         };
     }
     match given_certificate(&config.auth_info) {
-        None => Found { seen: Seen::Endless, config: Some(config) },
-        Some(Err(why)) => Found::unusable(why),
-        Some(Ok(facts)) => Found { seen: Seen::Given { ends: facts.ends }, config: Some(config) },
+        None => LoadedKubeconfig { credentials: FoundCredentials::Endless, config: Some(config) },
+        Some(Err(why)) => LoadedKubeconfig::unusable(why),
+        Some(Ok(facts)) => LoadedKubeconfig {
+            credentials: FoundCredentials::Given { ends: facts.ends },
+            config: Some(config),
+        },
     }
 }
 
-/// Whether a certificate is the one that the agent got for itself, by whatever path it is named.
-fn is_own(user: &AuthInfo, store: &Store) -> bool {
+/// Whether the kubeconfig names the certificate that the agent requested, by whatever path.
+fn is_own(user: &AuthInfo, store: &CertificateStore) -> bool {
     let (Some(named), own) = (user.client_certificate.as_deref().map(Path::new), store.current_path()) else {
         return false;
     };
     named == own || matches!((named.canonicalize(), own.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// The same, with another certificate.
-pub(crate) fn with_pair(mut config: Config, pair: &Pair) -> Config {
+/// The configuration with another certificate.
+pub(super) fn with_certificate(mut config: Config, certified: &CertifiedKey) -> Config {
     let encode = |pem: &str| BASE64_STANDARD.encode(pem);
-    // By the same door as a file, for the key is of a type that only serde makes for us.
+    // Through serde, because the type of the key has no other public constructor.
     let inline = json!({
-        "client-certificate-data": encode(pair.certificate()),
-        "client-key-data": encode(pair.key()),
+        "client-certificate-data": encode(certified.certificate()),
+        "client-key-data": encode(certified.key()),
     });
     if let Ok(AuthInfo { client_certificate_data, client_key_data, .. }) = serde_json::from_value(inline) {
         config.auth_info.client_certificate_data = client_certificate_data;
         config.auth_info.client_key_data = client_key_data;
     }
-    // One file holds both, and would be sent as two certificates.
+    // The file holds certificate and key: as `client_certificate` it would be read as two certificates.
     config.auth_info.client_certificate = None;
     config.auth_info.client_key = None;
     config
@@ -109,13 +118,13 @@ fn given_certificate(user: &AuthInfo) -> Option<Result<CertificateFacts, String>
     Some(pem.and_then(|pem| CertificateFacts::read(&pem).map_err(|error| chain(&error))))
 }
 
-/// The kubeconfig for a certificate that was got with a bootstrap kubeconfig: the same cluster, another user.
-pub(crate) fn after_bootstrap(bootstrap: &Kubeconfig, certificate: &Path) -> Option<Kubeconfig> {
+/// The kubeconfig to write after a bootstrap: the cluster of the bootstrap kubeconfig, with the certificate as the user.
+pub(super) fn after_bootstrap(bootstrap: &Kubeconfig, certificate: &Path) -> Option<Kubeconfig> {
     let named = |wanted: &str| bootstrap.contexts.iter().find(|context| context.name == wanted);
     let context = named(bootstrap.current_context.as_deref()?)?.context.as_ref()?;
     let mut cluster = bootstrap.clusters.iter().find(|cluster| cluster.name == context.cluster)?.clone();
     ONLY.clone_into(&mut cluster.name);
-    // Key and certificate are in one file, so a reader never sees one without the other.
+    // Certificate and key are in one file, so that a reader never sees one without the other.
     let file = Some(certificate.to_string_lossy().into_owned());
     let identity = AuthInfo { client_certificate: file.clone(), client_key: file, ..AuthInfo::default() };
     let only = Context {
@@ -150,17 +159,16 @@ mod tests {
     use rcgen::KeyPair;
     use std::path::PathBuf;
 
-    struct Place {
+    struct TestFiles {
         _dir: tempfile::TempDir,
         path: PathBuf,
-        store: Store,
+        store: CertificateStore,
     }
 
-    fn place() -> Place {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let store = Store::new(&dir.path().join("pki"));
-        Place { path: dir.path().join("kubeconfig"), store, _dir: dir }
+    fn test_files() -> TestFiles {
+        let dir = crate::testing::dir();
+        let store = CertificateStore::new(&dir.path().join("pki"));
+        TestFiles { path: dir.path().join("kubeconfig"), store, _dir: dir }
     }
 
     fn text(user: &str) -> String {
@@ -171,43 +179,46 @@ mod tests {
         )
     }
 
-    async fn seen(place: &Place, node: &str) -> Seen {
-        look(&place.path, &place.store, &node.parse().unwrap()).await.seen
+    async fn credentials(files: &TestFiles, node: &str) -> FoundCredentials {
+        inspect(&files.path, &files.store, &node.parse().unwrap()).await.credentials
     }
 
     #[tokio::test]
-    async fn what_is_in_a_kubeconfig() {
-        let place = place();
-        assert_eq!(seen(&place, "a").await, Seen::Absent);
+    async fn the_credentials_of_a_kubeconfig_are_found() {
+        let files = test_files();
+        assert_eq!(credentials(&files, "a").await, FoundCredentials::Absent);
         for broken in
             ["{", "{}", &text("{client-certificate-data: AAAA}"), &text("{client-certificate: /nowhere}")]
         {
-            std::fs::write(&place.path, broken).unwrap();
-            assert!(matches!(seen(&place, "a").await, Seen::Unusable(_)), "{broken}");
+            std::fs::write(&files.path, broken).unwrap();
+            assert!(matches!(credentials(&files, "a").await, FoundCredentials::Unusable(_)), "{broken}");
         }
-        std::fs::write(&place.path, text("{token: t}")).unwrap();
-        assert_eq!(seen(&place, "a").await, Seen::Endless);
+        std::fs::write(&files.path, text("{token: t}")).unwrap();
+        assert_eq!(credentials(&files, "a").await, FoundCredentials::Endless);
         let pem = BASE64_STANDARD.encode(signed("admin", &KeyPair::generate().unwrap()));
-        std::fs::write(&place.path, text(&format!("{{client-certificate-data: {pem}}}"))).unwrap();
-        assert!(matches!(seen(&place, "a").await, Seen::Given { .. }));
+        std::fs::write(&files.path, text(&format!("{{client-certificate-data: {pem}}}"))).unwrap();
+        assert!(matches!(credentials(&files, "a").await, FoundCredentials::Given { .. }));
     }
 
     #[tokio::test]
-    async fn what_the_agent_writes_is_its_own() {
-        let place = place();
-        std::fs::write(&place.path, text("{token: t}")).unwrap();
-        let (bootstrap, _) = load(&place.path).await.unwrap();
-        let own = after_bootstrap(&bootstrap, &place.store.current_path()).unwrap();
+    async fn a_kubeconfig_that_the_agent_wrote_has_its_own_certificate() {
+        let files = test_files();
+        std::fs::write(&files.path, text("{token: t}")).unwrap();
+        let (bootstrap, _) = load(&files.path).await.unwrap();
+        let own = after_bootstrap(&bootstrap, &files.store.current_path()).unwrap();
         assert_eq!(own.clusters.len(), 1);
         let yaml = serde_saphyr::to_string(&own).unwrap();
         assert!(!yaml.contains("token"), "{yaml}");
-        std::fs::write(&place.path, yaml).unwrap();
-        assert!(matches!(seen(&place, "a").await, Seen::Unusable(_)), "there is no certificate yet");
+        std::fs::write(&files.path, yaml).unwrap();
+        assert!(
+            matches!(credentials(&files, "a").await, FoundCredentials::Unusable(_)),
+            "there is no certificate yet"
+        );
 
         let key = KeyPair::generate().unwrap();
-        place.store.set_current(&Pair::new(&signed("system:node:a", &key), &key).unwrap()).unwrap();
-        let found = look(&place.path, &place.store, &"a".parse().unwrap()).await;
-        assert!(matches!(found.seen, Seen::Own(_)), "{:?}", found.seen);
+        files.store.set_current(&CertifiedKey::new(&signed("system:node:a", &key), &key).unwrap()).unwrap();
+        let found = inspect(&files.path, &files.store, &"a".parse().unwrap()).await;
+        assert!(matches!(found.credentials, FoundCredentials::Own(_)), "{:?}", found.credentials);
         let config = found.config.unwrap();
         assert_eq!(config.tls_server_name.as_deref(), Some("t"));
         assert_eq!(config.default_namespace, "n");
@@ -215,7 +226,9 @@ mod tests {
             config.auth_info.client_certificate_data.is_some()
                 && config.auth_info.client_certificate.is_none()
         );
-        let Seen::Unusable(why) = seen(&place, "b").await else { panic!("another Node's") };
+        let FoundCredentials::Unusable(why) = credentials(&files, "b").await else {
+            panic!("another Node's")
+        };
         assert_eq!(why, "its certificate is for system:node:a, not for system:node:b");
     }
 }

@@ -1,17 +1,16 @@
-//! Who the agent is to the API server: by TLS bootstrap it becomes `system:node:<name>`, as a kubelet does, and stays so.
+//! The agent's identity to the API server: by TLS bootstrap it becomes `system:node:<name>`, as a kubelet does.
 //!
-//! A kubeconfig with credentials of its own is used as it is. One that the agent wrote after a bootstrap refers to a
-//! certificate in the state directory, which the agent replaces before it ends.
+//! The agent uses a kubeconfig with credentials of the user as it is. The kubeconfig that the agent writes after a bootstrap refers to a
+//! certificate in the state directory, which the agent rotates before it expires.
 
-pub(crate) mod access;
-pub(crate) mod certificate;
+mod access;
+mod certificate;
 mod cluster;
 mod connection;
-pub(crate) mod decide;
-pub(crate) mod kubeconfig;
-pub(crate) mod obtain;
-pub(crate) mod request;
-pub(crate) mod store;
+mod csr;
+mod decide;
+mod kubeconfig;
+mod store;
 
 pub(crate) use access::ApiAccess;
 pub(crate) use cluster::Cluster;
@@ -25,72 +24,57 @@ use kube::{Client, Config};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use self::access::Changer;
-use self::certificate::Pair;
-use self::decide::{IdentityDecision, RotationReason, Seen, Term, decide, pause};
-use self::kubeconfig::{after_bootstrap, load, look, with_pair};
-use self::obtain::{ObtainError, obtain};
-use self::request::Asker;
-use self::store::{Store, StoreError};
+use self::access::AccessUpdater;
+use self::certificate::CertifiedKey;
+use self::csr::issuance::{IssuanceError, request_certificate};
+use self::csr::{CLIENT, Requester};
+use self::decide::{FoundCredentials, IdentityDecision, Lifetime, UnusableReason, decide, pause};
+use self::kubeconfig::{after_bootstrap, inspect, load, with_certificate};
+use self::store::{CertificateStore, StoreError};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::fs::secret_file::write_secret;
 use crate::names::NodeName;
 
-/// The clock is looked at this often: a Mac that slept, or whose clock was set, still rotates in time.
-const LONGEST_SLEEP: Duration = Duration::from_mins(1);
+/// The agent compares with the clock this often: a Mac that slept, or whose clock was set, still rotates in time.
+const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
 
-/// One attempt to rotate ends after this at the latest, for the same reason; the next one goes on where it was.
-const LONGEST_ATTEMPT: Duration = Duration::from_mins(10);
+/// The limit of one try to rotate, for the same reason. The next try continues with the same request.
+const ROTATION_LIMIT: Duration = Duration::from_mins(10);
 
 /// Why the agent has no identity.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
-    /// The kubeconfig cannot be used, and no other can be got.
     #[error(
         "cannot use the kubeconfig {}: {reason}; name another one with --kubeconfig, or have the agent get one with --bootstrap-kubeconfig",
         path.display()
     )]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: RotationReason,
-    },
-    /// The bootstrap kubeconfig cannot be used.
+    Kubeconfig { path: PathBuf, reason: UnusableReason },
     #[error("cannot use the bootstrap kubeconfig {}; name another one with --bootstrap-kubeconfig", .0.display())]
     Bootstrap(PathBuf, #[source] Box<KubeconfigError>),
-    /// The credentials in a kubeconfig cannot be used.
     #[error("cannot use the credentials in {}", .0.display())]
     Credentials(PathBuf, #[source] Box<kube::Error>),
-    /// The cluster gives no certificate.
     #[error("no certificate for {node} with the bootstrap kubeconfig {}", path.display())]
-    Obtain {
-        /// For whom.
+    Issuance {
         node: NodeName,
-        /// The bootstrap kubeconfig.
         path: PathBuf,
-        /// Why not.
         #[source]
-        source: ObtainError,
+        source: IssuanceError,
     },
-    /// The certificate cannot be kept.
     #[error("cannot keep the certificate")]
-    Store(#[from] StoreError),
-    /// The kubeconfig cannot be written.
+    CertificateStore(#[from] StoreError),
     #[error("cannot write the kubeconfig {}", .0.display())]
     Write(PathBuf, #[source] FileError),
-    /// The kubeconfig cannot be put into words.
     #[error("cannot write the kubeconfig {}", .0.display())]
     Render(PathBuf, #[source] serde_saphyr::ser::Error),
 }
 
-/// Where the agent's identity comes from and is kept.
+/// The files of the agent's identity.
 #[derive(Debug, Clone)]
 pub(crate) struct CredentialSources {
     /// The kubeconfig to use, and to write after a bootstrap.
     pub(crate) kubeconfig: PathBuf,
-    /// The kubeconfig to get a certificate with.
+    /// The kubeconfig for the bootstrap.
     pub(crate) bootstrap: Option<PathBuf>,
     /// The directory for keys and certificates.
     pub(crate) pki: PathBuf,
@@ -100,58 +84,60 @@ pub(crate) struct CredentialSources {
 #[derive(Debug)]
 pub(crate) struct Identity {
     access: ApiAccess,
-    keeper: Option<Keeper>,
+    /// `None` for credentials of the user.
+    rotation: Option<Rotation>,
 }
 
-/// What it takes to replace the certificate.
+/// The rotation of the agent's own certificate.
 #[derive(Debug)]
-struct Keeper {
+struct Rotation {
     sources: CredentialSources,
-    store: Store,
+    store: CertificateStore,
     node: NodeName,
-    term: Term,
+    lifetime: Lifetime,
     config: Config,
-    changer: Changer,
+    updater: AccessUpdater,
 }
 
 impl Identity {
-    /// Finds the agent's identity, or gets one, however long that takes.
+    /// Finds the agent's identity, or bootstraps one, however long that takes.
     pub(crate) async fn establish(sources: CredentialSources, node: NodeName) -> Result<Self, IdentityError> {
-        let store = Store::new(&sources.pki);
+        let store = CertificateStore::new(&sources.pki);
         let path = &sources.kubeconfig;
         let mut may_bootstrap = sources.bootstrap.is_some();
         loop {
-            let found = look(path, &store, &node).await;
-            let reason = match (decide(&found.seen, may_bootstrap, Timestamp::now()), found.config) {
+            let found = inspect(path, &store, &node).await;
+            let reason = match (decide(&found.credentials, may_bootstrap, Timestamp::now()), found.config) {
                 (IdentityDecision::Bootstrap(reason), _) => {
                     bootstrap(&sources, &store, &node, reason).await?;
-                    // What was just got is either good or never will be.
+                    // A second bootstrap would get the same.
                     may_bootstrap = false;
                     continue;
                 }
                 (IdentityDecision::Refuse(reason), _) => reason,
-                (_, None) => RotationReason::Unusable("it holds no credentials".to_owned()),
+                (_, None) => UnusableReason::Unusable("it holds no credentials".to_owned()),
                 (_, Some(config)) => {
-                    let (access, changer) = ApiAccess::new(config.clone());
-                    let Seen::Own(term) = found.seen else { return Ok(Self { access, keeper: None }) };
-                    info!(ends = %term.ends, rotates = %term.rotates(), "the certificate is the agent's own");
-                    let keeper = Keeper { sources, store, node, term, config, changer };
-                    return Ok(Self { access, keeper: Some(keeper) });
+                    let (access, updater) = ApiAccess::new(config.clone());
+                    let FoundCredentials::Own(lifetime) = found.credentials else {
+                        return Ok(Self { access, rotation: None });
+                    };
+                    info!(ends = %lifetime.ends, rotates = %lifetime.rotates(), "the certificate is the agent's own");
+                    let rotation = Rotation { sources, store, node, lifetime, config, updater };
+                    return Ok(Self { access, rotation: Some(rotation) });
                 }
             };
             return Err(IdentityError::Kubeconfig { path: path.clone(), reason });
         }
     }
 
-    /// How the API server is reached in this identity.
     pub(crate) fn access(&self) -> ApiAccess {
         self.access.clone()
     }
 
-    /// Keeps the identity valid for as long as it is polled. It ends only when that is no longer possible.
-    pub(crate) async fn keep(self) -> IdentityError {
-        match self.keeper {
-            Some(keeper) => match keeper.keep(&self.access).await {
+    /// Rotates the certificate for as long as it is polled. It returns only if the agent has lost its identity.
+    pub(crate) async fn rotate(self) -> IdentityError {
+        match self.rotation {
+            Some(rotation) => match rotation.run(&self.access).await {
                 Ok(never) => match never {},
                 Err(error) => error,
             },
@@ -160,79 +146,79 @@ impl Identity {
     }
 }
 
-/// No value has this type.
 enum Never {}
 
-impl Keeper {
-    async fn keep(mut self, access: &ApiAccess) -> Result<Never, IdentityError> {
+impl Rotation {
+    async fn run(mut self, access: &ApiAccess) -> Result<Never, IdentityError> {
         let client = access
             .client(&tower::layer::util::Identity::new())
             .map_err(|error| IdentityError::Credentials(self.sources.kubeconfig.clone(), Box::new(error)))?;
         loop {
             let now = Timestamp::now();
-            match decide(&Seen::Own(self.term), self.sources.bootstrap.is_some(), now) {
-                IdentityDecision::Wait(then) => sleep(until(then, now).min(LONGEST_SLEEP)).await,
+            match decide(&FoundCredentials::Own(self.lifetime), self.sources.bootstrap.is_some(), now) {
+                IdentityDecision::Wait(then) => sleep(until(then, now).min(CLOCK_INTERVAL)).await,
                 IdentityDecision::Rotate { ends } => {
-                    match timeout(until(ends, now).min(LONGEST_ATTEMPT), self.rotate(client.clone())).await {
-                        Ok(Ok(pair)) => self.change_over(&pair),
+                    match timeout(until(ends, now).min(ROTATION_LIMIT), self.renew(client.clone())).await {
+                        Ok(Ok(certified)) => self.switch_to(&certified),
                         Ok(Err(error)) => {
                             let pause = pause(ends, now);
                             warn!(ends = %ends, error = chain(&error), "cannot rotate the certificate; trying again in {pause:#}");
-                            // Another key makes another request, instead of one more look at the same refusal.
-                            if matches!(error, ObtainError::Refused { .. })
+                            // Another key makes another request; the same one would find the same refusal.
+                            if matches!(error, IssuanceError::Refused { .. })
                                 && let Err(error) = self.store.forget_pending()
                             {
                                 warn!(error = chain(&error), "cannot forget a private key");
                             }
                             sleep(pause.unsigned_abs().min(until(ends, now))).await;
                         }
-                        // Has it ended meanwhile? Decide again.
+                        // The certificate may have expired meanwhile: decide again.
                         Err(_) => {}
                     }
                 }
                 IdentityDecision::Bootstrap(reason) => {
-                    let pair = bootstrap(&self.sources, &self.store, &self.node, reason).await?;
-                    self.change_over(&pair);
+                    let certified = bootstrap(&self.sources, &self.store, &self.node, reason).await?;
+                    self.switch_to(&certified);
                 }
                 IdentityDecision::Refuse(reason) => {
                     return Err(IdentityError::Kubeconfig { path: self.sources.kubeconfig, reason });
                 }
-                // Not for a certificate of our own.
+                // Never for the agent's own certificate.
                 IdentityDecision::Use => std::future::pending().await,
             }
         }
     }
 
-    async fn rotate(&self, client: Client) -> Result<Pair, ObtainError> {
-        // A crash right after the last rotation leaves the key of the certificate in use.
+    async fn renew(&self, client: Client) -> Result<CertifiedKey, IssuanceError> {
+        // After a crash at the end of the last rotation, the pending key is that of the certificate in use.
         if let Ok((current, _)) = self.store.current()
-            && current.facts.fit(&self.store.pending_key()?)
+            && current.facts.has_key(&self.store.pending_key()?)
         {
             self.store.forget_pending()?;
         }
-        info!(ends = %self.term.ends, "the certificate is due: asking for its successor");
-        let pair = obtain(client, Asker::Node, &self.store, &self.node).await?;
-        self.store.set_current(&pair)?;
+        info!(ends = %self.lifetime.ends, "the certificate is due: asking for its successor");
+        let certified = request_certificate(client, CLIENT, Requester::Node, &self.store, &self.node).await?;
+        self.store.set_current(&certified)?;
         self.store.forget_pending()?;
-        Ok(pair)
+        Ok(certified)
     }
 
-    fn change_over(&mut self, pair: &Pair) {
-        self.term = Term { starts: Timestamp::now(), ends: pair.facts.ends, jitter: pair.facts.number };
-        self.changer.change(with_pair(self.config.clone(), pair));
-        info!(ends = %self.term.ends, rotates = %self.term.rotates(), "using the new certificate");
+    fn switch_to(&mut self, certified: &CertifiedKey) {
+        let facts = &certified.facts;
+        self.lifetime = Lifetime { starts: Timestamp::now(), ends: facts.ends, jitter: facts.number };
+        self.updater.change(with_certificate(self.config.clone(), certified));
+        info!(ends = %self.lifetime.ends, rotates = %self.lifetime.rotates(), "using the new certificate");
     }
 }
 
-/// Gets a certificate with the bootstrap credentials and writes the kubeconfig that uses it.
+/// Requests a certificate with the bootstrap credentials and writes the kubeconfig that uses it.
 ///
-/// The pending key goes last: whatever happens before, the next agent finds its request and certificate again.
+/// The pending key is forgotten last: after a crash before that, the next agent finds the request and its certificate again.
 async fn bootstrap(
     sources: &CredentialSources,
-    store: &Store,
+    store: &CertificateStore,
     node: &NodeName,
-    reason: RotationReason,
-) -> Result<Pair, IdentityError> {
+    reason: UnusableReason,
+) -> Result<CertifiedKey, IdentityError> {
     info!(kubeconfig = %sources.kubeconfig.display(), %reason, "getting a certificate by TLS bootstrap");
     let Some(path) = &sources.bootstrap else {
         return Err(IdentityError::Kubeconfig { path: sources.kubeconfig.clone(), reason });
@@ -243,16 +229,16 @@ async fn bootstrap(
         .ok_or_else(|| unusable(KubeconfigError::CurrentContextNotSet))?;
     let client = Client::try_from(config)
         .map_err(|error| IdentityError::Credentials(path.clone(), Box::new(error)))?;
-    let pair = obtain(client, Asker::Bootstrap, store, node)
+    let certified = request_certificate(client, CLIENT, Requester::Bootstrap, store, node)
         .await
-        .map_err(|source| IdentityError::Obtain { node: node.clone(), path: path.to_owned(), source })?;
-    store.set_current(&pair)?;
+        .map_err(|source| IdentityError::Issuance { node: node.clone(), path: path.to_owned(), source })?;
+    store.set_current(&certified)?;
     let target = &sources.kubeconfig;
     let text = serde_saphyr::to_string(&own).map_err(|error| IdentityError::Render(target.clone(), error))?;
     write_secret(target, text.as_bytes()).map_err(|error| IdentityError::Write(target.clone(), error))?;
     store.forget_pending()?;
-    info!(kubeconfig = %target.display(), ends = %pair.facts.ends, "got a certificate and wrote the kubeconfig");
-    Ok(pair)
+    info!(kubeconfig = %target.display(), ends = %certified.facts.ends, "got a certificate and wrote the kubeconfig");
+    Ok(certified)
 }
 
 fn until(then: Timestamp, now: Timestamp) -> Duration {

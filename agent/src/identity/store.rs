@@ -1,11 +1,11 @@
-//! The agent's keys and certificates on disk.
+//! The certificate store: the agent's keys and certificates on disk.
 //!
 //! ```text
 //! pki/client-current.pem    the certificate in use, with its key
-//! pki/client-pending.key    the key that a certificate is being asked for with
+//! pki/client-pending.key    the key of the certificate signing request that is under way
 //! ```
 //!
-//! A request's name follows from its key, so the pending key is all that a restarted agent needs to find its request again.
+//! The name of a request follows from its key. So a restarted agent finds its request again by the pending key.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,43 +14,38 @@ use jiff::Timestamp;
 use rcgen::KeyPair;
 use tracing::warn;
 
-use super::certificate::{CertificateError, Pair};
+use super::certificate::{CertificateError, CertifiedKey};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::fs::secret_file::write_secret;
 
-/// A key or certificate that could not be read, made or kept.
+/// A key or certificate that could not be read, made or written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// The directory cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A file cannot be read.
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] io::Error),
-    /// A file does not hold what it should.
     #[error("cannot use {}", .0.display())]
     Content(PathBuf, #[source] CertificateError),
-    /// A file cannot be removed.
     #[error("cannot remove {}", .0.display())]
     Remove(PathBuf, #[source] io::Error),
-    /// No key could be made.
     #[error("cannot make a private key")]
     NoKey(#[source] rcgen::Error),
 }
 
 /// The directory with the agent's keys and certificates.
 #[derive(Debug, Clone)]
-pub(crate) struct Store(PathBuf);
+pub(super) struct CertificateStore(PathBuf);
 
-impl Store {
-    /// The store in a directory, which is made when there is something to keep.
-    pub(crate) fn new(directory: &Path) -> Self {
+impl CertificateStore {
+    /// The store in a directory, which the first write creates.
+    pub(super) fn new(directory: &Path) -> Self {
         Self(directory.to_owned())
     }
 
     /// The file with the certificate in use and its key.
-    pub(crate) fn current_path(&self) -> PathBuf {
+    pub(super) fn current_path(&self) -> PathBuf {
         self.0.join("client-current.pem")
     }
 
@@ -58,8 +53,8 @@ impl Store {
         self.0.join("client-pending.key")
     }
 
-    /// The certificate in use, and when the agent got it.
-    pub(crate) fn current(&self) -> Result<(Pair, Timestamp), StoreError> {
+    /// The certificate in use, and when the agent wrote it.
+    pub(super) fn current(&self) -> Result<(CertifiedKey, Timestamp), StoreError> {
         let path = self.current_path();
         let read = || -> io::Result<(String, Timestamp)> {
             let written = std::fs::metadata(&path)?.modified()?;
@@ -67,17 +62,16 @@ impl Store {
             Ok((std::fs::read_to_string(&path)?, written))
         };
         let (text, written) = read().map_err(|error| StoreError::Read(path.clone(), error))?;
-        let pair = Pair::from_pem(&text).map_err(|error| StoreError::Content(path, error))?;
-        Ok((pair, written))
+        let certified = CertifiedKey::from_pem(&text).map_err(|error| StoreError::Content(path, error))?;
+        Ok((certified, written))
     }
 
-    /// Makes a certificate the one in use.
-    pub(crate) fn set_current(&self, pair: &Pair) -> Result<(), StoreError> {
-        Ok(write_secret(&self.current_path(), pair.to_pem().as_bytes())?)
+    pub(super) fn set_current(&self, certified: &CertifiedKey) -> Result<(), StoreError> {
+        Ok(write_secret(&self.current_path(), certified.to_pem().as_bytes())?)
     }
 
-    /// The key to ask for a certificate with: the one that an earlier agent asked with, or else a new one.
-    pub(crate) fn pending_key(&self) -> Result<KeyPair, StoreError> {
+    /// The key for a request: that of the request under way, or a new one.
+    pub(super) fn pending_key(&self) -> Result<KeyPair, StoreError> {
         let path = self.pending_path();
         match std::fs::read_to_string(&path) {
             Ok(text) => match KeyPair::from_pem(&text) {
@@ -90,13 +84,13 @@ impl Store {
             Err(error) => return Err(StoreError::Read(path, error)),
         }
         let key = KeyPair::generate().map_err(StoreError::NoKey)?;
-        // On disk before anybody hears of it: a certificate for a key that is lost helps nobody.
+        // Written before the request is sent: a certificate without its key is useless.
         write_secret(&path, key.serialize_pem().as_bytes())?;
         Ok(key)
     }
 
-    /// Has the next request made with another key.
-    pub(crate) fn forget_pending(&self) -> Result<(), StoreError> {
+    /// Has the next request use another key.
+    pub(super) fn forget_pending(&self) -> Result<(), StoreError> {
         let path = self.pending_path();
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::Remove(path, error)),
@@ -117,9 +111,8 @@ mod tests {
 
     #[test]
     fn a_pending_key_survives_until_it_is_forgotten() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let store = Store::new(&dir.path().join("pki"));
+        let dir = crate::testing::dir();
+        let store = CertificateStore::new(&dir.path().join("pki"));
         let key = store.pending_key().unwrap();
         assert_eq!(mode(&store.pending_path()), 0o600);
         assert_eq!(mode(&store.0), 0o700);
@@ -131,9 +124,8 @@ mod tests {
 
     #[test]
     fn a_broken_pending_key_is_replaced() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let store = Store::new(dir.path());
+        let dir = crate::testing::dir();
+        let store = CertificateStore::new(dir.path());
         std::fs::write(store.pending_path(), "half a k").unwrap();
         let key = store.pending_key().unwrap();
         assert_eq!(store.pending_key().unwrap().public_key_raw(), key.public_key_raw());
@@ -142,16 +134,15 @@ mod tests {
 
     #[test]
     fn the_current_certificate_comes_back_with_its_key() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let store = Store::new(dir.path());
+        let dir = crate::testing::dir();
+        let store = CertificateStore::new(dir.path());
         assert!(matches!(store.current(), Err(StoreError::Read(..))));
-        // What a crash left of an earlier attempt, readable by all.
+        // A crash left a temporary file that every user can read.
         std::fs::write(dir.path().join("client-current.pem.tmp"), "old").unwrap();
         let key = KeyPair::generate().unwrap();
-        let pair = Pair::new(&signed("a", &key), &key).unwrap();
-        store.set_current(&pair).unwrap();
-        assert_eq!(store.current().unwrap().0, pair);
+        let certified = CertifiedKey::new(&signed("a", &key), &key).unwrap();
+        store.set_current(&certified).unwrap();
+        assert_eq!(store.current().unwrap().0, certified);
         assert_eq!(mode(&store.current_path()), 0o600);
         std::fs::write(store.current_path(), "{").unwrap();
         assert!(matches!(store.current(), Err(StoreError::Content(..))));

@@ -16,14 +16,13 @@ use tracing::info;
 use super::ImageError;
 use super::manager::{ImageManager, is_remote_name};
 use crate::apiserver::events::Events;
+use crate::backoff::IMAGE_PULL;
 use crate::error_chain::chain;
 use crate::names::ImageDigest;
 
 pub(crate) const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
 /// More than fit on any host.
 const MOST: usize = 20;
-const FIRST_DELAY: Duration = Duration::from_secs(10);
-const LONGEST_DELAY: Duration = Duration::from_mins(5);
 
 /// The images that the annotation names.
 pub(crate) fn wanted(node: &Node) -> BTreeSet<String> {
@@ -82,7 +81,7 @@ impl PrePull {
                 }
                 Err(error) => {
                     let before = failed.get(name).map(|failed| failed.delay);
-                    let delay = before.map_or(FIRST_DELAY, |before| (before * 2).min(LONGEST_DELAY));
+                    let delay = IMAGE_PULL.next(before);
                     self.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
                     failed.insert(name.clone(), Failed { delay, retry_at: Instant::now() + delay });
                 }

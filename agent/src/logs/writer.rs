@@ -1,5 +1,5 @@
-//! The container's log in the format of the container runtime interface:
-//! `2026-11-16T08:00:00.000000000Z stdout F a line`, `P` instead of `F` for a part of a long one.
+//! Writes a container's log in the format of the container runtime interface:
+//! `2026-11-16T08:00:00.000000000Z stdout F a line`; `P` instead of `F` for a part of a line.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,82 +13,82 @@ use crate::state::disk_space_request::{self, DiskSpaceRequest};
 
 /// A line longer than this is written in parts, as container runtimes do.
 const MAX_LINE: usize = 16 << 10;
-/// A file larger than this makes room for a new one: the kubelet's `containerLogMaxSize`.
+/// A larger file is rotated: the kubelet's `containerLogMaxSize`.
 const MAX_FILE: u64 = 10 << 20;
-/// How many files are kept, the current one included: the kubelet's `containerLogMaxFiles`.
+/// How many files are kept, with the current one: the kubelet's `containerLogMaxFiles`.
 const MAX_FILES: usize = 5;
-/// How much waits in memory while the agent makes room on the disk.
-const MAX_HELD: usize = 1 << 20;
-/// How often a log asks for room at most: each time may cost an image, and a disk at the brink is full, has room for a short line, and
-/// is full again.
-const ASK_INTERVAL: Duration = Duration::from_mins(1);
-/// How long the end of a log waits for that.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+/// How much waits in memory while the agent frees disk space.
+const MAX_WAITING: usize = 1 << 20;
+/// The shortest time between two requests for disk space: each may cost an image, and a disk may be full, take a short line, and be full
+/// again.
+const REQUEST_INTERVAL: Duration = Duration::from_mins(1);
+/// How long `close` waits for disk space.
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Where a line came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogStream {
     Stdout,
     Stderr,
 }
 
-/// A log file that grows by lines and is rotated by size; memory and disk are bounded whatever is written.
+/// A log file that is rotated by size. Its memory and disk space are bounded.
 #[derive(Debug)]
 pub(crate) struct LogWriter {
     path: PathBuf,
-    /// Absent when there is nowhere to write to: output is lost then, never the job.
+    /// Absent when the file cannot be opened: the output is then lost, but the job runs.
     file: Option<File>,
-    complained: bool,
+    warned: bool,
     size: u64,
     max_file: u64,
     pending: [Vec<u8>; 2],
-    /// Whom to ask for room on the disk.
-    room: Option<DiskSpaceRequest>,
-    asked_at: Option<Instant>,
-    want: Want,
+    request: Option<DiskSpaceRequest>,
+    requested_at: Option<Instant>,
+    space: Space,
 }
 
-/// How it stands with room for a log.
+/// The disk space for a log.
 #[derive(Debug, PartialEq, Eq)]
-enum Want {
-    /// There has been enough.
-    Nothing,
-    /// The agent was asked for some, and these lines wait for it.
-    Space { lines: Vec<u8>, since: Instant },
-    /// There is none: lines are lost until one can be written.
-    Hopeless,
+enum Space {
+    Enough,
+    /// The writer has asked the agent for space, and these lines wait for it.
+    Requested {
+        lines: Vec<u8>,
+        since: Instant,
+    },
+    /// Lines are lost until one can be written.
+    None,
 }
 
 impl LogWriter {
-    /// Opens the log, going on where an earlier writer stopped.
-    pub(crate) fn open(path: &Path, room: Option<DiskSpaceRequest>) -> Self {
-        let mut log = Self { path: path.to_owned(), room, ..Self::nowhere() };
-        // Which opens it; what is in the way is in the way of the first line, too.
+    /// Opens the log, and appends to that of an earlier writer.
+    pub(crate) fn open(path: &Path, request: Option<DiskSpaceRequest>) -> Self {
+        let mut log = Self { path: path.to_owned(), request, ..Self::nowhere() };
+        // Opens the file. After an error the first line tries again.
         let _ = log.append(&[]);
         log
     }
 
-    /// A log that forgets everything.
+    /// A log without a file.
     pub(crate) fn nowhere() -> Self {
         Self {
             path: PathBuf::new(),
             file: None,
-            complained: false,
+            warned: false,
             size: 0,
             max_file: MAX_FILE,
             pending: Default::default(),
-            room: None,
-            asked_at: None,
-            want: Want::Nothing,
+            request: None,
+            requested_at: None,
+            space: Space::Enough,
         }
     }
 
-    /// Takes bytes as they come and writes the lines that they complete.
+    /// Writes the lines that these bytes complete.
     pub(crate) fn write(&mut self, source: LogStream, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let room = MAX_LINE - self.pending[source as usize].len();
-            let newline = bytes.iter().take(room).position(|&b| b == b'\n');
-            let taken = newline.unwrap_or_else(|| room.min(bytes.len()));
+            let left = MAX_LINE - self.pending[source as usize].len();
+            let newline = bytes.iter().take(left).position(|&b| b == b'\n');
+            let taken = newline.unwrap_or_else(|| left.min(bytes.len()));
             self.pending[source as usize].extend_from_slice(&bytes[..taken]);
             bytes = &bytes[taken + usize::from(newline.is_some())..];
             if newline.is_some() {
@@ -99,23 +99,23 @@ impl LogWriter {
         }
     }
 
-    /// Writes what is left of unfinished lines, and of those that wait for room.
+    /// Writes incomplete lines, and the lines that wait for disk space.
     pub(crate) async fn close(mut self) {
         for source in [LogStream::Stdout, LogStream::Stderr] {
             if !self.pending[source as usize].is_empty() {
-                // No newline ever came, which is what `P` says.
+                // `P`: there was no newline.
                 self.flush(source, b'P');
             }
         }
-        if let (Want::Space { .. }, Some(room)) = (&self.want, &self.room) {
-            room.answered(CLOSE_PATIENCE).await;
-            self.catch_up();
+        if let (Space::Requested { .. }, Some(request)) = (&self.space, &self.request) {
+            request.wait(CLOSE_LIMIT).await;
+            self.write_waiting();
         }
     }
 
-    fn complain(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.complained, true) {
-            tracing::warn!(path = %self.path.display(), %error, "the container's log cannot be written");
+    fn warn_once(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot write the container's log");
         }
     }
 
@@ -131,67 +131,67 @@ impl LogWriter {
         self.put(line);
     }
 
-    /// Writes a line. When the disk is full, it waits until the agent has made room, without holding anybody up.
+    /// Writes a line. On a full disk the line waits in memory until the agent has freed space.
     fn put(&mut self, line: Vec<u8>) {
-        if let Want::Space { lines, since } = &mut self.want {
-            let is_over = self.room.as_ref().is_none_or(DiskSpaceRequest::is_answered)
-                || since.elapsed() > disk_space_request::PATIENCE;
-            if !is_over && lines.len() + line.len() <= MAX_HELD {
+        if let Space::Requested { lines, since } = &mut self.space {
+            let is_over = self.request.as_ref().is_none_or(DiskSpaceRequest::is_answered)
+                || since.elapsed() > disk_space_request::ANSWER_LIMIT;
+            if !is_over && lines.len() + line.len() <= MAX_WAITING {
                 lines.extend(line);
                 return;
             }
-            self.catch_up();
+            self.write_waiting();
         }
         match self.append(&line) {
             Ok(()) => {
-                if std::mem::replace(&mut self.want, Want::Nothing) == Want::Hopeless {
-                    // There may have been no room for this, either.
-                    self.tell_of_loss();
+                if std::mem::replace(&mut self.space, Space::Enough) == Space::None {
+                    // There may have been no disk space for the first notice.
+                    self.notice_loss();
                 }
             }
-            Err(error) if self.want == Want::Nothing && self.asks_for_room(&error) => {
-                self.want = Want::Space { lines: line, since: Instant::now() };
+            Err(error) if self.space == Space::Enough && self.requests_space(&error) => {
+                self.space = Space::Requested { lines: line, since: Instant::now() };
             }
             Err(error) => self.lose(&error),
         }
     }
 
-    /// Writes the lines that have waited for room.
-    fn catch_up(&mut self) {
-        if let Want::Space { lines, .. } = std::mem::replace(&mut self.want, Want::Nothing)
+    /// Writes the lines that have waited for disk space.
+    fn write_waiting(&mut self) {
+        if let Space::Requested { lines, .. } = std::mem::replace(&mut self.space, Space::Enough)
             && let Err(error) = self.append(&lines)
         {
             self.lose(&error);
         }
     }
 
-    fn asks_for_room(&mut self, error: &io::Error) -> bool {
-        let may_ask = self.asked_at.is_none_or(|asked_at| asked_at.elapsed() >= ASK_INTERVAL);
-        let asks = may_ask
+    fn requests_space(&mut self, error: &io::Error) -> bool {
+        let may_request = self.requested_at.is_none_or(|at| at.elapsed() >= REQUEST_INTERVAL);
+        let requests = may_request
             && error_chain::is_for_want_of_space(error)
-            && self.room.as_ref().is_some_and(|room| room.ask(&self.path));
-        if asks {
-            self.asked_at = Some(Instant::now());
+            && self.request.as_ref().is_some_and(|request| request.send(&self.path));
+        if requests {
+            self.requested_at = Some(Instant::now());
         }
-        asks
+        requests
     }
 
     fn lose(&mut self, error: &io::Error) {
-        let is_new = std::mem::replace(&mut self.want, Want::Hopeless) != Want::Hopeless;
-        self.complain(error);
+        let is_new = std::mem::replace(&mut self.space, Space::None) != Space::None;
+        self.warn_once(error);
         if is_new {
-            self.tell_of_loss();
+            self.notice_loss();
         }
     }
 
-    fn tell_of_loss(&self) {
-        if let Some(room) = &self.room {
+    fn notice_loss(&self) {
+        if let Some(request) = &self.request {
             let message = "the container's log cannot be written, and what it writes meanwhile is lost; free some disk space on the host";
-            room.tell("FailedLog", message);
+            request.notice("FailedLog", message);
         }
     }
 
-    /// Writes lines that are whole, or nothing.
+    /// Writes whole lines, or none of them.
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         if self.path.as_os_str().is_empty() {
             return Ok(());
@@ -207,11 +207,11 @@ impl LogWriter {
                 self.file.insert(file)
             }
         };
-        // One write for one line, so that a reader never sees half of it.
+        // One write, so that a reader never sees half a line.
         let written = file.write_all(lines);
         match &written {
             Ok(()) => self.size += lines.len() as u64,
-            // A full disk may have taken a part. If it cannot be taken back, it is half a line.
+            // A full disk may have taken a part of the lines. If the file cannot be truncated, half a line stays.
             Err(_) => drop(file.set_len(self.size)),
         }
         written
@@ -244,6 +244,9 @@ fn numbered(path: &Path, age: usize) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::VmRun;
+    use crate::tart::Tart;
+    use crate::testing::dir;
 
     fn lines(path: &Path) -> Vec<(String, String)> {
         let text = fs::read_to_string(path).unwrap();
@@ -261,9 +264,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_are_whole_whatever_the_chunks() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    async fn lines_are_whole_however_they_are_split_into_chunks() {
+        let dir = dir();
         let path = dir.path().join("0.log");
         let mut log = LogWriter::open(&path, None);
         for (source, chunk) in [
@@ -287,9 +289,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_long_line_comes_in_parts() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    async fn a_long_line_is_written_in_parts() {
+        let dir = dir();
         let path = dir.path().join("0.log");
         let mut log = LogWriter::open(&path, None);
         log.write(LogStream::Stdout, "x".repeat(MAX_LINE + 1).as_bytes());
@@ -299,9 +300,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn disk_use_is_bounded() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    async fn the_files_of_a_log_are_bounded_in_number_and_size() {
+        let dir = dir();
         let path = dir.path().join("0.log");
         let mut log = LogWriter::open(&path, None);
         log.max_file = 1000;
@@ -316,76 +316,70 @@ mod tests {
         assert!(lines(&path).last().unwrap().1.contains("line 999"));
     }
 
-    /// A log on a disk that is full from the first byte, where there is one.
+    /// A log on a full disk.
     fn full() -> LogWriter {
         LogWriter { path: "/dev/full".into(), ..LogWriter::nowhere() }
     }
 
     #[test]
-    fn a_log_without_room_loses_lines_and_goes_on() {
+    fn a_log_on_a_full_disk_loses_lines() {
         if !Path::new("/dev/full").exists() {
             return tart_kubelet_tests::skip::say("this system has no /dev/full").unwrap();
         }
         let mut log = full();
         log.write(LogStream::Stdout, b"one\ntwo\n");
-        assert_eq!((&log.want, log.complained), (&Want::Hopeless, true), "there is nobody to ask");
+        assert_eq!((&log.space, log.warned), (&Space::None, true), "there is no agent to ask");
         assert_eq!(log.size, 0);
     }
 
     #[test]
-    fn a_disk_at_the_brink_is_asked_for_once_a_minute() {
+    fn a_log_requests_disk_space_at_most_once_a_minute() {
         if !Path::new("/dev/full").exists() {
             return tart_kubelet_tests::skip::say("this system has no /dev/full").unwrap();
         }
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
-        let attempt = pod.attempt(crate::names::Restart(0));
-        attempt.plan(&crate::state::ShimSpec::example(attempt.vm())).unwrap();
-        // A home on the volume of /dev/full.
-        let tart = crate::tart::Tart::in_home(Path::new("/tart"), Path::new("/dev"));
-        let mut log = LogWriter { room: Some(DiskSpaceRequest::new(attempt.clone(), tart)), ..full() };
+        let dir = dir();
+        let run = VmRun::planned_example(dir.path());
+        // A tart home on the volume of /dev/full.
+        let tart = Tart::in_home(Path::new("/tart"), Path::new("/dev"));
+        let mut log = LogWriter { request: Some(DiskSpaceRequest::new(run.clone(), tart)), ..full() };
         log.write(LogStream::Stdout, b"one\n");
-        assert!(attempt.wants_room() && matches!(log.want, Want::Space { .. }));
-        attempt.tell_room_is_made().unwrap();
+        assert!(run.wants_disk_space() && matches!(log.space, Space::Requested { .. }));
+        run.remove_disk_space_request().unwrap();
         log.write(LogStream::Stdout, b"two\n");
-        assert_eq!(log.want, Want::Hopeless);
+        assert_eq!(log.space, Space::None);
         // A short line fits.
-        log.want = Want::Nothing;
+        log.space = Space::Enough;
         log.write(LogStream::Stdout, b"three\n");
-        assert!(!attempt.wants_room() && log.want == Want::Hopeless);
-        log.want = Want::Nothing;
-        log.asked_at = Instant::now().checked_sub(ASK_INTERVAL);
+        assert!(!run.wants_disk_space() && log.space == Space::None);
+        log.space = Space::Enough;
+        log.requested_at = Instant::now().checked_sub(REQUEST_INTERVAL);
         log.write(LogStream::Stdout, b"four\n");
-        assert!(attempt.wants_room() && matches!(log.want, Want::Space { .. }));
+        assert!(run.wants_disk_space() && matches!(log.space, Space::Requested { .. }));
     }
 
     #[test]
-    fn lines_that_wait_for_room_are_bounded_and_come_in_order() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
-        let attempt = pod.attempt(crate::names::Restart(0));
-        attempt.plan(&crate::state::ShimSpec::example(attempt.vm())).unwrap();
-        attempt.ask_for_room().unwrap();
+    fn lines_that_wait_for_disk_space_are_bounded_and_stay_in_order() {
+        let dir = dir();
+        let run = VmRun::planned_example(dir.path());
+        run.request_disk_space().unwrap();
         let path = dir.path().join("0.log");
-        let room = DiskSpaceRequest::new(attempt.clone(), crate::tart::Tart::new(Path::new("/tart")));
-        let mut log = LogWriter::open(&path, Some(room));
-        log.want = Want::Space { lines: Vec::new(), since: Instant::now() };
+        let request = DiskSpaceRequest::new(run.clone(), Tart::new(Path::new("/tart")));
+        let mut log = LogWriter::open(&path, Some(request));
+        log.space = Space::Requested { lines: Vec::new(), since: Instant::now() };
         log.write(LogStream::Stdout, b"one\ntwo\n");
         assert_eq!(lines(&path), []);
-        attempt.tell_room_is_made().unwrap();
+        run.remove_disk_space_request().unwrap();
         log.write(LogStream::Stdout, b"three\n");
         let expected = ["one", "two", "three"].map(|body| expect("stdout F", body));
         assert_eq!(lines(&path), expected);
 
-        attempt.ask_for_room().unwrap();
-        log.want = Want::Space { lines: Vec::new(), since: Instant::now() };
+        run.request_disk_space().unwrap();
+        log.space = Space::Requested { lines: Vec::new(), since: Instant::now() };
         log.write(
             LogStream::Stdout,
-            format!("{}\n", "x".repeat(MAX_LINE - 1)).repeat(MAX_HELD / MAX_LINE).as_bytes(),
+            format!("{}\n", "x".repeat(MAX_LINE - 1)).repeat(MAX_WAITING / MAX_LINE).as_bytes(),
         );
         log.write(LogStream::Stdout, b"the last straw\n");
-        assert_eq!(log.want, Want::Nothing, "what is too much is written, or lost, at once");
+        assert_eq!(log.space, Space::Enough, "lines beyond the bound are written, or lost, at once");
     }
 }

@@ -1,119 +1,136 @@
-//! What becomes of the images on this host.
+//! Images: pulls, and what image garbage collection deletes and keeps.
 
-use std::collections::BTreeMap;
+use std::sync::Once;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
 
-use super::exposition::{Page, bytes, number};
-use super::histogram::Histogram;
-use crate::image::gc::{ImageVerdict, ImageVerdictReason};
-use crate::names::ImageDigest;
+use super::pods::START_BUCKETS;
+use super::{Label, Metrics, count, histogram, lock, observe};
 
-const ENDS: [Duration; 8] = [
-    Duration::from_millis(10),
-    Duration::from_millis(100),
-    Duration::from_secs(1),
-    Duration::from_secs(5),
-    Duration::from_secs(10),
-    Duration::from_secs(30),
-    Duration::from_mins(1),
-    Duration::from_mins(5),
-];
+const GC_BUCKETS: [f64; 8] = [0.01, 0.1, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 #[derive(Debug)]
-pub(super) struct ImageFigures {
-    passes: Histogram,
-    failures: usize,
-    last_success: Option<Timestamp>,
-    deleted: usize,
-    freed: u64,
-    kept: BTreeMap<ImageVerdictReason, usize>,
-    foreign: usize,
+pub(super) struct ImagePullMetrics {
+    pulls: Family<Label, Counter>,
+    durations: Histogram,
 }
 
-impl Default for ImageFigures {
+impl ImagePullMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self { pulls: Family::default(), durations: histogram(&START_BUCKETS) };
+        registry.register(
+            "tart_kubelet_image_pulls",
+            "Pulls of images by how they ended: success, or the reason why not",
+            metrics.pulls.clone(),
+        );
+        registry.register(
+            "tart_kubelet_image_pull_duration_seconds",
+            "Time that pulls of images took, whatever their end",
+            metrics.durations.clone(),
+        );
+        metrics
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ImageGcMetrics {
+    registered: Once,
+    passes: Histogram,
+    failures: Counter,
+    last_success: Gauge<f64, AtomicU64>,
+    deleted: Counter,
+    freed: Counter,
+    kept: Family<Label, Gauge>,
+}
+
+impl Default for ImageGcMetrics {
     fn default() -> Self {
         Self {
-            passes: Histogram::new(&ENDS),
-            failures: 0,
-            last_success: None,
-            deleted: 0,
-            freed: 0,
-            kept: BTreeMap::new(),
-            foreign: 0,
+            registered: Once::new(),
+            passes: histogram(&GC_BUCKETS),
+            failures: Counter::default(),
+            last_success: Gauge::default(),
+            deleted: Counter::default(),
+            freed: Counter::default(),
+            kept: Family::default(),
         }
     }
 }
 
-impl ImageFigures {
-    pub(super) fn pass(&mut self, took: Duration, succeeded: bool, now: Timestamp) {
-        self.passes.add(took);
+impl ImageGcMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "tart_kubelet_image_gc_pass_duration_seconds",
+            "Time that looks at the images took, with the deletions that followed",
+            self.passes.clone(),
+        );
+        registry.register(
+            "tart_kubelet_image_gc_failures",
+            "Looks at the images that failed, or after which one could not be deleted",
+            self.failures.clone(),
+        );
+        registry.register(
+            "tart_kubelet_image_gc_last_success_timestamp_seconds",
+            "When the images were last looked at without a failure; 0 for never",
+            self.last_success.clone(),
+        );
+        registry.register(
+            "tart_kubelet_image_gc_deleted",
+            "Images that were deleted to make room",
+            self.deleted.clone(),
+        );
+        registry.register(
+            "tart_kubelet_image_gc_freed_bytes",
+            "What the volume had more of right after these deletions, and after those of what was kept of unfinished pulls",
+            self.freed.clone(),
+        );
+        registry.register(
+            "tart_kubelet_image_gc_kept",
+            "Images that the last look kept, by reason; `foreign` are those that the agent has not pulled",
+            self.kept.clone(),
+        );
+    }
+}
+
+impl Metrics {
+    /// The pull of an image is over.
+    pub(crate) fn pull_ended(&self, result: &'static str, took: Duration) {
+        self.0.image_pulls.pulls.get_or_create(&[("result", result)]).inc();
+        observe(&self.0.image_pulls.durations, took);
+    }
+
+    /// A pass of image garbage collection is over.
+    pub(crate) fn images_collected(&self, took: Duration, succeeded: bool) {
+        let gc = &self.0.image_gc;
+        observe(&gc.passes, took);
         if succeeded {
-            self.last_success = Some(now);
+            gc.last_success.set(Timestamp::now().as_duration().as_secs_f64());
         } else {
-            self.failures += 1;
+            gc.failures.inc();
         }
+        gc.registered.call_once(|| gc.register(&mut lock(&self.0.registry)));
     }
 
-    pub(super) fn deleted(&mut self, freed: u64) {
-        self.deleted += 1;
-        self.freed = self.freed.saturating_add(freed);
+    pub(crate) fn image_deleted(&self, freed: u64) {
+        self.0.image_gc.deleted.inc();
+        self.0.image_gc.freed.inc_by(freed);
     }
 
-    /// What was kept of images that are not whole is gone.
-    pub(super) fn partials_deleted(&mut self, freed: u64) {
-        self.freed = self.freed.saturating_add(freed);
+    pub(crate) fn partials_deleted(&self, freed: u64) {
+        self.0.image_gc.freed.inc_by(freed);
     }
 
-    pub(super) fn judged(&mut self, verdicts: &[(ImageDigest, ImageVerdict)], foreign: usize) {
-        self.foreign = foreign;
-        self.kept.clear();
-        for (_, verdict) in verdicts {
-            if let ImageVerdict::Keep(reason) = verdict {
-                *self.kept.entry(*reason).or_default() += 1;
-            }
+    /// How many images a pass keeps, for every reason that there is.
+    pub(crate) fn images_kept(&self, reasons: impl IntoIterator<Item = (&'static str, usize)>) {
+        for (reason, number) in reasons {
+            self.0.image_gc.kept.get_or_create(&[("reason", reason)]).set(count(number));
         }
-    }
-
-    /// Nothing is written before the first pass: a host without a collector has no figures of one.
-    pub(super) fn write(&self, page: &mut Page) {
-        if self.last_success.is_none() && self.failures == 0 {
-            return;
-        }
-        let name = "tart_kubelet_image_gc_pass_duration_seconds";
-        page.family(
-            name,
-            "histogram",
-            "Time that looks at the images took, with the deletions that followed.",
-        );
-        self.passes.write(page, name, &[]);
-        let name = "tart_kubelet_image_gc_failures_total";
-        page.family(
-            name,
-            "counter",
-            "Looks at the images that failed, or after which one could not be deleted.",
-        );
-        page.sample(name, &[], number(self.failures));
-        let name = "tart_kubelet_image_gc_last_success_timestamp_seconds";
-        page.family(name, "gauge", "When the images were last looked at without a failure; 0 for never.");
-        page.sample(name, &[], self.last_success.map_or(0.0, |at| at.as_duration().as_secs_f64()));
-        let name = "tart_kubelet_image_gc_deleted_total";
-        page.family(name, "counter", "Images that were deleted to make room.");
-        page.sample(name, &[], number(self.deleted));
-        let name = "tart_kubelet_image_gc_freed_bytes_total";
-        page.family(name, "counter", "What the volume had more of right after these deletions, and after those of what was kept of unfinished pulls.");
-        page.sample(name, &[], bytes(self.freed));
-        let name = "tart_kubelet_image_gc_kept";
-        page.family(
-            name,
-            "gauge",
-            "Images that the last look kept, by reason; `foreign` are those that the agent has not pulled.",
-        );
-        for reason in ImageVerdictReason::ALL {
-            let count = self.kept.get(&reason).copied().unwrap_or_default();
-            page.sample(name, &[("reason", reason.name())], number(count));
-        }
-        page.sample(name, &[("reason", "foreign")], number(self.foreign));
     }
 }

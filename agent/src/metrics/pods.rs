@@ -1,95 +1,125 @@
-//! What becomes of Pods: how long their starts take and where, and how they fail.
+//! Pods: how long their VMs take to start, how many wait, how they fail.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use super::exposition::{Page, number};
-use super::histogram::Histogram;
+use jiff::Timestamp;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
 
-/// From a clone on APFS to the pull of a large image over a slow line.
-const ENDS: [Duration; 12] = [
-    Duration::from_millis(50),
-    Duration::from_millis(100),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-    Duration::from_secs(5),
-    Duration::from_secs(10),
-    Duration::from_secs(30),
-    Duration::from_mins(1),
-    Duration::from_mins(2),
-    Duration::from_mins(5),
-    Duration::from_mins(15),
-    Duration::from_hours(1),
-];
+use super::{Label, Metrics, count, histogram, lock, observe};
+use crate::names::PodUid;
+
+/// In seconds, from a clone on APFS to the pull of a large image over a slow line.
+pub(super) const START_BUCKETS: [f64; 12] =
+    [0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
 
 #[derive(Debug)]
-pub(super) struct PodFigures {
-    stages: BTreeMap<&'static str, Histogram>,
-    pulls: BTreeMap<&'static str, usize>,
-    pull_times: Histogram,
-    restarts: usize,
-    failures: BTreeMap<String, usize>,
+pub(super) struct PodMetrics {
+    waiting_since: Mutex<HashMap<PodUid, Timestamp>>,
+    waiting: Gauge,
+    oldest_waiting: Gauge<f64, AtomicU64>,
+    stages: Family<Label, Histogram, fn() -> Histogram>,
+    restarts: Counter,
+    failures: Family<Label<String>, Counter>,
 }
 
-impl Default for PodFigures {
-    fn default() -> Self {
-        Self {
-            stages: BTreeMap::new(),
-            pulls: BTreeMap::new(),
-            pull_times: Histogram::new(&ENDS),
-            restarts: 0,
-            failures: BTreeMap::new(),
-        }
+impl PodMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            waiting_since: Mutex::default(),
+            waiting: Gauge::default(),
+            oldest_waiting: Gauge::default(),
+            stages: Family::new_with_constructor(|| histogram(&START_BUCKETS)),
+            restarts: Counter::default(),
+            failures: Family::default(),
+        };
+        registry.register(
+            "tart_kubelet_pods_waiting",
+            "Pods that were accepted and have no running VM yet",
+            metrics.waiting.clone(),
+        );
+        registry.register(
+            "tart_kubelet_oldest_waiting_pod_age_seconds",
+            "How long the first of them has waited",
+            metrics.oldest_waiting.clone(),
+        );
+        registry.register(
+            "tart_kubelet_start_stage_duration_seconds",
+            "Time that the stages of a VM's start took: pull, clone, configure, boot, command",
+            metrics.stages.clone(),
+        );
+        registry.register(
+            "tart_kubelet_container_restarts",
+            "Containers that were started again",
+            metrics.restarts.clone(),
+        );
+        registry.register(
+            "tart_kubelet_failures",
+            "Failures of Pods, containers and images by the reason that their status shows",
+            metrics.failures.clone(),
+        );
+        metrics
+    }
+
+    pub(super) fn update_waiting(&self) {
+        let waiting = lock(&self.waiting_since);
+        let oldest = waiting.values().min().map(|since| Timestamp::now().duration_since(*since));
+        self.waiting.set(count(waiting.len()));
+        self.oldest_waiting.set(oldest.map_or(0.0, |age| age.as_secs_f64()).max(0.0));
     }
 }
 
-impl PodFigures {
-    pub(super) fn stage(&mut self, stage: &'static str, took: Duration) {
-        self.stages.entry(stage).or_insert_with(|| Histogram::new(&ENDS)).add(took);
+impl Metrics {
+    /// A Pod has waited for its VM since this time; `None` once it no longer waits.
+    pub(crate) fn pod_waits(&self, pod: &PodUid, since: Option<Timestamp>) {
+        let mut waiting = lock(&self.0.pods.waiting_since);
+        match since {
+            Some(since) => {
+                waiting.entry(pod.clone()).or_insert(since);
+            }
+            None => drop(waiting.remove(pod)),
+        }
     }
 
-    pub(super) fn pull(&mut self, result: &'static str, took: Duration) {
-        *self.pulls.entry(result).or_default() += 1;
-        self.pull_times.add(took);
+    /// A stage of a VM's start is over.
+    pub(crate) fn stage_took(&self, stage: &'static str, took: Duration) {
+        observe(&self.0.pods.stages.get_or_create(&[("stage", stage)]), took);
     }
 
-    pub(super) fn restart(&mut self) {
-        self.restarts += 1;
+    /// The agent starts a container again.
+    pub(crate) fn container_restarts(&self) {
+        self.0.pods.restarts.inc();
     }
 
-    pub(super) fn failure(&mut self, reason: &str) {
-        *self.failures.entry(reason.to_owned()).or_default() += 1;
+    /// A Pod, its container or its image has failed, for a reason that its status shows.
+    pub(crate) fn failed(&self, reason: &str) {
+        self.0.pods.failures.get_or_create(&[("reason", reason.to_owned())]).inc();
     }
+}
 
-    pub(super) fn write(&self, page: &mut Page) {
-        let name = "tart_kubelet_start_stage_duration_seconds";
-        page.family(
-            name,
-            "histogram",
-            "Time that the stages of a VM's start took: pull, clone, configure, boot, command.",
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::assert_lines;
+
+    #[test]
+    fn a_pod_waits_since_the_first_time_that_was_given() {
+        let metrics = Metrics::new();
+        let pod: PodUid = "0b1c".parse().unwrap();
+        metrics.pod_waits(&pod, Some(Timestamp::UNIX_EPOCH));
+        metrics.pod_waits(&pod, Some(Timestamp::now()));
+        assert_eq!(lock(&metrics.0.pods.waiting_since)[&pod], Timestamp::UNIX_EPOCH);
+        assert_lines(&metrics, &["tart_kubelet_pods_waiting 1"]);
+        metrics.pod_waits(&pod, None);
+        assert_lines(
+            &metrics,
+            &["tart_kubelet_pods_waiting 0", "tart_kubelet_oldest_waiting_pod_age_seconds 0.0"],
         );
-        for (stage, times) in &self.stages {
-            times.write(page, name, &[("stage", stage)]);
-        }
-        let name = "tart_kubelet_image_pulls_total";
-        page.family(name, "counter", "Pulls of images by how they ended: success, or the reason why not.");
-        for (result, count) in &self.pulls {
-            page.sample(name, &[("result", result)], number(*count));
-        }
-        let name = "tart_kubelet_image_pull_duration_seconds";
-        page.family(name, "histogram", "Time that pulls of images took, whatever their end.");
-        self.pull_times.write(page, name, &[]);
-        let name = "tart_kubelet_container_restarts_total";
-        page.family(name, "counter", "Containers that were started again.");
-        page.sample(name, &[], number(self.restarts));
-        let name = "tart_kubelet_failures_total";
-        page.family(
-            name,
-            "counter",
-            "Failures of Pods, containers and images by the reason that their status shows.",
-        );
-        for (reason, count) in &self.failures {
-            page.sample(name, &[("reason", reason)], number(*count));
-        }
     }
 }

@@ -1,38 +1,35 @@
-//! What the Node offers: all that the machine has, and what of it Pods may have.
+//! The Node's capacity and allocatable resources.
 //!
-//! As in the kubelet, what Pods may have is the machine less a reservation less what must stay free. macOS and the agent get
-//! 2 GiB of memory by default, and no core: VMs share the cores with the host anyway, and two VMs with half of them each is how
-//! Macs are usually cut up. `--host-cpu` and `--host-memory-mb` say what Pods may have, whatever the machine looks like.
+//! As in the kubelet, allocatable is capacity less `--kube-reserved` less the hard eviction thresholds. By default 2 GiB of memory are
+//! reserved for macOS and the agent, and no core: VMs share the cores with the host anyway, and two VMs with half of the cores each are
+//! the usual split of a Mac. `--host-cpu` and `--host-memory-mb` override what is allocatable.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::thresholds::{Signal, Thresholds};
+use super::signals::thresholds::{Signal, Thresholds};
 use crate::quantity;
 use crate::quantity::ResourceList;
 
-/// What is kept for the host when nothing else is said.
+/// The default of `--kube-reserved`.
 pub(crate) const RESERVED: &str = "memory=2Gi";
 
-/// What is kept for the host.
+/// `--kube-reserved`: what is kept for the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Reserved {
-    /// Thousandths of a core.
-    pub(crate) cpu_milli: u64,
-    /// Bytes of memory.
-    pub(crate) memory: u64,
-    /// Bytes on disk.
-    pub(crate) storage: u64,
+    cpu_milli: u64,
+    /// In bytes.
+    memory: u64,
+    /// In bytes.
+    storage: u64,
 }
 
-/// A reservation that is none, or too large.
+/// A reservation that cannot be parsed, or that is too large.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BadReservation {
-    /// It has another form.
     #[error("`{0}` is not `cpu=…`, `memory=…` or `ephemeral-storage=…` with an amount")]
     Form(String),
-    /// Nothing would be left.
     #[error(
         "nothing of this machine's {0} would be left for Pods; change --kube-reserved or --eviction-hard"
     )]
@@ -40,20 +37,20 @@ pub(crate) enum BadReservation {
 }
 
 impl Reserved {
-    /// Reads `cpu=500m,memory=2Gi,ephemeral-storage=10Gi`.
+    /// Parses `cpu=500m,memory=2Gi,ephemeral-storage=10Gi`.
     pub(crate) fn parse(text: &str) -> Result<Self, BadReservation> {
         let mut reserved = Self::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let bad = || BadReservation::Form(item.to_owned());
             let (name, amount) = item.split_once('=').ok_or_else(bad)?;
             let amount = Quantity(amount.to_owned());
-            let (place, value) = match name {
+            let (field, value) = match name {
                 "cpu" => (&mut reserved.cpu_milli, quantity::milli(&amount)),
                 "memory" => (&mut reserved.memory, quantity::whole(&amount)),
                 "ephemeral-storage" => (&mut reserved.storage, quantity::whole(&amount)),
                 _ => return Err(bad()),
             };
-            *place = value.ok_or_else(bad)?;
+            *field = value.ok_or_else(bad)?;
         }
         Ok(reserved)
     }
@@ -62,61 +59,58 @@ impl Reserved {
 /// What the machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Machine {
-    /// Cores.
     pub(crate) cores: u64,
-    /// Bytes of memory.
+    /// In bytes.
     pub(crate) memory: u64,
-    /// Bytes on the volume of tart's home, when it can be looked at.
+    /// In bytes, of the volume of tart's home; `None` if it cannot be read.
     pub(crate) storage: Option<u64>,
 }
 
-/// What the operator wants instead of what is found.
+/// What flags say instead of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CapacityOverrides {
-    /// Cores for Pods.
+    /// Allocatable cores.
     pub(crate) cores: Option<u32>,
-    /// Memory for Pods in MiB.
+    /// Allocatable memory in MiB.
     pub(crate) memory_mib: Option<u32>,
-    /// How many VMs may run at once.
+    /// The number of VMs that run at once.
     pub(crate) pods: u32,
 }
 
-/// What the Node offers.
+/// What the Node's status shows.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Resources {
-    /// All there is.
-    pub(crate) capacity: ResourceList,
-    /// What Pods may have.
+    pub(super) capacity: ResourceList,
     pub(crate) allocatable: ResourceList,
 }
 
 impl Resources {
-    /// What a machine offers.
-    pub(crate) fn of(
+    pub(crate) fn new(
         machine: Machine,
         reserved: Reserved,
         thresholds: &Thresholds,
-        wishes: CapacityOverrides,
+        overrides: CapacityOverrides,
     ) -> Result<Self, BadReservation> {
-        let free = |signal, total| thresholds.least(signal).map_or(0, |least| least.of(total));
+        let threshold = |signal, total| thresholds.value(signal).map_or(0, |value| value.of(total));
         let left = |total: u64, kept: u64, what| {
             total.checked_sub(kept).filter(|left| *left > 0).ok_or(BadReservation::TooLarge(what))
         };
-        let cpu = match wishes.cores {
+        let cpu = match overrides.cores {
             Some(cores) => u64::from(cores) * 1000,
             None => left(machine.cores * 1000, reserved.cpu_milli, "cores")?,
         };
-        let memory = match wishes.memory_mib {
+        let memory = match overrides.memory_mib {
             Some(mib) => u64::from(mib) << 20,
             None => {
-                let kept = reserved.memory.saturating_add(free(Signal::Memory, machine.memory));
+                let kept = reserved.memory.saturating_add(threshold(Signal::Memory, machine.memory));
                 left(machine.memory, kept, "memory")?
             }
         };
-        let mut capacity = amounts((machine.cores * 1000).max(cpu), machine.memory.max(memory), wishes.pods);
-        let mut allocatable = amounts(cpu, memory, wishes.pods);
+        let mut capacity =
+            amounts((machine.cores * 1000).max(cpu), machine.memory.max(memory), overrides.pods);
+        let mut allocatable = amounts(cpu, memory, overrides.pods);
         if let Some(total) = machine.storage {
-            let kept = reserved.storage.saturating_add(free(Signal::ImageFs, total));
+            let kept = reserved.storage.saturating_add(threshold(Signal::ImageFs, total));
             let name = "ephemeral-storage".to_owned();
             allocatable.insert(name.clone(), kibibytes(left(total, kept, "disk")?));
             capacity.insert(name, kibibytes(total));
@@ -125,8 +119,8 @@ impl Resources {
     }
 }
 
-/// Whether two lists say the same: the API server writes `16777216Ki` as `16Gi`.
-pub(crate) fn same(ours: Option<&ResourceList>, theirs: Option<&ResourceList>) -> bool {
+/// Whether two lists have the same amounts: the API server writes `16777216Ki` as `16Gi`.
+pub(super) fn same(ours: Option<&ResourceList>, theirs: Option<&ResourceList>) -> bool {
     let (Some(ours), Some(theirs)) = (ours, theirs) else { return ours.is_none() && theirs.is_none() };
     let equal = |a: &Quantity, b: &Quantity| {
         a == b || (quantity::milli(a).is_some() && quantity::milli(a) == quantity::milli(b))
@@ -154,17 +148,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const NOTHING: CapacityOverrides = CapacityOverrides { cores: None, memory_mib: None, pods: 2 };
+    const NO_OVERRIDES: CapacityOverrides = CapacityOverrides { cores: None, memory_mib: None, pods: 2 };
 
     fn mac() -> Machine {
         Machine { cores: 10, memory: 16 << 30, storage: Some(100 << 30) }
     }
 
     #[test]
-    fn the_host_keeps_its_share() {
+    fn reservation_and_thresholds_are_not_allocatable() {
         let thresholds = Thresholds::parse("memory.available<100Mi,imagefs.available<15%").unwrap();
         let resources =
-            Resources::of(mac(), Reserved::parse(RESERVED).unwrap(), &thresholds, NOTHING).unwrap();
+            Resources::new(mac(), Reserved::parse(RESERVED).unwrap(), &thresholds, NO_OVERRIDES).unwrap();
         let shown = |amounts: &ResourceList| {
             ["cpu", "memory", "pods", "ephemeral-storage"].map(|name| amounts[name].0.clone())
         };
@@ -173,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn another_way_to_write_an_amount_is_no_other_amount() {
+    fn two_spellings_of_an_amount_are_the_same() {
         let list = |memory: &str| BTreeMap::from([("memory".to_owned(), Quantity(memory.to_owned()))]);
         assert!(same(Some(&list("16777216Ki")), Some(&list("16Gi"))));
         assert!(!same(Some(&list("16777216Ki")), Some(&list("15Gi"))));
@@ -182,35 +176,35 @@ mod tests {
     }
 
     #[test]
-    fn flags_say_what_pods_may_have() {
-        let wishes = CapacityOverrides { cores: Some(12), memory_mib: Some(14_336), pods: 3 };
+    fn flags_override_what_is_allocatable() {
+        let overrides = CapacityOverrides { cores: Some(12), memory_mib: Some(14_336), pods: 3 };
         let reserved = Reserved::parse("cpu=500m,memory=1Gi").unwrap();
         let Resources { capacity, allocatable } =
-            Resources::of(mac(), reserved, &Thresholds::default(), wishes).unwrap();
+            Resources::new(mac(), reserved, &Thresholds::default(), overrides).unwrap();
         assert_eq!((&*allocatable["cpu"].0, &*allocatable["memory"].0), ("12", "14680064Ki"));
         assert_eq!((&*capacity["cpu"].0, &*capacity["memory"].0), ("12", "16777216Ki"));
-        let reserved = Resources::of(mac(), reserved, &Thresholds::default(), NOTHING).unwrap();
+        let reserved = Resources::new(mac(), reserved, &Thresholds::default(), NO_OVERRIDES).unwrap();
         assert_eq!(reserved.allocatable["cpu"].0, "9500m");
     }
 
     #[test]
-    fn a_reservation_is_read_or_refused_in_words() {
+    fn a_bad_reservation_is_refused_with_its_fault() {
         for bad in ["memory", "memory=x", "pods=1", "=1"] {
             assert_eq!(Reserved::parse(bad), Err(BadReservation::Form(bad.to_owned())));
         }
         let all = Reserved::parse("memory=16Gi").unwrap();
-        let refused = Resources::of(mac(), all, &Thresholds::default(), NOTHING);
+        let refused = Resources::new(mac(), all, &Thresholds::default(), NO_OVERRIDES);
         assert_eq!(refused, Err(BadReservation::TooLarge("memory")));
     }
 
     proptest! {
         #[test]
-        fn pods_never_get_more_than_there_is(
+        fn allocatable_is_never_more_than_capacity(
             cores in 1u64..200, memory in 1u64 << 20..1 << 45, cpu in 0u64..300_000, reserved in 0u64..1 << 45,
         ) {
             let machine = Machine { cores, memory, storage: None };
             let reserved = Reserved { cpu_milli: cpu, memory: reserved, storage: 0 };
-            if let Ok(resources) = Resources::of(machine, reserved, &Thresholds::default(), NOTHING) {
+            if let Ok(resources) = Resources::new(machine, reserved, &Thresholds::default(), NO_OVERRIDES) {
                 for (name, amount) in &resources.allocatable {
                     prop_assert!(quantity::milli(amount) <= quantity::milli(&resources.capacity[name]));
                 }

@@ -1,128 +1,228 @@
-//! The Node's conditions, and what is told when one of them changes.
+//! The Node's conditions, and the Events about their changes.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::health::NodeHealth;
+use super::health::{NodeHealth, NotReadyReason};
+use crate::apiserver::events::LastReported;
 
-/// Conditions from health; transition times are kept from `before` for as long as nothing changes.
-pub(crate) fn conditions(
+words! {
+    /// All types but the fourth are the kubelet's.
+    pub(crate) enum ConditionType {
+        MemoryPressure = "MemoryPressure",
+        DiskPressure = "DiskPressure",
+        PidPressure = "PIDPressure",
+        DhcpLeasesLow = "DHCPLeasesLow",
+        Ready = "Ready",
+    }
+}
+
+words! {
+    /// `Unknown` is written by the node lifecycle controller only.
+    pub(crate) enum ConditionStatus {
+        True = "True",
+        False = "False",
+    }
+}
+
+words! {
+    /// The kubelet's words, which users and tools know, and three of this agent.
+    enum ConditionReason {
+        InsufficientMemory = "KubeletHasInsufficientMemory",
+        SufficientMemory = "KubeletHasSufficientMemory",
+        DiskPressure = "KubeletHasDiskPressure",
+        NoDiskPressure = "KubeletHasNoDiskPressure",
+        InsufficientPid = "KubeletHasInsufficientPID",
+        SufficientPid = "KubeletHasSufficientPID",
+        FewAddresses = "FewAddressesLeft",
+        EnoughAddresses = "EnoughAddressesLeft",
+        TartReady = "TartReady",
+    }
+}
+
+words! {
+    /// The kubelet's words, and two of this agent.
+    pub(super) enum EventReason {
+        NodeHasInsufficientMemory = "NodeHasInsufficientMemory",
+        NodeHasSufficientMemory = "NodeHasSufficientMemory",
+        NodeHasDiskPressure = "NodeHasDiskPressure",
+        NodeHasNoDiskPressure = "NodeHasNoDiskPressure",
+        NodeHasInsufficientPid = "NodeHasInsufficientPID",
+        NodeHasSufficientPid = "NodeHasSufficientPID",
+        DhcpLeasesLow = "DHCPLeasesLow",
+        DhcpLeasesEnough = "DHCPLeasesEnough",
+        NodeNotReady = "NodeNotReady",
+        NodeReady = "NodeReady",
+    }
+}
+
+impl ConditionType {
+    const ALL: [Self; 5] =
+        [Self::MemoryPressure, Self::DiskPressure, Self::PidPressure, Self::DhcpLeasesLow, Self::Ready];
+
+    /// The status of a Node on which VMs can start.
+    fn healthy(self) -> ConditionStatus {
+        if self == Self::Ready { ConditionStatus::True } else { ConditionStatus::False }
+    }
+
+    fn event_reason(self, is_healthy: bool) -> EventReason {
+        match (self, is_healthy) {
+            (Self::MemoryPressure, false) => EventReason::NodeHasInsufficientMemory,
+            (Self::MemoryPressure, true) => EventReason::NodeHasSufficientMemory,
+            (Self::DiskPressure, false) => EventReason::NodeHasDiskPressure,
+            (Self::DiskPressure, true) => EventReason::NodeHasNoDiskPressure,
+            (Self::PidPressure, false) => EventReason::NodeHasInsufficientPid,
+            (Self::PidPressure, true) => EventReason::NodeHasSufficientPid,
+            (Self::DhcpLeasesLow, false) => EventReason::DhcpLeasesLow,
+            (Self::DhcpLeasesLow, true) => EventReason::DhcpLeasesEnough,
+            (Self::Ready, false) => EventReason::NodeNotReady,
+            (Self::Ready, true) => EventReason::NodeReady,
+        }
+    }
+}
+
+/// A condition as health implies it.
+struct Condition {
+    kind: ConditionType,
+    status: ConditionStatus,
+    reason: &'static str,
+    message: String,
+}
+
+impl Condition {
+    /// `shortage` is what the host is short of, in words.
+    fn pressure(
+        kind: ConditionType,
+        shortage: Option<&String>,
+        [short, enough]: [ConditionReason; 2],
+        message: &str,
+    ) -> Self {
+        match shortage {
+            Some(words) => {
+                Self { kind, status: ConditionStatus::True, reason: short.as_str(), message: words.clone() }
+            }
+            None => Self {
+                kind,
+                status: ConditionStatus::False,
+                reason: enough.as_str(),
+                message: message.to_owned(),
+            },
+        }
+    }
+
+    fn ready(health: &NodeHealth) -> Self {
+        let kind = ConditionType::Ready;
+        match &health.problem {
+            None => Self {
+                kind,
+                status: ConditionStatus::True,
+                reason: ConditionReason::TartReady.as_str(),
+                message: "VMs can start".to_owned(),
+            },
+            Some(problem) => Self {
+                kind,
+                status: ConditionStatus::False,
+                reason: NotReadyReason::as_str(problem.reason),
+                message: problem.message.clone(),
+            },
+        }
+    }
+
+    fn all(health: &NodeHealth) -> [Self; 5] {
+        use ConditionReason as Reason;
+        let shortages = &health.shortages;
+        ConditionType::ALL.map(|kind| match kind {
+            ConditionType::MemoryPressure => {
+                let reasons = [Reason::InsufficientMemory, Reason::SufficientMemory];
+                Self::pressure(kind, shortages.memory.as_ref(), reasons, "the host has no MemoryPressure")
+            }
+            ConditionType::DiskPressure => {
+                let reasons = [Reason::DiskPressure, Reason::NoDiskPressure];
+                Self::pressure(kind, shortages.disk.as_ref(), reasons, "the host has no DiskPressure")
+            }
+            ConditionType::PidPressure => {
+                let reasons = [Reason::InsufficientPid, Reason::SufficientPid];
+                Self::pressure(kind, shortages.pid.as_ref(), reasons, "the host has no PIDPressure")
+            }
+            ConditionType::DhcpLeasesLow => {
+                let reasons = [Reason::FewAddresses, Reason::EnoughAddresses];
+                Self::pressure(kind, shortages.addresses.as_ref(), reasons, "the host has addresses for VMs")
+            }
+            ConditionType::Ready => Self::ready(health),
+        })
+    }
+}
+
+/// The type and status of each condition.
+pub(crate) fn statuses(health: &NodeHealth) -> [(ConditionType, ConditionStatus); 5] {
+    Condition::all(health).map(|condition| (condition.kind, condition.status))
+}
+
+/// The conditions as the API has them. A transition time is kept from `before` while the status stays the same.
+pub(super) fn conditions(
     health: &NodeHealth,
     before: Option<&NodeStatus>,
     now: Timestamp,
 ) -> Vec<NodeCondition> {
-    let short = &health.short_of;
-    let pressure = |kind: &'static str, words: &Option<String>, short: &'static str, enough: &'static str| {
-        let message = words.clone().unwrap_or_else(|| match kind {
-            "DHCPLeasesLow" => "the host has addresses for VMs".to_owned(),
-            _ => format!("the host has no {kind}"),
-        });
-        let reason = if words.is_some() { short } else { enough };
-        (kind, words.is_some(), reason, message)
-    };
-    let (ready, reason, message) = match &health.problem {
-        None => (true, "TartReady", "VMs can start".to_owned()),
-        Some(problem) => (false, problem.reason, problem.message.clone()),
-    };
-    // The kubelet's words, which people and tools know.
-    let all = [
-        pressure(
-            "MemoryPressure",
-            &short.memory,
-            "KubeletHasInsufficientMemory",
-            "KubeletHasSufficientMemory",
-        ),
-        pressure("DiskPressure", &short.disk, "KubeletHasDiskPressure", "KubeletHasNoDiskPressure"),
-        pressure("PIDPressure", &short.pid, "KubeletHasInsufficientPID", "KubeletHasSufficientPID"),
-        // No kubelet has a word for this one.
-        pressure("DHCPLeasesLow", &short.addresses, "FewAddressesLeft", "EnoughAddressesLeft"),
-        ("Ready", ready, reason, message),
-    ];
-    all.map(|(kind, holds, reason, message)| {
-        let status = if holds { "True" } else { "False" };
-        let old = before.and_then(|before| find(before, kind)).filter(|old| old.status == status);
+    let condition = |Condition { kind, status, reason, message }| {
+        let old = before.and_then(|before| find(before, kind)).filter(|old| old.status == status.as_str());
         NodeCondition {
-            type_: kind.to_owned(),
-            status: status.to_owned(),
+            type_: kind.to_string(),
+            status: status.to_string(),
             reason: Some(reason.to_owned()),
             message: Some(message),
             last_heartbeat_time: Some(Time(now)),
             last_transition_time: old.and_then(|old| old.last_transition_time.clone()).or(Some(Time(now))),
         }
-    })
-    .to_vec()
+    };
+    Condition::all(health).map(condition).to_vec()
 }
 
-/// What says that all conditions still hold: the time, and no more, for the API server knows the rest.
-pub(crate) fn confirmation(health: &NodeHealth, now: Timestamp) -> Value {
-    let times = conditions(health, None, now);
-    json!(
-        times
-            .iter()
-            .map(|one| json!({"type": one.type_, "lastHeartbeatTime": one.last_heartbeat_time}))
-            .collect::<Vec<_>>()
-    )
+/// A patch that confirms all conditions: their heartbeat times alone, because the API server has the rest.
+pub(super) fn confirmation(now: Timestamp) -> Value {
+    json!(ConditionType::ALL.map(|kind| json!({"type": kind.as_str(), "lastHeartbeatTime": Time(now)})))
 }
 
-/// Whether the server shows other conditions than ours, times apart.
-pub(crate) fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
+/// Whether the API server shows other conditions than the agent's, times apart.
+pub(super) fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
     let key = |c: &NodeCondition| (c.status.clone(), c.reason.clone(), c.message.clone());
-    ours.conditions
-        .iter()
-        .flatten()
-        .any(|our| find(theirs, &our.type_).is_none_or(|their| key(their) != key(our)))
+    ConditionType::ALL.into_iter().any(|kind| find(ours, kind).map(key) != find(theirs, kind).map(key))
 }
 
-/// Something that an Event is to tell of the Node.
+/// An Event about the change of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Note {
-    /// Whether it is a warning.
-    pub(crate) warns: bool,
-    /// The kubelet's word for it.
-    pub(crate) reason: String,
-    /// What happened.
-    pub(crate) text: String,
+pub(super) struct ConditionEvent {
+    pub(super) warns: bool,
+    pub(super) reason: EventReason,
+    pub(super) message: String,
 }
 
-/// What is to be told of the change from what the server showed to what we have written.
-pub(crate) fn notes(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<Note> {
-    let changed = |condition: &&NodeCondition| {
-        let old = before.and_then(|before| find(before, &condition.type_));
-        match old {
-            Some(old) => old.status != condition.status,
-            // A Node that begins well needs no words.
-            None => is_bad(condition),
+/// The Events about the change from the status that the API server showed to the one that the agent wrote. A Node that begins healthy
+/// has none.
+pub(super) fn events(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<ConditionEvent> {
+    let event = |kind: ConditionType| {
+        let condition = find(after, kind)?;
+        let old = before.and_then(|before| find(before, kind));
+        let shown = old.map_or_else(|| kind.healthy().as_str(), |old| &old.status);
+        if !LastReported::after(shown).is_new(&condition.status) {
+            return None;
         }
+        let is_healthy = condition.status == kind.healthy().as_str();
+        let reason = condition.reason.as_deref().unwrap_or_default();
+        let message = condition.message.as_deref().unwrap_or_default();
+        Some(ConditionEvent {
+            warns: !is_healthy,
+            reason: kind.event_reason(is_healthy),
+            message: format!("{reason}: {message}"),
+        })
     };
-    let note = |condition: &NodeCondition| {
-        let warns = is_bad(condition);
-        let reason = match (condition.type_.as_str(), warns) {
-            ("Ready", true) => "NodeNotReady".to_owned(),
-            ("Ready", false) => "NodeReady".to_owned(),
-            ("DiskPressure", true) => "NodeHasDiskPressure".to_owned(),
-            ("DiskPressure", false) => "NodeHasNoDiskPressure".to_owned(),
-            ("DHCPLeasesLow", true) => "DHCPLeasesLow".to_owned(),
-            ("DHCPLeasesLow", false) => "DHCPLeasesEnough".to_owned(),
-            (other, warns) => {
-                let amount = if warns { "Insufficient" } else { "Sufficient" };
-                format!("NodeHas{amount}{}", other.trim_end_matches("Pressure"))
-            }
-        };
-        let words = condition.message.as_deref().unwrap_or_default();
-        let text = format!("{}: {words}", condition.reason.as_deref().unwrap_or_default());
-        Note { warns, reason, text }
-    };
-    after.conditions.iter().flatten().filter(changed).map(note).collect()
+    ConditionType::ALL.into_iter().filter_map(event).collect()
 }
 
-fn is_bad(condition: &NodeCondition) -> bool {
-    (condition.type_ == "Ready") != (condition.status == "True")
-}
-
-fn find<'a>(status: &'a NodeStatus, kind: &str) -> Option<&'a NodeCondition> {
-    status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
+fn find(status: &NodeStatus, kind: ConditionType) -> Option<&NodeCondition> {
+    status.conditions.iter().flatten().find(|condition| condition.type_ == kind.as_str())
 }
 
 #[cfg(test)]
@@ -138,23 +238,24 @@ mod tests {
         NodeStatus { conditions: Some(conditions(health, before, at(second))), ..NodeStatus::default() }
     }
 
-    fn ill() -> NodeHealth {
+    fn unhealthy() -> NodeHealth {
         NodeHealth {
-            problem: Some(HealthProblem { reason: "TartMissing", message: "no tart".into() }),
-            short_of: Shortages { disk: Some("full".into()), ..Shortages::default() },
+            problem: Some(HealthProblem { reason: NotReadyReason::TartMissing, message: "no tart".into() }),
+            shortages: Shortages { disk: Some("full".into()), ..Shortages::default() },
             ..NodeHealth::default()
         }
     }
 
     #[test]
-    fn a_transition_time_moves_with_the_status_only() {
+    fn a_transition_time_changes_with_the_status_only() {
         let first = status(&NodeHealth::default(), None, 1);
         let time =
             |status: &NodeStatus, kind| find(status, kind).unwrap().last_transition_time.clone().unwrap().0;
-        let second = status(&ill(), Some(&first), 9);
-        assert_eq!(time(&status(&NodeHealth::default(), Some(&first), 9), "Ready"), at(1));
-        assert_eq!((time(&second, "Ready"), time(&second, "DiskPressure")), (at(9), at(9)));
-        assert_eq!(time(&second, "MemoryPressure"), at(1));
+        let second = status(&unhealthy(), Some(&first), 9);
+        assert_eq!(time(&status(&NodeHealth::default(), Some(&first), 9), ConditionType::Ready), at(1));
+        assert_eq!(time(&second, ConditionType::Ready), at(9));
+        assert_eq!(time(&second, ConditionType::DiskPressure), at(9));
+        assert_eq!(time(&second, ConditionType::MemoryPressure), at(1));
         assert!(differ(&second, &first) && !differ(&second, &second));
         let mut foreign = second.clone();
         foreign
@@ -162,34 +263,33 @@ mod tests {
             .as_mut()
             .unwrap()
             .push(NodeCondition { type_: "Other".into(), ..Default::default() });
-        assert!(!differ(&second, &foreign), "a condition of somebody else is theirs");
+        assert!(!differ(&second, &foreign), "the condition of another controller does not count");
     }
 
     #[test]
-    fn a_confirmation_says_the_time_of_every_condition_and_nothing_else() {
+    fn a_confirmation_has_the_heartbeat_time_of_every_condition_and_nothing_else() {
         let kinds = ["MemoryPressure", "DiskPressure", "PIDPressure", "DHCPLeasesLow", "Ready"];
         let expected = kinds.map(|kind| json!({"type": kind, "lastHeartbeatTime": "1970-01-01T00:00:09Z"}));
-        assert_eq!(confirmation(&ill(), at(9)), json!(expected));
+        assert_eq!(confirmation(at(9)), json!(expected));
     }
 
     #[test]
-    fn a_change_is_told_and_nothing_else_is() {
-        let well = status(&NodeHealth::default(), None, 1);
-        let bad = status(&ill(), Some(&well), 2);
-        let reasons = |before, after| {
-            let all: Vec<_> =
-                notes(before, after).into_iter().map(|note| (note.reason, note.warns)).collect();
-            all
+    fn a_condition_that_changes_has_an_event_and_no_other_does() {
+        let healthy = status(&NodeHealth::default(), None, 1);
+        let bad = status(&unhealthy(), Some(&healthy), 2);
+        let reasons = |before, after| -> Vec<_> {
+            events(before, after).into_iter().map(|event| (event.reason.as_str(), event.warns)).collect()
         };
-        assert_eq!(reasons(None, &well), []);
-        assert_eq!(reasons(Some(&well), &well), []);
-        let worse = [("NodeHasDiskPressure".to_owned(), true), ("NodeNotReady".to_owned(), true)];
-        assert_eq!(reasons(Some(&well), &bad), worse);
+        assert_eq!(reasons(None, &healthy), []);
+        assert_eq!(reasons(Some(&healthy), &healthy), []);
+        let worse = [("NodeHasDiskPressure", true), ("NodeNotReady", true)];
+        assert_eq!(reasons(Some(&healthy), &bad), worse);
         assert_eq!(reasons(None, &bad), worse);
-        let better = [("NodeHasNoDiskPressure".to_owned(), false), ("NodeReady".to_owned(), false)];
-        assert_eq!(reasons(Some(&bad), &well), better);
+        let better = [("NodeHasNoDiskPressure", false), ("NodeReady", false)];
+        assert_eq!(reasons(Some(&bad), &healthy), better);
+        assert_eq!(events(None, &bad)[1].message, "TartMissing: no tart");
         let short = NodeHealth {
-            short_of: Shortages {
+            shortages: Shortages {
                 pid: Some("few".into()),
                 memory: Some("little".into()),
                 addresses: Some("few".into()),
@@ -198,16 +298,15 @@ mod tests {
             ..NodeHealth::default()
         };
         let short = status(&short, None, 3);
-        let few = reasons(Some(&well), &short);
         assert_eq!(
-            few,
+            reasons(Some(&healthy), &short),
             ["NodeHasInsufficientMemory", "NodeHasInsufficientPID", "DHCPLeasesLow"]
-                .map(|reason| (reason.to_owned(), true))
+                .map(|reason| (reason, true))
         );
-        let mut unknown = well.clone();
+        let mut unknown = healthy.clone();
         for condition in unknown.conditions.iter_mut().flatten() {
             condition.status = "Unknown".into();
         }
-        assert_eq!(reasons(Some(&unknown), &well).len(), 5, "back from the dead");
+        assert_eq!(reasons(Some(&unknown), &healthy).len(), 5, "every condition was unknown");
     }
 }

@@ -1,4 +1,4 @@
-//! Keeps the Node registered and its status true.
+//! Registers the Node, and keeps its labels and its status up to date.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,69 +11,58 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::conditions::{confirmation, notes};
+use super::conditions::{self, confirmation};
 use super::health::NodeHealth;
 use super::labels;
 use super::object::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
-use crate::apiserver::events::Events;
+use crate::apiserver::call::{CallError, DEADLINE, call};
+use crate::apiserver::events::{Events, LastReported};
 use crate::error_chain::chain;
 
-const LIMIT: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(2);
 
-/// The UID of the registered Node, for those who need to own something in its name.
+/// The UID of the registered Node; the Lease's owner reference needs it.
 pub(crate) type NodeUid = Option<String>;
 
-/// Those who want to know what the API server shows of the Node.
+/// The channels that show the rest of the agent this Node as the API server shows it.
 #[derive(Debug)]
 pub(crate) struct NodeObservers {
-    /// Told when the Node is another one.
     pub(crate) uid: watch::Sender<NodeUid>,
-    /// Told of every change.
     pub(crate) node: watch::Sender<Option<Arc<Node>>>,
-}
-
-/// A write that the API server did not take.
-#[derive(Debug, thiserror::Error)]
-enum KeepError {
-    #[error("the API server refused")]
-    Api(#[from] kube::Error),
-    #[error("the API server did not answer within {} s", LIMIT.as_secs())]
-    Late(#[from] tokio::time::error::Elapsed),
 }
 
 /// Registers the Node, watches it, and writes its status, for as long as it is polled.
 ///
-/// Nothing is said before health is known: a Node that another agent of ours left ready is not made unready by a restart.
-pub(crate) async fn keep(
+/// It writes nothing before health is known: a restart of the agent must not make a ready Node unready.
+pub(crate) async fn run(
     client: Client,
     config: NodeConfig,
     mut health: watch::Receiver<Option<NodeHealth>>,
-    shown_to: NodeObservers,
+    observers: NodeObservers,
     events: Events,
 ) {
-    let keeper = Keeper { api: Api::all(client.clone()), config, events };
-    let config = &keeper.config;
+    let controller = Controller { api: Api::all(client.clone()), config, events };
+    let config = &controller.config;
     let only_ours = watcher::Config::default().fields(&format!("metadata.name={}", config.name));
-    let mut nodes = watcher(keeper.api.clone(), only_ours).default_backoff().boxed();
+    let mut nodes = watcher(controller.api.clone(), only_ours).default_backoff().boxed();
     let mut shown = Registered::Unknown;
     let mut listed = None;
     let mut written_at = None;
     let mut watching = true;
-    let mut mismatch = None;
+    let mut mismatch = LastReported::default();
     let mut last = NodeDecision::Rest;
     loop {
         let now = Timestamp::now();
         let known = health.borrow_and_update().clone();
-        keeper.compare_provider_id(&shown, &mut mismatch);
+        controller.compare_provider_id(&shown, &mut mismatch);
         let decision = known
             .as_ref()
             .map_or(NodeDecision::Rest, |health| decide(config, health, &shown, written_at, now));
         if let (Some(health), true) = (&known, decision != NodeDecision::Rest) {
-            match keeper.act(health, &shown, decision, now).await {
+            match controller.act(health, &shown, decision, now).await {
                 Ok(node) => {
                     if decision == NodeDecision::Register {
                         info!(node = %config.name, "registered");
@@ -81,25 +70,25 @@ pub(crate) async fn keep(
                     if decision != NodeDecision::Complete {
                         written_at = Some(now);
                     }
-                    show(&mut shown, Registered::Present(Box::new(node)), &shown_to);
-                    // What was written and is not there somebody takes away again; that is no reason to hurry.
+                    show(&mut shown, Registered::Present(Box::new(node)), &observers);
+                    // The same step again means that another client reverts it: the next try waits then.
                     if std::mem::replace(&mut last, decision) != decision {
                         continue;
                     }
                 }
-                // The watch has not told us yet that it is gone, or that somebody else made it.
-                Err(KeepError::Api(kube::Error::Api(answer))) if answer.code == 404 => {
-                    show(&mut shown, Registered::Absent, &shown_to);
+                // The Node was deleted or created meanwhile, and the watch has not shown it yet.
+                Err(error) if error.is_not_found() => {
+                    show(&mut shown, Registered::Absent, &observers);
                     continue;
                 }
-                Err(KeepError::Api(kube::Error::Api(answer))) if answer.code == 409 => {
-                    if let Ok(Ok(node)) = timeout(LIMIT, keeper.api.get(&config.name.to_string())).await {
-                        show(&mut shown, Registered::Present(Box::new(node)), &shown_to);
+                Err(error) if error.is_conflict() => {
+                    if let Ok(node) = call(DEADLINE, controller.api.get(&config.name.to_string())).await {
+                        show(&mut shown, Registered::Present(Box::new(node)), &observers);
                         continue;
                     }
                 }
                 Err(error) => {
-                    warn!(node = %config.name, ?decision, error = chain(&error), "cannot keep the Node; trying again");
+                    warn!(node = %config.name, ?decision, error = chain(&error), "cannot update the Node; trying again");
                 }
             }
         }
@@ -115,7 +104,7 @@ pub(crate) async fn keep(
             Some(event) = nodes.next() => match event {
                 Ok(event) => {
                     watching = true;
-                    take(event, &mut shown, &mut listed, &shown_to);
+                    take(event, &mut shown, &mut listed, &observers);
                 }
                 Err(error) if watching => {
                     watching = false;
@@ -127,7 +116,7 @@ pub(crate) async fn keep(
     }
 }
 
-/// The time until the status has to be written again.
+/// The time until the agent has to confirm the status.
 fn until_due(written_at: Option<Timestamp>, now: Timestamp) -> Duration {
     let due = written_at.map(|at| (at + STATUS_INTERVAL).duration_since(now));
     due.and_then(|due| due.try_into().ok()).unwrap_or(STATUS_INTERVAL)
@@ -137,48 +126,48 @@ fn take(
     event: watcher::Event<Node>,
     shown: &mut Registered,
     listed: &mut Option<Node>,
-    onlookers: &NodeObservers,
+    observers: &NodeObservers,
 ) {
     match event {
         watcher::Event::Init => *listed = None,
         watcher::Event::InitApply(node) => *listed = Some(node),
         watcher::Event::InitDone => {
             let found = listed.take().map_or(Registered::Absent, |node| Registered::Present(Box::new(node)));
-            show(shown, found, onlookers);
+            show(shown, found, observers);
         }
-        watcher::Event::Apply(node) => show(shown, Registered::Present(Box::new(node)), onlookers),
+        watcher::Event::Apply(node) => show(shown, Registered::Present(Box::new(node)), observers),
         watcher::Event::Delete(_) => {
             warn!("the Node was deleted; registering it again");
-            show(shown, Registered::Absent, onlookers);
+            show(shown, Registered::Absent, observers);
         }
     }
 }
 
-fn show(shown: &mut Registered, now: Registered, onlookers: &NodeObservers) {
+fn show(shown: &mut Registered, now: Registered, observers: &NodeObservers) {
     let node = match &now {
         Registered::Present(node) => Some(node.as_ref()),
         Registered::Absent | Registered::Unknown => None,
     };
     let uid = node.and_then(ResourceExt::uid);
-    onlookers.uid.send_if_modified(|known| std::mem::replace(known, uid.clone()) != uid);
-    onlookers.node.send_replace(node.cloned().map(Arc::new));
+    observers.uid.send_if_modified(|known| std::mem::replace(known, uid.clone()) != uid);
+    observers.node.send_replace(node.cloned().map(Arc::new));
     *shown = now;
 }
 
-struct Keeper {
+struct Controller {
     api: Api<Node>,
     config: NodeConfig,
     events: Events,
 }
 
-impl Keeper {
+impl Controller {
     async fn act(
         &self,
         health: &NodeHealth,
         shown: &Registered,
         decision: NodeDecision,
         now: Timestamp,
-    ) -> Result<Node, KeepError> {
+    ) -> Result<Node, CallError> {
         let Self { api, config, .. } = self;
         let name = config.name.to_string();
         let parameters = PatchParams::default();
@@ -190,28 +179,28 @@ impl Keeper {
         match decision {
             NodeDecision::Register => {
                 let wanted = config.node(health, now);
-                let node = timeout(LIMIT, api.create(&PostParams::default(), &wanted)).await??;
-                self.tell(&node, None);
+                let node = call(DEADLINE, api.create(&PostParams::default(), &wanted)).await?;
+                self.report_conditions(&node, None);
                 Ok(node)
             }
             NodeDecision::Complete => {
                 let patch = self.completion(health, node.map(AsRef::as_ref));
-                Ok(timeout(LIMIT, api.patch(&name, &parameters, &Patch::Merge(patch))).await??)
+                call(DEADLINE, api.patch(&name, &parameters, &Patch::Merge(patch))).await
             }
             NodeDecision::Confirm => {
-                let patch = json!({"status": {"conditions": confirmation(health, now)}});
-                Ok(timeout(LIMIT, api.patch_status(&name, &parameters, &Patch::Strategic(patch))).await??)
+                let patch = json!({"status": {"conditions": confirmation(now)}});
+                call(DEADLINE, api.patch_status(&name, &parameters, &Patch::Strategic(patch))).await
             }
             NodeDecision::WriteStatus | NodeDecision::Rest => {
                 let patch = Patch::Strategic(json!({"status": config.status(health, before, now)}));
-                let node = timeout(LIMIT, api.patch_status(&name, &parameters, &patch)).await??;
-                self.tell(&node, before);
+                let node = call(DEADLINE, api.patch_status(&name, &parameters, &patch)).await?;
+                self.report_conditions(&node, before);
                 Ok(node)
             }
         }
     }
 
-    /// What is missing from a Node: labels, which of them are ours, and the providerID when it has none.
+    /// A patch with the labels, the annotation that lists them, and the providerID if the Node has none.
     fn completion(&self, health: &NodeHealth, node: Option<&Node>) -> Value {
         let wanted = self.config.labels(health);
         let mut all = json!(wanted);
@@ -226,22 +215,21 @@ impl Keeper {
         patch
     }
 
-    fn tell(&self, node: &Node, before: Option<&NodeStatus>) {
-        for note in node.status.iter().flat_map(|status| notes(before, status)) {
-            self.events.about(node.object_ref(&()), note.warns, &note.reason, &note.text);
+    fn report_conditions(&self, node: &Node, before: Option<&NodeStatus>) {
+        for event in node.status.iter().flat_map(|status| conditions::events(before, status)) {
+            self.events.about(node.object_ref(&()), event.warns, event.reason.as_str(), &event.message);
         }
     }
 
-    /// Says once that the Node has another providerID than ours: it is left alone, but somebody made a mistake.
-    fn compare_provider_id(&self, shown: &Registered, told: &mut Option<String>) {
+    /// Reports a Node with another providerID than the agent's. The agent does not change it, because it may be right.
+    fn compare_provider_id(&self, shown: &Registered, last: &mut LastReported<String>) {
         let (Registered::Present(node), Some(ours)) = (shown, &self.config.provider_id) else { return };
         let Some(theirs) = provider_id(node).filter(|theirs| theirs != ours) else { return };
-        if told.as_deref() != Some(theirs) {
+        if last.is_new(theirs.to_owned()) {
             let text = format!(
                 "the Node's providerID is `{theirs}`, the agent was started with `{ours}`; it is left as it is"
             );
             self.events.about(node.object_ref(&()), true, "ProviderIDMismatch", &text);
-            *told = Some(theirs.to_owned());
         }
     }
 }
@@ -251,10 +239,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_is_due_five_minutes_after_it_was_written() {
+    fn the_status_is_due_five_minutes_after_the_last_write() {
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(until_due(None, at(0)), STATUS_INTERVAL);
         assert_eq!(until_due(Some(at(0)), at(100)), Duration::from_secs(200));
-        assert_eq!(until_due(Some(at(0)), at(1000)), STATUS_INTERVAL, "decide says so first");
+        assert_eq!(until_due(Some(at(0)), at(1000)), STATUS_INTERVAL, "decide confirms it first");
     }
 }

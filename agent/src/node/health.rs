@@ -1,4 +1,4 @@
-//! Whether a VM could start here, put together from what is looked at apart: tart, the latest starts, and what the host has left.
+//! Whether a VM can start on this host: from the state of tart, the latest starts and the host's eviction signals.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,59 +11,64 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::address::AddressSource;
-use super::pressure::Pressures;
 use super::signals::SignalSources;
+use super::signals::pressure::Pressures;
+use super::signals::thresholds::Thresholds;
 use super::start_failures::StartFailures;
-use super::thresholds::Thresholds;
 use crate::error_chain::chain;
 use crate::image::inventory::LocalImage;
 use crate::metrics::Metrics;
 use crate::tart::{Tart, TartError, TartVersion};
 
 const TART_INTERVAL: Duration = Duration::from_secs(30);
-/// Whoever has mended it is watching.
-const ILL_TART_INTERVAL: Duration = Duration::from_secs(5);
-/// As often as the kubelet looks.
-const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
+/// Shorter while tart is broken: a user who repairs it waits for the Node to become ready.
+const BROKEN_TART_INTERVAL: Duration = Duration::from_secs(5);
+/// The kubelet's interval.
+const SIGNAL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is known of the host's ability to run VMs.
+/// Whether VMs can start on this host, and what else the Node's status shows of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct NodeHealth {
-    /// The version of tart, when it tells one.
-    pub(crate) tart_version: Option<String>,
-    /// Why no VM can start here, when none can.
+    pub(super) tart_version: Option<String>,
+    /// Why no VM can start; `None` if VMs can start.
     pub(crate) problem: Option<HealthProblem>,
-    /// What the host is short of.
-    pub(crate) short_of: Shortages,
-    /// The Node's address, when it has one.
-    pub(crate) address: Option<IpAddr>,
-    /// The images on this host.
-    pub(crate) images: Arc<Vec<LocalImage>>,
+    pub(crate) shortages: Shortages,
+    pub(super) address: Option<IpAddr>,
+    pub(super) images: Arc<Vec<LocalImage>>,
 }
 
-/// What the host is short of, in words.
+/// What the host is short of, in words for the Node's conditions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Shortages {
-    /// Space.
     pub(crate) disk: Option<String>,
-    /// Memory.
-    pub(crate) memory: Option<String>,
-    /// Process ids.
-    pub(crate) pid: Option<String>,
+    pub(super) memory: Option<String>,
+    pub(super) pid: Option<String>,
     /// Addresses for VMs.
-    pub(crate) addresses: Option<String>,
+    pub(super) addresses: Option<String>,
+}
+
+words! {
+    /// The reason of `Ready` while no VM can start.
+    pub(crate) enum NotReadyReason {
+        TartMissing = "TartMissing",
+        TartUnsupported = "TartUnsupported",
+        TartHanging = "TartHanging",
+        TartBroken = "TartBroken",
+        NoGuiSession = "NoGuiSession",
+        VmSlotsLeaked = "VmSlotsLeaked",
+        NoAddressForVms = "NoAddressForVms",
+    }
 }
 
 /// Why no VM can start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HealthProblem {
-    /// One word for the Node's condition.
-    pub(crate) reason: &'static str,
-    /// What a person can do about it.
+    pub(crate) reason: NotReadyReason,
+    /// What went wrong and what a user can do about it.
     pub(crate) message: String,
 }
 
-/// What a look at tart found.
+/// The state of tart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TartHealth {
     version: Option<String>,
@@ -71,12 +76,11 @@ pub(crate) struct TartHealth {
 }
 
 impl TartHealth {
-    /// Asks tart.
-    pub(crate) async fn check(tart: &Tart) -> Self {
+    async fn check(tart: &Tart) -> Self {
         match tart.version().await {
             Ok(version) => {
                 let problem = (!version.is_supported()).then(|| HealthProblem {
-                    reason: "TartUnsupported",
+                    reason: NotReadyReason::TartUnsupported,
                     message: format!(
                         "tart {version} is too old: the agent needs {} or later, which can run commands in guests",
                         TartVersion::OLDEST
@@ -86,10 +90,10 @@ impl TartHealth {
             }
             Err(error) => {
                 let reason = match &error {
-                    TartError::Spawn { .. } => "TartMissing",
-                    TartError::DeadlineExceeded { .. } => "TartHanging",
+                    TartError::Spawn { .. } => NotReadyReason::TartMissing,
+                    TartError::DeadlineExceeded { .. } => NotReadyReason::TartHanging,
                     TartError::Garbage { .. } | TartError::NotCached(_) | TartError::Failed { .. } => {
-                        "TartBroken"
+                        NotReadyReason::TartBroken
                     }
                 };
                 Self { version: None, problem: Some(HealthProblem { reason, message: chain(&error) }) }
@@ -98,28 +102,25 @@ impl TartHealth {
     }
 }
 
-/// What a look at the host found.
+/// The state of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct HostHealth {
-    short_of: Shortages,
+    shortages: Shortages,
     address: Option<IpAddr>,
 }
 
-/// All that health is put together from.
+/// What [`NodeHealth`] is made from.
 #[derive(Debug)]
 pub(crate) struct HealthSources {
-    /// Tart, once it was asked.
+    /// `None` until tart has answered, or failed to.
     pub(crate) tart: watch::Receiver<Option<TartHealth>>,
-    /// The latest starts.
     pub(crate) starts: watch::Receiver<StartFailures>,
-    /// The host.
     pub(crate) host: watch::Receiver<HostHealth>,
-    /// The images on it.
     pub(crate) images: watch::Receiver<Arc<Vec<LocalImage>>>,
 }
 
-/// Health from its parts. A tart that does not work explains everything else.
-pub(crate) fn compose(
+/// A problem of tart hides problems of starts, because it causes them.
+fn compose(
     tart: &TartHealth,
     starts: &StartFailures,
     host: &HostHealth,
@@ -130,13 +131,13 @@ pub(crate) fn compose(
     NodeHealth {
         tart_version: tart.version.clone(),
         problem,
-        short_of: host.short_of.clone(),
+        shortages: host.shortages.clone(),
         address: host.address,
         images: images.clone(),
     }
 }
 
-/// Puts health together whenever a part of it changes; `None` until tart was asked for the first time.
+/// Publishes health whenever one of its sources changes, from tart's first answer on.
 pub(crate) async fn follow(mut sources: HealthSources, health: watch::Sender<Option<NodeHealth>>) {
     loop {
         let now = Timestamp::now();
@@ -156,13 +157,13 @@ pub(crate) async fn follow(mut sources: HealthSources, health: watch::Sender<Opt
             Ok(()) = sources.host.changed() => {}
             Ok(()) = sources.images.changed() => {}
             () = sleep(forgiven.unwrap_or_default()), if forgiven.is_some() => {}
-            // Whoever told us has ended, and so does the agent.
+            // All sources have ended: the agent is ending.
             else => return,
         }
     }
 }
 
-/// The Node's address, for those who need nothing else of its health.
+/// The Node's address as a channel of its own.
 pub(crate) fn addresses(mut health: watch::Receiver<Option<NodeHealth>>) -> watch::Receiver<Option<IpAddr>> {
     let (address, address_seen) = watch::channel(None);
     tokio::spawn(async move {
@@ -185,7 +186,7 @@ fn publish(found: NodeHealth, health: &watch::Sender<Option<NodeHealth>>) {
         let before = known.as_ref().and_then(|known| known.problem.as_ref());
         match (&found.problem, before) {
             (Some(problem), _) if Some(problem) != before => {
-                warn!(reason = problem.reason, "no VM can start: {}", problem.message);
+                warn!(reason = %problem.reason, "no VM can start: {}", problem.message);
             }
             (None, Some(_)) => info!("VMs can start again"),
             _ => {}
@@ -195,11 +196,11 @@ fn publish(found: NodeHealth, health: &watch::Sender<Option<NodeHealth>>) {
     });
 }
 
-/// Asks tart again and again, for as long as it is polled.
+/// Checks tart at intervals, for as long as it is polled.
 pub(crate) async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHealth>>) {
     loop {
         let found = TartHealth::check(&tart).await;
-        let pause = if found.problem.is_some() { ILL_TART_INTERVAL } else { TART_INTERVAL };
+        let pause = if found.problem.is_some() { BROKEN_TART_INTERVAL } else { TART_INTERVAL };
         health.send_if_modified(|known| {
             let changed = known.as_ref() != Some(&found);
             *known = Some(found);
@@ -209,38 +210,35 @@ pub(crate) async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHeal
     }
 }
 
-/// How to look at the host.
+/// Reads the host's eviction signals and its address at intervals.
 #[derive(Debug, Clone)]
 pub(crate) struct HostWatch {
-    /// Where to look.
-    pub(crate) gauges: SignalSources,
-    /// When there is too little.
+    pub(crate) signals: SignalSources,
     pub(crate) thresholds: Thresholds,
-    /// How long there must be enough before the pressure is off.
-    pub(crate) period: Duration,
-    /// Where the address comes from.
-    pub(crate) source: AddressSource,
-    /// The address to begin with.
+    /// How long there must be no shortage before the pressure ends.
+    pub(crate) pressure_transition_period: Duration,
+    pub(crate) address_source: AddressSource,
+    /// The address at the start of the agent.
     pub(crate) address: Option<IpAddr>,
-    /// Where figures go.
     pub(crate) metrics: Metrics,
 }
 
 impl HostWatch {
-    /// Looks at the host again and again, from a thread of its own: a volume that does not answer blocks whoever asks.
+    /// Starts a thread: a volume that does not answer blocks the thread that reads it.
     pub(crate) fn spawn(self) -> std::io::Result<watch::Receiver<HostHealth>> {
         let mut pressures = Pressures::default();
         let (sender, receiver) =
-            watch::channel(HostHealth { short_of: Shortages::default(), address: self.address });
+            watch::channel(HostHealth { shortages: Shortages::default(), address: self.address });
         thread::Builder::new().name("host".to_owned()).spawn(move || {
             while !sender.is_closed() {
-                let seen = self.gauges.read();
-                self.metrics.addresses(seen.addresses);
-                pressures = pressures.after(&seen, &self.thresholds, self.period, Timestamp::now());
-                let address = self.source.next(sender.borrow().address);
-                let found = HostHealth { short_of: Shortages::of(&pressures), address };
+                let observations = self.signals.observe();
+                self.metrics.dhcp_addresses(observations.dhcp_addresses);
+                let period = self.pressure_transition_period;
+                pressures = pressures.after(&observations, &self.thresholds, period, Timestamp::now());
+                let address = self.address_source.next(sender.borrow().address);
+                let found = HostHealth { shortages: Shortages::of(&pressures), address };
                 sender.send_if_modified(|known| std::mem::replace(known, found.clone()) != found);
-                thread::sleep(GAUGE_INTERVAL);
+                thread::sleep(SIGNAL_INTERVAL);
             }
         })?;
         Ok(receiver)
@@ -254,7 +252,7 @@ impl Shortages {
             disk: words(pressures.disk.message()),
             memory: words(pressures.memory.message()),
             pid: words(pressures.pid.message()),
-            addresses: words(pressures.addresses.message()),
+            addresses: words(pressures.dhcp_addresses.message()),
         }
     }
 }
@@ -266,19 +264,21 @@ mod tests {
     use crate::state::HostFault;
 
     #[test]
-    fn a_broken_tart_explains_everything_else() {
+    fn a_problem_of_tart_hides_problems_of_starts() {
         let now = Timestamp::from_second(100).unwrap();
         let fault = Start::Failed { fault: HostFault::Session, message: "no".into(), at: now };
         let starts = StartFailures::default().after(&fault);
         let host = HostHealth::default();
-        let well = TartHealth { version: Some("2.35.0".into()), problem: None };
-        let missing = HealthProblem { reason: "TartMissing", message: "no tart".into() };
+        let working = TartHealth { version: Some("2.35.0".into()), problem: None };
+        let missing = HealthProblem { reason: NotReadyReason::TartMissing, message: "no tart".into() };
         let broken = TartHealth { version: None, problem: Some(missing.clone()) };
         let reason = |tart: &TartHealth, starts: &StartFailures| {
-            compose(tart, starts, &host, &Arc::default(), now).problem.map_or("", |problem| problem.reason)
+            compose(tart, starts, &host, &Arc::default(), now)
+                .problem
+                .map_or("", |problem| problem.reason.as_str())
         };
-        assert_eq!(reason(&well, &StartFailures::default()), "");
-        assert_eq!(reason(&well, &starts), "NoGuiSession");
+        assert_eq!(reason(&working, &StartFailures::default()), "");
+        assert_eq!(reason(&working, &starts), "NoGuiSession");
         assert_eq!(reason(&broken, &starts), "TartMissing");
     }
 }

@@ -1,4 +1,4 @@
-//! The images of this host as the Node shows them: to the scheduler, which prefers a Node that has a Pod's image, and to people.
+//! The images of this host in the Node's status and labels. The scheduler prefers a Node that has a Pod's image.
 
 use k8s_openapi::api::core::v1::ContainerImage;
 
@@ -6,35 +6,35 @@ use super::labels::{Labels, value_of};
 use crate::image::inventory::LocalImage;
 use crate::names::ImageDigest;
 
-/// As many names of one image as the kubelet shows.
-const MOST_NAMES: usize = 5;
-/// What the labels of images begin with; half of the image's digest follows, as in the name of its base VM.
-pub(crate) const LABEL_PREFIX: &str = "image.tuist.dev/";
+/// The kubelet's limit of names of one image.
+const MAX_NAMES: usize = 5;
+/// The prefix of a label; half of the image's digest follows, as in the name of its base VM.
+const LABEL_PREFIX: &str = "image.tuist.dev/";
 const LABEL_DIGITS: usize = 32;
 
-/// What the Node's status says of images.
-pub(crate) fn status(residents: &[LocalImage]) -> Vec<ContainerImage> {
+/// For `status.images`.
+pub(super) fn status(images: &[LocalImage]) -> Vec<ContainerImage> {
     let image = |image: &LocalImage| ContainerImage {
         names: Some(
             std::iter::once(image.digest.to_string())
                 .chain(image.tags.iter().cloned())
-                .take(MOST_NAMES)
+                .take(MAX_NAMES)
                 .collect(),
         ),
         size_bytes: Some(i64::try_from(image.bytes).unwrap_or(i64::MAX)),
     };
-    residents.iter().map(image).collect()
+    images.iter().map(image).collect()
 }
 
-/// A label for each image. Its value is for people: what comes last in the image's name.
-pub(crate) fn labels(residents: &[LocalImage]) -> Labels {
+/// A label for each image. Its value is for users: the last part of the image's name.
+pub(super) fn labels(images: &[LocalImage]) -> Labels {
     let label = |image: &LocalImage| {
         let digits: String = image.digest.hex().chars().take(LABEL_DIGITS).collect();
         let name = image.tags.first().cloned().unwrap_or_else(|| repository(&image.digest));
         let last = name.rsplit('/').next().unwrap_or_default();
         (format!("{LABEL_PREFIX}{digits}"), value_of(last).unwrap_or_default())
     };
-    residents.iter().map(label).collect()
+    images.iter().map(label).collect()
 }
 
 fn repository(digest: &ImageDigest) -> String {
@@ -54,11 +54,11 @@ mod tests {
     }
 
     #[test]
-    fn an_image_shows_as_many_names_as_with_the_kubelet_and_its_digest_first() {
+    fn an_image_has_as_many_names_as_with_the_kubelet_and_its_digest_first() {
         let all = [image(0, &["a", "b", "c", "d", "e", "f"])];
         let shown = status(&all);
         let names = shown[0].names.as_ref().unwrap();
-        assert_eq!((names.len(), names[0].as_str()), (MOST_NAMES, all[0].digest.to_string().as_str()));
+        assert_eq!((names.len(), names[0].as_str()), (MAX_NAMES, all[0].digest.to_string().as_str()));
     }
 
     #[test]
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_has_the_digits_of_the_base_and_a_name_for_people() {
+    fn a_label_has_the_digits_of_the_base_vm_and_a_name_for_users() {
         let mut long = image(2, &[]);
         long.tags = vec![format!("r.test/{}:1", "x".repeat(100))];
         for (image, value) in [

@@ -1,14 +1,13 @@
-//! Labels of the Node: which ones the operator may ask for, and which ones the agent put there earlier and owns no more.
+//! Labels of the Node: which ones `--node-labels` may set, and which ones an earlier agent set that are no longer wanted.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
 
-/// Labels by key.
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// The annotation that lists the labels which an agent has set, so that the next one knows which to take away.
-pub(crate) const OWNED: &str = "tart-kubelet.tuist.dev/labels";
+/// The annotation that lists the labels that the agent has set, so that a later agent knows which to remove.
+pub(super) const OWNED: &str = "tart-kubelet.tuist.dev/labels";
 
 pub(super) const OS: &str = "kubernetes.io/os";
 pub(super) const ARCH: &str = "kubernetes.io/arch";
@@ -17,10 +16,10 @@ pub(super) const RUNTIME: &str = "tuist.dev/runtime";
 pub(super) const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 pub(super) const MACOS_VERSION: &str = "tuist.dev/macos-version";
 
-/// Labels that say what the agent is, and that no flag can change.
+/// Labels that no flag can change.
 const FIXED: [&str; 4] = [OS, ARCH, HOSTNAME, RUNTIME];
 
-/// The labels under `kubernetes.io` that a Node may give itself, besides those under the two prefixes below.
+/// The labels under `kubernetes.io` that a Node may set on itself, besides those under the two prefixes below.
 const ALLOWED: [&str; 11] = [
     HOSTNAME,
     OS,
@@ -39,35 +38,26 @@ const ALLOWED_PREFIXES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.i
 /// A label that cannot be set.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BadLabel {
-    /// There is no `=` in it.
     #[error("`{0}` is not `key=value`")]
     NotAPair(String),
-    /// The key is not one.
     #[error(
         "`{0}` is not a label key: it is a name of at most 63 letters, digits, `-`, `_` and `.`, perhaps after a DNS name and a `/`"
     )]
     Key(String),
-    /// The value is not one.
     #[error("`{value}` cannot be the value of label `{key}`: at most 63 letters, digits, `-`, `_` and `.`")]
-    Value {
-        /// The label.
-        key: String,
-        /// Its value.
-        value: String,
-    },
-    /// The API server would refuse it.
+    Value { key: String, value: String },
+    /// The API server's `NodeRestriction` would refuse it.
     #[error(
         "the API server lets no Node set the label `{0}` on itself; of `kubernetes.io` and `k8s.io` only \
          `node.kubernetes.io/…`, `kubelet.kubernetes.io/…` and the well-known topology labels are allowed: set it with \
          `kubectl label`, or choose another prefix"
     )]
     Restricted(String),
-    /// The agent sets it itself.
     #[error("the label `{0}` is the agent's own and cannot be chosen")]
     Fixed(String),
 }
 
-/// Reads `key=value,key=value`.
+/// Parses `key=value,key=value`.
 pub(crate) fn parse(text: &str) -> Result<Labels, BadLabel> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     pairs
@@ -86,34 +76,34 @@ pub(crate) fn parse(text: &str) -> Result<Labels, BadLabel> {
         .collect()
 }
 
-/// The labels that an earlier agent set on a Node and that nobody asks for any more.
-pub(crate) fn stale(node: &Node, wanted: &Labels) -> Vec<String> {
+/// The labels that an agent set on a Node and that are no longer wanted.
+pub(super) fn stale(node: &Node, wanted: &Labels) -> Vec<String> {
     let (Some(annotations), Some(labels)) = (&node.metadata.annotations, &node.metadata.labels) else {
         return Vec::new();
     };
     let owned = annotations.get(OWNED).map_or("", String::as_str).split(',');
     owned
-        // Anybody can write an annotation; the API server would refuse the whole patch for a label that is not ours to touch.
+        // Any user can write the annotation. For one label that a Node may not touch, the API server would refuse the whole patch.
         .filter(|key| check_key(key).is_ok() && !is_restricted(key))
         .filter(|key| labels.contains_key(*key) && !wanted.contains_key(*key))
         .map(str::to_owned)
         .collect()
 }
 
-/// What the annotation is to say.
-pub(crate) fn owned(wanted: &Labels) -> String {
+/// The value of the annotation [`OWNED`].
+pub(super) fn owned(wanted: &Labels) -> String {
     wanted.keys().map(String::as_str).collect::<Vec<_>>().join(",")
 }
 
-/// A text made fit to be a label's value, or `None` when nothing is left of it.
-pub(crate) fn value_of(text: &str) -> Option<String> {
+/// A text as the value of a label, or `None` if no valid character is left.
+pub(super) fn value_of(text: &str) -> Option<String> {
     let fit = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
     let mapped: String = text.trim().chars().map(fit).take(63).collect();
     let value = mapped.trim_matches(|c: char| !c.is_ascii_alphanumeric());
     (!value.is_empty()).then(|| value.to_owned())
 }
 
-/// Whether the API server's `NodeRestriction` keeps Nodes from setting a label.
+/// Whether the API server's `NodeRestriction` lets no Node set a label.
 fn is_restricted(key: &str) -> bool {
     let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
     let is_in = |parent: &str| {
@@ -160,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn labels_are_pairs_that_the_api_takes() {
+    fn labels_that_the_api_server_takes_are_parsed() {
         let parsed = parse(
             "team=ios, empty=,topology.kubernetes.io/zone=fr-par-3,node.kubernetes.io/instance-type=M4,\
              x.node.kubernetes.io/a=b,tuist.dev/pool=a,notkubernetes.io/a=b",
@@ -171,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_says_why() {
+    fn a_bad_label_is_refused_with_its_fault() {
         type Kind = fn(String) -> BadLabel;
         let table: [(&str, Kind); 10] = [
             ("a", BadLabel::NotAPair),
@@ -204,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn only_labels_that_we_set_and_nobody_wants_are_stale() {
+    fn only_labels_that_the_agent_set_and_no_longer_wants_are_stale() {
         let wanted = parse("team=ios").unwrap();
         let shown = node(&["team", "old", "theirs"], "team,old,gone");
         assert_eq!(stale(&shown, &wanted), ["old"]);
@@ -222,7 +212,7 @@ mod tests {
         }
 
         #[test]
-        fn what_we_own_and_want_is_never_stale(keys in proptest::collection::btree_set("[a-z]{1,8}", 0..6)) {
+        fn a_label_that_is_owned_and_wanted_is_never_stale(keys in proptest::collection::btree_set("[a-z]{1,8}", 0..6)) {
             let wanted: Labels = keys.iter().map(|key| (key.clone(), String::new())).collect();
             let all: Vec<&str> = keys.iter().map(String::as_str).collect();
             prop_assert!(stale(&node(&all, &owned(&wanted)), &wanted).is_empty());

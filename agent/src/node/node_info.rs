@@ -1,4 +1,4 @@
-//! The Node as a Pod that comes to it sees it.
+//! The Node as admission sees it: its resources, labels and taints.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,36 +8,32 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::Api;
 use kube::ResourceExt;
 use tokio::sync::watch;
-use tokio::time::timeout;
 use tracing::warn;
 
 use super::object::NodeConfig;
+use crate::apiserver::call::call;
 use crate::error_chain::chain;
 use crate::quantity;
 
-/// Pods wait for this answer, so it must not take long.
-const LIMIT: Duration = Duration::from_secs(5);
+/// Short, because a Pod's admission waits for the answer.
+const DEADLINE: Duration = Duration::from_secs(5);
 
-/// What the Node has for Pods, and which of them it is for.
+/// What admission needs to know of the Node.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NodeInfo {
-    /// Its name.
     pub(crate) name: String,
-    /// Its labels.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Its taints.
     pub(crate) taints: Vec<Taint>,
-    /// How many Pods it takes.
+    /// The number of Pods that the Node takes.
     pub(crate) pods: u64,
-    /// Thousandths of a core.
     pub(crate) cpu_milli: u64,
-    /// Bytes of memory.
+    /// In bytes.
     pub(crate) memory: u64,
-    /// Bytes on disk, when they are known.
+    /// In bytes; `None` if unknown.
     pub(crate) storage: Option<u64>,
 }
 
-/// Where the offer comes from: amounts are the agent's own word, labels and taints are what the API server shows.
+/// Provides [`NodeInfo`]: resources from the agent's configuration, labels and taints from the API server.
 #[derive(Debug)]
 pub(crate) struct NodeInfos {
     own: NodeInfo,
@@ -46,13 +42,13 @@ pub(crate) struct NodeInfos {
 }
 
 impl NodeInfos {
-    /// What a Node that is configured so offers; `seen` is what the API server shows of it.
+    /// `seen` is the Node as the watch last showed it.
     pub(crate) fn new(config: &NodeConfig, api: Api<Node>, seen: watch::Receiver<Option<Arc<Node>>>) -> Self {
         let amount =
             |name: &str, read: fn(&_) -> Option<u64>| config.resources.allocatable.get(name).and_then(read);
         let own = NodeInfo {
             name: config.name.to_string(),
-            labels: config.lasting_labels(),
+            labels: config.fixed_labels(),
             taints: config.taints.0.clone(),
             pods: amount("pods", quantity::whole).unwrap_or(0),
             cpu_milli: amount("cpu", quantity::milli).unwrap_or(0),
@@ -62,26 +58,25 @@ impl NodeInfos {
         Self { own, api, seen }
     }
 
-    /// The offer as far as it is known.
-    pub(crate) fn known(&self) -> NodeInfo {
+    /// From the last Node that the watch showed.
+    pub(crate) fn cached(&self) -> NodeInfo {
         let seen = self.seen.borrow().clone();
         seen.map_or_else(|| self.own.clone(), |node| self.with(&node))
     }
 
-    /// The offer as the API server shows it now: somebody may have put a label on the Node a moment ago.
-    pub(crate) async fn asked(&self) -> NodeInfo {
-        match timeout(LIMIT, self.api.get(&self.own.name)).await {
-            Ok(Ok(node)) => return self.with(&node),
-            Ok(Err(error)) => {
-                warn!(error = chain(&error), "cannot look at the Node; judging by what is known");
+    /// From the Node that the API server shows now: a user may have labelled it a moment ago.
+    pub(crate) async fn fresh(&self) -> NodeInfo {
+        match call(DEADLINE, self.api.get(&self.own.name)).await {
+            Ok(node) => self.with(&node),
+            Err(error) => {
+                warn!(error = chain(&error), "cannot read the Node; judging by what is known");
+                self.cached()
             }
-            Err(_) => warn!("the API server does not show the Node in time; judging by what is known"),
         }
-        self.known()
     }
 
     fn with(&self, node: &Node) -> NodeInfo {
-        // Labels of ours that are not on the Node yet will be.
+        // The controller will set the agent's own labels that are not on the Node yet.
         let mut labels = node.labels().clone();
         labels.extend(self.own.labels.clone());
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();

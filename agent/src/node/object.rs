@@ -1,4 +1,4 @@
-//! The Node object as this agent wants it, and what to do when the API server shows another one.
+//! The Node object as this agent wants it, and the next step towards it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,34 +18,30 @@ use super::taints::Taints;
 use crate::names::NodeName;
 use crate::os::host::HostFacts;
 
-/// The status is written at least this often, changed or not.
-pub(crate) const STATUS_INTERVAL: Duration = Duration::from_mins(5);
+/// The agent writes the status at least this often, changed or not; the kubelet's interval.
+pub(super) const STATUS_INTERVAL: Duration = Duration::from_mins(5);
 
-/// The Kubernetes whose API this agent is written for. Those who upgrade clusters compare it with the control plane's.
+/// The Kubernetes whose API this agent is written for. Tools that upgrade clusters compare it with the control plane's version.
 const KUBERNETES: &str = "1.36.0";
-/// Where the kubelet's API of a Node is looked for, by the API server and by whoever scrapes Nodes.
+/// The port at which the API server and scrapers expect a Node's kubelet API.
 const KUBELET_PORT: i32 = 10250;
 
-/// What the Node is to be, apart from its health.
+/// What the Node object is made from, apart from health.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeConfig {
-    /// Its name.
     pub(crate) name: NodeName,
-    /// `spec.providerID`, when the operator gave one.
     pub(crate) provider_id: Option<String>,
-    /// Labels that the operator gave.
+    /// Of `--node-labels`.
     pub(crate) labels: Labels,
-    /// Taints for a Node that is created.
+    /// For a Node that the agent creates.
     pub(crate) taints: Taints,
-    /// What it offers.
     pub(crate) resources: Resources,
-    /// The machine.
     pub(crate) facts: HostFacts,
 }
 
 impl NodeConfig {
     /// The Node to register.
-    pub(crate) fn node(&self, health: &NodeHealth, now: Timestamp) -> Node {
+    pub(super) fn node(&self, health: &NodeHealth, now: Timestamp) -> Node {
         let wanted = self.labels(health);
         Node {
             metadata: ObjectMeta {
@@ -63,15 +59,15 @@ impl NodeConfig {
         }
     }
 
-    /// The labels that the Node must have: those that stay, and one for each image that is here.
-    pub(crate) fn labels(&self, health: &NodeHealth) -> Labels {
+    /// The fixed labels, and one for each image on this host.
+    pub(super) fn labels(&self, health: &NodeHealth) -> Labels {
         let mut all = images::labels(&health.images);
-        all.extend(self.lasting_labels());
+        all.extend(self.fixed_labels());
         all
     }
 
-    /// The labels that stay. What the operator says of the machine counts more than what is found.
-    pub(crate) fn lasting_labels(&self) -> Labels {
+    /// The labels that do not change while the agent runs. A label of `--node-labels` replaces one that the agent found out.
+    pub(super) fn fixed_labels(&self) -> Labels {
         let found = [
             (labels::INSTANCE_TYPE, labels::value_of(&self.facts.model)),
             (labels::MACOS_VERSION, labels::value_of(&self.facts.os_version)),
@@ -79,7 +75,7 @@ impl NodeConfig {
         let fixed = [
             (labels::OS, "darwin".to_owned()),
             (labels::ARCH, "arm64".to_owned()),
-            // A Node's name can be longer than a label's value.
+            // A Node's name can be longer than the value of a label.
             (labels::HOSTNAME, labels::value_of(&self.name.to_string()).unwrap_or_default()),
             (labels::RUNTIME, "tart".to_owned()),
         ];
@@ -90,8 +86,8 @@ impl NodeConfig {
         all
     }
 
-    /// The status to publish; transition times are kept from `before` for as long as nothing changes.
-    pub(crate) fn status(
+    /// The status to write after `before`.
+    pub(super) fn status(
         &self,
         health: &NodeHealth,
         before: Option<&NodeStatus>,
@@ -130,34 +126,30 @@ impl NodeConfig {
     }
 }
 
-/// What the API server shows of this Node.
+/// This Node as the API server last showed it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Registered {
-    /// Nobody has looked yet.
+pub(super) enum Registered {
+    /// The API server has not answered yet.
     Unknown,
-    /// There is no such Node.
     Absent,
-    /// This one.
     Present(Box<Node>),
 }
 
 /// The next step for the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NodeDecision {
+pub(super) enum NodeDecision {
     /// Create it.
     Register,
-    /// Put its labels right, or its empty providerID.
+    /// Correct its labels, or set its empty providerID.
     Complete,
-    /// Write its status.
     WriteStatus,
-    /// Say again that its status holds.
+    /// Renew the heartbeat times of its conditions.
     Confirm,
-    /// Nothing to do.
     Rest,
 }
 
-/// The next step for the Node: registered when it is absent, written when it differs from what this agent says.
-pub(crate) fn decide(
+/// The next step for the Node.
+pub(super) fn decide(
     config: &NodeConfig,
     health: &NodeHealth,
     shown: &Registered,
@@ -179,7 +171,7 @@ pub(crate) fn decide(
     if incomplete || (provider_id(node).is_none() && config.provider_id.is_some()) {
         return NodeDecision::Complete;
     }
-    // What another agent of ours has written before is written whole once, whatever it looks like.
+    // A new agent writes the whole status once, whatever an earlier agent wrote.
     let Some(written_at) = written_at else { return NodeDecision::WriteStatus };
     if differs(&config.status(health, node.status.as_ref(), now), node.status.as_ref()) {
         return NodeDecision::WriteStatus;
@@ -187,12 +179,12 @@ pub(crate) fn decide(
     if now >= written_at + STATUS_INTERVAL { NodeDecision::Confirm } else { NodeDecision::Rest }
 }
 
-/// The providerID that a Node has.
-pub(crate) fn provider_id(node: &Node) -> Option<&str> {
+/// The providerID of a Node; `None` if it is empty.
+pub(super) fn provider_id(node: &Node) -> Option<&str> {
     node.spec.as_ref()?.provider_id.as_deref().filter(|id| !id.is_empty())
 }
 
-/// Whether the server shows something else than we say, the time of saying it apart.
+/// Whether the API server shows another status than the agent's, times apart.
 fn differs(ours: &NodeStatus, theirs: Option<&NodeStatus>) -> bool {
     let Some(theirs) = theirs else { return true };
     differ(ours, theirs)
@@ -200,7 +192,7 @@ fn differs(ours: &NodeStatus, theirs: Option<&NodeStatus>) -> bool {
         || !same(ours.allocatable.as_ref(), theirs.allocatable.as_ref())
         || ours.addresses != theirs.addresses
         || ours.daemon_endpoints != theirs.daemon_endpoints
-        // The API server leaves out a list that is empty.
+        // The API server omits an empty list.
         || ours.images.as_deref().unwrap_or_default() != theirs.images.as_deref().unwrap_or_default()
         || ours.node_info.as_ref().map(info_key) != theirs.node_info.as_ref().map(info_key)
 }
@@ -221,31 +213,32 @@ fn info_key(info: &NodeSystemInfo) -> [&str; 7] {
 mod tests {
     use super::*;
     use crate::node::capacity::{CapacityOverrides, Machine, Reserved};
-    use crate::node::health::HealthProblem;
+    use crate::node::health::{HealthProblem, NotReadyReason};
+    use crate::node::signals::thresholds::Thresholds;
     use crate::node::taints;
-    use crate::node::thresholds::Thresholds;
 
     fn config() -> NodeConfig {
         let machine = Machine { cores: 8, memory: 16 << 30, storage: None };
-        let wishes = CapacityOverrides { cores: None, memory_mib: None, pods: 2 };
+        let overrides = CapacityOverrides { cores: None, memory_mib: None, pods: 2 };
         NodeConfig {
             name: "mac-1".parse().unwrap(),
             provider_id: Some("scw-applesilicon://fr-par-3/1".to_owned()),
             labels: BTreeMap::from([("team".to_owned(), "ios".to_owned())]),
             taints: taints::parse(taints::DEFAULT).unwrap(),
-            resources: Resources::of(machine, Reserved::default(), &Thresholds::default(), wishes).unwrap(),
+            resources: Resources::new(machine, Reserved::default(), &Thresholds::default(), overrides)
+                .unwrap(),
             facts: HostFacts { os_version: "26.1".into(), model: "Mac16,10".into(), ..HostFacts::default() },
         }
     }
 
-    fn well() -> NodeHealth {
+    fn healthy() -> NodeHealth {
         NodeHealth { address: Some("10.0.0.1".parse().unwrap()), ..NodeHealth::default() }
     }
 
-    fn ill() -> NodeHealth {
+    fn unhealthy() -> NodeHealth {
         NodeHealth {
-            problem: Some(HealthProblem { reason: "TartMissing", message: "no tart".into() }),
-            ..well()
+            problem: Some(HealthProblem { reason: NotReadyReason::TartMissing, message: "no tart".into() }),
+            ..healthy()
         }
     }
 
@@ -254,86 +247,86 @@ mod tests {
     }
 
     fn shown(change: impl FnOnce(&mut Node)) -> Registered {
-        let mut node = config().node(&well(), at(0));
+        let mut node = config().node(&healthy(), at(0));
         change(&mut node);
         Registered::Present(Box::new(node))
     }
 
     #[test]
-    fn the_node_is_kept_as_it_should_be() {
+    fn the_next_step_depends_on_what_the_api_server_shows() {
         let decide = |health: &NodeHealth, shown: &Registered, now| {
             decide(&config(), health, shown, Some(at(0)), at(now))
         };
-        assert_eq!(decide(&well(), &Registered::Unknown, 1), NodeDecision::Rest);
-        assert_eq!(decide(&well(), &Registered::Absent, 1), NodeDecision::Register);
-        assert_eq!(decide(&well(), &shown(|_| {}), 1), NodeDecision::Rest);
-        assert_eq!(decide(&well(), &shown(|_| {}), 299), NodeDecision::Rest);
-        assert_eq!(decide(&well(), &shown(|_| {}), 300), NodeDecision::Confirm);
-        assert_eq!(decide(&ill(), &shown(|_| {}), 1), NodeDecision::WriteStatus);
-        assert_eq!(decide(&ill(), &shown(|_| {}), 300), NodeDecision::WriteStatus);
+        assert_eq!(decide(&healthy(), &Registered::Unknown, 1), NodeDecision::Rest);
+        assert_eq!(decide(&healthy(), &Registered::Absent, 1), NodeDecision::Register);
+        assert_eq!(decide(&healthy(), &shown(|_| {}), 1), NodeDecision::Rest);
+        assert_eq!(decide(&healthy(), &shown(|_| {}), 299), NodeDecision::Rest);
+        assert_eq!(decide(&healthy(), &shown(|_| {}), 300), NodeDecision::Confirm);
+        assert_eq!(decide(&unhealthy(), &shown(|_| {}), 1), NodeDecision::WriteStatus);
+        assert_eq!(decide(&unhealthy(), &shown(|_| {}), 300), NodeDecision::WriteStatus);
         let closed = shown(|node| node.status.as_mut().unwrap().daemon_endpoints = None);
-        assert_eq!(decide(&well(), &closed, 1), NodeDecision::WriteStatus);
+        assert_eq!(decide(&healthy(), &closed, 1), NodeDecision::WriteStatus);
         let unlabelled = shown(|node| node.metadata.labels = None);
-        assert_eq!(decide(&well(), &unlabelled, 1), NodeDecision::Complete);
+        assert_eq!(decide(&healthy(), &unlabelled, 1), NodeDecision::Complete);
         let nameless = shown(|node| node.spec.as_mut().unwrap().provider_id = None);
-        assert_eq!(decide(&well(), &nameless, 1), NodeDecision::Complete);
+        assert_eq!(decide(&healthy(), &nameless, 1), NodeDecision::Complete);
         let other = shown(|node| node.spec.as_mut().unwrap().provider_id = Some("other".into()));
-        assert_eq!(decide(&well(), &other, 1), NodeDecision::Rest, "a providerID is never overwritten");
+        assert_eq!(decide(&healthy(), &other, 1), NodeDecision::Rest, "a providerID is never overwritten");
         let tainted = shown(|node| node.spec.as_mut().unwrap().taints = None);
-        assert_eq!(decide(&well(), &tainted, 1), NodeDecision::Rest, "taints are set at creation only");
+        assert_eq!(decide(&healthy(), &tainted, 1), NodeDecision::Rest, "taints are set at creation only");
         let labelled =
             shown(|node| drop(node.metadata.labels.as_mut().unwrap().insert("a".into(), "b".into())));
-        assert_eq!(decide(&well(), &labelled, 1), NodeDecision::Rest, "labels of others are theirs");
+        assert_eq!(decide(&healthy(), &labelled, 1), NodeDecision::Rest, "labels that users set stay");
         let stale = shown(|node| {
             node.metadata.labels.as_mut().unwrap().insert("old".into(), "b".into());
             node.metadata.annotations.as_mut().unwrap().get_mut(labels::OWNED).unwrap().push_str(",old");
         });
-        assert_eq!(decide(&well(), &stale, 1), NodeDecision::Complete);
+        assert_eq!(decide(&healthy(), &stale, 1), NodeDecision::Complete);
     }
 
     #[test]
-    fn images_that_come_and_go_are_shown() {
+    fn labels_and_status_follow_the_images_of_the_host() {
         let digest =
             crate::names::ImageDigest::parse(&format!("r.test/macos@sha256:{}", "a".repeat(64))).unwrap();
         let tags = vec!["r.test/macos:15".to_owned()];
         let image = crate::image::inventory::LocalImage { digest, tags, bytes: 7 };
-        let warm = NodeHealth { images: std::sync::Arc::new(vec![image]), ..well() };
+        let with_image = NodeHealth { images: std::sync::Arc::new(vec![image]), ..healthy() };
         let decide = |health: &NodeHealth, node: &Node| {
             decide(&config(), health, &Registered::Present(Box::new(node.clone())), Some(at(0)), at(1))
         };
-        let mut node = config().node(&well(), at(0));
-        assert_eq!(decide(&warm, &node), NodeDecision::Complete, "a label is missing");
-        node.metadata = config().node(&warm, at(0)).metadata;
-        assert_eq!(decide(&warm, &node), NodeDecision::WriteStatus);
-        node.status = config().node(&warm, at(0)).status;
-        assert_eq!(decide(&warm, &node), NodeDecision::Rest);
-        assert_eq!(decide(&well(), &node), NodeDecision::Complete, "a label says what is no longer true");
-        node.metadata = config().node(&well(), at(0)).metadata;
-        assert_eq!(decide(&well(), &node), NodeDecision::WriteStatus);
+        let mut node = config().node(&healthy(), at(0));
+        assert_eq!(decide(&with_image, &node), NodeDecision::Complete, "a label is missing");
+        node.metadata = config().node(&with_image, at(0)).metadata;
+        assert_eq!(decide(&with_image, &node), NodeDecision::WriteStatus);
+        node.status = config().node(&with_image, at(0)).status;
+        assert_eq!(decide(&with_image, &node), NodeDecision::Rest);
+        assert_eq!(decide(&healthy(), &node), NodeDecision::Complete, "a label names an image that is gone");
+        node.metadata = config().node(&healthy(), at(0)).metadata;
+        assert_eq!(decide(&healthy(), &node), NodeDecision::WriteStatus);
         node.status.as_mut().unwrap().images = None;
-        assert_eq!(decide(&well(), &node), NodeDecision::Rest);
+        assert_eq!(decide(&healthy(), &node), NodeDecision::Rest);
     }
 
     #[test]
-    fn unknown_is_lifted() {
+    fn conditions_that_are_unknown_are_written_again() {
         let unknown = shown(|node| {
             for condition in node.status.as_mut().unwrap().conditions.iter_mut().flatten() {
                 condition.status = "Unknown".into();
             }
         });
-        assert_eq!(decide(&config(), &well(), &unknown, Some(at(0)), at(1)), NodeDecision::WriteStatus);
+        assert_eq!(decide(&config(), &healthy(), &unknown, Some(at(0)), at(1)), NodeDecision::WriteStatus);
     }
 
     #[test]
-    fn labels_say_what_the_machine_is_unless_the_operator_knows_better() {
+    fn a_label_of_the_user_replaces_one_that_the_agent_found_out() {
         let mut config = config();
-        assert_eq!(config.lasting_labels()[labels::INSTANCE_TYPE], "Mac16-10");
-        assert_eq!(config.lasting_labels()[labels::MACOS_VERSION], "26.1");
+        assert_eq!(config.fixed_labels()[labels::INSTANCE_TYPE], "Mac16-10");
+        assert_eq!(config.fixed_labels()[labels::MACOS_VERSION], "26.1");
         config.labels.insert(labels::INSTANCE_TYPE.into(), "M4-S".into());
         config.labels.insert(labels::OS.into(), "linux".into());
-        assert_eq!(config.lasting_labels()[labels::INSTANCE_TYPE], "M4-S");
+        assert_eq!(config.fixed_labels()[labels::INSTANCE_TYPE], "M4-S");
         assert_eq!(
-            (config.lasting_labels()[labels::OS].as_str(), config.lasting_labels()["team"].as_str()),
+            (config.fixed_labels()[labels::OS].as_str(), config.fixed_labels()["team"].as_str()),
             ("darwin", "ios")
         );
     }

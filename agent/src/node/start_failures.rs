@@ -1,9 +1,9 @@
-//! What the latest starts of VMs say about the host.
+//! Faults of the host that the latest starts of VMs have shown.
 //!
-//! Some faults show only when a VM starts: nobody is logged in at the Mac's screen, its keychain is locked, macOS counts VMs that are
-//! long gone, or there is no address left to lend. A start that succeeds afterwards proves that the fault is gone. On a Node that is
-//! not ready none is scheduled, so the fault is also forgiven after a while, for a Pod to try: five minutes the first time, twice
-//! as long each further time, an hour at most. Until the next failure the Node is then ready again.
+//! Some faults show only when a VM starts: no user is logged in at the Mac's screen, its keychain is locked, macOS counts VMs that are
+//! gone, or the DHCP server has no address left. A later start that succeeds proves that the fault is gone. No Pod is scheduled on a
+//! Node that is not ready, so the Node also becomes ready after a delay, for a Pod to try: five minutes the first time, twice as long
+//! each further time, an hour at most.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,31 +11,23 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::health::HealthProblem;
+use super::health::{HealthProblem, NotReadyReason};
+use crate::backoff::START_FAILURE;
 use crate::state::HostFault;
 
-const FIRST_PAUSE: Duration = Duration::from_mins(5);
-const LONGEST_PAUSE: Duration = Duration::from_hours(1);
-/// How many macOS guests macOS runs at once.
+/// The number of macOS guests that macOS runs at once.
 const SYSTEM_LIMIT: u32 = 2;
 
-/// What has become of one start.
+/// The result of one start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Start {
     /// The guest was up at this time.
     Up(Timestamp),
-    /// The host was in the way.
-    Failed {
-        /// How.
-        fault: HostFault,
-        /// What tart said.
-        message: String,
-        /// When.
-        at: Timestamp,
-    },
+    /// A fault of the host kept the VM from starting; `message` is tart's.
+    Failed { fault: HostFault, message: String, at: Timestamp },
 }
 
-/// What all starts so far say.
+/// The fault that the starts so far have shown.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct StartFailures {
     last_up: Option<Timestamp>,
@@ -56,10 +48,9 @@ impl Failure {
 }
 
 impl StartFailures {
-    /// What they say after one more. The order in which starts are told does not matter, their times do: an agent that was
-    /// restarted reads old ends again.
+    /// Adds a start. Only its time counts, not the order of calls: a restarted agent reads old results again.
     #[must_use]
-    pub(crate) fn after(mut self, start: &Start) -> Self {
+    pub(super) fn after(mut self, start: &Start) -> Self {
         match start {
             Start::Up(at) => {
                 self.last_up = self.last_up.max(Some(*at));
@@ -73,10 +64,10 @@ impl StartFailures {
                     return self;
                 }
                 let pause = match &self.failure {
-                    None => FIRST_PAUSE,
-                    // Others that tried at the same time, or again on their own, say nothing new.
+                    None => START_FAILURE.next(None),
+                    // A VM that started at about the same time shows nothing new.
                     Some(before) if *at < before.until() => before.pause,
-                    Some(before) => (before.pause * 2).min(LONGEST_PAUSE),
+                    Some(before) => START_FAILURE.next(Some(before.pause)),
                 };
                 self.failure = Some(Failure { problem, at: *at, pause });
             }
@@ -84,8 +75,8 @@ impl StartFailures {
         self
     }
 
-    /// Why no VM can start, and until when that is to be believed.
-    pub(crate) fn problem(&self, now: Timestamp) -> Option<(&HealthProblem, Timestamp)> {
+    /// Why no VM can start, and when the Node becomes ready again.
+    pub(super) fn problem(&self, now: Timestamp) -> Option<(&HealthProblem, Timestamp)> {
         let failure = self.failure.as_ref().filter(|failure| now < failure.until())?;
         Some((&failure.problem, failure.until()))
     }
@@ -93,17 +84,17 @@ impl StartFailures {
 
 fn problem(fault: HostFault, message: &str) -> Option<HealthProblem> {
     let (reason, message) = match fault {
-        HostFault::Session => ("NoGuiSession", message.to_owned()),
-        // Two of ours run: the host is full, which is nobody's fault.
+        HostFault::Session => (NotReadyReason::NoGuiSession, message.to_owned()),
+        // Two VMs of this agent run: the host is full, which is no fault.
         HostFault::VmLimit { ours } if ours >= SYSTEM_LIMIT => return None,
         HostFault::VmLimit { ours } => (
-            "VmSlotsLeaked",
+            NotReadyReason::VmSlotsLeaked,
             format!(
                 "{message}; {ours} VMs of this agent run, so others do, or macOS counts some that are gone"
             ),
         ),
         HostFault::NoAddress => (
-            "NoAddressForVms",
+            NotReadyReason::NoAddressForVms,
             format!(
                 "{message}; the host's DHCP server may have lent all it has: shorten its lease time, or remove its leases"
             ),
@@ -112,19 +103,17 @@ fn problem(fault: HostFault, message: &str) -> Option<HealthProblem> {
     Some(HealthProblem { reason, message })
 }
 
-/// Where starts are told.
+/// Where workers report starts.
 #[derive(Debug, Clone)]
 pub(crate) struct StartReports(Arc<watch::Sender<StartFailures>>);
 
 impl StartReports {
-    /// An empty board, and a view of it.
     pub(crate) fn new() -> (Self, watch::Receiver<StartFailures>) {
         let (sender, receiver) = watch::channel(StartFailures::default());
         (Self(Arc::new(sender)), receiver)
     }
 
-    /// Tells what has become of a start.
-    pub(crate) fn tell(&self, start: &Start) {
+    pub(crate) fn report(&self, start: &Start) {
         self.0.send_if_modified(|starts| {
             let after = starts.clone().after(start);
             let changed = *starts != after;
@@ -148,15 +137,15 @@ mod tests {
     }
 
     fn reason(starts: &StartFailures, second: i64) -> &'static str {
-        starts.problem(at(second)).map_or("", |(problem, _)| problem.reason)
+        starts.problem(at(second)).map_or("", |(problem, _)| problem.reason.as_str())
     }
 
-    fn told(starts: &[Start]) -> StartFailures {
+    fn reported(starts: &[Start]) -> StartFailures {
         starts.iter().fold(StartFailures::default(), StartFailures::after)
     }
 
     #[test]
-    fn faults_of_the_host_are_told_apart() {
+    fn each_fault_of_the_host_has_a_reason() {
         let table = [
             (HostFault::Session, "NoGuiSession"),
             (HostFault::VmLimit { ours: 0 }, "VmSlotsLeaked"),
@@ -165,20 +154,20 @@ mod tests {
             (HostFault::NoAddress, "NoAddressForVms"),
         ];
         for (fault, expected) in table {
-            assert_eq!(reason(&told(&[failed(fault, 10)]), 11), expected, "{fault:?}");
+            assert_eq!(reason(&reported(&[failed(fault, 10)]), 11), expected, "{fault:?}");
         }
     }
 
     #[test]
-    fn a_later_start_heals_and_an_earlier_one_does_not() {
+    fn a_later_start_refutes_a_fault_and_an_earlier_one_does_not() {
         let fault = failed(HostFault::Session, 10);
-        assert_eq!(reason(&told(&[fault.clone(), Start::Up(at(11))]), 12), "");
-        assert_eq!(reason(&told(&[Start::Up(at(11)), fault.clone()]), 12), "");
-        assert_eq!(reason(&told(&[fault, Start::Up(at(9))]), 12), "NoGuiSession");
+        assert_eq!(reason(&reported(&[fault.clone(), Start::Up(at(11))]), 12), "");
+        assert_eq!(reason(&reported(&[Start::Up(at(11)), fault.clone()]), 12), "");
+        assert_eq!(reason(&reported(&[fault, Start::Up(at(9))]), 12), "NoGuiSession");
     }
 
     #[test]
-    fn a_fault_is_forgiven_for_longer_each_time() {
+    fn a_fault_lasts_longer_each_time() {
         let mut starts = StartFailures::default();
         let mut now = 0;
         let mut pauses = Vec::new();
@@ -190,25 +179,25 @@ mod tests {
             now = until.as_second() + 1;
         }
         assert_eq!(pauses, [5, 10, 20, 40, 60, 60]);
-        let together = told(&[failed(HostFault::Session, 0), failed(HostFault::Session, 5)]);
-        assert_eq!(together.problem(at(6)).unwrap().1, at(305), "the second says nothing new");
+        let together = reported(&[failed(HostFault::Session, 0), failed(HostFault::Session, 5)]);
+        assert_eq!(together.problem(at(6)).unwrap().1, at(305), "the second shows nothing new");
     }
 
     proptest! {
         #[test]
-        fn every_fault_heals_within_an_hour(
+        fn every_fault_ends_within_an_hour(
             times in proptest::collection::vec((0i64..100_000, any::<bool>()), 1..30)
         ) {
             let start = |(second, up): &(i64, bool)| {
                 if *up { Start::Up(at(*second)) } else { failed(HostFault::Session, *second) }
             };
-            let starts = told(&times.iter().map(start).collect::<Vec<_>>());
+            let starts = reported(&times.iter().map(start).collect::<Vec<_>>());
             let last = times.iter().map(|(second, _)| *second).max().unwrap();
             prop_assert!(starts.problem(at(last + 3600)).is_none());
             let last_up = times.iter().filter(|(_, up)| *up).map(|(second, _)| *second).max();
             let last_failure = times.iter().filter(|(_, up)| !*up).map(|(second, _)| *second).max();
             if last_up > last_failure {
-                prop_assert!(starts.problem(at(last)).is_none(), "the last start was a good one");
+                prop_assert!(starts.problem(at(last)).is_none(), "the last start succeeded");
             }
         }
     }

@@ -1,34 +1,30 @@
-//! `--register-with-taints`: what keeps Pods away that were not made for a Mac.
+//! `--register-with-taints`: taints that keep Pods away that were not made for a Mac.
 
 use k8s_openapi::api::core::v1::Taint;
 
 use super::labels::{self, BadLabel};
 
-/// What the agent registers with when nothing else is said.
+/// The default of `--register-with-taints`.
 pub(crate) const DEFAULT: &str = "tuist.dev/macos=true:NoSchedule";
 
-/// Taints for a Node that is created; on one that exists they are the cluster's business.
+/// Taints for a Node that the agent creates; those of an existing Node belong to the cluster's users.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Taints(pub(crate) Vec<Taint>);
 
 /// A taint that cannot be set.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BadTaint {
-    /// It has another form.
     #[error("`{0}` is not `key=value:effect` or `key:effect`")]
     Form(String),
-    /// There is no such effect.
     #[error("`{0}` is not an effect: NoSchedule, PreferNoSchedule and NoExecute are")]
     Effect(String),
-    /// Its key or value is not one.
     #[error(transparent)]
     Label(#[from] BadLabel),
-    /// It comes twice.
     #[error("the taint `{0}` comes twice with the same effect")]
     Twice(String),
 }
 
-/// Reads `key=value:effect,key:effect`.
+/// Parses `key=value:effect,key:effect`.
 pub(crate) fn parse(text: &str) -> Result<Taints, BadTaint> {
     let mut taints: Vec<Taint> = Vec::new();
     for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
@@ -57,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn taints_are_read_as_the_kubelet_reads_them() {
+    fn taints_are_parsed_as_the_kubelet_parses_them() {
         let shown = |text: &str| {
             let Taints(taints) = parse(text).unwrap();
             let show = |t: &Taint| format!("{}={}:{}", t.key, t.value.as_deref().unwrap_or("-"), t.effect);
@@ -70,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_says_why() {
+    fn a_bad_taint_is_refused_with_its_fault() {
         assert_eq!(parse("a=b"), Err(BadTaint::Form("a=b".into())));
         assert_eq!(parse("a=b:Never"), Err(BadTaint::Effect("Never".into())));
         assert_eq!(parse("a=b:NoSchedule,a=c:NoSchedule"), Err(BadTaint::Twice("a".into())));

@@ -1,4 +1,4 @@
-//! Gives every Pod of this Node its worker, and tells the worker what the API says.
+//! Gives every Pod of this Node a worker, and passes on to it what the API server says of the Pod.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,21 +17,22 @@ use tracing::{info, warn};
 use super::admission::fit::{ResourceRequests, fits};
 use super::admission::{Refusal, VmPlan, admit, read};
 use super::status::is_final;
-use super::worker::{Host, PodFeed, Worker};
+use super::worker::host::Host;
+use super::worker::{PodUpdates, Worker};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::names::{PodName, PodUid};
 use crate::node::node_info::NodeInfos;
 use crate::state::{PodDir, StateDir};
 
-/// How long a broken watch may stay quiet in the log.
-const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
+/// How often the log has a warning about a broken watch.
+const WARN_INTERVAL: Duration = Duration::from_mins(1);
 
 /// The Pods of this Node.
 pub(crate) struct Manager {
     host: Arc<Host>,
     client: Client,
-    offers: NodeInfos,
+    node_infos: NodeInfos,
     state: StateDir,
     pods: HashMap<PodUid, Handle>,
     workers: JoinSet<PodUid>,
@@ -39,31 +40,31 @@ pub(crate) struct Manager {
     listing: HashMap<PodUid, Pod>,
 }
 
-/// How a worker is reached.
+/// A Pod that has a worker.
 struct Handle {
-    /// What the Pod takes of the Node; nothing when it was refused.
-    claim: Option<ResourceRequests>,
+    /// The Pod's resource requests; absent when it was refused.
+    requests: Option<ResourceRequests>,
     pod: watch::Sender<Arc<Pod>>,
     gone: watch::Sender<bool>,
 }
 
 impl Handle {
-    /// What the Pod takes of the Node, unless the API says that it is over.
+    /// The Pod's resource requests, unless the API server says that it is over.
     ///
     /// The watch shows a Pod's end before it shows the next Pod that the scheduler has bound because of it.
     fn counted(&self) -> Option<&ResourceRequests> {
         let is_over = *self.gone.borrow() || is_final(self.pod.borrow().status.as_ref());
-        self.claim.as_ref().filter(|_| !is_over)
+        self.requests.as_ref().filter(|_| !is_over)
     }
 }
 
-/// A manager that cannot start.
+/// Why a manager cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManagerError {
     /// The state directory cannot be read.
     #[error(transparent)]
     State(#[from] FileError),
-    /// A Pod is without its worker.
+    /// A worker has panicked.
     #[error("the worker of a Pod has died")]
     Worker(#[from] tokio::task::JoinError),
 }
@@ -76,45 +77,41 @@ impl std::fmt::Debug for Manager {
 
 impl Manager {
     /// A manager without Pods.
-    pub(crate) fn new(host: Arc<Host>, client: Client, offers: NodeInfos, state: StateDir) -> Self {
+    pub(crate) fn new(host: Arc<Host>, client: Client, node_infos: NodeInfos, state: StateDir) -> Self {
         let (pods, listing) = (HashMap::new(), HashMap::new());
-        Self { host, client, offers, state, pods, workers: JoinSet::new(), listing }
+        Self { host, client, node_infos, state, pods, workers: JoinSet::new(), listing }
     }
 
     /// Manages Pods for as long as it is polled.
     pub(crate) async fn run(mut self) -> Result<(), ManagerError> {
-        // Until its worker has looked, any Pod of an earlier agent may have a VM.
+        // Any Pod of an earlier agent may have a VM until its worker has looked.
         for dir in self.state.pods()? {
-            self.host.slots.note(dir.uid(), true);
+            self.host.registry.slots().note(dir.uid(), true);
         }
         let api: Api<Pod> = Api::all(self.client.clone());
         let config =
-            watcher::Config::default().fields(&format!("spec.nodeName={}", self.offers.known().name));
+            watcher::Config::default().fields(&format!("spec.nodeName={}", self.node_infos.cached().name));
         let mut pods = watcher(api, config).default_backoff().boxed();
-        let mut complained: Option<tokio::time::Instant> = None;
+        let mut warned_at: Option<tokio::time::Instant> = None;
         loop {
             tokio::select! {
                 Some(event) = pods.next() => match event {
                     Ok(event) => {
-                        if complained.take().is_some() {
+                        if warned_at.take().is_some() {
                             info!("watching Pods again");
                         }
                         self.take(event).await?;
                     }
                     Err(error) => {
-                        let quiet = complained.is_some_and(|at| at.elapsed() < COMPLAIN_EVERY);
+                        let quiet = warned_at.is_some_and(|at| at.elapsed() < WARN_INTERVAL);
                         if !quiet {
                             warn!(error = chain(&error), "cannot watch Pods; trying again");
-                            complained = Some(tokio::time::Instant::now());
+                            warned_at = Some(tokio::time::Instant::now());
                         }
                     }
                 },
-                // No Pod may be without a worker: an agent that starts again finds all that the dead one knew on the disk.
-                Some(ended) = self.workers.join_next() => {
-                    let uid = ended?;
-                    self.host.roster.leave(&uid);
-                    self.pods.remove(&uid);
-                }
+                // No Pod may be without a worker. The agent ends with a worker that has panicked, and the next one reads the state again.
+                Some(ended) = self.workers.join_next() => drop(self.pods.remove(&ended?)),
             }
         }
     }
@@ -140,27 +137,27 @@ impl Manager {
                         handle.gone.send_replace(true);
                     }
                 }
-                // What an earlier agent left behind, of Pods that are gone meanwhile.
+                // Pods of an earlier agent that are gone meanwhile.
                 for dir in self.state.pods()? {
                     if !listed.contains_key(dir.uid()) && !self.pods.contains_key(dir.uid()) {
-                        self.finish_off(dir);
+                        self.clean_up(dir);
                     }
                 }
-                for pod in self.in_order_of_entry(listed) {
+                for pod in self.in_order_of_admission(listed) {
                     self.apply(pod).await;
                 }
-                self.host.at_work.complete();
+                self.host.registry.complete();
             }
         }
         Ok(())
     }
 
-    /// Those that are in already before those that want to come in, the oldest of them first.
-    fn in_order_of_entry(&self, listed: HashMap<PodUid, Pod>) -> Vec<Pod> {
-        let is_in = |uid: &PodUid| self.pods.contains_key(uid) || self.is_accepted(uid);
+    /// The Pods that are admitted before those that are not, the oldest first.
+    fn in_order_of_admission(&self, listed: HashMap<PodUid, Pod>) -> Vec<Pod> {
+        let is_admitted = |uid: &PodUid| self.pods.contains_key(uid) || self.is_accepted(uid);
         let mut keyed: Vec<_> = listed
             .into_iter()
-            .map(|(uid, pod)| ((!is_in(&uid), pod.creation_timestamp().map(|time| time.0), uid), pod))
+            .map(|(uid, pod)| ((!is_admitted(&uid), pod.creation_timestamp().map(|time| time.0), uid), pod))
             .collect();
         keyed.sort_by(|(one, _), (other, _)| one.cmp(other));
         keyed.into_iter().map(|(_, pod)| pod).collect()
@@ -169,7 +166,7 @@ impl Manager {
     async fn apply(&mut self, pod: Pod) {
         let Some(uid) = uid_of(&pod) else { return };
         if let Some(handle) = self.pods.get_mut(&uid) {
-            handle.claim = handle.claim.is_some().then(|| ResourceRequests::of(&pod));
+            handle.requests = handle.requests.is_some().then(|| ResourceRequests::of(&pod));
             handle.pod.send_replace(Arc::new(pod));
             return;
         }
@@ -179,7 +176,7 @@ impl Manager {
         self.start(name, self.state.pod(uid), pod, plan, false);
     }
 
-    /// Whether a Pod may run here. This is asked once, for one Pod at a time; who is let in stays in.
+    /// Whether a Pod may run here. The manager asks once, for one Pod at a time; an admitted Pod stays admitted.
     async fn admit(&self, uid: &PodUid, pod: &Pod) -> Result<VmPlan, Refusal> {
         if self.is_accepted(uid) {
             return read(pod);
@@ -188,9 +185,9 @@ impl Manager {
         let is_over = pod.metadata.deletion_timestamp.is_some() || is_final(pod.status.as_ref());
         if !is_over {
             let others: Vec<&ResourceRequests> = self.pods.values().filter_map(Handle::counted).collect();
-            match fits(pod, &self.offers.known(), &others) {
+            match fits(pod, &self.node_infos.cached(), &others) {
                 Err(refusal) if refusal.reason.may_be_stale() => {
-                    fits(pod, &self.offers.asked().await, &others)?
+                    fits(pod, &self.node_infos.fresh().await, &others)?;
                 }
                 result => result?,
             }
@@ -198,13 +195,13 @@ impl Manager {
         Ok(plan)
     }
 
-    /// Whether this agent, or one before it, has let a Pod in.
+    /// Whether this agent, or an earlier one, has admitted a Pod.
     fn is_accepted(&self, uid: &PodUid) -> bool {
-        // What cannot be read is there.
+        // A record that cannot be read exists.
         self.state.pod(uid.clone()).record().map_or(true, |record| record.is_some())
     }
 
-    fn finish_off(&mut self, dir: PodDir) {
+    fn clean_up(&mut self, dir: PodDir) {
         let unknown = || PodName { namespace: String::new(), name: dir.uid().to_string() };
         let name = dir.record().ok().flatten().map_or_else(unknown, |record| record.pod);
         info!(pod = %name, uid = %dir.uid(), "the Pod is gone, cleaning up after it");
@@ -221,18 +218,17 @@ impl Manager {
 
     fn start(&mut self, name: PodName, dir: PodDir, pod: Pod, plan: Result<VmPlan, Refusal>, is_gone: bool) {
         let uid = dir.uid().clone();
-        let claim = plan.is_ok().then(|| ResourceRequests::of(&pod));
+        let requests = plan.is_ok().then(|| ResourceRequests::of(&pod));
         let (pod, pod_seen) = watch::channel(Arc::new(pod));
         let (gone, gone_seen) = watch::channel(is_gone);
-        self.host.roster.enter(uid.clone(), pod_seen.clone());
-        let feed = PodFeed { plan, pod: pod_seen, gone: gone_seen };
-        let ticket = self.host.at_work.begin(uid.clone());
-        let worker = Worker::new(self.host.clone(), self.client.clone(), name, dir, feed);
+        let guard = self.host.registry.enter(uid.clone(), pod_seen.clone());
+        let updates = PodUpdates::new(pod_seen, gone_seen);
+        let worker = Worker::new(self.host.clone(), self.client.clone(), name, dir, plan, updates);
         self.workers.spawn(async move {
-            let _ticket = ticket;
+            let _guard = guard;
             Box::pin(worker.run()).await
         });
-        self.pods.insert(uid, Handle { claim, pod, gone });
+        self.pods.insert(uid, Handle { requests, pod, gone });
     }
 }
 

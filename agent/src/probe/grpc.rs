@@ -10,13 +10,11 @@ use tonic_prost::ProstCodec;
 
 use super::result::ProbeResult;
 use super::tcp::address;
+use crate::backoff::GRPC_PROBE;
 use crate::error_chain::chain;
 
 /// An answer is one number.
 const MAX_MESSAGE: usize = 10 << 10;
-/// The delay before the second attempt to connect, and its growth, as in grpc-go.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const RETRY_FACTOR: f64 = 1.6;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
@@ -81,13 +79,12 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, limit: Duration)
 
 /// Connects, with retries: as in the kubelet, a server may start to listen before the time-out.
 async fn connect(endpoint: &Endpoint) -> Channel {
-    let mut delay = FIRST_RETRY;
+    let mut delays = GRPC_PROBE.delays();
     loop {
         if let Ok(channel) = endpoint.connect().await {
             return channel;
         }
-        sleep(delay).await;
-        delay = delay.mul_f64(RETRY_FACTOR);
+        sleep(delays.next()).await;
     }
 }
 

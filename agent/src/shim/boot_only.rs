@@ -1,129 +1,128 @@
-//! A container that only boots: the guest is up, and it is what runs.
+//! A guest without a command: its boot is the container.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::Shim;
-use super::container::hooks;
-use super::container::hooks::HookPoint;
-use super::container::{LEAST_AFTER_HOOK, Run};
+use super::container::hooks::{self, HookError, HookPoint, HookResult};
+use super::container::lifecycle::MIN_AFTER_PRE_STOP;
 use super::outcome::messages::guest_agent_missing;
-use super::outcome::run_result::{Container, GuestEnd};
+use super::run_vm::GuestEnd;
 use super::stop::grace_period::GracePeriod;
 use crate::crash_point;
-use crate::guest::script::{self, Ready};
-use crate::state::{Ending, Hook, POD_IP, Stage};
+use crate::guest::script::{self, ContainerScripts};
+use crate::state::{Ending, Hook, NotStarted, NotStartedReason, POD_IP, Stage};
 use crate::volume::boot_share;
 
-/// How soon something that has failed is tried again.
-const AGAIN: Duration = Duration::from_secs(1);
-/// What helps when the guest agent is missing.
-const NO_COMMANDS: &str = "hooks and probes that are no commands";
+/// How soon a failed step is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Shim {
-    /// Sees a guest without a command through its hooks, until it is to be shut down.
-    pub(super) async fn boot(&self, container: &mut Container, address: IpAddr) -> GuestEnd {
+    /// Runs the hooks of a guest without a command until it is to be shut down.
+    pub(super) async fn run_boot_only(&self, address: IpAddr) -> GuestEnd {
         self.enter(Stage::Up { address });
-        self.tell_address(address);
-        let (mut stop, patience) = (self.stop.clone(), self.spec.boot_limit);
-        let surrounded = tokio::select! {
-            surrounded = timeout(patience, self.surround(address)) => surrounded,
-            _ = stop.requested() => return GuestEnd::Asked(GracePeriod::asked(stop)),
+        self.write_address(address);
+        let (mut stop, limit) = (self.stop.clone(), self.spec.boot_limit);
+        let set_up = tokio::select! {
+            set_up = timeout(limit, self.set_up_environment(address)) => set_up,
+            _ = stop.requested() => return GuestEnd::StopRequested(GracePeriod::of_stop(stop)),
         };
-        let ready = match surrounded {
-            Ok(Ok(ready)) => ready,
-            Ok(Err(ending)) => return GuestEnd::Over(ending),
-            Err(_) => return GuestEnd::Over(guest_agent_missing(patience, NO_COMMANDS)),
+        let scripts = match set_up {
+            Ok(Ok(scripts)) => scripts,
+            Ok(Err(ending)) => return GuestEnd::Ended(ending),
+            Err(_) => return guest_agent_missing(limit, "hooks and probes that are no commands").into(),
         };
         if let Some(hook) = &self.spec.main.post_start {
             crash_point::point("shim.post-start.before");
-            let done = tokio::select! {
-                done = self.hook(hook, address, ready.as_ref(), "post-start") => done,
+            let result = tokio::select! {
+                result = self.run_hook(hook, address, scripts.as_ref(), "post-start") => result,
                 _ = stop.requested() => Ok(None),
             };
             crash_point::point("shim.post-start.after");
-            container.hook_failed = self.started_by(done).err();
+            if let Err(message) = self.report_post_start(result) {
+                let _ = self.main.hook_failure.set(message);
+            }
         }
-        let own = if container.hook_failed.is_none() {
-            self.running(container, address, ready.as_ref());
+        let mut grace = if self.main.hook_failure.get().is_none() {
+            self.main_started(address, scripts.as_ref());
             stop.requested().await;
-            None
+            GracePeriod::of_stop(stop)
         } else {
-            Some(Instant::now() + self.spec.grace)
+            GracePeriod::of_stop(stop).or_within(self.spec.grace)
         };
-        let mut limit = GracePeriod { own, ..GracePeriod::asked(stop) };
-        if let Some(hook) = self.in_time(self.spec.main.pre_stop.as_ref(), &limit) {
+        if let Some(hook) = self.pre_stop_in_time(self.spec.main.pre_stop.as_ref(), &grace) {
             crash_point::point("shim.pre-stop.before");
-            let done = tokio::select! {
-                done = self.hook(hook, address, ready.as_ref(), "pre-stop") => Some(done),
-                () = limit.over() => None,
+            let result = tokio::select! {
+                result = self.run_hook(hook, address, scripts.as_ref(), "pre-stop") => Some(result),
+                () = grace.over() => None,
             };
-            self.stopped_by(done);
+            self.report_pre_stop(result);
             crash_point::point("shim.pre-stop.after");
-            limit.grant(LEAST_AFTER_HOOK);
+            grace.extend(MIN_AFTER_PRE_STOP);
         }
-        GuestEnd::Asked(limit)
+        GuestEnd::StopRequested(grace)
     }
 
-    /// Gives the guest its variables once more, now with those that have its address in them.
-    fn tell_address(&self, address: IpAddr) {
-        let Some(given) = &self.spec.boot else { return };
-        let with_address = given.surroundings.env.iter().filter(|(_, value)| value.contains(POD_IP));
+    /// Writes the guest's environment file again, now with its address.
+    fn write_address(&self, address: IpAddr) {
+        let Some(boot) = &self.spec.boot else { return };
+        let with_address = boot.environment.env.iter().filter(|(_, value)| value.contains(POD_IP));
         let names: Vec<&str> = with_address.map(|(name, _)| name.as_str()).collect();
         if names.is_empty() {
             return;
         }
-        let variables = given.surroundings.at(&address.to_string()).env;
-        if let Err(error) = boot_share::rewrite(&given.environment_file, &variables) {
-            warn!(%error, "the guest's environment file cannot be written anew; trying until it works");
-            let words = format!("Not yet in the guest's environment file: {}: {error}", names.join(", "));
-            self.notice("FailedEnvironmentUpdate", words);
-            let file = given.environment_file.clone();
-            // The guest does not wait for it, and the disk may have room again.
+        let variables = boot.environment.at(&address.to_string()).env;
+        if let Err(error) = boot_share::rewrite(&boot.environment_file, &variables) {
+            warn!(%error, "cannot write the guest's environment file; trying until it works");
+            let message = format!("Not yet in the guest's environment file: {}: {error}", names.join(", "));
+            self.notice("FailedEnvironmentUpdate", message);
+            let file = boot.environment_file.clone();
+            // The guest does not wait for it.
             tokio::spawn(async move {
                 while boot_share::rewrite(&file, &variables)
                     .is_err_and(|error| error.kind() != ErrorKind::NotFound)
                 {
-                    sleep(AGAIN).await;
+                    sleep(RETRY_INTERVAL).await;
                 }
             });
         }
     }
 
-    /// Has the container's variables in the guest for hooks and probes that are commands. Nothing else needs the guest agent, which the
-    /// image may not have.
-    async fn surround(&self, address: IpAddr) -> Result<Option<Ready>, Ending> {
-        let Some(given) = self.spec.boot.as_ref().filter(|given| given.runs_commands) else {
+    /// Sets up the container's variables for hooks and probes that are commands. Nothing else needs the guest agent, which the image may
+    /// not have.
+    async fn set_up_environment(&self, address: IpAddr) -> Result<Option<ContainerScripts>, Ending> {
+        let Some(boot) = self.spec.boot.as_ref().filter(|boot| boot.runs_commands) else {
             return Ok(None);
         };
-        let command = given.surroundings.at(&address.to_string());
+        let command = boot.environment.at(&address.to_string());
         loop {
             let (mut guest, _) = self.guest_agent().await;
-            let made = self.make_ready(&mut guest, script::surroundings(&command), &command.user).await;
-            match made {
-                Ok(ready) => return Ok(Some(ready)),
-                Err(Run::Over(ending)) => return Err(ending),
-                // It may have been restarted. Whoever is to stop meanwhile does not wait for this.
-                Err(Run::Lost | Run::Overdue | Run::NotBegun) => sleep(AGAIN).await,
+            match self.run_set_up(&mut guest, script::set_up_boot_only(&command), &command.user).await {
+                Ok(scripts) => return Ok(Some(scripts)),
+                // The guest agent may restart. The caller sees a stop request, too.
+                Err(
+                    Ending::Lost | Ending::NotStarted(NotStarted { reason: NotStartedReason::Stopped, .. }),
+                ) => sleep(RETRY_INTERVAL).await,
+                Err(ending) => return Err(ending),
             }
         }
     }
 
-    async fn hook(
+    async fn run_hook(
         &self,
         hook: &Hook,
         address: IpAddr,
-        ready: Option<&Ready>,
+        scripts: Option<&ContainerScripts>,
         name: &'static str,
-    ) -> hooks::Done {
+    ) -> HookResult {
         let Hook::Exec(argv) = hook else { return hooks::run_outside(hook, address).await };
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
-            return Err(hooks::HookError::NoAgent);
+            return Err(HookError::NoAgent);
         };
-        hooks::run_command(argv, &mut guest, ready.map(|ready| HookPoint { ready, name })).await
+        hooks::run_command(argv, &mut guest, scripts.map(|scripts| HookPoint { scripts, name })).await
     }
 }

@@ -1,39 +1,38 @@
-//! Making a VM: its clone, its identity and its size, with room on the disk for it.
+//! Makes the VM: its clone, its identity and its size.
 
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::Shim;
-use super::outcome::messages::not_started;
+use super::outcome::messages::tart_failed;
 use crate::crash_point;
 use crate::error_chain::chain;
-use crate::state::{Ending, Stage};
+use crate::state::{NotStarted, NotStartedReason, Stage};
 use crate::tart::{Fault, Size, TartError};
 
 impl Shim {
-    /// Makes the VM.
-    pub(super) async fn prepare(&self) -> Result<(), Ending> {
+    pub(super) async fn create_vm(&self) -> Result<(), NotStarted> {
         self.enter(Stage::Cloning);
-        // The disk has time for this while tart clones.
-        let attempt = self.attempt.clone();
-        let begun = spawn_blocking(move || attempt.sync_begun());
-        let failed = |error| not_started("CreateContainerError", &error);
-        self.with_room(async || self.clone_vm().await).await.map_err(failed)?;
+        // The disk can sync while tart clones.
+        let vm_run = self.vm_run.clone();
+        let synced = spawn_blocking(move || vm_run.sync_begun());
+        let failed = |error| tart_failed(NotStartedReason::CreateContainerError, &error);
+        self.with_disk_space(async || self.clone_vm().await).await.map_err(failed)?;
         crash_point::point("shim.cloned");
         self.enter(Stage::Configuring);
-        self.with_room(async || self.configure().await).await.map_err(failed)?;
-        if !matches!(begun.await, Ok(Ok(()))) {
-            self.persist("that the VM is begun", || self.attempt.sync_begun()).await;
+        self.with_disk_space(async || self.configure().await).await.map_err(failed)?;
+        if !matches!(synced.await, Ok(Ok(()))) {
+            self.persist("that the run has begun", || self.vm_run.sync_begun()).await;
         }
         Ok(())
     }
 
-    /// Takes a step that needs space. When there is none, the agent makes some, and it is tried once more.
-    async fn with_room(&self, step: impl AsyncFn() -> Result<(), TartError>) -> Result<(), TartError> {
+    /// Runs a step that needs disk space. On a full disk it asks the agent for space and tries once more.
+    async fn with_disk_space(&self, step: impl AsyncFn() -> Result<(), TartError>) -> Result<(), TartError> {
         match step().await {
             Err(error) if error.fault() == Some(Fault::NoSpace) => {
-                warn!(error = chain(&error), "no space for the VM; asking the agent for some");
-                if self.room().make().await { step().await } else { Err(error) }
+                warn!(error = chain(&error), "no disk space for the VM; asking the agent for some");
+                if self.disk_space_request().fulfil().await { step().await } else { Err(error) }
             }
             result => result,
         }
@@ -42,7 +41,7 @@ impl Shim {
     async fn clone_vm(&self) -> Result<(), TartError> {
         if let Some(base) = &self.spec.base {
             match self.tart.clone_base(base, &self.spec.vm).await {
-                // Somebody has deleted it a moment ago, or a part of it. A disk without room has none for the image either.
+                // A user may have deleted the base, or a part of it. A full disk has no space for a clone of the image either.
                 Err(error) if error.fault().is_some_and(|fault| fault != Fault::NoSpace) => {
                     warn!(%base, error = chain(&error), "cannot clone the base VM; cloning the image itself");
                 }
@@ -63,14 +62,14 @@ impl Shim {
                 done => return done,
             }
             if result.is_ok() {
-                self.tell_exceeded(size);
+                self.report_exceeded_limits(size);
             }
         }
         result
     }
 
-    /// Tells which limits the image's own size goes beyond.
-    fn tell_exceeded(&self, size: Size) {
+    /// Leaves a notice of the limits that the image's own size exceeds.
+    fn report_exceeded_limits(&self, size: Size) {
         let cpu = self.spec.cpu.filter(|_| self.spec.cpu_is_limit && size.cpu.is_none());
         let memory = self.spec.memory_mib.filter(|_| self.spec.memory_is_limit && size.memory_mib.is_none());
         let exceeded: Vec<String> = cpu
@@ -88,8 +87,8 @@ impl Shim {
     }
 }
 
-/// What to try when a VM cannot be as small as asked for: where the image needs more of one, or of both, it is the image that counts.
-/// No VM could be smaller, and most limits were written with containers in mind.
+/// The sizes to try when the image needs a larger VM: its own cores, its own memory, or both. No VM of it can be smaller, and most limits
+/// are written for containers.
 fn larger(size: Size) -> Vec<Size> {
     let more_cpu = Size { cpu: None, ..size };
     let more_memory = Size { memory_mib: None, ..size };
@@ -104,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_grows_than_has_to() {
+    fn larger_sizes_keep_what_they_can_of_the_asked_one() {
         let of = |cpu, memory_mib| Size { cpu, memory_mib };
         let (more_cpu, more_memory) = (of(None, Some(64)), of(Some(1), None));
         let table = [

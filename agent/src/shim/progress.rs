@@ -1,4 +1,4 @@
-//! How far the VM has come, written down for the agent to see.
+//! The stages that the shim has reached, written for the agent.
 
 use std::cell::Cell;
 
@@ -7,16 +7,17 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::{PERSIST_INTERVAL, Shim};
+use super::Shim;
+use super::records::WRITE_INTERVAL;
 use crate::error_chain::chain;
-use crate::guest::script::Ready;
+use crate::guest::script::ContainerScripts;
 use crate::state::{Progress, Stage, VmRun};
 
-/// Writes down the steps of one VM. The VM does not wait for it: a full disk must not end somebody's job, nor hide it for ever.
-pub(super) struct Steps {
-    attempt: VmRun,
-    /// Who tries again to write down the latest one.
-    again: Cell<Option<JoinHandle<()>>>,
+/// Writes the stages of one VM. The VM does not wait for it: a full disk must neither end a job nor hide it for ever.
+pub(super) struct ProgressWriter {
+    vm_run: VmRun,
+    /// The task that tries again to write the latest stage.
+    retry: Cell<Option<JoinHandle<()>>>,
 }
 
 impl Shim {
@@ -24,36 +25,32 @@ impl Shim {
         self.reach(stage, None);
     }
 
-    pub(super) fn reach(&self, stage: Stage, ready: Option<&Ready>) {
-        let enter = ready.map(Ready::enter).unwrap_or_default();
-        let probe = ready.map(Ready::probe).unwrap_or_default();
-        self.steps.reach(Progress { stage, since: Timestamp::now(), enter, probe });
+    pub(super) fn reach(&self, stage: Stage, scripts: Option<&ContainerScripts>) {
+        let enter = scripts.map(ContainerScripts::enter).unwrap_or_default();
+        let probe = scripts.map(ContainerScripts::probe).unwrap_or_default();
+        self.progress.write(Progress { stage, since: Timestamp::now(), enter, probe });
     }
 }
 
-impl Steps {
-    pub(super) fn new(attempt: &VmRun) -> Self {
-        Self { attempt: attempt.clone(), again: Cell::new(None) }
+impl ProgressWriter {
+    pub(super) fn new(vm_run: &VmRun) -> Self {
+        Self { vm_run: vm_run.clone(), retry: Cell::new(None) }
     }
 
-    /// Writes down a step, now or as soon as that is possible. It takes the place of one that could not be.
-    pub(super) fn reach(&self, progress: Progress) {
-        if let Some(before) = self.again.take() {
+    /// Writes a stage, now or as soon as possible. It replaces an earlier one that could not be written.
+    fn write(&self, progress: Progress) {
+        if let Some(before) = self.retry.take() {
             before.abort();
         }
-        let Err(error) = self.attempt.progress(&progress) else { return };
+        let Err(error) = self.vm_run.record_progress(&progress) else { return };
         let stage = progress.stage;
-        warn!(
-            error = chain(&error),
-            ?stage,
-            "cannot write down how far the VM has come; trying until it works"
-        );
-        let attempt = self.attempt.clone();
-        self.again.set(Some(tokio::spawn(async move {
-            // Nobody reads what is in a directory that is gone.
-            while !matches!(attempt.path().try_exists(), Ok(false)) {
-                sleep(PERSIST_INTERVAL).await;
-                if attempt.progress(&progress).is_ok() {
+        warn!(error = chain(&error), ?stage, "cannot write the stage; trying until it works");
+        let vm_run = self.vm_run.clone();
+        self.retry.set(Some(tokio::spawn(async move {
+            // The agent reads nothing in a directory that is gone.
+            while !matches!(vm_run.path().try_exists(), Ok(false)) {
+                sleep(WRITE_INTERVAL).await;
+                if vm_run.record_progress(&progress).is_ok() {
                     return;
                 }
             }
@@ -61,10 +58,10 @@ impl Steps {
     }
 }
 
-impl Drop for Steps {
+impl Drop for ProgressWriter {
     fn drop(&mut self) {
-        if let Some(again) = self.again.take() {
-            again.abort();
+        if let Some(retry) = self.retry.take() {
+            retry.abort();
         }
     }
 }
@@ -72,42 +69,35 @@ impl Drop for Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::Restart;
-    use crate::state::StateDir;
-
-    fn step(stage: Stage) -> Progress {
-        Progress { stage, since: Timestamp::UNIX_EPOCH, enter: Vec::new(), probe: Vec::new() }
-    }
+    use crate::testing::dir;
 
     #[tokio::test]
-    async fn the_latest_step_is_written_down_in_the_end() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let attempt = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap()).attempt(Restart(0));
-        // Nothing can be written in its place.
-        let in_the_way = attempt.path().join("progress.tmp");
+    async fn the_latest_stage_is_written_in_the_end() {
+        let dir = dir();
+        let run = VmRun::example(dir.path());
+        // A directory in the place of the temporary file makes every write fail.
+        let in_the_way = run.path().join("progress.tmp");
         std::fs::create_dir_all(&in_the_way).unwrap();
-        let steps = Steps::new(&attempt);
+        let writer = ProgressWriter::new(&run);
         let address = "127.0.0.2".parse().unwrap();
-        steps.reach(step(Stage::Booting));
-        steps.reach(step(Stage::Up { address }));
-        assert_eq!(attempt.view().unwrap().progress, None);
+        writer.write(Progress::example(Stage::Booting));
+        writer.write(Progress::example(Stage::Up { address }));
+        assert_eq!(run.view().unwrap().progress, None);
         std::fs::remove_dir(&in_the_way).unwrap();
-        steps.again.take().unwrap().await.unwrap();
-        assert_eq!(attempt.steps().unwrap(), [step(Stage::Up { address })]);
-        steps.reach(step(Stage::Running { address }));
-        assert!(steps.again.take().is_none());
-        assert_eq!(attempt.view().unwrap().progress, Some(step(Stage::Running { address })));
+        writer.retry.take().unwrap().await.unwrap();
+        assert_eq!(run.steps().unwrap(), [Progress::example(Stage::Up { address })]);
+        writer.write(Progress::example(Stage::Running { address }));
+        assert!(writer.retry.take().is_none());
+        assert_eq!(run.view().unwrap().progress, Some(Progress::example(Stage::Running { address })));
     }
 
     #[tokio::test]
-    async fn nothing_is_tried_in_a_directory_that_is_gone() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let attempt = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap()).attempt(Restart(0));
-        let steps = Steps::new(&attempt);
-        steps.reach(step(Stage::Booting));
-        steps.again.take().unwrap().await.unwrap();
-        assert_eq!(attempt.view().unwrap().progress, None);
+    async fn the_writer_gives_up_when_the_directory_is_gone() {
+        let dir = dir();
+        let run = VmRun::example(dir.path());
+        let writer = ProgressWriter::new(&run);
+        writer.write(Progress::example(Stage::Booting));
+        writer.retry.take().unwrap().await.unwrap();
+        assert_eq!(run.view().unwrap().progress, None);
     }
 }

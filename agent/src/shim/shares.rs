@@ -1,4 +1,4 @@
-//! Directories of the host that the VM is given: tart is told their paths, and must find there what was planned.
+//! The host's directories that tart shares with the guest. tart opens them by path, and must find the directories that were planned.
 
 use std::time::Duration;
 
@@ -8,47 +8,51 @@ use tokio::time::timeout;
 use super::Shim;
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
-use crate::state::{Ending, VmRun};
+use crate::state::{NotStarted, NotStartedReason, VmRun};
 use crate::tart::Share;
 
 /// How long the host's disks may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(30);
 
 impl Shim {
-    /// Why tart must not open the VM's shares now, if it must not: one is not the directory that was planned, or somebody who
-    /// runs could make it another one between this look and tart's.
-    pub(super) async fn shares_in_doubt(&self) -> Option<Ending> {
-        let attempt = self.attempt.clone();
-        self.look(move |shares| match replaceable(&attempt, shares) {
+    /// Why tart must not open the VM's shares: one is not the directory that was planned, or a guest could replace it before tart opens
+    /// it.
+    pub(super) async fn shares_in_doubt(&self) -> Option<NotStarted> {
+        let vm_run = self.vm_run.clone();
+        self.check(move |shares| match replaceable(&vm_run, shares) {
             Ok(None) => replaced(shares),
             Ok(doubt) => doubt,
-            Err(error) => Some(format!("cannot say whether hostPaths can be replaced: {}", chain(&error))),
+            Err(error) => {
+                Some(format!("cannot tell whether a guest can replace a hostPath: {}", chain(&error)))
+            }
         })
         .await
     }
 
-    /// Why the VM must not go on with its shares: one has become another directory while tart opened it.
-    pub(super) async fn shares_replaced(&self) -> Option<Ending> {
-        self.look(replaced).await
+    /// Why the VM must not go on: one of its shares was replaced while tart opened it.
+    pub(super) async fn shares_replaced(&self) -> Option<NotStarted> {
+        self.check(replaced).await
     }
 
-    async fn look(&self, look: impl FnOnce(&[Share]) -> Option<String> + Send + 'static) -> Option<Ending> {
+    async fn check(
+        &self,
+        check: impl FnOnce(&[Share]) -> Option<String> + Send + 'static,
+    ) -> Option<NotStarted> {
         let shares: Vec<Share> =
             self.spec.shares.iter().filter(|share| share.identity.is_some()).cloned().collect();
         if shares.is_empty() {
             return None;
         }
-        let looked = timeout(PATIENCE, spawn_blocking(move || look(&shares))).await;
-        let doubt = match looked {
+        let checked = timeout(LIMIT, spawn_blocking(move || check(&shares))).await;
+        let doubt = match checked {
             Ok(Ok(doubt)) => doubt?,
             _ => "the host's disk does not answer".to_owned(),
         };
-        let reason = "CreateContainerError".to_owned();
-        Some(Ending::NotStarted { reason, message: doubt, fault: None })
+        Some(NotStarted { reason: NotStartedReason::CreateContainerError, message: doubt, fault: None })
     }
 }
 
-/// The first share that is not the directory any more that it was, in words.
+/// A message for the first share that is not the directory that was planned.
 fn replaced(shares: &[Share]) -> Option<String> {
     shares.iter().find_map(|share| {
         let path = share.path.display();
@@ -62,9 +66,9 @@ fn replaced(shares: &[Share]) -> Option<String> {
     })
 }
 
-/// The first share that another Pod's guest can replace, in words.
-fn replaceable(attempt: &VmRun, shares: &[Share]) -> Result<Option<String>, FileError> {
-    let writers = attempt.other_writers()?;
+/// A message for the first share that another Pod's guest can replace.
+fn replaceable(vm_run: &VmRun, shares: &[Share]) -> Result<Option<String>, FileError> {
+    let writers = vm_run.other_writers()?;
     Ok(shares.iter().find_map(|share| {
         let writer = writers.iter().find(|writer| writer.can_replace(&share.path))?;
         let (path, outer) = (share.path.display(), writer.path.display());

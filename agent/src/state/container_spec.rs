@@ -1,4 +1,4 @@
-//! What a shim is told of one container.
+//! What a shim runs as one container.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,29 +7,24 @@ use serde::{Deserialize, Serialize};
 
 use k8s_openapi::api::core::v1::Container;
 
-/// Stands for the Pod's address wherever it is not known before the guest has one: in variables, arguments and paths.
+/// Stands for the Pod's address in variables, arguments and paths: the agent writes them before the guest has one.
 pub(crate) const POD_IP: &str = "\0pod-ip\0";
 
-/// One container: the main one, or one that runs before it in the same guest.
+/// The main container, or an init container in the same guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ContainerSpec {
-    /// Its name in the Pod.
     pub(crate) name: String,
-    /// The program to run in the guest with its arguments; the VM simply boots when absent.
+    /// Absent when the VM only boots.
     pub(crate) command: Option<GuestCommand>,
-    /// Whether its variables may be others when its turn comes. Then the agent is asked for its command, except for the first start in
-    /// a VM, which the plan is made for.
+    /// Whether its variables may have changed when it starts. The shim then asks the agent for its command, except for the first start
+    /// in a VM, which the spec is made for.
     pub(crate) late: bool,
-    /// Where its volumes are to be found.
     pub(crate) mounts: Vec<Mount>,
-    /// Where its last words are looked for.
     pub(crate) termination: Termination,
-    /// What runs right after its start.
     pub(crate) post_start: Option<Hook>,
-    /// What runs right before it is told to end.
     pub(crate) pre_stop: Option<Hook>,
-    /// Where its output goes.
+    /// The file for its output.
     pub(crate) log: PathBuf,
 }
 
@@ -37,33 +32,29 @@ pub(crate) struct ContainerSpec {
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GuestCommand {
-    /// The program and its arguments.
     pub(crate) argv: Vec<String>,
-    /// Variables for it, in the Pod's order; their values may be secret.
+    /// In the Pod's order; the values may be secret.
     pub(crate) env: Vec<(String, String)>,
-    /// The directory to start it in.
     pub(crate) working_dir: Option<String>,
-    /// Whom it runs as.
     pub(crate) user: GuestUser,
-    /// Whether its standard input stays open.
+    /// Whether standard input stays open.
     pub(crate) stdin: bool,
-    /// Whether it gets a terminal.
     pub(crate) tty: bool,
 }
 
-/// What a guest without a command is given in place of a command's environment.
+/// What a guest without a command gets in place of a command's environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GuestBoot {
-    /// The container's variables, for no command in particular.
-    pub(crate) surroundings: GuestCommand,
-    /// The file in which the guest finds them.
+    /// The container's user and variables; without a program.
+    pub(crate) environment: GuestCommand,
+    /// The file in which the guest finds the variables.
     pub(crate) environment_file: PathBuf,
-    /// Whether hooks or probes are commands, which have the same variables.
+    /// Whether hooks or probes are commands, which need the variables.
     pub(crate) runs_commands: bool,
 }
 
-/// Whom a command runs as: the user that is logged in to the guest unless this says otherwise.
+/// The user of a command; by default the user that is logged in to the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GuestUser {
@@ -75,41 +66,40 @@ pub(crate) struct GuestUser {
     pub(crate) not_root: bool,
     /// `supplementalGroups`.
     pub(crate) groups: Vec<u32>,
-    /// Whether it is in no other groups, whatever the guest says: `supplementalGroupsPolicy: Strict`.
+    /// `supplementalGroupsPolicy: Strict`: the command is in no groups that only the guest knows of.
     pub(crate) only_groups: bool,
 }
 
-/// A place in the guest where a container expects a volume.
+/// A volume mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Mount {
-    /// The share that holds the volume.
+    /// The name of the share that holds the volume.
     pub(crate) share: String,
-    /// What of the share is meant; empty for all of it.
+    /// Empty for the whole share.
     pub(crate) sub_path: String,
-    /// The container's `mountPath`.
+    /// `mountPath`.
     pub(crate) path: String,
-    /// The size in bytes of a volume in the guest's memory, which stands for the share of that name; 0 for one without a limit.
+    /// The size in bytes of a volume in the guest's memory, which takes the place of the share; 0 for no limit.
     pub(crate) in_memory: Option<u64>,
-    /// What is done when that part of the share is not there.
     pub(crate) missing: Missing,
 }
 
-/// What is done when a part of a share is not there as its container starts.
+/// What the guest does when the `subPath` does not exist as the container starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Missing {
-    /// It is there: the host has looked, and nobody who could remove it has run since.
+    /// It waits: the agent has seen the `subPath`, and no guest that could remove it has run since.
     #[default]
     Awaited,
-    /// The guest makes it: containers before this one may have made it already, or something else.
+    /// It makes a directory. A container before this one may have made one, or a file.
     Made {
-        /// The share of the same volume that the guest can write to.
+        /// The writable share of the same volume.
         share: String,
-        /// The mode of directories that are made.
+        /// The mode of new directories.
         mode: u32,
     },
-    /// An empty directory stands for it.
+    /// It mounts an empty directory.
     Empty,
 }
 
@@ -117,71 +107,61 @@ pub(crate) enum Missing {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Termination {
-    /// The file in the guest.
+    /// A file in the guest.
     pub(crate) path: String,
-    /// Whether the end of the log serves when a container fails without a message.
+    /// `FallbackToLogsOnError`.
     pub(crate) or_log: bool,
 }
 
-/// An `httpGet`, with everything known but the Pod's address.
+/// An `httpGet` of a hook or a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HttpGet {
-    /// Whether TLS is spoken.
     pub(crate) https: bool,
-    /// Where; the Pod's address when absent.
+    /// The Pod's address when absent.
     pub(crate) host: Option<String>,
-    /// The port there.
     pub(crate) port: u16,
-    /// The path, perhaps with a query.
+    /// With the query, if there is one.
     pub(crate) path: String,
-    /// Headers to send.
     pub(crate) headers: Vec<(String, String)>,
 }
 
-/// Something to be done at a turn in a container's life.
+/// A lifecycle hook.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Hook {
     /// A command in the guest.
     Exec(Vec<String>),
-    /// A request to the guest.
     HttpGet(HttpGet),
-    /// Nothing, for a while.
     Sleep(Duration),
-    /// One that cannot be done, with the reason.
+    /// A hook that cannot run, with the reason.
     Impossible(String),
 }
 
-/// What makes the guest the Pod's, before any container runs in it.
+/// The guest's names and DNS, set before the first container starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GuestIdentity {
-    /// The name that the guest is to have.
     pub(crate) hostname: String,
-    /// Names that stand for the Pod's own address.
+    /// Names of the Pod's own address in /etc/hosts.
     pub(crate) own_names: Vec<String>,
-    /// Further lines for the guest's list of hosts: addresses and their names.
+    /// `hostAliases`: addresses and their names.
     pub(crate) aliases: Vec<(String, Vec<String>)>,
-    /// How it looks up names.
     pub(crate) dns: GuestDns,
 }
 
-/// Whom a guest asks for names: `dnsPolicy` and `dnsConfig`.
+/// `dnsPolicy` and `dnsConfig`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GuestDns {
-    /// The servers.
     pub(crate) servers: Vec<String>,
-    /// The domains that a short name is looked for in.
     pub(crate) searches: Vec<String>,
-    /// Whether these take the place of the guest's own, rather than to come after them.
+    /// Whether these replace the guest's own, or come after them.
     pub(crate) replaces: bool,
 }
 
 impl GuestDns {
-    /// Whether the guest is to be changed at all.
-    pub(crate) fn asks_for_anything(&self) -> bool {
-        !self.servers.is_empty() || !self.searches.is_empty()
+    pub(crate) fn is_empty(&self) -> bool {
+        self.servers.is_empty() && self.searches.is_empty()
     }
 }
 
@@ -199,7 +179,7 @@ impl std::fmt::Debug for GuestCommand {
 }
 
 impl Mount {
-    /// The same with the guest's address where it is spoken of.
+    /// The same with the guest's address in place of [`POD_IP`].
     #[must_use]
     pub(crate) fn at(&self, address: &str) -> Self {
         Self { sub_path: self.sub_path.replace(POD_IP, address), ..self.clone() }
@@ -207,7 +187,7 @@ impl Mount {
 }
 
 impl GuestCommand {
-    /// The same with the guest's address where it is spoken of.
+    /// The same with the guest's address in place of [`POD_IP`].
     #[must_use]
     pub(crate) fn at(&self, address: &str) -> Self {
         let fill = |text: &String| text.replace(POD_IP, address);
@@ -219,14 +199,13 @@ impl GuestCommand {
     }
 }
 
-/// Whether a container has a command; without one its VM simply boots.
+/// Whether a container has a command; without one its VM only boots.
 pub(crate) fn has_command(container: &Container) -> bool {
     container.command.iter().chain(&container.args).flatten().next().is_some()
 }
 
 #[cfg(test)]
 impl GuestCommand {
-    /// A command for tests.
     pub(crate) fn example(argv: &[&str]) -> Self {
         Self {
             argv: argv.iter().map(|&word| word.to_owned()).collect(),

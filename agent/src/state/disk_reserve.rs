@@ -1,5 +1,5 @@
-//! A little space that is set aside for the day when the disk is full: that a VM is to end, and how it has ended, can be written down all
-//! the same. Otherwise nobody could be evicted or deleted, and the disk would stay full.
+//! A file of 1 MiB whose space is given up when the disk is full, so that the agent can still write that a VM is to stop, and the shim
+//! how it ended. Without these records no Pod could be evicted or deleted, and the disk would stay full.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -10,13 +10,13 @@ use crate::fs::file::FileError;
 
 const NAME: &str = "reserve";
 const BYTES: u64 = 1 << 20;
-/// What is given away at a time: more than what is written with it takes, and so little that whoever fills the disk can eat a few of them.
+/// How much is given up at a time: more than a record needs, and little, since another process may take it first.
 const SLICE: u64 = BYTES / 8;
-/// Where less than this is free, nothing is set aside: others need it more.
+/// Where less than this is free, no space is reserved.
 const LEAST_FREE: u64 = 16 * BYTES;
 
-/// Sets space aside in a state directory on whose volume so much is free, unless it is there.
-pub(super) fn set_aside(state: &Path, free: u64) -> Result<(), FileError> {
+/// Reserves space in a state directory whose volume has `free` bytes, unless it is reserved already.
+pub(super) fn create(state: &Path, free: u64) -> Result<(), FileError> {
     let path = state.join(NAME);
     if free < LEAST_FREE || fs::metadata(&path).is_ok_and(|metadata| metadata.len() >= BYTES) {
         return Ok(());
@@ -26,7 +26,7 @@ pub(super) fn set_aside(state: &Path, free: u64) -> Result<(), FileError> {
 
 fn write(path: &Path) -> io::Result<()> {
     let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(path)?;
-    // Not zeros: a file system could take those for nothing.
+    // Not zeros: a file system may store those as a hole.
     let block = [0xa5; 1 << 12];
     for _ in 0..BYTES >> 12 {
         file.write_all(&block)?;
@@ -34,13 +34,13 @@ fn write(path: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Writes what must not wait for space, at a path below `pods`. Where there is none, some of what is set aside goes for it, and it is
-/// tried once more.
+/// Writes a record that must not wait for space, at a path below `pods`. On a full disk it gives up some of the reserve and tries once
+/// more.
 pub(super) fn urgently(path: &Path, write: impl Fn() -> Result<(), FileError>) -> Result<(), FileError> {
     down_to(0, path, write)
 }
 
-/// The same for what may be written again and again while the disk is full. Half stays for how VMs end.
+/// The same for a record that may be written often while the disk is full. Half of the reserve stays for how VMs end.
 pub(super) fn repeatedly(path: &Path, write: impl Fn() -> Result<(), FileError>) -> Result<(), FileError> {
     down_to(BYTES / 2, path, write)
 }
@@ -52,7 +52,7 @@ fn down_to(least: u64, path: &Path, write: impl Fn() -> Result<(), FileError>) -
     }
 }
 
-/// Gives some of it away; false when no more than the least is left.
+/// Gives up some of the reserve; false when no more than `least` is left.
 fn release(path: &Path, least: u64) -> bool {
     let Some(reserve) = reserve_of(path) else { return false };
     let Ok(metadata) = fs::metadata(&reserve) else { return false };
@@ -73,33 +73,30 @@ fn reserve_of(path: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::dir;
     use std::cell::Cell;
     use std::os::unix::fs::MetadataExt;
-
-    fn state() -> tempfile::TempDir {
-        tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap()
-    }
 
     fn full() -> FileError {
         FileError::new("write", Path::new("any"), io::ErrorKind::StorageFull.into())
     }
 
     #[test]
-    fn nothing_is_set_aside_where_others_need_it_more() {
-        let dir = state();
+    fn no_space_is_reserved_on_a_disk_that_is_nearly_full() {
+        let dir = dir();
         let reserve = dir.path().join(NAME);
-        set_aside(dir.path(), LEAST_FREE - 1).unwrap();
+        create(dir.path(), LEAST_FREE - 1).unwrap();
         assert!(!reserve.exists());
-        set_aside(dir.path(), LEAST_FREE).unwrap();
+        create(dir.path(), LEAST_FREE).unwrap();
         let metadata = fs::metadata(&reserve).unwrap();
         assert_eq!(metadata.len(), BYTES);
         assert!(metadata.blocks() * 512 >= BYTES, "it is all there, {} blocks", metadata.blocks());
     }
 
     #[test]
-    fn what_is_urgent_gets_some_of_it_until_nothing_is_left() {
-        let dir = state();
-        set_aside(dir.path(), LEAST_FREE).unwrap();
+    fn urgent_records_use_up_the_reserve_and_repeated_ones_half_of_it() {
+        let dir = dir();
+        create(dir.path(), LEAST_FREE).unwrap();
         let (reserve, path) = (dir.path().join(NAME), dir.path().join("pods/0b1c/0/stop.json"));
         let tries = Cell::new(0);
         let works_at = |number: u32| {
@@ -110,22 +107,22 @@ mod tests {
             })
         };
         works_at(1).unwrap();
-        assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES, "there was room");
+        assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES, "there was space");
         works_at(2).unwrap();
         assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES - SLICE);
         for _ in 0..BYTES / SLICE {
             repeatedly(&path, || Err(full())).unwrap_err();
         }
-        assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES / 2, "half is for what is urgent");
+        assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES / 2, "half is for urgent records");
         for _ in 0..BYTES / 2 / SLICE {
             works_at(3).unwrap_err();
             assert_eq!(tries.get(), 2);
         }
         assert!(!reserve.exists());
         works_at(2).unwrap_err();
-        assert_eq!(tries.get(), 1, "there is nothing to be had");
-        set_aside(dir.path(), LEAST_FREE).unwrap();
-        assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES, "it is set aside again");
+        assert_eq!(tries.get(), 1, "nothing is left to give up");
+        create(dir.path(), LEAST_FREE).unwrap();
+        assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES, "it is reserved again");
         let broken = || Err(FileError::new("write", &path, io::ErrorKind::PermissionDenied.into()));
         urgently(&path, broken).unwrap_err();
         assert_eq!(fs::metadata(&reserve).unwrap().len(), BYTES, "space would not help");

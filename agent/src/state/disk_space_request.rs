@@ -1,4 +1,4 @@
-//! Room on the disk: a shim that finds none asks the agent, which alone may delete images.
+//! A shim that finds no disk space asks the agent, which alone may delete images.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,70 +10,69 @@ use crate::error_chain::chain;
 use crate::state::{Notice, VmRun};
 use crate::tart::Tart;
 
-/// How long the agent may take to make room; it may just be restarted.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
+/// How long the agent may take to free disk space; it may be restarting.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_mins(5);
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// The way to ask for room.
 #[derive(Debug, Clone)]
 pub(crate) struct DiskSpaceRequest {
-    attempt: VmRun,
+    run: VmRun,
     tart: Tart,
 }
 
 impl DiskSpaceRequest {
-    pub(crate) fn new(attempt: VmRun, tart: Tart) -> Self {
-        Self { attempt, tart }
+    pub(crate) fn new(run: VmRun, tart: Tart) -> Self {
+        Self { run, tart }
     }
 
-    /// Asks for room at a place. False when there is no use in waiting: the place is on a volume without images, or so full that
-    /// not even the question can be put there.
-    pub(crate) fn ask(&self, place: &Path) -> bool {
-        if !self.tart.shares_disk_with(place) {
+    /// Asks for space at `path`. False when there is no use in waiting: the path is on a volume without images, or so full that not
+    /// even the request can be written.
+    pub(crate) fn send(&self, path: &Path) -> bool {
+        if !self.tart.shares_disk_with(path) {
             return false;
         }
-        let asked = self.attempt.ask_for_room();
+        let asked = self.run.request_disk_space();
         if let Err(error) = &asked {
-            warn!(error = chain(error), "the agent cannot be asked for room");
+            warn!(error = chain(error), "cannot ask the agent for disk space");
         }
         asked.is_ok()
     }
 
-    /// Whether the agent has done what it can.
+    /// Whether the agent has freed what it can.
     pub(crate) fn is_answered(&self) -> bool {
-        !self.attempt.wants_room()
+        !self.run.wants_disk_space()
     }
 
-    /// Waits until it has, or has taken too long for it.
-    pub(crate) async fn answered(&self, patience: Duration) {
+    /// Waits for the answer, and withdraws the request when none comes in time.
+    pub(crate) async fn wait(&self, limit: Duration) {
         let answered = async {
             while !self.is_answered() {
                 sleep(INTERVAL).await;
             }
         };
-        if timeout(patience, answered).await.is_err() {
-            warn!("the agent has not made room");
-            // An agent that comes back later is not to delete an image for it.
-            if let Err(error) = self.attempt.tell_room_is_made() {
-                warn!(error = chain(&error), "the wish for room cannot be withdrawn");
+        if timeout(limit, answered).await.is_err() {
+            warn!("the agent has freed no disk space");
+            // An agent that comes back later must not delete an image for it.
+            if let Err(error) = self.run.remove_disk_space_request() {
+                warn!(error = chain(&error), "cannot withdraw the request for disk space");
             }
         }
     }
 
-    /// Has room made for VMs; false when there is no use in another try.
-    pub(crate) async fn make(&self) -> bool {
-        let asked = self.ask(self.tart.home());
-        if asked {
-            self.answered(PATIENCE).await;
+    /// Asks for space in tart's home and waits for the answer; false when there is no use in another try.
+    pub(crate) async fn fulfil(&self) -> bool {
+        let sent = self.send(self.tart.home());
+        if sent {
+            self.wait(ANSWER_LIMIT).await;
         }
-        asked
+        sent
     }
 
-    /// Leaves word for the agent to tell.
-    pub(crate) fn tell(&self, reason: &str, message: &str) {
+    /// Leaves a notice for the agent.
+    pub(crate) fn notice(&self, reason: &str, message: &str) {
         let notice = Notice { reason: reason.to_owned(), message: message.to_owned() };
-        if let Err(error) = self.attempt.notice(&notice) {
-            warn!(error = chain(&error), "the notice cannot be left for the agent");
+        if let Err(error) = self.run.record_notice(&notice) {
+            warn!(error = chain(&error), "cannot leave a notice for the agent");
         }
     }
 }
@@ -81,19 +80,16 @@ impl DiskSpaceRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::Restart;
-    use crate::state::StateDir;
+    use crate::testing::dir;
 
     #[tokio::test]
-    async fn who_gives_up_wants_no_room_any_more() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let attempt = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap()).attempt(Restart(0));
-        std::fs::create_dir_all(attempt.path()).unwrap();
-        let room = DiskSpaceRequest::new(attempt.clone(), Tart::new(Path::new("tart")));
-        attempt.ask_for_room().unwrap();
-        assert!(!room.is_answered());
-        room.answered(Duration::ZERO).await;
-        assert!(!attempt.wants_room());
+    async fn a_request_without_an_answer_is_withdrawn() {
+        let dir = dir();
+        let run = VmRun::planned_example(dir.path());
+        let request = DiskSpaceRequest::new(run.clone(), Tart::new(Path::new("tart")));
+        run.request_disk_space().unwrap();
+        assert!(!request.is_answered());
+        request.wait(Duration::ZERO).await;
+        assert!(!run.wants_disk_space());
     }
 }

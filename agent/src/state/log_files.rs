@@ -1,4 +1,4 @@
-//! The logs of one container: `<restartCount>.log`, and beside it what has become too long of it.
+//! The logs of one container: `<restartCount>.log`, and beside it the files that rotation has made of it.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,12 @@ use crate::fs::file::{self, FileError};
 use crate::state::container_spec::ContainerSpec;
 
 impl ContainerSpec {
-    /// Where its output goes after so many restarts.
+    /// The log of the start after this many restarts.
     pub(crate) fn log_after(&self, restarts: u32) -> PathBuf {
         self.log.with_file_name(format!("{restarts}.log"))
     }
 
-    /// Removes all its logs but the last so many restarts', and those that are to come.
+    /// Removes the logs of all starts but the last `kept` before `restarts`, and those after it.
     pub(crate) fn keep_logs(&self, restarts: u32, kept: u32) -> Result<(), FileError> {
         let Some(dir) = self.log.parent() else { return Ok(()) };
         remove(dir, |number| number.saturating_add(kept) < restarts)
@@ -19,7 +19,7 @@ impl ContainerSpec {
 }
 
 /// Removes logs by their number.
-pub(crate) fn remove(dir: &Path, is_gone: impl Fn(u32) -> bool) -> Result<(), FileError> {
+pub(super) fn remove(dir: &Path, is_gone: impl Fn(u32) -> bool) -> Result<(), FileError> {
     let number = |name: &str| name.split_once(".log").and_then(|(number, _)| number.parse().ok());
     let gone = file::entries(dir)?.into_iter().filter(|name| number(name).is_some_and(&is_gone));
     gone.into_iter().try_for_each(|name| file::remove(&dir.join(name)))
@@ -28,11 +28,11 @@ pub(crate) fn remove(dir: &Path, is_gone: impl Fn(u32) -> bool) -> Result<(), Fi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::dir;
 
     #[test]
-    fn old_logs_go_with_all_that_belongs_to_them() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn old_logs_are_removed_with_their_rotated_files() {
+        let dir = dir();
         let container = ContainerSpec { log: dir.path().join("7.log"), ..ContainerSpec::default() };
         assert_eq!(container.log_after(3), dir.path().join("3.log"));
         for name in ["0.log", "0.log.1", "1.log", "2.log.9", "2.log", "3.log", "notes"] {

@@ -1,37 +1,38 @@
-//! What survives the agent: one directory per Pod UID, with one directory per VM that was made for it.
+//! What survives the agent: one directory per Pod UID, with one directory per run of a VM for it.
 //!
 //! ```text
 //! agent.lock                    held by the one agent that owns this directory
 //! pki/                          the agent's own keys and certificates, see `identity::store`
-//! images.json                   which images the agent has pulled, see `image::record`
-//! images.json.spoilt            one that could not be read: nobody knows which base VMs it has accounted for
-//! images.sock                   where the agent can be asked to pull an image, see `image::door`
-//! instance.json                 which agent that is, for others that use the same Node name
-//! reserve                       space that is set aside, for what has to be written down when the disk is full
-//! pods/<uid>/pod.json           the Pod as it was accepted
-//! pods/<uid>/evicted.json       why it is evicted
-//! pods/<uid>/<restart>/         one VM:
+//! images.json                   which images the agent has pulled, see `image::ownership`
+//! images.json.spoilt            an images.json that could not be read: the base VMs in it are unknown
+//! images.sock                   where `tart-kubelet images pull` asks the agent for a pull, see `image::pull_socket`
+//! instance.json                 a random name of this agent, to tell it from another agent with the same Node name
+//! reserve                       disk space for records that must be written when the disk is full
+//! pods/<uid>/pod.json           the Pod as the agent accepted it
+//! pods/<uid>/evicted.json       why the agent evicts the Pod
+//! pods/<uid>/<restart>/         one run of a VM:
 //!     spec.json                 what the shim is to run
-//!     begun                     a shim has taken it up: it is never run again
-//!     progress.json             how far the shim has come
-//!     init.json                 what the containers before the main one do
-//!     command.json              the command that was last started in the guest, and how to ask for its exit code
-//!     notices.json, told.json   what the agent is to tell for the shim, and how much of it has been told
-//!     wants-room                the shim has found no space, and waits until the agent has done what it can about it
-//!     due.json                  the shim asks what a container runs whose turn has come
-//!     delivery.json             what it runs, until the shim has taken it
+//!     begun                     a shim has started the run: it is never started again
+//!     progress.json             the stages that the shim has reached
+//!     init.json                 the states of the init containers
+//!     last-command.json         the command that the shim last started in the guest, and how to ask for its exit code
+//!     notices.json              Events that the agent is to write for the shim
+//!     notices-reported.json     how many of them the agent has written
+//!     disk-space-request        the shim has found no disk space; the agent removes the file when it has freed what it can
+//!     command-request.json      the shim asks the agent for the command of a late container
+//!     command-response.json     the agent's answer, until the shim has read it
 //!     stop.json                 the agent asks the shim to stop the VM
-//!     by-itself                 the container has ended before the shim had read any stop.json
-//!     result.json               how its command ended, written while the VM still has to be stopped
-//!     asked                     the shim is gone, and the guest was asked for what it knows; the rest is lost
-//!     outcome.json              how it ended, written once: nothing of it runs any more
-//!     cleaned                   the VM is deleted, nothing of it is left in tart
+//!     ended-before-stop         the container ended before the shim had read any stop.json
+//!     result.json               the outcome of the container, while the shim still has to stop the VM
+//!     guest-asked               the shim is gone, and the agent has asked the guest how the container ended
+//!     outcome.json              the outcome of the run, written once: nothing of it runs any more
+//!     cleaned                   tart has deleted the VM
 //!     shim.lock                 held while the shim lives
-//!     shim.pid                  which process that is, for the one that has to be killed
+//!     shim.pid                  the shim's process ID, for the agent to kill it
 //!     tart.lock                 held while any `tart` that the shim started lives
-//! logs/<uid>/<container>/<restartCount>.log  its output; apart, so that a chatty guest does not wake the agent
-//! logs/<uid>/<restart>.shim.log         what the shim says it does
-//! volumes/<uid>/<volume>/       the files of a volume, see `volume::tree`, or those that the guest writes; apart for the same reason
+//! logs/<uid>/<container>/<restartCount>.log  the container's output; not below pods/, whose changes wake the agent
+//! logs/<uid>/<restart>.shim.log              the shim's own log
+//! volumes/<uid>/<volume>/       a volume's files, see `volume`; not below pods/ for the same reason
 //! ```
 
 pub(crate) mod container_spec;
@@ -39,6 +40,7 @@ mod disk_reserve;
 pub(crate) mod disk_space_request;
 mod host_path_writers;
 mod log_files;
+mod outcome;
 mod pod_dir;
 mod records;
 mod restart_policy;
@@ -52,11 +54,12 @@ pub(crate) use container_spec::{
     ContainerSpec, GuestBoot, GuestCommand, GuestDns, GuestIdentity, GuestUser, Hook, Missing, Mount, POD_IP,
     Termination,
 };
-pub(crate) use host_path_writers::{HostPathWriter, Promise};
+pub(crate) use host_path_writers::{HostPathWriter, PlannedShare};
+pub(crate) use outcome::{EndReason, Ending, HostFault, KILLED, NotStarted, NotStartedReason, Outcome};
 pub(crate) use pod_dir::{BOOT_DIR_PREFIX, PodDir, boot_dir_name};
 pub(crate) use records::{
-    Delivery, Due, Ending, HostFault, InitStage, InitState, LastCommand, Notice, Outcome, PodRecord,
-    Progress, Stage, StopCause, StopRequest,
+    CommandRequest, CommandResponse, InitStage, InitState, LastCommand, Notice, PodRecord, Progress, Stage,
+    StopCause, StopRequest,
 };
 pub(crate) use restart_policy::RestartPolicy;
 pub(crate) use shim_spec::{HostPort, Protocol, ShimSpec};
@@ -76,7 +79,7 @@ use crate::names::PodUid;
 pub(crate) struct StateDir(PathBuf);
 
 impl StateDir {
-    /// The directory as it is, for those who only look.
+    /// The directory without creating anything, for commands that only read.
     pub(crate) fn at(root: &Path) -> Self {
         Self(root.to_owned())
     }
@@ -102,12 +105,11 @@ impl StateDir {
         Lock::take(&path).map_err(|source| FileError::new("lock", &path, source))
     }
 
-    /// The directory for keys and certificates.
     pub(crate) fn pki_path(&self) -> PathBuf {
         self.0.join("pki")
     }
 
-    /// A random name that stays with this directory: a restarted agent is the same one, one on another Mac is not.
+    /// A random name that stays with this directory: an agent keeps it over restarts, an agent on another Mac has another one.
     pub(crate) fn instance(&self) -> Result<String, FileError> {
         let path = self.0.join("instance.json");
         if let Some(known) = crate::fs::file::read(&path)? {
@@ -123,34 +125,31 @@ impl StateDir {
         Ok(name)
     }
 
-    /// Sets a little space aside, for what has to be written down when the disk is full, unless too little of it is free now.
-    pub(crate) fn set_space_aside(&self) -> Result<(), FileError> {
+    /// Reserves disk space for records that must be written when the disk is full, unless too little is free now.
+    pub(crate) fn reserve_disk_space(&self) -> Result<(), FileError> {
         let free = crate::os::availability::volume(&self.0).map_or(0, |volume| volume.available);
-        disk_reserve::set_aside(&self.0, free)
+        disk_reserve::create(&self.0, free)
     }
 
-    /// Where the agent can be asked to pull an image, see `image::door`.
-    pub(crate) fn door_path(&self) -> PathBuf {
+    pub(crate) fn pull_socket_path(&self) -> PathBuf {
         self.0.join("images.sock")
     }
 
-    /// The record of the images that the agent has pulled, see `image::ownership`.
     pub(crate) fn images_path(&self) -> PathBuf {
         self.0.join("images.json")
     }
 
-    /// Where a record of images is that could not be read.
     pub(crate) fn spoilt_images_path(&self) -> PathBuf {
         self.0.join("images.json.spoilt")
     }
 
-    /// The base VMs of all VMs that are planned and not deleted yet, whether or not they were cloned from them; `None` when that
-    /// cannot be known of one.
+    /// The base VMs of all VMs that are planned and not deleted, whether or not they were cloned from them; `None` when one of them is
+    /// unknown.
     pub(crate) fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, FileError> {
         let mut found = HashSet::new();
         for pod in self.pods()? {
-            for attempt in pod.attempts()? {
-                match attempt.image()? {
+            for run in pod.runs()? {
+                match run.image()? {
                     UsedImage::None => {}
                     UsedImage::Unknown => return Ok(None),
                     UsedImage::This(digest) => drop(found.insert(BaseName::of(&digest))),
@@ -160,12 +159,10 @@ impl StateDir {
         Ok(Some(found))
     }
 
-    /// The directory itself.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// What there is of Pods and their VMs.
     pub(crate) fn pods_path(&self) -> PathBuf {
         self.0.join("pods")
     }
@@ -173,14 +170,15 @@ impl StateDir {
     /// Every Pod that has left anything here.
     pub(crate) fn pods(&self) -> Result<Vec<PodDir>, FileError> {
         let mut names = crate::fs::file::entries(&self.pods_path())?;
-        // Volumes and logs go before the record of their Pod, so this finds no others; but they may hold secrets, so it looks.
+        // `PodDir::remove` removes volumes and logs before the record, so these add no Pod, unless a user deleted the record. They may
+        // hold secrets.
         names.extend(crate::fs::file::entries(&self.0.join("volumes"))?);
         names.extend(crate::fs::file::entries(&self.0.join("logs"))?);
         let uids: BTreeSet<PodUid> = names.iter().filter_map(|name| name.parse().ok()).collect();
         Ok(uids.into_iter().map(|uid| self.pod(uid)).collect())
     }
 
-    /// The place of one Pod, whether or not there is anything in it.
+    /// The directories of one Pod, whether or not they exist.
     pub(crate) fn pod(&self, uid: PodUid) -> PodDir {
         let path = self.pods_path().join(uid.to_string());
         let logs = self.0.join("logs").join(uid.to_string());
@@ -193,13 +191,11 @@ impl StateDir {
 mod tests {
     use super::*;
     use crate::names::Restart;
+    use crate::testing::dir;
 
     #[test]
-    fn an_instance_stays_with_its_directory() {
-        let (first, second) = (
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap(),
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap(),
-        );
+    fn a_state_directory_keeps_its_instance_name() {
+        let (first, second) = (dir(), dir());
         let instance = |dir: &tempfile::TempDir| StateDir::open(dir.path()).unwrap().instance().unwrap();
         assert_eq!(instance(&first), instance(&first));
         assert_ne!(instance(&first), instance(&second));
@@ -207,31 +203,29 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_in_use_from_its_plan_to_the_end_of_its_vm() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn an_image_is_in_use_from_the_plan_of_a_vm_to_its_deletion() {
+        let dir = dir();
         let state = StateDir::open(dir.path()).unwrap();
         let pod = state.pod("0b1c".parse().unwrap());
-        let attempt = pod.attempt(Restart(0));
+        let run = pod.run(Restart(0));
         let image = format!("registry.test/macos@sha256:{}", "a".repeat(64));
         let base = BaseName::of(&crate::names::ImageDigest::parse(&image).unwrap());
         let in_use = || state.bases_in_use().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
-        attempt.plan(&ShimSpec { image, ..ShimSpec::example(attempt.vm()) }).unwrap();
+        run.plan(&ShimSpec { image, ..ShimSpec::example(run.vm()) }).unwrap();
         assert_eq!(in_use(), Some(HashSet::from([base.clone()])));
-        attempt.begin().unwrap();
+        run.mark_begun().unwrap();
         assert_eq!(in_use(), Some(HashSet::from([base])));
-        // A power cut has spoilt the plan of a VM that may be there.
-        std::fs::write(attempt.path().join("spec.json"), "{").unwrap();
+        // A power cut has spoilt the spec of a VM that may exist.
+        std::fs::write(run.path().join("spec.json"), "{").unwrap();
         assert_eq!(in_use(), None);
-        attempt.mark_cleaned().unwrap();
+        run.mark_cleaned().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
     }
 
     #[test]
-    fn one_agent_owns_the_directory() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn one_agent_owns_a_state_directory() {
+        let dir = dir();
         let state = StateDir::open(dir.path()).unwrap();
         let held = state.lock().unwrap();
         assert!(held.is_some());

@@ -1,4 +1,4 @@
-//! One Pod, as the files of its directories tell it.
+//! The directories of one Pod.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,15 @@ use crate::fs::file::{self, FileError};
 use crate::names::PodUid;
 use crate::names::Restart;
 
-/// How the directories of boot shares begin: no volume can have such a name.
+/// No volume can have a name that begins so.
 pub(crate) const BOOT_DIR_PREFIX: &str = ".boot-";
 
-/// The directory of one VM's boot shares among the Pod's volumes. No guest sees the name.
+/// The directory of one VM's boot shares among the Pod's volumes. The guest does not see the name.
 pub(crate) fn boot_dir_name(restart: Restart) -> String {
     format!("{BOOT_DIR_PREFIX}{restart}")
 }
 
-/// What is kept of one Pod.
+/// The directories of one Pod.
 #[derive(Debug, Clone)]
 pub(crate) struct PodDir {
     pub(super) uid: PodUid,
@@ -30,63 +30,62 @@ pub(crate) struct PodDir {
 }
 
 impl PodDir {
-    /// The Pod's UID.
     pub(crate) fn uid(&self) -> &PodUid {
         &self.uid
     }
 
-    /// What is written down of it.
+    /// The directory of its records.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All that there can be of the Pod.
+    /// All directories of the Pod.
     pub(crate) fn paths(&self) -> [PathBuf; 3] {
         [self.path.clone(), self.logs.clone(), self.volumes_path()]
     }
 
-    /// Who is at work on any of the Pod's VMs.
+    /// Which process works on any of the Pod's VMs.
     pub(crate) fn holder(&self) -> Result<Holder, FileError> {
-        let holders = self.attempts()?.iter().map(VmRun::holder).collect::<Result<Vec<_>, _>>()?;
+        let holders = self.runs()?.iter().map(VmRun::holder).collect::<Result<Vec<_>, _>>()?;
         let one_is = |holder| holders.contains(&holder).then_some(holder);
         Ok(one_is(Holder::Shim).or_else(|| one_is(Holder::Tart)).unwrap_or(Holder::Nobody))
     }
 
-    /// Records that the Pod was accepted; from here on it is ours to clean up after.
+    /// Records that the agent has accepted the Pod, and has to clean up after it.
     pub(crate) fn accept(&self, record: &PodRecord) -> Result<(), FileError> {
         file::create_dir(&self.path)?;
         file::write(&self.path.join("pod.json"), record)
     }
 
-    /// The Pod as it was accepted, or `None` when it never was.
+    /// `None` when the agent never accepted the Pod.
     pub(crate) fn record(&self) -> Result<Option<PodRecord>, FileError> {
         file::read(&self.path.join("pod.json"))
     }
 
-    /// All VMs that were made for the Pod and are not forgotten, oldest first.
-    pub(crate) fn attempts(&self) -> Result<Vec<VmRun>, FileError> {
+    /// All runs that are not removed, oldest first.
+    pub(crate) fn runs(&self) -> Result<Vec<VmRun>, FileError> {
         let names = file::entries(&self.path)?;
         let mut restarts: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
         restarts.sort_unstable();
-        Ok(restarts.into_iter().map(|restart| self.attempt(Restart(restart))).collect())
+        Ok(restarts.into_iter().map(|restart| self.run(Restart(restart))).collect())
     }
 
-    /// The place of one VM, whether or not there is anything in it.
-    pub(crate) fn attempt(&self, restart: Restart) -> VmRun {
+    /// One run, whether or not its directory exists.
+    pub(crate) fn run(&self, restart: Restart) -> VmRun {
         VmRun::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
     }
 
-    /// Where the output of a container goes.
+    /// The log of a container.
     pub(crate) fn log_path(&self, container: &str, restart: Restart) -> PathBuf {
         self.logs.join(container).join(format!("{restart}.log"))
     }
 
-    /// Where a shim says what it does.
+    /// The shim's own log.
     pub(crate) fn shim_log_path(&self, restart: Restart) -> PathBuf {
         self.logs.join(format!("{restart}.shim.log"))
     }
 
-    /// Creates the directory for the logs of shims and of these containers.
+    /// Creates the directories for the logs of shims and of these containers.
     pub(crate) fn create_logs<'a>(
         &self,
         containers: impl IntoIterator<Item = &'a str>,
@@ -95,43 +94,39 @@ impl PodDir {
         containers.into_iter().try_for_each(|container| file::create_dir(&self.logs.join(container)))
     }
 
-    /// Why the Pod is evicted, when it is.
+    /// Why the agent evicts the Pod, if it does.
     pub(crate) fn evicted(&self) -> Result<Option<String>, FileError> {
         file::read(&self.path.join("evicted.json"))
     }
 
-    /// Records that the Pod is evicted, and why.
     pub(crate) fn evict(&self, why: &str) -> Result<(), FileError> {
         let path = self.path.join("evicted.json");
         disk_reserve::urgently(&path, || file::write(&path, &why))
     }
 
-    /// Whether there is anything of the Pod's volumes.
     pub(crate) fn has_volumes(&self) -> bool {
         self.volumes_path().symlink_metadata().is_ok()
     }
 
-    /// The directory with the Pod's volumes.
     pub(crate) fn volumes_path(&self) -> PathBuf {
         self.volumes.join(self.uid.to_string())
     }
 
-    /// The directory with the logs of its containers and shims.
     pub(crate) fn logs_path(&self) -> &Path {
         &self.logs
     }
 
-    /// Removes the Pod's volumes, with the secrets in them. Nothing of the Pod may run any more.
+    /// Removes the Pod's volumes, with the secrets in them. No VM of the Pod may run any more.
     pub(crate) fn wipe_volumes(&self) -> Result<(), FileError> {
         crate::fs::remove::remove_at(&self.volumes, &self.uid.to_string())
             .map_err(|source| FileError::new("remove", &self.volumes_path(), source))
     }
 
-    /// Forgets one VM: what may be secret first, its directory last, so that a crash in between is found and finished.
-    pub(crate) fn forget_attempt(&self, restart: Restart) -> Result<(), FileError> {
-        let attempt = self.attempt(restart);
-        // Without it there is nothing left to do.
-        if !attempt.path().exists() {
+    /// Removes a run: what may be secret first, its directory last, so that the next agent finds and finishes a removal that a crash
+    /// cut short.
+    pub(crate) fn forget_run(&self, restart: Restart) -> Result<(), FileError> {
+        let run = self.run(restart);
+        if !run.path().exists() {
             return Ok(());
         }
         let boot = boot_dir_name(restart);
@@ -139,19 +134,19 @@ impl PodDir {
             .map_err(|source| FileError::new("remove", &self.volumes_path().join(boot), source))?;
         crash_point::point("agent.drop.volumes");
         file::remove(&self.shim_log_path(restart))?;
-        let init = attempt.view()?.spec.map(|spec| spec.init).unwrap_or_default();
+        let init = run.view()?.spec.map(|spec| spec.init).unwrap_or_default();
         for container in file::entries(&self.logs)? {
             let logs = self.logs.join(&container);
-            // The logs of shims are here, too. Init containers have counts of their own, and shims that see to their logs.
+            // The logs of shims are here, too. Init containers have their own restart counts, and shims remove their logs.
             if logs.is_dir() && init.iter().all(|one| one.name != container) {
                 log_files::remove(&logs, |number| number == restart.0)?;
             }
         }
         crash_point::point("agent.drop.logs");
-        attempt.remove()
+        run.remove()
     }
 
-    /// Forgets the Pod: what may be secret first, the record last, so that a crash in between is found and finished.
+    /// Removes the Pod: what may be secret first, the record last, for the same reason.
     pub(crate) fn remove(&self) -> Result<(), FileError> {
         self.wipe_volumes()?;
         crash_point::point("agent.forget.volumes");
@@ -165,11 +160,11 @@ impl PodDir {
 mod tests {
     use super::*;
     use crate::state::{ContainerSpec, ShimSpec, StateDir};
+    use crate::testing::dir;
 
     #[test]
-    fn volumes_go_first_and_are_found_without_their_pod() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn volumes_are_removed_first_and_found_without_their_record() {
+        let dir = dir();
         let state = StateDir::open(dir.path()).unwrap();
         let pod = state.pod("0b1c".parse().unwrap());
         let record = PodRecord {
@@ -181,7 +176,7 @@ mod tests {
         std::fs::write(pod.volumes_path().join("secret/key"), "secret").unwrap();
         let known = || state.pods().unwrap().iter().map(|pod| pod.uid().to_string()).collect::<Vec<_>>();
         assert_eq!(known(), ["0b1c"]);
-        // As after a crash in the middle of a removal, and as after somebody has tidied up.
+        // As after a crash in the middle of a removal, and as after a user has deleted the record.
         pod.wipe_volumes().unwrap();
         assert!(pod.record().unwrap().is_some() && !pod.volumes_path().exists());
         std::fs::remove_dir_all(state.pods_path().join("0b1c")).unwrap();
@@ -192,38 +187,37 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_is_forgotten_leaves_nothing_and_the_others_stay() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn a_run_is_removed_with_all_its_files_and_the_others_stay() {
+        let dir = dir();
         let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
         pod.create_logs(["main", "first", "init"]).unwrap();
         let of_init = pod.log_path("init", Restart(1));
         std::fs::write(&of_init, "").unwrap();
         let of = |restart: u32| {
-            let attempt = pod.attempt(Restart(restart));
+            let run = pod.run(Restart(restart));
             let older = pod.log_path("main", Restart(restart)).with_extension("log.1");
             let logs = ["main", "first"].map(|container| pod.log_path(container, Restart(restart)));
             let boot = pod.volumes_path().join(boot_dir_name(Restart(restart)));
-            (attempt, [logs[0].clone(), logs[1].clone(), older, pod.shim_log_path(Restart(restart))], boot)
+            (run, [logs[0].clone(), logs[1].clone(), older, pod.shim_log_path(Restart(restart))], boot)
         };
         let secret = [("SECRET".to_owned(), "1".to_owned())];
         for restart in [1, 11] {
-            let (attempt, logs, _) = of(restart);
+            let (run, logs, _) = of(restart);
             let init = vec![ContainerSpec { name: "init".to_owned(), ..ContainerSpec::default() }];
-            attempt.plan(&ShimSpec { init, ..ShimSpec::example(attempt.vm()) }).unwrap();
+            run.plan(&ShimSpec { init, ..ShimSpec::example(run.vm()) }).unwrap();
             crate::volume::boot_share::create(&pod, Restart(restart), &secret).unwrap();
             for log in logs {
                 std::fs::write(log, "").unwrap();
             }
         }
-        pod.forget_attempt(Restart(1)).unwrap();
-        // As after a crash: there is nothing left to do.
-        pod.forget_attempt(Restart(1)).unwrap();
+        pod.forget_run(Restart(1)).unwrap();
+        // As after a crash: there is nothing left to remove.
+        pod.forget_run(Restart(1)).unwrap();
         for (restart, stays) in [(1, false), (11, true)] {
-            let (attempt, logs, boot) = of(restart);
-            assert_eq!((attempt.path().exists(), boot.exists()), (stays, stays), "{restart}");
+            let (run, logs, boot) = of(restart);
+            assert_eq!((run.path().exists(), boot.exists()), (stays, stays), "{restart}");
             assert!(logs.iter().all(|log| log.exists() == stays), "{restart}");
         }
-        assert!(of_init.exists(), "its number is not that of a VM");
+        assert!(of_init.exists(), "its number is not that of a run");
     }
 }

@@ -3,11 +3,8 @@
 /// A Pod's `restartPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RestartPolicy {
-    /// Whatever the exit code was.
     Always,
-    /// After a failure only.
     OnFailure,
-    /// Not at all.
     Never,
 }
 

@@ -1,4 +1,4 @@
-//! What a shim is to run, as the agent plans it.
+//! What the agent plans, and a shim runs.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,67 +14,64 @@ use super::records::InitState;
 use crate::names::{BaseName, VmName};
 use crate::tart::Share;
 
-/// What a shim is to run. An agent reads the plans of those before it: a field that is added needs a default.
+/// What a shim runs. A newer agent reads the specs of older ones: a new field needs a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ShimSpec {
-    /// The VM to make and run.
     pub(crate) vm: VmName,
     /// The image: `host/namespace/repository@sha256:…`.
     pub(crate) image: String,
-    /// The image as the Pod named it; the plan of an older agent does not say.
+    /// The image as the Pod names it; absent in the spec of an older agent.
     #[serde(default)]
     pub(crate) image_name: Option<String>,
-    /// The VM to clone; the image itself when absent, or gone.
+    /// The base VM to clone; the shim clones the image when it is absent or deleted.
     #[serde(default)]
     pub(crate) base: Option<BaseName>,
     /// The `tart` program.
     pub(crate) tart: PathBuf,
-    /// Cores for the VM; the image's own number when absent.
+    /// The image's own number of cores when absent.
     #[serde(default)]
     pub(crate) cpu: Option<u32>,
-    /// Memory for the VM in MiB; the image's own size when absent.
+    /// The image's own size when absent.
     #[serde(default)]
     pub(crate) memory_mib: Option<u64>,
-    /// Whether so many cores are a limit: more, where the image needs them, is worth telling.
+    /// Whether `cpu` is the container's limit: the shim leaves a notice when the image needs more.
     #[serde(default)]
     pub(crate) cpu_is_limit: bool,
-    /// The same of its memory.
+    /// The same for `memory_mib`.
     #[serde(default)]
     pub(crate) memory_is_limit: bool,
-    /// Directories of the host that the guest gets to see.
+    /// Directories of the host for the guest.
     #[serde(default)]
     pub(crate) shares: Vec<Share>,
-    /// What makes the guest the Pod's.
     #[serde(default)]
     pub(crate) identity: GuestIdentity,
-    /// Containers that run one after the other before the main one.
+    /// The init containers, in order.
     #[serde(default)]
     pub(crate) init: Vec<ContainerSpec>,
-    /// What is known of them from the VMs before.
+    /// Their states after the run before.
     #[serde(default)]
     pub(crate) init_before: Vec<InitState>,
-    /// Whether one of those that fails is tried again, in the same guest.
+    /// Whether the shim restarts an init container that fails, in the same guest.
     #[serde(default)]
-    pub(crate) init_again: bool,
-    /// The main container.
+    pub(crate) restart_init: bool,
     pub(crate) main: ContainerSpec,
-    /// What a guest without a command is given; the plan of an older agent does not say.
+    /// For a guest without a command; absent in the spec of an older agent.
     #[serde(default)]
     pub(crate) boot: Option<GuestBoot>,
-    /// Where a guest without a command can leave how it ended.
+    /// Where a guest without a command can leave its exit code.
     #[serde(default)]
     pub(crate) status_dir: Option<PathBuf>,
-    /// How long a container may take to end when the shim itself has a reason to end it.
+    /// The grace period after a failed postStart hook.
     pub(crate) grace: Duration,
-    /// How long the guest may take from power-on to an address, and to an answering guest agent.
+    /// How long the guest may take from power-on to an address, and then to an answer of the guest agent.
     pub(crate) boot_limit: Duration,
     /// Ports of the host that lead into the guest.
     #[serde(default)]
     pub(crate) host_ports: Vec<HostPort>,
-    /// The file in which macOS writes down whom it has lent addresses to.
+    /// The file of macOS's DHCP server.
     #[serde(default)]
     pub(crate) dhcp_leases: Option<PathBuf>,
-    /// How often in a row the container had failed before this VM; sets the back-off after it.
+    /// How often in a row the container had failed before this run; sets the back-off after it.
     #[serde(default)]
     pub(crate) crashes: u32,
 }
@@ -82,23 +79,17 @@ pub(crate) struct ShimSpec {
 /// A port of the host that leads into the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostPort {
-    /// What is forwarded.
     pub(crate) protocol: Protocol,
-    /// The host's address to listen at; all that it has when absent.
+    /// The address to listen at; all of the host's when absent.
     pub(crate) address: Option<IpAddr>,
-    /// The port there.
     pub(crate) port: u16,
-    /// The port in the guest.
     pub(crate) guest_port: u16,
 }
 
-/// What can be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Protocol {
-    /// Connections.
     Tcp,
-    /// Datagrams.
     Udp,
 }
 
@@ -112,11 +103,11 @@ impl fmt::Display for Protocol {
 }
 
 impl ShimSpec {
-    /// The same without variables, arguments and what may be made of them, which can be secret, and is of no use once the VM is over.
+    /// The same without variables, arguments and what may contain them: they can be secret, and a run that is over needs none.
     pub(super) fn without_secrets(&self) -> Self {
         let mut spec = self.clone();
         if let Some(boot) = &mut spec.boot {
-            boot.surroundings = GuestCommand::default();
+            boot.environment = GuestCommand::default();
         }
         for container in spec.init.iter_mut().chain([&mut spec.main]) {
             if let Some(command) = &mut container.command {
@@ -134,7 +125,6 @@ impl ShimSpec {
 
 #[cfg(test)]
 impl ShimSpec {
-    /// A spec for tests that do not care what is in it.
     pub(crate) fn example(vm: VmName) -> Self {
         Self {
             vm,
@@ -150,7 +140,7 @@ impl ShimSpec {
             identity: GuestIdentity::default(),
             init: Vec::new(),
             init_before: Vec::new(),
-            init_again: false,
+            restart_init: false,
             main: ContainerSpec {
                 name: "main".to_owned(),
                 command: None,
@@ -179,12 +169,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn no_secret_stays_in_the_plan_of_a_vm_that_is_over() {
+    fn without_secrets_removes_every_place_of_a_secret() {
         let secret = || "hunter2".to_owned();
         let mut spec = ShimSpec::example(serde_json::from_str("\"tk-0b1c-2\"").unwrap());
         let mut command = GuestCommand::example(&["tool", "hunter2"]);
         command.env = vec![("A".to_owned(), secret())];
-        spec.boot = Some(GuestBoot { surroundings: command.clone(), ..GuestBoot::default() });
+        spec.boot = Some(GuestBoot { environment: command.clone(), ..GuestBoot::default() });
         spec.main.command = Some(command);
         spec.main.mounts = vec![Mount { sub_path: secret(), ..Mount::default() }];
         spec.main.pre_stop = Some(Hook::Exec(vec![secret()]));
@@ -195,8 +185,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_of_an_older_or_a_newer_agent_is_read() {
-        let plan = json!({
+    fn the_spec_of_an_older_or_a_newer_agent_is_read() {
+        let spec = json!({
             "vm": "tk-0b1c-2",
             "image": "registry.test/macos@sha256:0",
             "tart": "/tart",
@@ -207,7 +197,7 @@ mod tests {
             "crashes": 3,
             "later": {"what": "an agent of next year has added"},
         });
-        let read: ShimSpec = serde_json::from_value(plan).unwrap();
+        let read: ShimSpec = serde_json::from_value(spec).unwrap();
         assert_eq!((read.vm.restart().0, read.crashes, read.shares[0].read_only), (2, 3, true));
         assert_eq!((read.image_name, read.shares[0].identity), (None, None));
         assert_eq!(read.main.command.map(|command| command.argv), Some(vec!["true".to_owned()]));

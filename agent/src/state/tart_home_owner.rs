@@ -1,9 +1,9 @@
-//! Whose tart's home is. One home serves one Node of one cluster: two agents would take each other's VMs for orphans, and each other's
-//! images for their own.
+//! The owner of tart's home. One home serves one Node of one cluster: two agents would delete each other's VMs as orphans, and each
+//! other's images.
 //!
 //! ```text
 //! tart-kubelet.lock    held by the one agent that works in this home
-//! tart-kubelet.json    the Node that it works for, and how its cluster is reached
+//! tart-kubelet.json    its Node and its cluster
 //! ```
 
 use std::path::PathBuf;
@@ -20,50 +20,44 @@ use crate::names::NodeName;
 use crate::names::VmName;
 use crate::tart::{Tart, VmLock, touched};
 
-/// Between any two steps of a shim that makes a VM there is less.
+/// More than between any two steps of a shim that makes a VM.
 const QUIET: Duration = Duration::from_mins(1);
 
-/// Where it is written down whose a home is.
 const OWNER: &str = "tart-kubelet.json";
 
-/// Tart's home is this agent's for as long as it lives.
+/// Tart's home belongs to this agent for as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct TartHomeOwner {
     tart: Tart,
     node: String,
-    /// The cluster that the Node was in before, as far as that is known.
+    /// The cluster that the home belonged to before, if that is known.
     before: Option<Cluster>,
     _lock: Lock,
 }
 
-/// Tart's home cannot be this agent's.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TartHomeError {
-    /// Another agent works there.
     #[error(
         "another tart-kubelet{} uses tart's home {}, and one home serves one Node: stop that agent, or give this one a \
          TART_HOME of its own", of_node(.node.as_deref()), .home.display()
     )]
     Held {
-        /// The directory.
         home: PathBuf,
-        /// The other one's Node.
+        /// The other agent's Node.
         node: Option<String>,
     },
-    /// An agent for another Node has worked there, and VMs of its Pods still do something.
+    /// The home belongs to another Node, and VMs of its Pods run or are being made.
     #[error(
         "tart's home {} belongs to Node `{node}`, and VMs of its Pods are at work there: {}; start the agent as that Node \
          (--node-name), or stop these VMs with `tart stop`, or give this agent a TART_HOME of its own", .home.display(), list(.vms)
     )]
     Alive {
-        /// The directory.
         home: PathBuf,
-        /// The other Node.
         node: String,
-        /// The VMs; none when one is just being cloned.
+        /// Empty when tart is cloning one.
         vms: Vec<VmName>,
     },
-    /// An agent for a Node of the same name in another cluster has.
+    /// The same for a Node of the same name in another cluster.
     #[error(
         "tart's home {} belongs to Node `{node}` of another cluster ({server}), and VMs of its Pods are at work there: {}; start the \
          agent with a kubeconfig for that cluster, or stop these VMs with `tart stop`, or give this agent a TART_HOME of its own; if it \
@@ -71,25 +65,22 @@ pub(crate) enum TartHomeError {
         .home.display(), list(.vms), .home.join(OWNER).display()
     )]
     Elsewhere {
-        /// The directory.
         home: PathBuf,
-        /// The Node's name, here and there.
         node: String,
-        /// The API server of the other cluster.
+        /// The other cluster's API server.
         server: String,
-        /// The VMs; none when one is just being cloned.
+        /// Empty when tart is cloning one.
         vms: Vec<VmName>,
     },
-    /// The home cannot be looked at or written to.
     #[error("cannot use tart's home")]
     State(#[from] FileError),
 }
 
-/// What is written down about whose a home is.
+/// The content of tart-kubelet.json.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Owner {
-    /// By an agent that is asking for its identity, or by an older one.
+    /// Written by an agent that has no identity yet, or by an older one.
     Node(String),
     Member {
         node: String,
@@ -118,20 +109,20 @@ fn list(vms: &[VmName]) -> String {
 }
 
 impl TartHomeOwner {
-    /// Makes tart's home this agent's. From another Node's it is taken over only when nothing of that Node's Pods is at work.
+    /// Makes this agent the owner. It takes the home from another Node only when no VM of that Node's Pods runs or is being made.
     pub(crate) fn take(tart: &Tart, node: &NodeName) -> Result<Self, TartHomeError> {
         let home = tart.home();
         let lock_path = home.join("tart-kubelet.lock");
         file::create_dir(home)?;
         let lock = Lock::take(&lock_path).map_err(|source| FileError::new("lock", &lock_path, source))?;
-        // Whoever has the lock writes the name, so that it is read only after it.
+        // After the lock: the agent that holds the lock writes the file.
         let owner = file::read::<Owner>(&owner_path(tart))?.map(Owner::split);
         let (owner, before) = owner.map_or((None, None), |(node, cluster)| (Some(node), cluster));
         let Some(lock) = lock else { return Err(TartHomeError::Held { home: home.to_owned(), node: owner }) };
         let node = node.to_string();
-        let claim = |before| Self { tart: tart.clone(), node: node.clone(), before, _lock: lock };
+        let owned = |before| Self { tart: tart.clone(), node: node.clone(), before, _lock: lock };
         match owner {
-            Some(owner) if owner == node => return Ok(claim(before)),
+            Some(owner) if owner == node => return Ok(owned(before)),
             Some(owner) => {
                 let (vms, is_cloning) = at_work(tart)?;
                 if is_cloning || !vms.is_empty() {
@@ -141,12 +132,13 @@ impl TartHomeOwner {
             None => {}
         }
         file::write_durably(&owner_path(tart), &Owner::Node(node.clone()))?;
-        Ok(claim(None))
+        Ok(owned(None))
     }
 
-    /// Makes it this cluster's, once that is known. From another one's it is taken over only when nothing of its Pods is at work.
+    /// Records the cluster, once the agent knows it. It takes the home from another cluster only when no VM of its Pods runs or is being
+    /// made.
     ///
-    /// Where nothing says that it was another one's, a full disk is no reason to refuse: only an agent that runs can make room on it.
+    /// Unless the home belonged to another cluster, a full disk is no error: only a running agent can free space on it.
     pub(crate) fn join(&self, cluster: Cluster) -> Result<(), TartHomeError> {
         if self.before.as_ref() == Some(&cluster) {
             return Ok(());
@@ -163,10 +155,7 @@ impl TartHomeOwner {
         match file::write_durably(&owner_path(&self.tart), &owner) {
             Err(error) if other.is_none() => {
                 let error = chain(&error);
-                warn!(
-                    error,
-                    "cannot write down which cluster tart's home serves; the next start tries again"
-                );
+                warn!(error, "cannot record the cluster of tart's home; the next start tries again");
                 Ok(())
             }
             written => Ok(written?),
@@ -178,7 +167,7 @@ fn owner_path(tart: &Tart) -> PathBuf {
     tart.home().join(OWNER)
 }
 
-/// The VMs of Pods that run or are about to, and whether one more is being made. Their shims are not ours to ask.
+/// The VMs of Pods that run or are being made, and whether tart is cloning one more. The shims of another agent cannot be asked.
 fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), FileError> {
     let failed = |source| FileError::new("look into", tart.home(), source);
     let is_cloning = tart.is_cloning().map_err(failed)?;
@@ -186,7 +175,7 @@ fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), FileError> {
     vms.retain(|vm| {
         let is_quiet = touched(&tart.vm_dir(vm))
             .is_ok_and(|touched| SystemTime::now().duration_since(touched).is_ok_and(|quiet| quiet >= QUIET));
-        // What cannot be known counts as work.
+        // An unknown counts as work.
         !(is_quiet && crate::tart::vm_lock(&tart.vm_dir(vm)).is_ok_and(|lock| lock == VmLock::Free))
     });
     Ok((vms, is_cloning))
@@ -195,6 +184,7 @@ fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::dir;
     use std::fs::{self, File};
 
     const VM: &str = "tk-0b1c2d3e-0000-4000-8000-0123456789ab-0";
@@ -204,9 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn a_home_is_one_nodes_until_nothing_of_it_is_at_work() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn another_node_gets_the_home_when_no_vm_is_at_work() {
+        let dir = dir();
         let tart = Tart::in_home("/tart".as_ref(), dir.path());
         let words = |name: &str| TartHomeOwner::take(&tart, &node(name)).unwrap_err().to_string();
         let held = TartHomeOwner::take(&tart, &node("a")).unwrap();
@@ -226,7 +215,7 @@ mod tests {
         drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
         drop(TartHomeOwner::take(&tart, &node("a")).unwrap());
 
-        // One that is being made.
+        // A VM that tart is cloning.
         let clone = dir.path().join("tmp/6D1E9C2A-0000-4000-8000-0123456789AB");
         fs::create_dir_all(&clone).unwrap();
         let lock = File::open(&clone).unwrap();
@@ -237,16 +226,15 @@ mod tests {
     }
 
     #[test]
-    fn a_home_is_one_clusters_until_nothing_of_it_is_at_work() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn another_cluster_gets_the_home_when_no_vm_is_at_work() {
+        let dir = dir();
         let tart = Tart::in_home("/tart".as_ref(), dir.path());
         let cluster = |server: &str, authorities: &[&str]| Cluster {
             server: format!("https://{server}:6443"),
             authorities: authorities.iter().map(|&one| one.to_owned()).collect(),
         };
         let join = |cluster| TartHomeOwner::take(&tart, &node("a")).unwrap().join(cluster);
-        // As an older agent has left it.
+        // The file of an older agent.
         fs::write(dir.path().join("tart-kubelet.json"), "\"a\"").unwrap();
         let vm = dir.path().join("vms").join(VM);
         fs::create_dir_all(&vm).unwrap();
@@ -255,22 +243,21 @@ mod tests {
         assert!(refused.contains("https://one:6443") && refused.contains(VM), "{refused}");
         let way_out = format!("remove {}", dir.path().join("tart-kubelet.json").display());
         assert!(refused.contains(&way_out), "{refused}");
-        // Its address changes, and later its authority.
+        // The cluster's address changes, and later its authority.
         join(cluster("three", &["x"])).unwrap();
         join(cluster("three", &["y"])).unwrap();
         assert!(join(cluster("one", &["x"])).is_err());
         fs::remove_dir(&vm).unwrap();
         join(cluster("one", &["x"])).unwrap();
-        // Another Node has been here meanwhile.
+        // Another Node has owned the home meanwhile.
         drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
         fs::create_dir_all(&vm).unwrap();
         assert!(TartHomeOwner::take(&tart, &node("a")).is_err());
     }
 
     #[test]
-    fn who_cannot_write_down_its_cluster_works_all_the_same() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn an_agent_that_cannot_record_its_cluster_works_unless_it_is_another_one() {
+        let dir = dir();
         let tart = Tart::in_home("/tart".as_ref(), dir.path());
         let cluster = |server: &str, authority: &str| Cluster {
             server: format!("https://{server}:6443"),
@@ -279,7 +266,7 @@ mod tests {
         let (owner, in_the_way) =
             (dir.path().join("tart-kubelet.json"), dir.path().join("tart-kubelet.tmp/in-the-way"));
         let join = |cluster| TartHomeOwner::take(&tart, &node("a")).unwrap().join(cluster);
-        // As an older agent has left it, on a disk that takes nothing more.
+        // The file of an older agent, on a full disk.
         fs::write(&owner, "\"a\"").unwrap();
         fs::create_dir_all(&in_the_way).unwrap();
         join(cluster("one", "x")).unwrap();
@@ -291,7 +278,7 @@ mod tests {
         fs::create_dir_all(&in_the_way).unwrap();
         join(cluster("two", "x")).unwrap();
         assert_eq!(fs::read_to_string(&owner).unwrap(), written);
-        // What would say for ever that it belongs to another cluster has to go.
+        // The record of the other cluster must not stay.
         assert!(matches!(join(cluster("two", "y")), Err(TartHomeError::State(_))));
     }
 }

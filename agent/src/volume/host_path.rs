@@ -13,7 +13,7 @@ use crate::fs::dir::Dir;
 use crate::fs::dir_identity::DirIdentity;
 use crate::fs::file::FileError;
 use crate::names::PodUid;
-use crate::state::{HostPathWriter, Promise, StateDir};
+use crate::state::{HostPathWriter, PlannedShare, StateDir};
 
 /// The mode of directories that the agent creates for a Pod.
 const DIR_MODE: u32 = 0o755;
@@ -157,7 +157,7 @@ impl HostPaths {
         if !is_shareable(&path) {
             return Err(HostPathError::NotShareable(shown()));
         }
-        let writers = StateDir::at(&self.state).writers_but(uid);
+        let writers = StateDir::at(&self.state).writers_of_others(uid);
         let writers = writers.map_err(|error| HostPathError::Writers(shown(), error))?;
         if let Some(writer) = writers.into_iter().find(|writer| writer.can_replace(&path)) {
             let outer = writer.path.display().to_string();
@@ -185,11 +185,11 @@ impl HostPaths {
     /// Whether a Pod may write to a directory yet: not while another VM is about to get a directory inside it.
     pub(super) fn may_be_written(&self, path: &Path, uid: &PodUid) -> Result<(), HostPathError> {
         let shown = || path.display().to_string();
-        let promises = StateDir::at(&self.state).promises_but(uid);
+        let promises = StateDir::at(&self.state).planned_shares_of_others(uid);
         let promises = promises.map_err(|error| HostPathError::Writers(shown(), error))?;
         let writer = HostPathWriter { pod: uid.to_string(), path: path.to_owned() };
         match promises.into_iter().find(|promise| writer.can_replace(&promise.path)) {
-            Some(Promise { pod, path: inner }) => {
+            Some(PlannedShare { pod, path: inner }) => {
                 Err(HostPathError::Around { path: shown(), inner: inner.display().to_string(), pod })
             }
             None => Ok(()),

@@ -16,7 +16,7 @@ pub(crate) fn used(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, FileError> 
 /// The same without its volumes, which a guest can make slow to measure.
 pub(crate) fn used_without_volumes(dir: &PodDir, tart: &Tart) -> Result<Option<u64>, FileError> {
     let mut total = size_on_disk(dir.logs_path());
-    for run in dir.attempts()? {
+    for run in dir.runs()? {
         let base = run.view()?.spec.and_then(|spec| spec.base);
         total = sum(total, beyond_image(tart, &run.vm(), base.as_ref()));
     }
@@ -59,7 +59,7 @@ mod tests {
             part(&dir, &tart).unwrap().map(|bytes| bytes / MIB)
         };
         assert_eq!(uses(used), Some(0));
-        let run = dir.attempt(Restart(0));
+        let run = dir.run(Restart(0));
         let base: BaseName = format!("tk-base-{}", "a".repeat(32)).parse().unwrap();
         run.plan(&ShimSpec { base: Some(base.clone()), ..ShimSpec::example(run.vm()) }).unwrap();
         fill(&tart.base_dir(&base), 4);

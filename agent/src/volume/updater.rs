@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -12,10 +11,8 @@ use super::Payload;
 use super::atomic_writer::{self, AtomicWriteError};
 use super::content::Content;
 use super::error::VolumeError;
+use crate::backoff::VOLUME_UPDATE;
 use crate::fs::dir::Dir;
-
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// Whether the files of a volume are up to date.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,7 +32,7 @@ pub(super) async fn update(
     report: impl Fn(VolumeStatus),
 ) {
     let mut status = VolumeStatus::default();
-    let mut delay = FIRST_RETRY;
+    let mut delays = VOLUME_UPDATE.delays();
     loop {
         match write(&volumes, &name, &mut content).await {
             Ok(Written::Removed) => return,
@@ -50,13 +47,12 @@ pub(super) async fn update(
                 // The agent watches the objects, but not the free space of the disk.
                 tokio::select! {
                     () = content.changed() => {}
-                    () = sleep(delay) => {}
+                    () = sleep(delays.next()) => {}
                 }
-                delay = (delay * 2).min(LONGEST_RETRY);
                 continue;
             }
         }
-        delay = FIRST_RETRY;
+        delays.reset();
         status = VolumeStatus { written: true, problem: None };
         report(status.clone());
         content.changed().await;

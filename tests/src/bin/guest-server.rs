@@ -1,7 +1,7 @@
 //! A server for simulated guests: HTTP and gRPC health on one port, as files in `/private/tmp` say.
 //!
 //! Every argument `NAME[=TEXT]` is a file to start with. While `up` exists, port 8080 of the guest's address is open, and 8443 with a
-//! certificate that nobody vouches for. A request for `/NAME` is answered by what is in the file NAME, a status and perhaps the
+//! self-signed certificate. A request for `/NAME` is answered by what is in the file NAME, a status and perhaps the
 //! place of a redirect, or by 200 without one, and never when it says `hang`; `grpc` has the number that the health protocol
 //! answers with. `asked` has the path of each request, with the service of one for its health, `answered` the path and the status of
 //! each answer; `headers` has the last request's headers.
@@ -41,7 +41,7 @@ async fn main() -> Result<()> {
         std::fs::write(Path::new(FILES).join(name), text)?;
     }
     let address = std::env::var("TART_SIM_ADDRESS").context("this is no simulated guest")?;
-    let tls = tls::unvouched()?;
+    let tls = tls::self_signed()?;
     loop {
         if is_up() {
             tokio::select! {
@@ -83,7 +83,7 @@ async fn serve(address: &str, tls: &TlsAcceptor) -> Result<()> {
 
 async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) {
     let server = auto::Builder::new(TokioExecutor::new());
-    // Whoever breaks off has heard enough.
+    // The client may close the connection at any time.
     let _ = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
 }
 
@@ -130,7 +130,7 @@ fn note(name: &str, line: &str) -> Result<()> {
     Ok(writeln!(file, "{line}")?)
 }
 
-/// Writes a file that nobody sees in part.
+/// Writes a file by rename, so that no reader sees half of it.
 fn replace(name: &str, text: &str) -> Result<()> {
     let (written, target) = (Path::new(FILES).join(format!(".{name}")), Path::new(FILES).join(name));
     std::fs::write(&written, text)?;

@@ -117,7 +117,7 @@ impl Components<'_> {
         kubeconfig::write(&path, &control_plane.server, authority, &Credentials::Certificate(pair))?;
         let mut command = self.command(component);
         command.arg("--kubeconfig").arg(path);
-        // Nobody asks for their metrics, so they need no port. The limits are for tests that run at once.
+        // No test reads their metrics, so they need no port. The limits are for tests that run at once.
         command.args([
             "--leader-elect=false",
             "--secure-port=0",

@@ -63,7 +63,7 @@ fn create(root: &Path) -> Result<(PathBuf, File)> {
     Ok((directory, lock))
 }
 
-/// The sandboxes that nobody keeps any more, with their locks, now ours.
+/// The sandboxes whose keepers are dead, with their locks, which this process now holds.
 fn stale(root: &Path) -> Result<Vec<(PathBuf, File)>> {
     let mut stale = Vec::new();
     for entry in fs::read_dir(root).with_context(|| format!("cannot list {}", root.display()))? {
@@ -71,7 +71,7 @@ fn stale(root: &Path) -> Result<Vec<(PathBuf, File)>> {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;
         }
-        // What we may not open is another user's.
+        // A sandbox that this process may not open is another user's.
         if let Ok(lock) = File::open(entry.path().join(LOCK))
             && lock.try_lock().is_ok()
         {
@@ -81,15 +81,15 @@ fn stale(root: &Path) -> Result<Vec<(PathBuf, File)>> {
     Ok(stale)
 }
 
-/// Returns when stdin has ended, or when we have another parent: on macOS a process that was forked at the wrong moment may
-/// hold the other end of our stdin open.
+/// Returns when stdin has ended, or when this process has another parent: on macOS a process that was forked at the wrong moment may
+/// hold the other end of stdin open.
 fn wait_for_end_of(owner: Pid) {
     let stdin = io::stdin();
     while getppid() == owner {
         let mut polled = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
         match poll(&mut polled, PollTimeout::from(1000_u16)) {
             Ok(0) | Err(Errno::EINTR) => {}
-            // Nobody writes to us: it is the end, or an error that makes waiting pointless.
+            // The owner never writes: this is the end, or an error that makes waiting pointless.
             _ => return,
         }
     }

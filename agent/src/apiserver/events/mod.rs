@@ -1,6 +1,9 @@
-//! Events: what a person who asks `kubectl describe` is told.
+//! Events: what `kubectl describe` shows of an object's past.
 
+mod last_reported;
 mod recorder;
+
+pub(crate) use last_reported::LastReported;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -25,43 +28,40 @@ impl std::fmt::Debug for Events {
     }
 }
 
-/// What tells two Events apart besides their reason. The recorder takes those that agree in it for the same one, repeated, and would show
-/// the note of the first for ever.
+/// The `action` of an Event. The recorder counts an Event with the same action as a repetition and keeps the first note, so each note
+/// has an action of its own.
 fn action(reason: &str, note: &str) -> String {
     let mut hasher = DefaultHasher::new();
     note.hash(&mut hasher);
     format!("{reason}-{:016x}", hasher.finish())
 }
 
-/// As much of a note as an Event can hold.
 fn cut(note: &str) -> &str {
     &note[..note.floor_char_boundary(MAX_NOTE)]
 }
 
 impl Events {
-    /// A writer for the given Node.
     pub(crate) fn new(client: Client, node: &NodeName) -> Self {
         Self(Recorder::new(client, node.to_string()))
     }
 
-    /// A writer that takes nothing for a repetition of what this one has written. A writer goes by the reason alone: what has
-    /// the same one only counts, and its words are lost.
+    /// A writer that counts no Event as a repetition of one that this writer wrote.
     #[must_use]
     pub(crate) fn afresh(&self) -> Self {
         Self(self.0.afresh())
     }
 
-    /// Tells what was done with a Pod.
+    /// Reports what the agent did with a Pod.
     pub(crate) fn normal(&self, pod: &Pod, reason: &str, note: &str) {
         self.about(pod.object_ref(&()), false, reason, note);
     }
 
-    /// Tells what went wrong with a Pod, and what can be done about it.
+    /// Reports what went wrong with a Pod, and what the user can do about it.
     pub(crate) fn warning(&self, pod: &Pod, reason: &str, note: &str) {
         self.about(pod.object_ref(&()), true, reason, note);
     }
 
-    /// Tells something of any object.
+    /// Writes an Event about any object, and logs it.
     pub(crate) fn about(&self, reference: ObjectReference, warns: bool, reason: &str, note: &str) {
         let kind = reference.kind.as_deref().unwrap_or_default().to_ascii_lowercase();
         let object = match (&reference.namespace, reference.name.as_deref().unwrap_or_default()) {
@@ -73,17 +73,17 @@ impl Events {
         } else {
             info!(object, reason, "{note}");
         }
-        let told = EventRecord {
+        let record = EventRecord {
             warns,
             reason: reason.to_owned(),
             action: action(reason, note),
             note: cut(note).to_owned(),
         };
-        // In the background: an Event that cannot be written must not hold up what it is about.
+        // In the background: an Event that cannot be written must not delay what it reports.
         let recorder = self.0.clone();
         tokio::spawn(async move {
-            if let Err(error) = recorder.write(&told, &reference).await {
-                warn!(object, reason = told.reason, error = chain(&error), "cannot write the Event");
+            if let Err(error) = recorder.write(&record, &reference).await {
+                warn!(object, reason = record.reason, error = chain(&error), "cannot write the Event");
             }
         });
     }

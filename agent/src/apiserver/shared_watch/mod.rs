@@ -1,4 +1,4 @@
-//! One watch, shared by all who need what it shows: it ends when the last of them lets go.
+//! Watches that several users share. A watch ends when its last handle is dropped.
 
 #[cfg(test)]
 mod tests;
@@ -24,10 +24,13 @@ use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
 use super::watched_objects::ObjectError;
+use crate::backoff::{Delays, WATCH};
 
-/// How long a new watch may take to show something. The Node authorizer may know of a Pod a moment later than this Node, and
-/// refuses until then.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a reader waits for the first list of a new watch. The Node authorizer may learn of a Pod later than this Node, and refuses
+/// until then.
+const FIRST_LIST_LIMIT: Duration = Duration::from_secs(10);
+/// A watch that has had no error for this long starts over with short delays.
+const ERRORS_FORGOTTEN_AFTER: Duration = Duration::from_mins(2);
 
 /// Which objects a watch shows: all of a namespace, or the one with a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -37,7 +40,7 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    /// The objects in words.
+    /// The objects in the words of error messages.
     fn words(&self, noun: &str) -> String {
         match &self.name {
             Some(name) => format!("{noun} \"{name}\""),
@@ -46,35 +49,34 @@ impl Scope {
     }
 }
 
-/// The watches of one kind of object. Of each object only that is kept which `keep` returns.
+/// The watches of one kind of object. Each object is kept as `keep` returns it.
 pub(crate) struct SharedWatches<T, V = T> {
     client: Client,
     noun: &'static str,
     keep: fn(T) -> V,
-    feeds: Feeds<V>,
+    running: RunningWatches<V>,
 }
 
-type Feeds<V> = Arc<Mutex<HashMap<Scope, Weak<Feed<V>>>>>;
+type RunningWatches<V> = Arc<Mutex<HashMap<Scope, Weak<RunningWatch<V>>>>>;
 
-/// A watch that goes on for as long as somebody holds this.
-struct Feed<V> {
+/// A watch whose task is aborted on drop.
+struct RunningWatch<V> {
     scope: Scope,
     words: String,
     view: watch::Receiver<View<V>>,
-    patience_ends: Instant,
+    first_list_ends: Instant,
     task: AbortHandle,
-    feeds: Feeds<V>,
+    running: RunningWatches<V>,
 }
 
-/// What a watch has shown.
+/// What a watch has returned so far.
 #[derive(Debug, PartialEq)]
 enum View<V> {
-    /// Nothing yet.
-    Unknown,
-    /// Nothing but errors.
-    Trouble(ObjectError),
-    /// The objects by name. It stays when the API server can no longer be reached.
-    Known(BTreeMap<String, Arc<V>>),
+    Empty,
+    /// Nothing but errors; the latest.
+    Failed(ObjectError),
+    /// The objects by name. They stay while the API server is away.
+    Listed(BTreeMap<String, Arc<V>>),
 }
 
 impl<T, V> SharedWatches<T, V>
@@ -89,94 +91,94 @@ where
     V: PartialEq + Send + Sync + 'static,
 {
     pub(crate) fn new(client: Client, noun: &'static str, keep: fn(T) -> V) -> Self {
-        Self { client, noun, keep, feeds: Feeds::default() }
+        Self { client, noun, keep, running: RunningWatches::default() }
     }
 
-    /// Takes part in the watch of these objects, which is started if nobody has it. Must be called inside a runtime.
+    /// A handle of the watch of these objects; starts the watch if it does not run. Must be called inside a runtime.
     pub(crate) fn watch(&self, scope: Scope) -> SharedWatch<V> {
-        let mut feeds = lock(&self.feeds);
-        let feed = feeds.get(&scope).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let feed = Arc::new(self.start(scope.clone()));
-            feeds.insert(scope, Arc::downgrade(&feed));
-            feed
+        let mut running = lock(&self.running);
+        let watch = running.get(&scope).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let watch = Arc::new(self.start(scope.clone()));
+            running.insert(scope, Arc::downgrade(&watch));
+            watch
         });
-        SharedWatch { seen: feed.view.clone(), feed }
+        SharedWatch { view: watch.view.clone(), watch }
     }
 
-    fn start(&self, scope: Scope) -> Feed<V> {
+    fn start(&self, scope: Scope) -> RunningWatch<V> {
         let api = Api::namespaced(self.client.clone(), &scope.namespace);
         let words = scope.words(self.noun);
-        let (sender, view) = watch::channel(View::Unknown);
-        let following = follow(api, scope.name.clone(), self.keep, words.clone(), sender);
-        Feed {
+        let (sender, view) = watch::channel(View::Empty);
+        let task = run(api, scope.name.clone(), self.keep, words.clone(), sender);
+        RunningWatch {
             scope,
             words,
             view,
-            patience_ends: Instant::now() + PATIENCE,
-            task: tokio::spawn(following).abort_handle(),
-            feeds: self.feeds.clone(),
+            first_list_ends: Instant::now() + FIRST_LIST_LIMIT,
+            task: tokio::spawn(task).abort_handle(),
+            running: self.running.clone(),
         }
     }
 }
 
-fn lock<V>(feeds: &Feeds<V>) -> MutexGuard<'_, HashMap<Scope, Weak<Feed<V>>>> {
-    feeds.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<V>(running: &RunningWatches<V>) -> MutexGuard<'_, HashMap<Scope, Weak<RunningWatch<V>>>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<V> Drop for Feed<V> {
+impl<V> Drop for RunningWatch<V> {
     fn drop(&mut self) {
         self.task.abort();
-        let mut feeds = lock(&self.feeds);
-        // Somebody may have started another one meanwhile.
-        if feeds.get(&self.scope).is_some_and(|feed| feed.strong_count() == 0) {
-            feeds.remove(&self.scope);
+        let mut running = lock(&self.running);
+        // Another watch of the same scope may have started meanwhile.
+        if running.get(&self.scope).is_some_and(|watch| watch.strong_count() == 0) {
+            running.remove(&self.scope);
         }
     }
 }
 
-/// A part in a watch.
+/// A handle of a watch.
 pub(crate) struct SharedWatch<V> {
-    feed: Arc<Feed<V>>,
-    seen: watch::Receiver<View<V>>,
+    watch: Arc<RunningWatch<V>>,
+    view: watch::Receiver<View<V>>,
 }
 
 impl<V> Clone for SharedWatch<V> {
     fn clone(&self) -> Self {
-        Self { feed: self.feed.clone(), seen: self.seen.clone() }
+        Self { watch: self.watch.clone(), view: self.view.clone() }
     }
 }
 
 impl<V> Debug for SharedWatch<V> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // What it shows may be secret.
-        write!(f, "Shared({})", self.feed.words)
+        // The objects may be secret.
+        write!(f, "SharedWatch({})", self.watch.words)
     }
 }
 
 impl<V> SharedWatch<V> {
-    /// The objects by name. Waits while the watch is new; afterwards, what there is: `changed` tells when there is more.
+    /// The objects by name. Waits while the watch is new; afterwards it returns what there is at once.
     pub(crate) async fn get(&mut self) -> Result<BTreeMap<String, Arc<V>>, ObjectError> {
-        let known = self.seen.wait_for(|view| matches!(view, View::Known(_)));
-        // Whatever came of it: the view says it.
-        let _ = timeout_at(self.feed.patience_ends, known).await.map(drop);
-        match &*self.seen.borrow_and_update() {
-            View::Known(objects) => Ok(objects.clone()),
-            View::Trouble(error) => Err(error.clone()),
-            View::Unknown => Err(ObjectError::Unanswered { object: self.feed.words.clone() }),
+        let listed = self.view.wait_for(|view| matches!(view, View::Listed(_)));
+        // The view tells whether the wait succeeded.
+        let _ = timeout_at(self.watch.first_list_ends, listed).await.map(drop);
+        match &*self.view.borrow_and_update() {
+            View::Listed(objects) => Ok(objects.clone()),
+            View::Failed(error) => Err(error.clone()),
+            View::Empty => Err(ObjectError::Unanswered { object: self.watch.words.clone() }),
         }
     }
 
-    /// Waits until `get` would say something else than it last did.
+    /// Waits until `get` would return something else than it last did.
     pub(crate) async fn changed(&mut self) {
-        if self.seen.changed().await.is_err() {
-            // Nothing more will ever come; whoever waits for several things must not spin on this one.
+        if self.view.changed().await.is_err() {
+            // The watch has ended. A caller that selects over several futures must not spin on this one.
             std::future::pending::<()>().await;
         }
     }
 }
 
 /// Keeps a view up to date, through outages and changes of identity, until it is aborted.
-async fn follow<T, V>(
+async fn run<T, V>(
     api: Api<T>,
     name: Option<String>,
     keep: fn(T) -> V,
@@ -191,13 +193,14 @@ async fn follow<T, V>(
         Some(name) => config.fields(&format!("metadata.name={name}")),
         None => config,
     };
-    let mut events = pin!(watcher(api, config).backoff(Delays::new()));
+    let mut events =
+        pin!(watcher(api, config).backoff(WatchBackoff { delays: WATCH.delays(), last_error: None }));
     let mut listing = BTreeMap::new();
     while let Some(event) = events.next().await {
         match event {
-            Ok(event) => take(event, keep, &mut listing, &view),
+            Ok(event) => apply(event, keep, &mut listing, &view),
             Err(error) => {
-                let error = ObjectError::of(&words, &error);
+                let error = ObjectError::new(&words, error);
                 debug!(error = %error, "a watch failed; trying again");
                 fail(error, &view);
             }
@@ -207,20 +210,20 @@ async fn follow<T, V>(
 
 fn fail<V>(error: ObjectError, view: &watch::Sender<View<V>>) {
     view.send_if_modified(|view| {
-        let is_news = match view {
-            // What was seen counts until something else is.
-            View::Known(_) => false,
-            View::Trouble(before) => *before != error,
-            View::Unknown => true,
+        let is_change = match view {
+            // The last list is valid until the next one.
+            View::Listed(_) => false,
+            View::Failed(before) => *before != error,
+            View::Empty => true,
         };
-        if is_news {
-            *view = View::Trouble(error);
+        if is_change {
+            *view = View::Failed(error);
         }
-        is_news
+        is_change
     });
 }
 
-fn take<T: Resource, V: PartialEq>(
+fn apply<T: Resource, V: PartialEq>(
     event: Event<T>,
     keep: fn(T) -> V,
     listing: &mut BTreeMap<String, Arc<V>>,
@@ -232,11 +235,11 @@ fn take<T: Resource, V: PartialEq>(
             listing.insert(object.name_any(), Arc::new(keep(object)));
         }
         Event::InitDone => {
-            let listed = View::Known(std::mem::take(listing));
+            let listed = View::Listed(std::mem::take(listing));
             view.send_if_modified(|view| {
-                let is_news = *view != listed;
+                let is_change = *view != listed;
                 *view = listed;
-                is_news
+                is_change
             });
         }
         Event::Apply(object) => {
@@ -247,48 +250,33 @@ fn take<T: Resource, V: PartialEq>(
     }
 }
 
-/// Changes the objects in a view; `change` says whether it did.
+/// Changes the objects in a view; `change` returns whether it changed any.
 fn change<V>(view: &watch::Sender<View<V>>, change: impl FnOnce(&mut BTreeMap<String, Arc<V>>) -> bool) {
     view.send_if_modified(|view| match view {
-        View::Known(objects) => change(objects),
+        View::Listed(objects) => change(objects),
         // Changes come after the list.
-        View::Unknown | View::Trouble(_) => false,
+        View::Empty | View::Failed(_) => false,
     });
 }
 
-/// The delays after errors: short at first, for a Pod that the authorizer is about to learn of; long when the API server is away.
-struct Delays {
-    next: Duration,
-    last: Option<Instant>,
+/// The delays after errors. Every attempt begins with an answer that looks like a success, so only time without an error resets them.
+struct WatchBackoff {
+    delays: Delays,
+    last_error: Option<Instant>,
 }
 
-const FIRST_DELAY: Duration = Duration::from_millis(100);
-const LONGEST_DELAY: Duration = Duration::from_secs(30);
-/// A watch that has gone well for this long starts over with short delays.
-const FORGIVEN_AFTER: Duration = Duration::from_mins(2);
-
-impl Delays {
-    fn new() -> Self {
-        Self { next: FIRST_DELAY, last: None }
-    }
-}
-
-impl Iterator for Delays {
+impl Iterator for WatchBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        if self.last.is_some_and(|last| last.elapsed() > FORGIVEN_AFTER) {
-            self.next = FIRST_DELAY;
+        if self.last_error.is_some_and(|last| last.elapsed() > ERRORS_FORGOTTEN_AFTER) {
+            self.delays.reset();
         }
-        self.last = Some(Instant::now());
-        let delay = self.next;
-        self.next = (delay * 2).min(LONGEST_DELAY);
-        // Not all watches of all Nodes at once.
-        Some(delay.mul_f64(0.5 + fastrand::f64() / 2.0))
+        self.last_error = Some(Instant::now());
+        Some(self.delays.next())
     }
 }
 
-impl Backoff for Delays {
-    /// Every attempt begins with something that looks like a success, so only time tells.
+impl Backoff for WatchBackoff {
     fn reset(&mut self) {}
 }

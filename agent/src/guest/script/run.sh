@@ -1,6 +1,6 @@
-# Runs a container's command as a child, so that a signal which kills it is known by its number, with none of the shell's own
-# remarks among its output. Its exit code goes into a file of its own: what the command leaves behind may hold its output open
-# for ever. The container's variables are not for this shell, but its guest agent may have set them, PATH among them.
+# Runs a container's command as a child, so that its exit code tells the signal that killed it, and no message of the shell is in its
+# output. The exit code goes into a file: processes that the command leaves behind may hold its output open for ever. The guest agent may
+# have set the container's variables for this shell, too, PATH among them.
 d=${0%/*}
 trap : HUP INT QUIT TERM
 exec 3>&2 2>/dev/null
@@ -8,7 +8,7 @@ exec 3>&2 2>/dev/null
 code=$?
 echo $code >"$d/code.tmp"
 /bin/mv "$d/code.tmp" "$d/code"
-# Whoever waits is woken; whoever comes later finds the file. Opened for both, a pipe keeps nobody waiting.
+# Wakes the shell that waits for the exit code; a later one finds the file. A pipe that is opened for both directions does not block.
 (
 	exec 3>&- 4<>"$d/over"
 	echo >&4

@@ -1,8 +1,8 @@
-# What makes a guest a container's place: functions, called by what `script.rs` writes after them. Everything is said on
-# standard output, a line each: `notice WORDS`, `failed REASON WORDS`, or at last `ready HOW DIRECTORY`.
+# Prepares a guest for a container: functions, called by the lines that the shim adds. The script reports on standard output, one line
+# each: `notice WORDS`, `failed REASON WORDS`, or at last `ready HOW DIRECTORY`.
 #
-# The shell of macOS is bash 3.2 as a POSIX shell. It ends when it cannot open a file for one of its special commands, `:` among
-# them, and inside of `$(` it takes the `)` of a `case` for the end unless there is a `(`, too.
+# The shell of macOS is bash 3.2 as a POSIX shell. It ends when it cannot open a file for one of its special commands, e.g. `:`. Inside of
+# `$(` it takes the `)` of a `case` for the end unless there is a `(`, too.
 
 fail() {
 	printf 'failed %s %s\n' "$1" "$2"
@@ -17,15 +17,15 @@ dir=
 dir=$(mktemp -d /var/tmp/tart-kubelet.XXXXXX) || fail CreateContainerError 'the guest cannot write to /var/tmp'
 as=self owner= first= uid= gid=
 
-pipe() { mkfifo "$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
-put() { printf '%s' "$2" >"$dir/$1" || fail CreateContainerError 'the guest has no room in /var/tmp'; }
+pipe() { mkfifo "$dir/$1" || fail CreateContainerError 'the guest has no disk space in /var/tmp'; }
+put() { printf '%s' "$2" >"$dir/$1" || fail CreateContainerError 'the guest has no disk space in /var/tmp'; }
 own() { [ -z "$owner" ] || root chown "$owner" "$@"; }
 
 host_name() {
 	root scutil --set HostName "$1" >/dev/null || root hostname "$1" || notice "the guest keeps its own host name"
 }
 
-# A container that is tried again may find its lines there.
+# The lines of a container that is restarted are there already.
 add_hosts() {
 	printf '%s' "$1" | while IFS= read -r line; do
 		grep -qxF -e "$line" /etc/hosts 2>/dev/null || printf '%s\n' "$line"
@@ -40,7 +40,7 @@ add_hosts() {
 own_names() { add_hosts "$1" || notice "the guest's /etc/hosts does not have its own name"; }
 hosts() { add_hosts "$1" || fail CreateContainerError 'cannot add to /etc/hosts in the guest'; }
 
-# The servers and search domains that names are looked up with; those that the guest has come first, unless they are to go.
+# The DNS servers and search domains. The guest's own come first, unless they are replaced.
 dns() {
 	servers=$1 domains=$2
 	if [ "$3" = add ]; then
@@ -55,7 +55,7 @@ dns() {
 	done <<-END
 		$services
 	END
-	# macOS writes the file, a moment later.
+	# macOS writes the file a moment later.
 	tries=0
 	until [ "$(known nameserver)" = "${servers:-$(known nameserver)}" ] && [ "$(known search)" = "${domains:-$(known search)}" ]; do
 		tries=$((tries + 1))
@@ -64,7 +64,7 @@ dns() {
 	done
 }
 
-# What /etc/resolv.conf says for a word, then the rest of the words, each once.
+# The values of a keyword in /etc/resolv.conf, then the other arguments, each once.
 known() {
 	word=$1
 	shift
@@ -77,9 +77,9 @@ known() {
 
 cannot_resolve() { fail CreateContainerError "the guest cannot be given the Pod's dnsConfig: $1"; }
 
-# Sudo knows the guest's own users and their groups only. For any other number, and for further groups, there is chroot, which changes
-# the user, but not the root here.
-be() {
+# The container's user. sudo knows the guest's own users and their groups only. Other numbers and further groups need chroot, here with
+# the root unchanged.
+run_as() {
 	[ "$3" = false ] || [ "${1:-$(id -u)}" != 0 ] ||
 		fail CreateContainerConfigError 'container has runAsNonRoot and image will run as root'
 	choosy=
@@ -95,7 +95,7 @@ be() {
 	group=${2:-$(id -g "$owner" 2>/dev/null || id -g)}
 	groups=$group number=1
 	for one in $4 $([ "$5" = true ] || id -G "$owner" 2>/dev/null); do
-		# More than these no process of macOS can have.
+		# A process of macOS can have 16 groups.
 		[ $number -lt 16 ] || break
 		case ",$groups," in
 		*",$one,"*) ;;
@@ -106,7 +106,7 @@ be() {
 		fail CreateContainerConfigError "the guest cannot run a command as user $owner${2:+, group $2}${4:+, in groups $4}: it has no such user, or its own may not use sudo without a password"
 	as=chroot:$owner:$group:$groups
 	[ "$(id -u)" = 0 ] || as=sudo-$as
-	# Chroot tells a user neither its name nor where it is at home; for one whom the guest does not know, nobody can.
+	# chroot sets neither the name nor the home of a user. A user that the guest does not know has none.
 	name=$(id -un "$owner" 2>/dev/null) home=
 	case $name in
 	'' | *[!A-Za-z0-9_.-]*) name=$owner ;;
@@ -126,7 +126,7 @@ as_user() {
 	esac </dev/null >/dev/null 2>&1
 }
 
-# Shares come a moment after the guest. Which part of one is meant may be secret, so that nobody is told.
+# Shares appear a moment after the guest. The message does not show the subPath, which may be secret.
 await() {
 	tries=0
 	until try test -e "$1"; do
@@ -138,31 +138,31 @@ await() {
 
 mount_at() {
 	await "$1" "$2"
-	make_way "$2"
+	free_path "$2"
 	try ln -s "$1" "$path" || cannot_mount "$2"
 }
 
-# Of files that the host has; what is missing is an empty directory.
+# Mounts a subPath of the host's files, or an empty directory if it is missing.
 mount_or_empty() {
 	await "$1" "$3"
 	if try test -e "$2"; then
 		mount_at "$2" "$3"
 	else
-		make_way "$3"
+		free_path "$3"
 		(umask 022; try mkdir "$path") || cannot_mount "$3"
 	fi
 }
 
-# What containers before this one have not made in a volume.
-make_part() {
+# Makes a subPath that no container before has made.
+make_sub_path() {
 	await "$1" "$4"
 	try test -e "$3" || (umask "$2"; try mkdir -p "$3") || cannot_make "$4"
 }
 
-# Leaves nothing at a path, which is then $path, but all that is needed above it.
-make_way() {
+# Makes a path free, with all directories above it. Sets $path, with links resolved.
+free_path() {
 	path=$1
-	# The image's own links are followed, as /tmp is one; that of a container before, or one that leads nowhere, goes.
+	# Follows the image's own links, e.g. /tmp. Removes the link of a container before, and one that leads nowhere.
 	while [ -L "$path" ]; do
 		to=$(readlink "$path")
 		[ -e "$path" ] || to=
@@ -177,12 +177,12 @@ make_way() {
 	done
 	parent=${path%/*}
 	[ -d "${parent:-/}" ] || (umask 022; try mkdir -p "$parent") || cannot_mount "$1"
-	# What the image has there is hidden, as a mount would hide it. What came after that is of a container before.
+	# Hides what the image has there, as a mount would. Once that is hidden, what is there is of a container before.
 	[ ! -e "$path.hidden-by-volume" ] || try rm -rf "$path" || cannot_mount "$1"
 	[ ! -e "$path" ] || rmdir "$path" 2>/dev/null || try mv "$path" "$path.hidden-by-volume" || cannot_mount "$1"
 }
 
-# A file system in memory, for all containers of the guest, and the part of it that is wanted.
+# A file system in memory for all containers of the guest, and the subPath in it.
 in_memory() {
 	case $(PATH=$PATH:/sbin; mount) in
 	*" on $1 "*) ;;
@@ -203,7 +203,7 @@ cannot_mount() {
 	fail CreateContainerError "volume mount $1 cannot be had in the guest: macOS seals its root; choose a path below /Users, /private, /opt, /usr/local, /Library or /Volumes, or an image that has the directory"
 }
 
-last_words() {
+termination_message() {
 	parent=${1%/*}
 	[ -d "${parent:-/}" ] || (umask 022; try mkdir -p "$parent")
 	emptied "$1" || linked "$1" || notice "no termination message can be left at $1 in the guest"
@@ -211,27 +211,27 @@ last_words() {
 
 emptied() { { true >"$1" && chmod 666 "$1"; } 2>/dev/null || root sh -c 'true >"$0" && chmod 666 "$0"' "$1"; }
 
-# Among its devices macOS takes no files, but links. The usual path of a termination message is one there.
+# macOS takes links in /dev, but no files. The default terminationMessagePath is in /dev.
 linked() {
 	case $1 in /dev/*/*) return 1 ;; /dev/*) ;; *) return 1 ;; esac
-	# No volume in memory has such a name.
-	words=/private/var/tart-kubelet/.last-words
-	(umask 022; root mkdir -p "$words") && emptied "$words/${1##*/}" && root ln -s "$words/${1##*/}" "$1" && emptied "$1"
+	# No volume in memory can have such a name.
+	messages=/private/var/tart-kubelet/.termination-messages
+	(umask 022; root mkdir -p "$messages") && emptied "$messages/${1##*/}" && root ln -s "$messages/${1##*/}" "$1" && emptied "$1"
 }
 
-work_in() {
+working_dir() {
 	[ -z "$1" ] || try test -d "$1" || { (umask 022; try mkdir -p "$1") && own "$1"; } ||
 		fail StartError "the working directory $1 cannot be made in the guest"
 }
 
 odd_names() { [ -x /usr/bin/perl ] || notice "the guest has no perl to set variables that no shell can set: $1"; }
 
-# From here on only the container's user can look into the directory.
+# From here on only the container's user can read the directory.
 hand_over() {
 	own "$dir"/* && own "$dir" || fail CreateContainerConfigError "the guest's user cannot give files to user $owner"
 }
 
-# Others may not be allowed to see the program, and functions of this script are none.
+# As the container's user: others may not be allowed to see the program. In a new shell: functions of this script are no programs.
 find_program() {
 	as_user /bin/sh "$dir/enter" /bin/sh -c 'case $0 in */*) [ -x "$0" ] && [ ! -d "$0" ] ;; *) command -v "$0" ;; esac' "$1" ||
 		fail StartError "cannot start \`$1\` in the guest: it has no such program; check \`command\` and the image"

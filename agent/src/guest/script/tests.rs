@@ -1,23 +1,25 @@
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use super::*;
 use crate::names::{Restart, VmName};
-use crate::state::{Missing, Mount, ShimSpec, Termination};
+use crate::state::{Missing, Mount, NotStarted, NotStartedReason, ShimSpec, Termination};
+use crate::testing::dir;
 use proptest::prelude::*;
 
 fn container() -> ContainerSpec {
     ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0))).main
 }
 
-/// Has this machine's shell prepare itself for a command.
-fn prepare(container: &ContainerSpec, command: &GuestCommand) -> Result<Ready, NotReady> {
+/// Runs the set-up with this machine's shell.
+fn prepare(container: &ContainerSpec, command: &GuestCommand) -> Result<ContainerScripts, NotStarted> {
     prepare_by(&set_up(container, command, None), command)
 }
 
-fn prepare_by(script: &str, command: &GuestCommand) -> Result<Ready, NotReady> {
-    // A test that is killed leaves its directories where somebody cleans up.
+fn prepare_by(script: &str, command: &GuestCommand) -> Result<ContainerScripts, NotStarted> {
+    // The sandbox removes the directories of a test that is killed.
     let place = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
     let script = script.replace("/var/tmp", &place.path().display().to_string());
     let mut shell = Command::new("/bin/sh")
@@ -29,25 +31,25 @@ fn prepare_by(script: &str, command: &GuestCommand) -> Result<Ready, NotReady> {
         .unwrap();
     shell.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     let said = shell.wait_with_output().unwrap().stdout;
-    read_set_up(&said, &command.user).unwrap_or_else(|| Err(no_end(&said)))
+    read_set_up(&said, &command.user).unwrap_or_else(|| Err(incomplete_set_up(&said)))
 }
 
-fn run(ready: &Ready, argv: &[String]) -> (Option<i32>, String, String) {
-    let (line, wait) = (ready.run(argv), ready.wait(Duration::from_mins(1)));
+fn run(scripts: &ContainerScripts, argv: &[String]) -> (Option<i32>, String, String) {
+    let (line, wait) = (scripts.run(argv), scripts.wait(Duration::from_mins(1)));
     let waiter = Command::new(&wait[0]).args(&wait[1..]).stdout(Stdio::piped()).spawn().unwrap();
     let output = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
     let told = String::from_utf8(waiter.wait_with_output().unwrap().stdout).unwrap();
     assert_eq!(told.trim().parse().ok(), output.status.code());
-    assert_eq!(exit(ready).trim().parse().ok(), output.status.code());
-    std::fs::rename(format!("{}/code", ready.dir), format!("{}/code.tmp", ready.dir)).unwrap();
-    assert_eq!(exit(ready).trim().parse().ok(), output.status.code());
-    std::fs::remove_dir_all(&ready.dir).unwrap();
+    assert_eq!(exit_code(scripts).trim().parse().ok(), output.status.code());
+    std::fs::rename(format!("{}/code", scripts.dir), format!("{}/code.tmp", scripts.dir)).unwrap();
+    assert_eq!(exit_code(scripts).trim().parse().ok(), output.status.code());
+    std::fs::remove_dir_all(&scripts.dir).unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-fn exit(ready: &Ready) -> String {
-    let line = ready.exit();
+fn exit_code(scripts: &ContainerScripts) -> String {
+    let line = scripts.exit_code();
     let said = Command::new(&line[0]).args(&line[1..]).stderr(Stdio::null()).output().unwrap();
     String::from_utf8(said.stdout).unwrap()
 }
@@ -55,13 +57,13 @@ fn exit(ready: &Ready) -> String {
 fn result_of(command: &GuestCommand) -> (Option<i32>, String, String) {
     let mut container = container();
     container.termination.path = "/dev/null".to_owned();
-    let ready = prepare(&container, command).unwrap();
-    assert_eq!(exit(&ready), "", "it has not even started");
-    run(&ready, &command.argv)
+    let scripts = prepare(&container, command).unwrap();
+    assert_eq!(exit_code(&scripts), "", "the command has not started");
+    run(&scripts, &command.argv)
 }
 
 #[test]
-fn exit_codes_and_signals_are_the_commands_own() {
+fn the_exit_code_is_the_commands_own_also_after_a_signal() {
     let shell = |script: &str| GuestCommand::example(&["/bin/sh", "-c", script]);
     let table = [
         ("exit 0", 0, ""),
@@ -76,12 +78,12 @@ fn exit_codes_and_signals_are_the_commands_own() {
 }
 
 #[test]
-fn the_shell_is_asked_for_nothing_that_would_end_it() {
+fn the_set_up_does_nothing_that_ends_the_shell_of_macos() {
     let mut command = GuestCommand::example(&["true"]);
     command.env = vec![("UID".into(), "0b1c".into()), ("POD_UID".into(), "0b1c".into())];
     let script = set_up(&container(), &command, None);
     assert!(script.contains("export POD_UID=") && !script.contains("export UID="), "{script}");
-    // As macOS has it; see the script.
+    // bash 3.2; see the script.
     let substitutions = PRELUDE.split("$(\n").skip(1).filter_map(|rest| rest.split("\n\t)\n").next());
     let cases =
         substitutions.flat_map(|inside| inside.lines().filter(|line| line.trim_end().ends_with(";;")));
@@ -91,34 +93,34 @@ fn the_shell_is_asked_for_nothing_that_would_end_it() {
 }
 
 #[test]
-fn no_variable_gets_in_the_way_of_the_exit_code() {
+fn the_exit_code_is_kept_whatever_the_containers_variables() {
     let mut command = GuestCommand::example(&["/bin/sh", "-c", "echo $d $PATH; exit 3"]);
     command.env = vec![("PATH".into(), "/no/where".into()), ("d".into(), "/no/such".into())];
     assert_eq!(result_of(&command), (Some(3), "/no/such /no/where\n".to_owned(), String::new()));
 }
 
 #[test]
-fn variables_that_no_shell_can_set_reach_the_command_and_what_runs_beside_it() {
+fn variables_that_no_shell_can_set_reach_the_command_hooks_and_probes() {
     let mut command = GuestCommand::example(&["/usr/bin/env"]);
     let variables = [
         ("my.key", "it's \\ $HOME\nand more"),
         ("UID", "0b1c"),
         ("a b'c\\", "x"),
-        // Perl would complain of the one, and heed the other.
+        // Perl would complain about LC_ALL, and obey PERL5OPT.
         ("LC_ALL", "no-such-language"),
         ("PERL5OPT", "-d"),
         ("DYLD_LIBRARY_PATH", "/lib"),
         ("PLAIN", "y"),
     ];
     command.env = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    let ready =
+    let scripts =
         prepare(&ContainerSpec { termination: Termination::default(), ..container() }, &command).unwrap();
-    let mut beside = ready.enter();
-    beside.push("/usr/bin/env".to_owned());
-    let beside = Command::new(&beside[0]).args(&beside[1..]).output().unwrap();
-    let (code, said, complaints) = run(&ready, &command.argv);
+    let mut hook = scripts.enter();
+    hook.push("/usr/bin/env".to_owned());
+    let hook = Command::new(&hook[0]).args(&hook[1..]).output().unwrap();
+    let (code, said, complaints) = run(&scripts, &command.argv);
     assert_eq!((code, complaints.as_str()), (Some(0), ""));
-    for said in [said, String::from_utf8_lossy(&beside.stdout).into_owned()] {
+    for said in [said, String::from_utf8_lossy(&hook.stdout).into_owned()] {
         for (name, value) in variables {
             assert!(said.contains(&format!("{name}={value}\n")), "{name}: {said}");
         }
@@ -129,12 +131,12 @@ fn variables_that_no_shell_can_set_reach_the_command_and_what_runs_beside_it() {
 }
 
 #[test]
-fn commands_beside_a_guest_that_only_boots_have_its_variables() {
+fn hooks_and_probes_of_a_guest_that_only_boots_have_its_variables() {
     let env = [("WHO", "it's me"), ("my.key", "odd")];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
     let command = GuestCommand { env, ..GuestCommand::default() };
-    let ready = prepare_by(&surroundings(&command), &command).unwrap();
-    let mut lines = [ready.enter(), ready.hook("post-start"), ready.probe()];
+    let scripts = prepare_by(&set_up_boot_only(&command), &command).unwrap();
+    let mut lines = [scripts.enter(), scripts.hook("post-start"), scripts.probe()];
     lines[2].push("60".to_owned());
     for mut line in lines {
         line.push("/usr/bin/env".to_owned());
@@ -144,15 +146,18 @@ fn commands_beside_a_guest_that_only_boots_have_its_variables() {
             assert!(said.lines().any(|line| line == expected), "{line:?}: {said}");
         }
     }
-    std::fs::remove_dir_all(&ready.dir).unwrap();
+    std::fs::remove_dir_all(&scripts.dir).unwrap();
 }
 
 #[test]
-fn a_function_of_the_script_is_no_program() {
-    assert_eq!(prepare(&container(), &GuestCommand::example(&["ready"])).unwrap_err().reason, "StartError");
+fn a_function_of_the_set_up_is_no_program_of_the_container() {
+    assert_eq!(
+        prepare(&container(), &GuestCommand::example(&["ready"])).unwrap_err().reason,
+        NotStartedReason::StartError
+    );
 }
 
-/// What a call of the script's functions leaves, with `/etc` and the shares below `place`.
+/// Calls functions of the set-up, with /etc and the shares below `place`.
 fn call(place: &std::path::Path, calls: &str) -> std::process::Output {
     let place = place.display().to_string();
     let script = format!("{PRELUDE}{calls}\nrm -r \"$dir\"")
@@ -163,8 +168,8 @@ fn call(place: &std::path::Path, calls: &str) -> std::process::Output {
 }
 
 #[test]
-fn a_link_of_the_image_is_mounted_over_by_one_container_after_the_other() {
-    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+fn each_container_mounts_over_a_link_of_the_image() {
+    let dir = dir();
     let at = |path: &str| dir.path().join(path);
     for path in ["private/tmp/old", "shares/one", "shares/two"] {
         std::fs::create_dir_all(at(path)).unwrap();
@@ -182,8 +187,8 @@ fn a_link_of_the_image_is_mounted_over_by_one_container_after_the_other() {
 }
 
 #[test]
-fn names_are_added_once_and_on_lines_of_their_own() {
-    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+fn host_aliases_are_added_once_and_on_lines_of_their_own() {
+    let dir = dir();
     std::fs::write(dir.path().join("hosts"), "127.0.0.1\tlocalhost").unwrap();
     for calls in ["hosts '10.0.0.1\ta\n'", "hosts '10.0.0.1\ta\n10.0.0.2\tb\n'"] {
         assert!(call(dir.path(), calls).status.success());
@@ -193,8 +198,8 @@ fn names_are_added_once_and_on_lines_of_their_own() {
 }
 
 #[test]
-fn the_directory_is_made_and_entered() {
-    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+fn the_working_directory_is_made_and_entered() {
+    let dir = dir();
     let wanted = dir.path().join("it's new/inside");
     let mut command = GuestCommand::example(&["pwd"]);
     command.working_dir = Some(wanted.display().to_string());
@@ -202,79 +207,82 @@ fn the_directory_is_made_and_entered() {
 }
 
 #[test]
-fn what_is_missing_is_told() {
+fn the_set_up_fails_for_a_missing_program_and_an_unknown_user() {
     let failure = prepare(&container(), &GuestCommand::example(&["/no/such/program"])).unwrap_err();
-    assert_eq!(failure.reason, "StartError");
+    assert_eq!(failure.reason, NotStartedReason::StartError);
     assert!(failure.message.contains("`/no/such/program`"), "{failure:?}");
     let nobody = GuestUser { uid: Some(3_999_999), ..GuestUser::default() };
     let failure = prepare(&container(), &GuestCommand { user: nobody, ..GuestCommand::example(&["true"]) })
         .unwrap_err();
-    assert_eq!(failure.reason, "CreateContainerConfigError");
+    assert_eq!(failure.reason, NotStartedReason::CreateContainerConfigError);
     assert!(failure.message.contains("user 3999999"), "{failure:?}");
 }
 
 #[test]
-fn only_known_reasons_are_believed() {
+fn the_last_line_of_the_set_up_is_parsed_and_unknown_reasons_are_replaced() {
     let said = |text: &str| read_set_up(text.as_bytes(), &GuestUser::default());
-    assert_eq!(said("failed Evil words here\n").unwrap().unwrap_err().reason, "CreateContainerError");
+    assert_eq!(
+        said("failed Evil words here\n").unwrap().unwrap_err().reason,
+        NotStartedReason::CreateContainerError
+    );
     for unfinished in ["", "noise\n", "ready self /var/tm", "failed StartError a"] {
         assert_eq!(said(unfinished), None, "{unfinished}");
     }
-    let ready = said("noise\nnotice careful\nready self /var/tmp/x y\nnoise").unwrap().unwrap();
+    let scripts = said("noise\nnotice careful\nready self /var/tmp/x y\nnoise").unwrap().unwrap();
     assert_eq!(
-        (ready.dir.as_str(), ready.notices.as_slice()),
+        (scripts.dir.as_str(), scripts.notices.as_slice()),
         ("/var/tmp/x y", ["careful".to_owned()].as_slice())
     );
     let user = GuestUser { uid: Some(1), gid: Some(2), ..GuestUser::default() };
-    let ready = |said: &str| read_set_up(said.as_bytes(), &user).unwrap().unwrap();
-    let enter = |said: &str| ready(said).enter().join(" ");
+    let scripts = |said: &str| read_set_up(said.as_bytes(), &user).unwrap().unwrap();
+    let enter = |said: &str| scripts(said).enter().join(" ");
     assert_eq!(enter("ready self /d\n"), "/bin/sh /d/enter");
     assert_eq!(enter("ready sudo /d\n"), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/enter");
     let chroot = "chroot -u 1 -g 2 -G 2,5 / /bin/sh /d/enter";
     assert_eq!(enter("ready chroot:1:2:2,5 /d\n"), chroot);
     assert_eq!(enter("ready sudo-chroot:1:2:2,5 /d\n"), format!("sudo -n {chroot}"));
-    assert_eq!(ready("ready sudo /d\n").probe().join(" "), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/probe");
-    // Whom the guest agent cannot kill has a limit of its own.
+    assert_eq!(scripts("ready sudo /d\n").probe().join(" "), "sudo -n -H -u #1 -g #2 -- /bin/sh /d/probe");
+    // The guest agent cannot kill another user's process, so that its line has a limit.
     let limit = Duration::from_secs(7);
     let lines =
-        |said: &str| [ready(said).wait(limit), ready(said).terminate(limit)].map(|line| line.join(" "));
+        |said: &str| [scripts(said).wait(limit), scripts(said).terminate(limit)].map(|line| line.join(" "));
     assert!(lines("ready self /d\n").iter().all(|line| line.starts_with("/bin/sh -c ")));
     let limited = "sudo -n -H -u #1 -g #2 -- /bin/sh /d/within 7 /bin/sh -c ";
     assert!(lines("ready sudo /d\n").iter().all(|line| line.starts_with(limited)));
 }
 
 #[test]
-fn what_hangs_is_killed_with_all_that_it_has_started() {
-    assert!(std::path::Path::new("/usr/bin/perl").exists(), "without /usr/bin/perl nothing keeps the time");
+fn a_probe_that_hangs_is_killed_with_all_that_it_has_started() {
+    assert!(std::path::Path::new("/usr/bin/perl").exists(), "without /usr/bin/perl there is no timer");
     let mut command = GuestCommand::example(&["true"]);
     command.env = vec![("V".into(), "known".into())];
-    let ready = prepare(&container(), &command).unwrap();
+    let scripts = prepare(&container(), &command).unwrap();
     let probe = |script: &str| {
-        let mut line = ready.probe();
+        let mut line = scripts.probe();
         line.extend(["1", "/bin/sh", "-c", script].map(str::to_owned));
         let done = Command::new(&line[0]).args(&line[1..]).stdin(Stdio::null()).output().unwrap();
         (done.status.code(), String::from_utf8(done.stdout).unwrap())
     };
     assert_eq!(probe("echo $V; exit 3"), (Some(3), "known\n".to_owned()));
     assert_eq!(probe("kill -TERM $$"), (Some(143), String::new()));
-    // Both would hold the output open.
+    // Both processes would hold the output open.
     assert_eq!(probe("trap '' TERM ALRM; sleep 20 & sleep 20; echo never").0, Some(137));
-    std::fs::remove_dir_all(&ready.dir).unwrap();
+    std::fs::remove_dir_all(&scripts.dir).unwrap();
 }
 
 #[test]
-fn a_command_is_asked_to_end_once_and_never_after_its_end() {
-    let ready = prepare(&container(), &GuestCommand::example(&["true"])).unwrap();
-    let file = |name: &str| format!("{}/{name}", ready.dir);
+fn a_command_gets_sigterm_once_and_never_after_its_end() {
+    let scripts = prepare(&container(), &GuestCommand::example(&["true"])).unwrap();
+    let file = |name: &str| format!("{}/{name}", scripts.dir);
     let terminate = || {
-        let line = ready.terminate(Duration::from_secs(7));
+        let line = scripts.terminate(Duration::from_secs(7));
         Command::new(&line[0]).args(&line[1..]).stderr(Stdio::null()).status().unwrap().code()
     };
     let mut asked = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
     std::fs::write(file("pid"), asked.id().to_string()).unwrap();
     assert_eq!(terminate(), Some(0));
     assert_eq!(asked.wait().unwrap().signal(), Some(15));
-    // Its number may be another's by now.
+    // Another process has the process ID now.
     let mut other = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
     std::fs::write(file("pid"), other.id().to_string()).unwrap();
     assert_eq!(terminate(), Some(0));
@@ -284,31 +292,31 @@ fn a_command_is_asked_to_end_once_and_never_after_its_end() {
     assert_eq!(other.try_wait().unwrap(), None);
     other.kill().unwrap();
     other.wait().unwrap();
-    // One that is gone, and nobody knows how, takes no signal.
+    // A command that is gone without an exit code takes no signal.
     std::fs::remove_file(file("code")).unwrap();
     assert_eq!(terminate(), Some(1));
-    std::fs::remove_dir_all(&ready.dir).unwrap();
+    std::fs::remove_dir_all(&scripts.dir).unwrap();
 }
 
 #[test]
 fn the_exit_code_of_a_hook_is_kept() {
     let mut command = GuestCommand::example(&["true"]);
     command.env = vec![("V".into(), "known".into())];
-    let ready = prepare(&container(), &command).unwrap();
+    let scripts = prepare(&container(), &command).unwrap();
     let said = |line: Vec<String>| Command::new(&line[0]).args(&line[1..]).output().unwrap();
     for (script, code) in [("exit 5", 5), ("[ $V = known ]", 0)] {
-        let mut line = ready.hook("post-start");
+        let mut line = scripts.hook("post-start");
         line.extend(["/bin/sh", "-c", script].map(str::to_owned));
         assert_eq!(said(line).status.code(), Some(code), "{script}");
-        let kept = said(ready.hook_code("post-start", Duration::from_secs(5))).stdout;
+        let kept = said(scripts.hook_code("post-start", Duration::from_secs(5))).stdout;
         assert_eq!(String::from_utf8(kept).unwrap(), format!("{code}\n"));
     }
-    std::fs::remove_dir_all(&ready.dir).unwrap();
+    std::fs::remove_dir_all(&scripts.dir).unwrap();
 }
 
 #[test]
-fn a_mount_hides_what_is_there_and_can_be_made_twice() {
-    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+fn a_mount_hides_the_images_files_and_each_kind_has_its_call() {
+    let dir = dir();
     let (path, script) = (dir.path().join("a/data"), dir.path().join("share"));
     std::fs::create_dir_all(path.join("old")).unwrap();
     std::fs::create_dir(&script).unwrap();
@@ -338,7 +346,8 @@ fn a_mount_hides_what_is_there_and_can_be_made_twice() {
     let mount = format!("mount_at '{share}/in/side' '/opt/x'\n");
     assert!(script(None, Missing::Awaited).contains(&mount));
     let made = Missing::Made { share: "w".into(), mode: 0o755 };
-    let part = "make_part '/Volumes/My Shared Files/w' 022 '/Volumes/My Shared Files/w/in/side' '/opt/x'\n";
+    let part =
+        "make_sub_path '/Volumes/My Shared Files/w' 022 '/Volumes/My Shared Files/w/in/side' '/opt/x'\n";
     assert!(script(None, made).contains(&format!("{part}{mount}")));
     let empty = format!("mount_or_empty '{share}' '{share}/in/side' '/opt/x'\n");
     assert!(script(None, Missing::Empty).contains(&empty));
@@ -349,8 +358,8 @@ fn a_mount_hides_what_is_there_and_can_be_made_twice() {
 }
 
 #[test]
-fn what_is_missing_in_a_volume_is_made_or_stands_empty() {
-    let dir = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+fn a_missing_sub_path_is_made_or_mounted_empty() {
+    let dir = dir();
     let at = |path: &str| dir.path().join(path);
     let word = |path: &str| quote(&at(path).display().to_string());
     std::fs::create_dir_all(at("shares/v/files")).unwrap();
@@ -358,12 +367,12 @@ fn what_is_missing_in_a_volume_is_made_or_stands_empty() {
     std::fs::create_dir(at("image")).unwrap();
     std::fs::write(at("image/own"), "").unwrap();
     let calls = [
-        format!("make_part {} 000 {} /x", word("shares/v"), word("shares/v/config.yaml")),
-        format!("make_part {} 027 {} /x", word("shares/v"), word("shares/v/new/er")),
+        format!("make_sub_path {} 000 {} /x", word("shares/v"), word("shares/v/config.yaml")),
+        format!("make_sub_path {} 027 {} /x", word("shares/v"), word("shares/v/new/er")),
         format!("mount_or_empty {} {} {}", word("shares/v"), word("shares/v/none"), word("image")),
         format!("mount_or_empty {} {} {}", word("shares/v"), word("shares/v/config.yaml"), word("config")),
     ];
-    // A container that is tried again finds what is there.
+    // A container that is restarted finds the files of its last start.
     for _ in 0..5 {
         let done = call(dir.path(), &calls.join("\n"));
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
@@ -377,7 +386,7 @@ fn what_is_missing_in_a_volume_is_made_or_stands_empty() {
     }
     std::os::unix::fs::symlink("nowhere", at("shares/v/dangling")).unwrap();
     let done =
-        call(dir.path(), &format!("make_part {} 000 {} /x", word("shares/v"), word("shares/v/dangling")));
+        call(dir.path(), &format!("make_sub_path {} 000 {} /x", word("shares/v"), word("shares/v/dangling")));
     let said = String::from_utf8_lossy(&done.stdout);
     assert_eq!(
         said,

@@ -1,6 +1,6 @@
-# Runs a command for no longer than so many seconds, with all that it starts. The guest agent may kill nobody but its own user, and some
-# of them kill only the process that they have started; so the one who keeps the time runs as the container's user, apart from the
-# process that the guest agent knows. Every macOS has perl.
+# Runs a command for at most so many seconds, then kills it with all that it has started. The guest agent can kill processes of its own
+# user only, and some guest agents kill only the process that they have started. So the process with the timer runs as the container's
+# user, and is not the process that the guest agent knows. Every macOS has perl.
 limit=$1
 shift
 [ -x /usr/bin/perl ] || exec "$@"

@@ -12,7 +12,10 @@ use tracing::{debug, info, warn};
 
 use super::pass_queue::{PassCount, PassQueue, PassTurn};
 use super::space_limit::image::ImageSpaceLimits;
-use super::{Image, ImageGcObservation, ImageVerdict, Need, PassStage, SpaceResult, Watermarks, choose};
+use super::{
+    Image, ImageGcObservation, ImageVerdict, ImageVerdictReason, Need, PassStage, SpaceResult, Watermarks,
+    choose,
+};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
@@ -218,7 +221,9 @@ impl ImageCollector {
                 |digest: &ImageDigest| observation.images.iter().any(|image| image.digest == *digest);
             let foreign =
                 self.images.local_images().borrow().iter().filter(|one| !is_known(&one.digest)).count();
-            self.metrics.images_judged(&verdicts, foreign);
+            let kept = |reason| verdicts.iter().filter(|one| one.1 == ImageVerdict::Keep(reason)).count();
+            let kept = ImageVerdictReason::ALL.map(|reason| (reason.name(), kept(reason)));
+            self.metrics.images_kept(kept.into_iter().chain([("foreign", foreign)]));
             debug!(?stage, ?verdicts, space = ?observation.space, "looked at the images");
             let mut candidates = verdicts.iter().filter(|(_, verdict)| *verdict == ImageVerdict::Delete);
             let Some((digest, _)) = candidates.find(|(digest, _)| !undeletable.contains(digest)) else {

@@ -1,6 +1,6 @@
-//! The address that other machines reach this one at.
+//! The Node's address, at which other machines reach this one.
 
-pub(crate) mod tailscale;
+mod tailscale;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -10,34 +10,30 @@ use nix::net::if_::InterfaceFlags;
 
 use tailscale::TailscaleError;
 
-/// Where the Node's address comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AddressSource {
-    /// The operator named it.
+    /// `--node-ip`.
     Given(IpAddr),
-    /// The first routable one of the machine, whenever it is looked for.
+    /// The first routable address of the machine.
     Auto,
-    /// Tailscale, by its program.
+    /// The address that this `tailscale` program prints.
     Tailscale(PathBuf),
 }
 
-/// No address to register with.
+/// There is no address to register with.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AddressError {
-    /// The one that was given leads nowhere.
     #[error("--node-ip {0} is not an address that other machines can reach this one at")]
     Unusable(IpAddr),
-    /// The one that was given is for VMs only.
+    /// The address is that of a bridge between the host and its VMs.
     #[error(
         "--node-ip {0} is the address of {1}, where this machine meets its VMs; no other machine reaches it there"
     )]
     Bridge(IpAddr, String),
-    /// Tailscale has none.
     #[error("--node-ip-source=tailscale: no address; see `tailscale status`")]
     Tailscale(#[from] TailscaleError),
 }
 
-/// An address of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Interface {
     name: String,
@@ -45,7 +41,7 @@ struct Interface {
 }
 
 impl AddressSource {
-    /// The address to begin with. That there is none yet is an error only for those who asked for a certain one.
+    /// The address at the start of the agent. With `Auto`, the network may come up later: no address is no error then.
     pub(crate) async fn first(&self) -> Result<Option<IpAddr>, AddressError> {
         match self {
             Self::Given(address) => check(*address, &interfaces()).map(Some),
@@ -54,15 +50,13 @@ impl AddressSource {
         }
     }
 
-    /// The address that there is now, `before` having been the last one.
-    ///
-    /// The network may come up after the agent, and a lease may bring another address.
+    /// The current address, after `before`. The network may come up after the agent, and DHCP may change the address.
     pub(crate) fn next(&self, before: Option<IpAddr>) -> Option<IpAddr> {
         match self {
             Self::Given(_) | Self::Tailscale(_) => before,
             Self::Auto => {
                 let found = interfaces();
-                // An address that is still there stays: the order of interfaces is nobody's promise.
+                // An address that is still there stays, because the order of interfaces may change.
                 let still = before.filter(|before| found.iter().any(|known| known.address == *before));
                 still.or_else(|| choose(&found)).or(before)
             }
@@ -100,7 +94,7 @@ fn check(given: IpAddr, found: &[Interface]) -> Result<IpAddr, AddressError> {
     }
 }
 
-/// Whether an interface is one that a host and its own guests meet at.
+/// Whether an interface connects the host with its own guests.
 fn is_bridge(name: &str) -> bool {
     ["bridge", "vmnet", "vmenet", "docker", "veth"].iter().any(|prefix| name.starts_with(prefix))
 }
@@ -118,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bridge_of_vms_is_not_a_way_to_this_machine() {
+    fn the_address_of_a_bridge_for_vms_is_not_chosen() {
         type Row = (&'static [(&'static str, &'static str)], Option<&'static str>);
         let table: [Row; 5] = [
             (&[("lo0", "127.0.0.1"), ("bridge100", "192.168.64.1"), ("en0", "10.0.0.2")], Some("10.0.0.2")),
@@ -133,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_address_is_taken_unless_it_leads_nowhere() {
+    fn a_given_address_is_used_unless_no_machine_can_reach_it() {
         let known = found(&[("en0", "10.0.0.2"), ("bridge100", "192.168.64.1")]);
         for good in ["10.0.0.2", "203.0.113.9", "127.0.0.1", "fd00::1"] {
             assert!(check(good.parse().unwrap(), &known).is_ok(), "{good}");

@@ -1,4 +1,4 @@
-//! The `tailscale` program: which address this machine has in its tailnet.
+//! The address of this machine in its tailnet, from the `tailscale` program.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -8,19 +8,17 @@ use command::CommandError;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// No address from Tailscale.
+/// Tailscale gave no address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TailscaleError {
-    /// The program did not answer.
     #[error(transparent)]
     Program(#[from] CommandError),
-    /// The program answered something else.
     #[error("`tailscale ip -4` printed {0:?}, which is no address")]
     Garbage(String),
 }
 
 /// The IPv4 address of this machine in its tailnet.
-pub(crate) async fn address(program: &Path) -> Result<IpAddr, TailscaleError> {
+pub(super) async fn address(program: &Path) -> Result<IpAddr, TailscaleError> {
     parse(&command::stdout(program, &["ip", "-4"], LIMIT).await?)
 }
 
@@ -36,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_is_the_address() {
+    fn the_first_line_that_tailscale_prints_is_the_address() {
         assert_eq!(parse("100.64.0.7\n").unwrap(), IpAddr::from([100, 64, 0, 7]));
         for bad in ["", "\n", "no tailnet\n", "fd7a::1\n"] {
             assert!(matches!(parse(bad), Err(TailscaleError::Garbage(_))), "{bad:?}");

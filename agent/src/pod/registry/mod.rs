@@ -1,19 +1,29 @@
-//! The Pods that have a worker, for those who look at all of them at once.
+//! The Pods that have a worker: for the eviction manager, for the collector of orphans, and for Pods that wait for a VM slot.
 
-pub(crate) mod active;
 pub(crate) mod slots;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
 use crate::names::PodUid;
+use slots::VmSlots;
 
-/// The Pods of this Node as the API last showed them; clones share it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct PodRegistry(Arc<Mutex<HashMap<PodUid, Entry>>>);
+/// The Pods of this Node as the API server last showed them, and the VM slots that they share. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct PodRegistry {
+    workers: watch::Sender<Workers>,
+    slots: VmSlots,
+}
+
+#[derive(Debug, Default)]
+struct Workers {
+    /// Whether every Pod that needs a worker has one. The manager must have listed the Pods for that.
+    complete: bool,
+    pods: HashMap<PodUid, Entry>,
+}
 
 #[derive(Debug)]
 struct Entry {
@@ -21,59 +31,86 @@ struct Entry {
     is_planned: bool,
 }
 
-/// A VM of a Pod is being planned, and its image fetched, until this is dropped.
+/// The worker of a Pod lasts until this is dropped. A worker that panics drops it too.
+#[derive(Debug)]
+pub(crate) struct WorkerGuard {
+    uid: PodUid,
+    registry: PodRegistry,
+}
+
+/// A worker fetches what a VM of its Pod is made of, and writes the VM's plan, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct PlanGuard {
     uid: PodUid,
-    roster: PodRegistry,
+    registry: PodRegistry,
 }
 
 impl PodRegistry {
-    /// A Pod has come.
-    pub(crate) fn enter(&self, uid: PodUid, pod: watch::Receiver<Arc<Pod>>) {
-        self.lock().insert(uid, Entry { pod, is_planned: false });
+    /// A registry without Pods, on a Mac that runs so many VMs at once.
+    pub(crate) fn new(vm_limit: usize) -> Self {
+        Self { workers: watch::Sender::new(Workers::default()), slots: VmSlots::new(vm_limit) }
     }
 
-    /// A Pod is gone.
-    pub(crate) fn leave(&self, uid: &PodUid) {
-        self.lock().remove(uid);
+    /// Enters a Pod that gets a worker.
+    pub(super) fn enter(&self, uid: PodUid, pod: watch::Receiver<Arc<Pod>>) -> WorkerGuard {
+        let entry = Entry { pod, is_planned: false };
+        self.workers.send_modify(|workers| drop(workers.pods.insert(uid.clone(), entry)));
+        WorkerGuard { uid, registry: self.clone() }
     }
 
-    /// All Pods.
+    /// From now on, a Pod without a worker needs none.
+    pub(super) fn complete(&self) {
+        self.workers.send_if_modified(|workers| !std::mem::replace(&mut workers.complete, true));
+    }
+
+    /// The Pods that have a worker, as soon as every Pod that needs one has it.
+    pub(crate) async fn with_worker(&self) -> HashSet<PodUid> {
+        let mut workers = self.workers.subscribe();
+        let complete = workers.wait_for(|workers| workers.complete).await;
+        // `self` has the sender, so this cannot fail.
+        complete.map(|workers| workers.pods.keys().cloned().collect()).unwrap_or_default()
+    }
+
     pub(crate) fn pods(&self) -> Vec<(PodUid, Arc<Pod>)> {
-        self.lock().iter().map(|(uid, entry)| (uid.clone(), entry.pod.borrow().clone())).collect()
+        let workers = self.workers.borrow();
+        workers.pods.iter().map(|(uid, entry)| (uid.clone(), entry.pod.borrow().clone())).collect()
     }
 
-    /// One of them.
     pub(crate) fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
-        self.lock().get(uid).map(|entry| entry.pod.borrow().clone())
+        self.workers.borrow().pods.get(uid).map(|entry| entry.pod.borrow().clone())
     }
 
-    /// Planning of a VM for a Pod begins.
-    pub(crate) fn plans(&self, uid: &PodUid) -> PlanGuard {
-        self.note(uid, true);
-        PlanGuard { uid: uid.clone(), roster: self.clone() }
+    /// Notes that a VM of a Pod is being planned.
+    pub(super) fn plan(&self, uid: &PodUid) -> PlanGuard {
+        self.note_plan(uid, true);
+        PlanGuard { uid: uid.clone(), registry: self.clone() }
     }
 
-    /// Whether a VM of a Pod is being planned.
     pub(crate) fn is_planned(&self, uid: &PodUid) -> bool {
-        self.lock().get(uid).is_some_and(|entry| entry.is_planned)
+        self.workers.borrow().pods.get(uid).is_some_and(|entry| entry.is_planned)
     }
 
-    fn note(&self, uid: &PodUid, is_planned: bool) {
-        if let Some(entry) = self.lock().get_mut(uid) {
-            entry.is_planned = is_planned;
-        }
+    pub(super) fn slots(&self) -> &VmSlots {
+        &self.slots
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn note_plan(&self, uid: &PodUid, is_planned: bool) {
+        self.workers.send_if_modified(|workers| {
+            let entry = workers.pods.get_mut(uid);
+            entry.is_some_and(|entry| std::mem::replace(&mut entry.is_planned, is_planned) != is_planned)
+        });
+    }
+}
+
+impl Drop for WorkerGuard {
+    fn drop(&mut self) {
+        self.registry.workers.send_if_modified(|workers| workers.pods.remove(&self.uid).is_some());
     }
 }
 
 impl Drop for PlanGuard {
     fn drop(&mut self) {
-        self.roster.note(&self.uid, false);
+        self.registry.note_plan(&self.uid, false);
     }
 }
 
@@ -81,15 +118,40 @@ impl Drop for PlanGuard {
 mod tests {
     use super::*;
 
+    fn enter(registry: &PodRegistry, uid: &PodUid) -> WorkerGuard {
+        registry.enter(uid.clone(), watch::channel(Arc::default()).1)
+    }
+
     #[test]
-    fn a_pod_is_planned_until_that_ends_however_it_does() {
-        let (roster, uid) = (PodRegistry::default(), "0b1c".parse::<PodUid>().unwrap());
-        drop(roster.plans(&uid));
-        assert!(!roster.is_planned(&uid), "nobody knows it");
-        roster.enter(uid.clone(), watch::channel(Arc::default()).1);
-        let planning = roster.plans(&uid);
-        assert!(roster.is_planned(&uid));
-        drop(planning);
-        assert!(!roster.is_planned(&uid) && roster.pod(&uid).is_some());
+    fn a_pod_is_planned_until_the_guard_is_dropped() {
+        let (registry, uid) = (PodRegistry::new(2), "0b1c".parse::<PodUid>().unwrap());
+        drop(registry.plan(&uid));
+        assert!(!registry.is_planned(&uid), "the registry does not know the Pod");
+        let _worker = enter(&registry, &uid);
+        let plan = registry.plan(&uid);
+        assert!(registry.is_planned(&uid));
+        drop(plan);
+        assert!(!registry.is_planned(&uid) && registry.pod(&uid).is_some());
+    }
+
+    #[tokio::test]
+    async fn workers_are_shown_once_they_are_complete_and_a_guard_ends_with_its_worker() {
+        let (registry, uid) = (PodRegistry::new(2), "0b1c".parse::<PodUid>().unwrap());
+        let guard = enter(&registry, &uid);
+        let asked = tokio::spawn({
+            let registry = registry.clone();
+            async move { registry.with_worker().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!asked.is_finished());
+        registry.complete();
+        assert_eq!(asked.await.unwrap(), HashSet::from([uid.clone()]));
+        let worker = tokio::spawn(async move {
+            let _guard = guard;
+            panic!("the worker dies");
+        });
+        assert!(worker.await.is_err());
+        assert_eq!(registry.with_worker().await, HashSet::new());
+        assert!(registry.pod(&uid).is_none() && registry.pods().is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Places for VMs. macOS counts a VM until the last of it is gone, however long ago the API has forgotten its Pod: a Pod that was let in
-//! since then waits for the place.
+//! VM slots. macOS limits how many VMs run at once, and counts a VM until its last process is gone. The API server may have forgotten the
+//! VM's Pod long before: a Pod that was admitted since then waits for the slot.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use crate::names::PodUid;
 
-/// The places, and which Pods have a VM in one; clones share them.
+/// The slots, and which Pods have a VM in one. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct VmSlots {
     limit: usize,
@@ -15,13 +15,13 @@ pub(crate) struct VmSlots {
 }
 
 impl VmSlots {
-    /// This many places, all free.
-    pub(crate) fn new(limit: usize) -> Self {
+    /// So many slots, all free.
+    pub(super) fn new(limit: usize) -> Self {
         Self { limit, held: watch::Sender::new(HashSet::new()) }
     }
 
-    /// Takes a place for a Pod that is about to start a VM; `false` when there is none.
-    pub(crate) fn take(&self, pod: &PodUid) -> bool {
+    /// Takes a slot for a Pod that is about to start a VM; `false` when none is free.
+    pub(in crate::pod) fn take(&self, pod: &PodUid) -> bool {
         let mut taken = false;
         self.held.send_if_modified(|held| {
             taken = held.contains(pod) || held.len() < self.limit;
@@ -30,13 +30,13 @@ impl VmSlots {
         taken
     }
 
-    /// Notes whether a Pod is seen to have a VM, whether or not there was a place for it.
-    pub(crate) fn note(&self, pod: &PodUid, has_vm: bool) {
+    /// Notes whether a Pod has a VM. A VM counts even if no slot was free for it.
+    pub(in crate::pod) fn note(&self, pod: &PodUid, has_vm: bool) {
         self.held.send_if_modified(|held| if has_vm { held.insert(pod.clone()) } else { held.remove(pod) });
     }
 
-    /// Tells of every place that is taken or left from now on.
-    pub(crate) fn changes(&self) -> watch::Receiver<HashSet<PodUid>> {
+    /// Changes whenever a slot is taken or freed from now on.
+    pub(in crate::pod) fn changes(&self) -> watch::Receiver<HashSet<PodUid>> {
         self.held.subscribe()
     }
 }
@@ -46,13 +46,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_only_so_many_places() {
+    fn no_more_slots_are_taken_than_there_are() {
         let slots = VmSlots::new(2);
         let [a, b, c] = ["a", "b", "c"].map(|uid| uid.parse::<PodUid>().unwrap());
         assert!(slots.take(&a) && slots.take(&b) && slots.take(&b));
         let mut changes = slots.changes();
         assert!(!slots.take(&c));
-        assert!(!changes.has_changed().unwrap(), "nobody is woken in vain");
+        assert!(!changes.has_changed().unwrap(), "a worker would wake up in vain");
         slots.note(&a, false);
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
@@ -60,13 +60,13 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_is_there_counts_in_any_case() {
+    fn a_vm_counts_even_without_a_slot() {
         let slots = VmSlots::new(1);
         let [a, b, c] = ["a", "b", "c"].map(|uid| uid.parse::<PodUid>().unwrap());
         slots.note(&a, true);
         slots.note(&b, true);
         slots.note(&a, false);
-        assert!(!slots.take(&c), "one of two too many is gone");
+        assert!(!slots.take(&c), "one of two VMs beyond the limit is left");
         slots.note(&b, false);
         assert!(slots.take(&c));
     }

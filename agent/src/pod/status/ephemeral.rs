@@ -6,6 +6,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::state::NotStartedReason;
+
 /// Why the container does not run, and what the user can do instead.
 pub(crate) const WHY: &str = "a VM cannot be joined by a container; `kubectl debug POD --copy-to=NAME --container=CONTAINER -- COMMAND` \
                        runs another command in a VM of its own";
@@ -36,7 +38,7 @@ fn known<'a>(status: Option<&'a PodStatus>, name: &str) -> Option<&'a ContainerS
 fn refused(container: &EphemeralContainer, now: Timestamp) -> ContainerStatus {
     let terminated = ContainerStateTerminated {
         exit_code: 128,
-        reason: Some("StartError".to_owned()),
+        reason: Some(NotStartedReason::StartError.to_string()),
         message: Some(WHY.to_owned()),
         finished_at: Some(Time(now)),
         ..ContainerStateTerminated::default()

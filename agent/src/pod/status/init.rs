@@ -94,7 +94,7 @@ fn shown(
         (InitStage::Waiting, _) => pending(context, &state.name),
         (InitStage::BackOff(delay), _) => backing_off(context.pod, &state.name, *delay),
         (InitStage::Running(since), None) => running(*since),
-        (InitStage::Running(since), Some(end)) => terminated(spec, None, &Outcome::lost_with(*since, end)),
+        (InitStage::Running(since), Some(end)) => terminated(spec, None, &Outcome::lost_with_vm(*since, end)),
         (InitStage::Over(outcome), _) => terminated(spec, None, outcome),
     };
     (now, last)

@@ -6,17 +6,16 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::is_final;
+use crate::apiserver::call::{CallError, DEADLINE, call};
+use crate::backoff::POD_STATUS;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::names::{PodName, PodUid};
 
-const LIMIT: Duration = Duration::from_secs(15);
-const FIRST_DELAY: Duration = Duration::from_millis(250);
-const LONGEST_DELAY: Duration = Duration::from_secs(15);
 /// How soon the agent writes the same status again after another controller changed it, as in the kubelet.
 const INSIST_AFTER: Duration = Duration::from_secs(10);
 
@@ -134,7 +133,7 @@ async fn publish(
     mut wanted: watch::Receiver<Option<PodStatus>>,
     published: watch::Sender<Option<Published>>,
 ) {
-    let mut delay = FIRST_DELAY;
+    let mut delays = POD_STATUS.delays();
     loop {
         let Some(status) = wanted.borrow_and_update().clone() else {
             if wanted.changed().await.is_err() {
@@ -145,29 +144,28 @@ async fn publish(
         let body = Patch::Strategic(patch(&uid, &status));
         let is_last = is_final(Some(&status));
         crash_point::point(if is_last { "agent.publish-final.before" } else { "agent.publish.before" });
-        let attempt = timeout(LIMIT, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
+        let attempt = call(DEADLINE, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
         crash_point::point(if is_last { "agent.publish-final.after" } else { "agent.publish.after" });
         let done = match attempt {
-            Ok(Ok(answer)) => {
+            Ok(answer) => {
                 debug!(%pod, phase = status.phase, "status published");
                 Ok(Published::new(status, &answer))
             }
-            Ok(Err(kube::Error::Api(answer))) if is_replaced(answer.code, &answer.message) => {
+            Err(CallError::Refused(answer)) if is_replaced(answer.code, &answer.message) => {
                 Ok(Published::in_vain(status))
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 // The Pod is most likely gone, but a proxy may have answered. The watch knows for sure.
-                if matches!(&error, kube::Error::Api(answer) if answer.code == 404) {
-                    delay = LONGEST_DELAY;
+                if error.is_not_found() {
+                    delays.skip_to_longest();
                 }
                 Err(chain(&error))
             }
-            Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
         };
         let problem = match done {
             Ok(last) => {
                 published.send_replace(Some(last));
-                delay = FIRST_DELAY;
+                delays.reset();
                 if wanted.changed().await.is_err() {
                     return;
                 }
@@ -177,11 +175,10 @@ async fn publish(
         };
         warn!(%pod, problem, "cannot publish the Pod's status; trying again");
         tokio::select! {
-            () = sleep(delay) => {}
+            () = sleep(delays.next()) => {}
             // A newer status is tried at once.
             changed = wanted.changed() => if changed.is_err() { return },
         }
-        delay = (delay * 2).min(LONGEST_DELAY);
     }
 }
 

@@ -26,7 +26,7 @@ use super::sync::restart::RestartDecision;
 use crate::duration;
 use crate::names::{Restart, VmName};
 use crate::state::RestartPolicy;
-use crate::state::{Ending, Outcome, Progress, ShimSpec, Stage, StopCause, VmRunView};
+use crate::state::{EndReason, Ending, NotStarted, Outcome, Progress, ShimSpec, Stage, StopCause, VmRunView};
 
 /// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
 pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
@@ -261,7 +261,7 @@ fn settle(statuses: &mut [ContainerStatus], all: bool) {
 fn never_ran() -> ContainerState {
     let terminated = ContainerStateTerminated {
         exit_code: 137,
-        reason: Some("ContainerStatusUnknown".to_owned()),
+        reason: Some(EndReason::ContainerStatusUnknown.to_string()),
         message: Some("the Pod was over before its container had started".to_owned()),
         ..ContainerStateTerminated::default()
     };
@@ -320,43 +320,37 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
 }
 
 fn end_of(attempt: &VmRunView, outcome: &Outcome) -> ContainerState {
-    let cause = attempt.heeded_stop().and_then(|stop| stop.cause);
+    let cause = attempt.effective_stop().and_then(|stop| stop.cause);
     terminated(attempt.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
 }
 
 /// The end of a container; `failed` is what it was stopped for, if that was its own failure.
 fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outcome) -> ContainerState {
-    let mut code = outcome.ending.exit_code();
-    let (reason, message) = match &outcome.ending {
+    let (mut code, mut reason) = (outcome.ending.exit_code(), outcome.ending.reason());
+    let message = match &outcome.ending {
         Ending::Stopped { .. } if let Some(cause) = failed => {
             // A VM that was stopped from outside is no success. 143 is SIGTERM's exit code.
             code = if code == 0 { 143 } else { code };
-            ("Error".to_owned(), Some(format!("the container {cause} and was stopped")))
+            reason = EndReason::Error;
+            Some(format!("the container {cause} and was stopped"))
         }
         Ending::Exited { message, .. } => {
-            let stopped = || failed.map(|cause| format!("the container {cause} and was stopped"));
-            (if code == 0 { "Completed" } else { "Error" }.to_owned(), message.clone().or_else(stopped))
+            message.clone().or_else(|| failed.map(|cause| format!("the container {cause} and was stopped")))
         }
-        Ending::InitFailed { container, .. } => {
-            ("Error".to_owned(), Some(format!("init container {container} failed")))
+        Ending::InitFailed { container, .. } => Some(format!("init container {container} failed")),
+        Ending::Stopped { killed: false } => None,
+        Ending::Stopped { killed: true } => {
+            Some("the VM did not shut down within its grace period and was killed".to_owned())
         }
-        Ending::Stopped { killed: false } => ("Completed".to_owned(), None),
-        Ending::Stopped { killed: true } => (
-            "Error".to_owned(),
-            Some("the VM did not shut down within its grace period and was killed".to_owned()),
-        ),
-        Ending::NotStarted { reason, message, .. } => (reason.clone(), Some(message.clone())),
-        Ending::Lost => (
-            "ContainerStatusUnknown".to_owned(),
-            Some(
-                "the VM was gone when the agent looked for it: it was killed, or the host was restarted"
-                    .to_owned(),
-            ),
+        Ending::NotStarted(NotStarted { message, .. }) => Some(message.clone()),
+        Ending::Lost => Some(
+            "the VM was gone when the agent looked for it: it was killed, or the host was restarted"
+                .to_owned(),
         ),
     };
     let terminated = ContainerStateTerminated {
         exit_code: code,
-        reason: Some(reason),
+        reason: Some(reason.to_string()),
         message,
         started_at: outcome.started_at.map(Time),
         finished_at: Some(Time(outcome.finished_at)),

@@ -5,7 +5,7 @@ use crate::image::PullPolicy;
 use crate::pod::sync::decide::Deadline;
 use crate::probe::state::ContainerHealth;
 use crate::state::RestartPolicy;
-use crate::state::{Holder, InitStage, InitState, ShimSpec, StopCause, StopRequest};
+use crate::state::{InitStage, InitState, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
 
 fn at(second: i64) -> Timestamp {
@@ -28,21 +28,11 @@ fn plan() -> VmPlan {
 
 fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
     VmRunView {
-        restart: Restart(restart),
-        holder: Holder::Nobody,
         spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))),
         begun: stage.is_some(),
-        progress: stage.map(|stage| Progress { stage, since: at(50), enter: Vec::new(), probe: Vec::new() }),
-        init: Vec::new(),
-        notices: Vec::new(),
-        wants_room: false,
-        due: None,
-        stop: None,
-        result: None,
-        by_itself: false,
-        asked: false,
+        progress: stage.map(|stage| Progress { since: at(50), ..Progress::example(stage) }),
         outcome: ending.map(|ending| Outcome { ending, started_at: Some(at(50)), finished_at: at(60) }),
-        cleaned: false,
+        ..VmRunView::example(restart)
     }
 }
 

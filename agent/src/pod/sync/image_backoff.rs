@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::backoff::IMAGE_PULL;
 use crate::error_chain::chain;
 use crate::image::ImageError;
 use crate::pod::status::Trouble;
 
-const FIRST_DELAY: Duration = Duration::from_secs(10);
-const LONGEST_DELAY: Duration = Duration::from_mins(5);
 /// How long the status shows the error before the back-off.
 const ERROR_SHOWN: Duration = Duration::from_secs(5);
 
@@ -26,7 +25,7 @@ pub(crate) struct ImageFailure {
 impl ImageFailure {
     /// A failure at a time, after another one or as the first.
     pub(crate) fn new(image: &str, error: &ImageError, before: Option<&Self>, at: Timestamp) -> Self {
-        let delay = before.map_or(FIRST_DELAY, |before| (before.delay * 2).min(LONGEST_DELAY));
+        let delay = IMAGE_PULL.next(before.map(|before| before.delay));
         Self { image: image.to_owned(), reason: error.reason(), message: chain(error), at, delay }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::time::later;
-use crate::backoff::restart_delay;
+use crate::backoff::CONTAINER_RESTART;
 use crate::state::RestartPolicy;
 use crate::state::{Ending, Outcome, StopCause, StopRequest};
 
@@ -47,7 +47,7 @@ pub(crate) fn verdict(
         RestartPolicy::OnFailure if ended_well && !failed_probe => RestartDecision::Succeeded,
         RestartPolicy::Always | RestartPolicy::OnFailure => {
             let crashes = if ran_for(outcome) >= WELL_AFTER { 0 } else { crashes };
-            let delay = restart_delay(crashes);
+            let delay = CONTAINER_RESTART.after(crashes);
             let at = later(outcome.finished_at, delay);
             RestartDecision::Restart { at, crashes: crashes.saturating_add(1), delay }
         }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::decide::{Desired, Observation};
 use crate::node::start_failures::Start;
-use crate::state::{Ending, Holder, HostFault, Outcome, Progress, Stage, VmRunView};
+use crate::state::{Ending, Holder, HostFault, NotStarted, Outcome, Progress, Stage, VmRunView};
 
 /// Whether a Pod has never run yet. A Pod whose VMs fail to start still waits.
 pub(crate) fn waits(seen: &Observation) -> bool {
@@ -25,7 +25,9 @@ pub(crate) fn start(attempt: &VmRunView, address_patience: Duration, now: Timest
     match (&attempt.outcome, &attempt.progress) {
         (
             Some(Outcome {
-                ending: Ending::NotStarted { message, fault: Some(fault), .. }, finished_at, ..
+                ending: Ending::NotStarted(NotStarted { message, fault: Some(fault), .. }),
+                finished_at,
+                ..
             }),
             _,
         ) => Some(Start::Failed { fault: *fault, message: message.clone(), at: *finished_at }),
@@ -61,8 +63,7 @@ pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::Restart;
-    use crate::state::RestartPolicy;
+    use crate::state::{NotStartedReason, RestartPolicy};
 
     const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -72,31 +73,16 @@ mod tests {
 
     fn attempt(stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
         VmRunView {
-            restart: Restart(0),
             holder: Holder::Shim,
-            spec: None,
             begun: stage.is_some(),
-            progress: stage.map(|stage| Progress {
-                stage,
-                since: at(1000),
-                enter: Vec::new(),
-                probe: Vec::new(),
-            }),
-            init: Vec::new(),
-            notices: Vec::new(),
-            wants_room: false,
-            due: None,
-            stop: None,
-            result: None,
-            by_itself: false,
-            asked: false,
+            progress: stage.map(|stage| Progress { since: at(1000), ..Progress::example(stage) }),
             outcome: ending.map(|ending| Outcome { ending, started_at: None, finished_at: at(2000) }),
-            cleaned: false,
+            ..VmRunView::example(0)
         }
     }
 
     fn not_started(fault: Option<HostFault>) -> Ending {
-        Ending::NotStarted { reason: "StartError".into(), message: "no".into(), fault }
+        NotStarted { reason: NotStartedReason::StartError, message: "no".into(), fault }.into()
     }
 
     #[test]
@@ -131,8 +117,7 @@ mod tests {
     #[test]
     fn a_stage_lasts_until_the_next_one() {
         let address = "127.0.0.2".parse().unwrap();
-        let step =
-            |stage, second| Progress { stage, since: at(second), enter: Vec::new(), probe: Vec::new() };
+        let step = |stage, second| Progress { since: at(second), ..Progress::example(stage) };
         let steps = [
             step(Stage::Cloning, 0),
             step(Stage::Configuring, 1),

@@ -1,72 +1,93 @@
 //! Disk space for the volumes and the VMs of a Pod.
 
+use std::path::{Path, PathBuf};
+
 use tokio::time::Instant;
 
 use super::Worker;
 use crate::fs::file::FileError;
-use crate::image::gc::{SpaceRequest, SpaceResult, VolumeSpaceLimit};
+use crate::image::gc::{DiskSpace, SpaceRequest, SpaceResult, VmSpaceLimit, VolumeSpaceLimit};
 use crate::names::Restart;
-use crate::pod::sync::desired::otherwise_wanted;
 use crate::volume::MountFailure;
 
-impl Worker {
-    /// Frees space for a shim that has found none, and tells it. The worker stops waiting if the Pod is to end meanwhile.
-    pub(super) async fn give_room(&mut self, vm: Restart) -> Result<(), FileError> {
-        let otherwise = otherwise_wanted(self.wanted, self.pod.clone(), self.gone.clone());
-        let result = tokio::select! {
-            result = self.free_space_for_vm(vm) => result?,
-            () = otherwise => return Ok(()),
-        };
-        if let Some(why) = result.why_not() {
-            let pod = self.pod.borrow().clone();
-            let note = format!(
-                "the Pod's VM has found no space on the disk, and {why}; free some disk space on the host"
-            );
-            self.host.events.warning(&pod, "FreeDiskSpaceFailed", &note);
-        }
-        self.dir.attempt(vm).tell_room_is_made()
+/// Frees disk space for one Pod.
+#[derive(Debug)]
+pub(super) struct PodDiskSpace {
+    disk_space: DiskSpace,
+    volumes_path: PathBuf,
+    volumes: VolumeSpaceLimit,
+    vms: VmSpaceLimit,
+}
+
+impl PodDiskSpace {
+    pub(super) fn new(disk_space: DiskSpace, volumes_path: PathBuf) -> Self {
+        let (volumes, vms) = (VolumeSpaceLimit::default(), VmSpaceLimit::default());
+        Self { disk_space, volumes_path, volumes, vms }
     }
 
-    /// A shim asks only for the disk that images are on.
-    async fn free_space_for_vm(&mut self, vm: Restart) -> Result<SpaceResult, FileError> {
-        let view = self.dir.attempt(vm).view()?;
-        let (disk_space, tart) = (self.host.disk_space.clone(), self.host.tart.clone());
-        // The log of a container that runs asks when it needs to, and goes on.
-        let is_for_log = view.running_since().is_some() && view.result.is_none();
-        let request = if is_for_log {
-            SpaceRequest::Path(tart.home())
-        } else {
-            SpaceRequest::Vm { restart: vm, limit: &mut self.vm_space }
-        };
-        Ok(disk_space.free(request).await)
+    /// Frees space on the disk of a path.
+    pub(super) async fn free(&self, path: &Path) -> SpaceResult {
+        self.disk_space.free(SpaceRequest::Path(path)).await
     }
 
     /// The Pod's volumes have found no space.
-    pub(super) fn want_room_for_volumes(&mut self) {
-        let free = self.free_space_for_volumes();
-        self.volume_space.request(Instant::now(), free);
+    pub(super) fn volumes_lack_space(&mut self) {
+        let free = self.free_for_volumes();
+        self.volumes.request(Instant::now(), free);
     }
 
-    /// The volumes of a VM that runs lack these things, and lacked those before.
-    pub(super) fn volumes_lack(&mut self, lack: &[MountFailure], before: &[MountFailure]) {
-        let free = self.free_space_for_volumes();
-        self.volume_space.follow(lack_space(lack), lack_space(before), Instant::now(), free);
+    /// The volumes of a VM that runs could not be updated for these reasons, and before for those.
+    pub(super) fn volumes_are_stale(&mut self, stale: &[MountFailure], before: &[MountFailure]) {
+        let free = self.free_for_volumes();
+        self.volumes.follow(lack_space(stale), lack_space(before), Instant::now(), free);
     }
 
-    fn free_space_for_volumes(&self) -> impl Future<Output = SpaceResult> + Send + use<> {
-        let (disk_space, path) = (self.host.disk_space.clone(), self.dir.volumes_path());
+    /// The Pod's volumes have what they need, or lack something else than space.
+    pub(super) fn volumes_lack_no_space(&mut self) {
+        self.volumes = VolumeSpaceLimit::default();
+    }
+
+    fn free_for_volumes(&self) -> impl Future<Output = SpaceResult> + Send + use<> {
+        let (disk_space, path) = (self.disk_space.clone(), self.volumes_path.clone());
         async move { disk_space.free(SpaceRequest::Path(&path)).await }
-    }
-
-    /// The volumes have what they need, or lack something else.
-    pub(super) fn want_no_room_for_volumes(&mut self) {
-        self.volume_space = VolumeSpaceLimit::default();
     }
 }
 
-/// Whether a full disk is behind any of these.
 fn lack_space(failures: &[MountFailure]) -> bool {
     failures.iter().any(|failure| failure.problem.is_for_want_of_space())
+}
+
+impl Worker {
+    /// Frees disk space for a shim that has found none, and answers it. A Pod that is to go meanwhile does not wait for the deletion of
+    /// images.
+    pub(super) async fn free_space_for_vm(&mut self, vm: Restart) -> Result<(), FileError> {
+        let otherwise = self.updates.otherwise_wanted();
+        let freed = tokio::select! {
+            freed = self.delete_images_for_vm(vm) => freed?,
+            () = otherwise => return Ok(()),
+        };
+        if let Some(why) = freed.why_not() {
+            let note = format!(
+                "the Pod's VM has found no space on the disk, and {why}; free some disk space on the host"
+            );
+            self.reporter.events().warning(&self.updates.pod(), "FreeDiskSpaceFailed", &note);
+        }
+        self.dir.run(vm).remove_disk_space_request()
+    }
+
+    /// A shim asks only for space on the disk that images are on.
+    async fn delete_images_for_vm(&mut self, vm: Restart) -> Result<SpaceResult, FileError> {
+        let run = self.dir.run(vm).view()?;
+        // The log of a container that runs asks whenever it needs space.
+        let is_for_log = run.running_since().is_some() && run.result.is_none();
+        let PodDiskSpace { disk_space, vms, .. } = &mut self.disk_space;
+        let request = if is_for_log {
+            SpaceRequest::Path(self.host.tart.home())
+        } else {
+            SpaceRequest::Vm { restart: vm, limit: vms }
+        };
+        Ok(disk_space.free(request).await)
+    }
 }
 
 #[cfg(test)]

@@ -1,183 +1,233 @@
-//! What a person is told of a Pod, by its status and in Events, each thing once, and what the host's figures learn of it.
+//! What a worker reports of its Pod: the status, Events, each of them once, and metrics.
 
-use k8s_openapi::api::core::v1::Pod;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tracing::warn;
 
-use super::Worker;
+use super::host::ReportTargets;
+use super::inputs::MissingInput;
+use crate::apiserver::events::Events;
 use crate::error_chain::chain;
-use crate::guest::script::REASONS;
-use crate::names::PodName;
-use crate::names::Restart;
-use crate::pod::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, ephemeral, is_final, render};
+use crate::metrics::Metrics;
+use crate::names::{PodName, Restart};
+use crate::pod::admission::{Refusal, VmPlan};
+use crate::pod::status::manager::StatusManager;
+use crate::pod::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, Trouble, ephemeral, is_final, render};
 use crate::pod::sync::decide::{Desired, Observation};
+use crate::pod::sync::image_backoff::ImageFailure;
 use crate::pod::sync::restart::RestartDecision;
 use crate::pod::sync::start_progress::{stages, start, waits};
-use crate::state::{Ending, InitStage, Stage, VmRunView};
+use crate::state::{EndReason, Ending, InitStage, NotStarted, PodDir, Stage, VmRunView};
 use crate::volume::MountFailure;
 
-/// What has been told in Events already, by this process.
-#[derive(Default)]
-#[allow(clippy::struct_excessive_bools, reason = "each is told on its own")]
-pub(super) struct ReportedEvents {
-    pub(super) refused: bool,
-    pub(super) crowded: bool,
-    pub(super) late: bool,
-    pub(super) backed_off: bool,
-    pub(super) shortage: Option<String>,
-    pub(super) stale: Vec<MountFailure>,
-    pub(super) created: Option<Restart>,
-    pub(super) started: Option<Restart>,
-    pub(super) ended: Option<Restart>,
-    pub(super) looping: Option<Restart>,
-    /// The init container that was last told to wait, and how often it had been started again.
-    pub(super) init_looping: Option<(String, u32)>,
+/// Reports on one Pod.
+#[derive(Debug)]
+pub(super) struct EventReporter {
+    name: PodName,
+    dir: PodDir,
+    targets: ReportTargets,
+    status: StatusManager,
+    /// The last status that the worker wanted to be published.
+    last_status: Option<PodStatus>,
+    reported: ReportedEvents,
 }
 
-impl Worker {
-    /// Has the API show what was observed, and Events tell what is new in it.
-    pub(super) fn publish(&mut self, seen: &Observation) {
-        let pod = self.pod.borrow().clone();
-        self.tell(&pod, seen);
+/// The Events that this process has written already.
+#[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each Event is written on its own")]
+struct ReportedEvents {
+    refused: bool,
+    waits_for_slot: bool,
+    late: bool,
+    image_backs_off: bool,
+    missing_input: Option<String>,
+    stale_volumes: Vec<MountFailure>,
+    created: Option<Restart>,
+    started: Option<Restart>,
+    ended: Option<Restart>,
+    backs_off: Option<Restart>,
+    /// The init container that was last reported to back off, and how often it had been restarted.
+    init_backs_off: Option<(String, u32)>,
+}
+
+/// What a report depends on besides the observation.
+#[derive(Debug)]
+pub(super) struct PodReport<'a> {
+    pub(super) pod: &'a Pod,
+    pub(super) plan: Result<&'a VmPlan, &'a Refusal>,
+    pub(super) image_failure: Option<&'a ImageFailure>,
+    /// What the containers wait for because an input is missing.
+    pub(super) input_trouble: Option<Trouble>,
+    pub(super) host_ip: Option<IpAddr>,
+}
+
+impl PodReport<'_> {
+    fn container(&self) -> &str {
+        self.plan.map_or("", |plan| &plan.container)
+    }
+}
+
+impl EventReporter {
+    pub(super) fn new(name: PodName, dir: PodDir, targets: ReportTargets, status: StatusManager) -> Self {
+        Self { name, dir, targets, status, last_status: None, reported: ReportedEvents::default() }
+    }
+
+    pub(super) fn events(&self) -> &Events {
+        &self.targets.events
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.targets.metrics
+    }
+
+    /// Whether the API server has taken a final phase from this agent.
+    pub(super) fn has_published_final(&self) -> bool {
+        self.status.has_published_final()
+    }
+
+    /// Waits until the API server has taken another status. Safe to cancel.
+    pub(super) async fn published(&mut self) {
+        self.status.changed().await;
+    }
+
+    /// Publishes what was observed, and writes Events about what is new in it.
+    pub(super) fn report(&mut self, seen: &Observation, report: &PodReport<'_>) {
+        let pod = report.pod;
+        self.report_observation(seen, report);
         if !waits(seen) {
-            self.host.metrics.pod_waits(self.dir.uid(), None);
+            self.metrics().pod_waits(self.dir.uid(), None);
         }
         if seen.wanted == Desired::Gone {
-            self.publisher.cease();
+            self.status.cease();
             return;
         }
         // A final phase stays as it is.
         if is_final(pod.status.as_ref()) {
             return;
         }
-        // What the API shows of a VM that is to be remembered first is not taken back.
+        // The status still has the VM that only the API server knows of. It must stay there until the worker has recorded that VM.
         if seen.forgotten().is_some() {
             return;
         }
         let accepted_at = self.dir.record().ok().flatten().map(|record| record.accepted_at);
         if waits(seen) {
-            self.host.metrics.pod_waits(self.dir.uid(), accepted_at);
+            self.metrics().pod_waits(self.dir.uid(), accepted_at);
         }
-        let image_error = self.image_failure.as_ref().map(|failure| failure.shown(seen.now));
-        let trouble = image_error.or_else(|| self.belongings.trouble());
+        let image_trouble = report.image_failure.map(|failure| failure.shown(seen.now));
         let context = Context {
-            pod: &pod,
-            before: self.shown.as_ref().or(pod.status.as_ref()),
-            plan: self.plan.as_ref(),
+            pod,
+            before: self.last_status.as_ref().or(pod.status.as_ref()),
+            plan: report.plan,
             accepted_at,
-            trouble: trouble.as_ref(),
-            host_ip: *self.host.address.borrow(),
+            trouble: image_trouble.as_ref().or(report.input_trouble.as_ref()),
+            host_ip: report.host_ip,
         };
         let status = render(seen, &context);
         for name in ephemeral::answered(&status, context.before) {
             let note = format!("Error: container {name} cannot be started: {}", ephemeral::WHY);
-            self.host.events.warning(&pod, "Failed", &note);
+            self.events().warning(pod, "Failed", &note);
         }
         if let Some(reason) = &status.reason
-            && self.shown.as_ref().and_then(|shown| shown.reason.as_ref()) != Some(reason)
+            && self.last_status.as_ref().and_then(|last| last.reason.as_ref()) != Some(reason)
         {
-            self.host.metrics.failed(reason);
+            self.metrics().failed(reason);
         }
-        self.shown = Some(status.clone());
-        self.publisher.want(status, &pod);
+        self.last_status = Some(status.clone());
+        self.status.want(status, pod);
     }
 
-    /// Tells what is new in an observation.
-    fn tell(&mut self, pod: &Pod, seen: &Observation) {
-        let events = &self.host.events;
-        if let Err(refusal) = &self.plan
-            && matches!(seen.wanted, Desired::Run(_))
-            && !std::mem::replace(&mut self.told.refused, true)
+    fn report_observation(&mut self, seen: &Observation, report: &PodReport<'_>) {
+        let (pod, is_to_run) = (report.pod, matches!(seen.wanted, Desired::Run(_)));
+        let ReportTargets { events, starts, address_patience, .. } = &self.targets;
+        if let Err(refusal) = report.plan
+            && is_to_run
+            && !std::mem::replace(&mut self.reported.refused, true)
         {
             events.warning(pod, refusal.reason.as_str(), &refusal.message);
         }
-        if let Some(words) = self.image_failure.as_ref().and_then(|failure| failure.back_off(seen.now))
-            && matches!(seen.wanted, Desired::Run(_))
-            && !std::mem::replace(&mut self.told.backed_off, true)
+        if let Some(words) = report.image_failure.and_then(|failure| failure.back_off(seen.now))
+            && is_to_run
+            && !std::mem::replace(&mut self.reported.image_backs_off, true)
         {
             events.normal(pod, "BackOff", &words);
         }
-        if seen.missed_deadline().is_some() && !std::mem::replace(&mut self.told.late, true) {
+        if seen.missed_deadline().is_some() && !std::mem::replace(&mut self.reported.late, true) {
             events.normal(pod, DEADLINE_EXCEEDED, TOO_LONG);
         }
-        let Some(attempt) = seen.attempts.last() else { return };
-        if let Some(start) = start(attempt, self.host.address_patience, seen.now) {
-            self.host.starts.tell(&start);
+        let Some(run) = seen.attempts.last() else { return };
+        if let Some(start) = start(run, *address_patience, seen.now) {
+            starts.report(&start);
         }
-        let told_before = shows_running(pod, attempt.restart);
-        if let Some(Stage::Booting | Stage::Up { .. } | Stage::Running { .. }) =
-            attempt.progress.as_ref().map(|progress| progress.stage)
-            && !told_before
-            && attempt.outcome.is_none()
-            && self.told.created.replace(attempt.restart) != Some(attempt.restart)
+        self.report_start(run, report);
+        self.report_end(seen, run, report);
+        self.report_back_off(seen, run, report);
+        self.report_notices(pod, run);
+    }
+
+    fn report_start(&mut self, run: &VmRunView, report: &PodReport<'_>) {
+        let (pod, Some(progress)) = (report.pod, &run.progress) else { return };
+        if run.outcome.is_some() || shows_running(pod, run.restart) {
+            return;
+        }
+        let place = self.dir.run(run.restart);
+        if let Stage::Booting | Stage::Up { .. } | Stage::Running { .. } = progress.stage
+            && self.reported.created.replace(run.restart) != Some(run.restart)
         {
-            let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-            let vm = self.dir.attempt(attempt.restart).vm();
-            events.normal(pod, "Created", &format!("Created container {container}: VM {vm} boots"));
+            let note = format!("Created container {}: VM {} boots", report.container(), place.vm());
+            self.events().normal(pod, "Created", &note);
         }
-        if let Some(progress) = &attempt.progress
-            && !told_before
-            && let Stage::Running { address } = progress.stage
-            && attempt.outcome.is_none()
-            && self.told.started.replace(attempt.restart) != Some(attempt.restart)
+        if let Stage::Running { address } = progress.stage
+            && self.reported.started.replace(run.restart) != Some(run.restart)
         {
-            events.normal(
-                pod,
-                "Started",
-                &format!("VM {} runs at {address}", self.dir.attempt(attempt.restart).vm()),
-            );
-            // Figures are worth no failure.
-            for (stage, took) in stages(&self.dir.attempt(attempt.restart).steps().unwrap_or_default()) {
-                self.host.metrics.stage_took(stage, took);
-            }
-        }
-        if let Some(outcome) = &attempt.outcome
-            && matches!(seen.wanted, Desired::Run(_))
-            // Whoever was asked to stop before it had started has not failed.
-            && !(attempt.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. }))
-            && self.told.ended.replace(attempt.restart) != Some(attempt.restart)
-        {
-            if let Ending::NotStarted { reason, message, .. } = &outcome.ending {
-                // The kubelet's word for what its own reasons are about.
-                if REASONS.contains(&reason.as_str()) {
-                    events.warning(pod, "Failed", &format!("Error: {message}"));
-                } else {
-                    events.warning(pod, reason, message);
-                }
-            }
-            if let Some(reason) = outcome.ending.failure() {
-                self.host.metrics.failed(reason);
-            }
-        }
-        self.tell_back_off(pod, seen, attempt);
-        self.tell_notices(pod, attempt);
-        let stale = self.belongings.problems();
-        let before = std::mem::replace(&mut self.told.stale, stale.clone());
-        self.volumes_lack(&stale, &before);
-        if before != stale {
-            for problem in &stale {
-                self.host.events.afresh().warning(pod, "FailedMount", &problem.to_string());
+            self.events().normal(pod, "Started", &format!("VM {} runs at {address}", place.vm()));
+            // Steps that cannot be read cost the metrics only.
+            for (stage, took) in stages(&place.steps().unwrap_or_default()) {
+                self.metrics().stage_took(stage, took);
             }
         }
     }
 
-    /// Tells that a container which keeps failing has to wait, once before each start.
-    fn tell_back_off(&mut self, pod: &Pod, seen: &Observation, attempt: &VmRunView) {
-        let waiting = attempt.init.iter().find(|init| matches!(init.now, InitStage::BackOff(_)));
-        if let Some(init) = waiting.map(|init| (init.name.clone(), init.restarts))
-            && self.told.init_looping.replace(init.clone()) != Some(init.clone())
+    fn report_end(&mut self, seen: &Observation, run: &VmRunView, report: &PodReport<'_>) {
+        let Some(outcome) = &run.outcome else { return };
+        // A VM that was asked to stop before it had started has not failed.
+        let was_stopped = run.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. });
+        if !matches!(seen.wanted, Desired::Run(_))
+            || was_stopped
+            || self.reported.ended.replace(run.restart) == Some(run.restart)
         {
-            self.host.events.warning(pod, "BackOff", &self.backs_off(&init.0));
+            return;
         }
-        let Some(outcome) = &attempt.outcome else { return };
-        match seen.verdict(attempt, outcome) {
+        if let Ending::NotStarted(NotStarted { reason, message, .. }) = &outcome.ending {
+            // The kubelet's word for its own reasons.
+            if reason.is_kubelets() {
+                self.events().warning(report.pod, "Failed", &format!("Error: {message}"));
+            } else {
+                self.events().warning(report.pod, &reason.to_string(), message);
+            }
+        }
+        let reason = outcome.ending.reason();
+        if reason != EndReason::Completed {
+            self.metrics().failed(&reason.to_string());
+        }
+    }
+
+    /// Reports that a container which keeps failing backs off, once before each start.
+    fn report_back_off(&mut self, seen: &Observation, run: &VmRunView, report: &PodReport<'_>) {
+        let waiting = run.init.iter().find(|init| matches!(init.now, InitStage::BackOff(_)));
+        if let Some(init) = waiting.map(|init| (init.name.clone(), init.restarts))
+            && self.reported.init_backs_off.replace(init.clone()) != Some(init.clone())
+        {
+            self.events().warning(report.pod, "BackOff", &self.backs_off(&init.0));
+        }
+        let Some(outcome) = &run.outcome else { return };
+        match seen.verdict(run, outcome) {
             RestartDecision::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
             _ => return,
         }
-        if self.told.looping.replace(attempt.restart) == Some(attempt.restart) {
-            return;
+        if self.reported.backs_off.replace(run.restart) != Some(run.restart) {
+            self.events().warning(report.pod, "BackOff", &self.backs_off(report.container()));
         }
-        let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-        self.host.events.warning(pod, "BackOff", &self.backs_off(container));
     }
 
     /// The kubelet's words.
@@ -187,20 +237,63 @@ impl Worker {
         format!("Back-off restarting failed container {container} in pod {name}_{namespace}({uid})")
     }
 
-    /// Tells what the shim has left to be told, each once.
-    fn tell_notices(&self, pod: &Pod, attempt: &VmRunView) {
-        if attempt.notices.is_empty() {
+    /// Writes Events about the shim's notices, each once.
+    fn report_notices(&self, pod: &Pod, run: &VmRunView) {
+        if run.notices.is_empty() {
             return;
         }
-        let place = self.dir.attempt(attempt.restart);
-        let told = place.told().unwrap_or(attempt.notices.len());
-        for notice in attempt.notices.iter().skip(told) {
-            self.host.events.warning(pod, &notice.reason, &notice.message);
+        let place = self.dir.run(run.restart);
+        let reported = place.notices_reported().unwrap_or(run.notices.len());
+        for notice in run.notices.iter().skip(reported) {
+            self.events().warning(pod, &notice.reason, &notice.message);
         }
-        if told < attempt.notices.len()
-            && let Err(error) = place.mark_told(attempt.notices.len())
+        if reported < run.notices.len()
+            && let Err(error) = place.mark_notices_reported(run.notices.len())
         {
-            warn!(pod = %self.name, error = chain(&error), "what has been told cannot be written down");
+            warn!(pod = %self.name, error = chain(&error), "cannot record which of the shim's notices are reported");
+        }
+    }
+
+    /// Reports the volumes of the current VM that could not be updated. Returns those that were reported before.
+    pub(super) fn stale_volumes(&mut self, pod: &Pod, stale: &[MountFailure]) -> Vec<MountFailure> {
+        let before = std::mem::replace(&mut self.reported.stale_volumes, stale.to_vec());
+        if before != stale {
+            for failure in stale {
+                self.events().afresh().warning(pod, "FailedMount", &failure.to_string());
+            }
+        }
+        before
+    }
+
+    /// Reports an input that is missing, once.
+    pub(super) fn missing_input(&mut self, pod: &Pod, missing: &MissingInput) {
+        if self.reported.missing_input.as_ref() == Some(&missing.message) {
+            return;
+        }
+        let note = match missing.event {
+            "Failed" => format!("Error: {}", missing.message),
+            _ => missing.message.clone(),
+        };
+        self.events().afresh().warning(pod, missing.event, &note);
+        self.reported.missing_input = Some(missing.message.clone());
+    }
+
+    /// No input is missing any more.
+    pub(super) fn inputs_are_complete(&mut self) {
+        self.reported.missing_input = None;
+    }
+
+    pub(super) fn image_failed(&mut self, pod: &Pod, failure: &ImageFailure, reason: &str) {
+        self.events().warning(pod, "Failed", failure.message());
+        self.metrics().failed(reason);
+        self.reported.image_backs_off = false;
+    }
+
+    /// Reports that the Pod's VM waits for a slot, once.
+    pub(super) fn waits_for_slot(&mut self, pod: &Pod) {
+        if !std::mem::replace(&mut self.reported.waits_for_slot, true) {
+            let note = "waiting until the VM of a Pod that has ended is gone; macOS still counts it";
+            self.events().normal(pod, "WaitingForVM", note);
         }
     }
 }

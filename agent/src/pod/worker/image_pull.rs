@@ -1,4 +1,4 @@
-//! Having a Pod's image on this host, and telling about it.
+//! The image of a Pod: found on this host or pulled, with Events about it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::Api;
-use tokio::time::timeout;
 
+use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
 use crate::image::PullPolicy;
 use crate::image::access::{ImageAccess, SecretUid};
 use crate::image::credentials::{self, BadSecret, Login};
-use crate::image::gc::{DiskSpace, SpaceRequest};
+use crate::image::gc::SpaceRequest;
+use crate::image::manager::ImageManager;
 use crate::image::pins::Pin;
-use crate::image::{ImageError, ImageStore, Pulled};
+use crate::image::{ImageError, Pulled};
 use crate::names::BaseName;
 use crate::names::ImageDigest;
 use crate::pod::admission::VmPlan;
 use crate::tart::Credential;
 
-const LIMIT: Duration = Duration::from_secs(15);
-/// Progress is told no more often than this, and no finer than in steps of so many percent.
-const TOLD_EVERY: Duration = Duration::from_secs(30);
-const TOLD_STEP: u8 = 10;
+/// Events about progress come no more often than this, and no finer than in steps of so many percent.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
+const PROGRESS_STEP: u8 = 10;
 
-/// What was last told of a pull.
+/// The last Event about a pull's progress.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
     percent: u8,
@@ -35,22 +35,20 @@ struct Progress {
 
 impl Progress {
     fn is_due(self, percent: u8, now: Instant) -> bool {
-        let further = percent.saturating_sub(self.percent) >= TOLD_STEP && percent < 100;
-        further && now.duration_since(self.at) >= TOLD_EVERY
+        let further = percent.saturating_sub(self.percent) >= PROGRESS_STEP && percent < 100;
+        further && now.duration_since(self.at) >= PROGRESS_INTERVAL
     }
 }
 
 /// What it takes to fetch the image of one Pod.
 #[derive(Debug)]
 pub(super) struct ImagePull {
-    pub(super) images: Arc<ImageStore>,
-    /// Frees disk space.
-    pub(super) disk_space: DiskSpace,
+    pub(super) manager: ImageManager,
     pub(super) events: Events,
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(super) secrets: Api<Secret>,
     pub(super) pod: Arc<Pod>,
-    /// The image that the Pod's last VM was made from: it need not show again that it may have that.
+    /// The image that the Pod's last VM was made from. The Pod has shown its right to that one.
     pub(super) had: Option<ImageDigest>,
 }
 
@@ -61,7 +59,7 @@ pub(super) struct ReadyImage {
     pub(super) base: BaseName,
     /// Whether it did not have to be pulled.
     pub(super) was_here: bool,
-    /// Until the plan that names it is written, nothing else keeps the image here.
+    /// Keeps the image from deletion until the plan that names it is written.
     pub(super) _pin: Pin,
 }
 
@@ -72,21 +70,19 @@ struct Found {
     was_here: bool,
 }
 
-/// A pull secret that is of no use.
+/// A pull secret that cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum SecretError {
-    #[error("the API server refused")]
-    Api(#[from] kube::Error),
-    #[error("the API server did not answer within {} s", LIMIT.as_secs())]
-    Late(#[from] tokio::time::error::Elapsed),
+    #[error(transparent)]
+    Call(#[from] CallError),
     #[error("it is not a pull secret")]
     Bad(#[from] BadSecret),
 }
 
 impl ImagePull {
-    /// Has the image ready for cloning. When there is no space for it, other images go, and it is tried once more.
+    /// Has the image ready for cloning. When there is no space for it, other images are deleted, and it is tried once more.
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
-        let mut pin = self.images.pin(&plan.image).await;
+        let mut pin = self.manager.images.pin(&plan.image).await;
         let ready = match self.ready(plan, &mut pin).await {
             Err(error) if error.is_for_want_of_space() && self.free_space(plan, &error).await => {
                 self.ready(plan, &mut pin).await
@@ -94,7 +90,7 @@ impl ImagePull {
             result => result,
         };
         if ready.is_ok() {
-            self.disk_space.image_is_ready(&plan.image);
+            self.manager.disk_space.image_is_ready(&plan.image);
         }
         ready.map(|(Found { digest, was_here }, base)| ReadyImage { digest, base, was_here, _pin: pin })
     }
@@ -102,19 +98,19 @@ impl ImagePull {
     async fn ready(&self, plan: &VmPlan, pin: &mut Pin) -> Result<(Found, BaseName), ImageError> {
         let found = loop {
             let found = self.find(plan).await?;
-            // Unless it was about to go, and what was found is no longer true.
+            // An image that was being deleted until now has to be found again.
             if pin.hold(&BaseName::of(&found.digest).to_string()).await {
                 break found;
             }
         };
-        let base = self.images.base(&plan.image, &found.digest).await?;
+        let base = self.manager.images.base(&plan.image, &found.digest).await?;
         Ok((found, base))
     }
 
     /// Frees disk space for the image; whether there is more than before.
     async fn free_space(&self, plan: &VmPlan, error: &ImageError) -> bool {
-        let result = self.disk_space.free(SpaceRequest::Image { name: &plan.image, error }).await;
-        let Some(why) = result.why_not() else { return true };
+        let freed = self.manager.disk_space.free(SpaceRequest::Image { name: &plan.image, error }).await;
+        let Some(why) = freed.why_not() else { return true };
         let note = format!(
             "there is no space for image `{}`, and {why}; free some disk space on the host",
             plan.image
@@ -124,16 +120,16 @@ impl ImagePull {
     }
 
     async fn find(&self, plan: &VmPlan) -> Result<Found, ImageError> {
-        let present = self.images.present(&plan.image, plan.pull).await?;
+        let present = self.manager.images.present(&plan.image, plan.pull).await?;
         if let Some(digest) = present.as_ref().filter(|digest| self.may_have(digest)) {
             return Ok(Found { digest: digest.clone(), was_here: true });
         }
         let keys = credentials::fitting(&plan.image, self.logins(plan).await);
         if let Some(digest) = present {
-            if self.images.access(&digest).is_for(keys.iter().map(|(_, secret)| secret)) {
+            if self.manager.images.access(&digest).is_for(keys.iter().map(|(_, secret)| secret)) {
                 return Ok(Found { digest, was_here: true });
             }
-            // As if it were not here: that is none of this Pod's business.
+            // The Pod must not learn that the image is here.
             if plan.pull == PullPolicy::Never {
                 return Err(ImageError::NeverPull(plan.image.clone()));
             }
@@ -141,26 +137,26 @@ impl ImagePull {
         self.pull(plan, &keys).await
     }
 
-    /// Whether the Pod may have an image that is here whatever its pull secrets are.
+    /// Whether the Pod may use an image that is here, whatever its pull secrets are.
     fn may_have(&self, digest: &ImageDigest) -> bool {
-        self.had.as_ref() == Some(digest) || self.images.access(digest) == ImageAccess::Everyone
+        self.had.as_ref() == Some(digest) || self.manager.images.access(digest) == ImageAccess::Everyone
     }
 
     async fn pull(&self, plan: &VmPlan, keys: &[(Credential, SecretUid)]) -> Result<Found, ImageError> {
         self.events.normal(&self.pod, "Pulling", &format!("pulling image `{}`", plan.image));
         let start = Instant::now();
-        let mut told = Progress { percent: 0, at: start };
+        let mut last = Progress { percent: 0, at: start };
         let arrived = |percent| {
-            if told.is_due(percent, Instant::now()) {
-                told = Progress { percent, at: Instant::now() };
+            if last.is_due(percent, Instant::now()) {
+                last = Progress { percent, at: Instant::now() };
                 let note = format!("pulling image `{}`: {percent} % are here", plan.image);
                 self.events.normal(&self.pod, "Pulling", &note);
             }
         };
         let credentials = keys.iter().map(|(credential, _)| credential.clone()).collect();
-        let Pulled { digest, by } = self.images.pull(&plan.image, credentials, arrived).await?;
+        let Pulled { digest, by } = self.manager.images.pull(&plan.image, credentials, arrived).await?;
         if let Some((_, secret)) = by.and_then(|by| keys.get(by)) {
-            self.images.grant(&digest, Some(secret));
+            self.manager.images.grant(&digest, Some(secret));
         }
         let took = start.elapsed().as_secs_f64();
         self.events.normal(
@@ -171,8 +167,8 @@ impl ImagePull {
         Ok(Found { digest, was_here: false })
     }
 
-    /// What the Pod's pull secrets have, and which one has it. One that is missing is told, and the pull is tried without it: the image
-    /// may be public.
+    /// The credentials in the Pod's pull secrets, each with its Secret. A Secret that is missing is reported, and the pull is tried without
+    /// it: the image may be public.
     async fn logins(&self, plan: &VmPlan) -> Vec<(Login, SecretUid)> {
         let mut found = Vec::new();
         for name in &plan.pull_secrets {
@@ -193,7 +189,7 @@ impl ImagePull {
     }
 
     async fn read(&self, name: &str) -> Result<Vec<(Login, SecretUid)>, SecretError> {
-        let secret = timeout(LIMIT, self.secrets.get(name)).await??;
+        let secret = call(DEADLINE, self.secrets.get(name)).await?;
         let uid = SecretUid(secret.uid().unwrap_or_default());
         Ok(credentials::read(&secret)?.into_iter().map(|login| (login, uid.clone())).collect())
     }
@@ -204,9 +200,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_told_now_and_then() {
+    fn events_about_progress_are_rare() {
         let start = Instant::now();
-        let told = Progress { percent: 20, at: start };
+        let last = Progress { percent: 20, at: start };
         for (percent, seconds, due) in [
             (25, 60, false),
             (30, 29, false),
@@ -216,7 +212,7 @@ mod tests {
             (10, 60, false),
         ] {
             assert_eq!(
-                told.is_due(percent, start + Duration::from_secs(seconds)),
+                last.is_due(percent, start + Duration::from_secs(seconds)),
                 due,
                 "{percent} {seconds}"
             );

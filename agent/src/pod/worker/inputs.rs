@@ -1,4 +1,4 @@
-//! What a Pod brings along: the environments of its containers, and its volumes.
+//! A Pod's inputs: the environments of its containers, and its volumes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,8 +8,10 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
+use super::fetch::GatherInputs;
+use super::host::InputSettings;
 use super::shim_spec;
 use crate::apiserver::watched_objects::first_of;
 use crate::env::expansion::lookup;
@@ -19,89 +21,226 @@ use crate::error_chain::chain;
 use crate::pod::status::Trouble;
 use crate::state::PodDir;
 use crate::tart::{Fault, Tart};
-use crate::volume::{Exceeded, HostPaths, MountFailure, PodVolumes, PrepareError, Prepared};
+use crate::volume::{Exceeded, MountFailure, PodVolumes, PrepareError, Prepared};
 
-/// How often something that is missing is looked for again, when nothing says that it has come.
+/// How often the worker looks for a missing input again, when no watch shows that it has come.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// What one Pod brings along. Whatever it is made of is watched for as long as it matters.
+/// The inputs of one Pod. A fetch may gather them beside the worker, which then sees them as the fetch last reported them.
 #[derive(Debug)]
 pub(super) struct Inputs {
-    world: InputSources,
+    gatherer: Arc<Mutex<InputGatherer>>,
+    status: watch::Receiver<InputStatus>,
+}
+
+/// What the worker sees of a Pod's inputs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct InputStatus {
+    missing: Option<MissingInput>,
+    /// What is larger than it may be.
+    exceeded: Option<Exceeded>,
+    /// The volumes that a running VM has in an older version than it should.
+    stale: Vec<MountFailure>,
+}
+
+/// Gathers the inputs of one Pod, and watches the objects that they are made of for as long as these matter.
+#[derive(Debug)]
+pub(super) struct InputGatherer {
+    sources: InputSources,
     pod: watch::Receiver<Arc<Pod>>,
     /// Absent once the Pod is over.
     volumes: Option<PodVolumes>,
     /// The environments of containers whose VM is not planned yet, by the containers' names.
     environments: Vec<(String, Environment)>,
-    /// The same of a container whose turn comes later, in a VM that runs.
-    due: Option<(String, Environment)>,
-    shortage: Option<MissingInput>,
-    /// The Pod as it was when everything was last looked for.
+    /// The environment of a container that starts later than others, in a VM that runs.
+    late: Option<(String, Environment)>,
+    /// The Pod as it was when its inputs were last looked for.
     tried: Option<Arc<Pod>>,
+    status: watch::Sender<InputStatus>,
 }
 
-/// All that a Pod brings along.
+/// All inputs of a Pod.
 #[derive(Debug)]
 pub(super) struct ReadyInputs {
-    /// By the containers' names; without those that are looked up when their turn comes.
+    /// By the containers' names; without those that are looked up when their container starts.
     pub(super) environments: BTreeMap<String, Resolved>,
-    /// Its volumes.
     pub(super) volumes: Prepared,
 }
 
-/// Something that is missing.
+/// An input that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MissingInput {
-    /// The reason of the Event that tells of it.
+    /// The reason of the Event about it.
     pub(super) event: &'static str,
-    /// What is told.
     pub(super) message: String,
     /// Whether the disk is full.
     pub(super) no_space: bool,
     /// The container's reason to wait, when it is not just being created.
     waiting: Option<&'static str>,
-    /// The container that waits, when it is one alone.
+    /// The container that waits; all containers when absent.
     container: Option<String>,
     retry_at: Timestamp,
 }
 
 impl Inputs {
-    /// What a Pod brings along; nothing is done about it yet.
+    /// The inputs of a Pod; nothing is done for them yet.
     pub(super) fn new(
         dir: &PodDir,
         pod: watch::Receiver<Arc<Pod>>,
-        world: InputSources,
-        host_paths: Arc<HostPaths>,
+        settings: &InputSettings,
         tart: &Tart,
     ) -> Self {
-        let volumes = Some(PodVolumes::new(dir, pod.clone(), world.clone(), host_paths, tart));
-        Self { world, pod, volumes, environments: Vec::new(), due: None, shortage: None, tried: None }
+        let InputSettings { sources, host_paths } = settings.clone();
+        let volumes = Some(PodVolumes::new(dir, pod.clone(), sources.clone(), host_paths, tart));
+        let (sender, status) = watch::channel(InputStatus::default());
+        let gatherer = InputGatherer {
+            sources,
+            pod,
+            volumes,
+            environments: Vec::new(),
+            late: None,
+            tried: None,
+            status: sender,
+        };
+        Self { gatherer: Arc::new(Mutex::new(gatherer)), status }
     }
 
-    /// Has everything ready for a VM, or says what is missing.
-    pub(super) async fn gather(&mut self) -> Result<ReadyInputs, MissingInput> {
-        self.due = None;
-        let gathered = self.try_gather().await;
-        match &gathered {
-            Ok(_) => {
-                // What runs has its environment; what changes in it now comes too late.
-                self.environments.clear();
-                self.shortage = None;
-            }
-            Err(shortage) => self.shortage = Some(shortage.clone()),
+    /// Takes in what the tasks of the volumes report.
+    pub(super) fn refresh(&mut self) {
+        // A fetch that has the lock reports by itself.
+        if let Ok(gatherer) = self.gatherer.try_lock() {
+            let missing = self.status.borrow().missing.clone();
+            gatherer.report(missing);
         }
+    }
+
+    /// Keeps the volumes of a VM that an earlier agent has started up to date. A fetch does that by itself.
+    pub(super) fn follow(&mut self) {
+        if let Ok(mut gatherer) = self.gatherer.try_lock()
+            && let Some(volumes) = &mut gatherer.volumes
+        {
+            volumes.follow();
+        }
+    }
+
+    /// What gathers the inputs, for one fetch, and what it reports.
+    pub(super) fn lend(
+        &self,
+    ) -> (impl Future<Output = OwnedMutexGuard<InputGatherer>> + Send + use<>, watch::Receiver<InputStatus>)
+    {
+        let mut reports = self.status.clone();
+        reports.mark_unchanged();
+        (self.gatherer.clone().lock_owned(), reports)
+    }
+
+    /// The variables of a container that is about to start, or what is missing. Waits some seconds for objects at most.
+    pub(super) async fn variables_of(&mut self, container: &Container) -> Result<Resolved, MissingInput> {
+        self.gatherer.lock().await.variables_of(container).await
+    }
+
+    /// Drops everything: the Pod is over.
+    pub(super) async fn end(&mut self) {
+        let mut gatherer = self.gatherer.lock().await;
+        gatherer.volumes = None;
+        gatherer.environments.clear();
+        gatherer.late = None;
+    }
+
+    /// Waits until an input that was missing may be there, or a volume is too large. Safe to cancel.
+    pub(super) async fn changed(&mut self) {
+        self.gatherer.lock().await.changed().await;
+    }
+
+    /// When the worker looks for the missing input again.
+    pub(super) fn retry_at(&self) -> Option<Timestamp> {
+        self.status.borrow().missing.as_ref().map(|missing| missing.retry_at)
+    }
+
+    /// What the containers wait for.
+    pub(super) fn trouble(&self) -> Option<Trouble> {
+        let status = self.status.borrow();
+        let missing = status.missing.as_ref()?;
+        Some(Trouble {
+            reason: missing.waiting?,
+            message: missing.message.clone(),
+            container: missing.container.clone(),
+        })
+    }
+
+    pub(super) fn exceeded(&self) -> Option<Exceeded> {
+        self.status.borrow().exceeded.clone()
+    }
+
+    pub(super) fn stale_volumes(&self) -> Vec<MountFailure> {
+        self.status.borrow().stale.clone()
+    }
+}
+
+impl InputStatus {
+    pub(super) fn missing(&self) -> Option<&MissingInput> {
+        self.missing.as_ref()
+    }
+}
+
+impl GatherInputs for InputGatherer {
+    type Ready = ReadyInputs;
+    type Missing = MissingInput;
+
+    async fn gather(&mut self) -> Result<ReadyInputs, MissingInput> {
+        self.late = None;
+        let gathered = self.try_gather().await;
+        if gathered.is_ok() {
+            // A VM has its environments once it is planned; the agent need not watch them any more.
+            self.environments.clear();
+        }
+        self.report(gathered.as_ref().err().cloned());
         gathered
+    }
+
+    async fn changed(&mut self) {
+        let environments = self
+            .environments
+            .iter_mut()
+            .chain(&mut self.late)
+            .map(|(_, one)| -> BoxFuture<'_, ()> { Box::pin(one.changed()) });
+        let volumes = self.volumes.iter_mut().map(|all| -> BoxFuture<'_, ()> { Box::pin(all.changed()) });
+        let is_missing = self.status.borrow().missing.is_some();
+        let tried = self.tried.clone().filter(|_| is_missing);
+        let pod = tried.map(|tried| -> BoxFuture<'_, ()> { Box::pin(described(self.pod.clone(), tried)) });
+        first_of(environments.chain(volumes).chain(pod).collect()).await;
+        // One wake-up for a change is enough, also when the worker does not look for the inputs again.
+        self.tried = Some(self.pod.borrow().clone());
+        self.status.send_if_modified(|status| {
+            if let Some(missing) = &mut status.missing {
+                missing.retry_at = Timestamp::now();
+            }
+            false
+        });
+    }
+}
+
+impl InputGatherer {
+    fn report(&self, missing: Option<MissingInput>) {
+        let volumes = self.volumes.as_ref();
+        let exceeded = volumes.and_then(PodVolumes::exceeded);
+        let stale = volumes.map(PodVolumes::problems).unwrap_or_default();
+        let status = InputStatus { missing, exceeded, stale };
+        self.status.send_if_modified(|known| {
+            let is_new = *known != status;
+            *known = status;
+            is_new
+        });
     }
 
     async fn try_gather(&mut self) -> Result<ReadyInputs, MissingInput> {
         let pod = self.pod.borrow().clone();
         self.tried = Some(pod.clone());
         let spec = pod.spec.clone().unwrap_or_default();
-        root_against_its_own_word(&pod)?;
+        runs_as_root_against_policy(&pod)?;
         if self.environments.is_empty() {
             let all = spec.init_containers.iter().flatten().chain(&spec.containers).enumerate();
             let planned = all.filter(|(turn, one)| *turn == 0 || !env::may_change(one));
-            let environment = |c| Environment::of(pod.clone(), c, &self.world);
+            let environment = |c| Environment::of(pod.clone(), c, &self.sources);
             self.environments = planned.map(|(_, one)| (one.name.clone(), environment(one))).collect();
         }
         self.environments.iter_mut().for_each(|(_, one)| one.follow(&pod));
@@ -109,7 +248,7 @@ impl Inputs {
             return Err(MissingInput::new("FailedMount", None, "the Pod is over".to_owned()));
         };
         let environments = resolve(&mut self.environments);
-        // A path that is made of variables has to wait for them; everything else is fetched at the same time.
+        // A `subPathExpr` has to wait for its variables; everything else is fetched at the same time.
         let has_expressions = spec
             .init_containers
             .iter()
@@ -131,78 +270,20 @@ impl Inputs {
         Ok(ReadyInputs { environments, volumes: volumes.map_err(|error| MissingInput::from(&error))? })
     }
 
-    /// The variables of a container whose turn has come, or what is missing.
-    pub(super) async fn variables_of(&mut self, container: &Container) -> Result<Resolved, MissingInput> {
+    async fn variables_of(&mut self, container: &Container) -> Result<Resolved, MissingInput> {
         let pod = self.pod.borrow().clone();
         self.tried = Some(pod.clone());
-        let known = self.due.take().filter(|(name, _)| *name == container.name);
-        let (name, due) = self.due.insert(known.unwrap_or_else(|| {
-            (container.name.clone(), Environment::of(pod.clone(), container, &self.world))
+        let known = self.late.take().filter(|(name, _)| *name == container.name);
+        let (name, late) = self.late.insert(known.unwrap_or_else(|| {
+            (container.name.clone(), Environment::of(pod.clone(), container, &self.sources))
         }));
-        due.follow(&pod);
-        let resolved = due.resolve().await.map_err(|error| MissingInput::of(name, &error));
-        self.shortage = resolved.as_ref().err().cloned();
+        late.follow(&pod);
+        let resolved = late.resolve().await.map_err(|error| MissingInput::of(name, &error));
+        self.report(resolved.as_ref().err().cloned());
         if resolved.is_ok() {
-            self.due = None;
+            self.late = None;
         }
         resolved
-    }
-
-    /// Keeps the volumes of a VM that an earlier agent has started as they are to be.
-    pub(super) fn follow(&mut self) {
-        if let Some(volumes) = &mut self.volumes {
-            volumes.follow();
-        }
-    }
-
-    /// Lets go of everything: the Pod is over.
-    pub(super) fn end(&mut self) {
-        self.volumes = None;
-        self.environments.clear();
-        self.due = None;
-    }
-
-    /// When what is missing is looked for again.
-    pub(super) fn retry_at(&self) -> Option<Timestamp> {
-        self.shortage.as_ref().map(|shortage| shortage.retry_at)
-    }
-
-    /// What the containers wait for.
-    pub(super) fn trouble(&self) -> Option<Trouble> {
-        let shortage = self.shortage.as_ref()?;
-        Some(Trouble {
-            reason: shortage.waiting?,
-            message: shortage.message.clone(),
-            container: shortage.container.clone(),
-        })
-    }
-
-    /// What is too large, if anything is.
-    pub(super) fn exceeded(&self) -> Option<Exceeded> {
-        self.volumes.as_ref().and_then(PodVolumes::exceeded)
-    }
-
-    /// The volumes that a running VM has in an older version than it should.
-    pub(super) fn problems(&self) -> Vec<MountFailure> {
-        self.volumes.as_ref().map(PodVolumes::problems).unwrap_or_default()
-    }
-
-    /// Waits until something is there that was not, or is too large. Safe to cancel.
-    pub(super) async fn changed(&mut self) {
-        let environments = self
-            .environments
-            .iter_mut()
-            .chain(&mut self.due)
-            .map(|(_, one)| -> BoxFuture<'_, ()> { Box::pin(one.changed()) });
-        let volumes = self.volumes.iter_mut().map(|all| -> BoxFuture<'_, ()> { Box::pin(all.changed()) });
-        let tried = self.tried.clone().filter(|_| self.shortage.is_some());
-        let pod = tried.map(|tried| -> BoxFuture<'_, ()> { Box::pin(described(self.pod.clone(), tried)) });
-        first_of(environments.chain(volumes).chain(pod).collect()).await;
-        // Once is enough to be told, also when nobody tries again.
-        self.tried = Some(self.pod.borrow().clone());
-        if let Some(shortage) = &mut self.shortage {
-            shortage.retry_at = Timestamp::now();
-        }
     }
 }
 
@@ -216,8 +297,8 @@ async fn described(mut pod: watch::Receiver<Arc<Pod>>, tried: Arc<Pod>) {
     }
 }
 
-/// A container that is to run as root, and never as root. No VM is needed to see that.
-fn root_against_its_own_word(pod: &Pod) -> Result<(), MissingInput> {
+/// Refuses a container with `runAsNonRoot` and `runAsUser: 0`. No VM is needed to see that.
+fn runs_as_root_against_policy(pod: &Pod) -> Result<(), MissingInput> {
     let spec = pod.spec.as_ref();
     let all = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let security = spec.and_then(|spec| spec.security_context.as_ref());
@@ -237,7 +318,7 @@ fn root_against_its_own_word(pod: &Pod) -> Result<(), MissingInput> {
     Ok(())
 }
 
-/// All environments, or the first thing that is missing for one. Each is asked, so that each is watched from here on.
+/// All environments, or the first input that is missing for one. Each is resolved, so that each is watched from here on.
 async fn resolve(
     environments: &mut [(String, Environment)],
 ) -> Result<BTreeMap<String, Resolved>, MissingInput> {
@@ -256,11 +337,11 @@ impl MissingInput {
         Self { event, message, no_space: false, waiting, container: None, retry_at }
     }
 
-    /// What is missing for the environment of one container.
+    /// An input of one container's environment.
     fn of(container: &str, error: &ConfigError) -> Self {
         // The kubelet's own word for the Event.
-        let shortage = Self::new("Failed", Some("CreateContainerConfigError"), chain(error));
-        Self { container: Some(container.to_owned()), ..shortage }
+        let missing = Self::new("Failed", Some("CreateContainerConfigError"), chain(error));
+        Self { container: Some(container.to_owned()), ..missing }
     }
 }
 
@@ -269,10 +350,10 @@ impl From<&PrepareError> for MissingInput {
         let no_space = error.is_for_want_of_space();
         let advice = if no_space { Fault::NoSpace.advice() } else { "" };
         let message = format!("{}{advice}", chain(error));
-        let shortage = match error {
+        let missing = match error {
             PrepareError::Mount(_) => Self::new(error.reason(), None, message),
             _ => Self::new("Failed", Some(error.reason()), message),
         };
-        Self { no_space, ..shortage }
+        Self { no_space, ..missing }
     }
 }

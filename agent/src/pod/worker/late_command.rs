@@ -1,4 +1,5 @@
-//! A container whose turn comes after others of its Pod: what it runs is looked up when it is to start, as for the first one.
+//! The command of a container that starts after others of its Pod. The worker looks its variables up when the container is to start, as
+//! for the first one.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
@@ -7,36 +8,39 @@ use super::retry::StepError;
 use super::shim_spec;
 use crate::crash_point;
 use crate::names::Restart;
-use crate::state::Delivery;
+use crate::state::CommandResponse;
 
 impl Worker {
-    /// Tells a shim what the container runs whose turn has come. A Pod that is to go meanwhile does not wait for it.
+    /// Gives a shim the command of the container that is to start. A Pod that is to go meanwhile does not wait for it.
     pub(super) async fn deliver(&mut self, restart: Restart) -> Result<(), StepError> {
-        let pod = self.pod.borrow().clone();
-        let attempt = self.dir.attempt(restart);
-        let Some(due) = attempt.due()? else { return Ok(()) };
+        let pod = self.updates.pod();
+        let run = self.dir.run(restart);
+        let Some(due) = run.command_request()? else { return Ok(()) };
         let Some(container) = named(&pod, &due.container) else {
             return Err(StepError::NoContainer(due.container));
         };
         let image = self.plan.as_ref().map(|plan| plan.image.clone()).unwrap_or_default();
-        let called_off = self.called_off(&image);
+        let dir = self.dir.clone();
+        // The worker reads the file again, and reports it if it cannot.
+        let is_evicted = move || matches!(dir.evicted(), Ok(Some(_)));
+        let called_off = self.updates.called_off(image, self.watcher.waker(), is_evicted);
         let variables = tokio::select! {
-            variables = self.belongings.variables_of(container) => variables,
+            variables = self.inputs.variables_of(container) => variables,
             () = called_off => return Ok(()),
         };
         let variables = match variables {
             Ok(known) => known.variables,
-            Err(shortage) => {
-                self.lacks(&pod, shortage);
+            Err(missing) => {
+                self.lacks(&pod, &missing);
                 return Ok(());
             }
         };
-        self.told.shortage = None;
+        self.reporter.inputs_are_complete();
         let Some(command) = shim_spec::command(&pod, container, variables) else {
             return Err(StepError::NoContainer(due.container));
         };
         crash_point::point("agent.deliver.resolved");
-        attempt.deliver(&Delivery { due, command })?;
+        run.write_command_response(&CommandResponse { request: due, command })?;
         Ok(())
     }
 }

@@ -1,15 +1,12 @@
-//! The start of a VM's shim, and of the next one when that comes to nothing.
+//! The start of a VM's shim.
 
-use std::collections::HashSet;
 use std::process::ExitStatus;
 
-use tokio::sync::watch;
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::timeout;
 
 use super::retry::StepError;
 use super::{RETRY, SAFETY_NET, Worker};
-use crate::names::PodUid;
 use crate::names::Restart;
 use crate::shim;
 
@@ -20,47 +17,45 @@ pub(super) struct Launched {
     end: JoinHandle<Option<ExitStatus>>,
 }
 
+impl Launched {
+    pub(super) fn is_for(&self, restart: Restart) -> bool {
+        self.restart == restart
+    }
+}
+
 impl Worker {
     /// Starts the shim of a planned VM.
     pub(super) async fn launch(&mut self, restart: Restart) -> Result<(), StepError> {
-        // Nobody would have a second one started if the first had taken the VM up.
-        if let Some(before) = self.launched.take().filter(|before| before.restart == restart) {
-            return Err(self.in_vain(before).await);
+        // A second start is decided on only if the first shim has ended before it took the VM up.
+        if let Some(before) = self.shims.take_launched(restart) {
+            return Err(self.shim_died(before).await);
         }
-        let attempt = self.dir.attempt(restart);
-        if let Some(forgotten) = self.forgotten(restart)? {
-            return self.end_forgotten(&forgotten).await;
+        if let Some(unknown) = self.unknown_vm(restart)? {
+            return self.end_unknown(&unknown).await;
         }
-        let mut changes = self.host.slots.changes();
-        if !self.host.slots.take(self.dir.uid()) {
-            self.wait_for_place(&mut changes).await;
+        let slots = self.host.registry.slots();
+        let mut changes = slots.changes();
+        if !slots.take(self.dir.uid()) {
+            self.reporter.waits_for_slot(&self.updates.pod());
+            tokio::select! {
+                Ok(()) = changes.changed() => {}
+                () = self.wait_at_most(SAFETY_NET) => {}
+            }
             return Ok(());
         }
-        let stirred = self.stirred.clone();
-        let ended = move || stirred.notify_one();
-        let end = block_in_place(|| shim::launch(&self.host.program, &self.dir, &attempt, ended))?;
-        self.launched = end.map(|end| Launched { restart, end });
+        let waker = self.watcher.waker();
+        let ended = move || waker.notify_one();
+        let run = self.dir.run(restart);
+        let end = block_in_place(|| shim::launch(&self.host.vms.shim, &self.dir, &run, ended))?;
+        self.shims.launched(end.map(|end| Launched { restart, end }));
         Ok(())
     }
 
-    /// What can be told of a shim that was gone before it had taken its VM up.
-    async fn in_vain(&self, Launched { restart, end }: Launched) -> StepError {
-        // It holds no lock any more, so it is as good as reaped.
+    /// The error about a shim that has ended before it took its VM up.
+    async fn shim_died(&mut self, Launched { restart, end }: Launched) -> StepError {
+        // The shim holds no lock any more, so its exit status comes in a moment.
         let status = timeout(RETRY, end).await.ok().and_then(|joined| joined.ok().flatten());
-        let status = status.map_or_else(|| "nobody knows how".to_owned(), |status| status.to_string());
+        let status = status.map_or_else(|| "exit status unknown".to_owned(), |status| status.to_string());
         StepError::ShimDied { status, log: self.dir.shim_log_path(restart) }
-    }
-
-    /// Waits until a VM that is no longer wanted has gone: there was no place for this Pod's.
-    async fn wait_for_place(&mut self, changes: &mut watch::Receiver<HashSet<PodUid>>) {
-        if !std::mem::replace(&mut self.told.crowded, true) {
-            let pod = self.pod.borrow().clone();
-            let note = "waiting until the VM of a Pod that has ended is gone; macOS still counts it";
-            self.host.events.normal(&pod, "WaitingForVM", note);
-        }
-        tokio::select! {
-            Ok(()) = changes.changed() => {}
-            () = self.wait_at_most(SAFETY_NET) => {}
-        }
     }
 }

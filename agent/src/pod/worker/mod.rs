@@ -1,210 +1,115 @@
-//! One task per Pod: observe, decide, do one thing, and again.
+//! One task per Pod: observe, decide, take one step, and again.
 
-pub(crate) mod disk_space;
-pub(crate) mod event_reporter;
-pub(crate) mod image_pull;
-pub(crate) mod inputs;
-pub(crate) mod late_command;
-pub(crate) mod launch;
-pub(crate) mod plan;
-pub(crate) mod probe_manager;
-pub(crate) mod retry;
-pub(crate) mod shim_spec;
-pub(crate) mod state_watcher;
-pub(crate) mod teardown;
+mod disk_space;
+mod event_reporter;
+mod fetch;
+pub(crate) mod host;
+mod image_pull;
+mod inputs;
+mod late_command;
+mod launch;
+mod plan;
+mod probe_manager;
+mod retry;
+mod shim_history;
+mod shim_spec;
+mod state_watcher;
+mod teardown;
+mod updates;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::Api;
-use tokio::sync::{Notify, watch};
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
-use super::registry::PodRegistry;
-use super::registry::active::ActiveWorkers;
-use super::registry::slots::VmSlots;
 use super::status::is_final;
 use super::status::manager::StatusManager;
 use super::sync::decide::{Decision, Desired, Observation, decide};
-use super::sync::desired::{deadline, started, wanted};
+use super::sync::desired::{deadline, started};
 use super::sync::image_backoff::ImageFailure;
-use crate::apiserver::events::Events;
 use crate::crash_point;
-use crate::env::sources::InputSources;
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
-use crate::image::ImageStore;
-use crate::image::gc::{DiskSpace, VmSpaceLimit, VolumeSpaceLimit};
-use crate::metrics::Metrics;
-use crate::names::Restart;
 use crate::names::{PodName, PodUid};
-use crate::node::start_failures::StartReports;
-use crate::shim;
-use crate::state::{PodDir, PodRecord, StopRequest, VmRun};
-use crate::tart::Tart;
-use crate::volume::HostPaths;
-use event_reporter::ReportedEvents;
+use crate::state::{PodDir, PodRecord, VmRun, VmRunView};
+use disk_space::PodDiskSpace;
+use event_reporter::{EventReporter, PodReport};
+use fetch::Fetches;
+use host::Host;
 use inputs::Inputs;
-use launch::Launched;
 use probe_manager::ProbeManager;
-use retry::{FailedStep, StepError};
+use retry::{Retries, StepError};
+use shim_history::ShimHistory;
 use state_watcher::StateWatcher;
-use std::net::IpAddr;
+pub(super) use updates::PodUpdates;
 
-/// How often a Pod is looked at even though nothing was seen to change.
-pub(super) const SAFETY_NET: Duration = Duration::from_secs(10);
-/// After an effect has failed, and after a VM that should be gone is still there.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// How long a VM that has lost its shim may take to stop before it is killed.
-pub(super) const ORPHAN_PATIENCE: Duration = Duration::from_secs(5);
-/// What all workers share.
-#[derive(Debug, Clone)]
-pub(crate) struct Host {
-    /// The program to start as a shim: the agent's own.
-    pub(crate) program: PathBuf,
-    /// The `tart` program.
-    pub(crate) tart: Tart,
-    /// The images on this host.
-    pub(crate) images: Arc<ImageStore>,
-    /// The Node's address.
-    pub(crate) address: watch::Receiver<Option<IpAddr>>,
-    /// Where Events go.
-    pub(crate) events: Events,
-    /// Where starts of VMs are told, for the Node's sake.
-    pub(crate) starts: StartReports,
-    /// How long a VM may be without an address before the host is to blame.
-    pub(crate) address_patience: Duration,
-    /// The file in which macOS writes down whom it has lent addresses to.
-    pub(crate) dhcp_leases: PathBuf,
-    /// The domain of the cluster's Services and Pods.
-    pub(crate) cluster_domain: String,
-    /// How long a guest may take to boot.
-    pub(crate) boot_limit: Duration,
-    /// Where what Pods bring along comes from.
-    pub(crate) world: InputSources,
-    /// Which directories of the host Pods may have.
-    pub(crate) host_paths: Arc<HostPaths>,
-    /// Where Pods that wait for a VM are counted.
-    pub(crate) metrics: Metrics,
-    /// The places for VMs.
-    pub(crate) slots: VmSlots,
-    /// The Pods.
-    pub(crate) roster: PodRegistry,
-    /// Frees disk space.
-    pub(crate) disk_space: DiskSpace,
-    /// Which Pods have a worker.
-    pub(crate) at_work: ActiveWorkers,
-}
+/// How often a worker looks at its Pod even though nothing was seen to change.
+const SAFETY_NET: Duration = Duration::from_secs(10);
+/// After a step has failed, and after a VM that should be gone is still there.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long a VM that has lost its shim may take to stop before tart kills it.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// The task of one Pod.
-pub(crate) struct Worker {
+pub(super) struct Worker {
     host: Arc<Host>,
-    dir: PodDir,
-    api: Api<Pod>,
-    secrets: Api<Secret>,
+    client: Client,
     name: PodName,
-    /// The Pod as the API last showed it.
-    pod: watch::Receiver<Arc<Pod>>,
-    /// Whether the API no longer knows the Pod.
-    gone: watch::Receiver<bool>,
-    /// What was wanted of the Pod when it was last looked at.
-    wanted: Desired,
-    /// Rung when something has happened to one of the Pod's VMs.
-    stirred: Arc<Notify>,
-    bell: StateWatcher,
-    publisher: StatusManager,
+    dir: PodDir,
+    updates: PodUpdates,
+    /// How the Pod was admitted, or what its last VM was planned by.
     plan: Result<VmPlan, Refusal>,
-    probing: ProbeManager,
-    belongings: Inputs,
-    image_failure: Option<ImageFailure>,
-    setback: Option<FailedStep>,
-    launched: Option<Launched>,
-    /// The VM without a shim whose guest was asked last.
-    asked: Option<Restart>,
-    /// The VM without a shim that was told to stop last.
-    stopped: Option<Restart>,
-    /// How often in a row a VM without a shim was told to stop.
-    vain_stops: u32,
-    /// How often in a row a VM could not be deleted because its shim has not gone.
-    vain_cleans: u32,
-    /// Whether the Pod's volumes could not be removed when that was tried last.
-    vain_wipe: bool,
-    /// The status that was last asked to be published.
-    shown: Option<PodStatus>,
-    told: ReportedEvents,
-    volume_space: VolumeSpaceLimit,
-    vm_space: VmSpaceLimit,
-}
-
-/// What a worker is told of its Pod.
-#[derive(Debug)]
-pub(crate) struct PodFeed {
-    /// How it was admitted.
-    pub(crate) plan: Result<VmPlan, Refusal>,
-    /// The Pod as the API shows it.
-    pub(crate) pod: watch::Receiver<Arc<Pod>>,
-    /// Whether the API no longer knows it.
-    pub(crate) gone: watch::Receiver<bool>,
-}
-
-impl std::fmt::Debug for Worker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Worker").field("pod", &self.name).finish_non_exhaustive()
-    }
+    watcher: StateWatcher,
+    probes: ProbeManager,
+    inputs: Inputs,
+    fetches: Fetches,
+    shims: ShimHistory,
+    retries: Retries,
+    disk_space: PodDiskSpace,
+    reporter: EventReporter,
 }
 
 impl Worker {
-    /// A worker for one Pod.
-    pub(crate) fn new(host: Arc<Host>, client: Client, name: PodName, dir: PodDir, feed: PodFeed) -> Self {
-        let api: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
-        let secrets = Api::namespaced(client, &name.namespace);
-        let publisher = StatusManager::spawn(api.clone(), name.clone(), dir.uid().clone());
-        let PodFeed { plan, pod, gone } = feed;
-        let stirred = Arc::new(Notify::new());
-        let wanted = wanted(&pod.borrow(), *gone.borrow());
-        let (world, host_paths) = (host.world.clone(), host.host_paths.clone());
-        let belongings = Inputs::new(&dir, pod.clone(), world, host_paths, &host.tart);
+    pub(super) fn new(
+        host: Arc<Host>,
+        client: Client,
+        name: PodName,
+        dir: PodDir,
+        plan: Result<VmPlan, Refusal>,
+        updates: PodUpdates,
+    ) -> Self {
+        let pods = Api::namespaced(client.clone(), &name.namespace);
+        let status = StatusManager::spawn(pods, name.clone(), dir.uid().clone());
+        let targets = host.reports.clone();
         Self {
+            watcher: StateWatcher::default(),
+            probes: ProbeManager::new(host.tart.clone(), targets.events.clone()),
+            inputs: Inputs::new(&dir, updates.pods(), &host.inputs, &host.tart),
+            fetches: Fetches::default(),
+            shims: ShimHistory::default(),
+            retries: Retries::default(),
+            disk_space: PodDiskSpace::new(host.images.disk_space.clone(), dir.volumes_path()),
+            reporter: EventReporter::new(name.clone(), dir.clone(), targets, status),
             host,
-            dir,
-            api,
-            secrets,
+            client,
             name,
-            wanted,
-            pod,
-            gone,
-            bell: StateWatcher::new(stirred.clone()),
-            stirred,
-            publisher,
+            dir,
+            updates,
             plan,
-            probing: ProbeManager::default(),
-            belongings,
-            image_failure: None,
-            setback: None,
-            launched: None,
-            asked: None,
-            stopped: None,
-            vain_stops: 0,
-            vain_cleans: 0,
-            vain_wipe: false,
-            shown: None,
-            told: ReportedEvents::default(),
-            volume_space: VolumeSpaceLimit::default(),
-            vm_space: VmSpaceLimit::default(),
         }
     }
 
-    /// Works until the Pod is gone and forgotten.
-    pub(crate) async fn run(mut self) -> PodUid {
+    /// Works until the Pod is gone and nothing is left of it.
+    pub(super) async fn run(mut self) -> PodUid {
         loop {
-            let seen = match self.observe() {
+            let seen = match self.follow().and_then(|runs| self.observe(runs)) {
                 Ok(seen) => seen,
                 Err(error) => {
                     warn!(pod = %self.name, error = chain(&error), "cannot read the Pod's state; trying again");
@@ -212,86 +117,131 @@ impl Worker {
                     continue;
                 }
             };
-            self.host.slots.note(self.dir.uid(), seen.has_vm());
-            self.publish(&seen);
+            self.host.registry.slots().note(self.dir.uid(), seen.has_vm());
+            self.report(&seen);
             let decision = decide(&seen);
             debug!(pod = %self.name, ?decision, "decided");
-            if let Decision::Wait(until) = decision {
-                self.wait(until).await;
-                continue;
+            // A fetch lasts for as long as a VM with its image is to be planned.
+            let is_plan = matches!(decision, Decision::Plan { .. });
+            self.fetches.keep_for(seen.image.as_deref().filter(|_| is_plan));
+            match decision {
+                Decision::Wait(until) => {
+                    self.wait(until).await;
+                    continue;
+                }
+                Decision::Plan { .. } if !self.fetches.is_over() => {
+                    self.fetch(decision, &seen).await;
+                    continue;
+                }
+                // The step begins with the fetch.
+                Decision::Plan { .. } => {}
+                _ => crash_point::point(&format!("agent.{}.before", decision.name())),
             }
-            crash_point::point(&format!("agent.{}.before", decision.name()));
-            if let Err(error) = self.act(decision).await {
+            if let Err(error) = self.step(decision).await {
                 self.failed(decision, &error).await;
                 continue;
             }
-            // Whether a shim that was started is of any use is seen later.
-            if !matches!(decision, Decision::Launch(_)) {
-                self.setback = None;
-            }
-            if !matches!(decision, Decision::StopOrphan(_)) {
-                self.vain_stops = 0;
-            }
-            if !matches!(decision, Decision::Clean(_)) {
-                self.vain_cleans = 0;
-            }
+            self.retries.succeeded(decision);
+            self.shims.succeeded(decision);
             crash_point::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::Forget {
-                self.host.metrics.pod_waits(self.dir.uid(), None);
+                self.reporter.metrics().pod_waits(self.dir.uid(), None);
                 info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
                 return self.dir.uid().clone();
             }
         }
     }
 
-    fn observe(&mut self) -> Result<Observation, FileError> {
-        let gone = *self.gone.borrow_and_update();
-        let pod = self.pod.borrow_and_update().clone();
-        let attempts = self.dir.attempts()?;
-        // Before anything is read: what happens after that rings.
-        let lasting: Vec<_> = attempts.iter().filter(|one| !one.is_cleaned()).map(VmRun::path).collect();
-        let wanted = wanted(&pod, gone);
-        self.wanted = wanted;
-        // That it is evicted is written down beside them, also while its image comes.
+    /// Takes in what has changed, and has everything that runs beside the worker follow it. Returns what the Pod's VMs are like.
+    fn follow(&mut self) -> Result<Vec<VmRunView>, FileError> {
+        self.updates.refresh();
+        let (pod, wanted) = (self.updates.pod(), self.updates.wanted());
+        let runs = self.dir.runs()?;
+        // Before any of their files is read: a later change wakes the worker.
+        let lasting: Vec<_> = runs.iter().filter(|run| !run.is_cleaned()).map(VmRun::path).collect();
+        // The file of an eviction is in the Pod's own directory. It may come while the image is fetched.
         let is_of_interest = !lasting.is_empty() || matches!(wanted, Desired::Run(_));
         let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());
-        self.bell.hang_over(lasting.into_iter().chain(own));
-        let attempts = attempts.iter().map(VmRun::view).collect::<Result<Vec<_>, _>>()?;
-        let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone());
-        // That another image could not be had says nothing of this one.
-        self.image_failure = self.image_failure.take().filter(|failure| failure.is_about(image.as_deref()));
-        let (tart, events) = (&self.host.tart, &self.host.events);
-        let health = self.probing.follow(&pod, wanted, attempts.last(), tart, events);
+        self.watcher.watch(lasting.into_iter().chain(own));
+        let runs = runs.iter().map(VmRun::view).collect::<Result<Vec<_>, _>>()?;
+        self.fetches.keep_failure_of(image_of(&pod));
+        self.probes.follow(&pod, wanted, runs.last());
         if matches!(wanted, Desired::Run(_) | Desired::Stop(_))
-            && attempts.iter().any(|one| one.outcome.is_none())
+            && runs.iter().any(|run| run.outcome.is_none())
         {
-            self.belongings.follow();
+            self.inputs.follow();
         }
+        self.inputs.refresh();
+        if let Some(missing) = self.fetches.missing() {
+            // The user learns of it while the image comes.
+            self.lacks(&pod, &missing);
+        }
+        Ok(runs)
+    }
+
+    /// All that a decision rests on. Changes nothing.
+    fn observe(&self, runs: Vec<VmRunView>) -> Result<Observation, FileError> {
+        let pod = self.updates.pod();
+        let image_retry_at = self.fetches.image_failure().map(ImageFailure::retry_at);
         Ok(Observation {
-            wanted,
+            wanted: self.updates.wanted(),
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
-            image,
-            attempts,
+            image: image_of(&pod).map(str::to_owned),
+            attempts: runs,
             started: started(&pod, self.dir.uid()),
-            health,
-            retry_at: self.image_failure.as_ref().map(ImageFailure::retry_at).max(self.belongings.retry_at()),
-            too_large: self.belongings.exceeded().is_some(),
+            health: self.probes.health(),
+            // A fetch that has begun looks for what is missing by itself.
+            retry_at: image_retry_at.max(self.inputs.retry_at()).filter(|_| !self.fetches.has_begun()),
+            too_large: self.inputs.exceeded().is_some(),
             evicted: self.dir.evicted()?,
             has_volumes: self.dir.has_volumes(),
-            vain_wipe: self.vain_wipe,
+            vain_wipe: self.retries.vain_wipe(),
             deadline: deadline(&pod),
-            asked: self.asked,
-            vain_stops: self.vain_stops,
-            vain_cleans: self.vain_cleans,
-            final_status_published: is_final(pod.status.as_ref()) || self.publisher.has_published_final(),
+            asked: self.shims.asked(),
+            vain_stops: self.shims.vain_stops(),
+            vain_cleans: self.shims.vain_cleans(),
+            final_status_published: is_final(pod.status.as_ref()) || self.reporter.has_published_final(),
             now: Timestamp::now(),
         })
     }
 
+    /// Publishes what was observed.
+    fn report(&mut self, seen: &Observation) {
+        let pod = self.updates.pod();
+        let report = PodReport {
+            pod: &pod,
+            plan: self.plan.as_ref(),
+            image_failure: self.fetches.image_failure(),
+            input_trouble: self.inputs.trouble(),
+            host_ip: *self.host.vms.address.borrow(),
+        };
+        self.reporter.report(seen, &report);
+        if !seen.attempts.is_empty() {
+            let stale = self.inputs.stale_volumes();
+            let before = self.reporter.stale_volumes(&pod, &stale);
+            self.disk_space.volumes_are_stale(&stale, &before);
+        }
+    }
+
+    /// Fetches what the next VM is made of, until that is over or anything changes.
+    async fn fetch(&mut self, decision: Decision, seen: &Observation) {
+        if !self.fetches.has_begun() {
+            crash_point::point("agent.plan.before");
+            if let Err(error) = self.begin_fetch() {
+                self.failed(decision, &error).await;
+                return;
+            }
+        }
+        // Nothing has begun for a Pod that cannot be read any more.
+        if self.fetches.has_begun() {
+            self.wait(seen.deadline.map(|deadline| deadline.at)).await;
+        }
+    }
+
     async fn wait(&mut self, until: Option<Timestamp>) {
-        let turn =
-            self.image_failure.as_ref().and_then(ImageFailure::turns_at).filter(|at| *at > Timestamp::now());
+        let failure = self.fetches.image_failure();
+        let turn = failure.and_then(ImageFailure::turns_at).filter(|at| *at > Timestamp::now());
         let longest = until.into_iter().chain(turn).min().map_or(SAFETY_NET, |at| {
             Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(SAFETY_NET)
         });
@@ -301,78 +251,55 @@ impl Worker {
     /// Waits for anything that could change the decision.
     async fn wait_at_most(&mut self, longest: Duration) {
         tokio::select! {
-            () = self.stirred.notified() => {}
-            Ok(()) = self.pod.changed() => {}
-            Ok(()) = self.gone.changed() => {}
-            () = self.publisher.changed() => {}
-            () = self.probing.changed() => {}
-            () = self.belongings.changed() => {}
+            () = self.watcher.changed() => {}
+            () = self.updates.changed() => {}
+            () = self.reporter.published() => {}
+            () = self.probes.changed() => {}
+            // A fetch has the inputs until it is over.
+            () = self.inputs.changed(), if !self.fetches.has_begun() => {}
+            () = self.fetches.progress() => {}
             () = sleep(longest) => {}
         }
     }
 
-    async fn act(&mut self, decision: Decision) -> Result<(), StepError> {
+    /// Takes one step.
+    async fn step(&mut self, decision: Decision) -> Result<(), StepError> {
         match decision {
             Decision::Accept => {
                 let record = PodRecord { pod: self.name.clone(), accepted_at: Timestamp::now() };
                 self.dir.accept(&record)?;
             }
-            Decision::Plan { restart, crashes } => self.plan(restart, crashes).await?,
+            Decision::Plan { restart, crashes } => self.plan(restart, crashes)?,
             Decision::Recall(restart) => self.recall(restart).await?,
             Decision::Launch(restart) => self.launch(restart).await?,
             Decision::Deliver(restart) => self.deliver(restart).await?,
-            Decision::MakeRoom(restart) => self.give_room(restart).await?,
-            Decision::AskToStop(restart, grace) => {
-                let pod = self.pod.borrow().clone();
-                let attempt = self.dir.attempt(restart);
-                self.host.events.normal(
-                    &pod,
-                    "Killing",
-                    &format!("stopping VM {} within {} s", attempt.vm(), grace.as_secs()),
-                );
-                attempt.request_stop(StopRequest::within(grace, None))?;
-            }
+            Decision::MakeRoom(restart) => self.free_space_for_vm(restart).await?,
+            Decision::AskToStop(restart, grace) => self.ask_to_stop(restart, grace)?,
             Decision::StopFor(restart, cause) => self.stop_for(restart, cause)?,
             Decision::KillShim(restart) => self.kill_shim(restart).await?,
-            Decision::AskGuest(restart) => {
-                let attempt = self.dir.attempt(restart);
-                warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; asking its guest what it knows");
-                // Noted first: a VM that nobody minds is stopped next, also when nothing can be written down.
-                self.asked = Some(restart);
-                shim::ask_guest(&attempt, &self.host.tart).await?;
-            }
-            Decision::StopOrphan(restart) => {
-                let attempt = self.dir.attempt(restart);
-                warn!(pod = %self.name, vm = %attempt.vm(), "the VM has lost its shim; stopping it");
-                self.stopped = Some(restart);
-                // Counted first: a stop that hangs is in vain, too.
-                self.vain_stops += 1;
-                self.host.tart.stop(&attempt.vm(), ORPHAN_PATIENCE).await?;
-                shim::gone(&attempt, RETRY).await?;
-            }
-            Decision::KillLeftovers(restart) => {
-                let attempt = self.dir.attempt(restart);
-                let killed = block_in_place(|| shim::free(&attempt))?;
-                warn!(pod = %self.name, vm = %attempt.vm(), ?killed, "killed what the VM's shim has left running");
-                shim::gone(&attempt, RETRY).await?;
-            }
+            Decision::AskGuest(restart) => self.ask_guest(restart).await?,
+            Decision::StopOrphan(restart) => self.stop_without_shim(restart).await?,
+            Decision::KillLeftovers(restart) => self.kill_leftovers(restart).await?,
             Decision::RecordLoss(restart) => self.record_loss(restart)?,
             Decision::Clean(restart) => self.clean(restart).await?,
             Decision::Evict => self.evict()?,
             Decision::Wipe => {
-                self.belongings.end();
-                let dir = self.dir.clone();
-                block_in_place(|| dir.wipe_volumes())?;
-                self.vain_wipe = false;
+                self.inputs.end().await;
+                block_in_place(|| self.dir.wipe_volumes())?;
             }
-            Decision::Drop(restart) => block_in_place(|| self.dir.forget_attempt(restart))?,
+            Decision::Drop(restart) => block_in_place(|| self.dir.forget_run(restart))?,
             Decision::DeletePod => self.delete_pod().await?,
             Decision::Forget => {
-                self.belongings.end();
+                self.inputs.end().await;
                 block_in_place(|| self.dir.remove())?;
             }
             Decision::Wait(_) => {}
         }
         Ok(())
     }
+}
+
+/// The image that a Pod names.
+fn image_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.as_deref())
 }

@@ -17,52 +17,70 @@ use crate::state::{Progress, Stage, VmRunView};
 use crate::tart::Tart;
 
 /// The probes of the Pod's current VM, if it has any.
-#[derive(Debug, Default)]
-pub(super) struct ProbeManager(Option<(Restart, Prober)>);
+#[derive(Debug)]
+pub(super) struct ProbeManager {
+    tart: Tart,
+    events: Events,
+    current: Option<CurrentProbes>,
+}
+
+#[derive(Debug)]
+struct CurrentProbes {
+    restart: Restart,
+    prober: Prober,
+    /// What the probes had found when the worker last followed the VM.
+    health: ContainerHealth,
+}
 
 impl ProbeManager {
-    /// Starts, keeps or ends the probes, as the current VM has it, and says what they have found.
-    pub(super) fn follow(
-        &mut self,
-        pod: &Arc<Pod>,
-        wanted: Desired,
-        current: Option<&VmRunView>,
-        tart: &Tart,
-        events: &Events,
-    ) -> Option<ContainerHealth> {
-        let Some((attempt, target, since)) = current.and_then(|attempt| running(attempt, tart)) else {
-            self.0 = None;
-            return None;
-        };
-        if self.0.as_ref().is_none_or(|(restart, _)| *restart != attempt.restart) {
-            self.0 = begin(pod, attempt, target, since, events).map(|prober| (attempt.restart, prober));
-        }
-        let (_, prober) = self.0.as_mut()?;
-        if !matches!(wanted, Desired::Run(_)) {
-            prober.leave();
-        }
-        Some(prober.health())
+    pub(super) fn new(tart: Tart, events: Events) -> Self {
+        Self { tart, events, current: None }
     }
 
-    /// Waits until the probes say something new.
+    /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
+    pub(super) fn follow(&mut self, pod: &Arc<Pod>, wanted: Desired, current: Option<&VmRunView>) {
+        let Some((run, target, since)) = current.and_then(|run| running(run, &self.tart)) else {
+            self.current = None;
+            return;
+        };
+        if self.current.as_ref().is_none_or(|current| current.restart != run.restart) {
+            self.current = begin(pod, run, target, since, &self.events).map(|mut prober| CurrentProbes {
+                restart: run.restart,
+                health: prober.health(),
+                prober,
+            });
+        }
+        let Some(current) = &mut self.current else { return };
+        if !matches!(wanted, Desired::Run(_)) {
+            current.prober.leave();
+        }
+        current.health = current.prober.health();
+    }
+
+    /// What the probes of the current VM have found; absent when it has none.
+    pub(super) fn health(&self) -> Option<ContainerHealth> {
+        self.current.as_ref().map(|current| current.health)
+    }
+
+    /// Waits until the probes have found something else. Safe to cancel.
     pub(super) async fn changed(&mut self) {
-        match &mut self.0 {
-            Some((_, prober)) => prober.changed().await,
+        match &mut self.current {
+            Some(current) => current.prober.changed().await,
             None => std::future::pending().await,
         }
     }
 }
 
-/// A VM whose container runs, with the way to it and the time of its start.
-fn running<'a>(attempt: &'a VmRunView, tart: &Tart) -> Option<(&'a VmRunView, Target, Timestamp)> {
-    let vm = &attempt.spec.as_ref()?.vm;
-    match &attempt.progress {
+/// A VM whose container runs, with the target of its probes and the time of its start.
+fn running<'a>(run: &'a VmRunView, tart: &Tart) -> Option<(&'a VmRunView, Target, Timestamp)> {
+    let vm = &run.spec.as_ref()?.vm;
+    match &run.progress {
         Some(Progress { stage: Stage::Running { address }, since, enter, probe })
-            if attempt.outcome.is_none() =>
+            if run.outcome.is_none() =>
         {
             let control_socket = tart.vm_dir(vm).join("control.sock");
             let (enter, probe) = (enter.clone(), probe.clone());
-            Some((attempt, Target { address: *address, control_socket, enter, probe }, *since))
+            Some((run, Target { address: *address, control_socket, enter, probe }, *since))
         }
         _ => None,
     }
@@ -70,7 +88,7 @@ fn running<'a>(attempt: &'a VmRunView, tart: &Tart) -> Option<(&'a VmRunView, Ta
 
 fn begin(
     pod: &Arc<Pod>,
-    attempt: &VmRunView,
+    run: &VmRunView,
     target: Target,
     since: Timestamp,
     events: &Events,
@@ -80,12 +98,12 @@ fn begin(
     if probes.is_empty() {
         return None;
     }
-    let before = attempt.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
+    let before = run.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
     let ran = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
     Some(Prober::start(probes, before, ran, target, &tell(pod, &container.name, events)))
 }
 
-/// What the API shows of a VM that it shows as running. Of a VM that was started a moment ago it shows nothing yet.
+/// The health that the API server shows of a VM that runs. It shows nothing yet of a VM that was started a moment ago.
 fn shown(pod: &Pod, vm: &VmName) -> Option<ContainerHealth> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let id = crate::pod::status::container_id(vm);
@@ -94,18 +112,18 @@ fn shown(pod: &Pod, vm: &VmName) -> Option<ContainerHealth> {
     Some(ContainerHealth { started: status.started.unwrap_or(false), ready: status.ready, failed: None })
 }
 
-/// Warnings as Events about the container. The same words again are counted, other words are another Event.
+/// Writes Events about the container. The same note again is counted; another note is another Event.
 fn tell(pod: &Arc<Pod>, container: &str, events: &Events) -> Tell {
     let mut reference = pod.object_ref(&());
     reference.field_path = Some(format!("spec.containers{{{container}}}"));
-    let told: Mutex<(String, Events)> = Mutex::new((String::new(), events.clone()));
+    let last: Mutex<(String, Events)> = Mutex::new((String::new(), events.clone()));
     let events = events.clone();
     Arc::new(move |reason, note| {
-        let Ok(mut told) = told.lock() else { return };
-        if told.0 != note {
-            *told = (note.to_owned(), events.afresh());
+        let Ok(mut last) = last.lock() else { return };
+        if last.0 != note {
+            *last = (note.to_owned(), events.afresh());
         }
-        told.1.about(reference.clone(), true, reason, note);
+        last.1.about(reference.clone(), true, reason, note);
     })
 }
 

@@ -1,4 +1,4 @@
-//! Effects that fail: what a person is told of it, and when a worker tries again.
+//! Steps that fail: what the worker reports of them, and when it tries again.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,18 +6,17 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{RETRY, Worker};
+use super::Worker;
+use crate::apiserver::call::CallError;
+use crate::backoff::POD_STEP;
 use crate::error_chain::{self, chain};
 use crate::fs::file::FileError;
-use crate::image::gc::{SpaceRequest, SpaceResult};
+use crate::image::gc::SpaceResult;
 use crate::pod::sync::decide::Decision;
-use crate::pod::sync::desired::otherwise_wanted;
 use crate::shim::{LaunchError, StrayProcessError};
 use crate::tart::{Fault, TartError};
 
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
-
-/// An effect that failed; the worker tries again.
+/// A step that failed; the worker tries again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
     #[error(transparent)]
@@ -37,7 +36,7 @@ pub(super) enum StepError {
     #[error("the Pod has no container {0} with a command")]
     NoContainer(String),
     #[error("cannot delete the Pod from the API")]
-    Delete(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Delete(#[source] CallError),
 }
 
 impl StepError {
@@ -55,61 +54,99 @@ impl StepError {
     }
 }
 
-/// An effect that keeps failing.
-pub(super) struct FailedStep {
+/// Steps that keep failing.
+#[derive(Debug, Default)]
+pub(super) struct Retries {
+    last: Option<FailedStep>,
+    /// Whether the Pod's volumes could not be removed when that was tried last.
+    vain_wipe: bool,
+}
+
+#[derive(Debug)]
+struct FailedStep {
     problem: String,
-    /// How long it was waited for the last time; not at all after room was made for it.
+    /// How long the worker waited before it tried again; absent when it freed disk space instead.
     delay: Option<Duration>,
 }
 
-impl Worker {
-    /// Tells about an effect that failed, once, and waits before it is tried again: longer each time. When the disk is full, room
-    /// is made, and it is tried once more before anybody is told.
-    pub(super) async fn failed(&mut self, decision: Decision, error: &StepError) {
+impl Retries {
+    /// A step has succeeded. Whether a shim that was started is of any use is seen later.
+    pub(super) fn succeeded(&mut self, decision: Decision) {
+        if !matches!(decision, Decision::Launch(_)) {
+            self.last = None;
+        }
+        if decision == Decision::Wipe {
+            self.vain_wipe = false;
+        }
+    }
+
+    pub(super) fn vain_wipe(&self) -> bool {
+        self.vain_wipe
+    }
+
+    /// A step has failed. Whether it has failed with the same problem before.
+    fn failed(&mut self, decision: Decision, problem: &str) -> Option<FailedStep> {
         self.vain_wipe |= decision == Decision::Wipe;
+        self.last.take().filter(|last| last.problem == problem)
+    }
+
+    /// The step is tried again at once: disk space was freed for it.
+    fn at_once(&mut self, problem: String) {
+        self.last = Some(FailedStep { problem, delay: None });
+    }
+
+    /// How long to wait before the step is tried again, and whether that is the first time.
+    fn later(&mut self, problem: String, before: Option<FailedStep>) -> (Duration, bool) {
+        let last = before.and_then(|before| before.delay);
+        let delay = POD_STEP.next(last);
+        self.last = Some(FailedStep { problem, delay: Some(delay) });
+        (delay, last.is_none())
+    }
+}
+
+impl Worker {
+    /// Reports a step that failed, once, and waits before it is tried again: longer each time. When the disk is full, the worker frees
+    /// space and tries once more before it reports anything.
+    pub(super) async fn failed(&mut self, decision: Decision, error: &StepError) {
         let is_full = error.is_for_want_of_space();
         let advice = if is_full { Fault::NoSpace.advice() } else { "" };
         let problem = format!("{}: {}{advice}", describe(decision), chain(error));
-        let before = self.setback.take().filter(|before| before.problem == problem);
+        let before = self.retries.failed(decision, &problem);
         if is_full && before.is_none() {
-            match self.make_room(error).await {
+            match self.free_space(error).await {
                 Some(true) => {
-                    self.setback = Some(FailedStep { problem, delay: None });
+                    self.retries.at_once(problem);
                     if let Decision::AskGuest(_) = decision {
-                        // What it says can be written down now.
-                        self.asked = None;
+                        // What the guest says can be recorded now.
+                        self.shims.ask_again();
                     }
                     return;
                 }
                 Some(false) => {}
-                // What is to be done now may be something else, and room may be made for that.
+                // The next step may be another one, with space freed for that.
                 None => return,
             }
         }
-        let delay = match before.and_then(|before| before.delay) {
-            Some(delay) => (delay * 2).min(LONGEST_RETRY),
-            None => {
-                let pod = self.pod.borrow().clone();
-                self.host.events.warning(&pod, "FailedSync", &problem);
-                RETRY
-            }
-        };
-        self.setback = Some(FailedStep { problem, delay: Some(delay) });
-        // What the failed effect itself has stirred in the directory is no reason to hurry.
+        let (delay, is_first) = self.retries.later(problem.clone(), before);
+        if is_first {
+            self.reporter.events().warning(&self.updates.pod(), "FailedSync", &problem);
+        }
+        // The failed step itself may have changed a file. That is no reason to hurry.
         tokio::select! {
-            Ok(()) = self.pod.changed() => {}
-            Ok(()) = self.gone.changed() => {}
+            () = self.updates.changed() => {}
             () = sleep(delay) => {}
         }
     }
 
-    /// Makes room where an effect has found none; whether there is more than before. `None` when something else is wanted of the Pod
-    /// meanwhile: nobody waits for it then.
-    async fn make_room(&self, error: &StepError) -> Option<bool> {
-        let path = if let StepError::Tart(_) = error { self.host.tart.home() } else { self.dir.logs_path() };
+    /// Frees disk space where a step has found none; whether there is more than before. `None` when something else is wanted of the Pod
+    /// meanwhile: the worker does not wait for the space then.
+    async fn free_space(&mut self, error: &StepError) -> Option<bool> {
+        let is_tarts = matches!(error, StepError::Tart(_));
+        let path = if is_tarts { self.host.tart.home() } else { self.dir.logs_path() };
+        let otherwise = self.updates.otherwise_wanted();
         tokio::select! {
-            result = self.host.disk_space.free(SpaceRequest::Path(path)) => Some(result == SpaceResult::Freed),
-            () = otherwise_wanted(self.wanted, self.pod.clone(), self.gone.clone()) => None,
+            freed = self.disk_space.free(path) => Some(freed == SpaceResult::Freed),
+            () = otherwise => None,
         }
     }
 }
@@ -136,5 +173,39 @@ fn describe(decision: Decision) -> &'static str {
         Decision::Drop(_) | Decision::Forget => "cannot clean up after the Pod",
         Decision::DeletePod => "cannot finish the Pod's deletion",
         Decision::Wait(_) => "cannot wait",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_keeps_failing_waits_longer_each_time_and_is_reported_once() {
+        let mut retries = Retries::default();
+        let mut fail = |decision, problem: &str| {
+            let before = retries.failed(decision, problem);
+            let (delay, is_first) = retries.later(problem.to_owned(), before);
+            (delay.as_secs(), is_first)
+        };
+        let table: Vec<_> = (0..8).map(|_| fail(Decision::Accept, "full")).collect();
+        let expected = [1, 2, 4, 8, 16, 32, 60, 60].map(|delay| (delay, delay == 1));
+        assert_eq!(table, expected);
+        assert_eq!(fail(Decision::Accept, "denied"), (1, true), "another problem");
+        retries.succeeded(Decision::Launch(crate::names::Restart(0)));
+        let mut fail = |problem: &str| {
+            let before = retries.failed(Decision::Accept, problem);
+            retries.later(problem.to_owned(), before)
+        };
+        assert_eq!(fail("denied"), (Duration::from_secs(2), false), "a start is no success yet");
+        retries.succeeded(Decision::Accept);
+        let before = retries.failed(Decision::Wipe, "denied");
+        assert!(before.is_none() && retries.vain_wipe());
+        retries.at_once("denied".to_owned());
+        let before = retries.failed(Decision::Wipe, "denied");
+        assert!(before.is_some(), "freed space did not help");
+        assert_eq!(retries.later("denied".to_owned(), before), (Duration::from_secs(1), true));
+        retries.succeeded(Decision::Wipe);
+        assert!(!retries.vain_wipe());
     }
 }

@@ -1,4 +1,4 @@
-//! From a Pod's containers to what a shim is told of them.
+//! The containers and the identity of a VM in its shim's spec, made from the Pod.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -21,26 +21,26 @@ const MAX_HOSTNAME: usize = 63;
 
 /// What is known of a container only when its VM is planned.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ContainerInputs {
+pub(super) struct ContainerInputs {
     /// Its variables, in order.
-    pub(crate) variables: Vec<(String, String)>,
+    pub(super) variables: Vec<(String, String)>,
     /// Where its volumes go.
-    pub(crate) mounts: Vec<Mount>,
+    pub(super) mounts: Vec<Mount>,
     /// Where its output goes.
-    pub(crate) log: PathBuf,
-    /// Whether its variables may be others when its turn comes.
-    pub(crate) late: bool,
+    pub(super) log: PathBuf,
+    /// Whether its variables may be others when the container starts.
+    pub(super) late: bool,
 }
 
-/// What the shim is told of one container.
-pub(crate) fn container(pod: &Pod, container: &Container, brought: ContainerInputs) -> ContainerSpec {
+/// One container in the shim's spec.
+pub(super) fn container(pod: &Pod, container: &Container, inputs: ContainerInputs) -> ContainerSpec {
     let lifecycle = container.lifecycle.as_ref();
     let hook = |handler: Option<&LifecycleHandler>| handler.and_then(|handler| hook(container, handler));
     ContainerSpec {
         name: container.name.clone(),
-        command: command(pod, container, brought.variables),
-        late: brought.late,
-        mounts: brought.mounts,
+        command: command(pod, container, inputs.variables),
+        late: inputs.late,
+        mounts: inputs.mounts,
         termination: Termination {
             path: container
                 .termination_message_path
@@ -51,12 +51,12 @@ pub(crate) fn container(pod: &Pod, container: &Container, brought: ContainerInpu
         },
         post_start: hook(lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref())),
         pre_stop: hook(lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref())),
-        log: brought.log,
+        log: inputs.log,
     }
 }
 
 /// What a container runs; `args` without `command` are the command line, since a VM image has no entry point.
-pub(crate) fn command(pod: &Pod, container: &Container, env: Vec<(String, String)>) -> Option<GuestCommand> {
+pub(super) fn command(pod: &Pod, container: &Container, env: Vec<(String, String)>) -> Option<GuestCommand> {
     let security = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let user = user(security, container.security_context.as_ref());
     let words = container.command.iter().chain(&container.args).flatten();
@@ -66,7 +66,7 @@ pub(crate) fn command(pod: &Pod, container: &Container, env: Vec<(String, String
     (!argv.is_empty()).then_some(GuestCommand { argv, env, working_dir, user, stdin, tty })
 }
 
-/// The container's own wish comes before the Pod's.
+/// The user that a container runs as. The container's own security context comes before the Pod's.
 pub(super) fn user(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> GuestUser {
     let id = |own: Option<i64>, pods: Option<i64>| own.or(pods).and_then(|id| u32::try_from(id).ok());
     GuestUser {
@@ -84,8 +84,8 @@ pub(super) fn user(pod: Option<&PodSecurityContext>, container: Option<&Security
     }
 }
 
-/// The fields by which a Pod names its guest and who runs what in it, when that only boots and so goes by its image.
-pub(crate) fn left_to_image(spec: &PodSpec, main: &Container) -> Vec<&'static str> {
+/// The Pod's fields for host names and users that have no effect on a guest that only boots: its image decides.
+pub(super) fn left_to_image(spec: &PodSpec, main: &Container) -> Vec<&'static str> {
     let (pod, container) = (spec.security_context.as_ref(), main.security_context.as_ref());
     let names = |field: &Option<String>| field.as_ref().is_some_and(|name| !name.is_empty());
     let fields = [
@@ -115,13 +115,13 @@ fn hook(container: &Container, handler: &LifecycleHandler) -> Option<Hook> {
     Some(get.map_or_else(|error| Hook::Impossible(chain(&error)), Hook::HttpGet))
 }
 
-/// The names that the guest is to have and to know.
-pub(crate) fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
+/// The guest's host name, its entries for /etc/hosts, and its resolver.
+pub(super) fn identity(pod: &Pod, cluster_domain: &str) -> GuestIdentity {
     let spec = pod.spec.clone().unwrap_or_default();
     let given = |field: Option<String>| field.filter(|value| !value.is_empty());
     let dns = spec.dns_config.unwrap_or_default();
     let chosen = given(spec.hostname_override);
-    // A name that is chosen outright has no domain.
+    // `hostnameOverride` has no domain.
     let subdomain = given(spec.subdomain).filter(|_| chosen.is_none());
     let mut name = chosen.or_else(|| given(spec.hostname)).unwrap_or_else(|| pod.name_any());
     name.truncate(MAX_HOSTNAME);
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn names_are_looked_up_as_the_pod_says() {
         let dns = |spec: Value| identity(&pod(&spec), "cluster.local").dns;
-        assert!(!dns(json!({"containers": [], "dnsPolicy": "ClusterFirst"})).asks_for_anything());
+        assert!(dns(json!({"containers": [], "dnsPolicy": "ClusterFirst"})).is_empty());
         let config =
             json!({"nameservers": ["192.0.2.53", "192.0.2.53"], "searches": ["b.test", "a.test", "b.test"]});
         let all = dns(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": config}));

@@ -1,4 +1,4 @@
-//! A command in the guest, followed to its end: its output, and what it exits with.
+//! The output and the exit code of a command in the guest.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -8,72 +8,77 @@ use futures::{Stream, StreamExt};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
-use super::SET_UP_WORDS;
+use super::set_up::MAX_OUTPUT;
 use super::termination_message::Tail;
 use crate::error_chain::chain;
-use crate::guest::script::Ready;
+use crate::guest::script::ContainerScripts;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
 use crate::logs::writer::{LogStream, LogWriter};
 
-/// How long the output of a command that has ended may pause before it is all there is, and how long it may take in all.
-const DRAIN: Duration = Duration::from_secs(1);
-const LONGEST_DRAIN: Duration = Duration::from_secs(30);
-/// How long somebody waits for the end of a command before another one is sent, and how soon after one that failed.
+/// A pause of this length is the end of the output of a command that has ended.
+const DRAIN_PAUSE: Duration = Duration::from_secs(1);
+/// How long the rest of its output may take in all.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+/// How long one question for the exit code waits, and how soon the next one follows.
 const WAIT_LIMIT: Duration = Duration::from_mins(10);
-const WAIT_AGAIN: Duration = Duration::from_secs(1);
+const WAIT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The command's end, as the guest agent tells it.
-pub(crate) enum ExecResult {
+/// The end of a command, by the guest agent's account.
+pub(in crate::shim) enum ExecResult {
     Exit(i32),
-    /// It never ran.
+    /// The command never ran.
     Refused(String),
+    /// The connection broke.
     Lost,
 }
 
-/// Lets what a command has written arrive, though what it has left running may hold its output open, or even write to it.
-pub(crate) async fn drain(mut follow: Pin<&mut impl Future<Output = ExecResult>>, written: &Cell<u64>) {
-    let end = Instant::now() + LONGEST_DRAIN;
-    while !is_drained(follow.as_mut(), written).await && Instant::now() < end {}
+/// Waits for the rest of a command's output. Processes that it has left behind may hold the output open, or write to it.
+pub(in crate::shim) async fn drain(
+    mut follow: Pin<&mut impl Future<Output = ExecResult>>,
+    received: &Cell<u64>,
+) {
+    let end = Instant::now() + DRAIN_LIMIT;
+    while !is_drained(follow.as_mut(), received).await && Instant::now() < end {}
 }
 
-/// Whether all that a command has written has arrived after a while: its output has ended, or paused.
-pub(crate) async fn is_drained(
+/// Whether all output of a command has arrived after a while: it has ended, or paused.
+pub(in crate::shim) async fn is_drained(
     follow: Pin<&mut impl Future<Output = ExecResult>>,
-    written: &Cell<u64>,
+    received: &Cell<u64>,
 ) -> bool {
-    let before = written.get();
-    timeout(DRAIN, follow).await.is_ok() || written.get() == before
+    let before = received.get();
+    timeout(DRAIN_PAUSE, follow).await.is_ok() || received.get() == before
 }
 
-/// Waits for the exit code that the command's own shell tells, for as long as it takes.
-pub(crate) async fn exit_of(guest: &mut Guest, ready: &Ready) -> i32 {
-    let exec = Exec { argv: ready.wait(WAIT_LIMIT), ..Exec::default() };
+/// Waits for the exit code from the command's own shell, for as long as it takes.
+pub(in crate::shim) async fn wait_for_exit_code(guest: &mut Guest, scripts: &ContainerScripts) -> i32 {
+    let exec = Exec { argv: scripts.wait(WAIT_LIMIT), ..Exec::default() };
     loop {
-        let told = guest.run(exec.clone(), WAIT_LIMIT, SET_UP_WORDS).await;
-        // Once it is said, it counts, whatever the guest agent says of the one who said it.
-        if let Some(code) = told_code(&told.output) {
+        let done = guest.run(exec.clone(), WAIT_LIMIT, MAX_OUTPUT).await;
+        // A code in the output counts, whatever the guest agent says of the shell that printed it.
+        if let Some(code) = read_exit_code(&done.output) {
             return code;
         }
-        // Somebody in the guest may have killed the one who waited for us.
-        sleep(WAIT_AGAIN).await;
+        // A process in the guest may have killed the shell that waited.
+        sleep(WAIT_INTERVAL).await;
     }
 }
 
-/// An exit code that was told, on a line of its own.
-pub(crate) fn told_code(output: &[u8]) -> Option<i32> {
+/// An exit code on a line of its own.
+pub(in crate::shim) fn read_exit_code(output: &[u8]) -> Option<i32> {
     let text = String::from_utf8_lossy(output);
     text.strip_suffix('\n')?.parse::<u8>().ok().map(i32::from)
 }
 
 /// Copies a command's output to the log until it ends.
-pub(crate) async fn follow(
+pub(in crate::shim) async fn follow(
     mut events: impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
     log: &mut LogWriter,
     tail: &mut Tail,
-    written: &Cell<u64>,
+    received: &Cell<u64>,
 ) -> ExecResult {
     while let Some(event) = events.next().await {
-        written.set(written.get() + 1);
+        received.set(received.get() + 1);
         match event {
             Ok(ExecEvent::Started) => {}
             Ok(ExecEvent::Stdout(bytes)) => {
@@ -85,15 +90,16 @@ pub(crate) async fn follow(
                 log.write(LogStream::Stderr, &bytes);
             }
             Ok(ExecEvent::Exit(code)) => return ExecResult::Exit(code),
-            // What has spoken has started, whatever the guest agent says now.
-            Err(error) if written.get() > 1 => return lost(&error),
+            // A command with output has started, whatever the guest agent says now.
+            Err(error) if received.get() > 1 => return lost(&error),
             Err(error) => return disconnected(&error),
         }
     }
     ExecResult::Lost
 }
 
-pub(crate) fn disconnected(error: &GuestError) -> ExecResult {
+/// The end of a command whose connection broke before its first message.
+pub(in crate::shim) fn disconnected(error: &GuestError) -> ExecResult {
     match error {
         GuestError::Refused(why) => ExecResult::Refused(why.clone()),
         error => lost(error),
@@ -110,8 +116,8 @@ mod tests {
     use super::*;
 
     async fn followed(events: Vec<Result<ExecEvent, GuestError>>) -> String {
-        let (mut log, mut tail, written) = (LogWriter::nowhere(), Tail::default(), Cell::new(0));
-        match follow(futures::stream::iter(events), &mut log, &mut tail, &written).await {
+        let (mut log, mut tail, received) = (LogWriter::nowhere(), Tail::default(), Cell::new(0));
+        match follow(futures::stream::iter(events), &mut log, &mut tail, &received).await {
             ExecResult::Exit(code) => format!("exit {code}"),
             ExecResult::Refused(why) => format!("refused: {why}"),
             ExecResult::Lost => "lost".to_owned(),
@@ -119,15 +125,15 @@ mod tests {
     }
 
     #[test]
-    fn half_a_code_is_none() {
-        assert_eq!(told_code(b"143\n"), Some(143));
+    fn an_incomplete_exit_code_is_none() {
+        assert_eq!(read_exit_code(b"143\n"), Some(143));
         for bad in ["", "14", "\n", "-1\n", "256\n", "1\n2\n", "no such file\n"] {
-            assert_eq!(told_code(bad.as_bytes()), None, "{bad:?}");
+            assert_eq!(read_exit_code(bad.as_bytes()), None, "{bad:?}");
         }
     }
 
     #[tokio::test]
-    async fn only_what_has_said_nothing_yet_can_be_refused() {
+    async fn a_command_is_refused_only_before_its_first_message() {
         let said = || Ok(ExecEvent::Stdout(b"here".to_vec()));
         let refused = || Err(GuestError::Refused("no".to_owned()));
         assert_eq!(followed(vec![said(), Ok(ExecEvent::Exit(3)), refused()]).await, "exit 3");

@@ -1,30 +1,30 @@
-//! Lifecycle hooks: what a container has done right after its start, or right before its end.
+//! Lifecycle hooks.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::exec_output::told_code;
+use super::exec_output::read_exit_code;
 use crate::error_chain::chain;
-use crate::guest::script::Ready;
+use crate::guest::script::ContainerScripts;
 use crate::guest::{Exec, Guest, GuestError};
 use crate::probe::http::{HttpError, Purpose};
 use crate::state::container_spec::HttpGet;
 use crate::state::{Hook, Notice};
 
-/// A hook that runs for longer than this has been forgotten; the grace period ends it sooner.
+/// The limit of a hook; the grace period usually ends it sooner.
 const LIMIT: Duration = Duration::from_hours(24);
-/// How long the guest may take to tell the exit code of one whose connection broke off.
+/// How long the guest may take to give the exit code of a hook whose connection broke.
 const CODE_LIMIT: Duration = Duration::from_secs(5);
-/// How much of its output the container's status shows when it fails.
+/// How much of a failed hook's output the container's status shows.
 const MAX_OUTPUT: usize = 1 << 10;
 
-/// A hook that failed. What it has said may be secret, and is in none of these words.
+/// A hook that failed. Its output may be secret, and is in no error message.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HookError {
+pub(in crate::shim) enum HookError {
     #[error("command `{program}` exited with {code}")]
-    Command { program: String, code: i32, said: String },
+    Command { program: String, code: i32, output: String },
     #[error(transparent)]
     Http(#[from] HttpError),
     #[error("{0}")]
@@ -36,73 +36,81 @@ pub(crate) enum HookError {
 }
 
 impl HookError {
-    /// All that is known of it, for nothing but the container's status: no Event, and no log.
-    pub(crate) fn in_full(&self) -> String {
+    /// The error with the hook's output: only for the container's status, for no Event and no log.
+    pub(in crate::shim) fn with_output(&self) -> String {
         match self {
-            Self::Command { said, .. } if !said.is_empty() => format!("{}: {said}", chain(self)),
+            Self::Command { output, .. } if !output.is_empty() => format!("{}: {output}", chain(self)),
             _ => chain(self),
         }
     }
 }
 
-/// A hook that has done its work, and what a person should be told of it all the same.
-pub(crate) type Done = Result<Option<Notice>, HookError>;
+/// A successful hook may have a notice for the user.
+pub(in crate::shim) type HookResult = Result<Option<Notice>, HookError>;
 
-/// A turn in the life of a container that has its environment in the guest.
+/// Where in a container's lifecycle a hook runs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct HookPoint<'a> {
-    pub(crate) ready: &'a Ready,
-    pub(crate) name: &'static str,
+pub(in crate::shim) struct HookPoint<'a> {
+    pub(in crate::shim) scripts: &'a ContainerScripts,
+    pub(in crate::shim) name: &'static str,
 }
 
-/// Runs a hook of a container to its end.
-pub(crate) async fn run(hook: &Hook, guest: &mut Guest, turn: HookPoint<'_>, address: IpAddr) -> Done {
+pub(in crate::shim) async fn run(
+    hook: &Hook,
+    guest: &mut Guest,
+    point: HookPoint<'_>,
+    address: IpAddr,
+) -> HookResult {
     match hook {
-        Hook::Exec(argv) => run_command(argv, guest, Some(turn)).await,
+        Hook::Exec(argv) => run_command(argv, guest, Some(point)).await,
         other => run_outside(other, address).await,
     }
 }
 
-/// Runs a hook that is a command in the guest, in the environment of a container when there is one.
-pub(crate) async fn run_command(argv: &[String], guest: &mut Guest, turn: Option<HookPoint<'_>>) -> Done {
+/// Runs a command in the guest, in the container's environment if there is one.
+pub(in crate::shim) async fn run_command(
+    argv: &[String],
+    guest: &mut Guest,
+    point: Option<HookPoint<'_>>,
+) -> HookResult {
     let program = argv.first().cloned().unwrap_or_default();
-    let before = turn.map(|turn| turn.ready.hook(turn.name)).unwrap_or_default();
+    let before = point.map(|point| point.scripts.hook(point.name)).unwrap_or_default();
     let exec = Exec { argv: before.iter().chain(argv).cloned().collect(), ..Exec::default() };
     let done = guest.run(exec, LIMIT, MAX_OUTPUT).await;
-    let end = match (done.end, turn) {
-        // Some guest agents break off at a command's very end; the guest knows better.
-        (Err(error @ (GuestError::Refused(_) | GuestError::Nonsense(_))), Some(turn)) => {
-            let exec = Exec { argv: turn.ready.hook_code(turn.name, CODE_LIMIT), ..Exec::default() };
-            told_code(&guest.run(exec, CODE_LIMIT, MAX_OUTPUT).await.output).ok_or(error)
+    let end = match (done.end, point) {
+        // Some guest agents close the connection as a command ends; the hook's script has kept the exit code.
+        (Err(error @ (GuestError::Refused(_) | GuestError::Nonsense(_))), Some(point)) => {
+            let exec = Exec { argv: point.scripts.hook_code(point.name, CODE_LIMIT), ..Exec::default() };
+            read_exit_code(&guest.run(exec, CODE_LIMIT, MAX_OUTPUT).await.output).ok_or(error)
         }
         (end, _) => end,
     };
     match end {
         Ok(0) => Ok(None),
         Ok(code) => {
-            let said = String::from_utf8_lossy(&done.output).trim().to_owned();
-            Err(HookError::Command { program, code, said })
+            let output = String::from_utf8_lossy(&done.output).trim().to_owned();
+            Err(HookError::Command { program, code, output })
         }
         Err(error) => Err(HookError::Guest(program, error)),
     }
 }
 
-/// Runs a hook that needs nobody in the guest.
-pub(crate) async fn run_outside(hook: &Hook, address: IpAddr) -> Done {
+/// Runs a hook that needs no guest agent.
+pub(in crate::shim) async fn run_outside(hook: &Hook, address: IpAddr) -> HookResult {
     match hook {
         Hook::Sleep(time) => {
             sleep(*time).await;
             Ok(None)
         }
         Hook::Impossible(why) => Err(HookError::Impossible(why.clone())),
-        Hook::HttpGet(get) => ask(get, address).await,
+        Hook::HttpGet(get) => send(get, address).await,
         Hook::Exec(_) => Err(HookError::Impossible("a command cannot run outside of the guest".to_owned())),
     }
 }
 
-/// As for the kubelet, any answer will do, and a server that is to speak TLS and does not is asked without.
-async fn ask(get: &HttpGet, address: IpAddr) -> Done {
-    let refusal = match get.send(address, Purpose::Lifecycle, LIMIT).await {
+/// As the kubelet: any answer is a success, and a server that does not speak TLS gets the request without TLS.
+async fn send(get: &HttpGet, address: IpAddr) -> HookResult {
+    let not_tls = match get.send(address, Purpose::Lifecycle, LIMIT).await {
         Ok(_) | Err(HttpError::BrokenBody { .. }) => return Ok(None),
         Err(error @ HttpError::NotTls { .. }) => error,
         Err(error) => return Err(error.into()),
@@ -115,6 +123,6 @@ async fn ask(get: &HttpGet, address: IpAddr) -> Done {
                 get.authority(address)
             ),
         })),
-        Err(_) => Err(refusal.into()),
+        Err(_) => Err(not_tls.into()),
     }
 }

@@ -1,4 +1,4 @@
-//! Containers whose turn comes after others: the agent is asked what they run, since their variables may be others by then.
+//! Late containers: the shim asks the agent for their commands, since their variables may have changed since the spec was written.
 
 use std::borrow::Cow;
 
@@ -7,37 +7,37 @@ use tracing::warn;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::shim::Shim;
-use crate::state::{ContainerSpec, Due, GuestCommand};
+use crate::state::{CommandRequest, ContainerSpec, GuestCommand};
 
 impl Shim {
-    /// What a container runs: as planned, or what the agent says now of this start of one that is due. `None` when the VM is to stop
-    /// before that. An agent that is away says it when it is back, as elsewhere.
-    pub(crate) async fn command_of<'a>(
+    /// The command of a container: the planned one, or for a late container the agent's answer for this start. `None` when the agent asks
+    /// for a stop first. The shim waits for an agent that is being restarted.
+    pub(super) async fn command_of<'a>(
         &self,
         spec: &ContainerSpec,
         planned: &'a GuestCommand,
-        due: Option<u32>,
+        late_restarts: Option<u32>,
     ) -> Option<Cow<'a, GuestCommand>> {
-        let Some(restarts) = due else { return Some(Cow::Borrowed(planned)) };
-        let due = Due { container: spec.name.clone(), restarts };
+        let Some(restarts) = late_restarts else { return Some(Cow::Borrowed(planned)) };
+        let request = CommandRequest { container: spec.name.clone(), restarts };
         let (mut stop, mut directory) = (self.stop.clone(), self.stop.clone());
         let answer = async {
-            self.persist("which container is due", || self.attempt.ask_for_command(&due)).await;
-            crash_point::point("shim.due");
+            self.persist("the request for a command", || self.vm_run.request_command(&request)).await;
+            crash_point::point("shim.command-requested");
             loop {
-                match self.attempt.take_delivery(&due) {
+                match self.vm_run.take_command_response(&request) {
                     Ok(Some(command)) => return command,
                     Ok(None) => {}
                     Err(error) => {
-                        warn!(vm = %self.spec.vm, error = chain(&error), "cannot read what a container runs; trying again");
+                        warn!(vm = %self.spec.vm, error = chain(&error), "cannot read the agent's answer to the request for a command; trying again");
                     }
                 }
-                directory.stirred().await;
+                directory.looked().await;
             }
         };
         tokio::select! {
             command = answer => {
-                crash_point::point("shim.delivered");
+                crash_point::point("shim.command-received");
                 Some(Cow::Owned(command))
             }
             _ = stop.requested() => None,

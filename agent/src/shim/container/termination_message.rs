@@ -9,47 +9,40 @@ use std::time::Duration;
 use crate::error_chain::chain;
 use crate::guest::script;
 use crate::guest::{Exec, Guest};
+use crate::state::Termination;
 
 /// The longest message that Kubernetes takes.
 const MAX_MESSAGE: usize = 4096;
-/// What of a log serves as a message.
+/// How much of a log serves as a message.
 const MAX_TAIL: usize = 2048;
 const MAX_TAIL_LINES: usize = 80;
-/// What of a log file is read for that: more than a line can be long.
+/// How much of a log file is read for it: more than the longest line.
 const MAX_LOG: u64 = 64 << 10;
 /// How long the guest may take to read the message.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Where a container leaves its last words.
-pub(crate) struct TerminationMessage<'a> {
-    pub(crate) path: &'a str,
-    /// Whether the log serves when it failed and left none.
-    pub(crate) or_log: bool,
-}
+pub(in crate::shim) struct TerminationMessage<'a>(pub(in crate::shim) &'a Termination);
 
 impl TerminationMessage<'_> {
-    /// The message of a container that ended with `code`. The guest reads the file, so no path of it is the host's.
-    pub(crate) async fn read(&self, guest: &mut Guest, code: i32, tail: &Tail) -> Option<String> {
-        let exec = Exec { argv: script::last_words(self.path), ..Exec::default() };
+    /// The message of a container that ended with `code`. The guest reads the file, so that no path leads to a file of the host.
+    pub(in crate::shim) async fn read(&self, guest: &mut Guest, code: i32, tail: &Tail) -> Option<String> {
+        let exec = Exec { argv: script::termination_message(&self.0.path), ..Exec::default() };
         let done = guest.run(exec, LIMIT, MAX_MESSAGE).await;
         if let Err(error) = &done.end {
-            tracing::warn!(
-                error = chain(error),
-                "the guest has not said that this is all of the termination message"
-            );
+            tracing::warn!(error = chain(error), "the termination message may be incomplete");
         }
         let message = text(&done.output).filter(|_| matches!(done.end, Ok(0) | Err(_)));
-        message.or_else(|| (self.or_log && code != 0).then(|| tail.text()).flatten())
+        message.or_else(|| (self.0.or_log && code != 0).then(|| tail.text()).flatten())
     }
 }
 
 /// The end of a container's output.
 #[derive(Debug, Default)]
-pub(crate) struct Tail(VecDeque<u8>);
+pub(in crate::shim) struct Tail(VecDeque<u8>);
 
 impl Tail {
-    /// The end of what a log file has of it.
-    pub(crate) fn of_log(path: &Path) -> Self {
+    /// The end of the output in a log file.
+    pub(in crate::shim) fn of_log(path: &Path) -> Self {
         let mut tail = Self::default();
         for line in last_lines(path).unwrap_or_default().split(|&byte| byte == b'\n') {
             // The time, the stream, whether the line ends here, and the line.
@@ -61,8 +54,7 @@ impl Tail {
         tail
     }
 
-    /// Adds what it has just written.
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
+    pub(in crate::shim) fn add(&mut self, bytes: &[u8]) {
         let kept = &bytes[bytes.len().saturating_sub(MAX_TAIL)..];
         self.0.extend(kept);
         let surplus = self.0.len().saturating_sub(MAX_TAIL);
@@ -84,7 +76,7 @@ fn last_lines(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(MAX_LOG).read_to_end(&mut bytes)?;
     if length > MAX_LOG {
-        // The first one is only the end of a line.
+        // The first line is incomplete.
         let whole = bytes.iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |end| end + 1);
         bytes.drain(..whole);
     }
@@ -98,9 +90,10 @@ fn text(bytes: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::dir;
 
     #[test]
-    fn the_end_of_a_log_is_bounded_in_bytes_and_lines() {
+    fn the_tail_is_bounded_in_bytes_and_lines() {
         let mut tail = Tail::default();
         assert_eq!(tail.text(), None);
         for number in 0..1000 {
@@ -113,9 +106,8 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_log_is_found_in_its_file() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn the_tail_is_read_from_a_log_file() {
+        let dir = dir();
         let path = dir.path().join("0.log");
         assert_eq!(Tail::of_log(&path).text(), None);
         let line = |tag: &str, text: &str| format!("2026-11-16T08:00:00.000000000Z stderr {tag} {text}\n");

@@ -1,4 +1,4 @@
-//! The guest's address: where host ports and probes lead, so that a guest is not simply believed about it.
+//! The guest's address. Host ports and probes lead there, so that the guest's own word is checked.
 
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
@@ -15,35 +15,34 @@ use crate::shim::Shim;
 
 /// How often the guest agent of a booting VM is asked for the guest's address.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long one such question may take.
+/// How long one answer may take.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
 /// How long tart waits for a lease before it is asked again.
 const LEASE_WAIT: Duration = Duration::from_mins(1);
-/// How soon it is asked again after a failure.
+/// How soon tart is asked again after a failure.
 const LEASE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How soon a guest that was not believed is asked again: who had its address before may be gone by then.
+/// How soon a guest is asked again whose address may be another machine's: that machine may be gone by then.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Who may have the address that a guest says it has, when that is not the guest's word alone to say.
+/// Which machine may have the address that a guest claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claimant {
-    /// Nobody is known to.
+    /// None but the guest.
     Free,
     /// The host itself, or no machine at all.
     Host,
-    /// Whoever macOS has lent it to.
+    /// The machine with the DHCP lease for it.
     LeaseHolder,
-    /// A machine that is no VM of this host, or nobody.
+    /// No VM of this host.
     Outsider,
     /// Another VM of this host.
-    Neighbour,
+    OtherVm,
 }
 
 impl Shim {
     /// The guest's address, from the guest agent or from its DHCP lease, whichever is there first.
-    pub(crate) async fn address(&self) -> IpAddr {
-        let asked = async {
+    pub(in crate::shim) async fn address(&self) -> IpAddr {
+        let claimed = async {
             let claimed = self.guest_agent().await.1;
             if self.is_credible(claimed).await {
                 return claimed;
@@ -58,7 +57,7 @@ impl Shim {
         };
         let leased = async {
             loop {
-                // The MAC address is this VM's alone, so a lease for it is never a stale one.
+                // No other VM ever had this MAC address, so that its lease is never a stale one.
                 match self.tart.wait_for_address(&self.spec.vm, LEASE_WAIT).await {
                     Ok(address) => break address,
                     Err(error) => {
@@ -68,11 +67,10 @@ impl Shim {
                 }
             }
         };
-        tokio::select! { address = asked => address, address = leased => address }
+        tokio::select! { address = claimed => address, address = leased => address }
     }
 
-    /// Whether a guest can be believed that it has an address. One that somebody else may have takes the lease of the VM's own MAC
-    /// address to be believed.
+    /// Whether the guest has the address that it claims. If another machine may have it, the lease of the VM's own MAC address proves it.
     async fn is_credible(&self, claimed: IpAddr) -> bool {
         let claimant = self.claimant(claimed);
         if claimant == Claimant::Free {
@@ -81,7 +79,7 @@ impl Shim {
         let leased = self.tart.wait_for_address(&self.spec.vm, Duration::ZERO).await;
         let proven = matches!(leased, Ok(leased) if leased == claimed);
         if !proven {
-            warn!(vm = %self.spec.vm, %claimed, ?claimant, "the guest claims an address of somebody else's; waiting for its lease");
+            warn!(vm = %self.spec.vm, %claimed, ?claimant, "the guest claims an address that another machine may have; waiting for its lease");
         }
         proven
     }
@@ -91,23 +89,23 @@ impl Shim {
         if is_hosts || claimed.is_unspecified() || claimed.is_multicast() {
             return Claimant::Host;
         }
-        if let Some(claimant) = lender_says(self.spec.dhcp_leases.as_deref(), claimed, Timestamp::now()) {
+        if let Some(claimant) = by_dhcp_leases(self.spec.dhcp_leases.as_deref(), claimed, Timestamp::now()) {
             return claimant;
         }
-        match self.attempt.addresses_of_others() {
+        match self.vm_run.addresses_of_others() {
             Ok(taken) if !taken.contains(&claimed) => Claimant::Free,
-            Ok(_) => Claimant::Neighbour,
+            Ok(_) => Claimant::OtherVm,
             Err(error) => {
-                warn!(error = chain(&error), "it is not known which addresses other VMs have");
-                Claimant::Neighbour
+                warn!(error = chain(&error), "cannot read the addresses of other VMs");
+                Claimant::OtherVm
             }
         }
     }
 
     /// The guest agent, once it answers, and the address that it says the guest has.
     ///
-    /// A question that can be asked twice comes first: a command must not be sent before somebody is there to take it.
-    pub(crate) async fn guest_agent(&self) -> (Guest, IpAddr) {
+    /// The address is asked for first: unlike a command, this question can be asked twice.
+    pub(in crate::shim) async fn guest_agent(&self) -> (Guest, IpAddr) {
         let socket = self.tart.vm_dir(&self.spec.vm).join("control.sock");
         loop {
             let ask = async {
@@ -115,7 +113,7 @@ impl Shim {
                 let address = guest.address().await?;
                 Ok::<_, GuestError>((guest, address))
             };
-            // Whoever listens there may accept and then say nothing.
+            // tart accepts the connection before the guest agent answers.
             if let Ok(Ok(answer)) = timeout(ASK_LIMIT, ask).await {
                 break answer;
             }
@@ -124,13 +122,13 @@ impl Shim {
     }
 }
 
-/// Who has an address by the word of macOS, which lends all addresses that VMs have; `None` when it may be any VM of this host.
-fn lender_says(leases: Option<&Path>, claimed: IpAddr, now: Timestamp) -> Option<Claimant> {
-    // It lends none of IPv6.
+/// Which machine has an address by the leases of macOS, which gives VMs all their addresses; `None` when it may be any VM of this host.
+fn by_dhcp_leases(leases: Option<&Path>, claimed: IpAddr, now: Timestamp) -> Option<Claimant> {
+    // There are no IPv6 leases.
     let IpAddr::V4(claimed) = claimed else { return Some(Claimant::Outsider) };
     match leases.map_or(LeaseHolder::NoFile, |path| dhcp_leases::holder(path, claimed, now)) {
         LeaseHolder::Other => None,
-        // Where nothing is written down, this is all that is known of its networks.
+        // Without the file, VMs may have any private address.
         LeaseHolder::NoFile if claimed.is_private() => None,
         LeaseHolder::Mac | LeaseHolder::Unknown => Some(Claimant::LeaseHolder),
         LeaseHolder::None | LeaseHolder::NoFile => Some(Claimant::Outsider),
@@ -140,11 +138,11 @@ fn lender_says(leases: Option<&Path>, claimed: IpAddr, now: Timestamp) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::dir;
 
     #[test]
-    fn only_what_macos_has_lent_to_nobody_in_particular_is_the_guests_word_to_say() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn a_guest_may_claim_only_a_lease_without_a_mac_address() {
+        let dir = dir();
         let path = dir.path().join("dhcpd_leases");
         let entry = |address, hardware| {
             format!("{{\n\tip_address={address}\n\thw_address={hardware}\n\tlease=0x7fffffff\n}}\n")
@@ -165,7 +163,7 @@ mod tests {
         ] {
             // As the guest's answer is read.
             let address = claimed.parse::<IpAddr>().unwrap().to_canonical();
-            let says = |leases| lender_says(leases, address, Timestamp::now());
+            let says = |leases| by_dhcp_leases(leases, address, Timestamp::now());
             assert_eq!(says(Some(&path)), with_leases, "{claimed}");
             assert_eq!(says(Some(Path::new("/nowhere"))), without, "{claimed}");
             assert_eq!(says(None), without, "{claimed}");

@@ -1,4 +1,4 @@
-//! The guest's address, and host ports that lead to it.
+//! The guest's address, and the host ports that are forwarded to it.
 
-pub(crate) mod address;
-pub(crate) mod host_ports;
+pub(super) mod address;
+pub(super) mod host_ports;

@@ -1,69 +1,65 @@
-//! The ends that a VM can come to, in words.
+//! The endings of a container, with their messages.
 
 use std::time::Duration;
 
 use crate::error_chain::chain;
 use crate::shim::network::host_ports::HostPortError;
-use crate::state::{Ending, HostFault};
+use crate::state::{Ending, HostFault, NotStarted, NotStartedReason};
 use crate::tart::{Fault, TartError};
 
-pub(crate) fn lost(why: &str) -> Ending {
+pub(in crate::shim) fn connection_lost(why: &str) -> Ending {
     Ending::Exited { code: 255, message: Some(why.to_owned()) }
 }
 
-/// The end of a command whose VM ended with it: what tart says of the VM explains it, when it says anything.
-pub(crate) fn told_by_vm(vm: Ending, command: Ending) -> Ending {
-    match (vm, command) {
-        (Ending::Exited { message: Some(why), .. }, Ending::Exited { code, .. }) => {
+/// The ending of a command that was killed when its VM ended: tart's message, if there is one, explains it.
+pub(in crate::shim) fn with_message_of_vm(command: Ending, vm: Ending) -> Ending {
+    match (command, vm) {
+        (Ending::Exited { code, .. }, Ending::Exited { message: Some(why), .. }) => {
             Ending::Exited { code, message: Some(why) }
         }
-        (_, command) => command,
+        (command, _) => command,
     }
 }
 
-/// The end of a command that was lost together with its VM, by the VM's account.
-pub(crate) fn lost_with(vm: Ending) -> Ending {
+/// The ending of a command that was lost with its VM.
+pub(in crate::shim) fn lost_with_vm(vm: Ending) -> Ending {
     match vm {
-        Ending::Exited { code: 0, .. } => lost("the guest shut down before its command had ended"),
-        account => account,
+        Ending::Exited { code: 0, .. } => connection_lost("the guest shut down before its command had ended"),
+        vm => vm,
     }
 }
 
-pub(crate) fn stopped_early() -> Ending {
-    let message = "stopped before the container had started".to_owned();
-    Ending::NotStarted { reason: "Stopped".to_owned(), message, fault: None }
+fn not_started(reason: NotStartedReason, message: String) -> NotStarted {
+    NotStarted { reason, message, fault: None }
 }
 
-pub(crate) fn no_address(limit: Duration) -> Ending {
+pub(in crate::shim) fn stopped_before_start() -> NotStarted {
+    not_started(NotStartedReason::Stopped, "stopped before the container had started".to_owned())
+}
+
+pub(in crate::shim) fn no_address(limit: Duration) -> NotStarted {
     let message = format!(
         "the guest got no address within {} s; it may not have booted, or the host's DHCP server has none left",
         limit.as_secs()
     );
-    Ending::NotStarted { reason: "NoAddress".to_owned(), message, fault: Some(HostFault::NoAddress) }
+    NotStarted { fault: Some(HostFault::NoAddress), ..not_started(NotStartedReason::NoAddress, message) }
 }
 
-/// A guest agent that did not answer; `instead` is what does without one.
-pub(crate) fn guest_agent_missing(limit: Duration, instead: &str) -> Ending {
-    Ending::NotStarted {
-        reason: "GuestAgentMissing".to_owned(),
-        message: format!(
-            "the guest agent did not answer within {} s; use an image with tart-guest-agent in it and a user that logs \
-             in by itself, or {instead}",
-            limit.as_secs()
-        ),
-        fault: None,
-    }
+/// The guest agent did not answer; `instead` is a Pod that needs none.
+pub(in crate::shim) fn guest_agent_missing(limit: Duration, instead: &str) -> NotStarted {
+    let message = format!(
+        "the guest agent did not answer within {} s; use an image with tart-guest-agent in it and a user that logs in by itself, or \
+         {instead}",
+        limit.as_secs()
+    );
+    not_started(NotStartedReason::GuestAgentMissing, message)
 }
 
-pub(crate) fn port_taken(error: &HostPortError) -> Ending {
-    Ending::NotStarted { reason: "StartError".to_owned(), message: chain(error), fault: None }
+pub(in crate::shim) fn host_port_taken(error: &HostPortError) -> NotStarted {
+    not_started(NotStartedReason::StartError, chain(error))
 }
 
-pub(crate) fn not_started(reason: &str, error: &TartError) -> Ending {
+pub(in crate::shim) fn tart_failed(reason: NotStartedReason, error: &TartError) -> NotStarted {
     let advice = error.fault().map_or("", Fault::advice);
-    Ending::NotStarted {
-        reason: reason.to_owned(),
-        message: format!("{}{advice}", chain(error)),
-        fault: None,
-    }
+    not_started(reason, format!("{}{advice}", chain(error)))
 }

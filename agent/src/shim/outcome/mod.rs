@@ -1,5 +1,4 @@
-//! How a VM ended: what the shim finds out, and the words for it.
+//! How a VM ended: what the shim finds out, and the messages for it.
 
-pub(crate) mod messages;
-pub(crate) mod run_result;
-pub(crate) mod vm_output;
+pub(super) mod messages;
+pub(super) mod vm_output;

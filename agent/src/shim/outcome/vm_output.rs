@@ -1,4 +1,4 @@
-//! What `tart run` says while a VM lives, and what its end means.
+//! The output of `tart run`, and what its end means.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,19 +14,18 @@ use tokio::time::timeout;
 
 use crate::logs::writer::{LogStream, LogWriter};
 use crate::names::VmName;
-use crate::shim::KILLED;
-use crate::state::{Ending, HostFault};
+use crate::state::{Ending, HostFault, KILLED, NotStarted, NotStartedReason};
 use crate::tart::{Fault, running_vms};
 
-/// How much of the latest output is kept to explain an end.
-const TAIL: usize = 8 << 10;
-/// What it says when it ends a VM because somebody else has asked for that.
-const PLUG_PULLED: &str = "Stopping VM...";
+/// How much of the last output explains an end.
+const MAX_TAIL: usize = 8 << 10;
+/// The output of `tart run` when `tart stop` ends the VM.
+const STOPPED_BY_TART: &str = "Stopping VM...";
 /// How long the pipes may stay open after tart has ended.
-const PIPE_PATIENCE: Duration = Duration::from_secs(2);
+const PIPE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Collects the output of one `tart run`.
-pub(crate) struct VmOutput {
+pub(in crate::shim) struct VmOutput {
     readers: JoinSet<()>,
     kept: Arc<Mutex<Kept>>,
 }
@@ -37,8 +36,8 @@ struct Kept {
 }
 
 impl VmOutput {
-    /// Starts to read the child's pipes, and copies them to `log`.
-    pub(crate) fn collect(child: &mut Child, log: LogWriter) -> Self {
+    /// Reads the child's pipes, and copies them to `log`.
+    pub(in crate::shim) fn collect(child: &mut Child, log: LogWriter) -> Self {
         let kept = Arc::new(Mutex::new(Kept { tail: VecDeque::new(), log }));
         let mut readers = JoinSet::new();
         if let Some(pipe) = child.stdout.take() {
@@ -51,9 +50,9 @@ impl VmOutput {
     }
 
     /// What the end of `tart run` means for the container.
-    pub(crate) async fn ending(mut self, status: io::Result<ExitStatus>) -> Ending {
-        // A child of tart can hold the pipes open for ever.
-        let _ = timeout(PIPE_PATIENCE, async { while self.readers.join_next().await.is_some() {} }).await;
+    pub(in crate::shim) async fn ending(mut self, status: io::Result<ExitStatus>) -> Ending {
+        // A child of tart may hold the pipes open for ever.
+        let _ = timeout(PIPE_LIMIT, async { while self.readers.join_next().await.is_some() {} }).await;
         self.readers.abort_all();
         let (log, said) = {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,8 +61,8 @@ impl VmOutput {
         };
         log.close().await;
         match status {
-            Ok(status) => judge(status.code(), status.signal(), &said),
-            Err(error) => judge(None, None, &error.to_string()),
+            Ok(status) => ending_of(status.code(), status.signal(), &said),
+            Err(error) => ending_of(None, None, &error.to_string()),
         }
     }
 }
@@ -73,14 +72,14 @@ async fn read(mut pipe: impl AsyncRead + Unpin, source: LogStream, kept: Arc<Mut
     while let Ok(length @ 1..) = pipe.read(&mut chunk).await {
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.tail.extend(&chunk[..length]);
-        let surplus = kept.tail.len().saturating_sub(TAIL);
+        let surplus = kept.tail.len().saturating_sub(MAX_TAIL);
         kept.tail.drain(..surplus);
         kept.log.write(source, &chunk[..length]);
     }
 }
 
-/// `tart run` exits with 0 also when the guest crashed: only its words tell.
-fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
+/// `tart run` exits with 0 also when the guest crashed: only its output tells.
+fn ending_of(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
     let last_line =
         || said.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("tart said nothing");
     let crash = ["guest has stopped the virtual machine due to error", "network attachment"];
@@ -90,17 +89,17 @@ fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
                 let advice = if Fault::of(line) == Fault::NoSpace { Fault::NoSpace.advice() } else { "" };
                 Ending::Exited { code: 1, message: Some(format!("{}{advice}", line.trim())) }
             }
-            // `tart stop` pulls the plug. When we do so ourselves, nobody asks what it means.
-            None if said.lines().any(|line| line.trim() == PLUG_PULLED) => {
-                Ending::Exited { code: KILLED, message: Some("somebody stopped the VM with tart".to_owned()) }
+            // When the shim itself stops the VM, it does not use this ending.
+            None if said.lines().any(|line| line.trim() == STOPPED_BY_TART) => {
+                Ending::Exited { code: KILLED, message: Some("a user stopped the VM with tart".to_owned()) }
             }
             None => Ending::Exited { code: 0, message: None },
         },
-        (Some(_), _) => Ending::NotStarted {
-            reason: "StartError".to_owned(),
+        (Some(_), _) => Ending::NotStarted(NotStarted {
+            reason: NotStartedReason::StartError,
             message: explain(last_line()),
             fault: host_fault(last_line()),
-        },
+        }),
         (None, Some(signal)) => {
             Ending::Exited { code: 128 + signal, message: Some(format!("signal {signal} killed the VM")) }
         }
@@ -108,10 +107,10 @@ fn judge(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
     }
 }
 
-/// Whether a VM has ended, by tart's own words, because the host's disk is full.
-pub(crate) fn is_for_want_of_space(ending: &Ending) -> bool {
+/// Whether tart's message says that the host's disk is full.
+pub(in crate::shim) fn is_for_want_of_space(ending: &Ending) -> bool {
     match ending {
-        Ending::NotStarted { message, .. } | Ending::Exited { message: Some(message), .. } => {
+        Ending::NotStarted(NotStarted { message, .. }) | Ending::Exited { message: Some(message), .. } => {
             Fault::of(message) == Fault::NoSpace
         }
         _ => false,
@@ -123,7 +122,7 @@ fn explain(line: &str) -> String {
     format!("tart cannot run the VM: {line}{}", Fault::of(line).advice())
 }
 
-/// What the words of tart say about the host, when they do.
+/// The fault of the host in tart's message, if there is one.
 fn host_fault(line: &str) -> Option<HostFault> {
     match Fault::of(line) {
         Fault::HostSession => Some(HostFault::Session),
@@ -140,13 +139,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_judged_by_code_and_words() {
+    fn an_ending_comes_from_tarts_exit_code_signal_and_output() {
         let exited =
             |code, message: Option<&str>| Ending::Exited { code, message: message.map(str::to_owned) };
         let table = [
             (Some(0), None, "", exited(0, None)),
             (Some(0), None, "guest has stopped the virtual machine\n", exited(0, None)),
-            (Some(0), None, "Stopping VM...\n", exited(137, Some("somebody stopped the VM with tart"))),
+            (Some(0), None, "Stopping VM...\n", exited(137, Some("a user stopped the VM with tart"))),
             (Some(0), None, "Requesting guest OS to stop...\n", exited(0, None)),
             (
                 Some(0),
@@ -158,9 +157,9 @@ mod tests {
             (None, Some(15), "", exited(143, Some("signal 15 killed the VM"))),
         ];
         for (code, signal, said, ending) in table {
-            assert_eq!(judge(code, signal, said), ending, "{code:?} {signal:?} {said}");
+            assert_eq!(ending_of(code, signal, said), ending, "{code:?} {signal:?} {said}");
         }
-        let Ending::NotStarted { reason, message, fault } = judge(
+        let Ending::NotStarted(NotStarted { reason, message, fault }) = ending_of(
             Some(1),
             None,
             "The number of VMs exceeds the system limit (other running VMs: a, tk-builder-1, \
@@ -168,12 +167,12 @@ mod tests {
         ) else {
             panic!("a VM that tart refused has not started")
         };
-        assert_eq!((reason.as_str(), fault), ("StartError", Some(HostFault::VmLimit { ours: 1 })));
+        assert_eq!((reason, fault), (NotStartedReason::StartError, Some(HostFault::VmLimit { ours: 1 })));
         assert!(message.contains("exceeds the system limit") && message.contains("two VMs"), "{message}");
     }
 
     #[test]
-    fn the_hosts_faults_are_told_from_the_pods() {
+    fn a_fault_of_the_host_is_found_in_tarts_message() {
         let table = [
             (
                 "Error Domain=VZErrorDomain Code=1 \"The virtual machine failed to start.\"",
@@ -189,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_apart_before_and_after_the_start() {
+    fn a_full_disk_is_found_before_and_after_the_start() {
         let refused = "Error: “nvram.bin” couldn’t be copied to “tmp” because there isn’t enough space.";
         let stopped =
             "guest has stopped the virtual machine due to error: Error Domain=VZErrorDomain Code=8 \"full\"";
         for (code, words, is_full) in
             [(1, refused, true), (0, stopped, true), (1, "something else", false), (0, "", false)]
         {
-            let ending = judge(Some(code), None, words);
+            let ending = ending_of(Some(code), None, words);
             assert_eq!(is_for_want_of_space(&ending), is_full, "{ending:?}");
             assert_eq!(format!("{ending:?}").contains("free some disk space"), is_full, "{ending:?}");
         }

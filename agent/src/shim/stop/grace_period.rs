@@ -1,4 +1,4 @@
-//! Until when a container may take to end.
+//! The time that a container has to end.
 
 use std::time::Duration;
 
@@ -7,57 +7,60 @@ use tokio::time::{Instant, sleep};
 
 use super::request::StopSignal;
 
-/// The time that a container has left. The agent may shorten it at any moment.
+/// The agent may shorten it at any moment.
 #[derive(Debug, Clone)]
-pub(crate) struct GracePeriod {
-    /// What the agent asks for.
-    pub(crate) stop: StopSignal,
-    /// When it is over whatever the agent says.
-    pub(crate) own: Option<Instant>,
-    /// What is granted even when it is over.
-    pub(crate) granted: Option<Instant>,
+pub(in crate::shim) struct GracePeriod {
+    stop: StopSignal,
+    /// The shim's own deadline, whatever the agent asks for.
+    own_deadline: Option<Instant>,
+    /// It is not over before this.
+    not_before: Option<Instant>,
 }
 
 impl GracePeriod {
-    /// What the agent asks for, and nothing else.
-    pub(crate) fn asked(stop: StopSignal) -> Self {
-        Self { stop, own: None, granted: None }
+    /// The grace period of the agent's stop request.
+    pub(in crate::shim) fn of_stop(stop: StopSignal) -> Self {
+        Self { stop, own_deadline: None, not_before: None }
     }
 
-    /// Whether the agent has given any time: what finds it over has missed it.
-    pub(crate) fn is_graceful(&self) -> bool {
+    /// The same with a deadline of the shim's own, `grace` from now.
+    pub(in crate::shim) fn or_within(self, grace: Duration) -> Self {
+        Self { own_deadline: Some(Instant::now() + grace), ..self }
+    }
+
+    /// Whether the agent's stop request has a grace period.
+    pub(in crate::shim) fn is_graceful(&self) -> bool {
         self.stop.latest().is_some_and(|request| request.graceful)
     }
 
-    /// Whether there is no time left.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(in crate::shim) fn is_over(&self) -> bool {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Grants this much from now on, whatever is left.
-    pub(crate) fn grant(&mut self, least: Duration) {
-        self.granted = Some(Instant::now() + least);
+    /// Leaves at least this much from now on.
+    pub(in crate::shim) fn extend(&mut self, least: Duration) {
+        self.not_before = Some(Instant::now() + least);
     }
 
-    /// Waits until there is no time left.
-    pub(crate) async fn over(&mut self) {
+    /// Waits until it is over.
+    pub(in crate::shim) async fn over(&mut self) {
         loop {
             match self.left() {
                 Some(Duration::ZERO) => return,
-                // A shorter grace period counts from the moment that it is asked for.
+                // A shorter grace period counts from the agent's request.
                 Some(left) => tokio::select! { () = sleep(left) => {}, () = self.stop.changed() => {} },
                 None => self.stop.changed().await,
             }
         }
     }
 
-    /// The time that is left; without an end when nobody has asked for one.
+    /// `None` without any deadline.
     fn left(&self) -> Option<Duration> {
         let now = Instant::now();
         let asked = self.stop.latest().map(|request| request.time_left(Timestamp::now()));
-        let own = self.own.map(|deadline| deadline.saturating_duration_since(now));
+        let own = self.own_deadline.map(|deadline| deadline.saturating_duration_since(now));
         let left = asked.into_iter().chain(own).min()?;
-        let granted = self.granted.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
-        Some(left.max(granted))
+        let least = self.not_before.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        Some(left.max(least))
     }
 }

@@ -1,6 +1,6 @@
 //! Stopping a VM: the request, the grace period, SIGTERM and the shutdown.
 
-pub(crate) mod grace_period;
-pub(crate) mod request;
-pub(crate) mod shutdown;
-pub(crate) mod sigterm;
+pub(super) mod grace_period;
+pub(super) mod request;
+pub(super) mod shutdown;
+pub(super) mod sigterm;

@@ -1,4 +1,4 @@
-//! The agent's wish to stop a VM, as the VM's directory tells it.
+//! The agent's request to stop the VM.
 
 use std::time::Duration;
 
@@ -9,39 +9,43 @@ use tokio::time::interval;
 use crate::error_chain::chain;
 use crate::state::{StopRequest, VmRun};
 
-/// How often the directory is read even though nothing was seen to change in it.
+/// How often the file is read without a change notification.
 const SAFETY_NET: Duration = Duration::from_secs(5);
 
-/// Follows the stop request of one VM; the latest one counts.
+/// Watches the stop request of one VM; the latest one counts.
 #[derive(Debug, Clone)]
-pub(crate) struct StopSignal {
+pub(in crate::shim) struct StopSignal {
     request: watch::Receiver<Option<StopRequest>>,
     looks: watch::Receiver<()>,
 }
 
 impl StopSignal {
-    /// Starts to follow; a request that is there already is seen at once.
-    pub(crate) fn watch(attempt: &VmRun) -> Self {
+    /// Starts to watch; it reads an existing request at once.
+    pub(in crate::shim) fn watch(vm_run: &VmRun) -> Self {
         let (changed, mut changes) = mpsc::channel(1);
-        // A full channel already holds the news that something changed.
-        let watcher = notify::recommended_watcher(move |_| _ = changed.try_send(())).and_then(
-            |mut watcher: RecommendedWatcher| {
-                watcher.watch(attempt.path(), RecursiveMode::NonRecursive)?;
-                Ok(watcher)
-            },
-        );
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // The shim's own reads are access events, and must not cause the next read.
+            if !event.is_ok_and(|event| event.kind.is_access()) {
+                // A full channel already holds a notification.
+                let _ = changed.try_send(());
+            }
+        })
+        .and_then(|mut watcher: RecommendedWatcher| {
+            watcher.watch(vm_run.path(), RecursiveMode::NonRecursive)?;
+            Ok(watcher)
+        });
         if let Err(error) = &watcher {
-            tracing::warn!(%error, "cannot watch for requests to stop; looking every {} s", SAFETY_NET.as_secs());
+            tracing::warn!(%error, "cannot watch for stop requests; reading every {} s", SAFETY_NET.as_secs());
         }
         let (sender, request) = watch::channel(None);
         let (looked, looks) = watch::channel(());
-        let attempt = attempt.clone();
+        let vm_run = vm_run.clone();
         tokio::spawn(async move {
             let _watcher = watcher;
             let mut tick = interval(SAFETY_NET);
             loop {
                 tokio::select! { _ = tick.tick() => {}, Some(()) = changes.recv() => {} }
-                match attempt.stop_request() {
+                match vm_run.stop_request() {
                     Ok(request) => {
                         sender.send_if_modified(|known| std::mem::replace(known, request) != request);
                     }
@@ -56,8 +60,8 @@ impl StopSignal {
         Self { request, looks }
     }
 
-    /// Waits until the VM is to be stopped.
-    pub(crate) async fn requested(&mut self) -> StopRequest {
+    /// Waits for a stop request.
+    pub(in crate::shim) async fn requested(&mut self) -> StopRequest {
         loop {
             if let Some(request) = *self.request.borrow_and_update() {
                 return request;
@@ -66,20 +70,19 @@ impl StopSignal {
         }
     }
 
-    /// The latest request, if there is one.
-    pub(crate) fn latest(&self) -> Option<StopRequest> {
+    pub(in crate::shim) fn latest(&self) -> Option<StopRequest> {
         *self.request.borrow()
     }
 
     /// Waits until the request changes.
-    pub(crate) async fn changed(&mut self) {
+    pub(in crate::shim) async fn changed(&mut self) {
         if self.request.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Waits until the directory may have something else in it than before.
-    pub(crate) async fn stirred(&mut self) {
+    /// Waits until a file of the directory may have changed.
+    pub(in crate::shim) async fn looked(&mut self) {
         if self.looks.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

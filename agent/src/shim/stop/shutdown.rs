@@ -1,4 +1,4 @@
-//! Ending a VM: the guest's own shutdown while there is time, force when there is none.
+//! Stops a VM: the guest's own shutdown within the grace period, then force.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -18,18 +18,23 @@ use crate::names::VmName;
 use crate::tart::Tart;
 
 /// How long `tart run` may take to stop the VM before it is killed.
-const FORCE_PATIENCE: Duration = Duration::from_secs(5);
-/// How often a guest that did not listen is asked again.
+const FORCE_LIMIT: Duration = Duration::from_secs(5);
+/// How soon a guest that did not accept the shutdown is asked again.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the guest agent may take to accept the shutdown.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Shuts the guest down within the time that is left; says whether it had to be forced.
-pub(crate) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, mut limit: GracePeriod) -> bool {
+/// Shuts the guest down within its grace period; true when it had to be killed.
+pub(in crate::shim) async fn shut_down(
+    tart: &Tart,
+    vm: &VmName,
+    child: &mut Child,
+    mut grace: GracePeriod,
+) -> bool {
     crash_point::point("shim.shut-down");
     tokio::select! {
         biased;
-        () = limit.over() => {
+        () = grace.over() => {
             force(vm, child).await;
             true
         }
@@ -38,25 +43,25 @@ pub(crate) async fn shut_down(tart: &Tart, vm: &VmName, child: &mut Child, mut l
     }
 }
 
-/// Ends the VM now. `tart run` takes SIGINT for a power cut that it tidies up after; SIGKILL is for one that hangs.
-pub(crate) async fn force(vm: &VmName, child: &mut Child) {
+/// Stops the VM now. At SIGINT `tart run` powers the VM off and cleans up. SIGKILL is for a tart that hangs.
+pub(in crate::shim) async fn force(vm: &VmName, child: &mut Child) {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
-        // It has a process group of its own, and no ID once it has been waited for.
+        // The child leads its own process group, and has no ID after its end.
         let Some(group) = child.id().and_then(|id| i32::try_from(id).ok()) else { return };
         let _ = killpg(Pid::from_raw(group), signal);
-        if timeout(FORCE_PATIENCE, child.wait()).await.is_ok() {
+        if timeout(FORCE_LIMIT, child.wait()).await.is_ok() {
             return;
         }
         warn!(%vm, %signal, "the VM does not end");
     }
 }
 
-/// Has the guest shut itself down, as soon as it can be asked: it may still be booting. The power button (SIGUSR2) would only
-/// open a dialog in a macOS guest.
+/// Asks the guest agent for a shutdown until it accepts: the guest may still boot. The power button (SIGUSR2) would only open a dialog
+/// in a macOS guest.
 async fn ask_guest(tart: &Tart, vm: &VmName) -> Infallible {
     let argv = ["sudo", "-n", "/sbin/shutdown", "-h", "now"].map(str::to_owned).to_vec();
     let exec = Exec { argv, ..Exec::default() };
-    let mut complained = false;
+    let mut warned = false;
     loop {
         let ask = async {
             let mut guest = Guest::connect(&tart.vm_dir(vm).join("control.sock")).await?;
@@ -74,8 +79,8 @@ async fn ask_guest(tart: &Tart, vm: &VmName) -> Infallible {
             Ok(Err(error)) => chain(&error),
             Err(_) => "no answer".to_owned(),
         };
-        if !std::mem::replace(&mut complained, true) {
-            info!(%vm, problem, "the guest does not shut down yet; asking again");
+        if !std::mem::replace(&mut warned, true) {
+            info!(%vm, problem, "the guest does not accept the shutdown; asking again");
         }
         sleep(ASK_INTERVAL).await;
     }

@@ -7,36 +7,36 @@ use tracing::warn;
 
 use crate::crash_point;
 use crate::error_chain::chain;
-use crate::guest::script::Ready;
+use crate::guest::script::ContainerScripts;
 use crate::guest::{Completed, Exec, Guest};
-use crate::shim::container::SET_UP_WORDS;
+use crate::shim::container::set_up::MAX_OUTPUT;
 
-/// How long the guest may take to pass a signal on, and how soon it is asked again.
+/// How long the guest may take to send the signal, and how soon it is asked again.
 const LIMIT: Duration = Duration::from_secs(5);
-const AGAIN: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Has the guest pass SIGTERM on to the command, for as long as it takes: one that stands still hears of it later. It never passes on
-/// a second one.
-pub(crate) async fn terminate(guest: &mut Guest, ready: &Ready) {
-    let exec = Exec { argv: ready.terminate(LIMIT), ..Exec::default() };
-    let mut complained = false;
+/// Has the guest send SIGTERM to the command, and tries until it works: a guest may hang for a while. The command never gets a second
+/// SIGTERM.
+pub(in crate::shim) async fn terminate(guest: &mut Guest, scripts: &ContainerScripts) {
+    let exec = Exec { argv: scripts.terminate(LIMIT), ..Exec::default() };
+    let mut warned = false;
     loop {
-        let done = guest.run(exec.clone(), LIMIT, SET_UP_WORDS).await;
+        let done = guest.run(exec.clone(), LIMIT, MAX_OUTPUT).await;
         if matches!(done.end, Ok(0)) {
             return crash_point::point("shim.terminated");
         }
-        if !std::mem::replace(&mut complained, true) {
-            complain(&done);
+        if !std::mem::replace(&mut warned, true) {
+            warn_of(&done);
         }
-        sleep(AGAIN).await;
+        sleep(INTERVAL).await;
     }
 }
 
-fn complain(done: &Completed) {
+fn warn_of(done: &Completed) {
     match &done.end {
         Ok(_) => {
-            let said = String::from_utf8_lossy(&done.output);
-            warn!(%said, "the command took no SIGTERM; trying until it does");
+            let output = String::from_utf8_lossy(&done.output);
+            warn!(%output, "the command took no SIGTERM; trying until it does");
         }
         Err(error) => {
             warn!(error = chain(error), "cannot send SIGTERM to the command; trying until it works");

@@ -1,4 +1,4 @@
-//! The agent's side: starting a shim.
+//! Launches a shim.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -12,36 +12,32 @@ use super::stray_processes;
 use crate::fs::file::FileError;
 use crate::state::{PodDir, VmRun};
 
-/// A shim that could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
-    /// There is no place for its log.
     #[error(transparent)]
     State(#[from] FileError),
-    /// Its log cannot be opened.
     #[error("cannot open {}", .0.display())]
     Log(PathBuf, #[source] io::Error),
-    /// The agent's own program cannot be started again.
     #[error("cannot start {} as a shim", .0.display())]
     Spawn(PathBuf, #[source] io::Error),
 }
 
-/// Starts the shim of a VM that is planned, unless it has, or had, one. `ended` is called when it ends while this process lives; how it
-/// ended is what the returned task says.
+/// Starts the shim of a planned VM, unless the VM has, or had, one. Calls `ended` when the shim ends while this process lives; the task
+/// returns its exit status.
 pub(crate) fn launch(
     program: &Path,
     pod: &PodDir,
-    attempt: &VmRun,
+    vm_run: &VmRun,
     ended: impl FnOnce() + Send + 'static,
 ) -> Result<Option<JoinHandle<Option<ExitStatus>>>, LaunchError> {
-    // The lock is taken here and handed over as the shim's standard input, so that it is held without a gap: there is no
-    // moment in which a second agent, or this one, could take the VM for one without a shim.
-    let Some(lock) = attempt.seal()? else { return Ok(None) };
-    if attempt.has_begun()? {
+    // The agent takes the lock and hands it over as the shim's standard input, so that it is held without a gap: no agent ever sees the
+    // VM without a shim.
+    let Some(lock) = vm_run.take_shim_lock()? else { return Ok(None) };
+    if vm_run.has_begun()? {
         return Ok(None);
     }
     pod.create_logs([])?;
-    let log_path = pod.shim_log_path(attempt.restart());
+    let log_path = pod.shim_log_path(vm_run.restart());
     let log = OpenOptions::new()
         .create(true)
         .append(true)
@@ -49,15 +45,15 @@ pub(crate) fn launch(
         .map_err(|error| LaunchError::Log(log_path, error))?;
     let mut child = Command::new(program)
         .arg("shim")
-        .arg(attempt.path())
-        .env(stray_processes::MARK, attempt.vm().to_string())
+        .arg(vm_run.path())
+        .env(stray_processes::VM_VARIABLE, vm_run.vm().to_string())
         .stdin(lock.into_file())
         .stdout(Stdio::null())
         .stderr(log)
         .kill_on_drop(false)
         .spawn()
         .map_err(|error| LaunchError::Spawn(program.to_owned(), error))?;
-    // How it ended is read from its directory; but one that is killed changes nothing there, nor should it stay a zombie.
+    // The agent reads the outcome from the directory. But a shim that is killed writes nothing there, and must not stay a zombie.
     Ok(Some(tokio::spawn(async move {
         let status = child.wait().await.ok();
         ended();

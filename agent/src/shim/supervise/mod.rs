@@ -1,5 +1,5 @@
-//! The agent's side of a shim: starting it, and what is left when it has died.
+//! The agent's side: it launches a shim, and recovers what a dead one left.
 
-pub(crate) mod launch;
-pub(crate) mod recover_exit;
-pub(crate) mod stray_processes;
+pub(super) mod launch;
+pub(super) mod recover_exit;
+pub(super) mod stray_processes;

@@ -1,7 +1,7 @@
-//! What a shim that was killed has left running: a `tart` that hangs, or something that a `tart` has started.
+//! Processes that a dead shim has left: a `tart` that hangs, or a child of a `tart`.
 //!
-//! A process ID alone does not say whose process it is, since IDs are used again. The VM's name does: no other VM ever has it. It is in
-//! the environment of the shim and of all that it starts, and in the command line of every `tart` that works on the VM.
+//! A process ID alone does not identify a process, since IDs are reused. The VM's name does: no other VM ever has it. It is in the
+//! environment of the shim and of all that it starts, and in the command line of every `tart` that works on the VM.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,22 +13,19 @@ use crate::fs::file::FileError;
 use crate::os::process_table::{self, RunningProcess, TableError};
 use crate::state::{Holder, VmRun};
 
-/// The environment variable with the name of the VM that a process works for.
-pub(crate) const MARK: &str = "TART_KUBELET_VM";
+/// The environment variable with the VM's name.
+pub(super) const VM_VARIABLE: &str = "TART_KUBELET_VM";
 
-/// How often somebody looks whether anything is left.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often the locks are tried.
+const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Leftovers that cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StrayProcessError {
-    /// The VM's directory cannot be read.
     #[error(transparent)]
     State(#[from] FileError),
-    /// The process table cannot be read.
     #[error(transparent)]
     Processes(#[from] TableError),
-    /// Something is at work on the VM, and nobody knows what.
+    /// A process holds the VM's lock, and is not in the process table.
     #[error(
         "a process that cannot be found holds {}; see which one with `sudo lsof {}`, and end it",
         .0.display(), .0.display()
@@ -36,44 +33,48 @@ pub(crate) enum StrayProcessError {
     Hidden(PathBuf),
 }
 
-/// Waits until nothing is at work on a VM any more; false when something still is after so long.
-pub(crate) async fn gone(attempt: &VmRun, longest: Duration) -> Result<bool, FileError> {
-    let end = Instant::now() + longest;
-    // Nobody is told when a lock is free.
-    while attempt.holder()? != Holder::Nobody {
+/// Waits until no process works on a VM; false when one still does after `limit`.
+pub(crate) async fn gone(run: &VmRun, limit: Duration) -> Result<bool, FileError> {
+    let end = Instant::now() + limit;
+    // There is no notification for a lock that becomes free.
+    while run.holder()? != Holder::Nobody {
         if Instant::now() >= end {
             return Ok(false);
         }
-        sleep(LOOK_EVERY).await;
+        sleep(INTERVAL).await;
     }
     Ok(true)
 }
 
-/// Kills what keeps a VM without a shim at work. Returns what was killed: something, unless nothing is at work any more.
-pub(crate) fn free(attempt: &VmRun) -> Result<Vec<Pid>, StrayProcessError> {
-    let killed = kill_leftovers(attempt)?;
-    if killed.is_empty() && attempt.holder()? == Holder::Tart {
-        return Err(StrayProcessError::Hidden(attempt.path().join("tart.lock")));
+/// Kills the processes that hold the lock of a VM without a shim. Returns them; empty when the lock is free.
+pub(crate) fn kill_lock_holders(run: &VmRun) -> Result<Vec<Pid>, StrayProcessError> {
+    let killed = kill_stray_processes(run)?;
+    if killed.is_empty() && run.holder()? == Holder::Tart {
+        return Err(StrayProcessError::Hidden(run.path().join("tart.lock")));
     }
     Ok(killed)
 }
 
 /// Kills the shim of a VM, if it lives, and all that it has started. Returns what was killed.
-pub(crate) fn kill_leftovers(attempt: &VmRun) -> Result<Vec<Pid>, StrayProcessError> {
+pub(crate) fn kill_stray_processes(run: &VmRun) -> Result<Vec<Pid>, StrayProcessError> {
     let running = process_table::others()?;
-    let found = leftovers(&running, &attempt.vm().to_string(), attempt.signed()?);
+    let found = stray_processes(&running, &run.vm().to_string(), run.shim_pid()?);
     for one in &found {
         one.kill();
     }
     Ok(found.iter().map(|one| one.pid).collect())
 }
 
-/// Which processes are what the shim of a VM has left, itself included, and first: it would write down how the others have ended.
-fn leftovers<'a>(running: &'a [RunningProcess], vm: &str, shim: Option<Pid>) -> Vec<&'a RunningProcess> {
-    let is_marked = |one: &RunningProcess| one.variable(MARK) == Some(vm);
+/// The processes of a VM's shim. The shim itself comes first: it would record the end of the others.
+fn stray_processes<'a>(
+    running: &'a [RunningProcess],
+    vm: &str,
+    shim: Option<Pid>,
+) -> Vec<&'a RunningProcess> {
+    let is_marked = |one: &RunningProcess| one.variable(VM_VARIABLE) == Some(vm);
     let in_session = |one: &RunningProcess| shim.is_some() && one.session == shim;
-    // macOS hides the environment of some programs. But no process gets an ID that is still the ID of a session: when one process
-    // of the session is the shim's, all are.
+    // macOS hides the environment of some programs. But no new process gets the ID of a session that still exists: when one process of
+    // the session is the shim's, all are.
     let session_is_ours = running.iter().any(|one| in_session(one) && (is_marked(one) || one.names(vm)));
     let mut found: Vec<_> =
         running.iter().filter(|one| is_marked(one) || (session_is_ours && in_session(one))).collect();
@@ -84,15 +85,17 @@ fn leftovers<'a>(running: &'a [RunningProcess], vm: &str, shim: Option<Pid>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::Restart;
-    use crate::state::StateDir;
+    use crate::testing::dir;
     use std::fs::File;
 
     const SHIM: i32 = 70;
     const VM: &str = "tk-0b1c-0";
 
     fn found(running: &[RunningProcess], shim: Option<i32>) -> Vec<i32> {
-        leftovers(running, VM, shim.map(Pid::from_raw)).into_iter().map(|one| one.pid.as_raw()).collect()
+        stray_processes(running, VM, shim.map(Pid::from_raw))
+            .into_iter()
+            .map(|one| one.pid.as_raw())
+            .collect()
     }
 
     fn named(pid: i32, session: i32) -> RunningProcess {
@@ -108,13 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn all_of_the_session_once_one_of_it_is_known() {
+    fn all_processes_of_a_session_are_found_by_one_with_the_vms_name() {
         assert_eq!(found(&[named(71, SHIM), unknown(72, SHIM), unknown(80, 80)], Some(SHIM)), [71, 72]);
         assert_eq!(found(&[marked(71, SHIM), unknown(72, SHIM), unknown(80, 80)], Some(SHIM)), [71, 72]);
     }
 
     #[test]
-    fn the_shim_goes_before_those_whose_end_it_would_tell() {
+    fn the_shim_comes_before_the_processes_whose_end_it_would_record() {
         assert_eq!(
             found(&[named(71, SHIM), marked(SHIM, SHIM), marked(72, SHIM)], Some(SHIM)),
             [SHIM, 71, 72]
@@ -123,31 +126,30 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_has_the_number_of_the_shim_by_chance_is_left_alone() {
+    fn a_session_that_reuses_the_shims_process_id_is_not_found() {
         assert_eq!(found(&[unknown(SHIM, SHIM), unknown(71, SHIM)], Some(SHIM)), [0; 0]);
     }
 
     #[test]
-    fn what_has_left_the_session_is_known_by_its_mark() {
+    fn a_process_of_another_session_is_found_by_its_variable() {
         assert_eq!(found(&[marked(90, 90), unknown(91, 90)], Some(SHIM)), [90]);
         assert_eq!(found(&[marked(90, 90)], None), [90]);
     }
 
     #[test]
-    fn what_holds_a_vm_and_cannot_be_found_is_told() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        let attempt = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap()).attempt(Restart(0));
-        std::fs::create_dir_all(attempt.path()).unwrap();
-        assert_eq!(free(&attempt).unwrap(), []);
-        let lock = File::create(attempt.path().join("tart.lock")).unwrap();
+    fn a_hidden_holder_of_the_lock_is_an_error_with_advice() {
+        let dir = dir();
+        let run = VmRun::example(dir.path());
+        std::fs::create_dir_all(run.path()).unwrap();
+        assert_eq!(kill_lock_holders(&run).unwrap(), []);
+        let lock = File::create(run.path().join("tart.lock")).unwrap();
         lock.lock().unwrap();
-        let told = free(&attempt).unwrap_err().to_string();
+        let told = kill_lock_holders(&run).unwrap_err().to_string();
         assert!(told.contains("tart.lock") && told.contains("lsof"), "{told}");
     }
 
     #[test]
-    fn somebody_who_looks_at_the_vm_is_left_alone() {
+    fn a_tart_of_a_user_is_not_found() {
         assert_eq!(found(&[named(90, 90)], Some(SHIM)), [0; 0]);
         assert_eq!(found(&[named(90, 90)], None), [0; 0]);
     }

@@ -1,36 +1,34 @@
-//! One VM of a Pod, as the files and locks of its directory tell it.
+//! One run of a VM for a Pod: the files and locks of its directory.
 
-mod late_command;
-#[cfg(test)]
-mod tests;
+mod command_request;
+mod locks;
+mod view;
+
+pub(crate) use locks::Holder;
+pub(crate) use view::VmRunView;
 
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use jiff::Timestamp;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::StateDir;
 use super::disk_reserve;
-use super::records::{Due, InitState, LastCommand, Notice, Outcome, Progress, Stage, StopRequest};
+use super::outcome::Outcome;
+use super::records::{InitState, LastCommand, Notice, Progress, StopRequest};
 use super::shim_spec::ShimSpec;
 use crate::fs::file::{self, FileError};
-use crate::fs::lock::{self, Lock};
-use crate::names::ImageDigest;
-use crate::names::PodUid;
-use crate::names::{Restart, VmName};
+use crate::names::{ImageDigest, PodUid, Restart, VmName};
 
-/// More than the start of any VM has.
-const MOST_STEPS: usize = 16;
-/// More than anybody would read.
-const MOST_NOTICES: usize = 50;
+/// More than any run has.
+const MAX_STEPS: usize = 16;
+/// A guest that words the same notice differently each time must not fill the disk.
+const MAX_NOTICES: usize = 50;
 
-/// The directory of one VM.
+/// The directory of one run.
 #[derive(Debug, Clone)]
 pub(crate) struct VmRun {
     uid: PodUid,
@@ -38,91 +36,17 @@ pub(crate) struct VmRun {
     path: PathBuf,
 }
 
-/// Everything that is known of a VM, read in an order that makes it consistent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(clippy::struct_excessive_bools, reason = "each is a file that is there or not")]
-pub(crate) struct VmRunView {
-    /// Which of the Pod's VMs this is.
-    pub(crate) restart: Restart,
-    /// Who is at work on it.
-    pub(crate) holder: Holder,
-    /// What was planned; absent when the agent died before it had written it.
-    pub(crate) spec: Option<ShimSpec>,
-    /// Whether a shim has ever taken it up.
-    pub(crate) begun: bool,
-    /// How far the shim has come.
-    pub(crate) progress: Option<Progress>,
-    /// The containers that run before the main one.
-    pub(crate) init: Vec<InitState>,
-    /// What a person should be told of.
-    pub(crate) notices: Vec<Notice>,
-    /// Whether the shim waits for room on the disk.
-    pub(crate) wants_room: bool,
-    /// The container that the shim has no command for yet.
-    pub(crate) due: Option<Due>,
-    /// What the shim was asked for.
-    pub(crate) stop: Option<StopRequest>,
-    /// How its command ended, when that is known before the VM is gone.
-    pub(crate) result: Option<Outcome>,
-    /// Whether its container has ended before the shim had heard of anybody who wants it to.
-    pub(crate) by_itself: bool,
-    /// Whether the guest was asked what it knows of an end that the shim did not live to write down.
-    pub(crate) asked: bool,
-    /// How it ended; nothing of it runs any more.
-    pub(crate) outcome: Option<Outcome>,
-    /// Whether the VM is known to be deleted.
-    pub(crate) cleaned: bool,
-}
-
-impl VmRunView {
-    /// How often in a row the container had failed before this VM; not at all where the plan is lost.
-    pub(crate) fn crashes(&self) -> u32 {
-        self.spec.as_ref().map_or(0, |spec| spec.crashes)
-    }
-
-    /// What is known of the containers before the main one, from this VM or from those before it.
-    pub(crate) fn init_states(&self) -> &[InitState] {
-        match &self.spec {
-            Some(spec) if self.init.is_empty() => &spec.init_before,
-            _ => &self.init,
-        }
-    }
-
-    /// What its container was stopped for, unless it was over by then.
-    pub(crate) fn heeded_stop(&self) -> Option<StopRequest> {
-        self.stop.filter(|_| !self.by_itself)
-    }
-
-    /// Since when its container runs, or ran; absent when it never did.
-    pub(crate) fn running_since(&self) -> Option<Timestamp> {
-        let running = |progress: &&Progress| matches!(progress.stage, Stage::Running { .. });
-        self.progress.as_ref().filter(running).map(|progress| progress.since)
-    }
-}
-
-/// Who is at work on a VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holder {
-    /// Its shim lives.
-    Shim,
-    /// Its shim is gone, but a `tart` that the shim had started is not.
-    Tart,
-    /// Neither.
-    Nobody,
-}
-
 /// The image that a VM needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum UsedImage {
-    /// None: there is no VM, and nobody is about to make one.
+    /// There is no VM, and no shim is about to make one.
     None,
-    /// This one.
     This(ImageDigest),
-    /// One that is not known any more.
+    /// The spec is lost.
     Unknown,
 }
 
-/// How far a shim has come, with the steps before: each takes its time, and one may be over before anybody looks.
+/// The stage with all stages before it: one may be over before the agent reads the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct ProgressFile {
     #[serde(flatten)]
@@ -136,7 +60,7 @@ impl VmRun {
         Self { uid, restart, path }
     }
 
-    /// Opens the directory that a shim was told to serve.
+    /// Opens the directory of a shim.
     pub(crate) fn open(path: &Path) -> Result<(Self, ShimSpec), FileError> {
         let spec_path = path.join("spec.json");
         let missing = || FileError::new("read", &spec_path, io::ErrorKind::NotFound.into());
@@ -144,55 +68,27 @@ impl VmRun {
         Ok((Self::new(spec.vm.uid().clone(), spec.vm.restart(), path.to_owned()), spec))
     }
 
-    /// The directory itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Which of the Pod's VMs this is.
     pub(crate) fn restart(&self) -> Restart {
         self.restart
     }
 
-    /// The VM's name.
     pub(crate) fn vm(&self) -> VmName {
         VmName::new(self.uid.clone(), self.restart)
     }
 
-    /// Writes down what is to be run, before anything is.
+    /// Writes the spec.
     pub(crate) fn plan(&self, spec: &ShimSpec) -> Result<(), FileError> {
         file::create_dir(&self.path)?;
         file::write(&self.path.join("spec.json"), spec)
     }
 
-    /// What is known of the VM now.
-    pub(crate) fn view(&self) -> Result<VmRunView, FileError> {
-        // The order matters: a shim writes its outcome before it lets go of its lock, so a lock that is
-        // free makes the outcome, or its absence, final.
-        let holder = self.holder()?;
-        Ok(VmRunView {
-            restart: self.restart,
-            holder,
-            spec: self.read("spec.json")?,
-            begun: self.has_begun()?,
-            progress: self.read("progress.json")?,
-            init: self.read("init.json")?.unwrap_or_default(),
-            notices: self.read("notices.json")?.unwrap_or_default(),
-            wants_room: self.wants_room(),
-            due: self.due()?,
-            stop: self.read("stop.json")?,
-            result: self.read("result.json")?,
-            by_itself: self.path.join("by-itself").exists(),
-            asked: self.path.join("asked").exists(),
-            // One that is spoilt counts as none: it is lost how the VM ended, and that is written down in its place.
-            outcome: self.read("outcome.json")?,
-            cleaned: self.is_cleaned(),
-        })
-    }
-
     /// The image that the VM was made from, or will be, until the VM is deleted.
     pub(crate) fn image(&self) -> Result<UsedImage, FileError> {
-        // The plan first: a VM that is found to be deleted after that needs nothing, whatever was planned.
+        // The spec before the mark: a VM that is deleted after the spec was read needs no image.
         let spec: Option<ShimSpec> = self.read("spec.json")?;
         if self.is_cleaned() {
             return Ok(UsedImage::None);
@@ -205,26 +101,26 @@ impl VmRun {
         })
     }
 
-    /// What was planned, unless the VM is over.
+    /// The spec, unless the run is over.
     pub(crate) fn live_spec(&self) -> Result<Option<ShimSpec>, FileError> {
         let spec = self.read("spec.json")?;
         let is_over = || ["outcome.json", "cleaned"].iter().any(|name| self.path.join(name).exists());
         Ok(spec.filter(|_: &ShimSpec| !is_over()))
     }
 
-    /// Whether the guest has come up.
+    /// Whether the guest has an address.
     pub(crate) fn is_up(&self) -> Result<bool, FileError> {
         let progress: Option<Progress> = self.read("progress.json")?;
         Ok(progress.is_some_and(|progress| progress.stage.address().is_some()))
     }
 
-    /// The addresses that other live VMs of this host have.
+    /// The addresses of this host's other live VMs.
     pub(crate) fn addresses_of_others(&self) -> Result<Vec<IpAddr>, FileError> {
         // <state>/pods/<uid>/<restart>
         let Some(state) = self.path.ancestors().nth(3) else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for pod in StateDir::at(state).pods()? {
-            for other in pod.attempts()?.iter().filter(|other| other.path != self.path) {
+            for other in pod.runs()?.iter().filter(|other| other.path != self.path) {
                 let progress: Option<Progress> = other.read("progress.json")?;
                 if other.holder()? != Holder::Nobody {
                     found.extend(progress.and_then(|progress| progress.stage.address()));
@@ -234,25 +130,7 @@ impl VmRun {
         Ok(found)
     }
 
-    /// Who is at work on the VM.
-    pub(crate) fn holder(&self) -> Result<Holder, FileError> {
-        Ok(if self.is_held("shim.lock")? {
-            Holder::Shim
-        } else if self.is_held("tart.lock")? {
-            Holder::Tart
-        } else {
-            Holder::Nobody
-        })
-    }
-
-    /// Becomes the shim of this VM with the lock that the agent left as `file`; `None` when the VM has had one.
-    pub(crate) fn inherit_shim_lock(&self, file: File) -> Result<Option<Lock>, FileError> {
-        let path = self.path.join("shim.lock");
-        let lock = Lock::inherit(file, &path).map_err(|source| FileError::new("inherit", &path, source))?;
-        Ok(lock.filter(|_| !self.has_begun().unwrap_or(true)))
-    }
-
-    /// Whether a shim has ever taken the VM up.
+    /// Whether a shim has ever started the run.
     pub(crate) fn has_begun(&self) -> Result<bool, FileError> {
         let exists = |name: &str| {
             let path = self.path.join(name);
@@ -261,60 +139,28 @@ impl VmRun {
         Ok(exists("begun")? || exists("outcome.json")?)
     }
 
-    /// Keeps every shim away from this VM for as long as the lock is held; `None` when one is there.
-    pub(crate) fn seal(&self) -> Result<Option<Lock>, FileError> {
-        self.take("shim.lock")
-    }
-
-    /// Notes which process the shim is.
-    pub(crate) fn sign(&self, pid: u32) -> Result<(), FileError> {
-        let path = self.path.join("shim.pid");
-        disk_reserve::repeatedly(&path, || file::write(&path, &pid))
-    }
-
-    /// The process that has signed as the shim. It may be long gone, and another one have its number.
-    pub(crate) fn signed(&self) -> Result<Option<Pid>, FileError> {
-        Ok(self.read::<i32>("shim.pid")?.filter(|&pid| pid > 1).map(Pid::from_raw))
-    }
-
-    /// Kills the shim, if it lives: the process that has signed, while the lock that it holds is held. Says whether one has.
-    pub(crate) fn kill_shim(&self) -> Result<bool, FileError> {
-        let Some(pid) = self.signed()? else { return Ok(false) };
-        if self.is_held("shim.lock")? {
-            // It fails only when the shim is gone, which is what we want.
-            let _ = kill(pid, Signal::SIGKILL);
-        }
-        Ok(true)
-    }
-
-    /// Takes the lock that every `tart` which works on this VM shares; `None` when an old one still does.
-    pub(crate) fn take_tart_lock(&self) -> Result<Option<Lock>, FileError> {
-        self.take("tart.lock")
-    }
-
-    /// Records that the VM is taken up: from here on it is never run again.
-    pub(crate) fn begin(&self) -> Result<(), FileError> {
+    /// Records that a shim has started the run, which is then never started again.
+    pub(crate) fn mark_begun(&self) -> Result<(), FileError> {
         self.touch("begun")
     }
 
-    /// Records the same of a VM of which nothing else may be known.
-    pub(crate) fn begin_again(&self) -> Result<(), FileError> {
+    /// The same for a run whose directory may be lost.
+    pub(crate) fn create_begun(&self) -> Result<(), FileError> {
         file::create_dir(&self.path)?;
-        self.begin()
+        self.mark_begun()
     }
 
-    /// Returns when not even a power cut can undo [`begin`](Self::begin).
+    /// Returns when [`mark_begun`](Self::mark_begun) survives a power cut.
     pub(crate) fn sync_begun(&self) -> Result<(), FileError> {
         file::sync(&self.path.join("begun"))?;
-        // The directory itself is as new as what is in it.
+        // The directory may be as new as the file.
         file::sync(&self.path)?;
         self.path.parent().map_or(Ok(()), file::sync)
     }
 
-    /// Records how far the shim has come.
-    pub(crate) fn progress(&self, progress: &Progress) -> Result<(), FileError> {
+    pub(crate) fn record_progress(&self, progress: &Progress) -> Result<(), FileError> {
         let mut steps = self.steps()?;
-        if steps.len() < MOST_STEPS {
+        if steps.len() < MAX_STEPS {
             steps.push(progress.clone());
         }
         let (path, all) =
@@ -322,32 +168,29 @@ impl VmRun {
         disk_reserve::repeatedly(&path, || file::write(&path, &all))
     }
 
-    /// How the shim has come there: all its steps, in order.
+    /// All stages that the shim has reached, in order.
     pub(crate) fn steps(&self) -> Result<Vec<Progress>, FileError> {
         Ok(self.read::<ProgressFile>("progress.json")?.map(|file| file.steps).unwrap_or_default())
     }
 
-    /// Records what the containers before the main one do.
     pub(crate) fn record_init(&self, states: &[InitState]) -> Result<(), FileError> {
         let path = self.path.join("init.json");
         disk_reserve::repeatedly(&path, || file::write(&path, &states))
     }
 
-    /// Records which command is about to start in the guest.
+    /// Records a command before the shim starts it.
     pub(crate) fn record_command(&self, command: &LastCommand) -> Result<(), FileError> {
-        file::write(&self.path.join("command.json"), command)
+        file::write(&self.path.join("last-command.json"), command)
     }
 
-    /// The command that was last started in the guest, or was about to be.
     pub(crate) fn last_command(&self) -> Result<Option<LastCommand>, FileError> {
-        self.read("command.json")
+        self.read("last-command.json")
     }
 
-    /// Leaves something for the agent to tell, and says whether it is new. What is tried again for days is told once, and a guest that
-    /// finds other words each time is not told of for ever: both would fill the disk.
-    pub(crate) fn notice(&self, notice: &Notice) -> Result<bool, FileError> {
+    /// Leaves a notice for the agent; false when the agent has it already, or when there are too many.
+    pub(crate) fn record_notice(&self, notice: &Notice) -> Result<bool, FileError> {
         let mut all: Vec<Notice> = self.read("notices.json")?.unwrap_or_default();
-        if all.contains(notice) || all.len() >= MOST_NOTICES {
+        if all.contains(notice) || all.len() >= MAX_NOTICES {
             return Ok(false);
         }
         all.push(notice.clone());
@@ -355,30 +198,29 @@ impl VmRun {
         Ok(true)
     }
 
-    /// Asks the agent to make room on the disk.
-    pub(crate) fn ask_for_room(&self) -> Result<(), FileError> {
-        let path = self.path.join("wants-room");
+    /// How many notices the agent has reported.
+    pub(crate) fn notices_reported(&self) -> Result<usize, FileError> {
+        Ok(self.read("notices-reported.json")?.unwrap_or_default())
+    }
+
+    pub(crate) fn mark_notices_reported(&self, count: usize) -> Result<(), FileError> {
+        file::write(&self.path.join("notices-reported.json"), &count)
+    }
+
+    /// Asks the agent to free disk space.
+    pub(crate) fn request_disk_space(&self) -> Result<(), FileError> {
+        let path = self.path.join("disk-space-request");
         disk_reserve::repeatedly(&path, || create(&path))
     }
 
-    /// Whether the agent has not done yet what it can about room.
-    pub(crate) fn wants_room(&self) -> bool {
-        self.path.join("wants-room").exists()
+    /// Whether the agent has not answered the request yet.
+    pub(crate) fn wants_disk_space(&self) -> bool {
+        self.path.join("disk-space-request").exists()
     }
 
-    /// Tells the shim that there is as much room as there can be. To remove a file takes none.
-    pub(crate) fn tell_room_is_made(&self) -> Result<(), FileError> {
-        file::remove(&self.path.join("wants-room"))
-    }
-
-    /// How many notices have been told.
-    pub(crate) fn told(&self) -> Result<usize, FileError> {
-        Ok(self.read("told.json")?.unwrap_or_default())
-    }
-
-    /// Records that this many notices have been told.
-    pub(crate) fn mark_told(&self, count: usize) -> Result<(), FileError> {
-        file::write(&self.path.join("told.json"), &count)
+    /// Answers or withdraws the request. Removing a file needs no disk space.
+    pub(crate) fn remove_disk_space_request(&self) -> Result<(), FileError> {
+        file::remove(&self.path.join("disk-space-request"))
     }
 
     /// Asks the shim to stop the VM; an earlier deadline replaces a later one.
@@ -387,55 +229,53 @@ impl VmRun {
         disk_reserve::urgently(&path, || file::write(&path, &request))
     }
 
-    /// What the shim was asked for.
     pub(crate) fn stop_request(&self) -> Result<Option<StopRequest>, FileError> {
         self.read("stop.json")
     }
 
-    /// Records how the container ended, before the VM is gone: from here on the shim may die without a loss.
-    pub(crate) fn result(&self, outcome: &Outcome) -> Result<(), FileError> {
+    /// Records the outcome of the container before the VM is gone, so that it survives the shim.
+    pub(crate) fn record_result(&self, outcome: &Outcome) -> Result<(), FileError> {
         let path = self.path.join("result.json");
         disk_reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
-    /// Records that nobody was heeded who may have asked for the end of the container.
-    pub(crate) fn mark_by_itself(&self) -> Result<(), FileError> {
-        self.touch("by-itself")
+    /// Records that the container ended before the shim had read any stop request.
+    pub(crate) fn mark_ended_before_stop(&self) -> Result<(), FileError> {
+        self.touch("ended-before-stop")
     }
 
-    /// Records that the guest has told all that it knows.
-    pub(crate) fn mark_asked(&self) -> Result<(), FileError> {
-        self.touch("asked")
+    /// Records that the agent has asked the guest how the container ended.
+    pub(crate) fn mark_guest_asked(&self) -> Result<(), FileError> {
+        self.touch("guest-asked")
     }
 
-    /// Records how the VM ended. It is the last thing that is done for it: nothing of it may run any more.
-    pub(crate) fn finish(&self, outcome: &Outcome) -> Result<(), FileError> {
+    /// Records the outcome of the run. It is the last record: nothing of the run may live any more.
+    pub(crate) fn record_outcome(&self, outcome: &Outcome) -> Result<(), FileError> {
         let path = self.path.join("outcome.json");
         disk_reserve::urgently(&path, || file::write_durably(&path, outcome))
     }
 
-    /// Forgets what may be secret in the plan of a VM that is over, also in one that is spoilt or was never finished.
-    pub(crate) fn scrub(&self) -> Result<(), FileError> {
-        self.remove_delivery()?;
+    /// Removes what may be secret in the files of a run that is over, also in spoilt and half-written ones.
+    pub(crate) fn remove_secrets(&self) -> Result<(), FileError> {
+        self.remove_command_response()?;
         let path = self.path.join("spec.json");
         file::remove_half_written(&path)?;
         let Some(spec) = file::read::<ShimSpec>(&path)? else { return file::remove(&path) };
-        let scrubbed = spec.without_secrets();
-        if scrubbed == spec { Ok(()) } else { file::write(&path, &scrubbed) }
+        let without = spec.without_secrets();
+        if without == spec { Ok(()) } else { file::write(&path, &without) }
     }
 
-    /// Records that the VM is deleted.
+    /// Records that tart has deleted the VM.
     pub(crate) fn mark_cleaned(&self) -> Result<(), FileError> {
         self.touch("cleaned")
     }
 
-    /// Whether the VM is known to be deleted.
     pub(crate) fn is_cleaned(&self) -> bool {
         self.path.join("cleaned").exists()
     }
 
-    /// Forgets the VM.
-    pub(crate) fn remove(&self) -> Result<(), FileError> {
+    /// Removes the directory.
+    pub(super) fn remove(&self) -> Result<(), FileError> {
         file::remove_dir(&self.path)
     }
 
@@ -447,18 +287,26 @@ impl VmRun {
         let path = self.path.join(name);
         disk_reserve::urgently(&path, || create(&path))
     }
-
-    fn is_held(&self, name: &str) -> Result<bool, FileError> {
-        let path = self.path.join(name);
-        lock::is_held(&path).map_err(|source| FileError::new("probe", &path, source))
-    }
-
-    fn take(&self, name: &str) -> Result<Option<Lock>, FileError> {
-        let path = self.path.join(name);
-        Lock::take(&path).map_err(|source| FileError::new("lock", &path, source))
-    }
 }
 
 fn create(path: &Path) -> Result<(), FileError> {
     File::create(path).map(drop).map_err(|source| FileError::new("create", path, source))
 }
+
+#[cfg(test)]
+impl VmRun {
+    /// The first run of a Pod in the state directory at `state`, not planned yet.
+    pub(crate) fn example(state: &Path) -> Self {
+        StateDir::open(state).unwrap().pod("0b1c".parse().unwrap()).run(Restart(0))
+    }
+
+    /// The same with a spec.
+    pub(crate) fn planned_example(state: &Path) -> Self {
+        let run = Self::example(state);
+        run.plan(&ShimSpec::example(run.vm())).unwrap();
+        run
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -296,8 +296,7 @@ async fn a_host_path_that_another_pod_could_replace_has_to_wait() {
     let path = here.temp.path().canonicalize().unwrap().join("host");
     let volumes = json!([{"name": "host", "hostPath": {"path": path.join("data")}}]);
     here.pod = Scene::new(&with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h"}]))).pod;
-    let other =
-        StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).attempt(Restart(0));
+    let other = StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
     let shares = vec![Share { path: path.clone(), ..Share::default() }];
     other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
     let refused = here.prepare().await.unwrap_err();
@@ -318,8 +317,7 @@ async fn a_host_path_around_one_that_another_pod_is_about_to_get_has_to_wait() {
         let mounts = json!([{"name": "host", "mountPath": "/h", "readOnly": read_only}]);
         Scene::new(&with_volumes(&volumes, &mounts)).pod
     };
-    let other =
-        StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).attempt(Restart(0));
+    let other = StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
     let identity = Some(serde_json::from_value(json!({"inode": 2})).unwrap());
     let shares = vec![Share { path: path.join("data"), identity, ..Share::default() }];
     other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
@@ -332,8 +330,7 @@ async fn a_host_path_around_one_that_another_pod_is_about_to_get_has_to_wait() {
     let words = format!("hostPath {outer} has {inner} in it, which Pod 2d3e is about to get");
     assert!(refused.to_string().contains(&words), "{refused}");
     let stage = Stage::Up { address: [192, 168, 64, 2].into() };
-    let (enter, probe) = (Vec::new(), Vec::new());
-    other.progress(&Progress { stage, since: jiff::Timestamp::now(), enter, probe }).unwrap();
+    other.record_progress(&Progress::example(stage)).unwrap();
     assert!(here.prepare().await.is_ok());
 }
 

@@ -1,8 +1,8 @@
 //! What is promised, measured: one line per figure, and the same as JSON in `bench.json`.
 
 mod figure;
+mod idle;
 mod pods;
-mod rest;
 
 use std::process::ExitCode;
 
@@ -36,16 +36,16 @@ fn main() -> ExitCode {
 /// Measures, and says whether every budget holds.
 async fn bench(only: Option<&str>) -> Result<bool> {
     let mut report = Report::new(only)?;
-    report.add(Figure::BINARY_SIZE, async || rest::binary_size()).await?;
+    report.add(Figure::BINARY_SIZE, async || idle::binary_size()).await?;
 
     let sandbox = Sandbox::new()?;
     let control_plane = ControlPlane::builder().start(&sandbox).await?;
     let mac = Mac::new(&sandbox)?;
     let kubeconfig = control_plane.node_kubeconfig(NODE)?;
     let mut agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
-    report.add(Figure::RSS_AT_REST, async || rest::resident_memory(&agent).await).await?;
+    report.add(Figure::RSS_AT_REST, async || idle::resident_memory(&agent).await).await?;
     if report.wants(&[Figure::TRAFFIC_AT_REST, Figure::CPU_AT_REST, Figure::RESTART_TO_BEAT]) {
-        let idler = rest::Idler::start(&control_plane).await?;
+        let idler = idle::Idler::start(&control_plane).await?;
         if report.wants(&[Figure::TRAFFIC_AT_REST, Figure::CPU_AT_REST]) {
             let (traffic, cpu) = idler.rest().await?;
             report.add(Figure::TRAFFIC_AT_REST, async || Ok(traffic)).await?;
@@ -63,7 +63,7 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     if report.wants(&[Figure::PSS_WITH_TWO_VMS, Figure::RESTART_TO_ADOPTED]) {
         let pods = stage.two().await?;
         #[cfg(target_os = "linux")]
-        report.add(Figure::PSS_WITH_TWO_VMS, async || rest::proportional_memory(&agent)).await?;
+        report.add(Figure::PSS_WITH_TWO_VMS, async || idle::proportional_memory(&agent)).await?;
         #[cfg(not(target_os = "linux"))]
         report.leave_out(Figure::PSS_WITH_TWO_VMS, "only Linux counts what processes share")?;
         let adopted = async || Box::pin(stage.restart_to_adopted(&mut agent, &pods)).await;

@@ -91,7 +91,7 @@ impl Stage {
 
     /// Milliseconds from the moment that a guest has an address to the phase Running, as a watcher sees it.
     pub(crate) async fn address_to_running(&self) -> Result<f64> {
-        // A guest takes a while to boot, and somebody has to notice its end.
+        // A guest takes a while to boot, and the agent a while to notice its end.
         self.mac.set_fault(Fault::BootDelay, "500ms")?;
         let mut times = Vec::new();
         for round in 0..ROUNDS {

@@ -58,7 +58,7 @@ async fn demo(check: bool) -> Result<()> {
     }
 }
 
-/// Somebody has ended the demo: fine, unless it was to prove something.
+/// A user has ended the demo, which is an error with `--check` only.
 fn ended(check: bool) -> Result<()> {
     say("ending");
     ensure!(!check, "it was ended before it could prove anything");
@@ -165,7 +165,7 @@ async fn finish(kubectl: &Kubectl, pods: &Api<Pod>, mac: &Mac) -> Result<()> {
     say("$ kubectl delete pod hello");
     print(&kubectl.run(["delete", "pod", POD]).await?);
     wait::until_gone(pods, POD, DEADLINE).await?;
-    wait::eventually("a Mac without our VMs", DEADLINE, async || {
+    wait::eventually("a Mac without the demo's VMs", DEADLINE, async || {
         let vms = mac.tart(["list", "--source", "local", "--quiet"]).await?;
         // The image's base VM stays for the next Pod.
         let left = vms.lines().any(|vm| vm.starts_with("tk-") && !vm.starts_with("tk-base-"));
@@ -189,7 +189,7 @@ fn say(line: &str) {
     print(&format!("\x1b[1m==> {line}\x1b[0m\n"));
 }
 
-/// Writes at once; whoever reads a pipe wants to see what happens while it does.
+/// Writes at once: a reader of a pipe wants to see each line when it comes.
 fn print(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

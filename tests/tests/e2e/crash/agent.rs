@@ -1,40 +1,21 @@
-//! The agent dies at each of its points while Pods run, restart, are evicted and are deleted.
+//! The agent dies at each of its crash points while Pods run, restart, are evicted and are deleted.
 
 use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
-use super::{Mortal, boots, container, dies_at, end_of, forget, last_end_of};
-use crate::scene::{DEADLINE, IMAGE, Scene};
+use super::{CrashingAgent, crash_at};
+use crate::scene::{DEADLINE, PodView as _, SLEEP, Scene, UNTIL_FINISHED};
 
 const SECRET: &str = "correct-horse-battery";
 
-/// A Pod with a secret in its environment and one in a volume.
-pub(super) fn secretive(scene: &Scene, name: &str, container: &Value) -> Value {
-    let mut container = container.clone();
-    let from = json!({"secretKeyRef": {"name": "keys", "key": "token"}});
-    container["env"] = json!([{"name": "TOKEN", "valueFrom": from}]);
-    container["volumeMounts"] = json!([{"name": "keys", "mountPath": "/private/tmp/keys"}]);
-    let spec = json!({"volumes": [{"name": "keys", "secret": {"secretName": "keys"}}]});
-    scene.pod(name, &container, &spec)
-}
-
-/// Has the Secret that such a Pod asks for.
-pub(super) async fn add_secret(scene: &Scene, secret: &str) -> Result<()> {
-    scene
-        .kubectl
-        .run(["create", "secret", "generic", "keys", &format!("--from-literal=token={secret}")])
-        .await?;
-    Ok(())
-}
-
 #[tokio::test]
-async fn a_pod_runs_to_its_end_and_is_deleted() -> Result<()> {
+async fn agent_crashes_while_a_pod_runs_to_its_end_and_is_deleted() -> Result<()> {
     let scene = Scene::new("dies-run").await?;
-    add_secret(&scene, SECRET).await?;
+    scene.secret("keys", "token", SECRET).await?;
     let script = "echo $TOKEN; cat /private/tmp/keys/token; exit 7";
-    scene.create(&secretive(&scene, "run", &json!({"command": ["/bin/sh", "-c", script]}))).await?;
+    scene.pod("run").sh(script).secret_token().create().await?;
     let points = [
         "write.instance.json",
         "agent.accept.before",
@@ -58,32 +39,32 @@ async fn a_pod_runs_to_its_end_and_is_deleted() -> Result<()> {
         "agent.clean.deleted",
         "agent.clean.after",
     ];
-    let agent = dies_at(&scene, &points).await?;
+    let agent = crash_at(&scene, &points).await?;
     let pod = scene.phase("run", "Failed").await?;
-    assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
+    assert_eq!((pod.main().exit_code(), pod.main().restart_count(), scene.boots()?), (Some(7), Some(0), 1));
     assert_eq!(scene.log(&pod, "main", 0)?, [SECRET, SECRET]);
     scene.nowhere_on_disk(SECRET).await?;
 
     agent.kill9()?;
-    scene.kubectl.run(["delete", "pod", "run", "--wait=false"]).await?;
-    wait::until_gone(&scene.pods, "run", DEADLINE).await?;
+    scene.begin_delete("run").await?;
+    scene.until_gone("run").await?;
     let points = ["agent.forget.before", "agent.forget.volumes", "agent.forget.logs", "agent.forget.after"];
-    let _agent = dies_at(&scene, &points).await?;
+    let _agent = crash_at(&scene, &points).await?;
     scene.nothing_left().await
 }
 
 #[tokio::test]
-async fn a_pod_that_boots_is_deleted() -> Result<()> {
+async fn agent_crashes_while_a_boot_only_pod_is_deleted() -> Result<()> {
     let scene = Scene::new("dies-stop").await?;
-    add_secret(&scene, SECRET).await?;
-    scene.create(&secretive(&scene, "stop", &json!({}))).await?;
+    scene.secret("keys", "token", SECRET).await?;
+    scene.pod("stop").secret_token().create().await?;
     let points = ["agent.plan.environment", "agent.plan.shares", "agent.plan.after", "agent.launch.after"];
-    let agent = dies_at(&scene, &points).await?;
-    let vm = Scene::vm_of(&scene.phase("stop", "Running").await?)?;
+    let agent = crash_at(&scene, &points).await?;
+    let vm = scene.phase("stop", "Running").await?.vm()?;
     agent.kill9()?;
     assert_eq!(scene.running_vms().await?, [vm]);
 
-    scene.kubectl.run(["delete", "pod", "stop", "--wait=false"]).await?;
+    scene.begin_delete("stop").await?;
     let points = [
         "agent.ask-to-stop.before",
         "write.stop.json",
@@ -99,19 +80,18 @@ async fn a_pod_that_boots_is_deleted() -> Result<()> {
         "agent.forget.before",
         "agent.forget.after",
     ];
-    let _agent = dies_at(&scene, &points).await?;
-    wait::until_gone(&scene.pods, "stop", DEADLINE).await?;
+    let _agent = crash_at(&scene, &points).await?;
+    scene.until_gone("stop").await?;
     scene.nothing_left().await?;
     scene.nowhere_on_disk(SECRET).await?;
-    assert_eq!(boots(&scene)?, 1);
+    assert_eq!(scene.boots()?, 1);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_pod_is_pulled_for_and_told_of() -> Result<()> {
+async fn agent_crashes_while_it_pulls_and_publishes() -> Result<()> {
     let scene = Scene::new("dies-tell").await?;
-    let go = "until [ -e /private/tmp/go ]; do sleep 0.05; done; exit 7";
-    scene.create(&scene.pod("tell", &json!({"command": ["/bin/sh", "-c", go]}), &json!({}))).await?;
+    scene.pod("tell").sh(format!("{UNTIL_FINISHED}; exit 7")).create().await?;
     let points = [
         "write.images.json",
         "agent.pull.begun",
@@ -120,27 +100,31 @@ async fn a_pod_is_pulled_for_and_told_of() -> Result<()> {
         "agent.publish.before",
         "agent.publish.after",
     ];
-    let agent = dies_at(&scene, &points).await?;
-    let vm = Scene::vm_of(&scene.phase("tell", "Running").await?)?;
+    let agent = crash_at(&scene, &points).await?;
+    let vm = scene.phase("tell", "Running").await?.vm()?;
 
     agent.kill9()?;
-    let mortal = Mortal::start(&scene, &["agent.publish-final.before", "agent.publish-final.after"])?;
-    scene.let_go(&vm).await;
-    let _agent = mortal.outlive().await?;
+    let crashing =
+        CrashingAgent::start(&scene, &["agent.publish-final.before", "agent.publish-final.after"])?;
+    scene.finish_command(&vm).await;
+    let _agent = crashing.survive().await?;
     let pod = scene.phase("tell", "Failed").await?;
-    assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
-    forget(&scene, "tell").await
+    assert_eq!((pod.main().exit_code(), pod.main().restart_count(), scene.boots()?), (Some(7), Some(0), 1));
+    scene.delete_all_of("tell").await
 }
 
 #[tokio::test]
-async fn a_container_restarts_again_and_again() -> Result<()> {
+async fn agent_crashes_while_a_container_restarts() -> Result<()> {
     let scene = Scene::new("dies-again").await?;
     // Fails with the number of the try, but for the third.
     let script = "cd /private/tmp/kept; echo x >>tries; n=$(grep -c x tries); [ $n -eq 3 ] || exit $n";
-    let mounts = json!([{"name": "kept", "mountPath": "/private/tmp/kept"}]);
-    let spec = json!({"restartPolicy": "OnFailure", "volumes": [{"name": "kept", "emptyDir": {}}]});
-    let container_spec = json!({"command": ["/bin/sh", "-c", script], "volumeMounts": mounts});
-    scene.create(&scene.pod("again", &container_spec, &spec)).await?;
+    scene
+        .pod("again")
+        .sh(script)
+        .empty_dir("kept", "/private/tmp/kept")
+        .restart_policy("OnFailure")
+        .create()
+        .await?;
     let points = [
         // The first VM is over, and the second is planned.
         "agent.clean.before",
@@ -152,7 +136,7 @@ async fn a_container_restarts_again_and_again() -> Result<()> {
         "agent.plan.after",
         "agent.launch.before",
         "agent.launch.after",
-        // The second is over, and with the beginning of a third the first one is history.
+        // The second VM is over. When the third is planned, the records of the first are dropped.
         "agent.clean.before",
         "agent.clean.after",
         "agent.plan.before",
@@ -166,50 +150,52 @@ async fn a_container_restarts_again_and_again() -> Result<()> {
         "agent.launch.after",
         "agent.clean.after",
     ];
-    let _agent = dies_at(&scene, &points).await?;
+    let _agent = crash_at(&scene, &points).await?;
     let pod = scene.phase("again", "Succeeded").await?;
-    assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (0, 2, 3));
-    assert_eq!(last_end_of(&pod)?.exit_code, 2);
-    ensure!(scene.log(&pod, "main", 0).is_err(), "the first VM is not forgotten");
-    forget(&scene, "again").await
+    assert_eq!((pod.main().exit_code(), pod.main().restart_count(), scene.boots()?), (Some(0), Some(2), 3));
+    assert_eq!(pod.main().last_exit_code(), Some(2));
+    ensure!(scene.log(&pod, "main", 0).is_err(), "the log of the first VM is still there");
+    scene.delete_all_of("again").await
 }
 
 #[tokio::test]
-async fn a_container_is_due() -> Result<()> {
+async fn agent_crashes_while_it_delivers_a_late_command() -> Result<()> {
     let scene = Scene::new("dies-due").await?;
-    add_secret(&scene, SECRET).await?;
-    let mut pod = secretive(&scene, "due", &json!({"command": ["/bin/sh", "-c", "echo $TOKEN; exit 7"]}));
-    let init = json!({"name": "init", "image": IMAGE, "command": ["/usr/bin/true"]});
-    pod["spec"]["initContainers"] = json!([init]);
-    scene.create(&pod).await?;
-    let points =
-        ["agent.deliver.before", "agent.deliver.resolved", "write.delivery.json", "agent.deliver.after"];
-    let _agent = dies_at(&scene, &points).await?;
+    scene.secret("keys", "token", SECRET).await?;
+    scene.pod("due").sh("echo $TOKEN; exit 7").secret_token().init_sh("init", "true").create().await?;
+    let points = [
+        "agent.deliver.before",
+        "agent.deliver.resolved",
+        "write.command-response.json",
+        "agent.deliver.after",
+    ];
+    let _agent = crash_at(&scene, &points).await?;
     let pod = scene.phase("due", "Failed").await?;
-    assert_eq!((end_of(&pod)?.exit_code, container(&pod)?.restart_count, boots(&scene)?), (7, 0, 1));
+    assert_eq!((pod.main().exit_code(), pod.main().restart_count(), scene.boots()?), (Some(7), Some(0), 1));
     assert_eq!(scene.log(&pod, "main", 0)?, [SECRET]);
     scene.nowhere_on_disk(SECRET).await?;
-    forget(&scene, "due").await
+    scene.delete_all_of("due").await
 }
 
 #[tokio::test]
-async fn a_pod_is_evicted() -> Result<()> {
+async fn agent_crashes_while_it_evicts_a_pod() -> Result<()> {
     let (scene, agent) = Scene::with_agent("dies-evict").await?;
-    let script = "until [ -e /private/tmp/go ]; do sleep 0.05; done; \
-                  dd if=/dev/zero of=/private/tmp/cache/file bs=1024 count=4096; touch /private/tmp/full; sleep 1000";
-    let mounts = json!([{"name": "cache", "mountPath": "/private/tmp/cache"}]);
-    let spec = json!({
-        "restartPolicy": "Always", "volumes": [{"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}],
-    });
-    let container_spec = json!({"command": ["/bin/sh", "-c", script], "volumeMounts": mounts});
-    scene.create(&scene.pod("evict", &container_spec, &spec)).await?;
-    let vm = Scene::vm_of(&scene.phase("evict", "Running").await?)?;
+    let script = format!(
+        "{UNTIL_FINISHED}; \
+         dd if=/dev/zero of=/private/tmp/cache/file bs=1024 count=4096; touch /private/tmp/full; sleep 1000"
+    );
+    let vm = scene
+        .pod("evict")
+        .sh(script)
+        .mount("cache", "/private/tmp/cache")
+        .restart_policy("Always")
+        .volume("cache", json!({"emptyDir": {"sizeLimit": "1Mi"}}))
+        .create_until("Running")
+        .await?
+        .vm()?;
     agent.kill9()?;
-    scene.let_go(&vm).await;
-    wait::eventually("a full volume", DEADLINE, async || {
-        scene.mac.tart(["exec", &vm, "test", "-e", "/private/tmp/full"]).await
-    })
-    .await?;
+    scene.finish_command(&vm).await;
+    scene.guest_file(&vm, "/private/tmp/full").await?;
     let points = [
         "agent.evict.before",
         "write.evicted.json",
@@ -219,51 +205,48 @@ async fn a_pod_is_evicted() -> Result<()> {
         "agent.wipe.after",
         "agent.clean.before",
     ];
-    let _agent = dies_at(&scene, &points).await?;
+    let _agent = crash_at(&scene, &points).await?;
     let pod = scene.phase("evict", "Failed").await?;
-    assert_eq!(pod.status.as_ref().and_then(|status| status.reason.as_deref()), Some("Evicted"));
-    assert_eq!((container(&pod)?.restart_count, boots(&scene)?), (0, 1));
-    forget(&scene, "evict").await
+    assert_eq!(pod.reason(), Some("Evicted"));
+    assert_eq!((pod.main().restart_count(), scene.boots()?), (Some(0), 1));
+    scene.delete_all_of("evict").await
 }
 
 #[tokio::test]
-async fn there_is_no_room_for_a_vm() -> Result<()> {
+async fn agent_crashes_while_it_frees_space_for_a_vm() -> Result<()> {
     let (scene, agent) = Scene::with_agent("dies-room").await?;
-    let command = json!({"command": ["/usr/bin/true"]});
-    scene.create(&scene.pod("first", &command, &json!({}))).await?;
-    scene.phase("first", "Succeeded").await?;
+    scene.pod("first").command(["/usr/bin/true"]).create_until("Succeeded").await?;
     agent.kill9()?;
     scene.mac.set_fault(Fault::NoSpace, "clone")?;
-    scene.create(&scene.pod("second", &command, &json!({}))).await?;
-    Mortal::start(&scene, &["agent.make-room.before"])?.die().await?;
+    scene.pod("second").command(["/usr/bin/true"]).create().await?;
+    CrashingAgent::start(&scene, &["agent.make-room.before"])?.crash().await?;
     scene.mac.clear_fault(Fault::NoSpace)?;
-    // Its shim waits for an agent to come back.
-    let _agent = dies_at(&scene, &["agent.make-room.after"]).await?;
+    // The shim waits until an agent runs again.
+    let _agent = crash_at(&scene, &["agent.make-room.after"]).await?;
     let pod = scene.phase("second", "Succeeded").await?;
-    assert_eq!((container(&pod)?.restart_count, boots(&scene)?), (0, 2));
+    assert_eq!((pod.main().restart_count(), scene.boots()?), (Some(0), 2));
     Ok(())
 }
 
 #[tokio::test]
-async fn a_config_map_changes_under_a_running_pod() -> Result<()> {
+async fn agent_crashes_while_it_updates_a_volume() -> Result<()> {
     let (scene, agent) = Scene::with_agent("dies-update").await?;
-    scene.kubectl.run(["create", "configmap", "settings", "--from-literal=mode=old"]).await?;
-    let mounts = json!([{"name": "settings", "mountPath": "/private/tmp/settings"}]);
-    let container_spec = json!({"command": ["/bin/sleep", "1000"], "volumeMounts": mounts});
-    // A token would be written first, and change each time.
-    let spec = json!({
-        "automountServiceAccountToken": false,
-        "volumes": [{"name": "settings", "configMap": {"name": "settings"}}],
-    });
-    scene.create(&scene.pod("update", &container_spec, &spec)).await?;
-    let pod = scene.phase("update", "Running").await?;
-    let (vm, uid) = (Scene::vm_of(&pod)?, pod.metadata.uid.unwrap_or_default());
+    scene.config_map("settings", "mode", "old").await?;
+    // A token would be written before the ConfigMap, and change each time.
+    let pod = scene
+        .pod("update")
+        .command(SLEEP)
+        .mount("settings", "/private/tmp/settings")
+        .volume("settings", json!({"configMap": {"name": "settings"}}))
+        .spec(json!({"automountServiceAccountToken": false}))
+        .create_until("Running")
+        .await?;
+    let (vm, uid) = (pod.vm()?, pod.metadata.uid.unwrap_or_default());
     agent.kill9()?;
-    let mortal = Mortal::start(&scene, &["agent.volume.written", "agent.volume.published"])?;
-    let newer = r#"{"data":{"mode":"new"}}"#;
-    scene.kubectl.run(["patch", "configmap", "settings", "--type=merge", "--patch", newer]).await?;
-    let _agent = mortal.outlive().await?;
-    let volume = scene.agent.state_dir().join("volumes").join(uid).join("settings");
+    let crashing = CrashingAgent::start(&scene, &["agent.volume.written", "agent.volume.published"])?;
+    scene.config_map("settings", "mode", "new").await?;
+    let _agent = crashing.survive().await?;
+    let volume = scene.volumes_dir(&uid).join("settings");
     wait::eventually("the new version, and no other", DEADLINE, async || {
         let mode = scene.mac.tart(["exec", &vm, "cat", "/private/tmp/settings/mode"]).await?;
         ensure!(mode == "new", "{mode}");
@@ -273,6 +256,6 @@ async fn a_config_map_changes_under_a_running_pod() -> Result<()> {
         Ok(())
     })
     .await?;
-    assert_eq!((container(&scene.pods.get("update").await?)?.restart_count, boots(&scene)?), (0, 1));
+    assert_eq!((scene.pods.get("update").await?.main().restart_count(), scene.boots()?), (Some(0), 1));
     Ok(())
 }

@@ -1,19 +1,18 @@
-//! A Pod goes while the agent is away, wherever that has died: nothing secret stays.
+//! A Pod ends or is deleted while the agent is dead: no secret stays on the disk, wherever the agent died.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::{Value, json};
+use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use super::agent::{add_secret, secretive};
-use super::{Mortal, container, end_of, forget};
-use crate::scene::{DEADLINE, Scene};
+use super::CrashingAgent;
+use crate::scene::{DEADLINE, PodBuilder, PodView as _, SLEEP, Scene};
 
 const SECRET: &str = "staple-horse-battery";
 
-/// Where it dies, with the secret on the disk in this form or that.
+/// Where the agent dies. At each of these points the secret is on the disk in some form.
 const POINTS: [&str; 10] = [
     "agent.volume.written",
     "agent.volume.published",
@@ -28,18 +27,19 @@ const POINTS: [&str; 10] = [
 ];
 
 #[tokio::test]
-async fn of_a_pod_that_is_deleted_while_the_agent_is_dead() -> Result<()> {
+async fn secrets_of_a_pod_deleted_while_the_agent_is_dead_are_deleted() -> Result<()> {
     let scene = Scene::new("secret-gone").await?;
-    add_secret(&scene, SECRET).await?;
+    scene.secret("keys", "token", SECRET).await?;
     for (index, point) in POINTS.into_iter().enumerate() {
         let name = format!("pod-{index}");
         let step = async {
             let only_boots = matches!(point, "agent.plan.environment" | "agent.plan.shares");
-            let container = if only_boots { json!({}) } else { json!({"command": ["/usr/bin/true"]}) };
-            scene.create(&secretive(&scene, &name, &container)).await?;
-            Mortal::start(&scene, &[point])?.die().await?;
-            scene.kubectl.run(["delete", "pod", &name, "--grace-period=0", "--force"]).await?;
-            wait::until_gone(&scene.pods, &name, DEADLINE).await?;
+            let pod = scene.pod(&name).secret_token();
+            let pod = if only_boots { pod } else { pod.command(["/usr/bin/true"]) };
+            pod.create().await?;
+            CrashingAgent::start(&scene, &[point])?.crash().await?;
+            scene.force_delete(&name).await?;
+            scene.until_gone(&name).await?;
             let agent = scene.agent.start()?;
             scene.nothing_left().await?;
             scene.nowhere_on_disk(SECRET).await?;
@@ -51,20 +51,17 @@ async fn of_a_pod_that_is_deleted_while_the_agent_is_dead() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_a_pod_whose_time_is_over_while_the_agent_is_dead() -> Result<()> {
+async fn secrets_of_a_pod_past_its_deadline_are_deleted() -> Result<()> {
     let scene = Scene::new("secret-over").await?;
     for (name, point) in [("planned", "write.spec.json"), ("laid", "agent.plan.shares")] {
-        let mut pod = secretive(&scene, name, &json!({"command": ["/bin/sleep", "1000"]}));
-        pod["spec"]["activeDeadlineSeconds"] = json!(3600);
-        scene.create(&pod).await?;
-        // It waits for its Secret, so that its time is known to have begun before anything is planned.
-        let mortal = Mortal::start(&scene, &[point])?;
+        scene.pod(name).command(SLEEP).secret_token().active_deadline(3600).create().await?;
+        // The Pod waits for its Secret, so its start time is known before the agent plans anything.
+        let crashing = CrashingAgent::start(&scene, &[point])?;
         let start = |pod: &Pod| pod.status.as_ref()?.start_time.as_ref().map(|time| time.0);
-        let pod = wait::until(&scene.pods, name, "begun", DEADLINE, |pod| start(pod).is_some()).await?;
-        add_secret(&scene, SECRET).await?;
-        mortal.die().await?;
-        let over = r#"{"spec":{"activeDeadlineSeconds":1}}"#;
-        scene.kubectl.run(["patch", "pod", name, "--patch", over]).await?;
+        let pod = scene.until(name, "begun", |pod| start(pod).is_some()).await?;
+        scene.secret("keys", "token", SECRET).await?;
+        crashing.crash().await?;
+        scene.patch(name, &json!({"spec": {"activeDeadlineSeconds": 1}})).await?;
         let end = start(&pod).context("it has not begun")? + Duration::from_secs(1);
         wait::eventually("the end of its time", DEADLINE, async || {
             ensure!(jiff::Timestamp::now() > end);
@@ -73,7 +70,7 @@ async fn of_a_pod_whose_time_is_over_while_the_agent_is_dead() -> Result<()> {
         .await?;
         let agent = scene.agent.start()?;
         scene.phase(name, "Failed").await?;
-        // The Pod is still there for people to read; its secrets are not.
+        // The Pod is still in the API; its secrets are not on the disk.
         scene.nowhere_on_disk(SECRET).await.with_context(|| format!("after a crash at {point}"))?;
         scene.kubectl.run(["delete", "secret", "keys"]).await?;
         agent.kill9()?;
@@ -81,59 +78,51 @@ async fn of_a_pod_whose_time_is_over_while_the_agent_is_dead() -> Result<()> {
     Ok(())
 }
 
-/// A Pod that only boots, whose environment is written anew once its address is known.
-fn rewritten(scene: &Scene, name: &str, policy: &str) -> Value {
-    let mut pod = secretive(scene, name, &json!({}));
-    let ip = json!({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}});
-    let secret = pod["spec"]["containers"][0]["env"][0].take();
-    pod["spec"]["containers"][0]["env"] = json!([secret, ip]);
-    pod["spec"]["restartPolicy"] = json!(policy);
-    pod
+/// A Pod that only boots. Its shim writes the environment again when it knows the Pod's address.
+fn rewritten<'a>(scene: &'a Scene, name: &str) -> PodBuilder<'a> {
+    scene.pod(name).secret_token().env_field("IP", "status.podIP")
 }
 
 #[tokio::test]
-async fn of_a_guest_whose_shim_dies_while_it_writes_the_environment_anew() -> Result<()> {
+async fn secrets_are_deleted_after_a_shim_crash_in_the_environment() -> Result<()> {
     let scene = Scene::new("secret-anew").await?;
-    add_secret(&scene, SECRET).await?;
-    let mortal = Mortal::start(&scene, &["shim.environment"])?;
-    scene.create(&rewritten(&scene, "never", "Never")).await?;
-    let agent = mortal.outlive().await?;
-    let end = end_of(&scene.phase("never", "Failed").await?)?;
+    scene.secret("keys", "token", SECRET).await?;
+    let crashing = CrashingAgent::start(&scene, &["shim.environment"])?;
+    rewritten(&scene, "never").create().await?;
+    let agent = crashing.survive().await?;
+    let end = scene.phase("never", "Failed").await?.main().end()?;
     assert_eq!(end.reason.as_deref(), Some("ContainerStatusUnknown"));
-    ensure!(end.message.is_some_and(|words| !words.is_empty()), "nobody says why");
-    // The Pod is still there for people to read.
+    ensure!(end.message.is_some_and(|words| !words.is_empty()), "there is no message");
+    // The Pod is still in the API.
     scene.nowhere_on_disk(SECRET).await?;
-    forget(&scene, "never").await?;
+    scene.delete_all_of("never").await?;
     agent.kill9()?;
 
-    let mortal = Mortal::start(&scene, &["shim.environment"])?;
-    scene.create(&rewritten(&scene, "always", "Always")).await?;
-    let _agent = mortal.outlive().await?;
-    let pod = wait::until(&scene.pods, "always", "started again", DEADLINE, |pod| {
-        container(pod).is_ok_and(|status| status.restart_count == 1 && status.ready)
-    });
-    let pod = pod.await.with_context(|| scene.agent_log())?;
+    let crashing = CrashingAgent::start(&scene, &["shim.environment"])?;
+    rewritten(&scene, "always").restart_policy("Always").create().await?;
+    let _agent = crashing.survive().await?;
+    let pod = scene.ready_after_restarts("always", 1).await?;
     let file = "/Volumes/My Shared Files/pod_environment/environment";
-    let read = scene.mac.tart(["exec", &Scene::vm_of(&pod)?, "cat", file]).await?;
-    let ip = pod.status.and_then(|status| status.pod_ip).context("no address")?;
+    let read = scene.mac.tart(["exec", &pod.vm()?, "cat", file]).await?;
+    let ip = pod.ip().context("no address")?;
     for line in [format!("TOKEN='{SECRET}'"), format!("IP='{ip}'")] {
         ensure!(read.lines().any(|read| read == line), "no {line} in {read}");
     }
-    forget(&scene, "always").await?;
+    scene.delete_all_of("always").await?;
     scene.nowhere_on_disk(SECRET).await
 }
 
 #[tokio::test]
-async fn of_a_pod_whose_shim_dies_so_too_and_which_is_deleted_meanwhile() -> Result<()> {
+async fn secrets_of_a_deleted_pod_are_deleted_after_a_shim_crash() -> Result<()> {
     let scene = Scene::new("secret-aside").await?;
-    add_secret(&scene, SECRET).await?;
-    scene.create(&rewritten(&scene, "gone", "Never")).await?;
-    Mortal::start(&scene, &["agent.launch.after", "shim.environment"])?.leave_dead(|| Ok(())).await?;
-    let uid = scene.pods.get("gone").await?.metadata.uid.context("no UID")?;
-    let boot = scene.agent.state_dir().join("volumes").join(uid).join(".boot-0/pod_environment");
+    scene.secret("keys", "token", SECRET).await?;
+    rewritten(&scene, "gone").create().await?;
+    CrashingAgent::start(&scene, &["agent.launch.after", "shim.environment"])?.stay_dead(|| Ok(())).await?;
+    let uid = scene.uid("gone").await?;
+    let boot = scene.volumes_dir(&uid).join(".boot-0/pod_environment");
     ensure!(std::fs::read_to_string(boot.join("environment.tmp"))?.contains(SECRET));
-    scene.kubectl.run(["delete", "pod", "gone", "--grace-period=0", "--force"]).await?;
-    wait::until_gone(&scene.pods, "gone", DEADLINE).await?;
+    scene.force_delete("gone").await?;
+    scene.until_gone("gone").await?;
     let _agent = scene.agent.start()?;
     scene.nothing_left().await?;
     scene.nowhere_on_disk(SECRET).await

@@ -1,15 +1,15 @@
-//! The shim dies at each of its points. What had ended is not run again, and how it ended is known; what had not is lost, and runs once
-//! more in another VM.
+//! The shim dies at each of its crash points. A container that had ended is not run again, and its exit code is known. A container that
+//! had not is lost, and runs once more in another VM.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use tart_kubelet_tests::wait;
 
-use super::{Mortal, boots, container, end_of, forget, last_end_of};
-use crate::scene::{DEADLINE, IMAGE, Scene};
+use super::CrashingAgent;
+use crate::scene::{DEADLINE, PodBuilder, PodView as _, Scene};
 
 /// Points at which the container has not ended yet.
 const LOSES: [&str; 19] = [
@@ -20,20 +20,20 @@ const LOSES: [&str; 19] = [
     "shim.run",
     "shim.up",
     "shim.set-up",
-    "write.command.json",
+    "write.last-command.json",
     "shim.init.started",
     "write.init.json",
     "shim.init.exit",
     "shim.init.failed",
     "shim.init.over",
-    "write.due.json",
-    "shim.due",
-    "shim.delivered",
+    "write.command-request.json",
+    "shim.command-requested",
+    "shim.command-received",
     "shim.post-start.before",
     "shim.post-start.after",
     "shim.running",
 ];
-/// Points at which the VM was not taken up yet, or the container has ended and its guest or a file knows how.
+/// Points at which the shim has not taken the VM up yet, or the container has ended and the guest or a file has its exit code.
 const KEEPS: [&str; 9] = [
     "write.shim.pid",
     "shim.started",
@@ -46,7 +46,7 @@ const KEEPS: [&str; 9] = [
     "shim.ended",
 ];
 
-/// A scene whose Pods leave a trace on the host of what ran in which VM.
+/// A scene whose Pods write to the host what ran in which VM.
 struct Traced {
     scene: Scene,
     dir: PathBuf,
@@ -60,43 +60,38 @@ impl Traced {
         Ok(Self { scene, dir })
     }
 
-    /// A line of a script that notes that something runs, and in which VM: each has a disk of its own.
+    /// A line of a script that writes `word` and the number of the VM that it runs in: each VM has a disk of its own.
     fn note(word: &str) -> String {
         let vm = "[ -e /private/tmp/vm ] || od -An -tx8 -N8 </dev/urandom >/private/tmp/vm";
         format!("{vm}; vm=$(echo $(cat /private/tmp/vm)); echo $vm {word} >>/private/tmp/trace/$POD; ")
     }
 
-    /// A Pod with an init container that has to be tried twice, and with hooks.
-    fn pod(&self, name: &str, script: &str, pre_stop: &str) -> Value {
-        let shell = |script: &str| json!(["/bin/sh", "-c", script]);
-        let shared = json!({
-            "image": IMAGE,
-            // One that is looked up when its container's turn comes.
-            "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['named']"}}}],
+    /// A Pod with an init container that fails the first time, and with hooks.
+    fn pod(&self, name: &str, script: &str, pre_stop: &str) -> PodBuilder<'_> {
+        let hook = |script: String| json!({"exec": {"command": ["/bin/sh", "-c", script]}});
+        let tried = "[ -e /private/tmp/tried ] || { touch /private/tmp/tried; exit 1; }; ";
+        // A variable that the agent resolves when its container's turn comes.
+        let pod_name = json!({"fieldRef": {"fieldPath": "metadata.labels['named']"}});
+        let init = json!({
+            "command": ["/bin/sh", "-c", format!("{tried}{}", Self::note("init"))],
+            "env": [{"name": "POD", "valueFrom": pod_name}],
             "volumeMounts": [{"name": "trace", "mountPath": "/private/tmp/trace"}],
         });
-        let mut init = shared.clone();
-        init["name"] = json!("init");
-        let tried = "[ -e /private/tmp/tried ] || { touch /private/tmp/tried; exit 1; }; ";
-        init["command"] = shell(&format!("{tried}{}", Self::note("init")));
-        let mut main = shared;
-        main["command"] = shell(&format!("{}{script}", Self::note("main")));
-        main["lifecycle"] = json!({
-            "postStart": {"exec": {"command": shell(&Self::note("post-start"))}},
-            "preStop": {"exec": {"command": shell(&format!("{}{pre_stop}", Self::note("pre-stop")))}},
-        });
-        let spec = json!({
-            "restartPolicy": "OnFailure",
-            "terminationGracePeriodSeconds": 30,
-            "initContainers": [init],
-            "volumes": [{"name": "trace", "hostPath": {"path": self.dir.display().to_string()}}],
-        });
-        let mut pod = self.scene.pod(name, &main, &spec);
-        pod["metadata"]["labels"] = json!({"named": name});
-        pod
+        self.scene
+            .pod(name)
+            .label("named", name)
+            .sh(format!("{}{script}", Self::note("main")))
+            .env_from("POD", pod_name)
+            .volume("trace", json!({"hostPath": {"path": self.dir.display().to_string()}}))
+            .mount("trace", "/private/tmp/trace")
+            .init_container("init", init)
+            .post_start(hook(Self::note("post-start")))
+            .pre_stop(hook(format!("{}{pre_stop}", Self::note("pre-stop"))))
+            .restart_policy("OnFailure")
+            .grace(30)
     }
 
-    /// Waits until a Pod has noted something.
+    /// Waits until a Pod has written a word.
     async fn has_noted(&self, pod: &str, word: &str) -> Result<()> {
         wait::eventually("a trace", DEADLINE, async || {
             let trace = std::fs::read_to_string(self.dir.join(pod))?;
@@ -106,7 +101,7 @@ impl Traced {
         .await
     }
 
-    /// What ran in the last of a Pod's VMs, in the order of the alphabet. Nothing ran twice in a VM, and there were no more than these.
+    /// What ran in the last of a Pod's VMs, sorted. An error when something ran twice in a VM, or in more than `vms` VMs.
     fn ran(&self, pod: &str, vms: usize) -> Result<Vec<String>> {
         let trace = std::fs::read_to_string(self.dir.join(pod)).unwrap_or_default();
         let lines: Vec<&str> = trace.lines().collect();
@@ -120,33 +115,29 @@ impl Traced {
     }
 }
 
-/// Runs until its `postStart` hook has, and until it may end.
-fn main_script() -> &'static str {
-    "cd /private/tmp/trace; until grep -q \"$vm post-start\" $POD && [ -e $POD.end ]; do sleep 0.05; done"
-}
+/// Runs until the `postStart` hook has run and the test has created the file `.end`.
+const MAIN: &str =
+    "cd /private/tmp/trace; until grep -q \"$vm post-start\" $POD && [ -e $POD.end ]; do sleep 0.05; done";
 
-/// Has a Pod whose container ends well lose its shim at a point, once; it ends well all the same, after so many restarts.
-async fn runs_in_spite_of(traced: &Traced, name: &str, point: &str, restarts: i32) -> Result<()> {
+/// Kills the shim of a Pod at one point. The container succeeds nevertheless, after so many restarts.
+async fn succeeds_after_crash(traced: &Traced, name: &str, point: &str, restarts: i32) -> Result<()> {
     let scene = &traced.scene;
-    let before = boots(scene)?;
-    let mortal = Mortal::start(scene, &[point])?;
+    let before = scene.boots()?;
+    let crashing = CrashingAgent::start(scene, &[point])?;
     let may_end = || std::fs::write(traced.dir.join(format!("{name}.end")), "");
     if restarts == 0 {
         may_end()?;
     }
-    scene.create(&traced.pod(name, main_script(), "")).await?;
-    let agent = mortal.outlive().await?;
-    // What still runs when its shim dies must not end before it is dead, too.
-    wait::until(&scene.pods, name, "lost", DEADLINE, |pod| {
-        container(pod).is_ok_and(|status| status.restart_count == restarts)
-    })
-    .await?;
+    traced.pod(name, MAIN, "").create().await?;
+    let agent = crashing.survive().await?;
+    // A command that outlives its shim must not end before the agent has stopped its VM.
+    scene.until(name, "lost", |pod| pod.main().restart_count() == Some(restarts)).await?;
     may_end()?;
     let pod = scene.phase(name, "Succeeded").await?;
-    let status = container(&pod)?;
-    ensure!(end_of(&pod)?.exit_code == 0 && status.restart_count == restarts, "{status:?}");
+    let main = pod.main();
+    ensure!(main.exit_code() == Some(0) && main.restart_count() == Some(restarts), "{main:?}");
     if restarts > 0 {
-        let last = last_end_of(&pod)?;
+        let last = main.last_end()?;
         ensure!(
             last.reason.as_deref() == Some("ContainerStatusUnknown") && last.exit_code == 137,
             "{last:?}"
@@ -155,56 +146,55 @@ async fn runs_in_spite_of(traced: &Traced, name: &str, point: &str, restarts: i3
     let vms = usize::try_from(restarts)? + 1;
     let ran = traced.ran(name, vms)?;
     ensure!(ran == ["init", "main", "post-start"], "{ran:?}");
-    // One that is lost early has not booted.
-    ensure!((before + 1..=before + vms).contains(&boots(scene)?), "{} boots", boots(scene)? - before);
-    forget(scene, name).await?;
+    // A VM that is lost early has not booted.
+    ensure!((before + 1..=before + vms).contains(&scene.boots()?), "{} boots", scene.boots()? - before);
+    scene.delete_all_of(name).await?;
     agent.kill9().map(drop)
 }
 
-async fn run_in_spite_of(scene: &str, points: &[&str], restarts: i32) -> Result<()> {
+async fn succeed_after_crashes(scene: &str, points: &[&str], restarts: i32) -> Result<()> {
     let traced = Traced::new(scene).await?;
     for (index, point) in points.iter().enumerate() {
         let name = format!("pod-{index}");
-        let run = Box::pin(runs_in_spite_of(&traced, &name, point, restarts)).await;
+        let run = Box::pin(succeeds_after_crash(&traced, &name, point, restarts)).await;
         run.with_context(|| format!("after a crash at {point}"))?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn before_the_container_has_ended() -> Result<()> {
-    run_in_spite_of("shim-loses", &LOSES, 1).await
+async fn shim_crash_before_the_container_has_ended_restarts_it() -> Result<()> {
+    succeed_after_crashes("shim-loses", &LOSES, 1).await
 }
 
 #[tokio::test]
-async fn before_the_vm_is_taken_up_or_after_the_container_has_ended() -> Result<()> {
-    run_in_spite_of("shim-keeps", &KEEPS, 0).await
+async fn shim_crash_outside_of_the_run_does_not_restart_the_container() -> Result<()> {
+    succeed_after_crashes("shim-keeps", &KEEPS, 0).await
 }
 
 #[tokio::test]
-async fn while_the_container_is_ended() -> Result<()> {
+async fn shim_crash_during_a_deletion_still_deletes_the_pod() -> Result<()> {
     let traced = Traced::new("shim-ends").await?;
     let scene = &traced.scene;
-    let deaths: [&[&str]; 5] = [
+    let crashes: [&[&str]; 5] = [
         &["shim.pre-stop.before"],
         &["write.notices.json"],
         &["shim.pre-stop.after"],
         &["shim.terminated"],
-        // The shim has left word that the hook failed; the agent dies when it has told it.
-        &["write.told.json", "agent.clean.after"],
+        // The shim writes that the hook failed; the agent crashes after it has published the Event.
+        &["write.notices-reported.json", "agent.clean.after"],
     ];
-    for (index, points) in deaths.into_iter().enumerate() {
+    for (index, points) in crashes.into_iter().enumerate() {
         let name = format!("pod-{index}");
         let step = async {
-            let mortal = Mortal::start(scene, points)?;
-            // Whoever fails leaves a notice.
+            let crashing = CrashingAgent::start(scene, points)?;
+            // A hook that fails makes the shim write a notice.
             let script = format!("trap '' TERM; {}while :; do sleep 0.1; done", Traced::note("trapped"));
-            scene.create(&traced.pod(&name, &script, "exit 9")).await?;
-            scene.phase(&name, "Running").await?;
+            traced.pod(&name, &script, "exit 9").create_until("Running").await?;
             traced.has_noted(&name, "trapped").await?;
-            scene.kubectl.run(["delete", "pod", &name, "--wait=false"]).await?;
-            let agent = mortal.outlive().await?;
-            wait::until_gone(&scene.pods, &name, DEADLINE).await?;
+            scene.begin_delete(&name).await?;
+            let agent = crashing.survive().await?;
+            scene.until_gone(&name).await?;
             scene.nothing_left().await?;
             let ran = traced.ran(&name, 1)?;
             ensure!(ran.starts_with(&["init", "main", "post-start"].map(str::to_owned)), "{ran:?}");
@@ -213,23 +203,22 @@ async fn while_the_container_is_ended() -> Result<()> {
         step.await.with_context(|| format!("after a crash at {points:?}"))?;
     }
     // A guest without a command is shut down instead.
-    let mortal = Mortal::start(scene, &["shim.shut-down"])?;
-    scene.create(&scene.pod("boots", &json!({}), &json!({}))).await?;
-    scene.phase("boots", "Running").await?;
-    scene.kubectl.run(["delete", "pod", "boots", "--wait=false"]).await?;
-    let _agent = mortal.outlive().await?;
-    wait::until_gone(&scene.pods, "boots", DEADLINE).await?;
+    let crashing = CrashingAgent::start(scene, &["shim.shut-down"])?;
+    scene.pod("boots").create_until("Running").await?;
+    scene.begin_delete("boots").await?;
+    let _agent = crashing.survive().await?;
+    scene.until_gone("boots").await?;
     scene.nothing_left().await
 }
 
 #[tokio::test]
-async fn that_does_not_go_when_its_vm_is_over_is_killed() -> Result<()> {
+async fn shim_that_does_not_exit_is_killed() -> Result<()> {
     let scene = Scene::new("halts").await?;
-    let mortal = Mortal::start(&scene, &["shim.ended halts"])?;
-    scene.create(&scene.pod("stays", &json!({"command": ["/usr/bin/true"]}), &json!({}))).await?;
-    let _agent = mortal.outlive().await?;
+    let crashing = CrashingAgent::start(&scene, &["shim.ended halts"])?;
+    scene.pod("stays").command(["/usr/bin/true"]).create().await?;
+    let _agent = crashing.survive().await?;
     scene.phase("stays", "Succeeded").await?;
-    scene.told_as("stays", "ShimStuck", "the shim of VM ").await?;
+    scene.event("stays", "ShimStuck", "the shim of VM ").await?;
     scene.no_vms().await?;
-    forget(&scene, "stays").await
+    scene.delete_all_of("stays").await
 }

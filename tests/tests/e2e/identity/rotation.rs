@@ -1,4 +1,4 @@
-//! Certificates that end, and what comes after them.
+//! Certificates that expire, and their successors.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::wait;
 
 use super::{certificate, joining, logged, may_join, mode, requests_of, who_is};
-use crate::scene::{DEADLINE, IMAGE, condition, phase_of};
+use crate::scene::{DEADLINE, IMAGE, NodeView as _, PodView as _, renew_time};
 
 /// When the certificate in a file ends.
 fn end_of(pem: &[u8]) -> Result<Timestamp> {
@@ -26,11 +26,11 @@ fn end_of(pem: &[u8]) -> Result<Timestamp> {
     Ok(Timestamp::from_second(pem.parse_x509()?.validity().not_after.timestamp())?)
 }
 
-/// What the API server writes down of every request.
+/// The audit log of the API server.
 struct Audit(PathBuf);
 
 impl Audit {
-    /// A control plane that writes it.
+    /// A control plane that writes an audit log.
     async fn of(sandbox: &Sandbox, lifetime: Duration) -> Result<(ControlPlane, Self)> {
         let directory = sandbox.directory("audit")?;
         let (policy, log) = (directory.join("policy"), directory.join("log"));
@@ -61,7 +61,7 @@ impl Audit {
         Ok(self.entries()?.iter().filter(|entry| ours(entry)).filter_map(request).collect())
     }
 
-    /// The requests of a user that were turned away, and those of which nobody knows whose they are, but for a person's.
+    /// The refused requests of a user, and the unauthenticated ones, but for kubectl's.
     fn refused(&self, user: &str) -> Result<Vec<Value>> {
         let refused = |entry: &Value| match entry["responseStatus"]["code"].as_u64() {
             Some(401) => !entry["userAgent"].as_str().is_some_and(|agent| agent.starts_with("kubectl/")),
@@ -73,15 +73,15 @@ impl Audit {
 
     fn entries(&self) -> Result<Vec<Value>> {
         let log = std::fs::read_to_string(&self.0)?;
-        // The last line may be half written.
+        // The API server may not have written all of the last line.
         Ok(log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 }
 
 #[tokio::test]
-async fn a_certificate_is_rotated_without_a_failed_request() -> Result<()> {
+async fn certificate_rotation_costs_no_failed_request() -> Result<()> {
     let sandbox = Sandbox::shared()?;
-    // Long enough for a request to be approved and signed in its last tenth on a busy machine.
+    // Long enough for the control plane to sign a request in the last tenth on a busy machine.
     let (control_plane, audit) = Audit::of(&sandbox, Duration::from_secs(90)).await?;
     let bootstrap = control_plane.bootstrap_kubeconfig().await?;
     may_join(&control_plane, &bootstrap).await?;
@@ -95,10 +95,10 @@ async fn a_certificate_is_rotated_without_a_failed_request() -> Result<()> {
     let running = agent.start()?;
     let client = control_plane.client().await?;
     let nodes: Api<Node> = Api::all(client.clone());
-    let ready = wait::until(&nodes, node, "ready", DEADLINE, |node| condition(node, "Ready") == "True");
+    let ready = wait::until(&nodes, node, "ready", DEADLINE, |node| node.condition("Ready") == "True");
     ready.await.with_context(|| running.log().unwrap_or_default())?;
     let (first, written) = (std::fs::read(certificate(&agent))?, std::fs::read(&kubeconfig)?);
-    // From here on only its own certificate can get it another.
+    // From here on the agent can get another certificate only with its own.
     std::fs::remove_file(&bootstrap)?;
 
     let second = wait::eventually("another certificate", DEADLINE, async || {
@@ -125,19 +125,18 @@ async fn a_certificate_is_rotated_without_a_failed_request() -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
     let renewed =
         wait::until(&leases, node, "renewed after the first certificate's end", DEADLINE, |lease| {
-            let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());
-            renewed.is_some_and(|renewed| renewed.0 > ends)
+            renew_time(lease) > Some(ends)
         });
     renewed.await.with_context(|| running.log().unwrap_or_default())?;
     assert_eq!(mode(&certificate(&agent))?, 0o600);
     assert_eq!(std::fs::read(&kubeconfig)?, written, "it names the file, whatever is in it");
     assert_eq!(who_is(&control_plane, &kubeconfig).await?["username"], user);
 
-    // And Pods still reach it.
+    // The agent still gets Pods.
     let pods: Api<Pod> = Api::namespaced(client, "default");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "late"},
-        // Whether it may have a token, the API server does not know before it has heard of the Pod's place.
+        // The API server refuses a token until it knows the Pod's Node.
         "spec": {
             "nodeName": node,
             "automountServiceAccountToken": false,
@@ -145,7 +144,7 @@ async fn a_certificate_is_rotated_without_a_failed_request() -> Result<()> {
         },
     });
     control_plane.kubectl().apply(&pod.to_string()).await?;
-    wait::until(&pods, "late", "Running", DEADLINE, |pod| phase_of(pod) == "Running")
+    wait::until(&pods, "late", "Running", DEADLINE, |pod| pod.phase() == "Running")
         .await
         .with_context(|| running.log().unwrap_or_default())?;
     let log = running.log()?;
@@ -155,7 +154,7 @@ async fn a_certificate_is_rotated_without_a_failed_request() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_renews_is_replaced_by_bootstrap() -> Result<()> {
+async fn expired_certificate_is_replaced_by_bootstrap() -> Result<()> {
     let sandbox = Sandbox::shared()?;
     let lifetime = Duration::from_secs(15);
     let control_plane = ControlPlane::builder().cluster_signing_duration(lifetime).start(&sandbox).await?;
@@ -176,8 +175,7 @@ async fn a_certificate_that_nobody_renews_is_replaced_by_bootstrap() -> Result<(
     let leases: Api<Lease> = Api::namespaced(control_plane.client().await?, "kube-node-lease");
     let renewed =
         wait::until(&leases, node, "renewed after the first certificate's end", DEADLINE, |lease| {
-            let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());
-            renewed.is_some_and(|renewed| renewed.0 > ends)
+            renew_time(lease) > Some(ends)
         });
     renewed.await.with_context(|| running.log().unwrap_or_default())?;
     wait::eventually("requests in both names", DEADLINE, async || {

@@ -5,13 +5,11 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::backoff::IMAGE_GC_FOR_PULL;
 use crate::tart::PULL;
 
 /// An image that has not asked for so long is no longer wanted: longer than a pull, and the delay before the next one.
 const WANTED_FOR: Duration = PULL.saturating_add(Duration::from_mins(10));
-/// How long nothing more is deleted for an image after the first deletion; twice as long after each further one.
-const FIRST_DELAY: Duration = Duration::from_mins(2);
-const LONGEST_DELAY: Duration = Duration::from_hours(1);
 
 /// The images for which others were deleted and that are not here yet, by name.
 #[derive(Debug, Default)]
@@ -33,7 +31,7 @@ impl ImageSpaceLimits {
         all.retain(|_, deletions| now.duration_since(deletions.wanted_at) < WANTED_FOR);
         all.get_mut(image).is_some_and(|deletions| {
             deletions.wanted_at = now;
-            now.duration_since(deletions.last) < delay_after(deletions.count)
+            now.duration_since(deletions.last) < IMAGE_GC_FOR_PULL.after(deletions.count)
         })
     }
 
@@ -52,11 +50,6 @@ impl ImageSpaceLimits {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Deletions>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn delay_after(deletions: u32) -> Duration {
-    let factor = 2u32.saturating_pow(deletions.saturating_sub(1));
-    FIRST_DELAY.saturating_mul(factor).min(LONGEST_DELAY)
 }
 
 #[cfg(test)]
@@ -84,7 +77,7 @@ mod tests {
         limits.reset("a");
         assert!(!limits.is_too_early("a", at), "the image is here");
         limits.record("a", at);
-        assert!(!limits.is_too_early("a", at + FIRST_DELAY), "the next deletion counts as the first one");
+        assert!(!limits.is_too_early("a", at + MINUTE * 2), "the next deletion counts as the first one");
     }
 
     #[test]

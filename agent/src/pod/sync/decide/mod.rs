@@ -148,7 +148,7 @@ impl Observation {
 
     /// What follows the end of a container.
     pub(crate) fn verdict(&self, attempt: &VmRunView, outcome: &Outcome) -> RestartDecision {
-        let stop = attempt.heeded_stop();
+        let stop = attempt.effective_stop();
         let Desired::Run(policy) = self.wanted else {
             // A Pod that is to stop does not restart under any policy.
             return verdict(RestartPolicy::Never, 0, stop, outcome);
@@ -258,8 +258,8 @@ fn attend(seen: &Observation, current: &VmRunView) -> Decision {
     match changed.or_else(|| seen.health?.failed) {
         // The container has ended by itself meanwhile.
         Some(cause) if current.result.is_none() => Decision::StopFor(current.restart, cause),
-        _ if current.wants_room => Decision::MakeRoom(current.restart),
-        _ if current.due.is_none() => Decision::Wait(None),
+        _ if current.wants_disk_space => Decision::MakeRoom(current.restart),
+        _ if current.command_request.is_none() => Decision::Wait(None),
         _ => match seen.retry_at {
             Some(at) if at > seen.now => Decision::Wait(Some(at)),
             _ => Decision::Deliver(current.restart),
@@ -325,7 +325,7 @@ fn clean(seen: &Observation, attempt: &VmRunView) -> Decision {
 /// The next step for a VM without a shim of which something still runs.
 fn stop_orphan(seen: &Observation, attempt: &VmRunView) -> Decision {
     let restart = attempt.restart;
-    let is_asked = attempt.asked || seen.asked == Some(restart);
+    let is_asked = attempt.guest_asked || seen.asked == Some(restart);
     // The API no longer has the Pod, so its exit code is of no use.
     if attempt.outcome.is_none() && !is_asked && seen.wanted != Desired::Gone {
         Decision::AskGuest(restart)

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::names::VmName;
-use crate::state::{Due, Ending, Outcome, Progress, ShimSpec, Stage, StopRequest};
+use crate::state::{CommandRequest, Ending, Outcome, Progress, ShimSpec, Stage, StopRequest};
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -41,33 +41,17 @@ fn spec(restart: u32) -> ShimSpec {
 }
 
 fn planned(restart: u32) -> VmRunView {
-    VmRunView {
-        restart: Restart(restart),
-        holder: Holder::Nobody,
-        spec: Some(spec(restart)),
-        begun: false,
-        progress: None,
-        init: Vec::new(),
-        notices: Vec::new(),
-        wants_room: false,
-        due: None,
-        stop: None,
-        result: None,
-        by_itself: false,
-        asked: false,
-        outcome: None,
-        cleaned: false,
-    }
+    VmRunView { spec: Some(spec(restart)), ..VmRunView::example(restart) }
 }
 
 fn live(restart: u32) -> VmRunView {
-    let progress = Progress { stage: Stage::Booting, since: at(90), enter: Vec::new(), probe: Vec::new() };
+    let progress = Progress { since: at(90), ..Progress::example(Stage::Booting) };
     VmRunView { holder: Holder::Shim, begun: true, progress: Some(progress), ..planned(restart) }
 }
 
 fn due(restart: u32) -> VmRunView {
-    let due = Due { container: "main".to_owned(), restarts: 0 };
-    VmRunView { due: Some(due), ..live(restart) }
+    let due = CommandRequest { container: "main".to_owned(), restarts: 0 };
+    VmRunView { command_request: Some(due), ..live(restart) }
 }
 
 /// A VM that has lost its shim.
@@ -146,15 +130,15 @@ fn a_pod_to_run() {
         (seen(RUN, vec![VmRunView { spec: None, ..planned(0) }]), plan(0, 0)),
         (seen(RUN, vec![planned(0)]), Decision::Launch(Restart(0))),
         (seen(RUN, vec![live(0)]), Decision::Wait(None)),
-        (seen(RUN, vec![VmRunView { wants_room: true, ..live(0) }]), Decision::MakeRoom(Restart(0))),
+        (seen(RUN, vec![VmRunView { wants_disk_space: true, ..live(0) }]), Decision::MakeRoom(Restart(0))),
         (seen(RUN, vec![due(0)]), Decision::Deliver(Restart(0))),
-        (seen(RUN, vec![VmRunView { wants_room: true, ..due(0) }]), Decision::MakeRoom(Restart(0))),
+        (seen(RUN, vec![VmRunView { wants_disk_space: true, ..due(0) }]), Decision::MakeRoom(Restart(0))),
         (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![due(0)]) }, Decision::Wait(Some(at(110)))),
         (seen(Desired::Stop(GRACE), vec![due(0)]), Decision::AskToStop(Restart(0), GRACE)),
         // The Pod is gone: its exit code is of no use.
         (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..due(0) }]), Decision::RecordLoss(Restart(0))),
         (seen(RUN, vec![orphan()]), Decision::AskGuest(Restart(0))),
-        (seen(RUN, vec![VmRunView { asked: true, ..orphan() }]), Decision::StopOrphan(Restart(0))),
+        (seen(RUN, vec![VmRunView { guest_asked: true, ..orphan() }]), Decision::StopOrphan(Restart(0))),
         (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..live(0) }]), Decision::RecordLoss(Restart(0))),
         // A process has outlived a shim that ended well.
         (
@@ -219,7 +203,7 @@ fn a_pod_to_stop() {
 
 #[test]
 fn a_shim_that_does_not_stop_its_vm_is_killed() {
-    let asked = || vec![VmRunView { asked: true, ..orphan() }];
+    let asked = || vec![VmRunView { guest_asked: true, ..orphan() }];
     for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
         let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, asked()) });
         assert_eq!(after(2), Decision::StopOrphan(Restart(0)));
@@ -327,7 +311,7 @@ fn a_container_that_is_to_have_another_image() {
         stop: Some(StopRequest { deadline: at(129), graceful: true, cause }),
         ..view
     };
-    let asked_late = |view, cause| VmRunView { by_itself: true, ..asked(view, cause) };
+    let asked_late = |view, cause| VmRunView { ended_before_stop: true, ..asked(view, cause) };
     let changed = Some(StopCause::Changed);
     let stop = Decision::StopFor(Restart(0), StopCause::Changed);
     let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
@@ -339,7 +323,7 @@ fn a_container_that_is_to_have_another_image() {
         // As in the kubelet, under every policy and at every stage.
         (named(RUN, old(live(0))), stop),
         (named(again, old(live(0))), stop),
-        (named(RUN, old(VmRunView { wants_room: true, ..live(0) })), stop),
+        (named(RUN, old(VmRunView { wants_disk_space: true, ..live(0) })), stop),
         (
             Observation {
                 health: Some(ContainerHealth {
@@ -517,7 +501,7 @@ fn any_attempt(restart: u32) -> impl Strategy<Value = VmRunView> {
                 begun,
                 progress: full.progress.filter(|_| begun),
                 stop: stop.then_some(StopRequest { deadline: at(120), graceful: true, cause }),
-                asked,
+                guest_asked: asked,
                 outcome: full.outcome.filter(|_| over),
                 cleaned,
                 ..planned(restart)
@@ -616,7 +600,7 @@ proptest! {
         if let Decision::StopOrphan(restart) | Decision::KillLeftovers(restart) = decide(&seen) {
             let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
             prop_assert_eq!(attempt.holder, Holder::Tart);
-            let is_asked = attempt.asked || seen.asked == Some(restart);
+            let is_asked = attempt.guest_asked || seen.asked == Some(restart);
             prop_assert!(is_asked || attempt.outcome.is_some() || seen.wanted == Desired::Gone);
         }
     }

@@ -1,4 +1,4 @@
-//! Ports of the host that lead into the guest. The shim has them, so that connections outlive the agent.
+//! Host ports that are forwarded to the guest. The shim listens, so that connections outlive the agent.
 
 mod udp;
 
@@ -17,42 +17,40 @@ use tracing::{debug, warn};
 
 use crate::state::{HostPort, Protocol};
 
-/// Connections at once, and clients of a UDP port: each takes two files, and macOS gives a process 256. The rest waits.
-const MOST: usize = 100;
+/// Connections at once, and clients of a UDP port. Each takes two files, and macOS allows a process 256. Further TCP clients wait.
+const MAX_CLIENTS: usize = 100;
 /// How long the guest may take to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// A shim that is on its way out may still have the port.
-const BIND_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a port may be in use: the shim of the run before may be about to exit.
+const BIND_LIMIT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A port that cannot be had.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot listen at {protocol} port {address} of the host; something else may use it, or the address is not the host's"
 )]
-pub(crate) struct HostPortError {
+pub(in crate::shim) struct HostPortError {
     address: SocketAddr,
     protocol: Protocol,
     #[source]
     source: io::Error,
 }
 
-/// Ports that are ours, so that nobody else can have them. Until they lead somewhere, clients wait.
+/// Bound ports. Until they are forwarded, clients wait.
 #[derive(Debug, Default)]
-pub(crate) struct HostPorts {
+pub(in crate::shim) struct HostPorts {
     tcp: Vec<(Arc<TcpListener>, u16)>,
     udp: Vec<(Arc<UdpSocket>, u16)>,
 }
 
-/// Ports that lead into a guest, for as long as this lives.
+/// Forwards ports to a guest for as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Forwarding {
+pub(in crate::shim) struct Forwarding {
     _tasks: JoinSet<()>,
 }
 
 impl HostPorts {
-    /// Takes the ports.
-    pub(crate) async fn bind(ports: &[HostPort]) -> Result<Self, HostPortError> {
+    pub(in crate::shim) async fn bind(ports: &[HostPort]) -> Result<Self, HostPortError> {
         let mut bound = Self::default();
         for port in ports {
             let address =
@@ -60,11 +58,11 @@ impl HostPorts {
             let failed = |source| HostPortError { address, protocol: port.protocol, source };
             match port.protocol {
                 Protocol::Tcp => {
-                    let listener = patiently(|| TcpListener::bind(address)).await.map_err(failed)?;
+                    let listener = bind_in_time(|| TcpListener::bind(address)).await.map_err(failed)?;
                     bound.tcp.push((Arc::new(listener), port.guest_port));
                 }
                 Protocol::Udp => {
-                    let socket = patiently(|| UdpSocket::bind(address)).await.map_err(failed)?;
+                    let socket = bind_in_time(|| UdpSocket::bind(address)).await.map_err(failed)?;
                     bound.udp.push((Arc::new(socket), port.guest_port));
                 }
             }
@@ -72,16 +70,15 @@ impl HostPorts {
         Ok(bound)
     }
 
-    /// Leads the ports to a guest.
-    pub(crate) fn serve(&self, guest: IpAddr) -> Forwarding {
-        self.lead_to(guest, MOST)
+    pub(in crate::shim) fn forward_to(&self, guest: IpAddr) -> Forwarding {
+        self.forward(guest, MAX_CLIENTS)
     }
 
-    fn lead_to(&self, guest: IpAddr, most: usize) -> Forwarding {
+    fn forward(&self, guest: IpAddr, max_clients: usize) -> Forwarding {
         let mut tasks = JoinSet::new();
-        let places = Arc::new(Semaphore::new(most));
+        let permits = Arc::new(Semaphore::new(max_clients));
         for (listener, port) in &self.tcp {
-            tasks.spawn(accept(listener.clone(), SocketAddr::new(guest, *port), places.clone()));
+            tasks.spawn(accept(listener.clone(), SocketAddr::new(guest, *port), permits.clone()));
         }
         for (socket, port) in &self.udp {
             tasks.spawn(udp::forward(socket.clone(), SocketAddr::new(guest, *port)));
@@ -90,9 +87,9 @@ impl HostPorts {
     }
 }
 
-/// Tries for a while to take a port that is still in use.
-async fn patiently<T, F: Future<Output = io::Result<T>>>(bind: impl Fn() -> F) -> io::Result<T> {
-    let end = Instant::now() + BIND_PATIENCE;
+/// Binds a port, and tries for a while when it is in use.
+async fn bind_in_time<T, F: Future<Output = io::Result<T>>>(bind: impl Fn() -> F) -> io::Result<T> {
+    let end = Instant::now() + BIND_LIMIT;
     loop {
         match bind().await {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
@@ -103,23 +100,23 @@ async fn patiently<T, F: Future<Output = io::Result<T>>>(bind: impl Fn() -> F) -
     }
 }
 
-/// Takes connections, as many at once as there are places; the others wait in the kernel's queue.
-async fn accept(listener: Arc<TcpListener>, guest: SocketAddr, places: Arc<Semaphore>) {
+/// Accepts connections, as many at once as there are permits; the others wait in the kernel's queue.
+async fn accept(listener: Arc<TcpListener>, guest: SocketAddr, permits: Arc<Semaphore>) {
     let mut connections = JoinSet::new();
     loop {
         match listener.accept().await {
             Ok((client, _)) => {
-                let Ok(place) = places.clone().acquire_owned().await else { return };
+                let Ok(permit) = permits.clone().acquire_owned().await else { return };
                 connections.spawn(async move {
                     if let Err(error) = connect(client, guest).await {
-                        debug!(%guest, %error, "a connection to a host port broke off");
+                        debug!(%guest, %error, "a connection to a host port broke");
                     }
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {
-                // Out of file descriptors, most likely: at once it would only fail again.
-                warn!(%error, "cannot take a connection to a host port");
+                // Most likely out of file descriptors: it would fail again at once.
+                warn!(%error, "cannot accept a connection to a host port");
                 sleep(PAUSE).await;
             }
         }
@@ -127,12 +124,12 @@ async fn accept(listener: Arc<TcpListener>, guest: SocketAddr, places: Arc<Semap
     }
 }
 
-/// Copies both ways. The end of one direction is passed on, and the other goes on until its own end.
+/// Copies both ways. A half-closed connection stays open in the other direction.
 async fn connect(mut client: TcpStream, guest: SocketAddr) -> io::Result<()> {
     let mut guest = timeout(CONNECT_LIMIT, TcpStream::connect(guest)).await??;
     for stream in [&client, &guest] {
         stream.set_nodelay(true)?;
-        // A peer that is gone without a word must not keep its place for ever.
+        // A peer that vanishes must not keep its permit for ever.
         setsockopt(stream, sockopt::KeepAlive, &true)?;
     }
     copy_bidirectional(&mut client, &mut guest).await.map(drop)
@@ -145,10 +142,10 @@ mod tests {
     use super::*;
 
     const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    /// Where nothing on the machine listens.
+    /// No program of the machine listens there.
     const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
 
-    /// A port that is forwarded, and the address to reach it at.
+    /// A forwarded port, and its address.
     async fn forwarded(protocol: Protocol, guest_port: u16) -> (HostPorts, Forwarding, SocketAddr) {
         let port = HostPort { protocol, address: Some(HOST), port: 0, guest_port };
         let ports = HostPorts::bind(&[port]).await.unwrap();
@@ -156,7 +153,7 @@ mod tests {
             Protocol::Tcp => ports.tcp[0].0.local_addr().unwrap(),
             Protocol::Udp => ports.udp[0].0.local_addr().unwrap(),
         };
-        let forwarding = ports.serve(GUEST);
+        let forwarding = ports.forward_to(GUEST);
         (ports, forwarding, address)
     }
 
@@ -167,7 +164,7 @@ mod tests {
         tokio::spawn(async move {
             let (mut stream, _) = server.accept().await.unwrap();
             let mut question = String::new();
-            // It answers only when it knows that nothing more will come.
+            // The server answers only after the end of the request.
             stream.read_to_string(&mut question).await.unwrap();
             stream.write_all(question.to_uppercase().as_bytes()).await.unwrap();
         });
@@ -181,12 +178,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_finds_no_place_waits_for_one() {
+    async fn a_client_beyond_the_maximum_waits() {
         let server = TcpListener::bind((GUEST, 0)).await.unwrap();
         let guest_port = server.local_addr().unwrap().port();
         let port = HostPort { protocol: Protocol::Tcp, address: Some(HOST), port: 0, guest_port };
         let ports = HostPorts::bind(&[port]).await.unwrap();
-        let _forwarding = ports.lead_to(GUEST, 1);
+        let _forwarding = ports.forward(GUEST, 1);
         let address = ports.tcp[0].0.local_addr().unwrap();
         let first = TcpStream::connect(address).await.unwrap();
         let (in_guest, _) = server.accept().await.unwrap();
@@ -198,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_does_not_listen_costs_the_client_its_connection_only() {
+    async fn a_client_is_disconnected_when_the_guest_does_not_listen() {
         let free = TcpListener::bind((GUEST, 0)).await.unwrap().local_addr().unwrap().port();
         let (_ports, _forwarding, address) = forwarded(Protocol::Tcp, free).await;
         for _ in 0..2 {
@@ -208,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn datagrams_find_their_way_back_to_each_client() {
+    async fn answers_to_datagrams_reach_their_client() {
         let server = UdpSocket::bind((GUEST, 0)).await.unwrap();
         let guest_port = server.local_addr().unwrap().port();
         tokio::spawn(async move {
@@ -233,15 +230,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn forwarding_ends_with_its_value_and_the_port_is_free_again() {
+    async fn a_port_is_free_when_its_forwarding_is_dropped() {
         let (ports, forwarding, address) = forwarded(Protocol::Tcp, 1).await;
         drop(forwarding);
         drop(ports);
-        patiently(|| TcpListener::bind(address)).await.unwrap();
+        bind_in_time(|| TcpListener::bind(address)).await.unwrap();
     }
 
     #[tokio::test]
-    async fn a_port_in_use_is_named() {
+    async fn the_error_names_a_port_in_use() {
         let taken = std::net::TcpListener::bind((HOST, 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         let wanted = HostPort { protocol: Protocol::Tcp, address: Some(HOST), port, guest_port: 80 };

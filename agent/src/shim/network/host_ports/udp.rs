@@ -1,4 +1,4 @@
-//! UDP: each client has a socket of its own towards the guest, so that answers find their way back.
+//! UDP: the shim has one socket towards the guest per client, so that answers reach their client.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,20 +11,20 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tracing::debug;
 
-use super::{MOST, PAUSE};
+use super::{MAX_CLIENTS, PAUSE};
 
-/// A client that is silent, and to whom nobody speaks, for this long is forgotten.
+/// A client without a datagram in either direction for this long is forgotten.
 const IDLE: Duration = Duration::from_mins(1);
 /// The longest datagram.
-const LONGEST: usize = 65_536;
-/// Datagrams that may wait for the guest, per client; UDP loses the others.
-const WAITING: usize = 16;
+const MAX_DATAGRAM: usize = 65_536;
+/// Datagrams per client that may wait for the guest; further ones are lost.
+const MAX_WAITING: usize = 16;
 
-/// Passes datagrams to the guest, and its answers back.
+/// Forwards datagrams to the guest, and its answers back.
 pub(super) async fn forward(socket: Arc<UdpSocket>, guest: SocketAddr) {
     let mut clients: HashMap<SocketAddr, mpsc::Sender<Vec<u8>>> = HashMap::new();
     let mut tasks = JoinSet::new();
-    let mut buffer = vec![0; LONGEST];
+    let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
         let (length, client) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
@@ -37,21 +37,21 @@ pub(super) async fn forward(socket: Arc<UdpSocket>, guest: SocketAddr) {
         while tasks.try_join_next().is_some() {}
         clients.retain(|_, sender| !sender.is_closed());
         if !clients.contains_key(&client) {
-            if clients.len() >= MOST {
+            if clients.len() >= MAX_CLIENTS {
                 continue;
             }
-            let (sender, datagrams) = mpsc::channel(WAITING);
+            let (sender, datagrams) = mpsc::channel(MAX_WAITING);
             clients.insert(client, sender);
             tasks.spawn(serve(socket.clone(), client, guest, datagrams));
         }
         if let Some(sender) = clients.get(&client) {
-            // A guest that does not keep up loses some, as on any network.
+            // A guest that is too slow loses datagrams, as on any network.
             let _ = sender.try_send(buffer[..length].to_vec());
         }
     }
 }
 
-/// One client, until it is idle.
+/// Serves one client until it is idle.
 async fn serve(
     socket: Arc<UdpSocket>,
     client: SocketAddr,
@@ -69,7 +69,7 @@ async fn serve(
     if let Err(error) = towards.connect(guest).await {
         return debug!(%error, "cannot reach the guest");
     }
-    let mut buffer = vec![0; LONGEST];
+    let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
         tokio::select! {
             datagram = datagrams.recv() => match datagram {
@@ -78,7 +78,7 @@ async fn serve(
             },
             received = towards.recv(&mut buffer) => match received {
                 Ok(length) => drop(socket.send_to(&buffer[..length], client).await),
-                // Nobody listens in the guest, yet.
+                // No program listens in the guest yet.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {}
                 Err(error) => return debug!(%error, "lost the guest"),
             },

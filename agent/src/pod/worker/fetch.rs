@@ -1,0 +1,304 @@
+//! The fetch of all that a VM is made of: its image and its Pod's inputs, side by side. It takes as long as the image's pull.
+//!
+//! The fetch runs beside the worker's loop: the worker polls it while it waits, and drops it when no VM is to be planned any more. A
+//! dropped fetch drops its share in the pull, the image's pin and the guard in the registry at once.
+
+use std::future::{Future, pending};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
+
+use super::image_pull::{ImagePull, ReadyImage};
+use super::inputs::{InputStatus, Inputs, MissingInput, ReadyInputs};
+use crate::image::ImageError;
+use crate::pod::admission::VmPlan;
+use crate::pod::registry::PlanGuard;
+use crate::pod::sync::image_backoff::ImageFailure;
+
+/// One fetch, under way or over.
+pub(super) struct Fetch {
+    stage: Stage,
+    reports: watch::Receiver<InputStatus>,
+    pod: Arc<Pod>,
+    plan: VmPlan,
+    begun: Instant,
+    /// Last: the Pod counts as planned until everything else is dropped.
+    guard: PlanGuard,
+}
+
+enum Stage {
+    Running(BoxFuture<'static, Fetched>),
+    Over(Fetched),
+}
+
+/// What a worker fetches for its Pod's next VM, and why the image could not be had the last time.
+#[derive(Default)]
+pub(super) struct Fetches {
+    current: Option<Fetch>,
+    image_failure: Option<ImageFailure>,
+}
+
+/// The results of a fetch.
+type Fetched = (Result<ReadyImage, ImageError>, Result<ReadyInputs, MissingInput>);
+
+/// A fetch that is over.
+pub(super) struct FetchResult {
+    pub(super) image: Result<ReadyImage, ImageError>,
+    pub(super) inputs: Result<ReadyInputs, MissingInput>,
+    /// The Pod when the fetch began, and what it asked for.
+    pub(super) pod: Arc<Pod>,
+    pub(super) plan: VmPlan,
+    pub(super) took: Duration,
+    pub(super) _guard: PlanGuard,
+}
+
+/// Something that gathers inputs.
+pub(super) trait GatherInputs {
+    /// All of them.
+    type Ready;
+    /// The first that is missing.
+    type Missing;
+
+    /// Has all inputs ready for a VM. Reports what is missing at once.
+    fn gather(&mut self) -> impl Future<Output = Result<Self::Ready, Self::Missing>> + Send;
+
+    /// Waits until an input that was missing may be there. Safe to cancel.
+    fn changed(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+impl Fetches {
+    pub(super) fn begin(&mut self, fetch: Fetch) {
+        self.current = Some(fetch);
+    }
+
+    /// Whether a fetch has begun and its result was not taken yet.
+    pub(super) fn has_begun(&self) -> bool {
+        self.current.is_some()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.current.as_ref().is_some_and(Fetch::is_over)
+    }
+
+    /// Drops a fetch that is of no use any more: no VM is to be planned, or one with another image.
+    pub(super) fn keep_for(&mut self, planned_image: Option<&str>) {
+        self.current.take_if(|fetch| planned_image != Some(&fetch.plan.image));
+    }
+
+    /// Fetches until it is over, or there is a report. Safe to cancel: the fetch goes on when this is called again.
+    pub(super) async fn progress(&mut self) {
+        match &mut self.current {
+            Some(fetch) => fetch.progress().await,
+            None => pending().await,
+        }
+    }
+
+    /// What a fetch that goes on has found missing since this was called last.
+    pub(super) fn missing(&mut self) -> Option<MissingInput> {
+        self.current.as_mut()?.missing()
+    }
+
+    /// Takes the result of a fetch that is over.
+    pub(super) fn take_result(&mut self) -> Option<FetchResult> {
+        self.current.take_if(|fetch| fetch.is_over())?.result()
+    }
+
+    pub(super) fn image_failure(&self) -> Option<&ImageFailure> {
+        self.image_failure.as_ref()
+    }
+
+    /// Notes a failure to fetch an image.
+    pub(super) fn image_failed(&mut self, image: &str, error: &ImageError) -> &ImageFailure {
+        let before = self.image_failure.take();
+        self.image_failure.insert(ImageFailure::new(image, error, before.as_ref(), Timestamp::now()))
+    }
+
+    pub(super) fn image_is_here(&mut self) {
+        self.image_failure = None;
+    }
+
+    /// Drops the failure of another image: it says nothing of this one.
+    pub(super) fn keep_failure_of(&mut self, image: Option<&str>) {
+        self.image_failure.take_if(|failure| !failure.is_about(image));
+    }
+}
+
+impl Fetch {
+    /// Begins to fetch what a Pod's next VM is made of. Nothing happens before it is polled.
+    pub(super) fn begin(pull: ImagePull, plan: VmPlan, inputs: &Inputs, guard: PlanGuard) -> Self {
+        let (gatherer, reports) = inputs.lend();
+        let (pod, fetched_plan) = (pull.pod.clone(), plan.clone());
+        let fetch = async move {
+            let mut gatherer = gatherer.await;
+            fetch_both(pull.ensure(&fetched_plan), &mut *gatherer).await
+        };
+        Self { stage: Stage::Running(Box::pin(fetch)), reports, pod, plan, begun: Instant::now(), guard }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over(_))
+    }
+
+    async fn progress(&mut self) {
+        let Stage::Running(fetch) = &mut self.stage else { return };
+        let fetched = tokio::select! {
+            fetched = fetch => fetched,
+            Ok(()) = self.reports.changed() => {
+                // The report is for `missing`.
+                self.reports.mark_changed();
+                return;
+            }
+        };
+        self.stage = Stage::Over(fetched);
+    }
+
+    fn missing(&mut self) -> Option<MissingInput> {
+        if self.is_over() || !self.reports.has_changed().unwrap_or(false) {
+            return None;
+        }
+        self.reports.borrow_and_update().missing().cloned()
+    }
+
+    fn result(self) -> Option<FetchResult> {
+        let Self { stage, reports: _, pod, plan, begun, guard } = self;
+        let Stage::Over((image, inputs)) = stage else { return None };
+        Some(FetchResult { image, inputs, pod, plan, took: begun.elapsed(), _guard: guard })
+    }
+}
+
+/// Fetches an image and gathers inputs at the same time.
+///
+/// What is missing is looked for again whenever it may have come, for as long as the image takes. Inputs that were complete before the
+/// image are gathered once more: other Pods may have been planned since then, with volumes that exclude these.
+async fn fetch_both<I, G: GatherInputs>(
+    image: impl Future<Output = I>,
+    inputs: &mut G,
+) -> (I, Result<G::Ready, G::Missing>) {
+    tokio::pin!(image);
+    let mut fetched = None;
+    loop {
+        let gathered = {
+            let gather = inputs.gather();
+            tokio::pin!(gather);
+            loop {
+                tokio::select! {
+                    gathered = &mut gather => break gathered,
+                    image = &mut image, if fetched.is_none() => fetched = Some(image),
+                }
+            }
+        };
+        match (fetched.take(), gathered) {
+            (Some(image), gathered) => return (image, gathered),
+            (None, Ok(_)) => fetched = Some(image.as_mut().await),
+            (None, Err(_)) => tokio::select! {
+                image = &mut image => fetched = Some(image),
+                () = inputs.changed() => {}
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use tokio::sync::{Notify, oneshot};
+
+    /// Inputs that are missing or not as the test says, with the number of times that they were gathered.
+    #[derive(Default)]
+    struct FakeInputs {
+        are_there: watch::Sender<bool>,
+        gathered: watch::Sender<u32>,
+        /// Lets one gathering end.
+        gate: Option<Arc<Notify>>,
+    }
+
+    impl GatherInputs for &FakeInputs {
+        type Ready = u32;
+        type Missing = u32;
+
+        async fn gather(&mut self) -> Result<u32, u32> {
+            if let Some(gate) = &self.gate {
+                gate.notified().await;
+            }
+            self.gathered.send_modify(|times| *times += 1);
+            let times = *self.gathered.borrow();
+            if *self.are_there.borrow() { Ok(times) } else { Err(times) }
+        }
+
+        async fn changed(&mut self) {
+            self.are_there.subscribe().changed().await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn inputs_are_gathered_once_for_an_image_that_is_there() {
+        let inputs = FakeInputs::default();
+        assert_eq!(fetch_both(async { "image" }, &mut &inputs).await, ("image", Err(1)));
+        inputs.are_there.send_replace(true);
+        assert_eq!(fetch_both(async { "image" }, &mut &inputs).await, ("image", Ok(2)));
+        // The image comes while they are gathered.
+        let gate = Arc::new(Notify::new());
+        let inputs = FakeInputs { gate: Some(gate.clone()), ..FakeInputs::default() };
+        let mut gatherer = &inputs;
+        let fetch = fetch_both(async { "image" }, &mut gatherer);
+        tokio::pin!(fetch);
+        assert_eq!(fetch.as_mut().now_or_never(), None);
+        gate.notify_one();
+        assert_eq!(fetch.await, ("image", Err(1)));
+    }
+
+    #[tokio::test]
+    async fn complete_inputs_are_gathered_again_when_the_image_has_come() {
+        let inputs = FakeInputs::default();
+        inputs.are_there.send_replace(true);
+        let (arrive, image) = oneshot::channel::<&str>();
+        let mut gatherer = &inputs;
+        let fetch = fetch_both(image, &mut gatherer);
+        tokio::pin!(fetch);
+        assert_eq!(fetch.as_mut().now_or_never(), None);
+        assert_eq!(*inputs.gathered.borrow(), 1);
+        // A volume may have gone meanwhile.
+        inputs.are_there.send_replace(false);
+        assert_eq!(fetch.as_mut().now_or_never(), None);
+        assert_eq!(*inputs.gathered.borrow(), 1, "the image is still on its way");
+        arrive.send("image").unwrap();
+        assert_eq!(fetch.await, (Ok("image"), Err(2)));
+    }
+
+    #[tokio::test]
+    async fn missing_inputs_are_gathered_again_on_each_change_and_with_the_image() {
+        let inputs = FakeInputs::default();
+        let (arrive, image) = oneshot::channel::<&str>();
+        let mut gatherer = &inputs;
+        let fetch = fetch_both(image, &mut gatherer);
+        tokio::pin!(fetch);
+        assert_eq!(fetch.as_mut().now_or_never(), None);
+        assert_eq!(*inputs.gathered.borrow(), 1);
+        inputs.are_there.send_replace(false);
+        assert_eq!(fetch.as_mut().now_or_never(), None);
+        assert_eq!(*inputs.gathered.borrow(), 2);
+        inputs.are_there.send_replace(true);
+        assert_eq!(fetch.as_mut().now_or_never(), None);
+        assert_eq!(*inputs.gathered.borrow(), 3);
+        arrive.send("image").unwrap();
+        assert_eq!(fetch.await, (Ok("image"), Ok(4)));
+    }
+
+    #[tokio::test]
+    async fn a_dropped_fetch_drops_its_pull_at_once() {
+        let inputs = FakeInputs::default();
+        let (arrive, image) = oneshot::channel::<&str>();
+        {
+            let mut gatherer = &inputs;
+            let fetch = fetch_both(image, &mut gatherer);
+            tokio::pin!(fetch);
+            assert_eq!(fetch.as_mut().now_or_never(), None);
+        }
+        assert!(arrive.is_closed());
+    }
+}

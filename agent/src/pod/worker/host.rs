@@ -1,0 +1,62 @@
+//! What the workers of all Pods share, in groups by use.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::apiserver::events::Events;
+use crate::env::sources::InputSources;
+use crate::image::manager::ImageManager;
+use crate::metrics::Metrics;
+use crate::node::start_failures::StartReports;
+use crate::pod::registry::PodRegistry;
+use crate::tart::Tart;
+use crate::volume::HostPaths;
+
+/// This Mac, as workers use it.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) tart: Tart,
+    pub(crate) images: ImageManager,
+    pub(crate) registry: PodRegistry,
+    pub(crate) vms: VmSettings,
+    pub(crate) inputs: InputSettings,
+    pub(crate) reports: ReportTargets,
+}
+
+/// What the agent's flags and the Node say of every VM.
+#[derive(Debug)]
+pub(crate) struct VmSettings {
+    /// The program to start as a shim: the agent's own.
+    pub(crate) shim: PathBuf,
+    /// How long a guest may take to boot.
+    pub(crate) boot_limit: Duration,
+    /// The file in which macOS records the addresses that it has leased.
+    pub(crate) dhcp_leases: PathBuf,
+    /// The domain of the cluster's Services and Pods.
+    pub(crate) cluster_domain: String,
+    /// The Node's address.
+    pub(crate) address: watch::Receiver<Option<IpAddr>>,
+}
+
+/// Where the inputs of Pods come from.
+#[derive(Debug, Clone)]
+pub(crate) struct InputSettings {
+    pub(crate) sources: InputSources,
+    /// The directories of the host that Pods may have.
+    pub(crate) host_paths: Arc<HostPaths>,
+}
+
+/// Where workers report to, besides the status of their Pods.
+#[derive(Debug, Clone)]
+pub(crate) struct ReportTargets {
+    pub(crate) events: Events,
+    pub(crate) metrics: Metrics,
+    /// Starts of VMs, for the Node's conditions.
+    pub(crate) starts: StartReports,
+    /// How long a VM may be without an address before the Node is to blame.
+    pub(crate) address_patience: Duration,
+}

@@ -1,0 +1,181 @@
+//! How a VM and its container ended.
+//!
+//! Four types lead from the guest to the Pod's phase. The guest agent gives an `ExecResult` (shim). The shim turns it into an [`Ending`] and
+//! writes that as an [`Outcome`]. The agent makes a `RestartDecision` and a `ContainerStatus` of the outcome (`pod`).
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// The exit code of a command that SIGKILL ended.
+pub(crate) const KILLED: i32 = 137;
+
+/// An [`Ending`] with its times.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) ending: Ending,
+    /// Absent when the container never started.
+    pub(crate) started_at: Option<Timestamp>,
+    pub(crate) finished_at: Timestamp,
+}
+
+impl Outcome {
+    /// The outcome of an init container that ran when its VM ended.
+    pub(crate) fn lost_with_vm(since: Timestamp, vm: &Self) -> Self {
+        Self { ending: Ending::Lost, started_at: Some(since), finished_at: vm.finished_at }
+    }
+}
+
+/// What ended a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub(crate) enum Ending {
+    /// The guest shut down, or its command ended, without a request of the agent.
+    Exited {
+        code: i32,
+        /// What the guest or tart said about it.
+        message: Option<String>,
+    },
+    /// The shim stopped the VM because the agent asked for it.
+    Stopped {
+        /// Whether the guest did not stop within its grace period.
+        killed: bool,
+    },
+    /// The VM, or the command in it, never started.
+    NotStarted(NotStarted),
+    /// An init container failed, and its Pod's policy does not restart it.
+    InitFailed { container: String, code: i32 },
+    /// Unknown: the shim or the guest agent is gone, e.g. after a restart of the host.
+    Lost,
+}
+
+/// Why a VM, or the command in it, never started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NotStarted {
+    pub(crate) reason: NotStartedReason,
+    /// What a user can do about it.
+    pub(crate) message: String,
+    /// What is wrong with the host, if it is the host's fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fault: Option<HostFault>,
+}
+
+/// One word for why a container did not start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum NotStartedReason {
+    CreateContainerConfigError,
+    CreateContainerError,
+    StartError,
+    GuestAgentMissing,
+    NoAddress,
+    /// The agent asked for a stop before the start.
+    Stopped,
+    /// A word of a newer shim.
+    #[serde(untagged)]
+    Other(String),
+}
+
+impl NotStartedReason {
+    /// Whether the kubelet has the same word. It writes the Event `Failed` for all of its own.
+    pub(crate) fn is_kubelets(&self) -> bool {
+        matches!(self, Self::CreateContainerConfigError | Self::CreateContainerError | Self::StartError)
+    }
+}
+
+impl fmt::Display for NotStartedReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CreateContainerConfigError => "CreateContainerConfigError",
+            Self::CreateContainerError => "CreateContainerError",
+            Self::StartError => "StartError",
+            Self::GuestAgentMissing => "GuestAgentMissing",
+            Self::NoAddress => "NoAddress",
+            Self::Stopped => "Stopped",
+            Self::Other(word) => word,
+        })
+    }
+}
+
+/// A fault of the host that keeps every VM from starting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "name")]
+pub(crate) enum HostFault {
+    /// There is no GUI session, or its keychain is locked.
+    Session,
+    /// macOS allows no further VM.
+    VmLimit {
+        /// How many VMs of this agent ran then.
+        ours: u32,
+    },
+    /// The VM runs, but got no address.
+    NoAddress,
+}
+
+/// The `reason` in the status of a container that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EndReason {
+    Completed,
+    Error,
+    ContainerStatusUnknown,
+    NotStarted(NotStartedReason),
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed => f.write_str("Completed"),
+            Self::Error => f.write_str("Error"),
+            Self::ContainerStatusUnknown => f.write_str("ContainerStatusUnknown"),
+            Self::NotStarted(reason) => reason.fmt(f),
+        }
+    }
+}
+
+impl From<NotStarted> for Ending {
+    fn from(not_started: NotStarted) -> Self {
+        Self::NotStarted(not_started)
+    }
+}
+
+impl Ending {
+    pub(crate) fn reason(&self) -> EndReason {
+        match self {
+            Self::NotStarted(NotStarted { reason, .. }) => EndReason::NotStarted(reason.clone()),
+            Self::Lost => EndReason::ContainerStatusUnknown,
+            Self::Exited { code: 0, .. } | Self::Stopped { killed: false } => EndReason::Completed,
+            Self::Exited { .. } | Self::InitFailed { .. } | Self::Stopped { killed: true } => {
+                EndReason::Error
+            }
+        }
+    }
+
+    /// The exit code that the container's status shows.
+    pub(crate) fn exit_code(&self) -> i32 {
+        match self {
+            Self::Exited { code, .. } | Self::InitFailed { code, .. } => *code,
+            Self::Stopped { killed: false } => 0,
+            Self::Stopped { killed: true } | Self::Lost => KILLED,
+            Self::NotStarted(_) => 128,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_reason_is_written_as_its_word_and_an_unknown_word_is_kept() {
+        for word in ["CreateContainerConfigError", "CreateContainerError", "StartError", "GuestAgentMissing"]
+        {
+            let read: NotStartedReason = serde_json::from_value(json!(word)).unwrap();
+            assert_eq!((read.to_string().as_str(), json!(read)), (word, json!(word)));
+            assert!(!matches!(read, NotStartedReason::Other(_)), "{word}");
+        }
+        let newer = json!({"kind": "not-started", "reason": "NextYears", "message": "no", "more": 1});
+        let read: Ending = serde_json::from_value(newer).unwrap();
+        assert_eq!((read.reason().to_string().as_str(), read.exit_code()), ("NextYears", 128));
+    }
+}

@@ -1,0 +1,116 @@
+//! A VM run, read at one moment.
+
+use jiff::Timestamp;
+
+use super::{Holder, VmRun};
+use crate::fs::file::FileError;
+use crate::names::Restart;
+use crate::state::outcome::Outcome;
+use crate::state::records::{CommandRequest, InitState, Notice, Progress, Stage, StopRequest};
+use crate::state::shim_spec::ShimSpec;
+
+/// All files of a VM run, read in an order that makes them consistent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a file that exists or not")]
+pub(crate) struct VmRunView {
+    pub(crate) restart: Restart,
+    pub(crate) holder: Holder,
+    /// Absent when the agent died before it had written it.
+    pub(crate) spec: Option<ShimSpec>,
+    /// Whether a shim has ever started the run.
+    pub(crate) begun: bool,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) init: Vec<InitState>,
+    pub(crate) notices: Vec<Notice>,
+    /// Whether the shim waits for disk space.
+    pub(crate) wants_disk_space: bool,
+    /// The command that the shim waits for.
+    pub(crate) command_request: Option<CommandRequest>,
+    pub(crate) stop: Option<StopRequest>,
+    /// The outcome of the container while the VM may still run.
+    pub(crate) result: Option<Outcome>,
+    /// Whether the container ended before the shim had read any stop request.
+    pub(crate) ended_before_stop: bool,
+    /// Whether the agent has asked the guest for an end that the shim did not live to record.
+    pub(crate) guest_asked: bool,
+    /// The outcome of the run; nothing of it runs any more.
+    pub(crate) outcome: Option<Outcome>,
+    /// Whether tart has deleted the VM.
+    pub(crate) cleaned: bool,
+}
+
+impl VmRun {
+    pub(crate) fn view(&self) -> Result<VmRunView, FileError> {
+        // The lock first: a shim writes its outcome before it releases its lock, so a lock that is free makes the outcome, or its
+        // absence, final.
+        let holder = self.holder()?;
+        Ok(VmRunView {
+            restart: self.restart,
+            holder,
+            spec: self.read("spec.json")?,
+            begun: self.has_begun()?,
+            progress: self.read("progress.json")?,
+            init: self.read("init.json")?.unwrap_or_default(),
+            notices: self.read("notices.json")?.unwrap_or_default(),
+            wants_disk_space: self.wants_disk_space(),
+            command_request: self.command_request()?,
+            stop: self.stop_request()?,
+            result: self.read("result.json")?,
+            ended_before_stop: self.path.join("ended-before-stop").exists(),
+            guest_asked: self.path.join("guest-asked").exists(),
+            // A spoilt outcome counts as none: the agent writes `Lost` in its place.
+            outcome: self.read("outcome.json")?,
+            cleaned: self.is_cleaned(),
+        })
+    }
+}
+
+impl VmRunView {
+    /// How often in a row the container had failed before this run; 0 where the spec is lost.
+    pub(crate) fn crashes(&self) -> u32 {
+        self.spec.as_ref().map_or(0, |spec| spec.crashes)
+    }
+
+    /// The init containers, as this run or those before it left them.
+    pub(crate) fn init_states(&self) -> &[InitState] {
+        match &self.spec {
+            Some(spec) if self.init.is_empty() => &spec.init_before,
+            _ => &self.init,
+        }
+    }
+
+    /// The stop request, unless the container had ended before the shim read it.
+    pub(crate) fn effective_stop(&self) -> Option<StopRequest> {
+        self.stop.filter(|_| !self.ended_before_stop)
+    }
+
+    /// When the main container started; absent when it never did.
+    pub(crate) fn running_since(&self) -> Option<Timestamp> {
+        let running = |progress: &&Progress| matches!(progress.stage, Stage::Running { .. });
+        self.progress.as_ref().filter(running).map(|progress| progress.since)
+    }
+}
+
+#[cfg(test)]
+impl VmRunView {
+    /// A run of which nothing is written yet.
+    pub(crate) fn example(restart: u32) -> Self {
+        Self {
+            restart: Restart(restart),
+            holder: Holder::Nobody,
+            spec: None,
+            begun: false,
+            progress: None,
+            init: Vec::new(),
+            notices: Vec::new(),
+            wants_disk_space: false,
+            command_request: None,
+            stop: None,
+            result: None,
+            ended_before_stop: false,
+            guest_asked: false,
+            outcome: None,
+            cleaned: false,
+        }
+    }
+}

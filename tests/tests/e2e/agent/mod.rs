@@ -1,0 +1,8 @@
+//! The agent as a process: how it starts, what it tells of itself, and how it does without the API server.
+
+mod metrics;
+// Only there can it be told what another process has open.
+#[cfg(target_os = "linux")]
+mod open_files;
+mod outage;
+pub(crate) mod startup;

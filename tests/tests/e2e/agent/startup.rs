@@ -1,0 +1,114 @@
+//! The agent's start: unusable flags and files end it with one line, and an unreachable API server does not.
+
+use anyhow::{Result, ensure};
+use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::wait;
+
+use crate::scene::{DEADLINE, Scene};
+
+/// Waits until the agent exits with code 2, and returns the lines that are not log records.
+pub(crate) async fn exit_lines(agent: &RunningAgent) -> Result<Vec<String>> {
+    let status = agent.wait_for_exit(DEADLINE).await?;
+    ensure!(status.code() == Some(2), "{status}: {}", agent.log()?);
+    Ok(agent.log()?.lines().filter(|line| !line.starts_with('{')).map(str::to_owned).collect())
+}
+
+/// Waits until the agent exits with code 2, and returns the only line that is not a log record. Deletes the log.
+pub(crate) async fn exit_line(agent: &RunningAgent) -> Result<String> {
+    let lines = exit_lines(agent).await?;
+    let [line] = lines.as_slice() else { anyhow::bail!("not one line: {lines:#?}") };
+    std::fs::remove_file(agent.process().log_path())?;
+    Ok(line.clone())
+}
+
+#[tokio::test]
+async fn unusable_kubeconfig_ends_the_agent_with_one_line() -> Result<()> {
+    let scene = Scene::new("kubeconfig").await?;
+    let broken = scene.agent.state_dir().with_file_name("broken");
+    for (content, why) in [(None, "No such file"), (Some("{"), "kubeconfig"), (Some("{}"), "kubeconfig")] {
+        match content {
+            Some(content) => std::fs::write(&broken, content)?,
+            None => ensure!(!broken.exists()),
+        }
+        let agent = scene.agent.clone().flag("--kubeconfig", &broken.display().to_string()).start()?;
+        let line = exit_line(&agent).await?;
+        ensure!(line.starts_with("tart-kubelet: cannot use the kubeconfig") && line.contains(why), "{line}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn bad_flag_ends_the_agent_with_one_line_that_names_it() -> Result<()> {
+    let scene = Scene::new("flags").await?;
+    let table = [
+        ("--node-name", "Not_A_Name", "is not a Node name"),
+        ("--node-labels", "node-restriction.kubernetes.io/x=y", "lets no Node set the label"),
+        ("--node-labels", "node-role.kubernetes.io/mac=", "lets no Node set the label"),
+        ("--node-labels", "kubernetes.io/os=linux", "the agent's own"),
+        ("--register-with-taints", "a=b", "is not `key=value:effect`"),
+        ("--node-ip", "mac", "invalid IP address"),
+        ("--node-ip-source", "dns", "possible values: auto, tailscale"),
+        ("--host-cpu", "0", "0 is not in 1..=1024"),
+        ("--eviction-hard", "disk<10%", "is not a signal"),
+        ("--eviction-pressure-transition-period", "5", "is not a duration"),
+        ("--kube-reserved", "pods=1", "is not `cpu=…`"),
+        ("--vm-gc-interval", "0s", "must be greater than 0"),
+    ];
+    for (flag, value, why) in table {
+        let agent = scene.agent.clone().flag(flag, value).start()?;
+        let line = exit_line(&agent).await?;
+        ensure!(line.starts_with("tart-kubelet: ") && line.contains(flag) && line.contains(why), "{line}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn flag_that_the_machine_cannot_satisfy_ends_the_agent_with_one_line() -> Result<()> {
+    let scene = Scene::new("limits").await?;
+    let table = [
+        ("--node-ip", "0.0.0.0", "is not an address that other machines can reach"),
+        ("--kube-reserved", "memory=1000Ti", "nothing of this machine's memory would be left"),
+    ];
+    for (flag, value, why) in table {
+        let agent = scene.agent.clone().flag(flag, value).start()?;
+        let line = exit_line(&agent).await?;
+        ensure!(line.starts_with("tart-kubelet: ") && line.contains(why), "{line}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn second_agent_on_one_state_directory_exits() -> Result<()> {
+    let (scene, first) = Scene::with_agent("second").await?;
+    let second = scene.agent.start()?;
+    let status = second.wait_for_exit(DEADLINE).await?;
+    ensure!(status.code() == Some(2), "{status}");
+    ensure!(second.log()?.contains("another tart-kubelet uses the state directory"), "{}", second.log()?);
+    first.process().ensure_running()
+}
+
+#[tokio::test]
+async fn agent_waits_for_an_unreachable_api_server() -> Result<()> {
+    let scene = Scene::new("unreachable").await?;
+    // A port that is taken, so that no other process listens there.
+    let silent = tokio::net::TcpSocket::new_v4()?;
+    silent.bind(([127, 0, 0, 1], 0).into())?;
+    let port = silent.local_addr()?.port();
+    let kubeconfig = std::fs::read_to_string(scene.control_plane.node_kubeconfig(&scene.node)?)?;
+    let elsewhere = kubeconfig.replace(scene.control_plane.server(), &format!("https://127.0.0.1:{port}"));
+    ensure!(elsewhere != kubeconfig);
+    let path = scene.agent.state_dir().with_file_name("elsewhere");
+    std::fs::write(&path, elsewhere)?;
+    let agent = scene.agent.clone().flag("--kubeconfig", &path.display().to_string()).start()?;
+    wait::eventually("a line about the API server", DEADLINE, async || {
+        let log = agent.log()?;
+        ensure!(
+            log.contains("cannot read the Node's Lease; trying again") && log.contains("refused"),
+            "{log}"
+        );
+        ensure!(!log.contains("panicked"), "{log}");
+        Ok(())
+    })
+    .await?;
+    agent.process().ensure_running()
+}

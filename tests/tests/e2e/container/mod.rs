@@ -1,0 +1,12 @@
+//! A Pod's containers, as the commands in the guest see them.
+
+mod command;
+mod environment;
+mod fake_guest_agent;
+mod guest;
+mod hooks;
+mod host_ports;
+mod hostile_guest;
+mod init_containers;
+mod restart;
+mod security_context;

@@ -1,0 +1,196 @@
+//! Conditions of the Node: each fault of the host shows, and is gone when the fault is.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use serde_json::json;
+use tart_kubelet_tests::agent::RunningAgent;
+use tart_kubelet_tests::mac::Fault;
+use tart_kubelet_tests::wait;
+
+use crate::disk_space::{MIB, small_disk};
+use crate::scene::{DEADLINE, NodeView as _, Scene};
+
+/// Waits until the Node is not ready for a reason, and an Event of the agent says so: the control plane's Event does not know the reason.
+async fn not_ready(scene: &Scene, because: &str) -> Result<()> {
+    let what = format!("not ready: {because}");
+    scene
+        .until_node(&what, |node| {
+            node.condition("Ready") == "False" && node.condition_reason("Ready") == because
+        })
+        .await?;
+    scene.node_described(&format!("{because}: ")).await
+}
+
+async fn ready_again(scene: &Scene, agent: &RunningAgent) -> Result<()> {
+    scene.node_ready(agent).await?;
+    scene.node_described("TartReady: VMs can start").await
+}
+
+/// A fault of tart itself, which the agent sees without starting a VM.
+async fn fault_of_tart(fault: Fault, parameter: &str, because: &str) -> Result<()> {
+    let (scene, agent) = Scene::with_agent("tart").await?;
+    scene.mac.set_fault(fault, parameter)?;
+    not_ready(&scene, because).await?;
+    scene.mac.clear_fault(fault)?;
+    ready_again(&scene, &agent).await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_while_tart_hangs() -> Result<()> {
+    fault_of_tart(Fault::Hang, "--version", "TartHanging").await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_with_a_tart_that_is_too_old() -> Result<()> {
+    fault_of_tart(Fault::Version, "2.26.3", "TartUnsupported").await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_while_tart_prints_garbage() -> Result<()> {
+    fault_of_tart(Fault::Garbage, "--version", "TartBroken").await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_until_tart_is_installed() -> Result<()> {
+    let scene = Scene::new("tartless").await?;
+    let program = scene.agent.state_dir().with_file_name("tart");
+    let agent = scene.agent.clone().flag("--tart-binary", &program.display().to_string()).start()?;
+    not_ready(&scene, "TartMissing").await?;
+    scene.node_described(&program.display().to_string()).await?;
+    std::os::unix::fs::symlink(scene.mac.tart_binary(), &program)?;
+    ready_again(&scene, &agent).await?;
+    // A failed upgrade deletes tart.
+    std::fs::remove_file(&program)?;
+    not_ready(&scene, "TartMissing").await
+}
+
+/// A fault that shows when a VM starts. The Pod's next try makes the Node ready again.
+async fn fault_at_start(fault: Fault, parameter: &str, because: &str) -> Result<()> {
+    let (scene, agent) = Scene::with_agent("start").await?;
+    scene.mac.set_fault(fault, parameter)?;
+    scene.pod("start").restart_policy("Always").create().await?;
+    not_ready(&scene, because).await.with_context(|| agent.log().unwrap_or_default())?;
+    scene.mac.clear_fault(fault)?;
+    // The Pod is Running after its first try, so wait until its container is ready.
+    scene.ready("start").await?;
+    ready_again(&scene, &agent).await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_without_a_gui_session() -> Result<()> {
+    fault_at_start(Fault::VzInternal, "", "NoGuiSession").await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_with_a_locked_keychain() -> Result<()> {
+    fault_at_start(Fault::VzHostKey, "", "NoGuiSession").await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_while_macos_has_leaked_its_vm_slots() -> Result<()> {
+    fault_at_start(Fault::VmLimitStuck, "", "VmSlotsLeaked").await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_without_dhcp_addresses_for_vms() -> Result<()> {
+    let scene = Scene::new("dhcp").await?;
+    let agent = scene.start(&scene.agent.clone().flag("--vm-address-timeout", "5s")).await?;
+    scene.mac.set_fault(Fault::DhcpExhausted, "")?;
+    let mute = "registry.test/macos/mute:1";
+    scene.mac.add_image(mute, &json!({"agent": false}))?;
+    scene.pod("without").image(mute).bound().grace(1).create().await?;
+    not_ready(&scene, "NoAddressForVms").await.with_context(|| agent.log().unwrap_or_default())?;
+    scene.mac.clear_fault(Fault::DhcpExhausted)?;
+    // The scheduler sends no Pod there, but a bound Pod proves that the host is well again.
+    scene.pod("with").bound().grace(1).create_until("Running").await?;
+    ready_again(&scene, &agent).await
+}
+
+#[tokio::test]
+async fn node_has_disk_pressure_while_the_disk_is_full() -> Result<()> {
+    let Some((scene, disk)) = small_disk("disk", 100 * MIB).await? else { return Ok(()) };
+    let _agent = scene
+        .start(
+            &scene
+                .agent
+                .clone()
+                .flag("--eviction-hard", "imagefs.available<50%")
+                .flag("--eviction-pressure-transition-period", "1s"),
+        )
+        .await?;
+    let node = scene.nodes.get(&scene.node).await?;
+    assert_eq!(node.condition("DiskPressure"), "False");
+
+    disk.fill(60 * MIB)?;
+    scene.node_condition("DiskPressure", "True").await?;
+    scene.node_described("NodeHasDiskPressure").await?;
+    disk.fill(0)?;
+    scene.node_condition("DiskPressure", "False").await?;
+    scene.node_described("NodeHasNoDiskPressure").await
+}
+
+#[tokio::test]
+async fn node_has_memory_and_pid_pressure() -> Result<()> {
+    let scene = Scene::new("short").await?;
+    // No machine has all of its memory and all of its process ids free.
+    let agent = scene
+        .agent
+        .clone()
+        .flag("--eviction-hard", "memory.available<100%,pid.available<100%")
+        .flag("--host-memory-mb", "1024")
+        .start()?;
+    let both = |status: &'static str| {
+        move |node: &Node| ["MemoryPressure", "PIDPressure"].iter().all(|kind| node.condition(kind) == status)
+    };
+    scene.until_node("short of both", both("True")).await?;
+    scene.node_described("NodeHasInsufficientMemory").await?;
+    scene.node_described("NodeHasInsufficientPID").await?;
+    scene.node_ready(&agent).await?;
+    agent.kill9()?;
+    let _agent = scene.agent.start()?;
+    scene.until_node("short of neither", both("False")).await.map(drop)
+}
+
+#[tokio::test]
+async fn node_reports_dhcp_addresses_before_they_run_out() -> Result<()> {
+    let scene = Scene::new("leases").await?;
+    let leases = scene.mac.host().join("dhcpd_leases");
+    let lent = |count: u32| -> String {
+        let until = jiff::Timestamp::now().as_second() + 86_400;
+        let entry = |host| {
+            format!(
+                "{{\n\tname=vm\n\tip_address=192.168.64.{host}\n\thw_address=1,a:b\n\tlease={until:#x}\n}}\n"
+            )
+        };
+        (2..2 + count).map(entry).collect()
+    };
+    std::fs::write(&leases, lent(100))?;
+    let flagged = scene.agent.clone().flag("--dhcp-leases", &leases.display().to_string());
+    let agent = scene.start(&flagged.flag("--eviction-pressure-transition-period", "0s")).await?;
+    let available = "tart_kubelet_dhcp_addresses{state=\"available\"}";
+    let has_available = async |count: f64| {
+        wait::eventually("a figure of addresses", DEADLINE, async || {
+            let now = agent.metric(available).await?;
+            ensure!((now - count).abs() < f64::EPSILON, "{now}, not {count}");
+            Ok(())
+        })
+        .await
+    };
+    has_available(153.0).await?;
+    let low = async |status: &str| scene.node_condition("DHCPLeasesLow", status).await;
+    low("False").await?;
+    std::fs::write(&leases, lent(240))?;
+    low("True").await?;
+    scene.node_described("DHCPLeaseTimeSecs -int 600").await?;
+    wait::eventually("an Event", DEADLINE, async || {
+        let about = format!("involvedObject.name={},reason=DHCPLeasesLow", scene.node);
+        let words = ["get", "events", "--all-namespaces", "--field-selector", &about, "--output", "name"];
+        ensure!(!scene.kubectl.run(words).await?.trim().is_empty());
+        Ok(())
+    })
+    .await?;
+    has_available(13.0).await?;
+    // The user has followed the advice.
+    std::fs::remove_file(&leases)?;
+    low("False").await.map(drop)
+}
