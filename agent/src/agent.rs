@@ -21,7 +21,7 @@ use crate::gc::collector::OrphanCollector;
 use crate::gc::observer::Observer;
 use crate::identity::{self, ApiAccess, Identity, IdentityError};
 use crate::image::ImageStore;
-use crate::image::gc::{BadWatermarks, ImageCollector};
+use crate::image::gc::{BadWatermarks, DiskSpace, ImageCollector};
 use crate::image::manager::ImageManager;
 use crate::image::prepull::PrePull;
 use crate::image::pull_socket;
@@ -113,7 +113,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
     let tart = Tart::new(&args.tart_binary);
-    tokio::spawn(tart::end_overdue_calls(tart.home().to_owned()));
+    tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
     let node = node_config(&args, &tart).await?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
     let images = open_images(&args, &tart, &state, &metrics)?;
@@ -148,7 +148,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let (tart_health, tart_seen) = watch::channel(None);
     let store = images.images.clone();
     let sources =
-        HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: store.residents() };
+        HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: store.local_images() };
 
     let events = Events::new(client.clone(), &node.name);
     let agent =
@@ -205,7 +205,7 @@ impl Agent {
     fn eviction(&self, host: &Host, signals: SignalSources) -> EvictionManager {
         EvictionManager {
             pods: host.registry.clone(),
-            collector: self.images.collector.clone(),
+            disk_space: self.images.disk_space.clone(),
             health: self.health.clone(),
             events: self.events.clone(),
             tart: self.tart.clone(),
@@ -272,7 +272,7 @@ async fn end(mut terminate: Signal, mut interrupt: Signal, images: &ImageStore) 
         _ = interrupt.recv() => info!("SIGINT: ending; VMs run on"),
     }
     // While workers still wait for their images: a pull without a worker would delete what has arrived.
-    images.ground().await;
+    images.stop_pulls().await;
 }
 
 /// Where the agent's credentials come from.
@@ -325,13 +325,13 @@ fn open_images(
     state: &StateDir,
     metrics: &Metrics,
 ) -> Result<ImageManager, AgentError> {
-    let (rules, pulls) = (args.images.rules()?, args.images.max_parallel_image_pulls.into());
+    let (policy, pulls) = (args.images.gc_policy()?, args.images.max_parallel_image_pulls.into());
     let images = Arc::new(ImageStore::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
-    images.tend_partials();
+    images.offer_partials();
     let collector =
-        || ImageCollector::new(images.clone(), tart.clone(), state.clone(), rules, metrics.clone());
-    let collector = (!args.disable_vm_gc).then(|| Arc::new(collector()));
-    let manager = ImageManager { images, collector };
+        || ImageCollector::new(images.clone(), tart.clone(), state.clone(), policy, metrics.clone());
+    let disk_space = DiskSpace::new((!args.disable_vm_gc).then(|| Arc::new(collector())));
+    let manager = ImageManager { images, disk_space };
     let (socket, served) = (state.pull_socket_path(), manager.clone());
     tokio::spawn(async move { pull_socket::serve(&socket, served).await });
     Ok(manager)

@@ -48,7 +48,7 @@ pub fn run() -> ExitCode {
 }
 
 fn run_agent(args: AgentArgs) -> Result<(), String> {
-    open_files::ask_for_many();
+    open_files::raise_limit();
     let runtime = start(Builder::new_multi_thread().worker_threads(2))?;
     let ended = runtime.block_on(agent::run(args)).map_err(|error| chain(&error));
     // Every task that is still running is safe to repeat or owned by a shim.
@@ -57,7 +57,7 @@ fn run_agent(args: AgentArgs) -> Result<(), String> {
 }
 
 fn run_shim(dir: &Path) -> Result<(), String> {
-    open_files::ask_for_many();
+    open_files::raise_limit();
     let runtime = start(&mut Builder::new_current_thread())?;
     let stdin =
         io::stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no standard input: {error}"))?;

@@ -1,6 +1,6 @@
 //! Text in columns, as `kubectl` prints it.
 
-/// Lines with columns as wide as they need to be; the last one is as wide as it is.
+/// Aligns all columns but the last.
 pub(crate) fn columns<const N: usize>(lines: &[[String; N]]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);

@@ -11,7 +11,7 @@ use crate::gc::ages::Ages;
 use crate::gc::observer::Observer;
 use crate::gc::orphan::judge;
 use crate::identity::{CredentialSources, Identity, IdentityError};
-use crate::image::gc::{BadWatermarks, Rules, survey};
+use crate::image::gc::{BadWatermarks, ImageGcPolicy, verdicts};
 use crate::names::BadNodeName;
 use crate::names::PodUid;
 use crate::os::host::HostFacts;
@@ -57,21 +57,21 @@ pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
         .map_err(|error| DryRunError::Client(Box::new(error)))?;
     let at_work = at_work(&state)?;
     let tart = Tart::new(&args.tart_binary);
-    let images = image_rows(&tart, &state, args.images.rules()?)?;
+    let images = image_rows(&tart, &state, args.images.gc_policy()?)?;
     let min_age = args.vm_gc_min_age;
     let observer = Observer { tart, state, images: None, pods: Api::all(client), node, min_age };
-    let world = observer.look(&mut Ages::default(), at_work).await;
-    if let Err(why) = world.vms {
+    let observation = observer.look(&mut Ages::default(), at_work).await;
+    if let Err(why) = observation.vms {
         return Err(DryRunError::Vms(why));
     }
-    let rows = judge(&world).into_iter().map(Row::from).chain(images);
+    let rows = judge(&observation).into_iter().map(Row::from).chain(images);
     let rows: Vec<Row> = if args.disable_vm_gc { rows.map(Row::disabled).collect() } else { rows.collect() };
     Ok(render(&rows))
 }
 
 /// The images: those that the agent pulled, and all others in tart's cache.
-fn image_rows(tart: &Tart, state: &StateDir, rules: Rules) -> Result<Vec<Row>, DryRunError> {
-    let judged = survey(tart, state, rules)?;
+fn image_rows(tart: &Tart, state: &StateDir, policy: ImageGcPolicy) -> Result<Vec<Row>, DryRunError> {
+    let judged = verdicts(tart, state, policy)?;
     let cached = tart.cached_images().map_err(DryRunError::Images)?;
     let others = cached.iter().filter(|image| !judged.iter().any(|(digest, _)| *digest == image.digest));
     let others: Vec<Row> = others.map(|image| Row::other_image(&image.digest)).collect();

@@ -1,6 +1,6 @@
 //! The table of `tart-kubelet gc --dry-run`.
 
-use crate::gc::orphan::{Judgement, OrphanVerdict, Subject};
+use crate::gc::orphan::{GcAction, JudgedSubject, Subject};
 use crate::image::gc;
 use crate::names::ImageDigest;
 use crate::text_table::columns;
@@ -14,20 +14,19 @@ pub(crate) struct Row {
     pub(crate) kind: &'static str,
     /// Its name.
     pub(crate) name: String,
-    /// `keep` or `delete`.
-    pub(crate) decision: &'static str,
+    pub(crate) decision: GcAction,
     /// Why.
     pub(crate) why: String,
 }
 
-impl From<OrphanVerdict> for Row {
-    fn from(verdict: OrphanVerdict) -> Self {
-        let kind = match verdict.subject {
+impl From<JudgedSubject> for Row {
+    fn from(judged: JudgedSubject) -> Self {
+        let kind = match judged.subject {
             Subject::Vm(_) | Subject::Base(_) | Subject::Other(_) => "VM",
-            Subject::Remains(_) => "state",
+            Subject::PodDir(_) => "state",
         };
-        let (name, why) = (verdict.subject.to_string(), verdict.why());
-        Self { kind, name, decision: verdict.judgement.word(), why }
+        let (name, why) = (judged.subject.to_string(), judged.why());
+        Self { kind, name, decision: judged.verdict.action(), why }
     }
 }
 
@@ -36,9 +35,9 @@ impl Row {
     pub(crate) fn image(digest: &ImageDigest, verdict: gc::ImageVerdict) -> Self {
         let (decision, why) = match verdict {
             gc::ImageVerdict::Delete => {
-                (Judgement::DELETE, "the disk is full, and it was not used for longest")
+                (GcAction::Delete, "the disk is full, and it was not used for longest")
             }
-            gc::ImageVerdict::Keep(reason) => (Judgement::KEEP, reason.words()),
+            gc::ImageVerdict::Keep(reason) => (GcAction::Keep, reason.words()),
         };
         Self { kind: "image", name: digest.to_string(), decision, why: why.to_owned() }
     }
@@ -46,24 +45,26 @@ impl Row {
     /// An image that the agent did not pull.
     pub(crate) fn other_image(digest: &ImageDigest) -> Self {
         let why = "not pulled by this agent".to_owned();
-        Self { kind: "image", name: digest.to_string(), decision: Judgement::KEEP, why }
+        Self { kind: "image", name: digest.to_string(), decision: GcAction::Keep, why }
     }
 
     /// The same with `--disable-vm-gc`.
     #[must_use]
     pub(crate) fn disabled(self) -> Self {
-        let why = if self.decision == Judgement::DELETE {
+        let why = if self.decision == GcAction::Delete {
             format!("--disable-vm-gc ({})", self.why)
         } else {
             self.why
         };
-        Self { decision: Judgement::KEEP, why, ..self }
+        Self { decision: GcAction::Keep, why, ..self }
     }
 }
 
 /// The table.
 pub(crate) fn render(rows: &[Row]) -> String {
-    let row = |row: &Row| [row.kind.to_owned(), row.name.clone(), row.decision.to_owned(), row.why.clone()];
+    let row = |row: &Row| {
+        [row.kind.to_owned(), row.name.clone(), row.decision.as_str().to_owned(), row.why.clone()]
+    };
     let lines: Vec<_> = std::iter::once(HEAD.map(str::to_owned)).chain(rows.iter().map(row)).collect();
     columns(&lines)
 }
@@ -71,17 +72,17 @@ pub(crate) fn render(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gc::orphan::Guard;
+    use crate::gc::orphan::{KeepReason, OrphanVerdict};
     use crate::names::{Restart, VmName};
     use std::time::Duration;
 
     fn rows() -> Vec<Row> {
-        let verdict = |subject, judgement| Row::from(OrphanVerdict { subject, judgement });
+        let verdict = |subject, verdict| Row::from(JudgedSubject { subject, verdict });
         vec![
-            verdict(Subject::Other("builder".into()), Judgement::Keep(Guard::Foreign)),
+            verdict(Subject::Other("builder".into()), OrphanVerdict::Keep(KeepReason::Foreign)),
             verdict(
                 Subject::Vm(VmName::new("a".parse().unwrap(), Restart(0))),
-                Judgement::Delete { runs: true, age: Duration::from_hours(3) },
+                OrphanVerdict::Delete { runs: true, age: Duration::from_hours(3) },
             ),
         ]
     }
@@ -97,7 +98,7 @@ mod tests {
     #[test]
     fn with_disable_vm_gc_everything_is_kept() {
         let kept: Vec<Row> = rows().into_iter().map(Row::disabled).collect();
-        assert!(kept.iter().all(|row| row.decision == "keep"));
+        assert!(kept.iter().all(|row| row.decision == GcAction::Keep));
         assert!(kept[1].why.starts_with("--disable-vm-gc (no Pod"), "{kept:?}");
         assert_eq!(kept[0].why, "not made by this agent");
     }

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 
 use super::AgentArgs;
 use crate::duration;
-use crate::image::gc::{BadWatermarks, Rules, Watermarks};
+use crate::image::gc::{BadWatermarks, ImageGcPolicy, Watermarks};
 use crate::image::manager::is_remote_name;
 
 /// Flags for images and their disk space.
@@ -68,8 +68,8 @@ fn remote_name(text: &str) -> Result<String, String> {
 
 impl ImageArgs {
     /// When the agent deletes images.
-    pub(crate) fn rules(&self) -> Result<Rules, BadWatermarks> {
+    pub(crate) fn gc_policy(&self) -> Result<ImageGcPolicy, BadWatermarks> {
         let watermarks = Watermarks::new(self.image_gc_high_threshold, self.image_gc_low_threshold)?;
-        Ok(Rules { watermarks, min_age: self.minimum_image_ttl_duration })
+        Ok(ImageGcPolicy { watermarks, min_age: self.minimum_image_ttl_duration })
     }
 }

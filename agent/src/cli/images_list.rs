@@ -71,7 +71,7 @@ fn render(sight: &Sight, now: Timestamp) -> String {
             size(image.bytes),
             known.map_or_else(|| NOTHING.to_owned(), |known| last_used(known, now)),
             sight.needed_by(image).to_owned(),
-            if is_base || known.is_some_and(|known| known.is_ours(inode)) { "agent" } else { "others" }
+            if is_base || known.is_some_and(|known| known.is_own(inode)) { "agent" } else { "others" }
                 .to_owned(),
         ]);
     }
@@ -139,7 +139,7 @@ mod tests {
         };
         let mut record = ImageRecord::default();
         record.begin("r.test/macos:1", [], at(0));
-        record.fetch("r.test/macos:1");
+        record.mark_fetching("r.test/macos:1");
         record.settle("r.test/macos:1", Some(&Present { digest: digest('a'), inode: 1 }), true, at(0));
         record.used(&digest('c'), at(60));
         record.begin("r.test/macos:new", [], at(0));

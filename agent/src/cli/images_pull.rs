@@ -15,7 +15,7 @@ use crate::fs::file::FileError;
 use crate::fs::lock::Lock;
 use crate::image::credentials::{self, BadSecret, Login, RegistryPath};
 use crate::image::pull_socket::{self, PullRequest, PullSocketError};
-use crate::image::{Beginner, ImageError, ImageStore};
+use crate::image::{ImageError, ImageStore, PullStarter};
 use crate::metrics::Metrics;
 use crate::state::StateDir;
 use crate::tart::Tart;
@@ -135,7 +135,7 @@ async fn ask(
     question: &PullRequest,
     arrived: impl FnMut(u8),
 ) -> Result<Option<String>, PullError> {
-    match pull_socket::ask(&state.pull_socket_path(), question, arrived).await {
+    match pull_socket::request(&state.pull_socket_path(), question, arrived).await {
         Ok(digest) => Ok(Some(digest)),
         Err(PullSocketError::Closed(_)) => Ok(None),
         Err(error) => Err(PullError::Door(error)),
@@ -165,9 +165,9 @@ async fn pull_alone(
 ) -> Result<String, PullError> {
     let PullRequest { image, credentials } = question;
     let images = open(args, state)?;
-    images.begin(image)?;
+    images.begin_pull(image)?;
     drop(lock);
-    images.tend_partials();
+    images.offer_partials();
     let mut is_noted = false;
     let arrived = |percent| {
         // An agent has started meanwhile and owns the record: the image counts as not pulled by the agent.
@@ -175,7 +175,7 @@ async fn pull_alone(
             && let Ok(Some(_lock)) = state.lock()
             && images.reload().is_ok()
         {
-            images.fetches(image);
+            images.mark_fetching(image);
         }
         arrived(percent);
     };
@@ -185,7 +185,7 @@ async fn pull_alone(
     if let Some(_lock) = state.lock()? {
         images.reload()?;
         if let Ok(found) = &found {
-            images.conclude(image, found.as_ref(), Beginner::This);
+            images.record_result(image, found.as_ref(), PullStarter::ThisProcess);
             if let (Some(digest), Ok(_)) = (found, &pulled) {
                 images.grant(digest, None);
             }
@@ -217,7 +217,7 @@ fn credentials_of(args: &PullArgs) -> Result<Vec<Login>, CommandError> {
     let login = variable("TART_REGISTRY_USERNAME").zip(variable("TART_REGISTRY_PASSWORD"));
     if let Some((username, password)) = login {
         let host = variable("TART_REGISTRY_HOSTNAME").ok_or(CommandError::NoHost)?;
-        all.push(Login { place: RegistryPath::read(&host), username, password });
+        all.push(Login { path: RegistryPath::read(&host), username, password });
     }
     if let Some(path) = &args.docker_config {
         all.extend(read_config(path)?);

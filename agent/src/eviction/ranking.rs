@@ -1,5 +1,5 @@
-//! Which Pod goes first when there is no room, by the kubelet's rules: one that uses more than it asked for, then the less important one,
-//! then the one that is furthest beyond what it asked for.
+//! Which Pod is evicted first, by the kubelet's rules: one that uses more than its request, then the one with the lower priority, then the
+//! one that exceeds its request most.
 
 use std::cmp::Reverse;
 
@@ -9,24 +9,21 @@ use crate::names::PodUid;
 use crate::pod::admission::fit::ResourceRequests;
 
 const RESOURCE: &str = "ephemeral-storage";
-/// From this priority on a Pod is critical for the cluster, and stays.
+/// From this priority on a Pod is critical for the cluster, and is never evicted.
 const CRITICAL: i32 = 2_000_000_000;
 
-/// A Pod that takes room.
+/// A Pod that uses disk space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EvictionCandidate {
-    /// Which one it is.
     pub(crate) uid: PodUid,
-    /// How important it is.
     pub(crate) priority: i32,
-    /// What it asked for, in bytes.
+    /// In bytes.
     pub(crate) requested: u64,
-    /// What it takes, in bytes; `None` when that is too much to be measured.
+    /// In bytes; `None` when that is too much to be measured.
     pub(crate) used: Option<u64>,
 }
 
 impl EvictionCandidate {
-    /// A Pod that takes so much.
     pub(crate) fn of(uid: PodUid, pod: &Pod, used: Option<u64>) -> Self {
         Self {
             uid,
@@ -36,7 +33,7 @@ impl EvictionCandidate {
         }
     }
 
-    /// What the Pod's status says about it.
+    /// The kubelet's words about it in the Pod's status.
     pub(crate) fn words(&self) -> String {
         let used = self.used.map_or_else(|| "more than can be measured".to_owned(), |used| used.to_string());
         format!("The Pod was using {used} of {RESOURCE}, request is {}. ", self.requested)
@@ -47,14 +44,14 @@ impl EvictionCandidate {
     }
 }
 
-/// The Pod that goes first; critical ones never do.
-pub(crate) fn first(claimants: &[EvictionCandidate]) -> Option<&EvictionCandidate> {
+/// The Pod that is evicted first.
+pub(crate) fn first(candidates: &[EvictionCandidate]) -> Option<&EvictionCandidate> {
     let key = |one: &&EvictionCandidate| {
         let exceeds = one.used_or_all() > one.requested;
         let beyond = i128::from(one.used_or_all()) - i128::from(one.requested);
         (Reverse(exceeds), one.priority, Reverse(beyond), one.uid.clone())
     };
-    claimants.iter().filter(|one| one.priority < CRITICAL).min_by_key(key)
+    candidates.iter().filter(|one| one.priority < CRITICAL).min_by_key(key)
 }
 
 #[cfg(test)]
@@ -63,31 +60,31 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn claimant(uid: &str, priority: i32, requested: u64, used: u64) -> EvictionCandidate {
+    fn candidate(uid: &str, priority: i32, requested: u64, used: u64) -> EvictionCandidate {
         EvictionCandidate { uid: uid.parse().unwrap(), priority, requested, used: Some(used) }
     }
 
     #[test]
-    fn the_rules_are_the_kubelets() {
+    fn candidates_are_ranked_by_the_kubelets_rules() {
         let table = [
-            (claimant("a", 9, 10, 11), claimant("b", 0, 100, 50), "a"),
-            (claimant("a", 9, 10, 11), claimant("b", 0, 10, 11), "b"),
-            (claimant("a", 0, 10, 30), claimant("b", 0, 30, 40), "a"),
-            (claimant("a", 0, 100, 30), claimant("b", 0, 100, 40), "b"),
-            (claimant("a", CRITICAL, 0, 30), claimant("b", 5, 100, 1), "b"),
+            (candidate("a", 9, 10, 11), candidate("b", 0, 100, 50), "a"),
+            (candidate("a", 9, 10, 11), candidate("b", 0, 10, 11), "b"),
+            (candidate("a", 0, 10, 30), candidate("b", 0, 30, 40), "a"),
+            (candidate("a", 0, 100, 30), candidate("b", 0, 100, 40), "b"),
+            (candidate("a", CRITICAL, 0, 30), candidate("b", 5, 100, 1), "b"),
         ];
         for (one, other, expected) in table {
             for pair in [[one.clone(), other.clone()], [other, one]] {
                 assert_eq!(first(&pair).unwrap().uid.to_string(), expected, "{pair:?}");
             }
         }
-        let vast = EvictionCandidate { used: None, ..claimant("b", 0, 0, 0) };
-        assert_eq!(first(&[claimant("a", 0, 0, 1 << 40), vast.clone()]), Some(&vast));
-        assert_eq!(first(&[claimant("a", CRITICAL, 0, 1)]), None);
+        let vast = EvictionCandidate { used: None, ..candidate("b", 0, 0, 0) };
+        assert_eq!(first(&[candidate("a", 0, 0, 1 << 40), vast.clone()]), Some(&vast));
+        assert_eq!(first(&[candidate("a", CRITICAL, 0, 1)]), None);
     }
 
     #[test]
-    fn what_a_pod_asks_for_is_what_it_was_let_in_with() {
+    fn the_request_of_a_candidate_is_that_of_its_admission() {
         let requests = |amount: &str| json!({"requests": {"ephemeral-storage": amount, "cpu": "4"}});
         for (init, overhead, expected) in [("1Ki", "0", 3), ("8Ki", "0", 8), ("8Ki", "1Ki", 9)] {
             let pod = json!({"metadata": {}, "spec": {
@@ -102,17 +99,17 @@ mod tests {
             }});
             let found =
                 EvictionCandidate::of("a".parse().unwrap(), &serde_json::from_value(pod).unwrap(), Some(1));
-            assert_eq!(found, claimant("a", 7, expected << 10, 1));
+            assert_eq!(found, candidate("a", 7, expected << 10, 1));
         }
     }
 
     proptest! {
         #[test]
-        fn who_stays_within_its_request_goes_after_those_who_do_not(
+        fn a_pod_within_its_request_is_evicted_after_one_beyond_its_request(
             all in proptest::collection::vec((0i32..4, 0u64..50, 0u64..50), 1..8)
         ) {
             let all: Vec<EvictionCandidate> = all.into_iter().enumerate()
-                .map(|(uid, (priority, requested, used))| claimant(&format!("u{uid}"), priority, requested, used)).collect();
+                .map(|(uid, (priority, requested, used))| candidate(&format!("u{uid}"), priority, requested, used)).collect();
             let exceeds = |one: &EvictionCandidate| one.used_or_all() > one.requested;
             let chosen = first(&all).unwrap();
             prop_assert!(exceeds(chosen) || !all.iter().any(exceeds));

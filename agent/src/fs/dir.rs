@@ -1,7 +1,7 @@
 //! A directory by its descriptor.
 //!
-//! A guest that can write to a share can swap any name in it for a link, at any moment. So nothing here goes by a path: every
-//! step is one name below an open directory, and a link is never followed.
+//! A guest that can write to a share can replace any name in it by a link, at any moment. So nothing here uses a path: each step is one name
+//! below an open directory, and no link is followed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
@@ -24,24 +24,20 @@ const OPEN_DIR: OFlag =
 #[derive(Debug)]
 pub(crate) struct Dir(OwnedFd);
 
-/// What is known of an entry of a directory, without opening it.
+/// The metadata of an entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// What it is.
     pub(crate) kind: EntryKind,
-    /// The file system that it is on.
     pub(crate) device: u64,
-    /// Its number there.
     pub(crate) inode: u64,
     /// Its permission bits.
     pub(crate) mode: u32,
-    /// What it takes on disk, in bytes.
+    /// Its size on disk, in bytes.
     pub(crate) used: u64,
-    /// How many names it has.
+    /// The number of its hard links.
     pub(crate) names: u64,
 }
 
-/// What an entry of a directory can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryKind {
     File,
@@ -52,55 +48,53 @@ pub(crate) enum EntryKind {
 }
 
 impl Dir {
-    /// Opens a directory by its path; only for one that no guest can put elsewhere.
+    /// Opens a directory by its path; only for one that no guest can replace.
     pub(crate) fn trusted(path: &Path) -> io::Result<Self> {
         Ok(Self(open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?))
     }
 
-    /// Opens a directory in this one.
     pub(crate) fn open(&self, name: &OsStr) -> io::Result<Self> {
         Ok(Self(openat(&self.0, one(name)?, OPEN_DIR, Mode::empty())?))
     }
 
-    /// Opens a directory in this one; `None` when there is nothing of that name.
+    /// Opens a directory in this one; `None` when there is no entry of that name.
     pub(crate) fn find(&self, name: &OsStr) -> io::Result<Option<Self>> {
         absent_is_none(self.open(name))
     }
 
-    /// Makes a new directory in this one.
     pub(crate) fn create(&self, name: &OsStr, mode: u32) -> io::Result<Self> {
         mkdirat(&self.0, one(name)?, Mode::S_IRWXU)?;
-        let made = self.open(name)?;
-        // The mode that is asked for at creation is subject to the umask.
-        made.set_mode(mode)?;
-        Ok(made)
+        let created = self.open(name)?;
+        // The umask restricts the mode of `mkdirat`.
+        created.set_mode(mode)?;
+        Ok(created)
     }
 
-    /// Opens a directory in this one, and makes it when there is nothing of that name.
+    /// Opens a directory in this one, and creates it when there is no entry of that name.
     pub(crate) fn open_or_create(&self, name: &OsStr, mode: u32) -> io::Result<Self> {
         match self.find(name)? {
             Some(found) => Ok(found),
             None => match self.create(name, mode) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.open(name),
-                made => made,
+                created => created,
             },
         }
     }
 
-    /// What there is of that name.
-    pub(crate) fn look(&self, name: &OsStr) -> io::Result<Option<Entry>> {
-        let seen = fstatat(&self.0, one(name)?, AtFlags::AT_SYMLINK_NOFOLLOW).map_err(io::Error::from);
-        absent_is_none(seen.map(|stat| Entry::of(&stat)))
+    /// The metadata of an entry; `None` when there is none of that name.
+    pub(crate) fn entry(&self, name: &OsStr) -> io::Result<Option<Entry>> {
+        let stat = fstatat(&self.0, one(name)?, AtFlags::AT_SYMLINK_NOFOLLOW).map_err(io::Error::from);
+        absent_is_none(stat.map(|stat| Entry::of(&stat)))
     }
 
-    /// What this directory itself is.
+    /// The metadata of this directory itself.
     pub(crate) fn this(&self) -> io::Result<Entry> {
         Ok(Entry::of(&fstat(&self.0)?))
     }
 
     /// The names of the entries.
     pub(crate) fn names(&self) -> io::Result<Names> {
-        // A descriptor of its own: two readers of one would share their position.
+        // A new descriptor, because two readers of one share their position.
         Ok(Names(dir::Dir::openat(&self.0, ".", OPEN_DIR, Mode::empty())?.into_iter()))
     }
 
@@ -112,16 +106,16 @@ impl Dir {
         file.set_permissions(Permissions::from_mode(mode))
     }
 
-    /// What is in a file, but no more than `at_most` bytes of it; `None` when it is not a plain file.
+    /// The first `at_most` bytes of a file; `None` when it is not a plain file.
     pub(crate) fn read(&self, name: &OsStr, at_most: u64) -> io::Result<Option<Vec<u8>>> {
-        // Without O_NONBLOCK a pipe would hold us until somebody writes to it.
+        // Without O_NONBLOCK, opening a pipe would block until a writer comes.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let is_file = self.look(name)?.is_some_and(|entry| entry.kind == EntryKind::File);
+        let is_file = self.entry(name)?.is_some_and(|entry| entry.kind == EntryKind::File);
         if !is_file {
             return Ok(None);
         }
         let file = File::from(openat(&self.0, one(name)?, flags, Mode::empty())?);
-        // What was a file a moment ago may be something else now.
+        // The guest may have replaced the file meanwhile.
         if !file.metadata()?.is_file() {
             return Ok(None);
         }
@@ -130,7 +124,7 @@ impl Dir {
         Ok(Some(bytes))
     }
 
-    /// Where a link leads; `None` when there is no link of that name.
+    /// The target of a link; `None` when there is no link of that name.
     pub(crate) fn read_link(&self, name: &OsStr) -> io::Result<Option<OsString>> {
         match readlinkat(&self.0, one(name)?) {
             Ok(target) => Ok(Some(target)),
@@ -139,12 +133,12 @@ impl Dir {
         }
     }
 
-    /// Makes a new link.
+    /// Creates a symbolic link.
     pub(crate) fn link(&self, target: &OsStr, name: &OsStr) -> io::Result<()> {
         Ok(symlinkat(target, &self.0, one(name)?)?)
     }
 
-    /// Gives an entry a new name, there or in another directory.
+    /// Renames an entry, in this directory or into another one.
     pub(crate) fn rename(&self, name: &OsStr, to: &Self, new: &OsStr) -> io::Result<()> {
         Ok(renameat(&self.0, one(name)?, &to.0, one(new)?)?)
     }
@@ -159,7 +153,7 @@ impl Dir {
         Ok(unlinkat(&self.0, one(name)?, UnlinkatFlags::RemoveDir)?)
     }
 
-    /// Lets this user do anything with an entry.
+    /// Sets the permission bits of an entry to 0700.
     pub(crate) fn unlock(&self, name: &OsStr) -> io::Result<()> {
         Ok(fchmodat(&self.0, one(name)?, Mode::S_IRWXU, FchmodatFlags::NoFollowSymlink)?)
     }
@@ -191,7 +185,7 @@ impl Entry {
     }
 }
 
-/// Reads the names in a directory, without `.` and `..`.
+/// The names in a directory, without `.` and `..`.
 pub(crate) struct Names(dir::OwningIter);
 
 impl std::fmt::Debug for Names {
@@ -216,10 +210,10 @@ impl Iterator for Names {
     }
 }
 
-/// A name that is one entry of a directory, and not the way to another one.
+/// The name, if it is a single entry of a directory and no path.
 fn one(name: &OsStr) -> io::Result<&OsStr> {
     #[cfg(test)]
-    super::hostile::moment();
+    super::hostile::attack();
     match name.as_bytes() {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
         bytes if bytes.contains(&b'/') => Err(io::ErrorKind::InvalidInput.into()),
@@ -237,13 +231,13 @@ fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use nix::unistd::mkfifo;
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    fn place() -> (tempfile::TempDir, Dir) {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn temp_dir() -> (tempfile::TempDir, Dir) {
+        let temp = testing::dir();
         let dir = Dir::trusted(temp.path()).unwrap();
         (temp, dir)
     }
@@ -254,20 +248,20 @@ mod tests {
 
     #[test]
     fn a_name_is_never_a_path() {
-        let (temp, dir) = place();
+        let (temp, dir) = temp_dir();
         fs::create_dir(temp.path().join("a")).unwrap();
         for bad in ["", ".", "..", "a/b", "/", "../x", "a/"] {
             assert!(dir.open(n(bad)).is_err(), "{bad}");
             assert!(dir.write(n(bad), b"", 0o600).is_err(), "{bad}");
-            assert!(dir.look(n(bad)).is_err(), "{bad}");
+            assert!(dir.entry(n(bad)).is_err(), "{bad}");
             assert!(dir.remove_dir(n(bad)).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn links_are_not_followed() {
-        let (temp, dir) = place();
-        let (outside, _) = place();
+        let (temp, dir) = temp_dir();
+        let (outside, _) = temp_dir();
         fs::write(outside.path().join("file"), "secret").unwrap();
         symlink(outside.path(), temp.path().join("dir")).unwrap();
         symlink(outside.path().join("file"), temp.path().join("file")).unwrap();
@@ -276,8 +270,8 @@ mod tests {
         assert!(dir.open_or_create(n("dir"), 0o755).is_err());
         assert_eq!(dir.read(n("file"), 100).unwrap(), None);
         assert!(dir.write(n("new"), b"x", 0o600).is_err());
-        assert_eq!(dir.look(n("file")).unwrap().unwrap().kind, EntryKind::Link);
-        // Unlocking must not change what a link leads to.
+        assert_eq!(dir.entry(n("file")).unwrap().unwrap().kind, EntryKind::Link);
+        // `unlock` must not change the target of a link.
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         fs::set_permissions(outside.path(), Permissions::from_mode(0o511)).unwrap();
         let _ = dir.unlock(n("dir"));
@@ -286,19 +280,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_does_not_hold_the_reader() {
-        let (temp, dir) = place();
+    fn a_pipe_does_not_block_the_reader() {
+        let (temp, dir) = temp_dir();
         mkfifo(&temp.path().join("pipe"), Mode::S_IRWXU).unwrap();
         assert_eq!(dir.read(n("pipe"), 100).unwrap(), None);
-        assert_eq!(dir.look(n("pipe")).unwrap().unwrap().kind, EntryKind::Other);
+        assert_eq!(dir.entry(n("pipe")).unwrap().unwrap().kind, EntryKind::Other);
     }
 
     #[test]
     fn modes_are_exact() {
-        let (_temp, dir) = place();
+        let (_temp, dir) = temp_dir();
         dir.create(n("d"), 0o777).unwrap();
         dir.write(n("f"), b"x", 0o666).unwrap();
-        assert_eq!(dir.look(n("d")).unwrap().unwrap().mode, 0o777);
-        assert_eq!(dir.look(n("f")).unwrap().unwrap().mode, 0o666);
+        assert_eq!(dir.entry(n("d")).unwrap().unwrap().mode, 0o777);
+        assert_eq!(dir.entry(n("f")).unwrap().unwrap().mode, 0o666);
     }
 }

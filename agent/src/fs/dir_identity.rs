@@ -1,4 +1,4 @@
-//! Which directory of the host was meant, for those who can only be told a path.
+//! The identity of a directory that tart opens by its path.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::dir::Entry;
 
-/// A directory, whatever it is called. Tart opens a path long after it was looked at, and a guest that can write to a directory
-/// above it can have put something else there by then.
+/// A directory, independent of its path. tart opens the path long after the agent has checked it, and a guest that can write to a
+/// directory above it can have replaced it by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DirIdentity {
-    /// No number of a device goes with it: those may change when the Mac is restarted, and without links nobody but the host
-    /// itself can lead a path to another one.
+    /// Without the device, whose number may change when the Mac restarts. Without links, only the host itself can lead a path to another
+    /// device.
     inode: u64,
 }
 
@@ -22,7 +22,7 @@ impl DirIdentity {
         Self { inode: entry.inode }
     }
 
-    /// Whether a path leads there, with no link on the way.
+    /// Whether a path leads to the directory, without a link on the way.
     pub(crate) fn is_at(self, path: &Path) -> io::Result<bool> {
         let mut steps: Vec<&Path> = path.ancestors().collect();
         steps.reverse();
@@ -43,18 +43,18 @@ impl DirIdentity {
 mod tests {
     use super::*;
     use crate::fs::dir::Dir;
+    use crate::testing;
     use std::fs;
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn what_takes_the_place_of_a_directory_is_not_it() {
-        let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
-        let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+    fn a_path_no_longer_leads_to_a_directory_that_was_replaced() {
+        let temp = testing::dir();
         let root = temp.path().canonicalize().unwrap();
         let (path, aside) = (root.join("a/b"), root.join("aside"));
         fs::create_dir_all(&path).unwrap();
-        let place = DirIdentity::of(Dir::trusted(&path).unwrap().this().unwrap());
-        let is_there = || place.is_at(&path).unwrap();
+        let identity = DirIdentity::of(Dir::trusted(&path).unwrap().this().unwrap());
+        let is_there = || identity.is_at(&path).unwrap();
         assert!(is_there());
         fs::rename(&path, &aside).unwrap();
         assert!(!is_there(), "nothing");

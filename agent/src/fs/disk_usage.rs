@@ -1,4 +1,4 @@
-//! How much a directory that a guest fills takes on disk.
+//! The size on disk of a directory that a guest fills.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,39 +6,34 @@ use std::path::Path;
 
 use super::dir::{Dir, Entry, EntryKind, Names};
 
-/// Each level costs a descriptor while it is looked at, and macOS gives a process 256 of them.
+/// Each level costs a descriptor while it is measured, and macOS gives a process 256 of them.
 const MAX_LEVELS: usize = 64;
-/// How many entries are looked at before it is too much work to go on.
+/// A directory with more entries takes too long to measure.
 const MAX_ENTRIES: u64 = 20_000_000;
 
-/// What a directory takes.
+/// The size of a directory on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
-    /// So many bytes.
     Bytes(u64),
-    /// Nobody can say.
     Unmeasurable(Obstacle),
 }
 
 /// Why a directory cannot be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Obstacle {
-    /// There is too much in it.
     #[error("it has more than {MAX_ENTRIES} files")]
     TooMuch,
-    /// It goes on and on.
     #[error("more than {MAX_LEVELS} of its directories are inside each other")]
     TooDeep,
-    /// Somebody does not want it to be looked at.
     #[error("one of its directories cannot be read by the agent's user")]
     Locked,
 }
 
-/// How many entries are looked at in a directory that is measured in one go.
+/// The maximum number of entries of a directory that is measured in one step.
 const MAX_ENTRIES_AT_ONCE: u64 = 2_000_000;
 
-/// What a directory takes, in bytes: nothing when it is not there, `None` when there is too much in it to be measured.
-pub(crate) fn taken(path: &Path) -> Option<u64> {
+/// The size of a directory on disk, in bytes: 0 when it does not exist, `None` when it cannot be measured.
+pub(crate) fn size_on_disk(path: &Path) -> Option<u64> {
     let (parent, name) = path.parent().zip(path.file_name())?;
     let begun = Dir::trusted(parent).and_then(|parent| Measurement::begin(&parent, name));
     let measured = begun.and_then(|begun| match begun {
@@ -52,19 +47,18 @@ pub(crate) fn taken(path: &Path) -> Option<u64> {
     }
 }
 
-/// A measurement under way. It holds a bounded amount of memory whatever the directory is like, and can be given up
-/// between two steps.
+/// A measurement under way. Its memory is bounded, and it can be dropped between two steps.
 #[derive(Debug)]
 pub(crate) struct Measurement {
     device: u64,
-    /// The directories on the way to where it is, the outermost first.
+    /// The directories from the root to the current one.
     levels: Vec<(Dir, Names)>,
     bytes: u64,
     entries: u64,
 }
 
 impl Measurement {
-    /// Begins with a directory below one that no guest can reach, unless the guest has locked it.
+    /// Begins with a directory below one that no guest can reach; an obstacle if the guest has locked it.
     pub(crate) fn begin(parent: &Dir, name: &OsStr) -> io::Result<Result<Self, Obstacle>> {
         let begin = || {
             let root = parent.open(name)?;
@@ -78,16 +72,16 @@ impl Measurement {
         }
     }
 
-    /// Looks at so many entries more; the result when there are no more, or when there are more than `limit` bytes already.
+    /// Measures so many entries more; the result when there are no more, or when there are more than `limit` bytes already.
     pub(crate) fn advance(&mut self, entries: u64, limit: u64) -> io::Result<Option<Usage>> {
-        match self.look_at(entries, limit) {
-            // A directory can be one that may be read, but whose entries may not be looked at.
+        match self.measure(entries, limit) {
+            // A mode can allow to list a directory, but not to read the metadata of its entries.
             Err(error) if is_locked(&error) => Ok(Some(Usage::Unmeasurable(Obstacle::Locked))),
-            looked => looked,
+            measured => measured,
         }
     }
 
-    fn look_at(&mut self, entries: u64, limit: u64) -> io::Result<Option<Usage>> {
+    fn measure(&mut self, entries: u64, limit: u64) -> io::Result<Option<Usage>> {
         for _ in 0..entries {
             if self.bytes > limit {
                 return Ok(Some(Usage::Bytes(self.bytes)));
@@ -104,7 +98,7 @@ impl Measurement {
             if self.entries > MAX_ENTRIES {
                 return Ok(Some(Usage::Unmeasurable(Obstacle::TooMuch)));
             }
-            let Some(entry) = dir.look(&name)? else { continue };
+            let Some(entry) = dir.entry(&name)? else { continue };
             if entry.device != self.device {
                 continue;
             }
@@ -116,12 +110,12 @@ impl Measurement {
                     }
                     Ok(inner) => inner,
                     Err(error) if is_locked(&error) => return Err(error),
-                    // It is gone, or a link by now.
+                    // The guest has removed it, or replaced it by a link.
                     Err(_) => continue,
                 };
                 match inner.names() {
                     Ok(names) => self.levels.push((inner, names)),
-                    // Whoever makes and removes directories all the time is measured all the same.
+                    // A guest that creates and removes directories all the time is measured all the same.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => return Err(error),
                 }
@@ -135,7 +129,7 @@ fn is_locked(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }
 
-/// What one name of a file takes: a file with several names is counted once in all of them.
+/// The share of one hard link, so that a file with several counts once.
 fn share_of(entry: Entry) -> u64 {
     if entry.kind == EntryKind::Directory { entry.used } else { entry.used / entry.names.max(1) }
 }
@@ -144,13 +138,10 @@ fn share_of(entry: Entry) -> u64 {
 mod tests {
     use super::*;
     use crate::fs::hostile;
+    use crate::testing;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
-
-    fn place() -> tempfile::TempDir {
-        tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap()
-    }
 
     fn usage(path: &Path, limit: u64) -> Usage {
         let parent = Dir::trusted(path.parent().unwrap()).unwrap();
@@ -174,7 +165,7 @@ mod tests {
 
     #[test]
     fn files_in_all_directories_count() {
-        let temp = place();
+        let temp = testing::dir();
         let root = temp.path().join("v");
         fs::create_dir_all(root.join("a/b")).unwrap();
         let empty = bytes(&root);
@@ -187,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_many_names_counts_once() {
-        let temp = place();
+    fn a_file_with_many_hard_links_counts_once() {
+        let temp = testing::dir();
         let root = temp.path().join("v");
         fs::create_dir(&root).unwrap();
         fs::write(root.join("first"), vec![1; 1_000_000]).unwrap();
@@ -200,37 +191,37 @@ mod tests {
     }
 
     #[test]
-    fn holes_and_what_links_lead_to_do_not_count() {
-        let (temp, outside) = (place(), place());
+    fn holes_and_targets_of_links_do_not_count() {
+        let (temp, outside) = (testing::dir(), testing::dir());
         fs::write(outside.path().join("kept"), vec![1; 10_000_000]).unwrap();
         let root = temp.path().join("v");
         fs::create_dir(&root).unwrap();
-        hostile::plant(&root, outside.path());
+        hostile::fill(&root, outside.path());
         fs::File::create(root.join("hole")).unwrap().set_len(1 << 40).unwrap();
         assert!(bytes(&root) < 1_000_000, "{}", bytes(&root));
     }
 
     #[test]
-    fn a_tree_that_is_too_deep_is_said_to_be() {
-        let temp = place();
+    fn a_tree_that_is_too_deep_is_unmeasurable() {
+        let temp = testing::dir();
         for (name, levels) in
             [("fits", MAX_LEVELS - 1), ("too deep", MAX_LEVELS), ("deeper than a path", 500)]
         {
             let root = temp.path().join(name);
             fs::create_dir(&root).unwrap();
-            hostile::dig(&root, levels);
+            hostile::nest(&root, levels);
             let is_too_deep = usage(&root, u64::MAX) == Usage::Unmeasurable(Obstacle::TooDeep);
             assert_eq!(is_too_deep, levels >= MAX_LEVELS, "{name}");
-            // What is removed by path, as by the end of this test, must be within reach.
+            // The test removes its directory by path, which must not be too long.
             crate::fs::remove::remove(&Dir::trusted(temp.path()).unwrap(), OsStr::new(name)).unwrap();
         }
     }
 
     #[test]
-    fn whoever_locks_a_directory_is_not_measured_as_empty() {
+    fn a_locked_directory_is_not_measured_as_empty() {
         let locks = [("v", 0), ("v", 0o400), ("v", 0o600), ("v/d", 0), ("v/d", 0o600), ("v/d", 0o100)];
         for (locked, mode) in locks {
-            let temp = hostile::place_for_all();
+            let temp = hostile::world_writable_dir();
             let made = hostile::as_nobody(|| {
                 let root = temp.path().join("v");
                 fs::create_dir_all(root.join("d")).unwrap();
@@ -246,8 +237,8 @@ mod tests {
     }
 
     #[test]
-    fn links_that_appear_at_any_moment_lead_nowhere() {
-        let (temp, outside) = (place(), place());
+    fn no_link_is_followed_whenever_it_appears() {
+        let (temp, outside) = (testing::dir(), testing::dir());
         fs::create_dir(outside.path().join("inner")).unwrap();
         for huge in ["huge", "inner/huge"] {
             fs::write(outside.path().join(huge), vec![1; 10_000_000]).unwrap();
@@ -255,7 +246,7 @@ mod tests {
         let root = temp.path().join("v");
         let attack = {
             let (root, outside) = (root.clone(), outside.path().to_owned());
-            move || hostile::bend(&root, &outside)
+            move || hostile::replace_by_links(&root, &outside)
         };
         hostile::at_every_moment(
             || {

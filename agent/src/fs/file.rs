@@ -1,4 +1,4 @@
-//! Small JSON files that are either whole or absent.
+//! Small JSON files that are either complete or absent.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{crash_point, error_chain};
 
-/// No file of ours comes near this; a larger one is not ours.
+/// The agent and the shim write no larger file.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// A state file that could not be read or written.
@@ -40,7 +40,7 @@ impl FileError {
     }
 }
 
-/// Writes `value` so that a reader, or the death of any process, sees the old content or the new one, never a part.
+/// Writes `value` so that a reader, also after a crash, sees the old content or the new one, never a part.
 ///
 /// A power cut may still undo it; [`write_durably`] is for what must not be undone.
 pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), FileError> {
@@ -71,7 +71,7 @@ fn replace<T: Serialize>(
     before_rename: impl Fn(&File) -> io::Result<()>,
 ) -> io::Result<()> {
     let bytes = serde_json::to_vec(value)?;
-    // Nobody would read it, and it would be written again for ever.
+    // `read` would refuse it, and the caller would write it again for ever.
     if u64::try_from(bytes.len()).is_ok_and(|length| length > MAX_BYTES) {
         let words = format!("{} bytes are more than the {MAX_BYTES} that it may have", bytes.len());
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, words));
@@ -84,19 +84,19 @@ fn replace<T: Serialize>(
     fs::rename(&temp, path)
 }
 
-/// The point `write.<file>`: what is new is on the disk, under the wrong name.
+/// The crash point `write.<file>`: the new content is on the disk, under the temporary name.
 fn crash_half_written(path: &Path) {
     if let Some(name) = path.file_name().and_then(OsStr::to_str) {
         crash_point::point(&format!("write.{name}"));
     }
 }
 
-/// Removes what a crash may have left of a write.
+/// Removes the temporary file that a crash may have left.
 pub(crate) fn remove_half_written(path: &Path) -> Result<(), FileError> {
     remove(&path.with_extension("tmp"))
 }
 
-/// Reads a file; one that is absent, or that a power cut or a bad disk has spoilt, is `None`.
+/// Reads a file; `None` if it is absent, or if a power cut or a bad disk has spoilt it.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
     match read_strictly(path) {
         Err(FileError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
@@ -107,7 +107,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileEr
     }
 }
 
-/// Whether something is there that cannot be read as what it is to be.
+/// Whether a file exists that cannot be read as a `T`.
 pub(crate) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, FileError> {
     match read_strictly::<T>(path) {
         Err(FileError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => Ok(true),
@@ -157,7 +157,7 @@ pub(crate) fn create_dir(path: &Path) -> Result<(), FileError> {
         .map_err(|source| FileError::new("create", path, source))
 }
 
-/// Removes a directory with all that is in it; an absent one is fine.
+/// Removes a directory with its content; an absent one is fine.
 pub(crate) fn remove_dir(path: &Path) -> Result<(), FileError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
@@ -170,7 +170,7 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<String>, FileError> {
     let attempt = || -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(path)? {
-            // A name that is not UTF-8 is not one that we made.
+            // Neither agent nor shim makes a name that is not UTF-8.
             names.extend(entry?.file_name().into_string());
         }
         Ok(names)
@@ -184,11 +184,11 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<String>, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     #[test]
-    fn what_is_written_is_read() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn a_file_is_read_as_it_was_written() {
+        let dir = testing::dir();
         let path = dir.path().join("a.json");
         assert_eq!(read::<u32>(&path).unwrap(), None);
         write(&path, &7).unwrap();
@@ -198,18 +198,16 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_not_written() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn a_file_that_is_too_large_is_not_written() {
+        let dir = testing::dir();
         let error = write(&dir.path().join("a.json"), &"x".repeat(5 << 20)).unwrap_err();
         assert_eq!(error.source.kind(), io::ErrorKind::FileTooLarge);
         assert!(entries(dir.path()).unwrap().is_empty());
     }
 
     #[test]
-    fn a_broken_file_is_none() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn a_spoilt_file_is_none() {
+        let dir = testing::dir();
         let path = dir.path().join("a.json");
         fs::write(&path, "{").unwrap();
         let error = read_strictly::<u32>(&path).unwrap_err();

@@ -1,4 +1,4 @@
-//! How much room a deletion has made: what the volume says before and after.
+//! How much disk space a deletion has freed, by measurements before and after it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,25 +6,24 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use crate::os::availability::Availability;
-use crate::os::availability::volume;
+use crate::os::availability::{Availability, volume};
 
-/// A volume that does not answer must not hold up those who wait for room.
+/// A disk that does not answer must not hold up requests for disk space.
 pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(30);
-/// APFS gives blocks back a moment after their file is gone,
-const PATIENCE: Duration = Duration::from_secs(3);
-/// and those of a large file bit by bit.
-const LONGEST: Duration = Duration::from_secs(15);
+/// APFS frees blocks a moment after their file is deleted.
+const FIRST_WAIT: Duration = Duration::from_secs(3);
+/// APFS frees the blocks of a large file bit by bit.
+const LONGEST_WAIT: Duration = Duration::from_secs(15);
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// How full the volume of a path is, if it says so in time.
+/// How full the disk of a path is, if it answers in time.
 pub(crate) async fn measure(path: &Path) -> Option<Availability> {
     let path = path.to_owned();
     let look = spawn_blocking(move || volume(&path));
     timeout(LOOK_LIMIT, look).await.ok()?.ok()?
 }
 
-/// How much more is free than before, once the volume has given back all of it.
+/// How many bytes more are free than before, once the disk frees no more.
 pub(crate) async fn freed(path: &Path, before: Option<Availability>) -> u64 {
     let Some(before) = before else { return 0 };
     let (begun, mut last) = (Instant::now(), None);
@@ -38,22 +37,22 @@ pub(crate) async fn freed(path: &Path, before: Option<Availability>) -> u64 {
     }
 }
 
-/// Whether a volume gives back no more than this: it has given back something, and no more than at the look before. One that others
-/// fill meanwhile gives back less.
+/// Whether the disk frees no more: it has freed something, and no more than at the last measurement. If other programs write meanwhile, it
+/// has less.
 fn is_all(last: Option<u64>, freed: u64, waited: Duration) -> bool {
     let has_settled = freed > 0 && last.is_some_and(|last| freed <= last);
-    let gives_nothing = freed == 0 && waited >= PATIENCE;
-    has_settled || gives_nothing || waited >= LONGEST
+    let frees_nothing = freed == 0 && waited >= FIRST_WAIT;
+    has_settled || frees_nothing || waited >= LONGEST_WAIT
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What is found of these looks, one after each interval.
-    fn found(looks: &[u64]) -> Option<u64> {
+    /// The result of these measurements, one after each interval.
+    fn found(measured: &[u64]) -> Option<u64> {
         let mut last = None;
-        for (number, &freed) in (0..).zip(looks) {
+        for (number, &freed) in (0..).zip(measured) {
             if is_all(last, freed, INTERVAL * number) {
                 return Some(freed);
             }
@@ -63,13 +62,13 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_waited_for_until_it_gives_back_no_more() {
+    fn the_agent_waits_until_the_disk_frees_no_more() {
         assert_eq!(found(&[60, 60]), Some(60));
         assert_eq!(found(&[0, 0, 1, 20, 60, 60, 90]), Some(60));
-        assert_eq!(found(&[0, 5, 4]), Some(4), "others write meanwhile");
+        assert_eq!(found(&[0, 5, 4]), Some(4), "other programs write meanwhile");
         assert_eq!(found(&[0, 5]), None, "there may be more");
         assert_eq!(found(&[0; 30]), None);
-        assert_eq!(found(&[0; 31]), Some(0), "it is never waited for in vain for long");
+        assert_eq!(found(&[0; 31]), Some(0), "a disk that frees nothing is not waited for longer");
         let ever_more: Vec<u64> = (1..200).collect();
         assert_eq!(found(&ever_more), Some(151));
     }

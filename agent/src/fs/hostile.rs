@@ -16,8 +16,8 @@ use nix::unistd::mkfifo;
 
 use super::dir::Dir;
 
-/// Fills a directory with all that could lead astray or hold up whoever reads it.
-pub(crate) fn plant(dir: &Path, outside: &Path) {
+/// Fills a directory with entries that mislead or block a reader.
+pub(crate) fn fill(dir: &Path, outside: &Path) {
     fs::write(dir.join("file"), "content").unwrap();
     fs::hard_link(dir.join("file"), dir.join("other name")).unwrap();
     symlink(outside, dir.join("link to a directory")).unwrap();
@@ -25,14 +25,14 @@ pub(crate) fn plant(dir: &Path, outside: &Path) {
     symlink("../../../..", dir.join("link up")).unwrap();
     symlink("loop", dir.join("loop")).unwrap();
     mkfifo(&dir.join("pipe"), Mode::S_IRWXU).unwrap();
-    // A path to a socket must be short, and this directory's may not be.
+    // It fails if the path of the directory is too long for a socket.
     let _ = UnixListener::bind(dir.join("socket"));
     fs::write(dir.join("new\nline \u{1b}[31m"), "").unwrap();
     fs::write(dir.join("x".repeat(255)), "").unwrap();
 }
 
-/// Makes directories inside each other, so many that no path leads to the last.
-pub(super) fn dig(root: &Path, levels: usize) {
+/// Creates so many directories inside each other that no path leads to the last.
+pub(super) fn nest(root: &Path, levels: usize) {
     let name = "d".repeat(100);
     let mut dir = Dir::trusted(root).unwrap();
     for _ in 0..levels {
@@ -41,16 +41,16 @@ pub(super) fn dig(root: &Path, levels: usize) {
     }
 }
 
-/// A directory in which every user can make something.
-pub(crate) fn place_for_all() -> tempfile::TempDir {
+/// A directory to which every user can write.
+pub(crate) fn world_writable_dir() -> tempfile::TempDir {
     let all = fs::Permissions::from_mode(0o777);
-    // Sandboxes are closed to others.
+    // Other users cannot enter the sandbox.
     let temp = tempfile::tempdir().unwrap();
     fs::set_permissions(temp.path(), all).unwrap();
     temp
 }
 
-/// Does something as a user who is not root, as an agent on a Mac is not; tests may run as root.
+/// Runs `act` as a user who is not root, like the agent on a Mac. Tests may run as root.
 pub(crate) fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     let act = || {
         be_nobody();
@@ -59,7 +59,7 @@ pub(crate) fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(act).join().unwrap())
 }
 
-/// From now on this thread can do with files what any user can, and no more.
+/// From now on this thread has the file permissions of `nobody`.
 pub(crate) fn be_nobody() {
     #[cfg(target_os = "linux")]
     nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
@@ -69,16 +69,16 @@ thread_local! {
     static ATTACK: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
 }
 
-/// The agent is about to use a name: the moment for a guest to put something else there.
-pub(super) fn moment() {
+/// The agent is about to use a name: runs the attack of the test, if any.
+pub(super) fn attack() {
     if let Some(mut attack) = ATTACK.take() {
         attack();
         ATTACK.set(Some(attack));
     }
 }
 
-/// Tries an attack at every moment of what a victim does: before its first step, before its second one, and so on. `prepare`
-/// sets the scene, `check` looks at it afterwards.
+/// Tries an attack before each step of the victim: before its first one, before its second one, and so on. `prepare` runs before each try,
+/// `check` after it.
 pub(crate) fn at_every_moment(
     prepare: impl Fn(),
     attack: impl Fn() + Clone + 'static,
@@ -87,30 +87,30 @@ pub(crate) fn at_every_moment(
 ) {
     for chosen in 0.. {
         prepare();
-        let struck = Rc::new(Cell::new(false));
-        let strike = {
-            let (attack, struck, mut passed) = (attack.clone(), struck.clone(), 0);
+        let has_attacked = Rc::new(Cell::new(false));
+        let step = {
+            let (attack, has_attacked, mut passed) = (attack.clone(), has_attacked.clone(), 0);
             move || {
                 if passed == chosen {
                     attack();
-                    struck.set(true);
+                    has_attacked.set(true);
                 }
                 passed += 1;
             }
         };
-        ATTACK.set(Some(Box::new(strike)));
+        ATTACK.set(Some(Box::new(step)));
         victim();
         ATTACK.take();
         check();
-        if !struck.get() {
-            assert!(chosen > 3, "the victim did nothing that could be attacked");
+        if !has_attacked.get() {
+            assert!(chosen > 3, "the victim had no steps to attack");
             return;
         }
     }
 }
 
-/// Puts a link in the place of every directory in `root`, and of every directory in those.
-pub(crate) fn bend(root: &Path, outside: &Path) {
+/// Replaces every directory in `root`, and every directory in those, by a link.
+pub(crate) fn replace_by_links(root: &Path, outside: &Path) {
     for level in [1, 0] {
         for dir in directories(root, level) {
             let mut aside = dir.clone().into_os_string();
@@ -120,7 +120,7 @@ pub(crate) fn bend(root: &Path, outside: &Path) {
     }
 }
 
-/// The directories so many levels below those in `root`.
+/// The directories `level` levels below those in `root`.
 fn directories(root: &Path, level: u32) -> Vec<PathBuf> {
     let inside = fs::read_dir(root).into_iter().flatten().flatten();
     let here =
@@ -128,7 +128,7 @@ fn directories(root: &Path, level: u32) -> Vec<PathBuf> {
     if level == 0 { here.collect() } else { here.flat_map(|dir| directories(&dir, level - 1)).collect() }
 }
 
-/// Everything below a directory, with what is in the files.
+/// All entries below a directory, with the content of the files.
 pub(crate) fn snapshot(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
@@ -158,7 +158,7 @@ impl Swapper {
         let thread = std::thread::spawn({
             let (ended, swaps) = (ended.clone(), swaps.clone());
             move || {
-                // Bounded, so that whoever removes what it makes comes to an end.
+                // Bounded, so that the removal of its directory ends.
                 for _ in 0..500 {
                     if ended.load(Ordering::Relaxed) {
                         break;

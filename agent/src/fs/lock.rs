@@ -1,4 +1,4 @@
-//! Locks that say who is alive: held by a process for as long as it lives, freed by the kernel whatever kills it.
+//! Locks that tell whether a process lives: it holds its lock until it ends, and the kernel frees the lock when the process is killed.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -10,41 +10,40 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
-/// How long a taker waits for the instant in which a probe of [`is_held`] stands in its way.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long `take` tries: [`is_held`] of another process holds the lock for an instant.
+const TAKE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A lock that this process holds until it is dropped or the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Takes the lock at `path`, or says `None` when another process holds it.
+    /// Takes the lock at `path`; `None` when another process holds it.
     pub(crate) fn take(path: &Path) -> io::Result<Option<Self>> {
         let file = open(path)?;
-        let give_up = Instant::now() + PATIENCE;
+        let end = Instant::now() + TAKE_LIMIT;
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Some(Self(file))),
-                Err(TryLockError::WouldBlock) if Instant::now() >= give_up => return Ok(None),
+                Err(TryLockError::WouldBlock) if Instant::now() >= end => return Ok(None),
                 Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(20)),
                 Err(TryLockError::Error(error)) => return Err(error),
             }
         }
     }
 
-    /// Hands the lock to a process that gets it as an open file, and keeps it until it ends.
+    /// The open file, for a child that keeps the lock until it ends.
     pub(crate) fn into_file(self) -> File {
         self.0
     }
 
-    /// Takes over the lock at `path` from the process that started this one and left it as `file`; `None` when it is
-    /// not that lock.
+    /// The lock at `path` that the parent has passed as `file`; `None` when `file` is not that lock.
     pub(crate) fn inherit(file: File, path: &Path) -> io::Result<Option<Self>> {
         let (left, expected) = (file.metadata()?, std::fs::metadata(path)?);
         if (left.dev(), left.ino()) != (expected.dev(), expected.ino()) {
             return Ok(None);
         }
-        // The same open file as the one that was locked, so this says nothing new, unless it was not.
+        // The parent has locked this same open file, so that locking it again succeeds.
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(file))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -52,7 +51,7 @@ impl Lock {
         }
     }
 
-    /// Lets the programs that this process starts from now on share the lock: it stays held until the last of them ends.
+    /// Shares the lock with the programs that this process starts from now on: it is held until the last of them ends.
     pub(crate) fn share_with_children(&self) -> io::Result<()> {
         fcntl(self.0.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
         Ok(())
@@ -66,7 +65,7 @@ pub(crate) fn is_held(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
-    // Shared, so that two probes never take each other for a holder.
+    // A shared lock, so that two callers do not take each other for a holder.
     match file.try_lock_shared() {
         Ok(()) => Ok(false),
         Err(TryLockError::WouldBlock) => Ok(true),
@@ -81,12 +80,12 @@ fn open(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::process::{Command, Stdio};
 
     #[test]
-    fn held_until_dropped() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn a_lock_is_held_until_it_is_dropped() {
+        let dir = testing::dir();
         let path = dir.path().join("lock");
         assert!(!is_held(&path).unwrap());
         let lock = Lock::take(&path).unwrap().unwrap();
@@ -97,20 +96,21 @@ mod tests {
 
     #[test]
     fn only_the_right_lock_is_inherited() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("lock");
         let file = Lock::take(&path).unwrap().unwrap().into_file();
         assert!(is_held(&path).unwrap());
         assert!(Lock::inherit(File::open("/dev/null").unwrap(), &path).unwrap().is_none());
-        assert!(Lock::inherit(File::open(&path).unwrap(), &path).unwrap().is_none(), "somebody else's");
+        assert!(
+            Lock::inherit(File::open(&path).unwrap(), &path).unwrap().is_none(),
+            "another open file of the same lock"
+        );
         assert!(Lock::inherit(file, &path).unwrap().is_some());
     }
 
     #[test]
     fn a_child_keeps_a_shared_lock() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = testing::dir();
         let path = dir.path().join("lock");
         let lock = Lock::take(&path).unwrap().unwrap();
         lock.share_with_children().unwrap();

@@ -1,7 +1,7 @@
 //! Removing a directory that a guest has filled.
 //!
-//! It may be deeper than any path and any number of open descriptors, so nothing is remembered of the way down: what is inside a
-//! directory's directories is moved to the top first, where it is an entry like any other.
+//! It may be deeper than a path can be long, and than a process can open descriptors. So the agent does not walk down: it first moves the
+//! directories inside a directory to the top.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -11,17 +11,17 @@ use nix::errno::Errno;
 
 use super::dir::{Dir, EntryKind};
 
-/// How often it is tried again when nothing could be removed: somebody may be at work there.
-const PATIENCE: u32 = 100;
+/// How often the agent tries again when it could remove nothing: a guest may be writing there.
+const MAX_TRIES: u32 = 100;
 
-/// Removes an entry of a directory with all that is in it; an absent one is fine. Nothing outside of it is touched, whatever
-/// links and mounts are in it.
+/// Removes an entry of a directory with its content; an absent one is fine. Nothing outside of it is touched, whatever links and mounts it
+/// has.
 pub(crate) fn remove(parent: &Dir, name: &OsStr) -> io::Result<()> {
     let mut mover = Mover::default();
     let mut tries = 0;
     loop {
         match mover.remove_root(parent, name) {
-            Err(error) if tries == PATIENCE => return Err(error),
+            Err(error) if tries == MAX_TRIES => return Err(error),
             Err(error) if is_swapped(&error) => tries += 1,
             result => return result,
         }
@@ -30,13 +30,13 @@ pub(crate) fn remove(parent: &Dir, name: &OsStr) -> io::Result<()> {
 
 #[derive(Default)]
 struct Mover {
-    /// How many names were made up so far.
+    /// The number of names that it has used.
     names: u64,
 }
 
 impl Mover {
     fn remove_root(&mut self, parent: &Dir, name: &OsStr) -> io::Result<()> {
-        let Some(entry) = parent.look(name)? else { return Ok(()) };
+        let Some(entry) = parent.entry(name)? else { return Ok(()) };
         if entry.kind != EntryKind::Directory {
             return accept_absence(parent.remove_file(name));
         }
@@ -45,9 +45,9 @@ impl Mover {
         accept_absence(parent.remove_dir(name))
     }
 
-    /// Removes all entries of `root`, in as many passes as it takes.
+    /// Removes all entries of `root`, in several passes.
     fn empty(&mut self, root: &Dir, device: u64) -> io::Result<()> {
-        let mut fruitless = 0;
+        let mut failed_passes = 0;
         loop {
             let (mut removed, mut problem) = (0_u64, None);
             for name in root.names()? {
@@ -56,20 +56,20 @@ impl Mover {
                     Err(error) => problem = Some(error),
                 }
             }
-            // What could not be removed now may be removed when something else is gone.
-            fruitless = if removed == 0 { fruitless + 1 } else { 0 };
+            // An entry that could not be removed may be removable once another one is gone.
+            failed_passes = if removed == 0 { failed_passes + 1 } else { 0 };
             match problem {
                 None if removed == 0 => return Ok(()),
-                Some(problem) if fruitless > 0 && !is_swapped(&problem) => return Err(problem),
-                Some(problem) if fruitless > PATIENCE => return Err(problem),
+                Some(problem) if failed_passes > 0 && !is_swapped(&problem) => return Err(problem),
+                Some(problem) if failed_passes > MAX_TRIES => return Err(problem),
                 _ => {}
             }
         }
     }
 
-    /// Removes one entry of `root`, or at least empties it.
+    /// Removes one entry of `root`, or at least moves its directories up.
     fn remove_one(&mut self, root: &Dir, name: &OsStr, device: u64) -> io::Result<()> {
-        let Some(entry) = root.look(name)? else { return Ok(()) };
+        let Some(entry) = root.entry(name)? else { return Ok(()) };
         if entry.kind != EntryKind::Directory {
             return accept_absence(root.remove_file(name));
         }
@@ -82,7 +82,7 @@ impl Mover {
         let dir = open_unlocked(root, name, entry.mode)?;
         for inner in dir.names()? {
             let inner = inner?;
-            match dir.look(&inner)? {
+            match dir.entry(&inner)? {
                 Some(entry) if entry.kind == EntryKind::Directory => {
                     self.move_up(&dir, &inner, entry.mode, root)?;
                 }
@@ -115,7 +115,7 @@ impl Mover {
     }
 }
 
-/// Opens a directory whatever its owner has done to its mode.
+/// Opens a directory with any mode.
 fn open_unlocked(parent: &Dir, name: &OsStr, mode: u32) -> io::Result<Dir> {
     if !is_unlocked(mode) {
         parent.unlock(name)?;
@@ -127,11 +127,11 @@ fn is_unlocked(mode: u32) -> bool {
     mode & 0o700 == 0o700
 }
 
-/// Whether an entry was not, or no longer, what it had been taken for.
+/// Whether the guest has replaced an entry meanwhile.
 fn is_swapped(error: &io::Error) -> bool {
     use Errno::{EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM};
     let code = error.raw_os_error().map(Errno::from_raw);
-    // macOS has EPERM for the unlinking of a directory.
+    // macOS returns EPERM for `unlink` of a directory.
     matches!(code, Some(ENOENT | ENOTDIR | ELOOP | EISDIR | ENOTEMPTY | EOPNOTSUPP | EPERM))
 }
 
@@ -142,8 +142,7 @@ fn accept_absence(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Removes a directory that guests could write to, with all that is in it; an absent one is fine. `parent` is one that they
-/// could not reach.
+/// Removes a directory that guests could write to, with its content; an absent one is fine. No guest can reach `parent`.
 pub(crate) fn remove_at(parent: &Path, name: &str) -> io::Result<()> {
     match Dir::trusted(parent) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -155,13 +154,10 @@ pub(crate) fn remove_at(parent: &Path, name: &str) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::fs::hostile;
+    use crate::testing;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::Path;
-
-    fn place() -> tempfile::TempDir {
-        tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap()
-    }
 
     fn remove_below(parent: &Path, name: &str) -> io::Result<()> {
         remove(&Dir::trusted(parent).unwrap(), OsStr::new(name))
@@ -169,16 +165,16 @@ mod tests {
 
     #[test]
     fn an_absent_directory_is_fine() {
-        remove_below(place().path(), "nothing").unwrap();
+        remove_below(testing::dir().path(), "nothing").unwrap();
     }
 
     #[test]
-    fn all_kinds_of_entries_go_and_nothing_else_does() {
-        let (temp, outside) = (place(), place());
+    fn all_kinds_of_entries_are_removed_and_nothing_else() {
+        let (temp, outside) = (testing::dir(), testing::dir());
         fs::write(outside.path().join("kept"), "kept").unwrap();
         fs::create_dir_all(temp.path().join("v/a/b/c")).unwrap();
         for dir in ["v", "v/a", "v/a/b"] {
-            hostile::plant(&temp.path().join(dir), outside.path());
+            hostile::fill(&temp.path().join(dir), outside.path());
         }
         fs::set_permissions(temp.path().join("v/a/b"), fs::Permissions::from_mode(0o000)).unwrap();
         fs::set_permissions(temp.path().join("v"), fs::Permissions::from_mode(0o111)).unwrap();
@@ -188,8 +184,8 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_the_directory_goes_alone() {
-        let (temp, outside) = (place(), place());
+    fn a_link_in_place_of_the_directory_is_removed_without_its_target() {
+        let (temp, outside) = (testing::dir(), testing::dir());
         fs::write(outside.path().join("kept"), "kept").unwrap();
         symlink(outside.path(), temp.path().join("v")).unwrap();
         remove_below(temp.path(), "v").unwrap();
@@ -198,17 +194,17 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_is_deeper_than_any_path_goes() {
-        let temp = place();
+    fn a_tree_that_is_deeper_than_any_path_is_removed() {
+        let temp = testing::dir();
         fs::create_dir(temp.path().join("v")).unwrap();
-        hostile::dig(&temp.path().join("v"), 3000);
+        hostile::nest(&temp.path().join("v"), 3000);
         remove_below(temp.path(), "v").unwrap();
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn names_that_the_remover_makes_up_may_be_taken() {
-        let temp = place();
+    fn the_names_of_moved_directories_may_be_taken() {
+        let temp = testing::dir();
         for (taken, is_dir) in [("..removed-1", true), ("..removed-2", false), ("..removed-3", true)] {
             let path = temp.path().join("v").join(taken);
             if is_dir {
@@ -223,8 +219,8 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_turn_into_links_meanwhile_lead_nowhere() {
-        let (temp, outside) = (place(), place());
+    fn directories_that_turn_into_links_are_not_followed() {
+        let (temp, outside) = (testing::dir(), testing::dir());
         for name in ["kept", "dir/kept"] {
             let path = outside.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -242,8 +238,8 @@ mod tests {
     }
 
     #[test]
-    fn links_that_appear_at_any_moment_lead_nowhere() {
-        let (temp, outside) = (place(), place());
+    fn no_link_is_followed_whenever_it_appears() {
+        let (temp, outside) = (testing::dir(), testing::dir());
         for name in ["kept", "dir/kept", "dir/inner/kept"] {
             let path = outside.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -253,7 +249,7 @@ mod tests {
         let root = temp.path().join("v");
         let attack = {
             let (root, outside) = (root.clone(), outside.path().to_owned());
-            move || hostile::bend(&root, &outside)
+            move || hostile::replace_by_links(&root, &outside)
         };
         hostile::at_every_moment(
             || {

@@ -1,4 +1,4 @@
-//! Files with secrets: whole or absent, and never readable by anybody else.
+//! Files with secrets: complete or absent, and readable by the agent's user alone.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -7,8 +7,8 @@ use std::path::Path;
 
 use super::file::FileError;
 
-/// Writes a file that only this user can read, and returns when not even a power cut can undo it. A reader, or a crash at any
-/// instant, sees the old content or the new one, never a part.
+/// Writes a file that only this user can read, and returns when not even a power cut can undo it. A reader, also after a crash, sees the old
+/// content or the new one, never a part.
 pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), FileError> {
     let attempt = || -> io::Result<()> {
         let parent = match path.parent() {
@@ -18,7 +18,7 @@ pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), FileError>
         DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         let mut temp = path.as_os_str().to_owned();
         temp.push(".tmp");
-        // What a crash left behind keeps its mode and its readers, so it is not written over.
+        // A temporary file of a crash may have another mode and open readers, so it is removed first.
         match fs::remove_file(&temp) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -35,17 +35,17 @@ pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), FileError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_secret_is_nobody_elses_whatever_was_there() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn a_secret_file_has_mode_0600_whatever_was_there() {
+        let dir = testing::dir();
         let path = dir.path().join("new/secret");
         write_secret(&path, b"one").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(path.parent().unwrap()), 0o700);
-        // Left by a crash, and by somebody careless.
+        // The files of a crash, and of a careless user.
         for left in ["new/secret.tmp", "new/secret"] {
             let left = dir.path().join(left);
             fs::write(&left, "old").unwrap();
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_named() {
+    fn the_error_names_the_file() {
         let error = write_secret(Path::new("/dev/null/secret"), b"").unwrap_err();
         assert_eq!(error.to_string(), "cannot write /dev/null/secret");
     }

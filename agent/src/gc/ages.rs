@@ -1,21 +1,21 @@
-//! How long nobody has touched something, by a clock that may jump.
+//! How long a file was not touched, although the host's clock may jump.
 //!
-//! The time of a file is by the host's clock, which somebody can set. So that clock is asked once, when a time is seen first; from then on
-//! the agent counts by itself.
+//! The agent reads the host's clock once for each time of a file. From then on it uses a clock that never jumps.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// What was seen before.
+/// The ages of files, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Ages {
-    seen: HashMap<String, Sight>,
+    known: HashMap<String, KnownAge>,
 }
 
+/// The age of a file at a time.
 #[derive(Debug, Clone, Copy)]
-struct Sight {
+struct KnownAge {
     touched: SystemTime,
     age: Duration,
     at: Instant,
@@ -24,35 +24,33 @@ struct Sight {
 /// The time by both clocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Now {
-    /// By the host's clock.
     pub(crate) wall: SystemTime,
-    /// By one that never jumps.
+    /// By the clock that never jumps.
     pub(crate) steady: Instant,
 }
 
 impl Now {
-    /// Asks both clocks.
-    pub(crate) fn ask() -> Self {
+    pub(crate) fn read() -> Self {
         Self { wall: SystemTime::now(), steady: Instant::now() }
     }
 }
 
 impl Ages {
-    /// The age of something that was touched at a time. What is touched in the future is new.
+    /// The age of a file that was touched at a time. A file that was touched in the future is new.
     pub(crate) fn of(&mut self, name: &str, touched: SystemTime, now: Now) -> Duration {
-        let known = self.seen.get(name).filter(|sight| sight.touched == touched);
-        let sight = known.copied().unwrap_or_else(|| Sight {
+        let known = self.known.get(name).filter(|known| known.touched == touched);
+        let known = known.copied().unwrap_or_else(|| KnownAge {
             touched,
             age: now.wall.duration_since(touched).unwrap_or_default(),
             at: now.steady,
         });
-        self.seen.insert(name.to_owned(), sight);
-        sight.age + now.steady.duration_since(sight.at)
+        self.known.insert(name.to_owned(), known);
+        known.age + now.steady.duration_since(known.at)
     }
 
-    /// Forgets everything but this.
+    /// Forgets all other files.
     pub(crate) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.seen.retain(|name, _| is_there(name));
+        self.known.retain(|name, _| is_there(name));
     }
 }
 
@@ -64,7 +62,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_mins(1);
 
     #[test]
-    fn a_clock_that_jumps_makes_nothing_older_or_younger() {
+    fn a_jump_of_the_clock_does_not_change_an_age() {
         let (wall, steady) = (SystemTime::now(), Instant::now());
         let mut ages = Ages::default();
         assert_eq!(ages.of("a", wall - MINUTE, Now { wall, steady }), MINUTE);
@@ -73,7 +71,7 @@ mod tests {
             let now = Now { wall: jumped, steady: steady + MINUTE };
             assert_eq!(ages.of("a", wall - MINUTE, now), 2 * MINUTE);
         }
-        // Touched again: only the wall can tell when, and it may be wrong.
+        // Touched again: only the host's clock can tell when, and it may be wrong.
         let touched = wall + year;
         assert_eq!(ages.of("a", touched, Now { wall, steady: steady + MINUTE }), Duration::ZERO);
         assert_eq!(ages.of("a", touched, Now { wall, steady: steady + 3 * MINUTE }), 2 * MINUTE);
@@ -83,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_gets_old_faster_than_time_goes(jumps in prop::collection::vec((0_u64..1_000_000, 0_u64..600), 1..20)) {
+        fn an_age_grows_as_fast_as_the_steady_clock(jumps in prop::collection::vec((0_u64..1_000_000, 0_u64..600), 1..20)) {
             let (epoch, steady) = (SystemTime::UNIX_EPOCH, Instant::now());
             let touched = epoch + Duration::from_secs(500_000);
             let mut ages = Ages::default();

@@ -1,4 +1,4 @@
-//! The collector of VMs and state directories: looks, judges, looks again at what is to go, and deletes it.
+//! The collector of orphan VMs and state directories. It observes again what it is about to delete.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use tracing::{info, warn};
 
 use super::ages::Ages;
 use super::observer::Observer;
-use super::orphan::{Guard, Judgement, OrphanObservation, OrphanVerdict, Subject, judge, judge_one};
+use super::orphan::{
+    JudgedSubject, KeepLabel, KeepReason, OrphanObservation, OrphanVerdict, Subject, judge, judge_one,
+};
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::fs::freed_space::{freed, measure};
 use crate::metrics::Metrics;
-use crate::names::PodUid;
-use crate::names::{BaseName, VmName};
+use crate::names::{BaseName, PodUid, VmName};
 use crate::pod::registry::PodRegistry;
 use crate::tart::TartError;
 
-/// How long a VM may take to stop before it is killed.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the process of a VM that has stopped may take to end.
-const END_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a VM may take to stop before tart kills it.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+/// How long the process of a stopped VM may take to end.
+const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Collects VMs, and what else Pods have left behind.
 #[derive(Debug)]
 pub(crate) struct OrphanCollector {
     observer: Observer,
@@ -33,11 +33,11 @@ pub(crate) struct OrphanCollector {
     metrics: Metrics,
     interval: Duration,
     ages: Ages,
-    /// What was last said of everything.
-    told: HashMap<String, &'static str>,
+    /// The last verdict that was logged of each subject; `None` is a deletion.
+    logged: HashMap<String, Option<KeepLabel>>,
 }
 
-/// Something that could not be deleted.
+/// A subject that could not be deleted.
 #[derive(Debug, thiserror::Error)]
 enum CollectError {
     #[error(transparent)]
@@ -49,7 +49,6 @@ enum CollectError {
 }
 
 impl OrphanCollector {
-    /// A collector that has not looked yet.
     pub(crate) fn new(
         observer: Observer,
         registry: PodRegistry,
@@ -57,10 +56,10 @@ impl OrphanCollector {
         interval: Duration,
     ) -> Self {
         metrics.collects_vms();
-        Self { observer, registry, metrics, interval, ages: Ages::default(), told: HashMap::new() }
+        Self { observer, registry, metrics, interval, ages: Ages::default(), logged: HashMap::new() }
     }
 
-    /// Collects for as long as it is polled: at once, when it is known what the agent works on, and then again and again.
+    /// Collects until it is dropped: as soon as the agent's workers are known, and then once per interval.
     pub(crate) async fn run(mut self) {
         loop {
             self.pass().await;
@@ -70,87 +69,89 @@ impl OrphanCollector {
     }
 
     async fn pass(&mut self) {
-        let at_work = self.registry.with_worker().await;
+        let active = self.registry.with_worker().await;
         let begun = Instant::now();
-        let world = self.observer.look(&mut self.ages, at_work).await;
-        let verdicts = judge(&world);
-        self.tell(&verdicts);
-        let mut failures = world.unknown();
+        let observation = self.observer.look(&mut self.ages, active).await;
+        let verdicts = judge(&observation);
+        self.log(&verdicts);
+        let mut failures = observation.unknown();
         if failures.is_empty() {
-            self.ages.retain(|name| self.told.contains_key(name));
+            self.ages.retain(|name| self.logged.contains_key(name));
         }
-        for OrphanVerdict { subject, judgement } in &verdicts {
-            let Judgement::Delete { .. } = judgement else { continue };
+        for JudgedSubject { subject, verdict } in &verdicts {
+            let OrphanVerdict::Delete { .. } = verdict else { continue };
             crash_point::point("agent.gc.before");
             match self.delete(subject).await {
                 Ok(None) => info!(%subject, "collected"),
-                Ok(Some(why)) => info!(%subject, %why, "kept after a second look"),
+                Ok(Some(why)) => info!(%subject, %why, "kept after a second observation"),
                 Err(error) => failures.push(format!("cannot delete {subject}: {}", chain(&error))),
             }
         }
         for failure in &failures {
             warn!("collecting VMs: {failure}");
         }
-        let kept = verdicts.iter().filter_map(|verdict| match &verdict.judgement {
-            Judgement::Keep(guard) => Some(guard.label()),
-            Judgement::Delete { .. } => None,
-        });
+        let kept = verdicts.iter().filter_map(|judged| judged.verdict.keep_label().map(KeepLabel::as_str));
         self.metrics.vms_judged(failures.is_empty(), begun.elapsed(), kept);
     }
 
-    /// Says what is to become of everything, each time it is something else.
-    fn tell(&mut self, verdicts: &[OrphanVerdict]) {
-        let mut told = HashMap::new();
-        for verdict in verdicts {
-            let (name, label) = (verdict.subject.to_string(), label(&verdict.judgement));
-            if self.told.get(&name) != Some(&label) {
-                info!(subject = name, decision = verdict.judgement.word(), why = verdict.why(), "judged");
+    /// Logs each verdict that has changed.
+    fn log(&mut self, verdicts: &[JudgedSubject]) {
+        let mut logged = HashMap::new();
+        for judged in verdicts {
+            let (name, label) = (judged.subject.to_string(), judged.verdict.keep_label());
+            if self.logged.get(&name) != Some(&label) {
+                info!(
+                    subject = name,
+                    decision = judged.verdict.action().as_str(),
+                    why = judged.why(),
+                    "judged"
+                );
             }
-            told.insert(name, label);
+            logged.insert(name, label);
         }
-        self.told = told;
+        self.logged = logged;
     }
 
-    /// Deletes something, unless a second look says otherwise; why is returned then.
-    async fn delete(&mut self, subject: &Subject) -> Result<Option<Judgement>, CollectError> {
-        let place = match subject {
-            Subject::Remains(_) => self.observer.state.path().to_owned(),
+    /// Deletes a subject, unless a second observation keeps it; returns that verdict then.
+    async fn delete(&mut self, subject: &Subject) -> Result<Option<OrphanVerdict>, CollectError> {
+        let path = match subject {
+            Subject::PodDir(_) => self.observer.state.path().to_owned(),
             Subject::Vm(_) | Subject::Base(_) | Subject::Other(_) => self.observer.tart.home().to_owned(),
         };
-        let before = measure(&place).await;
+        let before = measure(&path).await;
         let (kind, kept) = match subject {
             Subject::Vm(vm) => ("vm", self.delete_vm(vm).await?),
             Subject::Base(base) => ("base", self.delete_base(base).await?),
-            Subject::Remains(uid) => ("state", self.delete_remains(uid).await?),
-            Subject::Other(_) => return Ok(Some(Judgement::Keep(Guard::Foreign))),
+            Subject::PodDir(uid) => ("state", self.delete_pod_dir(uid).await?),
+            Subject::Other(_) => return Ok(Some(OrphanVerdict::Keep(KeepReason::Foreign))),
         };
         if kept.is_none() {
-            self.metrics.collected(kind, freed(&place, before).await);
+            self.metrics.collected(kind, freed(&path, before).await);
         }
         Ok(kept)
     }
 
-    async fn delete_vm(&mut self, vm: &VmName) -> Result<Option<Judgement>, CollectError> {
+    async fn delete_vm(&mut self, vm: &VmName) -> Result<Option<OrphanVerdict>, CollectError> {
         let mut second = self.look_again(vm, self.observer.min_age).await;
-        if let Judgement::Delete { runs: true, .. } = second {
+        if let OrphanVerdict::Delete { runs: true, .. } = second {
             warn!(%vm, "the VM runs, and no Pod has it; stopping it");
-            self.observer.tart.stop(vm, STOP_PATIENCE).await?;
+            self.observer.tart.stop(vm, STOP_GRACE).await?;
             crash_point::point("agent.gc.stopped");
-            // Whoever stops a VM touches it.
+            // `tart stop` touches the VM, so that its age does not count any more.
             second = self.look_again(vm, Duration::ZERO).await;
-            let given_up = Instant::now() + END_PATIENCE;
-            // What ran it needs a moment to end after it has let go of the VM.
-            while second == Judgement::Keep(Guard::Tart) && Instant::now() < given_up {
-                sleep(END_PATIENCE / 10).await;
+            let end = Instant::now() + END_LIMIT;
+            // `tart run` needs a moment to end after it has unlocked the VM.
+            while second == OrphanVerdict::Keep(KeepReason::Tart) && Instant::now() < end {
+                sleep(END_LIMIT / 10).await;
                 second = self.look_again(vm, Duration::ZERO).await;
             }
         }
-        let Judgement::Delete { runs: false, .. } = second else { return Ok(Some(second)) };
-        let attempt = self.observer.state.pod(vm.uid().clone()).run(vm.restart());
-        // From here on no shim takes it up.
-        let _lock = if attempt.path().exists() {
-            let Some(lock) = block_in_place(|| attempt.take_shim_lock())? else {
-                return Ok(Some(Judgement::Keep(Guard::Shim)));
+        let OrphanVerdict::Delete { runs: false, .. } = second else { return Ok(Some(second)) };
+        let run = self.observer.state.pod(vm.uid().clone()).run(vm.restart());
+        // From here on no shim starts for it.
+        let _lock = if run.path().exists() {
+            let Some(lock) = block_in_place(|| run.take_shim_lock())? else {
+                return Ok(Some(OrphanVerdict::Keep(KeepReason::Shim)));
             };
             Some(lock)
         } else {
@@ -163,13 +164,15 @@ impl OrphanCollector {
         Ok(None)
     }
 
-    async fn delete_base(&mut self, base: &BaseName) -> Result<Option<Judgement>, CollectError> {
-        let doom = self.observer.images.as_ref().map(|images| images.pins().doom([base.to_string()]));
-        // A Pod is about to start from it.
-        let Some(Some(_doom)) = doom else { return Ok(Some(Judgement::Keep(Guard::Base))) };
-        let world = self.observer.look_at_base(base, &mut self.ages).await;
-        let second = judge_one(&world, &Subject::Base(base.clone()));
-        let Judgement::Delete { .. } = second else { return Ok(Some(second)) };
+    async fn delete_base(&mut self, base: &BaseName) -> Result<Option<OrphanVerdict>, CollectError> {
+        let pins = self.observer.images.as_ref().map(|images| images.pins());
+        // A Pod that is about to start from it has pinned it.
+        let Some(_guard) = pins.and_then(|pins| pins.begin_deletion([base.to_string()])) else {
+            return Ok(Some(OrphanVerdict::Keep(KeepReason::Base)));
+        };
+        let observation = self.observer.look_at_base(base, &mut self.ages).await;
+        let second = judge_one(&observation, &Subject::Base(base.clone()));
+        let OrphanVerdict::Delete { .. } = second else { return Ok(Some(second)) };
         let tart = &self.observer.tart;
         tart.delete_base(base).await?;
         crash_point::point("agent.gc.base");
@@ -177,28 +180,20 @@ impl OrphanCollector {
         Ok(None)
     }
 
-    async fn delete_remains(&mut self, uid: &PodUid) -> Result<Option<Judgement>, CollectError> {
+    async fn delete_pod_dir(&mut self, uid: &PodUid) -> Result<Option<OrphanVerdict>, CollectError> {
         let dir = self.observer.state.pod(uid.clone());
-        let at_work = self.registry.with_worker().await;
-        let world = self.observer.look_at_remains(&dir, &mut self.ages, at_work).await;
-        match judge_one(&world, &Subject::Remains(uid.clone())) {
-            Judgement::Delete { .. } => block_in_place(|| dir.remove())?,
-            kept @ Judgement::Keep(_) => return Ok(Some(kept)),
+        let active = self.registry.with_worker().await;
+        let observation = self.observer.look_at_pod_dir(&dir, &mut self.ages, active).await;
+        match judge_one(&observation, &Subject::PodDir(uid.clone())) {
+            OrphanVerdict::Delete { .. } => block_in_place(|| dir.remove())?,
+            kept @ OrphanVerdict::Keep(_) => return Ok(Some(kept)),
         }
         Ok(None)
     }
 
-    async fn look_again(&mut self, vm: &VmName, min_age: Duration) -> Judgement {
-        let at_work = self.registry.with_worker().await;
-        let seen = self.observer.look_at_vm(vm, &mut self.ages, at_work).await;
+    async fn look_again(&mut self, vm: &VmName, min_age: Duration) -> OrphanVerdict {
+        let active = self.registry.with_worker().await;
+        let seen = self.observer.look_at_vm(vm, &mut self.ages, active).await;
         judge_one(&OrphanObservation { min_age, ..seen }, &Subject::Vm(vm.clone()))
-    }
-}
-
-/// What tells whether a judgement is another one; ages always are.
-fn label(judgement: &Judgement) -> &'static str {
-    match judgement {
-        Judgement::Keep(guard) => guard.label(),
-        Judgement::Delete { .. } => "delete",
     }
 }

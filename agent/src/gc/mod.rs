@@ -1,7 +1,6 @@
-//! Collecting what nobody needs any more.
+//! Collecting orphan VMs, and the state directories of Pods that are gone.
 //!
-//! `orphan` decides which VMs and state directories go, and why every other one stays; `observe` looks at the host and the API for it,
-//! `vms` does what was decided, again and again; `dry_run` only shows it. `images` does all of it for images. `space` tells what it has brought.
+//! `observer` observes the host and the API server, `orphan` decides what is deleted and why the rest is kept, and `collector` deletes.
 
 pub(crate) mod ages;
 pub(crate) mod collector;

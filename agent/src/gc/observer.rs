@@ -1,4 +1,4 @@
-//! Looks at all that the collector judges by: VMs first, then the Pods that they may belong to.
+//! Observes what a verdict rests on: VMs first, then the Pods that they may belong to.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -10,110 +10,104 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 
 use super::ages::{Ages, Now};
-use super::orphan::{OrphanObservation, Remains, Unknown, Vm};
+use super::orphan::{ObservedPodDir, ObservedVm, OrphanObservation, Unknown};
 use crate::apiserver::call::{DEADLINE, call};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::image::ImageStore;
 use crate::image::ownership::KnownImage;
-use crate::names::NodeName;
-use crate::names::{BaseName, VmName};
-use crate::names::{PodName, PodUid};
+use crate::names::{BaseName, NodeName, PodName, PodUid, VmName};
 use crate::state::{Holder, PodDir, StateDir};
-use crate::tart::{Tart, VmSource, touched};
+use crate::tart::{Tart, VmSource, touched, vm_lock};
 
-/// Where to look.
 #[derive(Debug, Clone)]
 pub(crate) struct Observer {
-    /// The VMs.
     pub(crate) tart: Tart,
-    /// What Pods leave behind.
     pub(crate) state: StateDir,
-    /// The images as the agent knows them; without it, as they are written down.
+    /// The agent's images; a dry run has none, and reads the record from the disk.
     pub(crate) images: Option<Arc<ImageStore>>,
-    /// All Pods of the cluster; only those of this Node are asked for.
+    /// All Pods of the cluster; only those of this Node are listed.
     pub(crate) pods: Api<Pod>,
-    /// This Node.
     pub(crate) node: NodeName,
-    /// What is younger is left alone.
+    /// What is younger is kept.
     pub(crate) min_age: Duration,
 }
 
 impl Observer {
-    /// Looks at everything.
-    pub(crate) async fn look(&self, ages: &mut Ages, at_work: HashSet<PodUid>) -> OrphanObservation {
-        // The order matters: whatever VM is seen here was made for a Pod that the list after it has, unless that is gone.
+    /// Observes all VMs and state directories.
+    pub(crate) async fn look(&self, ages: &mut Ages, active: HashSet<PodUid>) -> OrphanObservation {
+        // VMs before Pods: the later list has the Pod of each VM, unless the Pod is gone.
         let names = self.names().await;
-        let now = Now::ask();
+        let now = Now::read();
         let vms = names.map(|names| names.into_iter().map(|name| self.vm(name, ages, now)).collect());
-        let remains = self.state.pods().map_err(unknown);
-        let remains = remains.map(|dirs| dirs.iter().map(|dir| remains_of(dir, ages, now)).collect());
+        let pod_dirs = self.state.pods().map_err(unknown);
+        let pod_dirs = pod_dirs.map(|dirs| dirs.iter().map(|dir| observe_pod_dir(dir, ages, now)).collect());
         let pods = self.bound().await;
         OrphanObservation {
             vms,
-            remains,
+            pod_dirs,
             pods,
-            at_work,
+            active,
             bases: self.bases(),
             cached: self.cached(),
             min_age: self.min_age,
         }
     }
 
-    /// Looks again at one VM.
+    /// Observes one VM.
     pub(crate) async fn look_at_vm(
         &self,
         vm: &VmName,
         ages: &mut Ages,
-        at_work: HashSet<PodUid>,
+        active: HashSet<PodUid>,
     ) -> OrphanObservation {
-        self.look_at_one(&vm.to_string(), ages, at_work).await
+        self.look_at_one(&vm.to_string(), ages, active).await
     }
 
-    /// Looks again at one base VM.
+    /// Observes one base VM.
     pub(crate) async fn look_at_base(&self, base: &BaseName, ages: &mut Ages) -> OrphanObservation {
         self.look_at_one(&base.to_string(), ages, HashSet::new()).await
     }
 
-    async fn look_at_one(&self, name: &str, ages: &mut Ages, at_work: HashSet<PodUid>) -> OrphanObservation {
+    async fn look_at_one(&self, name: &str, ages: &mut Ages, active: HashSet<PodUid>) -> OrphanObservation {
         let is_there = self.tart.home().join("vms").join(name).exists();
-        let vms = Ok(is_there.then(|| self.vm(name.to_owned(), ages, Now::ask())).into_iter().collect());
+        let vms = Ok(is_there.then(|| self.vm(name.to_owned(), ages, Now::read())).into_iter().collect());
         let pods = self.bound().await;
         OrphanObservation {
             vms,
-            remains: Ok(Vec::new()),
+            pod_dirs: Ok(Vec::new()),
             pods,
-            at_work,
+            active,
             bases: self.bases(),
             cached: self.cached(),
             min_age: self.min_age,
         }
     }
 
-    /// Looks again at what one Pod has left in the state directory.
-    pub(crate) async fn look_at_remains(
+    /// Observes the state directory of one Pod.
+    pub(crate) async fn look_at_pod_dir(
         &self,
         dir: &PodDir,
         ages: &mut Ages,
-        at_work: HashSet<PodUid>,
+        active: HashSet<PodUid>,
     ) -> OrphanObservation {
-        let now = Now::ask();
+        let now = Now::read();
         let vms = self.tart.vm_dirs().map_err(|error| chain(&error));
         let vms = vms.map(|names| names.iter().map(|vm| self.vm(vm.to_string(), ages, now)).collect());
-        let remains = Ok(vec![remains_of(dir, ages, now)]);
+        let pod_dirs = Ok(vec![observe_pod_dir(dir, ages, now)]);
         let pods = self.bound().await;
         OrphanObservation {
             vms,
-            remains,
+            pod_dirs,
             pods,
-            at_work,
+            active,
             bases: self.bases(),
             cached: self.cached(),
             min_age: self.min_age,
         }
     }
 
-    /// The names of all VMs, and of those of ours of which only a part is there.
+    /// The names of all VMs, with the agent's own VMs of which only a part is left.
     async fn names(&self) -> Result<Vec<String>, Unknown> {
         let mut names = self.tart.list(VmSource::Local).await.map_err(|error| chain(&error))?;
         let on_disk = self.tart.vm_dirs().map_err(|error| chain(&error))?;
@@ -125,24 +119,24 @@ impl Observer {
         Ok(names)
     }
 
-    fn vm(&self, name: String, ages: &mut Ages, now: Now) -> Vm {
+    fn vm(&self, name: String, ages: &mut Ages, now: Now) -> ObservedVm {
         let (dir, holder) = if let Ok(vm) = name.parse::<VmName>() {
             let holder = self.state.pod(vm.uid().clone()).run(vm.restart()).holder();
             (self.tart.vm_dir(&vm), holder.map_err(unknown))
         } else if let Ok(base) = name.parse::<BaseName>() {
             (self.tart.base_dir(&base), Ok(Holder::Nobody))
         } else {
-            return Vm::foreign(name);
+            return ObservedVm::foreign(name);
         };
-        Vm {
+        ObservedVm {
             holder,
-            lock: self.tart.lock_of(&dir).map_err(|error| chain(&error)),
+            lock: vm_lock(&dir).map_err(|error| chain(&error)),
             age: touched(&dir).map(|touched| ages.of(&name, touched, now)).map_err(|error| chain(&error)),
             name,
         }
     }
 
-    /// The base VMs that are accounted for.
+    /// The base VMs that the record of images or a VM needs.
     fn bases(&self) -> Result<HashSet<BaseName>, Unknown> {
         if self.state.has_lost_images().map_err(unknown)? {
             return Err(format!(
@@ -154,7 +148,7 @@ impl Observer {
             Some(images) => images.known(),
             None => self.state.images().map_err(unknown)?.images().to_vec(),
         };
-        // The record first: a Pod is in the state directory while its image is still in the record.
+        // The record is read first: a Pod is in the state directory while its image is still in the record.
         let recorded: Vec<BaseName> = known.iter().map(KnownImage::base).collect();
         let Some(mut bases) = self.state.bases_in_use().map_err(unknown)? else {
             return Err("there is a VM of which it is not known what it was made from".to_owned());
@@ -163,22 +157,22 @@ impl Observer {
         Ok(bases)
     }
 
-    /// The base VMs that tart could make again, from what it has.
+    /// The base VMs that tart could clone again from its cache.
     fn cached(&self) -> Result<HashSet<BaseName>, Unknown> {
         let images = self.tart.cached_images().map_err(|error| chain(&error))?;
         Ok(images.iter().map(|image| BaseName::of(&image.digest)).collect())
     }
 
-    /// The Pods of this Node, from the API server itself and not from any cache of ours.
+    /// The Pods of this Node, from the API server itself and not from a cache of the agent.
     async fn bound(&self) -> Result<HashMap<PodUid, PodName>, Unknown> {
-        // Without a version the list is the latest; without a limit it is whole.
+        // Without a resource version the list is the latest one, and without a limit it is complete.
         let ours = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
         let pods = call(DEADLINE, self.pods.list(&ours)).await.map_err(|error| chain(&error))?;
         if pods.metadata.continue_.is_some_and(|more| !more.is_empty()) {
             return Err("the API server has listed only some of them".to_owned());
         }
         let named = |pod: Pod| {
-            // A UID that is not one of ours has no VM of ours.
+            // The agent has no VM for a UID that it cannot parse.
             let uid = pod.uid()?.parse().ok()?;
             Some((uid, PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() }))
         };
@@ -186,7 +180,7 @@ impl Observer {
     }
 }
 
-fn remains_of(dir: &PodDir, ages: &mut Ages, now: Now) -> Remains {
+fn observe_pod_dir(dir: &PodDir, ages: &mut Ages, now: Now) -> ObservedPodDir {
     let times = dir.paths().into_iter().filter_map(|path| match touched(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         time => Some(time),
@@ -197,10 +191,10 @@ fn remains_of(dir: &PodDir, ages: &mut Ages, now: Now) -> Remains {
         Ok(None) => Err("it is gone".to_owned()),
         Err(error) => Err(chain(&error)),
     };
-    Remains { uid: dir.uid().clone(), holder: dir.holder().map_err(unknown), age }
+    ObservedPodDir { uid: dir.uid().clone(), holder: dir.holder().map_err(unknown), age }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it is what errors are mapped with")]
+#[expect(clippy::needless_pass_by_value, reason = "map_err passes errors by value")]
 fn unknown(error: FileError) -> Unknown {
     chain(&error)
 }

@@ -1,29 +1,29 @@
-//! Who may use an image that the agent has pulled: whoever its registry would let have it.
+//! Which Pods may use an image that the agent has pulled: those to which its registry would give it.
 //!
-//! A private image that one Pod's pull secret has brought here is not there for Pods without it; they have to ask the registry.
+//! A Pod without the pull secret of a private image has to ask the registry, even if the image is here.
 
 use serde::{Deserialize, Serialize};
 
-/// As many as are remembered of one image. Whoever is forgotten asks its registry again.
+/// The number of secrets that the record keeps per image. A Pod with a forgotten one asks the registry again.
 const MOST: usize = 100;
 
 /// The UID of a pull secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SecretUid(pub(crate) String);
 
-/// Who may use an image without asking its registry.
+/// Which Pods may use an image without asking its registry.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ImageAccess {
-    /// It was had without anybody's secret, or somebody else has put it here.
+    /// All Pods: it was pulled without a secret, or by another program.
     #[default]
     Everyone,
-    /// Its registry has let those have it who came with one of these; the last one at the end.
+    /// Pods with one of these secrets, which the registry has accepted; the latest one is last.
     With(Vec<SecretUid>),
 }
 
 impl ImageAccess {
-    /// Nobody has shown yet that the registry lets them have it.
+    /// No Pod, until the registry grants the image.
     pub(crate) fn nobody() -> Self {
         Self::With(Vec::new())
     }
@@ -36,7 +36,7 @@ impl ImageAccess {
         }
     }
 
-    /// The registry has let somebody have the image: with a pull secret, or without any. Says whether that is news.
+    /// The registry has granted the image: for a pull secret, or without any. Says whether that changes the access.
     pub(crate) fn grant(&mut self, secret: Option<&SecretUid>) -> bool {
         match (self, secret) {
             (Self::Everyone, _) => false,
@@ -65,19 +65,19 @@ mod tests {
     }
 
     #[test]
-    fn only_who_was_let_in_is_let_in_again() {
+    fn only_granted_secrets_give_access() {
         let mut access = ImageAccess::nobody();
         assert!(!access.is_for([]) && !access.is_for([&secret(1)]));
         assert!(access.grant(Some(&secret(1))) && !access.grant(Some(&secret(1))));
         assert!(
             access.is_for([&secret(2), &secret(1)]) && !access.is_for([&secret(2)]) && !access.is_for([])
         );
-        assert!(access.grant(None), "the registry gives it to anybody");
+        assert!(access.grant(None), "the registry gives it without a secret");
         assert!(access.is_for([]) && !access.grant(Some(&secret(3))));
     }
 
     #[test]
-    fn those_of_long_ago_are_forgotten() {
+    fn the_oldest_secrets_are_forgotten() {
         let mut access = ImageAccess::nobody();
         for number in 0..=MOST {
             access.grant(Some(&secret(number)));

@@ -1,4 +1,4 @@
-//! Credentials for registries, out of a Pod's pull secrets.
+//! Credentials for registries, from a Pod's pull secrets.
 
 use std::fmt;
 
@@ -11,24 +11,21 @@ use crate::tart::Credential;
 /// A user's name and password, and the images that they are for.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Login {
-    /// Where it is of use.
-    pub(crate) place: RegistryPath,
-    /// The user's name.
+    pub(crate) path: RegistryPath,
     pub(crate) username: String,
-    /// The user's password.
     pub(crate) password: String,
 }
 
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Login({} at {:?})", self.username, self.place)
+        write!(f, "Login({} at {:?})", self.username, self.path)
     }
 }
 
 impl Login {
-    /// What to tell the registry of an image, if this is for it.
+    /// The credential for the registry of an image, if this login is for it.
     pub(crate) fn at(&self, image: &str) -> Option<Credential> {
-        self.place.has(image).then(|| Credential {
+        self.path.has(image).then(|| Credential {
             host: split(image).0.to_owned(),
             username: self.username.clone(),
             password: self.password.clone(),
@@ -49,7 +46,7 @@ impl RegistryPath {
         Self(if path == "/" { host.to_owned() } else { format!("{host}{path}") })
     }
 
-    /// Whether an image is at this place.
+    /// Whether an image is below this path.
     fn has(&self, image: &str) -> bool {
         let ((mine, beginning), (its, path)) = (split(&self.0), split(image));
         let ((mine, my_port), (its, its_port)) = (split_port(mine), split_port(its));
@@ -58,7 +55,7 @@ impl RegistryPath {
         my_port == its_port
             && path.starts_with(beginning)
             && mine.len() == its.len()
-            && parts.all(|(glob, part)| is_like(glob.as_bytes(), part.as_bytes()))
+            && parts.all(|(glob, part)| matches_glob(glob.as_bytes(), part.as_bytes()))
     }
 }
 
@@ -72,8 +69,8 @@ fn split_port(host: &str) -> (&str, Option<&str>) {
     port.map_or((host, None), |(host, port)| (host, Some(port)))
 }
 
-/// Whether a text is like a pattern, in which `?` is any character and `*` any number of them.
-fn is_like(glob: &[u8], text: &[u8]) -> bool {
+/// Whether a text matches a pattern, in which `?` is any character and `*` any number of them.
+fn matches_glob(glob: &[u8], text: &[u8]) -> bool {
     let (mut glob_at, mut at, mut star) = (0, 0, None);
     while at < text.len() {
         match (glob.get(glob_at), star) {
@@ -85,7 +82,7 @@ fn is_like(glob: &[u8], text: &[u8]) -> bool {
                 glob_at += 1;
                 at += 1;
             }
-            // The last star takes one more.
+            // The last star matches one more byte.
             (_, Some((star_at, taken))) => {
                 star = Some((star_at, taken + 1));
                 (glob_at, at) = (star_at + 1, taken + 1);
@@ -96,13 +93,13 @@ fn is_like(glob: &[u8], text: &[u8]) -> bool {
     glob[glob_at..].iter().all(|byte| *byte == b'*')
 }
 
-/// A pull secret that says nothing about any registry.
+/// A pull secret without credentials.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadSecret {
-    /// It is of another type, or lacks its only key.
+    /// It is of another type, or lacks its key.
     #[error("it has no `.dockerconfigjson` and no `.dockercfg`")]
     NoConfig,
-    /// What it holds is not JSON of the right shape. The content is not shown: it is secret.
+    /// Its content is not JSON of the right shape. The message does not show it, because it is secret.
     #[error("its content is not what `kubectl create secret docker-registry` writes")]
     Malformed,
 }
@@ -119,7 +116,7 @@ struct Entry {
     password: Option<String>,
 }
 
-/// All that a pull secret has.
+/// The logins in a pull secret.
 pub(crate) fn read(secret: &Secret) -> Result<Vec<Login>, BadSecret> {
     let data = secret.data.as_ref().ok_or(BadSecret::NoConfig)?;
     let entries = if let Some(config) = data.get(".dockerconfigjson") {
@@ -129,20 +126,20 @@ pub(crate) fn read(secret: &Secret) -> Result<Vec<Login>, BadSecret> {
     } else {
         return Err(BadSecret::NoConfig);
     };
-    // Entries whose password a program keeps, as Docker writes them, are left out.
+    // Docker writes entries without a password if a helper program keeps it. They are left out.
     entries.into_iter().filter_map(|(key, entry)| entry.read(&key).transpose()).collect()
 }
 
-/// All that a file has as `docker login` writes it.
+/// The logins in a file that `docker login` writes.
 pub(crate) fn read_docker_config(content: &[u8]) -> Result<Vec<Login>, BadSecret> {
     let config: DockerConfig = serde_json::from_slice(content).map_err(|_| BadSecret::Malformed)?;
-    // What one registry's entry is made of is not what an image of another one fails for.
+    // A malformed entry of one registry must not fail the pull from another.
     Ok(config.auths.into_iter().filter_map(|(key, entry)| entry.read(&key).ok().flatten()).collect())
 }
 
 impl Entry {
     fn read(self, key: &str) -> Result<Option<Login>, BadSecret> {
-        let login = |username, password| Login { place: RegistryPath::read(key), username, password };
+        let login = |username, password| Login { path: RegistryPath::read(key), username, password };
         if let (Some(username), Some(password)) = (self.username, self.password) {
             return Ok(Some(login(username, password)));
         }
@@ -155,10 +152,9 @@ impl Entry {
     }
 }
 
-/// What to tell the registry of an image, in the order in which it is to be tried: the most exact place comes first. Each comes with what
-/// its login came with.
+/// The credentials for the registry of an image, in the order of use: the most exact path first. Each has the `T` of its login.
 pub(crate) fn fitting<T>(image: &str, mut logins: Vec<(Login, T)>) -> Vec<(Credential, T)> {
-    logins.sort_by(|(one, _), (other, _)| other.place.cmp(&one.place));
+    logins.sort_by(|(one, _), (other, _)| other.path.cmp(&one.path));
     logins.into_iter().filter_map(|(login, with)| Some((login.at(image)?, with))).collect()
 }
 
@@ -172,8 +168,8 @@ mod tests {
         Secret { data: Some(data), ..Secret::default() }
     }
 
-    fn login(place: &str, username: &str, password: &str) -> Login {
-        Login { place: RegistryPath(place.into()), username: username.into(), password: password.into() }
+    fn login(path: &str, username: &str, password: &str) -> Login {
+        Login { path: RegistryPath(path.into()), username: username.into(), password: password.into() }
     }
 
     #[test]
@@ -186,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_elsewhere_is_left_out() {
+    fn entries_without_a_password_are_left_out() {
         let config = r#"{"credsStore": "desktop", "auths": {"registry.test": {"auth": "YTpi"}, "other.test": {}, "third.test": {"auth": ""}}}"#;
         let expected = [login("registry.test", "a", "b")];
         assert_eq!(read_docker_config(config.as_bytes()).unwrap(), expected);
@@ -197,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told_apart_from_absence() {
+    fn a_malformed_secret_is_told_apart_from_one_without_a_config() {
         assert!(matches!(read(&Secret::default()), Err(BadSecret::NoConfig)));
         assert!(matches!(read(&secret("password", "x")), Err(BadSecret::NoConfig)));
         for content in
@@ -211,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_has_images_by_the_kubelets_rules() {
+    fn paths_match_images_by_the_kubelets_rules() {
         for (key, image, expected) in [
             ("a.test", "a.test/macos:1", true),
             ("a.test", "b.test/macos:1", false),
@@ -235,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_takes_what_it_must() {
+    fn a_glob_matches_in_linear_time() {
         for (glob, text, expected) in [
             ("", "", true),
             ("*", "", true),
@@ -243,16 +239,16 @@ mod tests {
             ("a*", "ba", false),
             ("a?", "a", false),
         ] {
-            assert_eq!(is_like(glob.as_bytes(), text.as_bytes()), expected, "{glob} {text}");
+            assert_eq!(matches_glob(glob.as_bytes(), text.as_bytes()), expected, "{glob} {text}");
         }
         // A secret can be large.
-        assert!(!is_like(&b"*a".repeat(500_000), "a".repeat(60).as_bytes()));
+        assert!(!matches_glob(&b"*a".repeat(500_000), "a".repeat(60).as_bytes()));
     }
 
     #[test]
-    fn the_most_exact_place_is_tried_first_and_only_the_images_own_registry() {
-        let places = ["a.test", "b.test", "a.test/team", "*.test", "a.test"];
-        let logins = || (1..).zip(places).map(|(number, place)| (login(place, place, ""), number)).collect();
+    fn the_most_exact_path_is_tried_first_and_only_the_images_own_registry() {
+        let paths = ["a.test", "b.test", "a.test/team", "*.test", "a.test"];
+        let logins = || (1..).zip(paths).map(|(number, path)| (login(path, path, ""), number)).collect();
         let order =
             |image| fitting(image, logins()).into_iter().map(|(_, number)| number).collect::<Vec<_>>();
         assert_eq!(order("a.test/team/macos:1"), [3, 1, 5, 4]);

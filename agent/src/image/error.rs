@@ -1,4 +1,4 @@
-//! Why an image cannot be had.
+//! Why an image is not ready.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,52 +6,44 @@ use std::sync::Arc;
 use crate::fs::file::FileError;
 use crate::tart::{Fault, TartError};
 
-/// An image that cannot be had.
+/// An image that is not ready.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum ImageError {
-    /// tart could not fetch it.
+    /// tart could not pull it.
     #[error("cannot pull image `{image}`{}", .source.fault().map_or("", Fault::advice))]
     Pull {
-        /// The image as the Pod names it.
         image: String,
-        /// Why.
         #[source]
         source: Arc<TartError>,
     },
-    /// It is not there, and the Pod forbids to fetch it.
+    /// It is not here, and the Pod forbids to pull it.
     #[error("image `{0}` is not on this host and `imagePullPolicy: Never` forbids to pull it")]
     NeverPull(String),
-    /// It was there a moment ago.
-    #[error("image `{0}` was pulled, and then deleted by somebody else")]
+    /// It was pulled, and is gone.
+    #[error("image `{0}` was pulled, and then deleted by another program")]
     Vanished(String),
-    /// tart was asked whether it has it, and failed.
+    /// tart could not tell whether it is cached.
     #[error("cannot look for image `{image}`")]
     Look {
-        /// The image as the Pod names it.
         image: String,
-        /// Why.
         #[source]
         source: Arc<TartError>,
     },
-    /// It is there, but no VM can be made from it.
+    /// tart could not clone its base VM.
     #[error("cannot make a VM from image `{image}`{}", .source.fault().map_or("", Fault::advice))]
     Base {
-        /// The image as the Pod names it.
         image: String,
-        /// Why.
         #[source]
         source: Arc<TartError>,
     },
-    /// What is about to be pulled could not be written down, so nobody would know whose it is.
+    /// The agent could not record the pull, so that it would not know the image as its own.
     #[error("cannot note down the pull of image `{image}`")]
     Record {
-        /// The image as the Pod names it.
         image: String,
-        /// Why.
         #[source]
         source: Arc<FileError>,
     },
-    /// The task that fetched it has died.
+    /// The task that pulled it has died.
     #[error("the pull of image `{0}` was interrupted")]
     Interrupted(String),
 }
@@ -70,13 +62,13 @@ impl ImageError {
         }
     }
 
-    /// Whether there was no room for it.
+    /// Whether the disk was full.
     pub(crate) fn is_for_want_of_space(&self) -> bool {
-        self.full_place(Path::new("/")).is_some()
+        self.full_disk(Path::new("/")).is_some()
     }
 
-    /// Where there was no room, if that was in the way: in tart's home, or where the agent keeps its record.
-    pub(crate) fn full_place<'a>(&'a self, tart_home: &'a Path) -> Option<&'a Path> {
+    /// A path on the disk that was full, if one was: tart's home, or the agent's record.
+    pub(super) fn full_disk<'a>(&'a self, tart_home: &'a Path) -> Option<&'a Path> {
         match self {
             Self::Pull { source, .. } | Self::Base { source, .. } | Self::Look { source, .. } => {
                 (source.fault() == Some(Fault::NoSpace)).then_some(tart_home)

@@ -9,18 +9,17 @@ use crate::tart::{CachedImage, Tart};
 
 /// As many as the kubelet shows, and as many labels.
 pub(crate) const MOST: usize = 50;
-/// An image on this host.
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LocalImage {
-    /// Which one it is.
     pub(crate) digest: ImageDigest,
     /// Its names with a tag.
     pub(crate) tags: Vec<String>,
-    /// What it takes on disk.
+    /// Its size on disk.
     pub(crate) bytes: u64,
 }
 
-/// Looks at what is there: in tart's cache, and as base VMs of images that have left the cache since. The largest come first.
+/// The images in tart's cache, and those of which only the base VM is left. The largest come first.
 pub(super) fn local_images(tart: &Tart, known: &[KnownImage]) -> io::Result<Vec<LocalImage>> {
     let bases = known.iter().filter(|image| tart.has_base(&image.base()));
     let bases = bases.map(|image| (image.digest.clone(), tart.base_size(&image.base()))).collect();
@@ -55,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn every_image_is_there_once_and_the_largest_first() {
+    fn each_image_is_listed_once_and_the_largest_first() {
         let bases = BTreeMap::from([(digest(1), 9), (digest(3), 7)]);
         let all = merge(vec![cached(1, &["1"], 5), cached(2, &[], 8)], bases);
         let order: Vec<_> = all.iter().map(|image| (image.digest.clone(), image.bytes)).collect();
@@ -63,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_more_than_the_kubelet_shows() {
+    fn no_more_images_are_listed_than_the_kubelet_shows() {
         let all = merge(
             (0..60).map(|number| cached(number, &["a", "b", "c", "d", "e", "f"], 1)).collect(),
             BTreeMap::new(),

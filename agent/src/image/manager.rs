@@ -1,65 +1,60 @@
-//! Having an image ready before any Pod needs it.
+//! Images that are pulled without a Pod: by `tart-kubelet images pull`, or by the Node's annotation.
 
 use std::sync::Arc;
 
-use super::gc::{ImageCollector, SpaceResult};
+use super::gc::{DiskSpace, SpaceRequest, SpaceResult};
 use super::{ImageError, ImageStore};
-use crate::names::BaseName;
-use crate::names::ImageDigest;
+use crate::names::{BaseName, ImageDigest};
 use crate::tart::Credential;
 
-/// Whether a text is the name of an image at a registry. What is not could be one of tart's flags.
+/// Whether a text names an image in a registry. Another text could be a flag of tart.
 pub(crate) fn is_remote_name(text: &str) -> bool {
     text.contains('/') && !text.starts_with('-') && !text.contains(char::is_whitespace)
 }
 
-/// Who has images ready.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageManager {
-    /// The images of this host.
     pub(crate) images: Arc<ImageStore>,
-    /// Who makes room for them, if anybody may.
-    pub(crate) collector: Option<Arc<ImageCollector>>,
+    pub(crate) disk_space: DiskSpace,
 }
 
 impl ImageManager {
-    /// Has an image and its base VM ready. When there is no space for it, other images go, and it is tried once more.
+    /// Pulls an image and clones its base VM. When the disk is full, the agent frees space and tries once more.
     ///
-    /// `arrived` is told how much of it is here, in percent.
-    pub(crate) async fn ready(
+    /// `on_progress` gets the percentage that has arrived.
+    pub(crate) async fn ensure(
         &self,
         name: &str,
         credentials: &[Credential],
-        mut arrived: impl FnMut(u8),
+        mut on_progress: impl FnMut(u8),
     ) -> Result<ImageDigest, ImageError> {
-        let mut ready = self.try_ready(name, credentials, &mut arrived).await;
-        let Some(collector) = &self.collector else { return ready };
+        let mut ready = self.try_once(name, credentials, &mut on_progress).await;
         if let Err(error) = &ready
-            && collector.make_room_for(name, error).await == SpaceResult::Room
+            && self.disk_space.free(SpaceRequest::Image { name, error }).await == SpaceResult::Freed
         {
-            ready = self.try_ready(name, credentials, &mut arrived).await;
+            ready = self.try_once(name, credentials, &mut on_progress).await;
         }
         if ready.is_ok() {
-            collector.is_here(name);
+            self.disk_space.image_is_ready(name);
         }
         ready
     }
 
-    async fn try_ready(
+    async fn try_once(
         &self,
         name: &str,
         credentials: &[Credential],
-        mut arrived: impl FnMut(u8),
+        mut on_progress: impl FnMut(u8),
     ) -> Result<ImageDigest, ImageError> {
         let mut pin = self.images.pin(name).await;
         let digest = loop {
-            let digest = self.images.pull(name, credentials.to_vec(), &mut arrived).await?.digest;
-            // Unless it was about to go, and what was pulled is no longer there.
+            let digest = self.images.pull(name, credentials.to_vec(), &mut on_progress).await?.digest;
+            // False if the agent was deleting the image: it is pulled again.
             if pin.hold(&BaseName::of(&digest).to_string()).await {
                 break digest;
             }
         };
-        // Whoever may say what is to be here says whom it is for: all Pods.
+        // The user who names it here grants it to all Pods.
         self.images.grant(&digest, None);
         self.images.base(name, &digest).await?;
         Ok(digest)

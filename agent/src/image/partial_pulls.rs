@@ -1,7 +1,7 @@
-//! What has arrived of images whose pulls were cut short, kept until they are pulled again or nobody seems to want them.
+//! The partial downloads of pulls that were cut short. The agent keeps each until it is pulled again, or for ten minutes.
 //!
-//! To keep it is to hold the lock that a pull takes, too. So what is kept is offered all the time: a tart that waits for it, whoever has
-//! started it, goes on with it, and holds nobody up who wants another image of the registry.
+//! The agent keeps one by holding the lock that a pull takes, too. So it offers each one every second: a tart that waits for it gets it,
+//! and does not hold up pulls of other images of the registry.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -15,14 +15,13 @@ use super::lock;
 use crate::names::full_name;
 use crate::tart::{KeptPartial, Partial, Tart};
 
-/// Twice as long as anybody waits before a pull is tried again.
+/// Twice as long as the longest back-off of a pull.
 const WANTED_FOR: Duration = Duration::from_mins(10);
 const OFFER_INTERVAL: Duration = Duration::from_secs(1);
-/// The commands that an agent starts with, and those that follow a pull which has failed, have come by until then; each would take what
-/// it finds unlocked for garbage.
+/// By then, the tart commands of a starting agent or of a failed pull have ended; each would delete what it finds unlocked.
 const FIRST_OFFER: Duration = Duration::from_secs(2);
 
-/// All that is kept.
+/// The partial downloads that the agent keeps.
 #[derive(Debug)]
 pub(super) struct PartialPulls {
     tart: Tart,
@@ -41,40 +40,39 @@ impl PartialPulls {
         Self { tart, kept: Mutex::default() }
     }
 
-    /// Keeps what has arrived of an image, or goes on with it; false when nothing of it is there.
+    /// Keeps the partial download of an image, or keeps it for longer; false when there is none.
     pub(super) fn keep(&self, image: &str) -> bool {
         let (mut all, name) = (lock(&self.kept), full_name(image));
-        if let Some(kept) = all.get_mut(&name).filter(|kept| kept.partial.is_there()) {
+        if let Some(kept) = all.get_mut(&name).filter(|kept| kept.partial.exists()) {
             kept.since = Instant::now();
             return true;
         }
         match self.tart.keep_partial(image) {
             Ok(Partial::Kept(partial)) => {
-                info!(image, "what has arrived of the image is kept for the next try");
+                info!(image, "the partial download is kept for the next pull");
                 all.insert(name, Kept { partial: Arc::new(partial), since: Instant::now() });
                 true
             }
             Ok(Partial::UnderWay) => true,
             Ok(Partial::None) => false,
             Err(error) => {
-                warn!(image, %error, "what has arrived of the image cannot be kept");
+                warn!(image, %error, "the partial download cannot be kept");
                 true
             }
         }
     }
 
-    /// Whether anything of an image is kept.
-    pub(super) fn holds(&self, image: &str) -> bool {
+    pub(super) fn has(&self, image: &str) -> bool {
         lock(&self.kept).contains_key(&full_name(image))
     }
 
-    /// Whether somebody else is pulling an image at this moment.
+    /// Whether a tart is pulling an image.
     pub(super) fn is_under_way(&self, image: &str) -> bool {
-        !self.holds(image) && matches!(self.tart.keep_partial(image), Ok(Partial::UnderWay))
+        !self.has(image) && matches!(self.tart.keep_partial(image), Ok(Partial::UnderWay))
     }
 
-    /// Offers what is kept, and lets go of what nobody has come back for, for as long as it is polled.
-    pub(super) async fn tend(self: Arc<Self>) {
+    /// Offers the downloads, and releases those that were not pulled again, until it is dropped.
+    pub(super) async fn run(self: Arc<Self>) {
         loop {
             sleep(OFFER_INTERVAL).await;
             lock(&self.kept).retain(|_, kept| kept.since.elapsed() < WANTED_FOR);
@@ -82,14 +80,14 @@ impl PartialPulls {
         }
     }
 
-    /// Offers what has been kept for so long.
+    /// Offers the downloads that the agent has kept for so long.
     async fn offer(&self, least: Duration) {
-        let ripe: Vec<_> = lock(&self.kept)
+        let offered: Vec<_> = lock(&self.kept)
             .iter()
             .filter(|(_, kept)| kept.since.elapsed() >= least)
             .map(|(name, kept)| (name.clone(), kept.partial.clone()))
             .collect();
-        join_all(ripe.into_iter().map(async |(name, partial)| {
+        join_all(offered.into_iter().map(async |(name, partial)| {
             if !partial.offer().await {
                 let mut all = lock(&self.kept);
                 if all.get(&name).is_some_and(|kept| Arc::ptr_eq(&kept.partial, &partial)) {
@@ -100,7 +98,7 @@ impl PartialPulls {
         .await;
     }
 
-    /// Lets go of everything: room on the disk is more urgent. The next tart command removes it. Says whether there was anything.
+    /// Unlocks all downloads, so that the next tart command deletes them. Says whether there were any.
     pub(super) fn release_all(&self) -> bool {
         let mut all = lock(&self.kept);
         let was_any = !all.is_empty();
@@ -112,19 +110,19 @@ impl PartialPulls {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::fs;
 
     #[test]
-    fn what_is_given_up_is_nobodys() {
-        let home =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn released_downloads_are_unlocked() {
+        let home = testing::dir();
         let partials = PartialPulls::new(Tart::in_home("tart".as_ref(), home.path()));
-        assert!(!partials.release_all(), "there was nothing");
-        // The directory that tart makes of the name.
+        assert!(!partials.release_all(), "there is none");
+        // The directory that tart makes for the image below.
         fs::create_dir_all(home.path().join("tmp/96f9e1e039589c6300014201b0578d5a")).unwrap();
         let image = "registry.test:5000/macos:1";
-        assert!(partials.keep(image) && partials.holds(image));
-        assert!(partials.release_all() && !partials.holds(image));
+        assert!(partials.keep(image) && partials.has(image));
+        assert!(partials.release_all() && !partials.has(image));
         assert!(
             matches!(partials.tart.keep_partial(image), Ok(Partial::Kept(_))),
             "it is not locked any more"

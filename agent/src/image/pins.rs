@@ -1,36 +1,37 @@
-//! Who needs an image at this moment: a Pod that is about to start, or a pull. What is pinned is not collected, and what is being
-//! collected is not pinned until that is over.
+//! Pins on images that a starting Pod or a pull needs. The agent does not delete a pinned image, and a pin on an image that is being
+//! deleted waits for the end of the deletion.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// All pins; clones share them. An image goes by each of its names, and by that of its base VM: images of several repositories may share one.
+/// All pins; clones share them. An image is pinned by each of its names, and by that of its base VM, which images of several repositories
+/// may share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pins(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     held: Mutex<Held>,
-    /// Rung when something is no longer being collected.
-    freed: Notify,
+    /// Notified when a deletion has ended.
+    deleted: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Held {
     pinned: HashMap<String, usize>,
-    doomed: HashSet<String>,
+    deleting: HashSet<String>,
 }
 
-/// Keeps names from being collected for as long as it lives.
+/// Keeps names from being deleted while it lives.
 #[derive(Debug)]
 pub(crate) struct Pin {
     pins: Pins,
     names: Vec<String>,
 }
 
-/// Keeps names from being pinned for as long as it lives.
+/// Keeps names from being pinned while it lives.
 #[derive(Debug)]
 pub(crate) struct DeletionGuard {
     pins: Pins,
@@ -38,24 +39,23 @@ pub(crate) struct DeletionGuard {
 }
 
 impl Pins {
-    /// A pin on nothing yet.
+    /// A pin without names.
     pub(crate) fn pin(&self) -> Pin {
         Pin { pins: self.clone(), names: Vec::new() }
     }
 
-    /// Whether somebody needs it.
     pub(crate) fn is_pinned(&self, name: &str) -> bool {
         self.lock().pinned.contains_key(name)
     }
 
-    /// Dooms names, unless one of them is needed.
-    pub(crate) fn doom(&self, names: impl IntoIterator<Item = String>) -> Option<DeletionGuard> {
+    /// Begins to delete names, unless one of them is pinned or being deleted.
+    pub(crate) fn begin_deletion(&self, names: impl IntoIterator<Item = String>) -> Option<DeletionGuard> {
         let names: Vec<String> = names.into_iter().collect();
         let mut held = self.lock();
-        if names.iter().any(|name| held.pinned.contains_key(name) || held.doomed.contains(name)) {
+        if names.iter().any(|name| held.pinned.contains_key(name) || held.deleting.contains(name)) {
             return None;
         }
-        held.doomed.extend(names.iter().cloned());
+        held.deleting.extend(names.iter().cloned());
         Some(DeletionGuard { pins: self.clone(), names })
     }
 
@@ -65,23 +65,23 @@ impl Pins {
 }
 
 impl Pin {
-    /// Holds one more name. False when it was being collected a moment ago: whatever was known of it may be wrong.
+    /// Pins one more name. False when it was being deleted until now: what the caller knows of it may be wrong.
     pub(crate) async fn hold(&mut self, name: &str) -> bool {
-        let mut at_once = true;
+        let mut is_first = true;
         loop {
-            let freed = self.pins.0.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable();
+            let deleted = self.pins.0.deleted.notified();
+            tokio::pin!(deleted);
+            deleted.as_mut().enable();
             {
                 let mut held = self.pins.lock();
-                if !held.doomed.contains(name) {
+                if !held.deleting.contains(name) {
                     *held.pinned.entry(name.to_owned()).or_default() += 1;
                     self.names.push(name.to_owned());
-                    return at_once;
+                    return is_first;
                 }
             }
-            at_once = false;
-            freed.await;
+            is_first = false;
+            deleted.await;
         }
     }
 }
@@ -104,10 +104,10 @@ impl Drop for DeletionGuard {
     fn drop(&mut self) {
         let mut held = self.pins.lock();
         for name in &self.names {
-            held.doomed.remove(name);
+            held.deleting.remove(name);
         }
         drop(held);
-        self.pins.0.freed.notify_waiters();
+        self.pins.0.deleted.notify_waiters();
     }
 }
 
@@ -121,30 +121,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_needed_is_not_doomed() {
+    async fn a_pinned_name_is_not_deleted() {
         let pins = Pins::default();
         let (mut one, mut two) = (pins.pin(), pins.pin());
         assert!(one.hold("a").await && two.hold("a").await && two.hold("b").await);
         drop(one);
-        assert!(pins.doom(["c".to_owned(), "a".to_owned()]).is_none());
-        assert!(pins.doom(name("c")).is_some(), "a doom that failed leaves nothing behind");
+        assert!(pins.begin_deletion(["c".to_owned(), "a".to_owned()]).is_none());
+        assert!(pins.begin_deletion(name("c")).is_some(), "a refused deletion leaves nothing behind");
         drop(two);
         assert!(!pins.is_pinned("a"));
-        assert!(pins.doom(name("a")).is_some());
+        assert!(pins.begin_deletion(name("a")).is_some());
     }
 
     #[tokio::test]
-    async fn what_is_doomed_is_waited_for() {
+    async fn a_pin_waits_for_a_deletion() {
         let pins = Pins::default();
-        let doom = pins.doom(name("a")).unwrap();
-        assert!(pins.doom(name("a")).is_none());
+        let deletion = pins.begin_deletion(name("a")).unwrap();
+        assert!(pins.begin_deletion(name("a")).is_none());
         let mut pin = pins.pin();
         assert!(pin.hold("b").await);
         {
             let hold = pin.hold("a");
             tokio::pin!(hold);
             assert_eq!(hold.as_mut().now_or_never(), None);
-            drop(doom);
+            drop(deletion);
             assert!(!hold.await, "it had to wait");
         }
         assert!(pins.is_pinned("a"));

@@ -1,7 +1,7 @@
-//! Images that are to be here before a Pod needs them: named in an annotation of the Node, with commas between them.
+//! Pulls images before a Pod needs them. An annotation of the Node names them, with commas between them.
 //!
-//! Each is pulled once for as long as the annotation names it. If it has to make room for another one later, it is not fetched again: two
-//! images that do not fit at the same time would chase each other for ever.
+//! The agent pulls each image once while the annotation names it. If it collects the image later, it does not pull it again: two images
+//! that do not fit on the disk together would be pulled in turn for ever.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -20,29 +20,25 @@ use crate::backoff::IMAGE_PULL;
 use crate::error_chain::chain;
 use crate::names::ImageDigest;
 
-/// The annotation.
 pub(crate) const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
-/// More than anybody has room for.
+/// More than fit on any host.
 const MOST: usize = 20;
 
-/// The images that a Node is to have.
+/// The images that the annotation names.
 pub(crate) fn wanted(node: &Node) -> BTreeSet<String> {
     let names = node.annotations().get(ANNOTATION).map_or("", String::as_str).split(',').map(str::trim);
     names.filter(|name| is_remote_name(name)).take(MOST).map(str::to_owned).collect()
 }
 
-/// Who pulls them.
 #[derive(Debug)]
 pub(crate) struct PrePull {
-    /// What pulls the images and makes space for them.
     pub(crate) manager: ImageManager,
-    /// Where Events go.
     pub(crate) events: Events,
     /// The Node as the API server shows it.
     pub(crate) node: watch::Receiver<Option<Arc<Node>>>,
 }
 
-/// When a pull that has failed is tried again.
+/// A pull that has failed, and when it is tried again.
 #[derive(Debug, Clone, Copy)]
 struct Failed {
     delay: Duration,
@@ -50,7 +46,7 @@ struct Failed {
 }
 
 impl PrePull {
-    /// Pulls what is wanted, for as long as it is polled.
+    /// Pulls the images that the annotation names, until it is dropped.
     pub(crate) async fn follow(self) {
         let mut node = self.node.clone();
         let mut done = HashSet::new();
@@ -58,7 +54,7 @@ impl PrePull {
         loop {
             let shown = node.borrow_and_update().clone();
             let names = shown.as_deref().map(wanted).unwrap_or_default();
-            // A Node that is not shown is none that wants nothing.
+            // While the API server does not show the Node, its annotation is not known.
             if shown.is_some() {
                 done.retain(|name| names.contains(name));
                 failed.retain(|name, _| names.contains(name));
@@ -74,7 +70,7 @@ impl PrePull {
                 }
                 continue;
             };
-            let Some(result) = self.fetch_while_wanted(name, &mut node).await else { continue };
+            let Some(result) = self.pull_while_wanted(name, &mut node).await else { continue };
             match result {
                 Ok(digest) => {
                     info!(image = name, %digest, "pulled ahead of any Pod");
@@ -93,18 +89,18 @@ impl PrePull {
         }
     }
 
-    /// Fetches an image; `None` when it is no longer wanted.
-    async fn fetch_while_wanted(
+    /// Pulls an image; `None` when the annotation no longer names it.
+    async fn pull_while_wanted(
         &self,
         name: &str,
         node: &mut watch::Receiver<Option<Arc<Node>>>,
     ) -> Option<Result<ImageDigest, ImageError>> {
-        // The Node may read no Secret that no Pod of its names, so it has no credentials of its own.
-        let fetch = self.manager.ready(name, &[], |_| ());
-        tokio::pin!(fetch);
+        // A Node may read only Secrets that its Pods name, so that it has no credentials without a Pod.
+        let pull = self.manager.ensure(name, &[], |_| ());
+        tokio::pin!(pull);
         loop {
             tokio::select! {
-                result = &mut fetch => return Some(result),
+                result = &mut pull => return Some(result),
                 Ok(()) = node.changed() => {
                     let shown = node.borrow_and_update().clone();
                     if shown.is_some_and(|node| !wanted(&node).contains(name)) {
@@ -122,7 +118,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
     #[test]
-    fn only_names_of_images_are_wanted() {
+    fn only_names_of_images_in_a_registry_are_wanted() {
         let wanted = |text: &str| {
             let annotations = Some([(ANNOTATION.to_owned(), text.to_owned())].into());
             let metadata = ObjectMeta { annotations, ..ObjectMeta::default() };

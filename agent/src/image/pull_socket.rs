@@ -1,7 +1,8 @@
-//! Where the agent can be asked to pull an image: a socket in its state directory, which only its own user can reach.
+//! The socket in the state directory through which `tart-kubelet images pull` has the agent pull an image. Only the agent's user can
+//! connect to it.
 //!
-//! Whoever asks sends one line of JSON, and is told how far the pull has come, line by line, until it is over. The pull goes on for
-//! as long as somebody waits for it.
+//! The client sends one line of JSON. The agent answers with the progress, line by line, until the pull ends. The pull is cancelled when
+//! the client disconnects.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -25,37 +26,35 @@ use super::manager::{ImageManager, is_remote_name};
 use crate::error_chain::chain;
 use crate::tart::Credential;
 
-/// No question comes near it.
-const MAX_QUESTION: u64 = 256 << 10;
-/// How long a question, and each part of an answer, may take.
+const MAX_REQUEST: u64 = 256 << 10;
+/// The deadline of a request, and of each line of an answer.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How often whoever waits is told something, so that both know of each other's end.
-const TOLD_EVERY: Duration = Duration::from_secs(1);
-/// After a connection could not be taken.
-const PAUSE: Duration = Duration::from_secs(1);
+/// How often the agent sends the progress, so that each side notices the end of the other.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the agent waits after it could not accept a connection.
+const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
-/// An image that somebody wants to have here.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PullRequest {
     pub(crate) image: String,
-    /// What to try at its registry.
+    /// The credentials to try at its registry.
     pub(crate) credentials: Vec<Credential>,
 }
 
-/// What somebody who waits is told.
+/// One line of the agent's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Answer {
-    /// So many percent are here.
+    /// So many percent have arrived.
     Arrived(u8),
-    /// It is this image, and VMs can be made from it.
+    /// The digest of the image, whose base VM is ready.
     Ready(String),
-    /// It cannot be had.
+    /// Why the image is not ready.
     Failed(String),
 }
 
-/// Answers for as long as it is polled. Where there can be no socket, nobody can ask.
-pub(crate) async fn serve(path: &Path, ahead: ImageManager) {
+/// Serves requests until it is dropped. Without a socket it does nothing.
+pub(crate) async fn serve(path: &Path, manager: ImageManager) {
     let listener = match listen(path) {
         Ok(listener) => listener,
         Err(error) => {
@@ -63,23 +62,23 @@ pub(crate) async fn serve(path: &Path, ahead: ImageManager) {
             return std::future::pending().await;
         }
     };
-    let mut visits = JoinSet::new();
+    let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            visitor = listener.accept() => match visitor {
-                Ok((stream, _)) => drop(visits.spawn(receive(stream, ahead.clone()))),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(answer(stream, manager.clone()))),
                 Err(error) => {
-                    warn!(%error, "cannot take a question for an image");
-                    sleep(PAUSE).await;
+                    warn!(%error, "cannot accept a request for an image");
+                    sleep(ACCEPT_RETRY).await;
                 }
             },
-            Some(_) = visits.join_next() => {}
+            Some(_) = connections.join_next() => {}
         }
     }
 }
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    // One of an earlier agent leads nowhere; there is no other agent in this directory.
+    // The socket of an earlier agent is dead: this agent alone has locked the directory.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -89,24 +88,24 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn receive(stream: UnixStream, ahead: ImageManager) {
-    let (reading, mut writing) = stream.into_split();
-    let mut lines = BufReader::new(reading.take(MAX_QUESTION)).lines();
-    let question = match timeout(LIMIT, lines.next_line()).await {
+async fn answer(stream: UnixStream, manager: ImageManager) {
+    let (read, mut write) = stream.into_split();
+    let mut lines = BufReader::new(read.take(MAX_REQUEST)).lines();
+    let request = match timeout(LIMIT, lines.next_line()).await {
         Ok(Ok(Some(line))) => serde_json::from_str::<PullRequest>(&line).ok(),
         _ => None,
     };
-    let Some(PullRequest { image, credentials }) = question.filter(|asked| is_remote_name(&asked.image))
+    let Some(PullRequest { image, credentials }) = request.filter(|request| is_remote_name(&request.image))
     else {
-        let _ = say(&mut writing, &Answer::Failed("this is not a question that the agent knows".to_owned()))
-            .await;
+        let _ =
+            send(&mut write, &Answer::Failed("this is not a request that the agent knows".to_owned())).await;
         return;
     };
-    let (percent, heard) = watch::channel(0);
+    let (sent, progress) = watch::channel(0);
     let ready = async {
-        let mut ready = pin!(ahead.ready(&image, &credentials, |now| _ = percent.send_replace(now)));
+        let mut ready = pin!(manager.ensure(&image, &credentials, |percent| _ = sent.send_replace(percent)));
         let begun = poll!(ready.as_mut());
-        // Whoever reads it can count on it that the pull does not end without us.
+        // Logged after the first poll: from then on the pull has this requester.
         info!(image, "asked to have an image ready");
         match begun {
             Poll::Ready(ended) => ended,
@@ -120,56 +119,56 @@ async fn receive(stream: UnixStream, ahead: ImageManager) {
                 Ok(digest) => Answer::Ready(digest.to_string()),
                 Err(error) => Answer::Failed(chain(&error)),
             },
-            () = sleep(TOLD_EVERY) => {
-                let now = *heard.borrow();
-                if say(&mut writing, &Answer::Arrived(now)).await.is_err() {
-                    return info!(image, "nobody waits for the image any more");
+            () = sleep(PROGRESS_INTERVAL) => {
+                let percent = *progress.borrow();
+                if send(&mut write, &Answer::Arrived(percent)).await.is_err() {
+                    return info!(image, "the client no longer waits for the image");
                 }
             }
         }
     };
-    let _ = say(&mut writing, &answer).await;
+    let _ = send(&mut write, &answer).await;
 }
 
-async fn say(writing: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
+async fn send(write: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
     let mut line = serde_json::to_vec(answer)?;
     line.push(b'\n');
-    timeout(LIMIT, writing.write_all(&line)).await?
+    timeout(LIMIT, write.write_all(&line)).await?
 }
 
-/// Why an agent has not had an image ready.
+/// Why the agent has not pulled an image.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PullSocketError {
-    /// There is no agent that could.
+    /// No agent listens.
     #[error("no agent answers")]
     Closed(#[source] io::Error),
-    /// It has gone away.
+    /// The agent has ended, or does not answer.
     #[error("the agent has gone away; ask again, and the pull goes on")]
     Gone,
-    /// The image cannot be had; why, in the agent's words.
+    /// The agent could not pull the image, and says why.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Asks the agent for an image, and waits until it is there: this one. `arrived` is told how much of it is here.
-pub(crate) async fn ask(
+/// Has the agent pull an image, and returns its digest. `on_progress` gets the percentage that has arrived.
+pub(crate) async fn request(
     path: &Path,
-    question: &PullRequest,
-    mut arrived: impl FnMut(u8),
+    request: &PullRequest,
+    mut on_progress: impl FnMut(u8),
 ) -> Result<String, PullSocketError> {
-    // An agent that stands still takes nobody in.
+    // An agent that is stopped accepts no connection.
     let connected = timeout(LIMIT, UnixStream::connect(path)).await.map_err(|_| PullSocketError::Gone)?;
     let mut stream = connected.map_err(PullSocketError::Closed)?;
-    let mut line = serde_json::to_vec(question).map_err(|_| PullSocketError::Gone)?;
+    let mut line = serde_json::to_vec(request).map_err(|_| PullSocketError::Gone)?;
     line.push(b'\n');
     let Ok(Ok(())) = timeout(LIMIT, stream.write_all(&line)).await else { return Err(PullSocketError::Gone) };
     let mut lines = BufReader::new(stream).lines();
     loop {
-        // It says something every second; a pull itself has its limit there.
+        // The agent sends a line every second, and has the deadline of the pull.
         let next = timeout(LIMIT * 3, lines.next_line()).await;
         let Ok(Ok(Some(line))) = next else { return Err(PullSocketError::Gone) };
         match serde_json::from_str(&line) {
-            Ok(Answer::Arrived(percent)) => arrived(percent),
+            Ok(Answer::Arrived(percent)) => on_progress(percent),
             Ok(Answer::Ready(digest)) => return Ok(digest),
             Ok(Answer::Failed(why)) => return Err(PullSocketError::Refused(why)),
             Err(_) => return Err(PullSocketError::Gone),
@@ -182,13 +181,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_never_shows_its_password() {
+    fn a_request_never_shows_its_password() {
         let credential =
             Credential { host: "r.test".into(), username: "me".into(), password: "hunter2".into() };
-        let question = PullRequest { image: "r.test/macos".into(), credentials: vec![credential] };
-        assert!(!format!("{question:?}").contains("hunter2"));
-        let sent = serde_json::to_string(&question).unwrap();
+        let request = PullRequest { image: "r.test/macos".into(), credentials: vec![credential] };
+        assert!(!format!("{request:?}").contains("hunter2"));
+        let sent = serde_json::to_string(&request).unwrap();
         let read: PullRequest = serde_json::from_str(&sent).unwrap();
-        assert_eq!((read.image, read.credentials), (question.image, question.credentials));
+        assert_eq!((read.image, read.credentials), (request.image, request.credentials));
     }
 }

@@ -1,21 +1,20 @@
-//! The one exact name of an image.
+//! Names of images.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// An image by digest, `host/namespace/repository@sha256:…`: what a tag pointed at when it was pulled.
+/// An image by digest: `host/namespace/repository@sha256:…`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct ImageDigest(String);
 
-/// A text that names no image exactly.
+/// A text that is no image with its digest.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not an image with its digest")]
 pub(crate) struct NoDigest(String);
 
 impl ImageDigest {
-    /// Reads what tart prints; `None` when it is anything else.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (repository, digest) = text.split_once("@sha256:")?;
         let fits = repository.contains('/')
@@ -62,7 +61,7 @@ impl From<ImageDigest> for String {
     }
 }
 
-/// The name of an image as tart knows it: with a tag when it has none and no digest.
+/// The name of an image as tart knows it: with `:latest` when it has neither tag nor digest.
 pub(crate) fn full_name(image: &str) -> String {
     let named = repository(image).len() < image.len();
     if named { image.to_owned() } else { format!("{image}:latest") }
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_full_digest_is_one() {
+    fn only_a_repository_with_a_full_digest_is_parsed() {
         let hex = "0123456789abcdef".repeat(4);
         let name = format!("registry.test/org/macos@sha256:{hex}");
         assert_eq!(ImageDigest::parse(&name).map(|d| d.hex().to_owned()), Some(hex.clone()));
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repository_is_what_comes_before_tag_and_digest() {
+    fn a_repository_ends_before_tag_and_digest() {
         for (image, expected, full) in [
             ("registry.test/macos", "registry.test/macos", "registry.test/macos:latest"),
             ("registry.test/org/macos:15", "registry.test/org/macos", "registry.test/org/macos:15"),

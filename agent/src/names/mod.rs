@@ -1,4 +1,4 @@
-//! The names and ids that every layer uses. A value of each type is well formed.
+//! The names and IDs that every layer uses. A value of each type is well-formed.
 
 pub(crate) mod image;
 mod node;

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The name of this Node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct NodeName(String);
 

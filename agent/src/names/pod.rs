@@ -1,9 +1,9 @@
-//! Who a Pod is: its UID, and its name in the API.
+//! A Pod's UID, and its name in the API.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A Pod's UID, known to be usable as a file name and inside a VM name.
+/// A Pod's UID that can be a file name and a part of a VM's name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct PodUid(String);
@@ -14,7 +14,7 @@ pub(crate) struct PodUid(String);
 pub(crate) struct BadUid(String);
 
 impl PodUid {
-    /// Whether it is what API servers make: a UUID in lower case.
+    /// Whether it is a UUID in lower case, as API servers make them.
     pub(crate) fn is_uuid(&self) -> bool {
         self.0.len() == 36
             && self.0.bytes().enumerate().all(|(at, byte)| match at {
@@ -56,12 +56,10 @@ impl fmt::Display for PodUid {
     }
 }
 
-/// Where a Pod lives in the API.
+/// A Pod's namespace and name in the API.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct PodName {
-    /// The namespace.
     pub(crate) namespace: String,
-    /// The name inside it.
     pub(crate) name: String,
 }
 

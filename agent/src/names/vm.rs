@@ -1,17 +1,16 @@
-//! Names of the VMs that belong to this agent.
+//! Names of the agent's VMs.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::ImageDigest;
-use super::PodUid;
+use super::{ImageDigest, PodUid};
 
 const PREFIX: &str = "tk-";
 const BASE_PREFIX: &str = "tk-base-";
 /// Half of a digest is enough to tell images apart, and too long to be taken for the number of a restart.
 const BASE_DIGITS: usize = 32;
 
-/// How often the Pod's container had been restarted when a VM was made for it; the first VM has 0.
+/// How often the Pod's container had restarted when the agent planned a VM for it; the first VM has 0.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
 )]
@@ -19,7 +18,7 @@ const BASE_DIGITS: usize = 32;
 pub(crate) struct Restart(pub u32);
 
 impl Restart {
-    /// The number of the VM that follows this one.
+    /// The number of the next VM.
     #[must_use]
     pub(crate) fn next(self) -> Self {
         Self(self.0.saturating_add(1))
@@ -32,10 +31,9 @@ impl fmt::Display for Restart {
     }
 }
 
-/// The name of one VM of ours: `tk-<Pod UID>-<restart>`.
+/// The name of a Pod's VM: `tk-<Pod UID>-<restart>`.
 ///
-/// No other name is ever made, and no VM with another name is ever touched. The UID is a UUID, as all that API servers make are:
-/// `tk-builder-1` is somebody else's.
+/// The agent touches no VM with a name of another form. The UID is a UUID, as API servers make them: `tk-builder-1` is a user's VM.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct VmName {
     uid: PodUid,
@@ -43,24 +41,21 @@ pub(crate) struct VmName {
 }
 
 impl VmName {
-    /// The name for one Pod's VM; two Pods, or two restarts of one, never share it.
     pub(crate) fn new(uid: PodUid, restart: Restart) -> Self {
         Self { uid, restart }
     }
 
-    /// Reads the one spelling that we write ourselves: `+1` and `01` are numbers, but not names of ours.
+    /// Reads the one spelling that the agent writes: `+1` and `01` are numbers, but no names.
     fn read(name: &str) -> Option<Self> {
         let (uid, restart) = name.strip_prefix(PREFIX)?.rsplit_once('-')?;
         let parsed = Self::new(uid.parse().ok()?, Restart(restart.parse().ok()?));
         (parsed.to_string() == name).then_some(parsed)
     }
 
-    /// The Pod that the VM was made for.
     pub(crate) fn uid(&self) -> &PodUid {
         &self.uid
     }
 
-    /// The restart that the VM was made for.
     pub(crate) fn restart(&self) -> Restart {
         self.restart
     }
@@ -79,7 +74,7 @@ impl fmt::Display for VmName {
 pub(crate) struct BaseName(String);
 
 impl BaseName {
-    /// The name for an image; one and the same, whatever repository the image comes from.
+    /// The name for an image, the same in every repository.
     pub(crate) fn of(image: &ImageDigest) -> Self {
         Self(image.hex().chars().take(BASE_DIGITS).collect())
     }
@@ -102,7 +97,7 @@ impl FromStr for BaseName {
     }
 }
 
-/// A VM that is not one of ours.
+/// A VM that the agent did not make.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` is not the name of a VM of this agent")]
 pub(crate) struct ForeignVm(String);
@@ -124,7 +119,7 @@ impl serde::Serialize for VmName {
 impl<'de> serde::Deserialize<'de> for VmName {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
-        // What we have written down ourselves is ours.
+        // A state file of the agent may name a UID that is no UUID.
         Self::read(&name).ok_or_else(|| serde::de::Error::custom(ForeignVm(name)))
     }
 }
@@ -147,7 +142,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_of_others_are_foreign() {
+    fn names_that_the_agent_does_not_make_are_foreign() {
         const UID: &str = "0b1c2d3e-0000-4000-8000-0123456789ab";
         assert!(format!("tk-{UID}-0").parse::<VmName>().is_ok());
         let nearly =
@@ -169,19 +164,19 @@ mod tests {
         }
 
         #[test]
-        fn a_base_is_a_base_and_nothing_else(digits in "[0-9a-f]{32}|[0-9]{32}|0{31}[0-9]") {
+        fn a_name_of_a_base_is_no_name_of_a_vm(digits in "[0-9a-f]{32}|[0-9]{32}|0{31}[0-9]") {
             let name = format!("tk-base-{digits}");
             prop_assert_eq!(name.parse::<BaseName>().unwrap().to_string(), name.clone());
             prop_assert!(name.parse::<VmName>().is_err());
         }
 
         #[test]
-        fn no_vm_of_a_pod_is_a_base(uid in "(base|base-)?[0-9a-f][0-9a-f-]{0,35}[0-9a-f]", restart: u32) {
+        fn a_name_of_a_vm_is_no_name_of_a_base(uid in "(base|base-)?[0-9a-f][0-9a-f-]{0,35}[0-9a-f]", restart: u32) {
             prop_assert!(VmName::new(uid.parse().unwrap(), Restart(restart)).to_string().parse::<BaseName>().is_err());
         }
 
         #[test]
-        fn what_parses_is_what_was_written(text in "tk-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}[0-9a-z+-]{0,4}") {
+        fn every_parsed_name_is_displayed_as_it_was(text in "tk-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}[0-9a-z+-]{0,4}") {
             if let Ok(name) = text.parse::<VmName>() {
                 prop_assert_eq!(name.to_string(), text);
             }

@@ -91,7 +91,7 @@ impl TartHealth {
             Err(error) => {
                 let reason = match &error {
                     TartError::Spawn { .. } => NotReadyReason::TartMissing,
-                    TartError::Hung { .. } => NotReadyReason::TartHanging,
+                    TartError::DeadlineExceeded { .. } => NotReadyReason::TartHanging,
                     TartError::Garbage { .. } | TartError::NotCached(_) | TartError::Failed { .. } => {
                         NotReadyReason::TartBroken
                     }

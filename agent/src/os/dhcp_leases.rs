@@ -1,4 +1,5 @@
-//! The addresses that macOS lends to VMs. It has 253, lends each for a day, and when a busy host has lent them all, the next VM gets none.
+//! The DHCP leases of macOS for VMs. macOS has 253 addresses and leases each for a day. When a busy host has leased them all, the next VM gets
+//! none.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -10,41 +11,40 @@ use jiff::Timestamp;
 
 use super::availability::Availability;
 
-/// A network of 256 addresses, less its own, the host's and the one for all.
+/// A network of 256 addresses, without the network's, the host's and the broadcast address.
 const POOL: u64 = 253;
-/// It is told when less than a tenth is left: a busy host takes hours for that.
+/// The agent warns when less than a tenth is left, which a busy host uses up in hours.
 const LEAST: u64 = POOL / 10;
-/// No host has so many leases; a larger file is something else.
+/// No file of leases is larger.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// How many addresses are left; `None` when the host keeps no file of leases there.
+/// How many addresses are left; `None` without a file of leases.
 pub(crate) fn read(path: &Path, now: Timestamp) -> Option<Availability> {
     Some(left(&text(path).ok()?, now))
 }
 
-/// Whom an address is lent to.
+/// The client that has leased an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeaseHolder {
-    /// Somebody who is known by a MAC address, as tart knows its VMs.
+    /// A client with a MAC address, by which tart knows its VMs.
     Mac,
-    /// Somebody with another identifier, as some guests have that are not macOS. Nobody can say which one it is.
+    /// A client with another identifier, as some Linux guests have. It cannot be matched to a VM.
     Other,
-    /// Nobody.
+    /// The address is free.
     None,
-    /// The host keeps no file of leases there.
     NoFile,
-    /// There is a file, and it does not say.
+    /// The file cannot be read.
     Unknown,
 }
 
-/// Whom macOS has lent an address to.
-pub(crate) fn borrower(path: &Path, address: Ipv4Addr, now: Timestamp) -> LeaseHolder {
+/// The client that has leased an address.
+pub(crate) fn holder(path: &Path, address: Ipv4Addr, now: Timestamp) -> LeaseHolder {
     let text = match text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return LeaseHolder::NoFile,
         Err(_) => return LeaseHolder::Unknown,
     };
-    let has_mac = lent(&text, now).filter(|lease| lease.address == address).map(|lease| lease.has_mac);
+    let has_mac = leases(&text, now).filter(|lease| lease.address == address).map(|lease| lease.has_mac);
     match has_mac.max() {
         Some(true) => LeaseHolder::Mac,
         Some(false) => LeaseHolder::Other,
@@ -57,16 +57,16 @@ fn text(path: &Path) -> io::Result<String> {
     if !metadata.is_file() || metadata.len() > MAX_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    // Guests choose the names in it.
+    // Guests choose the names in it, which may not be UTF-8.
     Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
 }
 
-/// What a person is told when too few are left.
+/// The warning when too few addresses are left.
 pub(crate) fn shortage(left: Availability) -> Option<String> {
-    let lent = left.total.saturating_sub(left.available);
+    let leased = left.total.saturating_sub(left.available);
     (left.available < LEAST).then(|| {
         format!(
-            "{lent} of the {} addresses for VMs are lent, and VMs that find none will not start: have macOS lend them for a shorter time, \
+            "{leased} of the {} addresses for VMs are lent, and VMs that find none will not start: have macOS lend them for a shorter time, \
              with packaging/host/dhcp-lease-time.sh or `sudo defaults write \
              /Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist bootpd -dict-add DHCPLeaseTimeSecs -int 600`",
             left.total
@@ -74,41 +74,41 @@ pub(crate) fn shortage(left: Availability) -> Option<String> {
     })
 }
 
-/// An address that is lent.
 struct Lease {
     address: Ipv4Addr,
     has_mac: bool,
 }
 
-/// The addresses that macOS has written down as lent.
-fn lent(text: &str, now: Timestamp) -> impl Iterator<Item = Lease> {
+/// The leases that have not expired.
+fn leases(text: &str, now: Timestamp) -> impl Iterator<Item = Lease> {
     text.split('}').filter_map(move |entry| {
         let field =
             |name: &str| entry.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
         let address = field("ip_address").and_then(|address| address.parse::<Ipv4Addr>().ok());
         let until = field("lease").and_then(|hex| i64::from_str_radix(hex.strip_prefix("0x")?, 16).ok());
-        // Before it comes the kind of the address: Ethernet is 1.
+        // The address follows its type; Ethernet is 1.
         let has_mac = field("hw_address").is_some_and(|hardware| hardware.starts_with("1,"));
-        // An expired lease is lent again before anybody goes without.
+        // macOS leases an expired address again.
         let is_valid = until.is_some_and(|until| until > now.as_second());
         address.filter(|_| is_valid).map(|address| Lease { address, has_mac })
     })
 }
 
-/// There may be several networks; the fullest counts.
+/// Of several networks, the fullest counts.
 fn left(text: &str, now: Timestamp) -> Availability {
     let mut networks: HashMap<[u8; 3], HashSet<u8>> = HashMap::new();
-    for lease in lent(text, now) {
+    for lease in leases(text, now) {
         let [a, b, c, host] = lease.address.octets();
         networks.entry([a, b, c]).or_default().insert(host);
     }
-    let lent = networks.values().map(HashSet::len).max().unwrap_or(0);
-    Availability { available: POOL.saturating_sub(lent.try_into().unwrap_or(u64::MAX)), total: POOL }
+    let leased = networks.values().map(HashSet::len).max().unwrap_or(0);
+    Availability { available: POOL.saturating_sub(leased.try_into().unwrap_or(u64::MAX)), total: POOL }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use proptest::prelude::*;
     use std::fs::File;
 
@@ -135,9 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn valid_leases_say_whose_an_address_is() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn the_holder_of_an_address_is_read_from_valid_leases() {
+        let dir = testing::dir();
         let path = dir.path().join("dhcpd_leases");
         let linux = |host| {
             entry(&format!("192.168.64.{host}"), 2000).replace("=1,e:0:2:ab:c:d", "=ff,f1:f5:dd:7f:0:2")
@@ -146,7 +145,7 @@ mod tests {
         text.extend(b"{\n\tname=\xff\xfe\n}\n");
         text.extend((linux(6) + &entry("192.168.64.6", 2000) + &linux(6)).into_bytes());
         fs::write(&path, text).unwrap();
-        let of = |path: &Path, last: u8| borrower(path, Ipv4Addr::from([192, 168, 64, last]), now());
+        let of = |path: &Path, last: u8| holder(path, Ipv4Addr::from([192, 168, 64, last]), now());
         for (last, expected) in [
             (2, LeaseHolder::Mac),
             (3, LeaseHolder::None),
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_before_the_last_one_is_lent() {
+    fn the_agent_warns_before_the_last_address_is_leased() {
         let short = |available| shortage(Availability { available, total: POOL });
         assert_eq!(short(LEAST), None);
         let words = short(LEAST - 1).unwrap();

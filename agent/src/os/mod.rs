@@ -1,7 +1,6 @@
-//! The operating system: its programs, processes and files, and what it says of the machine.
+//! The operating system: processes, limits, DHCP leases, and facts about the machine.
 
 pub(crate) mod availability;
-pub(crate) mod command;
 pub(crate) mod dhcp_leases;
 pub(crate) mod host;
 pub(crate) mod open_files;

@@ -1,24 +1,24 @@
-//! How many files, sockets included, a process may have open.
+//! The limit of open files and sockets of this process.
 
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 use tracing::warn;
 
-/// As many as macOS lets a process ask for, whatever its hard limit says.
+/// The largest limit that macOS accepts, whatever the hard limit is.
 const MOST: rlim_t = 10_240;
 
-/// Asks for as many as may be asked for: launchd begins with 256, and the host ports of one Pod alone can take more.
-pub(crate) fn ask_for_many() {
-    let asked = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| match more(soft, hard) {
-        Some(more) => setrlimit(Resource::RLIMIT_NOFILE, more, hard),
+/// Raises the limit. launchd sets 256, and the host ports of one Pod can take more.
+pub(crate) fn raise_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| match higher(soft, hard) {
+        Some(higher) => setrlimit(Resource::RLIMIT_NOFILE, higher, hard),
         None => Ok(()),
     });
-    if let Err(error) = asked {
-        warn!(%error, "cannot ask for more open files; many Pods or host ports may run out of them");
+    if let Err(error) = raised {
+        warn!(%error, "cannot raise the limit of open files; many Pods or host ports may run out of them");
     }
 }
 
-/// The limit to ask for; `None` when it would be no more than there is.
-fn more(soft: rlim_t, hard: rlim_t) -> Option<rlim_t> {
+/// The highest possible limit; `None` when it is not higher than the current one.
+fn higher(soft: rlim_t, hard: rlim_t) -> Option<rlim_t> {
     Some(hard.min(MOST)).filter(|wanted| *wanted > soft)
 }
 
@@ -27,11 +27,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_is_asked_for_and_never_less() {
-        assert_eq!(more(256, rlim_t::MAX), Some(MOST));
-        assert_eq!(more(256, 4096), Some(4096));
-        assert_eq!(more(MOST, rlim_t::MAX), None);
-        assert_eq!(more(1 << 20, 1 << 20), None);
-        assert_eq!(more(256, 256), None);
+    fn the_limit_is_raised_and_never_lowered() {
+        assert_eq!(higher(256, rlim_t::MAX), Some(MOST));
+        assert_eq!(higher(256, 4096), Some(4096));
+        assert_eq!(higher(MOST, rlim_t::MAX), None);
+        assert_eq!(higher(1 << 20, 1 << 20), None);
+        assert_eq!(higher(256, 256), None);
     }
 }

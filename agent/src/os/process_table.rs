@@ -1,4 +1,4 @@
-//! The processes of this host, as far as they say what they are for.
+//! The processes of this host, with the agent's own environment variables.
 
 use std::ffi::{OsStr, OsString};
 
@@ -8,25 +8,22 @@ use sysinfo::{Process, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Sys
 
 /// The process table cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot look at the processes of this host")]
+#[error("cannot read the processes of this host")]
 pub(crate) struct TableError(#[source] sysinfo::Error);
 
-/// A living process.
+/// A process that is no zombie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RunningProcess {
-    /// Its ID.
     pub(crate) pid: Pid,
-    /// Who has started it, or has taken it in since that one is gone.
     pub(crate) parent: Option<Pid>,
-    /// The session that it is in.
     pub(crate) session: Option<Pid>,
     command: Vec<OsString>,
-    /// Those of its variables that are ours.
+    /// Its variables with the agent's prefix.
     environment: Vec<(String, String)>,
 }
 
-/// How the names of variables begin that say what a process is for.
-const OURS: &str = "TART_KUBELET_";
+/// The prefix of the agent's own variables.
+const PREFIX: &str = "TART_KUBELET_";
 
 /// All processes but this one.
 pub(crate) fn others() -> Result<Vec<RunningProcess>, TableError> {
@@ -45,11 +42,11 @@ impl RunningProcess {
             parent: process.parent().and_then(pid_of),
             session: process.session_id().and_then(pid_of),
             command: process.cmd().to_vec(),
-            environment: process.environ().iter().filter_map(|variable| ours(variable)).collect(),
+            environment: process.environ().iter().filter_map(|variable| own_variable(variable)).collect(),
         })
     }
 
-    /// Whether a word is in its command line.
+    /// Whether its command line has a word.
     pub(crate) fn names(&self, word: &str) -> bool {
         self.command.iter().any(|argument| argument == word)
     }
@@ -59,21 +56,20 @@ impl RunningProcess {
         self.command.iter().filter_map(|word| word.to_str())
     }
 
-    /// What it has in one of our variables. macOS hides the environment of some programs.
+    /// The value of one of the agent's variables. macOS hides the environment of some programs.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         self.environment.iter().find(|(one, _)| one == name).map(|(_, value)| value.as_str())
     }
 
-    /// Kills it.
     pub(crate) fn kill(&self) {
-        // It fails only when the process is gone, which is what we want.
+        // It fails only when the process is gone.
         let _ = kill(self.pid, Signal::SIGKILL);
     }
 }
 
-fn ours(variable: &OsStr) -> Option<(String, String)> {
+fn own_variable(variable: &OsStr) -> Option<(String, String)> {
     let (name, value) = variable.to_str()?.split_once('=')?;
-    name.starts_with(OURS).then(|| (name.to_owned(), value.to_owned()))
+    name.starts_with(PREFIX).then(|| (name.to_owned(), value.to_owned()))
 }
 
 fn pid_of(pid: sysinfo::Pid) -> Option<Pid> {
@@ -82,14 +78,16 @@ fn pid_of(pid: sysinfo::Pid) -> Option<Pid> {
 
 #[cfg(test)]
 impl RunningProcess {
-    /// A process for tests.
     pub(crate) fn example(pid: i32, session: i32, command: &[&str], environment: &[&str]) -> Self {
         Self {
             pid: Pid::from_raw(pid),
             parent: None,
             session: Some(Pid::from_raw(session)),
             command: command.iter().map(OsString::from).collect(),
-            environment: environment.iter().filter_map(|variable| ours(OsStr::new(variable))).collect(),
+            environment: environment
+                .iter()
+                .filter_map(|variable| own_variable(OsStr::new(variable)))
+                .collect(),
         }
     }
 }
@@ -100,7 +98,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_child_is_found_by_what_it_was_given_and_can_be_killed() {
+    fn a_child_is_found_by_its_arguments_and_variables_and_can_be_killed() {
         let mut command = Command::new("cat");
         command.arg("-").env("TART_KUBELET_TEST", "here=there").stdin(Stdio::piped()).stdout(Stdio::null());
         let mut child = command.spawn().unwrap();

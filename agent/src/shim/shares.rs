@@ -39,7 +39,7 @@ impl Shim {
         check: impl FnOnce(&[Share]) -> Option<String> + Send + 'static,
     ) -> Option<NotStarted> {
         let shares: Vec<Share> =
-            self.spec.shares.iter().filter(|share| share.place.is_some()).cloned().collect();
+            self.spec.shares.iter().filter(|share| share.identity.is_some()).cloned().collect();
         if shares.is_empty() {
             return None;
         }
@@ -56,7 +56,7 @@ impl Shim {
 fn replaced(shares: &[Share]) -> Option<String> {
     shares.iter().find_map(|share| {
         let path = share.path.display();
-        match share.place?.is_at(&share.path) {
+        match share.identity?.is_at(&share.path) {
             Ok(true) => None,
             Ok(false) => Some(format!(
                 "hostPath {path} has been replaced since the VM was planned, or a directory on the way to it"

@@ -28,7 +28,7 @@ impl DiskSpaceRequest {
     /// Asks for space at `path`. False when there is no use in waiting: the path is on a volume without images, or so full that not
     /// even the request can be written.
     pub(crate) fn send(&self, path: &Path) -> bool {
-        if !self.tart.shares_volume_with(path) {
+        if !self.tart.shares_disk_with(path) {
             return false;
         }
         let asked = self.run.request_disk_space();

@@ -55,7 +55,7 @@ impl StateDir {
         let mut found = Vec::new();
         for LiveRun { pod, run, shares } in self.live_of_others(uid)? {
             if !run.is_up()? {
-                let of_host = shares.into_iter().filter(|share| share.place.is_some());
+                let of_host = shares.into_iter().filter(|share| share.identity.is_some());
                 found.extend(of_host.map(|share| PlannedShare { pod: pod.clone(), path: share.path }));
             }
         }
@@ -129,8 +129,8 @@ mod tests {
         let state = StateDir::open(dir.path()).unwrap();
         let (own, other) = ("0b1c".parse().unwrap(), "2d3e".parse::<PodUid>().unwrap());
         let run = state.pod(other.clone()).run(Restart(0));
-        let place = Some(serde_json::from_value(serde_json::json!({"inode": 2})).unwrap());
-        let of_host = Share { path: "/shared/a".into(), read_only: true, place, ..Share::default() };
+        let identity = Some(serde_json::from_value(serde_json::json!({"inode": 2})).unwrap());
+        let of_host = Share { path: "/shared/a".into(), read_only: true, identity, ..Share::default() };
         let of_agent = Share { path: "/volumes/b".into(), ..Share::default() };
         let shares = vec![of_host, of_agent];
         run.plan(&ShimSpec { shares, ..ShimSpec::example(run.vm()) }).unwrap();

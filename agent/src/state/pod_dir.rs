@@ -205,7 +205,7 @@ mod tests {
             let (run, logs, _) = of(restart);
             let init = vec![ContainerSpec { name: "init".to_owned(), ..ContainerSpec::default() }];
             run.plan(&ShimSpec { init, ..ShimSpec::example(run.vm()) }).unwrap();
-            crate::volume::boot_share::lay(&pod, Restart(restart), &secret).unwrap();
+            crate::volume::boot_share::create(&pod, Restart(restart), &secret).unwrap();
             for log in logs {
                 std::fs::write(log, "").unwrap();
             }

@@ -199,7 +199,7 @@ mod tests {
         });
         let read: ShimSpec = serde_json::from_value(spec).unwrap();
         assert_eq!((read.vm.restart().0, read.crashes, read.shares[0].read_only), (2, 3, true));
-        assert_eq!((read.image_name, read.shares[0].place), (None, None));
+        assert_eq!((read.image_name, read.shares[0].identity), (None, None));
         assert_eq!(read.main.command.map(|command| command.argv), Some(vec!["true".to_owned()]));
     }
 }

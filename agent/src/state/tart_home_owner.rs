@@ -176,7 +176,7 @@ fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), FileError> {
         let is_quiet = touched(&tart.vm_dir(vm))
             .is_ok_and(|touched| SystemTime::now().duration_since(touched).is_ok_and(|quiet| quiet >= QUIET));
         // An unknown counts as work.
-        !(is_quiet && tart.lock_of(&tart.vm_dir(vm)).is_ok_and(|lock| lock == VmLock::Free))
+        !(is_quiet && crate::tart::vm_lock(&tart.vm_dir(vm)).is_ok_and(|lock| lock == VmLock::Free))
     });
     Ok((vms, is_cloning))
 }

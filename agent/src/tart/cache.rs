@@ -1,6 +1,6 @@
-//! Tart's cache of images, as it lies on the disk: one directory per digest, one link per tag.
+//! tart's cache of images on the disk: one directory per digest, one link per tag.
 //!
-//! To look is cheaper than to ask tart, which reads every VM for it and fails when one of them is being deleted.
+//! The agent reads the disk, which is cheaper than `tart list`. That reads every VM, and fails while one is being deleted.
 
 use std::fs;
 use std::io;
@@ -10,21 +10,20 @@ use std::path::Path;
 use crate::names::ImageDigest;
 use crate::names::image::repository;
 
-/// A host, and a repository of as many parts as anybody has.
+/// A host and a repository; no repository has more parts.
 const MAX_LEVELS: usize = 16;
 
 /// An image in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CachedImage {
-    /// Its exact name.
     pub(crate) digest: ImageDigest,
     /// The names with a tag that lead to it.
     pub(crate) tags: Vec<String>,
-    /// What its files take, blocks that they share with VMs included.
+    /// The size of its files on disk, with blocks that they share with VMs.
     pub(crate) bytes: u64,
 }
 
-/// All images that are whole, in the order of their names.
+/// All complete images, in the order of their names.
 pub(super) fn images(cache: &Path) -> io::Result<Vec<CachedImage>> {
     let mut found = Found::default();
     walk(cache, "", MAX_LEVELS, &mut found)?;
@@ -40,18 +39,18 @@ pub(super) fn images(cache: &Path) -> io::Result<Vec<CachedImage>> {
     Ok(found.images)
 }
 
-/// Whether an image is there and whole.
+/// Whether the cache has all of an image.
 pub(super) fn has(cache: &Path, image: &ImageDigest) -> bool {
     let (repository, digest) = image.parts();
-    is_whole(&cache.join(directory(repository)).join(digest))
+    is_complete(&cache.join(directory(repository)).join(digest))
 }
 
-/// Whether a directory has all that tart wants an image or a VM to have.
-pub(super) fn is_whole(dir: &Path) -> bool {
+/// Whether a directory has all files of an image or a VM.
+pub(super) fn is_complete(dir: &Path) -> bool {
     ["config.json", "disk.img", "nvram.bin"].iter().all(|file| dir.join(file).is_file())
 }
 
-/// The directory of an image, by a number that no other one has; `None` when it is not there.
+/// The inode of an image's directory.
 pub(super) fn inode(cache: &Path, image: &ImageDigest) -> Option<u64> {
     let (repository, digest) = image.parts();
     fs::symlink_metadata(cache.join(directory(repository)).join(digest)).ok().map(|metadata| metadata.ino())
@@ -60,12 +59,12 @@ pub(super) fn inode(cache: &Path, image: &ImageDigest) -> Option<u64> {
 /// Whether an image was pulled by its digest.
 pub(super) fn is_explicitly_pulled(cache: &Path, image: &ImageDigest) -> bool {
     let (repository, digest) = image.parts();
-    // What cannot be seen may be.
+    // If the disk does not answer, it may have been.
     let mark = cache.join(directory(repository)).join(digest).join(".explicitly-pulled");
     mark.try_exists().unwrap_or(true)
 }
 
-/// The digests that there are of the repository of an image.
+/// The cached digests of an image's repository.
 pub(super) fn siblings(cache: &Path, image: &str) -> io::Result<Vec<String>> {
     let names = match fs::read_dir(cache.join(directory(repository(image)))) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -80,7 +79,7 @@ pub(super) fn siblings(cache: &Path, image: &str) -> io::Result<Vec<String>> {
         .collect())
 }
 
-/// A repository as a path: a colon would be a tag's.
+/// A repository as a path. tart writes a colon as `%3A`.
 fn directory(repository: &str) -> String {
     repository.replace(':', "%3A")
 }
@@ -93,7 +92,7 @@ struct Found {
 
 fn walk(path: &Path, repository: &str, levels: usize, found: &mut Found) -> io::Result<()> {
     let entries = match fs::read_dir(path) {
-        // Somebody has deleted it meanwhile.
+        // It was deleted meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
@@ -109,7 +108,7 @@ fn walk(path: &Path, repository: &str, levels: usize, found: &mut Found) -> io::
                 found.tags.push((format!("{repository}:{name}"), digest));
             }
         } else if let (true, Some(digest)) = (kind.is_dir(), digest_of(&name)) {
-            if is_whole(&entry.path()) {
+            if is_complete(&entry.path()) {
                 found.images.push(CachedImage { digest, tags: Vec::new(), bytes: size(&entry.path()) });
             }
         } else if kind.is_dir() && levels > 0 && !name.starts_with('.') {
@@ -121,7 +120,7 @@ fn walk(path: &Path, repository: &str, levels: usize, found: &mut Found) -> io::
     Ok(())
 }
 
-/// What the files of a VM or of an image take.
+/// The size of the files of a VM or of an image on disk.
 pub(super) fn size(path: &Path) -> u64 {
     let files = fs::read_dir(path).into_iter().flatten().flatten();
     let sizes = files.filter_map(|file| file.metadata().ok()).filter(fs::Metadata::is_file);
@@ -133,6 +132,7 @@ mod tests {
     use super::*;
     use crate::names::{Restart, VmName};
     use crate::tart::{Tart, TartError};
+    use crate::testing;
     use std::os::unix::fs::symlink;
 
     fn hex(digit: char) -> String {
@@ -140,9 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn images_are_found_with_their_tags() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn complete_images_are_found_with_their_tags() {
+        let dir = testing::dir();
         let cache = dir.path();
         assert_eq!(images(&cache.join("absent")).unwrap(), []);
         let repository = cache.join("registry.test%3A5000/team/macos");
@@ -180,9 +179,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_here_is_not_cloned() {
-        let home =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    async fn an_image_that_is_not_cached_is_not_cloned() {
+        let home = testing::dir();
         let tart = Tart::in_home(Path::new("/nowhere/tart"), home.path());
         let image = format!("registry.test/macos@sha256:{}", hex('a'));
         let vm = VmName::new("0b1c".parse().unwrap(), Restart(0));
@@ -194,6 +192,6 @@ mod tests {
             fs::write(dir.join(file), "").unwrap();
         }
         let failed = tart.clone_image(&image, &vm).await.unwrap_err();
-        assert!(matches!(failed, TartError::Spawn { .. }), "tart was asked: {failed}");
+        assert!(matches!(failed, TartError::Spawn { .. }), "the agent calls tart: {failed}");
     }
 }

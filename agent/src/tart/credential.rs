@@ -1,4 +1,4 @@
-//! What tart logs in to a registry with.
+//! The credential with which tart logs in to a registry.
 
 use std::fmt;
 
@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Credential {
     /// The registry, as `host` or `host:port`.
     pub(crate) host: String,
-    /// The user's name.
     pub(crate) username: String,
-    /// The user's password.
     pub(crate) password: String,
 }
 

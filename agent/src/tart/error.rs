@@ -1,52 +1,42 @@
-//! What can go wrong with `tart`, told apart by its exit code and words.
+//! The failures of `tart`, told apart by its messages.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-/// A call of `tart` that did not do what it was asked for.
+/// A call of `tart` that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TartError {
-    /// The program could not be started.
+    /// The agent could not start the program.
     #[error("cannot run {}; install tart there, or name the program with --tart-binary", program.display())]
     Spawn {
-        /// The program.
         program: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It did not answer in time, and was killed.
-    #[error("`{command}` did not end within {} s and was killed", after.as_secs())]
-    Hung {
-        /// The command line.
-        command: String,
-        /// The limit.
-        after: Duration,
-    },
-    /// It answered something that is not its language.
+    /// tart did not end before its deadline, and the agent killed it.
+    #[error("`{command}` did not end within {} s and was killed", deadline.as_secs())]
+    DeadlineExceeded { command: String, deadline: Duration },
+    /// tart printed something that the agent cannot read.
     #[error("`tart {command}` printed something unexpected: {printed:?}")]
     Garbage {
-        /// The sub-command.
         command: String,
-        /// The start of what it printed.
+        /// The start of the output.
         printed: String,
     },
-    /// It was not even asked: it would have pulled the image.
-    #[error("image {0} is no longer in tart's cache, and neither is its base VM: somebody has deleted both")]
+    /// The image is not cached. The agent did not call tart, which would have pulled the image.
+    #[error("image {0} is no longer in tart's cache, and neither is its base VM: both were deleted")]
     NotCached(String),
-    /// It failed, in its own words.
+    /// tart failed, and says why in `message`.
     #[error("`{command}` failed ({ended}): {message}")]
     Failed {
-        /// The command line.
         command: String,
         /// The exit code or signal, in words.
         ended: String,
-        /// What it said, in one line.
+        /// What tart printed to its standard error, in one line.
         message: String,
-        /// What we take it for.
         fault: Fault,
     },
 }
@@ -56,7 +46,7 @@ pub(crate) enum TartError {
 pub(crate) enum Fault {
     /// No VM has that name.
     MissingVm,
-    /// The VM exists, but does not run.
+    /// The VM does not run.
     NotRunning,
     /// The VM runs already.
     AlreadyRunning,
@@ -78,17 +68,12 @@ pub(crate) enum Fault {
     BadSize,
     /// The host does not have what was asked for.
     TooLarge,
-    /// A file of some VM is not whole: another tart may be writing it.
-    Torn,
-    /// Anything else.
+    /// tart read half a configuration: another tart may be writing it.
+    TornConfig,
     Other,
 }
 
 impl TartError {
-    pub(super) fn spawn(program: &Path, source: io::Error) -> Self {
-        Self::Spawn { program: program.to_owned(), source }
-    }
-
     pub(super) fn garbage(command: &str, printed: &str) -> Self {
         Self::Garbage { command: command.to_owned(), printed: printed.chars().take(80).collect() }
     }
@@ -102,18 +87,18 @@ impl TartError {
         Self::Failed { command, ended, message: one_line(stderr), fault: Fault::of(stderr) }
     }
 
-    /// The kind of failure, when that is known.
+    /// The kind of failure, if tart said it.
     pub(crate) fn fault(&self) -> Option<Fault> {
         match self {
             Self::Failed { fault, .. } => Some(*fault),
             Self::NotCached(_) => Some(Fault::NotCached),
-            Self::Spawn { .. } | Self::Hung { .. } | Self::Garbage { .. } => None,
+            Self::Spawn { .. } | Self::DeadlineExceeded { .. } | Self::Garbage { .. } => None,
         }
     }
 }
 
 impl Fault {
-    /// What a person can do about it, to be put behind the words of tart.
+    /// What a user can do about it, to follow tart's message.
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::VmLimit => {
@@ -131,7 +116,7 @@ impl Fault {
         }
     }
 
-    /// Reads the words of a failed call. Exit codes alone do not tell: 1 is most things, 2 is three of them.
+    /// Reads tart's message. Its exit codes do not tell failures apart: most have 1, three have 2.
     pub(crate) fn of(stderr: &str) -> Self {
         let says = |part: &str| stderr.contains(part);
         if says("the specified VM \"") && says("does not exist") {
@@ -164,7 +149,7 @@ impl Fault {
         } else if says("greater than the maximum allowed") {
             Self::TooLarge
         } else if says("couldn’t be read because it isn’t in the correct format") {
-            Self::Torn
+            Self::TornConfig
         } else if says("code: 404") {
             Self::ImageNotFound
         } else if says("AuthFailed") || says("code: 401") || says("code: 403") {
@@ -182,13 +167,13 @@ impl Fault {
     }
 }
 
-/// The VMs that tart names when it says that there can be no further one.
+/// The running VMs that tart names when macOS allows no further one.
 pub(crate) fn running_vms(stderr: &str) -> Vec<&str> {
     let listed = stderr.split_once("(other running VMs: ").and_then(|(_, rest)| rest.split_once(')'));
     listed.map_or_else(Vec::new, |(names, _)| names.split(", ").collect())
 }
 
-/// The last words of a program, joined into one line of bounded length.
+/// The last lines of a message, joined into one line of bounded length.
 fn one_line(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let tail = lines[lines.len().saturating_sub(4)..].join("; ");
@@ -201,12 +186,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_tart_are_told_apart() {
+    fn the_messages_of_tart_are_told_apart() {
         let table = [
             ("the specified VM \"x\" does not exist", Fault::MissingVm),
             ("Error: the specified VM \"x\" does not exist", Fault::MissingVm),
             ("VM \"x\" is not running", Fault::NotRunning),
-            ("Error: The data couldn’t be read because it isn’t in the correct format.", Fault::Torn),
+            ("Error: The data couldn’t be read because it isn’t in the correct format.", Fault::TornConfig),
             ("VM \"x\" is already running!", Fault::AlreadyRunning),
             ("OCI storage error: a/b:c is not a digest and doesn't point to a digest", Fault::NotCached),
             ("The number of VMs exceeds the system limit (other running VMs: a, b)", Fault::VmLimit),
@@ -253,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vms_in_the_way_are_named() {
+    fn the_running_vms_are_read_from_the_message() {
         let words = "The number of VMs exceeds the system limit (other running VMs: a, tk-0b1c-0)";
         assert_eq!(running_vms(words), ["a", "tk-0b1c-0"]);
         assert_eq!(running_vms("The number of VMs exceeds the system limit"), Vec::<&str>::new());

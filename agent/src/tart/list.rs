@@ -1,20 +1,20 @@
-//! What `tart list` says.
+//! The output of `tart list`.
 
 use serde::Deserialize;
 
-/// Where something that tart has comes from.
+/// The kinds of things that `tart list` shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(crate) enum VmSource {
-    /// It is a VM.
+    /// A VM.
     #[serde(rename = "local")]
     Local,
-    /// It is an image of a registry, by its tag or by its digest.
+    /// An image of a registry, by its tag or by its digest.
     #[serde(rename = "OCI")]
     Oci,
 }
 
 impl VmSource {
-    /// The flag's word for it is not that of the list.
+    /// The word of the flag `--source`, which differs from the word in the list.
     pub(super) fn flag(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -31,7 +31,7 @@ struct Row {
     source: VmSource,
 }
 
-/// The names in the list; `None` when it is not one.
+/// The names in the list; `None` when the text is no list.
 pub(super) fn names(text: &str, source: VmSource) -> Option<Vec<String>> {
     let rows: Vec<Row> = serde_json::from_str(text).ok()?;
     Some(rows.into_iter().filter(|row| row.source == source).map(|row| row.name).collect())

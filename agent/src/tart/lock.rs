@@ -1,6 +1,6 @@
-//! The locks by which one `tart` tells another what it is doing to a VM.
+//! The locks that `tart` holds on a VM while it works on it.
 //!
-//! To look at them takes none that could stand in the way of a VM that is about to start.
+//! The agent only tests them. It holds none that could keep a VM from starting.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -14,16 +14,16 @@ use nix::libc;
 /// What the locks on a VM say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VmLock {
-    /// Nobody is at work on it.
+    /// No tart works on it.
     Free,
-    /// It runs.
+    /// A tart runs it.
     Runs,
-    /// Somebody is at work on it in another way.
+    /// A tart works on it in another way.
     Busy,
 }
 
-/// When a directory was last touched. Every tart that opens a VM touches its directory; a clone is new, however old its source is:
-/// only the time of the last change of any kind tells.
+/// When a directory was last touched. Every tart that opens a VM touches its directory. A clone has the modification time of its source,
+/// so the time of the last change counts, too.
 pub(crate) fn touched(path: &Path) -> io::Result<SystemTime> {
     let metadata = path.symlink_metadata()?;
     let changed = Duration::from_secs(metadata.ctime().try_into().unwrap_or(0))
@@ -31,15 +31,15 @@ pub(crate) fn touched(path: &Path) -> io::Result<SystemTime> {
     Ok(metadata.modified()?.max(SystemTime::UNIX_EPOCH + changed))
 }
 
-/// Looks at the locks of the VM in `dir`. One without a `config.json` cannot run.
-pub(super) fn look(dir: &Path) -> io::Result<VmLock> {
-    // `tart clone` holds the directory that it makes, until it is done with it.
+/// Tests the locks of the VM in `dir`. A VM without a `config.json` cannot run.
+pub(crate) fn vm_lock(dir: &Path) -> io::Result<VmLock> {
+    // `tart clone` locks the directory that it makes.
     match File::open(dir)?.try_lock_shared() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Ok(VmLock::Busy),
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    // `tart run` holds its configuration, and `tart delete` for an instant.
+    // `tart run` locks the configuration; `tart delete` does so for an instant.
     let config = match OpenOptions::new().read(true).write(true).open(dir.join("config.json")) {
         Ok(config) => config,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(VmLock::Free),
@@ -50,12 +50,12 @@ pub(super) fn look(dir: &Path) -> io::Result<VmLock> {
     Ok(match (lock.l_type, lock.l_pid) {
         (NONE, _) => VmLock::Free,
         (_, 1..) => VmLock::Runs,
-        // A lock that belongs to no process in particular is not one of `tart run`.
+        // A lock without a process is not one of `tart run`.
         _ => VmLock::Busy,
     })
 }
 
-// The kinds of lock have another integer type on Linux than on macOS, and in either place another than the field.
+// On Linux and on macOS, the constants have different integer types, and neither is that of the field.
 #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast, reason = "the values are 0 to 3")]
 const WRITE: libc::c_short = libc::F_WRLCK as libc::c_short;
 #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast, reason = "the values are 0 to 3")]
@@ -66,19 +66,19 @@ const FROM_START: libc::c_short = libc::SEEK_SET as libc::c_short;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     #[test]
-    fn a_lock_on_the_directory_is_seen() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
-        assert_eq!(look(dir.path()).unwrap(), VmLock::Free, "half a VM");
+    fn a_locked_directory_is_busy() {
+        let dir = testing::dir();
+        assert_eq!(vm_lock(dir.path()).unwrap(), VmLock::Free, "half a VM");
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();
-        assert_eq!(look(dir.path()).unwrap(), VmLock::Free);
+        assert_eq!(vm_lock(dir.path()).unwrap(), VmLock::Free);
         let held = File::open(dir.path()).unwrap();
         held.lock().unwrap();
-        assert_eq!(look(dir.path()).unwrap(), VmLock::Busy);
+        assert_eq!(vm_lock(dir.path()).unwrap(), VmLock::Busy);
         drop(held);
-        assert_eq!(look(dir.path()).unwrap(), VmLock::Free);
-        assert!(look(&dir.path().join("gone")).is_err(), "what is not there is not known");
+        assert_eq!(vm_lock(dir.path()).unwrap(), VmLock::Free);
+        assert!(vm_lock(&dir.path().join("gone")).is_err(), "a VM that is not there has no locks");
     }
 }

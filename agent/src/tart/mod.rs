@@ -1,4 +1,4 @@
-//! The `tart` program: its argument lists, time limits, output and failures. Nothing else in the tree knows them.
+//! The `tart` program: its arguments, deadlines, output and failures. No other module knows them.
 
 mod cache;
 mod call;
@@ -14,15 +14,14 @@ mod stale_calls;
 mod version;
 
 pub(crate) use cache::CachedImage;
-pub(crate) use call::TartOutput;
 pub(crate) use credential::Credential;
 pub(crate) use error::{Fault, TartError, running_vms};
 pub(crate) use list::VmSource;
-pub(crate) use lock::{VmLock, touched};
+pub(crate) use lock::{VmLock, touched, vm_lock};
 pub(crate) use own_pulls::OwnPulls;
 pub(crate) use partial::{KeptPartial, Partial};
 pub(crate) use share::Share;
-pub(crate) use stale_calls::end_overdue_calls;
+pub(crate) use stale_calls::kill_stale_calls;
 pub(crate) use version::TartVersion;
 
 use std::io;
@@ -40,11 +39,11 @@ use crate::names::{BaseName, ImageDigest, VmName, full_name};
 use crate::os::process_table::TableError;
 
 const QUICK: Duration = Duration::from_secs(30);
-/// It reads nothing and waits for nobody.
+/// `tart --version` reads no file and waits for no lock.
 const VERSION: Duration = Duration::from_secs(10);
 const CLONE: Duration = Duration::from_mins(5);
 const DELETE: Duration = Duration::from_mins(5);
-/// How long a pull may take, with the time that it waits for others.
+/// The deadline of a pull, with the time that tart waits for other pulls.
 pub(crate) const PULL: Duration = Duration::from_hours(2);
 
 /// More calls than are ever under way at once.
@@ -58,17 +57,15 @@ pub(crate) struct Tart {
     calls: Arc<Semaphore>,
 }
 
-/// What a VM gets that its image does not decide.
+/// The size of a VM. What is `None` stays as in the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Size {
-    /// Cores; the image's own number when absent.
     pub(crate) cpu: Option<u32>,
-    /// Memory in MiB; the image's own size when absent.
     pub(crate) memory_mib: Option<u64>,
 }
 
 impl Tart {
-    /// The program at `program`, with the home directory that it finds by itself.
+    /// The program at `program`, with the home directory that tart itself would use.
     pub(crate) fn new(program: &Path) -> Self {
         let home = match std::env::var_os("TART_HOME").filter(|home| !home.is_empty()) {
             Some(home) => PathBuf::from(home),
@@ -77,7 +74,6 @@ impl Tart {
         Self::with_home(program, home)
     }
 
-    /// The program at `program`, with a home directory for a test.
     #[cfg(test)]
     pub(crate) fn in_home(program: &Path, home: &Path) -> Self {
         Self::with_home(program, home.to_owned())
@@ -87,14 +83,13 @@ impl Tart {
         Self { program: program.to_owned(), home, calls: Arc::new(Semaphore::new(ALL_CALLS as usize)) }
     }
 
-    /// Waits until no call but pulls and VMs is under way, and lets no other begin from then on: this process is about to end.
+    /// Waits until no call but pulls and VMs runs, and starts no other from then on: this process is about to end.
     pub(crate) async fn retire(&self) {
         if let Ok(calls) = self.calls.acquire_many(ALL_CALLS).await {
             calls.forget();
         }
     }
 
-    /// The program itself.
     pub(crate) fn program(&self) -> &Path {
         &self.program
     }
@@ -109,26 +104,26 @@ impl Tart {
         &self.home
     }
 
-    /// Whether VMs and images can be seen: their volume may be away for a moment.
+    /// Whether the directories of VMs and images can be read: their disk may be away for a moment.
     pub(crate) fn is_readable(&self) -> bool {
         [self.home.join("vms"), self.cache()].iter().all(|dir| std::fs::read_dir(dir).is_ok())
     }
 
-    /// Whether a path is on the volume that VMs and images are on, so that an image which goes makes room there.
-    pub(crate) fn shares_volume_with(&self, path: &Path) -> bool {
-        // What is not there yet comes to be where its parent is.
+    /// Whether a path is on the disk of VMs and images, so that deleting an image frees space there.
+    pub(crate) fn shares_disk_with(&self, path: &Path) -> bool {
+        // A path that does not exist yet will be on the disk of its parent.
         let device = |path: &Path| path.ancestors().find_map(|path| path.metadata().ok()).map(|it| it.dev());
         device(path) == device(&self.home)
     }
 
-    /// The names of all VMs, or of all images. One of them that cannot be read fails it all.
+    /// The names of all VMs, or of all images. tart fails if it cannot read one of them.
     pub(crate) async fn list(&self, source: VmSource) -> Result<Vec<String>, TartError> {
-        let output = self.call(&["list", "--source", source.flag(), "--format", "json"], QUICK).await?;
-        list::names(&output.stdout, source).ok_or_else(|| TartError::garbage("list", &output.stdout))
+        let printed = self.call(&["list", "--source", source.flag(), "--format", "json"], QUICK).await?;
+        list::names(&printed, source).ok_or_else(|| TartError::garbage("list", &printed))
     }
 
-    /// The names of the VMs of which there is anything on the disk. tart itself is silent about those that lack a file, as after
-    /// a deletion that was cut short.
+    /// The names of the VMs of Pods that have a directory. `tart list` leaves out a VM that lacks a file, as after a deletion that was
+    /// cut short.
     pub(crate) fn vm_dirs(&self) -> io::Result<Vec<VmName>> {
         self.named_dirs()
     }
@@ -150,22 +145,17 @@ impl Tart {
         Ok(names)
     }
 
-    /// What tart's own locks say of the VM in a directory.
-    pub(crate) fn lock_of(&self, dir: &Path) -> io::Result<VmLock> {
-        lock::look(dir)
-    }
-
-    /// Removes what is left of a VM that tart no longer takes for one: tart deletes nothing that lacks its configuration.
+    /// Removes the rest of a VM without a configuration, which `tart delete` does not know.
     pub(crate) fn remove_rest(&self, vm: &VmName) -> io::Result<()> {
-        self.remove_unless_whole(&vm.to_string())
+        self.remove_without_config(&vm.to_string())
     }
 
     /// The same of a base VM.
     pub(crate) fn remove_rest_of_base(&self, base: &BaseName) -> io::Result<()> {
-        self.remove_unless_whole(&base.to_string())
+        self.remove_without_config(&base.to_string())
     }
 
-    fn remove_unless_whole(&self, name: &str) -> io::Result<()> {
+    fn remove_without_config(&self, name: &str) -> io::Result<()> {
         let vms = self.home.join("vms");
         if vms.join(name).join("config.json").exists() {
             return Ok(());
@@ -173,86 +163,84 @@ impl Tart {
         crate::fs::remove::remove_at(&vms, name)
     }
 
-    /// The version that the program says it has.
     pub(crate) async fn version(&self) -> Result<TartVersion, TartError> {
-        let output = self.call(&["--version"], VERSION).await?;
-        let version = output.stdout.trim();
+        let printed = self.call(&["--version"], VERSION).await?;
+        let version = printed.trim();
         TartVersion::parse(version).ok_or_else(|| TartError::garbage("--version", version))
     }
 
-    /// The digest that a cached image has, or `None` when it is not in the cache.
+    /// The digest of a cached image; `None` when the image is not in the cache.
     pub(crate) async fn cached_digest(&self, image: &str) -> Result<Option<ImageDigest>, TartError> {
         match self.call(&["fqn", image], QUICK).await {
-            Ok(output) => ImageDigest::parse(output.stdout.trim())
+            Ok(printed) => ImageDigest::parse(printed.trim())
                 .map(Some)
-                .ok_or_else(|| TartError::garbage("fqn", output.stdout.trim())),
+                .ok_or_else(|| TartError::garbage("fqn", printed.trim())),
             Err(error) if error.fault() == Some(Fault::NotCached) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Fetches an image into the cache, as a user of its registry, or with what the host has for it; a tag is looked up anew each time.
+    /// Pulls an image into the cache, with a credential or with those of the host. tart asks the registry each time where a tag leads.
     ///
-    /// `arrived` is told how much of it is here, in percent, from its first moment on; never while tart waits until somebody else has
-    /// pulled the image.
+    /// `on_progress` gets the percentage that has arrived, once tart fetches the image. It gets none while tart waits for another pull
+    /// of the image.
     pub(crate) async fn pull(
         &self,
         image: &str,
         credential: Option<&Credential>,
-        mut arrived: impl FnMut(u8),
+        mut on_progress: impl FnMut(u8),
     ) -> Result<(), TartError> {
         let mut command = self.command(&["pull", image]);
         if let Some(Credential { host, username, password }) = credential {
-            // Without the host's name tart would offer the password to any registry.
+            // Without the host's name, tart would send the password to any registry.
             command.env("TART_REGISTRY_HOSTNAME", host);
             command.env("TART_REGISTRY_USERNAME", username).env("TART_REGISTRY_PASSWORD", password);
         }
-        let hear = |line: &str| {
+        let on_line = |line: &str| {
             let percent = line.trim().strip_suffix('%').and_then(|number| number.parse().ok());
             if let Some(percent) = percent.or_else(|| line.starts_with("pulling disk (").then_some(0)) {
-                arrived(percent);
+                on_progress(percent);
             }
         };
-        call::call_heard(command, PULL, hear).await.map(drop)
+        call::call_with_lines(command, PULL, on_line).await.map(drop)
     }
 
-    /// The pulls that an agent has begun in this home, and that are still under way.
+    /// The running pulls in this home that an agent has started.
     pub(crate) fn own_pulls(&self) -> Result<OwnPulls, TableError> {
-        OwnPulls::look(&self.home)
+        OwnPulls::read(&self.home)
     }
 
-    /// What has arrived of an image that nobody pulls now, kept from being taken for garbage for as long as it is held.
+    /// Locks what has arrived of an image that no tart pulls. tart does not delete it while it is locked.
     pub(crate) fn keep_partial(&self, image: &str) -> io::Result<Partial> {
         partial::keep(&self.home, &full_name(image))
     }
 
-    /// Has tart remove what nobody has locked of all that is not whole. It does so before every command but a pull and a clone.
+    /// Has tart delete all unlocked partial downloads, as it does before every command but a pull and a clone.
     pub(crate) async fn collect_garbage(&self) -> Result<(), TartError> {
         self.call(&["list", "--source", VmSource::Local.flag(), "--quiet"], QUICK).await.map(drop)
     }
 
-    /// Whether any VM is being cloned.
+    /// Whether a tart is cloning a VM.
     pub(crate) fn is_cloning(&self) -> io::Result<bool> {
         partial::is_cloning(&self.home.join("tmp"))
     }
 
-    /// Makes a VM from a cached image. An existing VM of that name is overwritten without a word: the caller owns the name.
+    /// Clones a VM from a cached image. tart overwrites an existing VM of that name.
     pub(crate) async fn clone_image(&self, image: &str, vm: &VmName) -> Result<(), TartError> {
-        // tart would pull it, with whatever credentials the host has, and unknown to anyone.
+        // tart would pull it, with the host's credentials, and without a record of the agent.
         if !ImageDigest::parse(image).is_some_and(|digest| self.has_image(&digest)) {
             return Err(TartError::NotCached(image.to_owned()));
         }
         self.call_for_all(&["clone", image, &vm.to_string()], CLONE).await.map(drop)
     }
 
-    /// Makes the base VM of a cached image. It is whole or not there: tart clones under another name, and then moves.
+    /// Clones the base VM of a cached image. It is complete or absent: tart clones under another name, and then renames.
     pub(crate) async fn make_base(&self, image: &ImageDigest, base: &BaseName) -> Result<(), TartError> {
         self.call_for_all(&["clone", &image.to_string(), &base.to_string()], CLONE).await.map(drop)
     }
 
-    /// Whether there is a base VM. To look is cheaper than to ask tart, and is done for each VM that is made.
     pub(crate) fn has_base(&self, base: &BaseName) -> bool {
-        cache::is_whole(&self.base_dir(base))
+        cache::is_complete(&self.base_dir(base))
     }
 
     /// The directory of a base VM, whether or not it exists.
@@ -260,12 +248,12 @@ impl Tart {
         self.home.join("vms").join(base.to_string())
     }
 
-    /// Makes a VM from a base VM, as [`clone_image`](Self::clone_image) does from an image.
+    /// Clones a VM from a base VM, as [`clone_image`](Self::clone_image) does from an image.
     pub(crate) async fn clone_base(&self, base: &BaseName, vm: &VmName) -> Result<(), TartError> {
         self.call_for_all(&["clone", &base.to_string(), &vm.to_string()], CLONE).await.map(drop)
     }
 
-    /// Gives a VM an identity of its own, and its size.
+    /// Gives a VM its own MAC address and serial number, and its size.
     pub(crate) async fn configure(&self, vm: &VmName, size: Size) -> Result<(), TartError> {
         let mut args =
             vec!["set".to_owned(), vm.to_string(), "--random-mac".into(), "--random-serial".into()];
@@ -291,8 +279,8 @@ impl Tart {
             }
             command.arg(share);
         }
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().map_err(|source| TartError::spawn(&self.program, source))
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.spawn().map_err(|source| TartError::Spawn { program: self.program.clone(), source })
     }
 
     /// Waits for the address that a VM has leased, for guests without a guest agent.
@@ -302,15 +290,15 @@ impl Tart {
         wait: Duration,
     ) -> Result<std::net::IpAddr, TartError> {
         let seconds = wait.as_secs().to_string();
-        let output = self.call(&["ip", &vm.to_string(), "--wait", &seconds], wait + QUICK).await?;
-        let address = output.stdout.trim();
+        let printed = self.call(&["ip", &vm.to_string(), "--wait", &seconds], wait + QUICK).await?;
+        let address = printed.trim();
         address.parse().map_err(|_| TartError::garbage("ip", address))
     }
 
-    /// Stops a VM the hard way, by force when it takes longer than `patience`; a VM that does not run is fine.
-    pub(crate) async fn stop(&self, vm: &VmName, patience: Duration) -> Result<(), TartError> {
-        let seconds = patience.as_secs().to_string();
-        let result = self.call(&["stop", &vm.to_string(), "--timeout", &seconds], patience + QUICK).await;
+    /// Stops a VM, and kills it after `grace`; a VM that does not run is fine.
+    pub(crate) async fn stop(&self, vm: &VmName, grace: Duration) -> Result<(), TartError> {
+        let seconds = grace.as_secs().to_string();
+        let result = self.call(&["stop", &vm.to_string(), "--timeout", &seconds], grace + QUICK).await;
         accept(result, &[Fault::MissingVm, Fault::NotRunning])
     }
 
@@ -324,39 +312,37 @@ impl Tart {
         accept(self.call(&["delete", &base.to_string()], DELETE).await, &[Fault::MissingVm])
     }
 
-    /// Takes a name out of the cache, and the image with it when no other name leads there; one that does not exist is fine.
-    ///
-    /// The name of a digest takes the image in any case, and every tag that leads there.
+    /// Deletes a tag from the cache, and the image with its last tag. A digest deletes the image and all its tags. One that does not exist
+    /// is fine.
     pub(crate) async fn delete_image(&self, name: &str) -> Result<(), TartError> {
         accept(self.call(&["delete", name], DELETE).await, &[Fault::MissingVm])
     }
 
-    /// The images in the cache, whoever has put them there.
-    pub(crate) fn cached_images(&self) -> std::io::Result<Vec<CachedImage>> {
+    /// All images in the cache, those of other programs included.
+    pub(crate) fn cached_images(&self) -> io::Result<Vec<CachedImage>> {
         cache::images(&self.cache())
     }
 
-    /// Whether an image is in the cache.
     pub(crate) fn has_image(&self, image: &ImageDigest) -> bool {
         cache::has(&self.cache(), image)
     }
 
-    /// The directory of an image in the cache, by a number that changes when it is deleted and pulled again.
+    /// The inode of an image's directory in the cache. It changes when the image is deleted and pulled again.
     pub(crate) fn image_inode(&self, image: &ImageDigest) -> Option<u64> {
         cache::inode(&self.cache(), image)
     }
 
-    /// Whether somebody has pulled an image by its digest: tart keeps such a one although no tag leads to it.
+    /// Whether an image was pulled by its digest. tart keeps such an image without any tag.
     pub(crate) fn is_explicitly_pulled(&self, image: &ImageDigest) -> bool {
         cache::is_explicitly_pulled(&self.cache(), image)
     }
 
-    /// The digests in the cache that come from the repository of an image.
-    pub(crate) fn cached_siblings(&self, image: &str) -> std::io::Result<Vec<String>> {
+    /// The digests in the cache of an image's repository.
+    pub(crate) fn cached_siblings(&self, image: &str) -> io::Result<Vec<String>> {
         cache::siblings(&self.cache(), image)
     }
 
-    /// What the files of a base VM take, blocks that they share with its image and its clones included.
+    /// The size of a base VM's files on disk, with blocks that they share with its image and its clones.
     pub(crate) fn base_size(&self, base: &BaseName) -> u64 {
         cache::size(&self.base_dir(base))
     }
@@ -369,8 +355,8 @@ impl Tart {
         &self,
         args: &[A],
         limit: Duration,
-    ) -> Result<TartOutput, TartError> {
-        // None is given back only when the process ends.
+    ) -> Result<String, TartError> {
+        // An error would mean that the semaphore was closed, which no code does.
         let _call = self.calls.acquire().await;
         call::call(self.command(args), limit).await
     }
@@ -381,22 +367,19 @@ impl Tart {
             .args(args)
             .env("TART_HOME", &self.home)
             .env(stale_calls::HOME, &self.home)
-            // The agent owns its image cache; tart must not make room by deleting from it.
+            // The agent collects images; tart must not delete any to free space.
             .env("TART_NO_AUTO_PRUNE", "1")
-            // Plain progress lines instead of cursor movements.
+            // tart prints progress in lines instead of moving the cursor.
             .env("CI", "1")
-            // Credentials are a Pod's own, never what the agent happens to have been started with.
+            // Credentials come from the Pod, never from the agent's own environment.
             .env_remove("TART_REGISTRY_HOSTNAME")
             .env_remove("TART_REGISTRY_USERNAME")
-            .env_remove("TART_REGISTRY_PASSWORD")
-            .stdin(Stdio::null())
-            // A group of its own, so that a time-out reaches whatever tart has started.
-            .process_group(0);
+            .env_remove("TART_REGISTRY_PASSWORD");
         command
     }
 }
 
-fn accept(result: Result<TartOutput, TartError>, harmless: &[Fault]) -> Result<(), TartError> {
+fn accept(result: Result<String, TartError>, harmless: &[Fault]) -> Result<(), TartError> {
     match result {
         Err(error) if error.fault().is_some_and(|fault| harmless.contains(&fault)) => Ok(()),
         other => other.map(drop),

@@ -1,4 +1,4 @@
-//! Pulls that an agent has begun, this one or an earlier one, and that are still under way.
+//! The running `tart pull`s that this agent or an earlier one has started.
 
 use std::path::Path;
 
@@ -6,22 +6,21 @@ use super::stale_calls;
 use crate::names::full_name;
 use crate::os::process_table::{self, RunningProcess, TableError};
 
-/// The images that our own tarts pull at a moment, by full name. One that is not among them will not be brought by any of them any more.
+/// The images that the agent's own tarts pull, by full name. No tart of the agent brings any other image any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnPulls(Vec<String>);
 
 impl OwnPulls {
-    /// Looks which there are in a home.
-    pub(super) fn look(home: &Path) -> Result<Self, TableError> {
+    /// Reads the process table for the pulls in one home of tart.
+    pub(super) fn read(home: &Path) -> Result<Self, TableError> {
         Ok(Self::among(&process_table::others()?, home))
     }
 
-    /// Whether one of them pulls an image.
     pub(crate) fn has(&self, image: &str) -> bool {
         self.0.contains(&full_name(image))
     }
 
-    /// Only what carries our mark counts: others pull the same images.
+    /// Only tarts with the agent's mark count: a user may pull the same images.
     fn among(running: &[RunningProcess], home: &Path) -> Self {
         let ours = running.iter().filter(|call| call.variable(stale_calls::HOME) == home.to_str());
         let pulled = ours.filter_map(|call| call.words().skip_while(|word| *word != "pull").nth(1));
@@ -34,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_carries_our_mark_is_ours() {
+    fn a_pull_without_the_agents_mark_is_not_its_own() {
         let mark = |home: &str| format!("{}={home}", stale_calls::HOME);
         let running = [
             RunningProcess::example(2, 1, &["tart", "pull", "r.test/a"], &[&mark("/home")]),

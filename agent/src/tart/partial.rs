@@ -1,7 +1,7 @@
-//! What has arrived of an image that is not whole yet.
+//! Partial downloads of images.
 //!
-//! tart keeps it in a directory that is named after the image, locks it while it pulls, and goes on from there when it pulls the image
-//! again. Whatever nobody has locked in there is garbage to every tart command but a pull and a clone.
+//! tart keeps one in a directory that is named after the image, locks it while it pulls, and resumes it with the next pull. Every tart
+//! command but a pull and a clone deletes the unlocked ones.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -12,61 +12,61 @@ use std::time::Duration;
 use md5::{Digest, Md5};
 use tokio::time::sleep;
 
-/// Long enough for whoever waits for a lock to have it.
+/// Long enough for a tart that waits for a lock to get it.
 const INSTANT: Duration = Duration::from_millis(1);
 
-/// How it stands with an image that is not whole.
+/// The partial download of an image.
 #[derive(Debug)]
 pub(crate) enum Partial {
-    /// Nothing of it is there.
+    /// There is none.
     None,
-    /// It is being pulled.
+    /// A tart pulls the image.
     UnderWay,
-    /// Nobody pulls it; it stays for as long as this is held.
+    /// No tart pulls the image. The agent has locked the download.
     Kept(KeptPartial),
 }
 
-/// What has arrived of an image, locked.
+/// A partial download that the agent has locked until this is dropped.
 #[derive(Debug)]
 pub(crate) struct KeptPartial {
     dir: File,
     path: PathBuf,
-    /// The directory that a tart has locked which pulls from the image's registry.
+    /// The directory that a tart locks while it pulls from the image's registry.
     registry: PathBuf,
 }
 
 impl KeptPartial {
-    /// Lets a tart that waits for it go on with it; false when one has done so, or when it is gone.
+    /// Unlocks the download for an instant, so that a tart that waits for it can resume it; false when one has, or when the download
+    /// is gone.
     ///
-    /// To every other tart that comes by it is garbage, so it is let go only while somebody may wait for it, and for no longer than an
-    /// instant.
+    /// Other tart commands delete what is unlocked. So the agent unlocks it only while a tart may wait for it.
     pub(crate) async fn offer(&self) -> bool {
         if !self.may_be_awaited() {
-            return self.is_there();
+            return self.exists();
         }
         if self.dir.unlock().is_err() {
             return false;
         }
         sleep(INSTANT).await;
-        self.dir.try_lock().is_ok() && self.is_there()
+        self.dir.try_lock().is_ok() && self.exists()
     }
 
-    /// Whether somebody pulls from its registry; whoever waits for it does. What cannot be seen may be.
+    /// Whether a tart pulls from the registry, as one that waits for the download does. True if the disk does not answer.
     fn may_be_awaited(&self) -> bool {
         File::open(&self.registry).map_or(true, |registry| registry.try_lock_shared().is_err())
     }
 
-    /// Whether it is still what a pull of its image would go on with.
-    pub(crate) fn is_there(&self) -> bool {
-        let number = |metadata: io::Result<std::fs::Metadata>| {
+    /// Whether a pull of the image would still resume this download.
+    pub(crate) fn exists(&self) -> bool {
+        let identity = |metadata: io::Result<std::fs::Metadata>| {
             metadata.map(|metadata| (metadata.dev(), metadata.ino())).ok()
         };
-        let here = number(self.dir.metadata());
-        here.is_some() && here == number(self.path.symlink_metadata())
+        let locked = identity(self.dir.metadata());
+        locked.is_some() && locked == identity(self.path.symlink_metadata())
     }
 }
 
-/// Looks at what there is of an image, by its full name, and keeps it if nobody else does.
+/// Locks the partial download of an image, by its full name, unless a tart has locked it.
 pub(super) fn keep(home: &Path, name: &str) -> io::Result<Partial> {
     let path = directory(&home.join("tmp"), name);
     let dir = match File::open(&path) {
@@ -80,7 +80,7 @@ pub(super) fn keep(home: &Path, name: &str) -> io::Result<Partial> {
     }
 }
 
-/// Whether a VM is being cloned: tart does that in a directory whose name nobody can foresee.
+/// Whether a tart is cloning a VM, which it does in a directory with a random name.
 pub(super) fn is_cloning(tmp: &Path) -> io::Result<bool> {
     let entries = match std::fs::read_dir(tmp) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -101,7 +101,7 @@ pub(super) fn is_cloning(tmp: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// What the images of one registry are in.
+/// The directory with the images of one registry.
 fn registry(home: &Path, name: &str) -> PathBuf {
     let host = name.split('/').next().unwrap_or_default();
     home.join("cache/OCIs").join(host.replace(':', "%3A"))
@@ -114,13 +114,13 @@ fn directory(tmp: &Path, name: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     const NAME: &str = "registry.test:5000/macos:1";
 
-    /// A home of tart's with a part of an image.
+    /// A home of tart with a partial download.
     fn home() -> (tempfile::TempDir, PathBuf) {
-        let home =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let home = testing::dir();
         let part = directory(&home.path().join("tmp"), NAME);
         std::fs::create_dir_all(&part).unwrap();
         (home, part)
@@ -129,12 +129,12 @@ mod tests {
     fn kept(home: &Path) -> KeptPartial {
         match keep(home, NAME).unwrap() {
             Partial::Kept(kept) => kept,
-            other => panic!("nobody pulls it, but it is {other:?}"),
+            other => panic!("no tart pulls it, but it is {other:?}"),
         }
     }
 
     #[test]
-    fn what_is_kept_is_nobody_elses() {
+    fn a_kept_download_is_locked_until_it_is_dropped() {
         let (home, part) = home();
         assert!(matches!(keep(home.path(), "registry.test/other:1").unwrap(), Partial::None));
         assert_eq!(part.file_name().unwrap(), "96f9e1e039589c6300014201b0578d5a");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_is_there_for_whoever_waits() {
+    async fn a_tart_that_waits_for_a_kept_download_gets_it() {
         let (home, part) = home();
         let registry = home.path().join("cache/OCIs/registry.test%3A5000");
         std::fs::create_dir_all(&registry).unwrap();
@@ -153,7 +153,7 @@ mod tests {
         let waiting = File::open(&part).unwrap();
         let waiter = tokio::task::spawn_blocking(move || waiting.lock().map(|()| waiting));
         for _ in 0..20 {
-            assert!(mine.offer().await, "nobody pulls from its registry, so nobody can wait for it");
+            assert!(mine.offer().await, "no tart pulls from its registry, so none can wait for it");
         }
         let pull = File::open(&registry).unwrap();
         pull.lock().unwrap();
@@ -165,22 +165,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_wants_stays_kept_until_it_is_another_one() {
+    async fn a_download_that_no_tart_waits_for_stays_kept_until_it_is_replaced() {
         let (home, part) = home();
         let mine = kept(home.path());
-        // There is no lock that would tell, so it is offered.
-        assert!(mine.offer().await && mine.is_there());
+        // The directory of the registry is missing, so that a tart may wait.
+        assert!(mine.offer().await && mine.exists());
         assert!(matches!(keep(home.path(), NAME).unwrap(), Partial::UnderWay));
         std::fs::rename(&part, home.path().join("whole")).unwrap();
-        assert!(!mine.offer().await, "it has become whole");
+        assert!(!mine.offer().await, "the download is complete");
         std::fs::create_dir(&part).unwrap();
-        assert!(!mine.is_there(), "it is another one");
+        assert!(!mine.exists(), "another download has its place");
     }
 
     #[test]
     fn a_clone_is_told_from_a_pull() {
-        let tmp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let tmp = testing::dir();
         assert!(!is_cloning(&tmp.path().join("absent")).unwrap());
         let held = |name: &str| {
             let path = tmp.path().join(name);

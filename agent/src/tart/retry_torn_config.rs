@@ -1,4 +1,4 @@
-//! Calls that read the configuration of every VM. Tart writes them in place, so that whoever reads one at that moment finds half of it.
+//! Calls that read the configuration of every VM. tart writes configurations in place, so another tart may read half of one.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -7,28 +7,28 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::Tart;
-use super::call::TartOutput;
 use super::error::{Fault, TartError};
 use crate::error_chain::chain;
 
-/// To write one takes far less than this, all times together.
+/// tart writes a configuration in far less time than all these pauses together.
 const PAUSE: Duration = Duration::from_millis(100);
 const TRIES: u32 = 5;
 
 impl Tart {
-    /// Runs `tart`, and again while it finds the configuration of some VM half written. One that stays so is somebody's to mend.
+    /// Runs `tart`, and runs it again while it finds the configuration of some VM half written. One that stays so is broken, and fails the
+    /// call.
     pub(super) async fn call_for_all<S: AsRef<OsStr>>(
         &self,
         args: &[S],
         limit: Duration,
-    ) -> Result<TartOutput, TartError> {
+    ) -> Result<String, TartError> {
         let mut tries = 1;
         loop {
             match self.call(args, limit).await {
-                Err(error) if error.fault() == Some(Fault::Torn) && tries < TRIES => {
+                Err(error) if error.fault() == Some(Fault::TornConfig) && tries < TRIES => {
                     warn!(
                         error = chain(&error),
-                        "another tart may be writing what this one has read; trying again"
+                        "tart read a configuration that another tart may be writing; trying again"
                     );
                     tries += 1;
                     sleep(PAUSE).await;
@@ -42,13 +42,13 @@ impl Tart {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     #[tokio::test]
-    async fn what_is_half_written_is_read_again_for_a_while() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    async fn a_call_is_repeated_while_a_configuration_is_half_written() {
+        let dir = testing::dir();
         let (program, calls) = (dir.path().join("tart"), dir.path().join("calls"));
         let words = "Error: The data couldn’t be read because it isn’t in the correct format.";
         let script = format!(
@@ -62,7 +62,7 @@ mod tests {
         tart.call_for_all(&["3"], limit).await.unwrap();
         fs::remove_file(&calls).unwrap();
         let error = tart.call_for_all(&["100"], limit).await.unwrap_err();
-        assert_eq!(error.fault(), Some(Fault::Torn));
+        assert_eq!(error.fault(), Some(Fault::TornConfig));
         assert_eq!(fs::read_to_string(&calls).unwrap().lines().count(), 5);
     }
 }

@@ -10,13 +10,9 @@ use crate::fs::dir_identity::DirIdentity;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Share {
-    /// Its name in the guest.
     pub(crate) name: String,
-    /// The directory on the host.
     pub(crate) path: PathBuf,
-    /// Whether the guest can only read it.
     pub(crate) read_only: bool,
-    /// Which directory is meant, where others than the agent could put something else in its place; the plan of an older agent
-    /// does not say.
-    pub(crate) place: Option<DirIdentity>,
+    /// The directory's identity, where a guest could put another one in its place. The plan of an older agent has none.
+    pub(crate) identity: Option<DirIdentity>,
 }

@@ -11,7 +11,7 @@ pub(crate) struct TartVersion {
 }
 
 impl TartVersion {
-    /// The first release with `tart exec` and its socket, which commands in guests go through.
+    /// The first release with `tart exec` and its socket, through which the shim runs commands in guests.
     pub(crate) const OLDEST: &str = "2.27.0";
     const OLDEST_RELEASE: (u32, u32) = (2, 27);
 
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_are_read_and_judged() {
+    fn releases_before_the_oldest_are_not_supported() {
         let table = [
             ("2.35.0", Some(true)),
             ("2.27.0", Some(true)),

@@ -1,4 +1,4 @@
-//! What Pods bring along, as a Node sees it: the agent's own code with a Node's identity, under the Node authorizer and
+//! The inputs of Pods with a real API server: the agent's own code with a Node's identity, under the Node authorizer and
 //! `NodeRestriction`.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use crate::apiserver::watched_objects::{ObjectError, WatchedObject};
 use crate::env::sources::InputSources;
 use crate::env::{ConfigError, Environment, Resolved};
 
-/// Generous: machines are shared and noisy. No test passes because of it.
+/// Generous, because machines are shared. No test passes because of it.
 const DEADLINE: Duration = Duration::from_mins(2);
 
 /// A Node without an agent, and a namespace whose Pods are bound to it.
@@ -43,7 +43,7 @@ impl Bound {
         let namespace = control_plane.namespace(name).await?;
         let node = format!("node-{namespace}");
         let kubectl = control_plane.kubectl().namespace(&namespace);
-        // Pods of a Node that does not exist are collected.
+        // The control plane deletes Pods of a Node that does not exist.
         kubectl
             .apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}).to_string())
             .await?;
@@ -71,12 +71,12 @@ impl Bound {
         self.apply("ConfigMap", name, json!({"data": {"key": value}})).await
     }
 
-    /// The world as the Node sees it.
-    async fn world(&self) -> Result<InputSources> {
-        self.world_through(&self.control_plane.node_kubeconfig(&self.node)?).await
+    /// The sources as the Node sees them.
+    async fn sources(&self) -> Result<InputSources> {
+        self.sources_through(&self.control_plane.node_kubeconfig(&self.node)?).await
     }
 
-    async fn world_through(&self, kubeconfig: &Path) -> Result<InputSources> {
+    async fn sources_through(&self, kubeconfig: &Path) -> Result<InputSources> {
         let client = kubeconfig::client(kubeconfig).await?;
         Ok(InputSources::new(&client, Arc::default(), watch::channel(Some("192.0.2.1".parse()?)).1))
     }
@@ -106,9 +106,9 @@ async fn follow(object: &mut WatchedObject<ConfigMap>, expected: Option<&str>) -
 async fn an_object_is_followed_from_before_it_exists_until_it_is_gone() -> Result<()> {
     let bound = Bound::new("follow").await?;
     bound.pod("pod", &uses("map"), &json!([])).await?;
-    let world = bound.world().await?;
-    let mut map = world.objects.config_map(&bound.namespace, "map");
-    ensure!(timeout(DEADLINE, map.get()).await??.is_none(), "nobody has made it yet");
+    let sources = bound.sources().await?;
+    let mut map = sources.objects.config_map(&bound.namespace, "map");
+    ensure!(timeout(DEADLINE, map.get()).await??.is_none(), "it does not exist yet");
     for value in ["first", "second"] {
         bound.config_map("map", value).await?;
         follow(&mut map, Some(value)).await?;
@@ -121,11 +121,11 @@ async fn an_object_is_followed_from_before_it_exists_until_it_is_gone() -> Resul
 }
 
 #[tokio::test]
-async fn an_object_of_other_pods_is_refused_in_words_until_a_pod_of_this_node_names_it() -> Result<()> {
+async fn an_object_is_forbidden_until_a_pod_of_this_node_names_it() -> Result<()> {
     let bound = Bound::new("forbidden").await?;
     bound.config_map("map", "value").await?;
-    let world = bound.world().await?;
-    let mut map = world.objects.config_map(&bound.namespace, "map");
+    let sources = bound.sources().await?;
+    let mut map = sources.objects.config_map(&bound.namespace, "map");
     let error = timeout(DEADLINE, map.get()).await?.err().context("it was shown")?;
     let ObjectError::Forbidden { .. } = &error else { anyhow::bail!("{error}") };
     let words = error.to_string();
@@ -142,14 +142,14 @@ async fn an_outage_costs_no_update() -> Result<()> {
     bound.config_map("map", "before").await?;
     let proxy = Proxy::start(bound.control_plane).await?;
     let direct = bound.control_plane.node_kubeconfig(&bound.node)?;
-    let world = bound.world_through(&proxy.kubeconfig(&direct)?).await?;
-    let mut map = world.objects.config_map(&bound.namespace, "map");
+    let sources = bound.sources_through(&proxy.kubeconfig(&direct)?).await?;
+    let mut map = sources.objects.config_map(&bound.namespace, "map");
     follow(&mut map, Some("before")).await?;
     proxy.sever();
     bound.config_map("map", "after").await?;
-    ensure!(map.get().await?.is_some(), "what was seen counts while the API server is away");
-    let mut unknown = world.objects.config_map(&bound.namespace, "other");
-    let error = timeout(DEADLINE, unknown.get()).await?.err().context("nobody could have told")?;
+    ensure!(map.get().await?.is_some(), "the agent keeps the last object while the API server is away");
+    let mut unknown = sources.objects.config_map(&bound.namespace, "other");
+    let error = timeout(DEADLINE, unknown.get()).await?.err().context("the API server is away")?;
     ensure!(error.to_string().starts_with("cannot read configmap \"other\": "), "{error}");
     proxy.delay(std::time::Duration::ZERO);
     follow(&mut map, Some("after")).await
@@ -160,7 +160,7 @@ fn value<'a>(resolved: &'a Resolved, name: &str) -> Option<&'a str> {
 }
 
 #[tokio::test]
-async fn an_environment_waits_for_what_it_is_made_of() -> Result<()> {
+async fn an_environment_waits_for_its_objects() -> Result<()> {
     let bound = Bound::new("environment").await?;
     let ports = json!([{"port": 5432, "name": "sql"}]);
     bound.apply("Service", "data-base", json!({"spec": {"ports": ports, "selector": {"app": "db"}}})).await?;
@@ -175,8 +175,8 @@ async fn an_environment_waits_for_what_it_is_made_of() -> Result<()> {
     });
     let pod = bound.pod("pod", &container, &json!([])).await?;
     let container: &Container = &pod.spec.as_ref().context("no spec")?.containers[0];
-    let world = bound.world().await?;
-    let mut environment = Environment::of(pod.clone(), container, &world);
+    let sources = bound.sources().await?;
+    let mut environment = Environment::of(pod.clone(), container, &sources);
 
     let mut problems = Vec::new();
     let resolve = async {
@@ -185,7 +185,7 @@ async fn an_environment_waits_for_what_it_is_made_of() -> Result<()> {
                 Ok(resolved) => return Ok(resolved),
                 Err(error @ (ConfigError::ConfigMapMissing(_) | ConfigError::SecretMissing(_))) => {
                     ensure!(environment.changed().now_or_never().is_none(), "nothing has changed");
-                    // One thing at a time, and only what was asked for.
+                    // Creates only the object that is missing.
                     match error.to_string().as_str() {
                         "secret \"secret\" not found" => {
                             let data = json!({"stringData": {"password": "hunter2"}});
@@ -217,7 +217,7 @@ fn text<'a>(payload: &'a Payload, path: &str) -> Result<&'a str> {
     Ok(std::str::from_utf8(&file.bytes)?)
 }
 
-/// What the API server thinks of a token.
+/// The API server's review of a token.
 async fn review(bound: &Bound, token: &str, audience: Option<&str>) -> Result<BTreeMap<String, Vec<String>>> {
     let spec = TokenReviewSpec {
         token: token.to_owned(),
@@ -245,11 +245,11 @@ async fn every_pod_gets_a_token_that_is_bound_to_it() -> Result<()> {
         json!({"serviceAccountToken": {"path": "vault", "audience": "vault", "expirationSeconds": 600}});
     let volumes = json!([{"name": "other", "projected": {"sources": [audience], "defaultMode": 0o400}}]);
     let pod = bound.pod("pod", &json!({}), &volumes).await?;
-    let world = bound.world().await?;
+    let sources = bound.sources().await?;
     let (_sender, receiver) = watch::channel(pod.clone());
 
     let usual = volume(&pod, "kube-api-access-")?;
-    let mut usual = Content::of(&usual, receiver.clone(), &world).context("it has no content")?;
+    let mut usual = Content::of(&usual, receiver.clone(), &sources).context("it has no content")?;
     let payload = timeout(DEADLINE, usual.payload()).await??;
     ensure!(text(&payload, "namespace")? == bound.namespace);
     ensure!(text(&payload, "ca.crt")?.contains("BEGIN CERTIFICATE"));
@@ -259,7 +259,7 @@ async fn every_pod_gets_a_token_that_is_bound_to_it() -> Result<()> {
     let again = timeout(DEADLINE, usual.payload()).await??;
     ensure!(again == payload, "the token is kept while it is good");
 
-    let mut other = Content::of(&volume(&pod, "other")?, receiver, &world).context("it has no content")?;
+    let mut other = Content::of(&volume(&pod, "other")?, receiver, &sources).context("it has no content")?;
     let payload = timeout(DEADLINE, other.payload()).await??;
     review(&bound, text(&payload, "vault")?, Some("vault")).await?;
     ensure!(review(&bound, text(&payload, "vault")?, None).await.is_err(), "it is for the vault only");
@@ -268,13 +268,13 @@ async fn every_pod_gets_a_token_that_is_bound_to_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_token_for_a_pod_of_another_node_is_refused_in_words() -> Result<()> {
+async fn a_token_for_a_pod_of_another_node_is_refused() -> Result<()> {
     let (here, there) = (Bound::new("here").await?, Bound::new("there").await?);
     let pod = there.pod("pod", &json!({}), &json!([])).await?;
-    let world = here.world().await?;
+    let sources = here.sources().await?;
     let wanted = volume(&pod, "kube-api-access-")?.projected.and_then(|volume| volume.sources);
     let wanted = wanted.into_iter().flatten().find_map(|source| source.service_account_token);
-    let mut token = world.tokens.token(&pod, &wanted.context("no token in it")?);
+    let mut token = sources.tokens.token(&pod, &wanted.context("no token in it")?);
     let error = timeout(DEADLINE, token.get()).await?.err().context("it was given")?.to_string();
     ensure!(error.starts_with("failed to fetch token: ") && error.contains("forbidden"), "{error}");
     Ok(())
@@ -291,9 +291,9 @@ async fn volumes_follow_their_sources() -> Result<()> {
     ]);
     let volumes = json!([{"name": "all", "projected": {"sources": sources}}]);
     let pod = bound.pod("pod", &json!({}), &volumes).await?;
-    let world = bound.world().await?;
+    let sources = bound.sources().await?;
     let (sender, receiver) = watch::channel(pod.clone());
-    let mut content = Content::of(&volume(&pod, "all")?, receiver, &world).context("it has no content")?;
+    let mut content = Content::of(&volume(&pod, "all")?, receiver, &sources).context("it has no content")?;
 
     let error = timeout(DEADLINE, content.payload()).await?.err().context("the ConfigMap is missing")?;
     ensure!(error.to_string() == "configmap \"map\" not found", "{error}");

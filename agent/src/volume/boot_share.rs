@@ -1,4 +1,4 @@
-//! What a guest that only boots shares with the host besides its volumes: its environment, and how it ended.
+//! The shares of a boot-only guest besides its volumes: its environment, and its exit status.
 
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -16,18 +16,16 @@ use crate::tart::Share;
 const ENVIRONMENT: &str = "pod_environment";
 pub(super) const STATUS: &str = "pod_status";
 
-/// The shares of a guest that only boots.
+/// The shares of a boot-only guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BootShares {
-    /// What the guest sees.
     pub(crate) shares: Vec<Share>,
-    /// The file in which it finds its variables.
     pub(crate) environment_file: PathBuf,
-    /// Where the guest can leave how it ended.
+    /// Where the guest can write its exit status.
     pub(crate) status_dir: PathBuf,
 }
 
-/// The directory of the last VM that has one.
+/// The directory of the latest VM that has one.
 pub(super) fn latest(volumes: &Path) -> io::Result<PathBuf> {
     let mut last = None;
     for entry in fs::read_dir(volumes)? {
@@ -38,8 +36,12 @@ pub(super) fn latest(volumes: &Path) -> io::Result<PathBuf> {
     last.map(|restart| volumes.join(boot_dir_name(restart))).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// Makes the directories, with the file `environment` in the one that the guest can only read. They go with the Pod's volumes.
-pub(crate) fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]) -> io::Result<BootShares> {
+/// Creates the directories, with the file `environment` in the one that the guest can only read. They are removed with the Pod's volumes.
+pub(crate) fn create(
+    pod: &PodDir,
+    restart: Restart,
+    variables: &[(String, String)],
+) -> io::Result<BootShares> {
     let root = pod.volumes_path().join(boot_dir_name(restart));
     let (environment_dir, status_dir) = (root.join(ENVIRONMENT), root.join(STATUS));
     for dir in [&environment_dir, &status_dir] {
@@ -53,13 +55,13 @@ pub(crate) fn lay(pod: &PodDir, restart: Restart, variables: &[(String, String)]
         name: name.to_owned(),
         path: path.to_owned(),
         read_only,
-        place: None,
+        identity: None,
     };
     let shares = vec![share(ENVIRONMENT, &environment_dir, true), share(STATUS, &status_dir, false)];
     Ok(BootShares { shares, environment_file, status_dir })
 }
 
-/// Writes the file `environment` anew, in one instant for whoever reads it.
+/// Replaces the file `environment` atomically.
 pub(crate) fn rewrite(environment_file: &Path, variables: &[(String, String)]) -> io::Result<()> {
     let temp = write_aside(environment_file, variables)?;
     crash_point::point("shim.environment");
@@ -73,7 +75,7 @@ fn write_aside(path: &Path, variables: &[(String, String)]) -> io::Result<PathBu
     Ok(temp)
 }
 
-/// Variables as a file that a shell can read, without those that have an address in them which is not known yet.
+/// Variables as a file that a shell can read, without those whose value has the Pod's address, which is not known yet.
 fn for_shell(variables: &[(String, String)]) -> String {
     let known = variables.iter().filter(|(name, value)| is_shell_name(name) && !value.contains(POD_IP));
     known.fold(String::new(), |mut all, (name, value)| {
@@ -88,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_file_is_for_a_shell() {
+    fn a_shell_can_read_the_environment_file() {
         let names = ["UID", "my.key", "a;exit 3", "A"];
         let mut variables = names.map(|name| (name.to_owned(), "it's".to_owned())).to_vec();
         variables.push(("IP".to_owned(), POD_IP.to_owned()));

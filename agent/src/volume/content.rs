@@ -1,4 +1,4 @@
-//! What files a configMap, secret, downwardAPI or projected volume is to hold.
+//! The files of a configMap, secret, downwardAPI or projected volume.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::apiserver::watched_objects::{ObjectError, WatchedObject, first_of};
 use crate::env::sources::InputSources;
 use crate::quantity::ResourceList;
 
-/// The permission bits of files whose volume does not say; the API server fills them in.
-const USUAL_MODE: i32 = 0o644;
+/// The mode of files whose volume has no `defaultMode`; the API server sets one.
+const DEFAULT_MODE: i32 = 0o644;
 
-/// The files of one volume, which follow the objects that they are made of.
+/// The files of one volume, which change with the objects that they are made of.
 #[derive(Debug)]
 pub(crate) struct Content {
     sources: Vec<Source>,
@@ -29,85 +29,78 @@ pub(crate) struct Content {
     allocatable: Arc<ResourceList>,
 }
 
-/// Where files come from.
 #[derive(Debug)]
 enum Source {
     ConfigMap { object: WatchedObject<ConfigMap>, name: String, items: Vec<KeyToPath>, optional: bool },
     Secret { object: WatchedObject<Secret>, name: String, items: Vec<KeyToPath>, optional: bool },
-    Downward { items: Vec<DownwardAPIVolumeFile>, shown: Option<Payload> },
+    Downward { items: Vec<DownwardAPIVolumeFile>, last: Option<Payload> },
     Token { token: Box<Token>, path: String },
     Unsupported(&'static str),
 }
 
-/// A volume that cannot be filled, or not yet.
+/// A volume whose files are not known, or not yet.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ContentError {
-    /// There is no such `ConfigMap`.
     #[error("configmap \"{0}\" not found")]
     ConfigMapMissing(String),
-    /// There is no such Secret.
     #[error("secret \"{0}\" not found")]
     SecretMissing(String),
-    /// An object cannot be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
-    /// There is no token.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// What there is makes no volume.
     #[error(transparent)]
     Files(#[from] BadFiles),
-    /// This agent has no such files.
     #[error("projected source {0} is not supported by this node")]
     Unsupported(&'static str),
 }
 
 impl Content {
-    /// The content of a volume; nothing when it is a volume of another kind. Must be called inside a runtime.
+    /// The content of a volume; `None` for another kind of volume. Must be called inside a runtime.
     ///
-    /// The objects are watched for as long as this lives.
-    pub(crate) fn of(volume: &Volume, pod: watch::Receiver<Arc<Pod>>, world: &InputSources) -> Option<Self> {
+    /// The agent watches the objects until this is dropped.
+    pub(crate) fn of(volume: &Volume, pod: watch::Receiver<Arc<Pod>>, inputs: &InputSources) -> Option<Self> {
         let now = pod.borrow().clone();
         let (sources, mode) = if let Some(volume) = &volume.config_map {
-            let source = config_map(world, &now, &volume.name, volume.items.clone(), volume.optional);
+            let source = config_map(inputs, &now, &volume.name, volume.items.clone(), volume.optional);
             (vec![source], volume.default_mode)
         } else if let Some(volume) = &volume.secret {
             let name = volume.secret_name.as_deref().unwrap_or_default();
-            let source = secret(world, &now, name, volume.items.clone(), volume.optional);
+            let source = secret(inputs, &now, name, volume.items.clone(), volume.optional);
             (vec![source], volume.default_mode)
         } else if let Some(volume) = &volume.downward_api {
             (vec![downward(volume.items.clone())], volume.default_mode)
         } else if let Some(volume) = &volume.projected {
             let sources = volume.sources.iter().flatten();
-            (sources.filter_map(|source| projected(world, &now, source)).collect(), volume.default_mode)
+            (sources.filter_map(|source| projected(inputs, &now, source)).collect(), volume.default_mode)
         } else {
             return None;
         };
-        let mode = FileMode::of(mode.unwrap_or(USUAL_MODE));
-        Some(Self { sources, mode, pod, allocatable: world.allocatable.clone() })
+        let mode = FileMode::of(mode.unwrap_or(DEFAULT_MODE));
+        Some(Self { sources, mode, pod, allocatable: inputs.allocatable.clone() })
     }
 
-    /// The files as they are to be now. Asks for a token if one is due, and waits some seconds for objects at most.
+    /// The current files. Requests a token if one is due, and waits some seconds for objects at most.
     pub(crate) async fn payload(&mut self) -> Result<Payload, ContentError> {
         let pod = self.pod.borrow_and_update().clone();
         let mut parts = Vec::new();
-        // All of them, even if one fails: `changed` counts from what each has last said.
+        // All of them, even if one fails: `changed` compares with the last result of each.
         for source in &mut self.sources {
             parts.push(source.files(&pod, self.mode, &self.allocatable).await);
         }
         Ok(merge(parts.into_iter().collect::<Result<Vec<_>, _>>()?)?)
     }
 
-    /// Waits until `payload` would say something else than it last did. Safe to cancel.
+    /// Waits until `payload` would return other files than it last did. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
         let waits = self.sources.iter_mut().map(|source| -> BoxFuture<'_, ()> {
             match source {
                 Source::ConfigMap { object, .. } => Box::pin(object.changed()),
                 Source::Secret { object, .. } => Box::pin(object.changed()),
                 Source::Token { token, .. } => Box::pin(token.due()),
-                Source::Downward { items, shown } => {
+                Source::Downward { items, last } => {
                     let pod = self.pod.clone();
-                    Box::pin(downward_changed(items, shown.as_ref(), pod, self.mode, &self.allocatable))
+                    Box::pin(downward_changed(items, last.as_ref(), pod, self.mode, &self.allocatable))
                 }
                 Source::Unsupported(_) => Box::pin(std::future::pending()),
             }
@@ -117,14 +110,14 @@ impl Content {
 }
 
 fn config_map(
-    world: &InputSources,
+    inputs: &InputSources,
     pod: &Pod,
     name: &str,
     items: Option<Vec<KeyToPath>>,
     optional: Option<bool>,
 ) -> Source {
     Source::ConfigMap {
-        object: world.objects.config_map(&pod.namespace().unwrap_or_default(), name),
+        object: inputs.objects.config_map(&pod.namespace().unwrap_or_default(), name),
         name: name.to_owned(),
         items: items.unwrap_or_default(),
         optional: optional.unwrap_or(false),
@@ -132,14 +125,14 @@ fn config_map(
 }
 
 fn secret(
-    world: &InputSources,
+    inputs: &InputSources,
     pod: &Pod,
     name: &str,
     items: Option<Vec<KeyToPath>>,
     optional: Option<bool>,
 ) -> Source {
     Source::Secret {
-        object: world.objects.secret(&pod.namespace().unwrap_or_default(), name),
+        object: inputs.objects.secret(&pod.namespace().unwrap_or_default(), name),
         name: name.to_owned(),
         items: items.unwrap_or_default(),
         optional: optional.unwrap_or(false),
@@ -147,19 +140,19 @@ fn secret(
 }
 
 fn downward(items: Option<Vec<DownwardAPIVolumeFile>>) -> Source {
-    Source::Downward { items: items.unwrap_or_default(), shown: None }
+    Source::Downward { items: items.unwrap_or_default(), last: None }
 }
 
-/// A source of a projected volume. One that says nothing brings nothing.
-fn projected(world: &InputSources, pod: &Pod, source: &VolumeProjection) -> Option<Source> {
+/// A source of a projected volume; an empty one is left out.
+fn projected(inputs: &InputSources, pod: &Pod, source: &VolumeProjection) -> Option<Source> {
     Some(if let Some(source) = &source.config_map {
-        config_map(world, pod, &source.name, source.items.clone(), source.optional)
+        config_map(inputs, pod, &source.name, source.items.clone(), source.optional)
     } else if let Some(source) = &source.secret {
-        secret(world, pod, &source.name, source.items.clone(), source.optional)
+        secret(inputs, pod, &source.name, source.items.clone(), source.optional)
     } else if let Some(source) = &source.downward_api {
         downward(source.items.clone())
     } else if let Some(source) = &source.service_account_token {
-        Source::Token { token: Box::new(world.tokens.token(pod, source)), path: source.path.clone() }
+        Source::Token { token: Box::new(inputs.tokens.token(pod, source)), path: source.path.clone() }
     } else if source.cluster_trust_bundle.is_some() {
         Source::Unsupported("clusterTrustBundle")
     } else if source.pod_certificate.is_some() {
@@ -187,9 +180,9 @@ impl Source {
                 None if *optional => Ok(Payload::default()),
                 None => Err(ContentError::SecretMissing(name.clone())),
             },
-            Self::Downward { items, shown } => {
+            Self::Downward { items, last } => {
                 let files = downward_files(items, pod, mode, allocatable);
-                *shown = files.as_ref().ok().cloned();
+                *last = files.as_ref().ok().cloned();
                 Ok(files?)
             }
             Self::Token { token, path } => {
@@ -201,21 +194,21 @@ impl Source {
     }
 }
 
-/// Waits until a Pod has something else to tell. Most changes of a Pod are changes of its status, which no file shows.
+/// Waits until the files of the downward API change. Most changes of a Pod are in its status, which is in no file.
 async fn downward_changed(
     items: &[DownwardAPIVolumeFile],
-    shown: Option<&Payload>,
+    last: Option<&Payload>,
     mut pod: watch::Receiver<Arc<Pod>>,
     mode: FileMode,
     allocatable: &ResourceList,
 ) {
     loop {
         let files = downward_files(items, &pod.borrow_and_update().clone(), mode, allocatable);
-        if files.ok().as_ref() != shown {
+        if files.ok().as_ref() != last {
             return;
         }
         if pod.changed().await.is_err() {
-            // Nobody is left who could change it.
+            // The sender is gone, so that the Pod never changes again.
             std::future::pending::<()>().await;
         }
     }

@@ -1,11 +1,11 @@
-//! What is in the way of a volume.
+//! Why a volume cannot be set up.
 
 use std::error::Error;
 use std::fmt;
 
 use crate::error_chain::{self, chain};
 
-/// What is in the way of a volume: words for people, and whether a full disk is behind them.
+/// Why a volume cannot be set up: words for the user, and whether the disk is full.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VolumeError {
     words: String,

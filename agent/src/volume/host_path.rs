@@ -1,4 +1,4 @@
-//! Directories of the host: which of them Pods may have, and how.
+//! `hostPath`: the directories of the host that Pods may use.
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,24 +8,24 @@ use std::str::FromStr;
 
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
-use super::share::tart_can_say;
+use super::share::is_shareable;
 use crate::fs::dir::Dir;
 use crate::fs::dir_identity::DirIdentity;
 use crate::fs::file::FileError;
 use crate::names::PodUid;
 use crate::state::{HostPathWriter, PlannedShare, StateDir};
 
-/// The mode of directories that are made because a Pod asks for them.
+/// The mode of directories that the agent creates for a Pod.
 const DIR_MODE: u32 = 0o755;
 
-/// A directory of the host that Pods may have, with all that is in it: `--allowed-host-path`.
+/// A directory of the host that Pods may use, with its content: `--allowed-host-path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AllowedHostPath {
     path: PathBuf,
     read_only: bool,
 }
 
-/// A flag that allows nothing.
+/// A value of the flag that is no path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an absolute path, with or without `:ro` at its end")]
 pub(crate) struct BadHostPath(String);
@@ -44,23 +44,21 @@ impl FromStr for AllowedHostPath {
     }
 }
 
-/// What this Node lets Pods have of the host.
+/// The directories of the host that this Node lets Pods use.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HostPaths {
     allowed: Vec<AllowedHostPath>,
-    /// The agent's own directory, which no Pod may reach.
+    /// The agent's own directory, which no Pod may use.
     state: PathBuf,
-    /// The directory with all VMs and images, which none may either.
+    /// The directory with all VMs and images, which no Pod may use.
     tart_home: PathBuf,
 }
 
-/// A directory of the host that a Pod cannot have.
+/// A directory of the host that a Pod cannot use.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HostPathError {
-    /// The path is not one.
     #[error("hostPath `{0}` is not an absolute path without `..`")]
     NotPlain(String),
-    /// The flags do not allow it.
     #[error("hostPath {0} is not allowed on this Node; see --allowed-host-path of its tart-kubelet")]
     NotAllowed(String),
     /// The agent's state is in it, or it is in the agent's state.
@@ -69,75 +67,64 @@ pub(crate) enum HostPathError {
     /// The disks of all VMs are in it, or it is one of them.
     #[error("hostPath {0} would give the Pod the VMs and images of this Node")]
     Vms(String),
-    /// Somebody could put another directory in its place while its VM is made.
+    /// The guest of another Pod could replace it while its VM starts.
     #[error(
         "hostPath {path} is inside {outer}, which Pod {pod} can write to, so that it could become any other directory of the host; \
          it can be had when that Pod is over"
     )]
     Inside {
-        /// The directory.
         path: String,
-        /// The one that the other Pod has.
+        /// The directory that the other Pod uses.
         outer: String,
         /// The other Pod.
         pod: String,
     },
-    /// Its guest could put another directory in the place of one that a VM is about to get.
+    /// Its guest could replace a directory that another VM is about to get.
     #[error(
         "hostPath {path} has {inner} in it, which Pod {pod} is about to get, and which must stay what it is until then; it can be had \
          when that Pod is up"
     )]
     Around {
-        /// The directory.
         path: String,
-        /// The one that the other Pod gets.
+        /// The directory that the other Pod gets.
         inner: String,
         /// The other Pod.
         pod: String,
     },
-    /// What the path led to is not there any more.
+    /// The path no longer leads to the directory that the agent has opened.
     #[error("hostPath {0} has just been replaced")]
     Replaced(String),
-    /// It is not known who writes to what.
+    /// The state directory does not tell which Pods write to which directories.
     #[error("cannot say whether another Pod can replace hostPath {0}")]
     Writers(String, #[source] FileError),
-    /// It has to be there, and is not, or is something else.
     #[error("hostPath type check failed: {0} is not a directory")]
     NotDirectory(String),
-    /// It is something that cannot be shared.
     #[error("hostPath {0} is not a directory, and a VM can only be given directories")]
     OnlyDirectories(String),
-    /// The type asks for something that cannot be shared.
     #[error("hostPath type {0} cannot be had: a VM can only be given directories")]
     Type(String),
-    /// Tart has no way to say it.
     #[error("hostPath {0} cannot be shared: tart reads `:` and some words after `,` in it as something else")]
-    Unspeakable(String),
-    /// The disk.
+    NotShareable(String),
     #[error("cannot use hostPath {0}")]
     Io(String, #[source] io::Error),
 }
 
-/// A directory of the host that a Pod has.
+/// A directory of the host that a Pod uses.
 #[derive(Debug)]
 pub(super) struct HostDir {
-    /// The directory.
     pub(super) dir: Dir,
-    /// Where it is, without links.
+    /// Its path, without links.
     pub(super) path: PathBuf,
-    /// Which directory that is.
-    pub(super) place: DirIdentity,
-    /// Whether the Pod may write to it.
+    pub(super) identity: DirIdentity,
     pub(super) writable: bool,
 }
 
 impl HostPaths {
-    /// What the flags allow; `state` is the agent's own directory, `tart_home` that of its VMs.
     pub(crate) fn new(allowed: Vec<AllowedHostPath>, state: &Path, tart_home: &Path) -> Self {
         Self { allowed, state: state.to_owned(), tart_home: tart_home.to_owned() }
     }
 
-    /// Has a directory ready for a Pod.
+    /// Opens a directory for a Pod, and creates it if it may.
     pub(super) fn prepare(
         &self,
         source: &HostPathVolumeSource,
@@ -167,8 +154,8 @@ impl HostPaths {
         if touches(&self.tart_home)? {
             return Err(HostPathError::Vms(shown()));
         }
-        if !tart_can_say(&path) {
-            return Err(HostPathError::Unspeakable(shown()));
+        if !is_shareable(&path) {
+            return Err(HostPathError::NotShareable(shown()));
         }
         let writers = StateDir::at(&self.state).writers_of_others(uid);
         let writers = writers.map_err(|error| HostPathError::Writers(shown(), error))?;
@@ -178,12 +165,12 @@ impl HostPaths {
         }
         match open_below(&allowed.path, &path, may_create && !allowed.read_only) {
             Ok(dir) => {
-                let place = DirIdentity::of(dir.this().map_err(failed)?);
-                // The way to what is allowed may have been bent, too, by one who is allowed more.
-                if !place.is_at(&path).map_err(failed)? {
+                let identity = DirIdentity::of(dir.this().map_err(failed)?);
+                // A guest that may write to a directory above the allowed one may have replaced a part of the path.
+                if !identity.is_at(&path).map_err(failed)? {
                     return Err(HostPathError::Replaced(shown()));
                 }
-                Ok(HostDir { dir, path, place, writable: !allowed.read_only })
+                Ok(HostDir { dir, path, identity, writable: !allowed.read_only })
             }
             Err(error) if error.kind() == io::ErrorKind::NotADirectory && kind.is_empty() => {
                 Err(HostPathError::OnlyDirectories(shown()))
@@ -195,7 +182,7 @@ impl HostPaths {
         }
     }
 
-    /// Whether a Pod may write to a directory yet: not while the VM of another one is on its way to something inside.
+    /// Whether a Pod may write to a directory yet: not while another VM is about to get a directory inside it.
     pub(super) fn may_be_written(&self, path: &Path, uid: &PodUid) -> Result<(), HostPathError> {
         let shown = || path.display().to_string();
         let promises = StateDir::at(&self.state).planned_shares_of_others(uid);
@@ -209,19 +196,18 @@ impl HostPaths {
         }
     }
 
-    /// The innermost directory that is allowed and has `path` in it.
+    /// The innermost allowed directory that contains `path`.
     fn allowed_root(&self, path: &Path) -> Option<AllowedHostPath> {
         let roots = self.allowed.iter().filter_map(|allowed| {
             let root = resolve(&allowed.path).ok()?;
             path.starts_with(&root).then_some(AllowedHostPath { path: root, ..allowed.clone() })
         });
-        // Of two flags for the same directory, the stricter one counts.
+        // Of two flags for the same directory, `:ro` counts.
         roots.max_by_key(|root| (root.path.components().count(), root.read_only))
     }
 }
 
-/// Opens a directory somewhere below `root`, step by step: a link that somebody put there after the path was resolved is not
-/// followed.
+/// Opens a directory below `root`, step by step: a link that a guest has created since the path was resolved is not followed.
 fn open_below(root: &Path, path: &Path, may_create: bool) -> io::Result<Dir> {
     if may_create {
         std::fs::create_dir_all(root)?;
@@ -245,7 +231,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
                 return Ok(resolved);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // A link that leads nowhere now could lead anywhere once its target is made.
+                // The target of a dangling link could be created later, anywhere.
                 if existing.is_symlink() {
                     return Err(error);
                 }
@@ -273,17 +259,17 @@ fn text_has_colon(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    struct Mac {
+    struct Host {
         temp: tempfile::TempDir,
     }
 
-    impl Mac {
+    impl Host {
         fn new() -> Self {
-            let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
-            let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+            let temp = testing::dir();
             for dir in ["data/sub", "data2", "ro/sub", "state/pods", "elsewhere"] {
                 fs::create_dir_all(temp.path().join(dir)).unwrap();
             }
@@ -310,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_a_path_and_perhaps_read_only() {
+    fn a_flag_is_an_absolute_path_with_or_without_ro() {
         let allowed: AllowedHostPath = "/data:ro".parse().unwrap();
         assert_eq!(allowed, AllowedHostPath { path: "/data".into(), read_only: true });
         for bad in ["", "data", "/data:rw", "/a/../b", ":ro", "/a:/b"] {
@@ -319,78 +305,78 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_had() {
-        let mac = Mac::new();
-        let had = |inside: &str, kind: &str| mac.ask(inside, kind).map(|dir| dir.writable);
+    fn allowed_directories_are_opened_or_created() {
+        let host = Host::new();
+        let had = |inside: &str, kind: &str| host.ask(inside, kind).map(|dir| dir.writable);
         assert_eq!(had("data", ""), Ok(true));
         assert_eq!(had("data/sub", "Directory"), Ok(true));
         assert_eq!(had("ro/sub", "Directory"), Ok(false));
         assert_eq!(had("data/made/deep", "DirectoryOrCreate"), Ok(true));
         assert_eq!(had("new/deep", ""), Ok(true));
-        assert!(mac.temp.path().join("data/made/deep").is_dir());
+        assert!(host.temp.path().join("data/made/deep").is_dir());
     }
 
     #[test]
-    fn what_is_not_allowed_is_refused_in_words() {
-        let mac = Mac::new();
+    fn other_directories_are_refused_with_a_reason() {
+        let host = Host::new();
         let not_allowed = |path: &str| {
             format!(
                 "hostPath /{path} is not allowed on this Node; see --allowed-host-path of its tart-kubelet"
             )
         };
         for path in ["data2", "elsewhere", "", "dat", "state"] {
-            assert_eq!(mac.refusal(path, ""), not_allowed(path));
+            assert_eq!(host.refusal(path, ""), not_allowed(path));
         }
         assert_eq!(
-            mac.refusal("data/none", "Directory"),
+            host.refusal("data/none", "Directory"),
             "hostPath type check failed: /data/none is not a directory"
         );
         assert_eq!(
-            mac.refusal("data/file", "Directory"),
+            host.refusal("data/file", "Directory"),
             "hostPath type check failed: /data/file is not a directory"
         );
         assert_eq!(
-            mac.refusal("ro/none", "DirectoryOrCreate"),
+            host.refusal("ro/none", "DirectoryOrCreate"),
             "hostPath type check failed: /ro/none is not a directory"
         );
-        assert!(mac.refusal("data/file", "").contains("can only be given directories"));
+        assert!(host.refusal("data/file", "").contains("can only be given directories"));
         for kind in ["File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"] {
-            assert!(mac.refusal("data/file", kind).contains("can only be given directories"), "{kind}");
+            assert!(host.refusal("data/file", kind).contains("can only be given directories"), "{kind}");
         }
-        assert!(mac.refusal("data/a:b", "").contains("cannot be shared"));
-        assert!(mac.refusal("data/../elsewhere", "").contains("without `..`"));
+        assert!(host.refusal("data/a:b", "").contains("cannot be shared"));
+        assert!(host.refusal("data/../elsewhere", "").contains("without `..`"));
     }
 
     #[test]
-    fn links_do_not_lead_out_of_what_is_allowed() {
-        let mac = Mac::new();
-        let at = |inside: &str| mac.temp.path().join(inside);
+    fn links_do_not_lead_out_of_allowed_directories() {
+        let host = Host::new();
+        let at = |inside: &str| host.temp.path().join(inside);
         symlink(at("elsewhere"), at("data/out")).unwrap();
         symlink(at("data/sub"), at("elsewhere/in")).unwrap();
         symlink(at("elsewhere/none"), at("data/nowhere")).unwrap();
-        assert!(mac.refusal("data/out", "").contains("is not allowed"));
-        assert!(mac.refusal("data/out/new", "DirectoryOrCreate").contains("is not allowed"));
-        assert!(mac.ask("data/nowhere", "DirectoryOrCreate").is_err());
+        assert!(host.refusal("data/out", "").contains("is not allowed"));
+        assert!(host.refusal("data/out/new", "DirectoryOrCreate").contains("is not allowed"));
+        assert!(host.ask("data/nowhere", "DirectoryOrCreate").is_err());
         assert!(!at("elsewhere/none").exists() && !at("elsewhere/new").exists());
-        // Into what is allowed they may lead.
-        assert_eq!(mac.ask("elsewhere/in", "").unwrap().path, at("data/sub").canonicalize().unwrap());
+        // Links may lead into allowed directories.
+        assert_eq!(host.ask("elsewhere/in", "").unwrap().path, at("data/sub").canonicalize().unwrap());
     }
 
     #[test]
-    fn nobody_gets_the_agents_state() {
-        let mac = Mac::new();
-        let at = |inside: &str| mac.temp.path().join(inside);
+    fn no_pod_gets_the_agents_state_or_tarts_home() {
+        let host = Host::new();
+        let at = |inside: &str| host.temp.path().join(inside);
         let paths = HostPaths::new(vec!["/".parse().unwrap()], &at("state"), &at("tart"));
         let ask = |path: String| {
             paths.prepare(&HostPathVolumeSource { path, type_: None }, &"0b1c".parse().unwrap())
         };
         for inside in ["state", "state/pods", ""] {
-            assert!(matches!(ask(mac.path(inside)), Err(HostPathError::State(_))), "{inside}");
+            assert!(matches!(ask(host.path(inside)), Err(HostPathError::State(_))), "{inside}");
         }
         assert!(matches!(ask("/".to_owned()), Err(HostPathError::State(_))));
         for inside in ["tart", "tart/vms"] {
-            assert!(matches!(ask(mac.path(inside)), Err(HostPathError::Vms(_))), "{inside}");
+            assert!(matches!(ask(host.path(inside)), Err(HostPathError::Vms(_))), "{inside}");
         }
-        assert!(ask(mac.path("data")).is_ok());
+        assert!(ask(host.path("data")).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! Files out of objects: which key is at which path, with which mode.
+//! The files of a volume from the keys of an object: their paths and modes.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -16,24 +16,14 @@ const LONGEST_PATH: usize = 4096;
 /// Files that no volume can hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadFiles {
-    /// A `ConfigMap` lacks a key.
     #[error("configmap references non-existent config key: {0}")]
     NoConfigMapKey(String),
-    /// A Secret lacks a key.
     #[error("references non-existent secret key: {0}")]
     NoSecretKey(String),
-    /// The Pod cannot tell something of itself.
     #[error(transparent)]
     Downward(#[from] DownwardError),
-    /// A path leads elsewhere, or nowhere.
     #[error("invalid path `{path}`: {problem}")]
-    Path {
-        /// The path.
-        path: String,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
-    /// A path is to be a file and a directory.
+    Path { path: String, problem: &'static str },
     #[error("conflicting paths: `{}` cannot be a file, since `{}` is to be below it", .0.display(), .1.display())]
     Conflict(PathBuf, PathBuf),
 }
@@ -44,7 +34,7 @@ pub(super) struct FileMode(u32);
 
 impl FileMode {
     pub(super) fn of(mode: i32) -> Self {
-        // Files are neither set-user-id nor sticky, and the API server knows no other bits.
+        // The API server allows no bits but these, set-user-ID and sticky, which files do not get.
         Self(mode.cast_unsigned() & 0o777)
     }
 
@@ -66,7 +56,7 @@ pub(super) fn config_map_files(
 ) -> Result<Payload, BadFiles> {
     let text = object.data.iter().flatten().map(|(key, value)| (key.as_str(), value.as_bytes()));
     let binary = object.binary_data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.as_slice()));
-    // Text comes last, to count: no key should be in both.
+    // A key should not be in both; if it is, the text counts.
     let data = binary.chain(text).collect();
     select(&data, items, mode, optional, BadFiles::NoConfigMapKey)
 }
@@ -106,7 +96,7 @@ fn select(
     Ok(Payload(files))
 }
 
-/// The files in which a Pod tells of itself.
+/// The files of the downward API.
 pub(super) fn downward_files(
     items: &[DownwardAPIVolumeFile],
     pod: &Pod,
@@ -128,13 +118,13 @@ pub(super) fn downward_files(
     Ok(Payload(files))
 }
 
-/// All files of a volume. As in the kubelet, a later source's file counts where two have the same path.
+/// All files of a volume. As in the kubelet, the file of the later source counts if two have the same path.
 pub(super) fn merge(parts: impl IntoIterator<Item = Payload>) -> Result<Payload, BadFiles> {
     let mut files: BTreeMap<PathBuf, PayloadFile> = BTreeMap::new();
     for (path, file) in parts.into_iter().flat_map(|part| part.0) {
         files.insert(clean(&path)?, file);
     }
-    // Sorted by component, what is below a path follows it directly.
+    // Sorted by component, the paths below a path follow it directly.
     for (path, next) in files.keys().zip(files.keys().skip(1)) {
         if next.starts_with(path) {
             return Err(BadFiles::Conflict(path.clone(), next.clone()));
@@ -143,7 +133,7 @@ pub(super) fn merge(parts: impl IntoIterator<Item = Payload>) -> Result<Payload,
     Ok(Payload(files))
 }
 
-/// A path that stays below its volume, without `.` and empty parts.
+/// The path without `.` and empty parts, if it stays inside the volume.
 fn clean(path: &Path) -> Result<PathBuf, BadFiles> {
     let bad = |problem| BadFiles::Path { path: path.display().to_string(), problem };
     let text = path.as_os_str();
@@ -159,7 +149,7 @@ fn clean(path: &Path) -> Result<PathBuf, BadFiles> {
             Component::Normal(name) if name.len() > LONGEST_NAME => {
                 return Err(bad("a part of it is too long"));
             }
-            // The names that the writer of volumes uses for itself begin so.
+            // The names of the atomic writer begin with `..`.
             Component::Normal(name)
                 if cleaned.as_os_str().is_empty() && name.as_encoded_bytes().starts_with(b"..") =>
             {
@@ -208,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn all_keys_or_those_that_are_named() {
+    fn a_volume_has_all_keys_or_those_of_its_items() {
         let all = config_map_files(&config_map(), &[], MODE, false).unwrap();
         assert_eq!(shown(&all), ["a \"1\" 644", "b \"2\" 644", "c \"\u{fffd}\" 644"]);
         let named = items(json!([{"key": "b", "path": "x/y", "mode": 0o400}, {"key": "c", "path": "z"}]));
@@ -220,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_not_there_is_an_error_unless_it_is_optional() {
+    fn a_missing_key_is_an_error_unless_it_is_optional() {
         let missing = items(json!([{"key": "nope", "path": "x"}, {"key": "a", "path": "y"}]));
         let error = config_map_files(&config_map(), &missing, MODE, false).unwrap_err();
         assert_eq!(error.to_string(), "configmap references non-existent config key: nope");
@@ -231,13 +221,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_tells_of_itself_in_files() {
+    fn the_downward_api_fills_files() {
         let pod = json!({
             "metadata": {"name": "p", "labels": {"a": "b"}},
             "spec": {"containers": [{"name": "main", "resources": {"limits": {"memory": "2Mi"}}}]},
         });
         let pod = serde_json::from_value(pod).unwrap();
-        let told = |items: Value| {
+        let files = |items: Value| {
             downward_files(
                 &serde_json::from_value::<Vec<_>>(items).unwrap(),
                 &pod,
@@ -246,17 +236,17 @@ mod tests {
             )
         };
         let memory = json!({"containerName": "main", "resource": "limits.memory", "divisor": "1Mi"});
-        let payload = told(json!([
+        let payload = files(json!([
             {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}, "mode": 0o440},
             {"path": "d/memory", "resourceFieldRef": memory},
         ]));
         assert_eq!(shown(&payload.unwrap()), ["d/memory \"2\" 644", "labels \"a=\\\"b\\\"\" 440"]);
-        let error = told(json!([{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}])).unwrap_err();
+        let error = files(json!([{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}])).unwrap_err();
         assert_eq!(error.to_string(), "unsupported fieldPath: status.podIP");
     }
 
     #[test]
-    fn later_sources_count() {
+    fn the_file_of_a_later_source_counts() {
         let one = |content: &str| {
             let file = PayloadFile { bytes: content.as_bytes().to_vec(), mode: 0o644 };
             Payload([(PathBuf::from("a"), file)].into())
@@ -266,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_a_file_or_a_directory() {
+    fn a_path_cannot_be_a_file_and_a_directory() {
         for (file, below) in [("a", "a/b"), ("a", "a/b/c"), ("x/y", "x/./y/z")] {
             for parts in [[file, below], [below, file]] {
                 let error = merge(parts.map(|path| files(&[path, "a-b", "x.y"]))).unwrap_err();
@@ -292,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_merged_can_be_written(paths in proptest::collection::vec("[a./-]{0,6}", 0..6)) {
+        fn merged_files_can_be_written(paths in proptest::collection::vec("[a./-]{0,6}", 0..6)) {
             let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
             if let Ok(merged) = merge(paths.iter().map(|path| files(&[path]))) {
                 let root = tempfile::tempdir().unwrap();

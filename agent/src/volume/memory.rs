@@ -1,4 +1,4 @@
-//! `emptyDir.medium: Memory`: where it can be, no share, but a file system in the guest's own memory.
+//! `emptyDir.medium: Memory`: a file system in the guest's own memory, if possible.
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
@@ -6,8 +6,8 @@ use crate::quantity;
 use crate::state::RestartPolicy;
 use crate::state::container_spec::has_command;
 
-/// Whether a volume is one in the guest's memory. That goes with the VM, and a container that restarts is to find its volume again. It
-/// is made by the guest agent, for all to write to. Any other is a directory of the host, as if it had no medium.
+/// Whether a volume is in the guest's memory. Such a volume is lost with the VM, so a container that may restart does not get one. The guest
+/// agent creates it, writable for all. Any other volume is a directory of the host, as if it had no medium.
 pub(super) fn is_in_memory(spec: &PodSpec, volume: &Volume) -> bool {
     let wants_memory =
         volume.empty_dir.as_ref().and_then(|source| source.medium.as_deref()) == Some("Memory");
@@ -35,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_outlive_its_vm_is_not_in_memory() {
+    fn a_volume_that_must_outlive_its_vm_is_not_in_memory() {
         let memory = json!({"medium": "Memory"});
         let table = [
             (&memory, "Never", &["true"][..], false, true),
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn its_limit_is_its_size() {
+    fn the_size_of_a_volume_in_memory_is_its_limit() {
         assert_eq!(size(&volume(&json!({"medium": "Memory"}))), 0);
         assert_eq!(size(&volume(&json!({"medium": "Memory", "sizeLimit": "1Mi"}))), 1 << 20);
     }

@@ -1,4 +1,4 @@
-//! What a Pod brings along in files: volumes, prepared on the host and shared with the guest.
+//! A Pod's volumes, which the agent prepares on the host and shares with the guest.
 
 #[cfg(test)]
 mod api_server_tests;
@@ -23,14 +23,14 @@ pub(crate) use size_limit::Exceeded;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The files that a volume is to hold, by their path below its root.
+/// The files of a volume, by their path below its root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Payload(pub(crate) BTreeMap<PathBuf, PayloadFile>);
 
 /// One file of a volume.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct PayloadFile {
-    /// What is in it; may be secret.
+    /// May be secret.
     pub(crate) bytes: Vec<u8>,
     /// Its permission bits.
     pub(crate) mode: u32,

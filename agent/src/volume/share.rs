@@ -1,21 +1,19 @@
-//! Names for shares, and what of them tart can be told.
+//! The names of shares, and the paths that tart can share.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::VolumeMount;
 
-/// How a volume is shared.
+/// The accesses that the mounts of a volume ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ShareAccess {
-    /// Somebody writes to it.
     pub(super) writable: bool,
-    /// Somebody may only read it.
     pub(super) read_only: bool,
 }
 
 impl ShareAccess {
-    /// What the mounts of a volume ask for. A volume that nobody can write to is read-only for all.
+    /// The accesses that these mounts ask for. A read-only volume is read-only for all.
     pub(super) fn of<'a>(mounts: impl Iterator<Item = &'a VolumeMount>, volume_is_writable: bool) -> Self {
         mounts.fold(Self::default(), |access, mount| {
             let read_only = is_read_only(mount, volume_is_writable);
@@ -24,25 +22,24 @@ impl ShareAccess {
     }
 }
 
-/// Whether a mount is one that cannot be written to.
 pub(super) fn is_read_only(mount: &VolumeMount, volume_is_writable: bool) -> bool {
     mount.read_only.unwrap_or(false) || !volume_is_writable
 }
 
-/// The name of a volume's share in the guest: the volume's own. One that some may write to and others may not is shared twice.
+/// The name of a volume's share in the guest: that of the volume. A volume with both accesses has two shares.
 pub(super) fn name(volume: &str, access: ShareAccess, read_only: bool) -> String {
-    // No volume has a dot in its name.
+    // No name of a volume has a dot.
     match volume {
         _ if read_only && access.writable => format!("{volume}.ro"),
-        // Tart takes what begins so for an address to download from.
+        // tart takes `http:` and `https:` for a URL.
         "http" | "https" => format!("{volume}.volume"),
         _ => volume.to_owned(),
     }
 }
 
-/// Whether tart reads a path in `--dir=name:path` as that path. What is after the last `:` may be options, with commas between
+/// Whether tart reads a path in `--dir=name:path` as that path. It takes the part after the last `:` for options with commas between
 /// them.
-pub(super) fn tart_can_say(path: &Path) -> bool {
+pub(super) fn is_shareable(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     let is_option = |part: &[u8]| part == b"ro" || part.starts_with(b"tag=");
     !bytes.contains(&b':') && !bytes.split(|byte| *byte == b',').any(is_option)
@@ -70,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_taken_for_an_address() {
+    fn no_name_is_taken_for_a_url() {
         let writable = ShareAccess { writable: true, read_only: true };
         for volume in ["http", "https"] {
             assert_ne!(name(volume, writable, false), volume);
@@ -79,12 +76,12 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_tart_would_misread_are_known() {
+    fn a_path_that_tart_would_misread_is_not_shareable() {
         for good in ["/data", "/data/ro", "/a,b", "/tag=x", "/a, ro"] {
-            assert!(tart_can_say(Path::new(good)), "{good}");
+            assert!(is_shareable(Path::new(good)), "{good}");
         }
         for bad in ["/a:b", "/a:ro", "/a,ro", "/a,tag=x", "/a,ro,b"] {
-            assert!(!tart_can_say(Path::new(bad)), "{bad}");
+            assert!(!is_shareable(Path::new(bad)), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `emptyDir.sizeLimit` and `limits.ephemeral-storage`: who uses more than that is evicted.
+//! `emptyDir.sizeLimit` and `limits.ephemeral-storage`: a Pod that uses more is evicted.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::boot_share;
-use super::pod_usage::beside_volumes;
+use super::pod_usage::used_without_volumes;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::BlockingIo;
 use crate::fs::dir::Dir;
@@ -21,64 +21,65 @@ use crate::tart::Tart;
 
 /// How often volumes are measured, as the kubelet does.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Of the time that it takes: measuring costs a tenth of a core at most.
-const REST: u32 = 9;
-/// How many entries are looked at in one go.
+/// The pause in multiples of the time that a measurement takes: measuring costs a tenth of a core at most.
+const PAUSE_FACTOR: u32 = 9;
+/// The number of entries of one step.
 const STEP: u64 = 5000;
 /// How often in a row a volume must be unmeasurable to count as too large: some programs lock a directory for a moment.
-const STRIKES: u32 = 3;
-/// A disk that does not answer is asked again later.
-const LOOK_LIMIT: Duration = Duration::from_secs(30);
+const MAX_UNMEASURABLE: u32 = 3;
+/// A disk that does not answer is measured again later.
+const READ_LIMIT: Duration = Duration::from_secs(30);
 
 const STORAGE: &str = "ephemeral-storage";
-/// What a guest that only boots may say of how it ended: a few words.
+/// A boot-only guest writes a few words about its end.
 const BOOT_STATUS_BYTES: u64 = 1 << 20;
 
-/// A directory that guests write to, and that may not grow beyond a size.
+/// The maximum size of a directory that guests write to.
 #[derive(Debug, Clone)]
 pub(super) struct SizeLimit {
-    place: Place,
+    scope: LimitScope,
     volume: String,
     bytes: u64,
     /// As the Pod has it.
     text: String,
-    /// What counts as if it were in the directory.
-    beside: Option<Beside>,
+    /// What counts in addition to the directory.
+    other_usage: Option<OtherUsage>,
 }
 
+/// The directory that a limit is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// The volume itself.
+enum LimitScope {
     Volume,
-    /// A share of the Pod's last VM, which only boots.
+    /// The status share of the Pod's latest VM, which is boot-only.
     BootStatus,
     /// All volumes of the Pod.
     Pod,
 }
 
-/// What a Pod takes of the disk beside its volumes.
+/// The disk usage of a Pod without its volumes.
 #[derive(Debug, Clone)]
-struct Beside {
+struct OtherUsage {
     dir: PodDir,
     tart: Tart,
 }
 
 impl SizeLimit {
-    /// The limit of the share in which a guest that only boots says how it ended.
+    /// The limit of the share in which a boot-only guest writes its exit status.
     pub(super) fn of_boot_status() -> Self {
-        let (place, volume) = (Place::BootStatus, boot_share::STATUS.to_owned());
-        Self { place, volume, bytes: BOOT_STATUS_BYTES, text: "1Mi".to_owned(), beside: None }
+        let (scope, volume) = (LimitScope::BootStatus, boot_share::STATUS.to_owned());
+        Self { scope, volume, bytes: BOOT_STATUS_BYTES, text: "1Mi".to_owned(), other_usage: None }
     }
 
-    /// The limit of all that a Pod takes of the disk, if it has one: the largest of its containers', which run one after the other.
+    /// The limit of a Pod's disk usage, if it has one: the largest of its containers', which run one after the other.
     pub(super) fn of_pod(dir: &PodDir, tart: &Tart, spec: &PodSpec) -> Option<Self> {
         let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
         let limits = containers.filter_map(|one| one.resources.as_ref()?.limits.as_ref()?.get(STORAGE));
-        // What cannot be counted is more than any disk has.
+        // A quantity beyond `u64` is more than any disk has.
         let counted = limits.map(|limit| (quantity::whole(limit).unwrap_or(u64::MAX), limit));
         let (bytes, limit) = counted.max_by_key(|(bytes, _)| *bytes)?;
-        let beside = Some(Beside { dir: dir.clone(), tart: tart.clone() });
-        Some(Self { place: Place::Pod, volume: dir.uid().to_string(), bytes, text: limit.0.clone(), beside })
+        let other_usage = Some(OtherUsage { dir: dir.clone(), tart: tart.clone() });
+        let (scope, volume) = (LimitScope::Pod, dir.uid().to_string());
+        Some(Self { scope, volume, bytes, text: limit.0.clone(), other_usage })
     }
 
     /// The limit of a volume, if it has one.
@@ -86,45 +87,47 @@ impl SizeLimit {
         let limit = source.size_limit.as_ref()?;
         // As for the kubelet, zero is no limit.
         let bytes = quantity::whole(limit).filter(|bytes| *bytes > 0)?;
-        let (place, volume) = (Place::Volume, volume.to_owned());
-        Some(Self { place, volume, bytes, text: limit.0.clone(), beside: None })
+        let (scope, volume) = (LimitScope::Volume, volume.to_owned());
+        Some(Self { scope, volume, bytes, text: limit.0.clone(), other_usage: None })
     }
 
-    /// What is held against it; nothing when that cannot be told now.
-    async fn usage(&self, volumes: &Path, looks: &mut BlockingIo) -> Option<Usage> {
-        let beside = match &self.beside {
-            Some(beside) => beside.measure(looks).await?,
+    /// The usage that counts; `None` when it cannot be measured now.
+    async fn usage(&self, volumes: &Path, io: &mut BlockingIo) -> Option<Usage> {
+        let other = match &self.other_usage {
+            Some(other) => other.measure(io).await?,
             None => 0,
         };
-        let Some(left) = self.bytes.checked_sub(beside) else { return Some(Usage::Bytes(beside)) };
+        let Some(left) = self.bytes.checked_sub(other) else { return Some(Usage::Bytes(other)) };
         match measure(volumes.to_owned(), Self { bytes: left, ..self.clone() }).await? {
-            Usage::Bytes(bytes) => Some(Usage::Bytes(bytes.saturating_add(beside))),
+            Usage::Bytes(bytes) => Some(Usage::Bytes(bytes.saturating_add(other))),
             unmeasurable @ Usage::Unmeasurable(_) => Some(unmeasurable),
         }
     }
 }
 
-impl Beside {
-    async fn measure(&self, looks: &mut BlockingIo) -> Option<u64> {
+impl OtherUsage {
+    async fn measure(&self, io: &mut BlockingIo) -> Option<u64> {
         let Self { dir, tart } = self.clone();
-        match looks.look(LOOK_LIMIT, move || beside_volumes(&dir, &tart)).await {
+        match io.run(READ_LIMIT, move || used_without_volumes(&dir, &tart)).await {
             Some(Ok(bytes)) => bytes,
             Some(Err(error)) => {
-                warn!(error = chain(&error), "cannot tell what a Pod takes of the disk; trying again later");
+                warn!(error = chain(&error), "cannot measure the disk usage of a Pod; trying again later");
                 None
             }
             None => {
-                warn!("the disk does not say what a Pod takes of it; trying again later");
+                warn!(
+                    "the disk does not answer, so that the usage of a Pod is not known; trying again later"
+                );
                 None
             }
         }
     }
 }
 
-/// Something that is larger than it may be, or may be; its Pod is to be evicted.
+/// A limit that is exceeded, or that cannot be measured; the Pod is to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Exceeded {
-    place: Place,
+    scope: LimitScope,
     volume: String,
     /// As the Pod has it.
     limit: String,
@@ -133,31 +136,31 @@ pub(crate) struct Exceeded {
 
 impl std::fmt::Display for Exceeded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { place, volume, limit, usage } = self;
-        match (place, usage) {
+        let Self { scope, volume, limit, usage } = self;
+        match (scope, usage) {
             // The kubelet's words, with the space at their end.
-            (Place::Volume, Usage::Bytes(_)) => {
+            (LimitScope::Volume, Usage::Bytes(_)) => {
                 write!(f, "Usage of EmptyDir volume {volume:?} exceeds the limit {limit:?}. ")
             }
-            (Place::Volume, Usage::Unmeasurable(why)) => {
+            (LimitScope::Volume, Usage::Unmeasurable(why)) => {
                 write!(
                     f,
                     "Usage of EmptyDir volume {volume:?} with the limit {limit:?} cannot be measured: {why}. "
                 )
             }
-            (Place::Pod, Usage::Bytes(_)) => {
+            (LimitScope::Pod, Usage::Bytes(_)) => {
                 write!(f, "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. ")
             }
-            (Place::Pod, Usage::Unmeasurable(why)) => {
+            (LimitScope::Pod, Usage::Unmeasurable(why)) => {
                 write!(
                     f,
                     "Pod ephemeral local storage usage with the total limit of containers {limit} cannot be measured: {why}. "
                 )
             }
-            (Place::BootStatus, Usage::Unmeasurable(why)) => {
+            (LimitScope::BootStatus, Usage::Unmeasurable(why)) => {
                 write!(f, "What the guest has written to its share {volume} cannot be measured: {why}")
             }
-            (Place::BootStatus, Usage::Bytes(_)) => write!(
+            (LimitScope::BootStatus, Usage::Bytes(_)) => write!(
                 f,
                 "The guest has written more than {limit} to its share {volume}, which is for its exit code and a few words; have it write to \
                  an emptyDir volume instead"
@@ -166,40 +169,40 @@ impl std::fmt::Display for Exceeded {
     }
 }
 
-/// Measures what is limited again and again, with the volumes below `volumes`, until something is too large.
+/// Measures again and again, with the volumes below `volumes`, until a limit is exceeded.
 pub(super) async fn watch(volumes: PathBuf, limits: Vec<SizeLimit>) -> Exceeded {
-    let mut strikes = vec![0; limits.len()];
-    let mut looks = BlockingIo::default();
+    let mut unmeasurable = vec![0; limits.len()];
+    let mut io = BlockingIo::default();
     loop {
         let began = Instant::now();
-        for (limit, strikes) in limits.iter().zip(&mut strikes) {
-            let usage = limit.usage(&volumes, &mut looks).await;
+        for (limit, unmeasurable) in limits.iter().zip(&mut unmeasurable) {
+            let usage = limit.usage(&volumes, &mut io).await;
             debug!(volume = limit.volume, ?usage, "measured");
-            *strikes = if matches!(usage, Some(Usage::Unmeasurable(_))) { *strikes + 1 } else { 0 };
-            if let Some(usage) = usage.filter(|usage| is_too_large(*usage, limit.bytes, *strikes)) {
-                let SizeLimit { place, volume, text, .. } = limit.clone();
-                return Exceeded { place, volume, limit: text, usage };
+            *unmeasurable = if matches!(usage, Some(Usage::Unmeasurable(_))) { *unmeasurable + 1 } else { 0 };
+            if let Some(usage) = usage.filter(|usage| is_too_large(*usage, limit.bytes, *unmeasurable)) {
+                let SizeLimit { scope, volume, text, .. } = limit.clone();
+                return Exceeded { scope, volume, limit: text, usage };
             }
         }
-        sleep(INTERVAL.max(began.elapsed() * REST)).await;
+        sleep(INTERVAL.max(began.elapsed() * PAUSE_FACTOR)).await;
     }
 }
 
-fn is_too_large(usage: Usage, limit: u64, strikes: u32) -> bool {
+fn is_too_large(usage: Usage, limit: u64, unmeasurable: u32) -> bool {
     match usage {
         Usage::Bytes(used) => used > limit,
-        Usage::Unmeasurable(_) => strikes >= STRIKES,
+        Usage::Unmeasurable(_) => unmeasurable >= MAX_UNMEASURABLE,
     }
 }
 
-/// What a volume takes; nothing when it is not there, or changed too much to be measured.
+/// The usage of a directory; `None` when it does not exist, or changes too fast to be measured.
 async fn measure(volumes: PathBuf, limit: SizeLimit) -> Option<Usage> {
-    let SizeLimit { place, volume, bytes, .. } = limit;
+    let SizeLimit { scope, volume, bytes, .. } = limit;
     let begin = move || {
-        let parent = match place {
-            Place::Volume => volumes,
-            Place::BootStatus => boot_share::latest(&volumes)?,
-            Place::Pod => volumes.parent().ok_or(io::ErrorKind::NotFound)?.to_owned(),
+        let parent = match scope {
+            LimitScope::Volume => volumes,
+            LimitScope::BootStatus => boot_share::latest(&volumes)?,
+            LimitScope::Pod => volumes.parent().ok_or(io::ErrorKind::NotFound)?.to_owned(),
         };
         Measurement::begin(&Dir::trusted(&parent)?, volume.as_ref())
     };
@@ -226,6 +229,7 @@ mod tests {
     use crate::fs::disk_usage::Obstacle;
     use crate::fs::hostile;
     use crate::state::StateDir;
+    use crate::testing;
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
     use serde_json::{Value, json};
     use std::fs;
@@ -236,24 +240,24 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_the_kubelets_where_it_has_any() {
+    fn the_message_is_the_kubelets_where_it_has_one() {
         let words =
-            |place, usage| Exceeded { place, volume: "cache".into(), limit: "1Mi".into(), usage }.to_string();
+            |scope, usage| Exceeded { scope, volume: "cache".into(), limit: "1Mi".into(), usage }.to_string();
         assert_eq!(
-            words(Place::Volume, Usage::Bytes(2 << 20)),
+            words(LimitScope::Volume, Usage::Bytes(2 << 20)),
             "Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". "
         );
         assert_eq!(
-            words(Place::Pod, Usage::Bytes(2 << 20)),
+            words(LimitScope::Pod, Usage::Bytes(2 << 20)),
             "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "
         );
         assert_eq!(
-            words(Place::Pod, Usage::Unmeasurable(Obstacle::Locked)),
+            words(LimitScope::Pod, Usage::Unmeasurable(Obstacle::Locked)),
             "Pod ephemeral local storage usage with the total limit of containers 1Mi cannot be measured: one of its \
              directories cannot be read by the agent's user. "
         );
         assert_eq!(
-            words(Place::Volume, Usage::Unmeasurable(Obstacle::TooDeep)),
+            words(LimitScope::Volume, Usage::Unmeasurable(Obstacle::TooDeep)),
             "Usage of EmptyDir volume \"cache\" with the limit \"1Mi\" cannot be measured: more than 64 of its \
              directories are inside each other. "
         );
@@ -267,22 +271,21 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_of_being_unmeasurable_is_forgiven() {
+    fn a_directory_that_is_unmeasurable_for_a_moment_is_not_too_large() {
         let table = [
             (Usage::Bytes(11), 0, true),
             (Usage::Bytes(10), 0, false),
-            (Usage::Unmeasurable(Obstacle::Locked), STRIKES - 1, false),
-            (Usage::Unmeasurable(Obstacle::Locked), STRIKES, true),
+            (Usage::Unmeasurable(Obstacle::Locked), MAX_UNMEASURABLE - 1, false),
+            (Usage::Unmeasurable(Obstacle::Locked), MAX_UNMEASURABLE, true),
         ];
-        for (usage, strikes, expected) in table {
-            assert_eq!(is_too_large(usage, 10, strikes), expected, "{usage:?} {strikes}");
+        for (usage, unmeasurable, expected) in table {
+            assert_eq!(is_too_large(usage, 10, unmeasurable), expected, "{usage:?} {unmeasurable}");
         }
     }
 
     #[tokio::test]
     async fn the_volume_that_is_too_large_is_named() {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let temp = testing::dir();
         for name in ["small", "large"] {
             fs::create_dir(temp.path().join(name)).unwrap();
         }
@@ -293,10 +296,9 @@ mod tests {
         assert!(matches!(exceeded.usage, Usage::Bytes(used) if used > 1 << 20));
     }
 
-    /// A Pod with such limits of its init containers and its container, and somewhere to be.
+    /// A Pod with these limits of its init containers and its container.
     fn limited(limits: &[Value]) -> (tempfile::TempDir, PodDir, Option<SizeLimit>) {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let temp = testing::dir();
         let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
         let container = |limits: &Value| json!({"name": "c", "resources": {"limits": limits}});
         let mut containers: Vec<Value> = limits.iter().map(container).collect();
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn volumes_and_logs_together_are_held_against_the_limit_of_their_pod() {
+    async fn volumes_and_logs_together_count_for_the_limit_of_their_pod() {
         let (_temp, dir, limit) = limited(&[json!({"ephemeral-storage": "3Mi"})]);
         let (limit, volumes) = (limit.unwrap(), dir.volumes_path());
         let is_exceeded = async || {
@@ -350,11 +352,11 @@ mod tests {
     }
 
     #[test]
-    fn who_locks_a_volume_does_not_switch_its_limit_off() {
+    fn a_locked_volume_still_has_its_limit() {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().on_thread_start(hostile::be_nobody).build().unwrap();
         for (locked, mode) in [("v", 0), ("v", 0o600), ("v/d", 0o600)] {
-            let temp = hostile::place_for_all();
+            let temp = hostile::world_writable_dir();
             hostile::as_nobody(|| {
                 fs::create_dir_all(temp.path().join("v/d")).unwrap();
                 fs::write(temp.path().join("v/d/file"), "").unwrap();
@@ -367,16 +369,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_only_boots_cannot_fill_the_disk() {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    async fn a_boot_only_guest_cannot_fill_the_disk() {
+        let temp = testing::dir();
         for name in [".boot-9/pod_status", ".boot-10/pod_status", ".boot-x", "v"] {
             fs::create_dir_all(temp.path().join(name)).unwrap();
         }
         let measured = || measure(temp.path().to_owned(), SizeLimit::of_boot_status());
         let is_full = |usage| matches!(usage, Some(Usage::Bytes(used)) if used > BOOT_STATUS_BYTES);
         fs::write(temp.path().join(".boot-9/pod_status/old"), vec![1; 2 << 20]).unwrap();
-        assert!(!is_full(measured().await), "a VM before is no reason to evict this one");
+        assert!(!is_full(measured().await), "the share of an earlier VM does not count");
         fs::write(temp.path().join(".boot-10/pod_status/file"), vec![1; 2 << 20]).unwrap();
         assert!(is_full(measured().await));
         let exceeded = watch(temp.path().to_owned(), vec![SizeLimit::of_boot_status()]).await;

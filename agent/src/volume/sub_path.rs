@@ -1,4 +1,4 @@
-//! The part of a volume that a container mounts: `subPath` and `subPathExpr`.
+//! `subPath` and `subPathExpr`: the part of a volume that a container mounts.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsString;
@@ -10,46 +10,30 @@ use k8s_openapi::api::core::v1::VolumeMount;
 use crate::env::expansion::expand;
 use crate::fs::dir::{Dir, EntryKind};
 
-/// More links than this lead in a circle.
+/// A path with more links is taken for a loop.
 const MAX_LINKS: u32 = 40;
 /// Each level costs a descriptor.
 const MAX_LEVELS: usize = 64;
 
-/// A part of a volume that cannot be mounted, in the kubelet's words. What is wrong with the host's files is not the user's to
-/// know.
+/// A subPath that cannot be mounted, in the kubelet's words. They do not show the host's files to the user.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SubPathError {
-    /// `subPathExpr` refers to variables that are not set.
     #[error("missing value for {0}")]
     Missing(String),
-    /// It leads out of the volume.
     #[error("error SubPath `{0}` must not be an absolute path")]
     Absolute(String),
-    /// It leads out of the volume.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backstep(String),
-    /// It has the Pod's address in it, and nobody in the guest could make it.
+    /// It has the Pod's address in it, and the guest cannot create it.
     #[error("a SubPath with the Pod's address is made in the guest, which can only read the volume")]
     Address,
-    /// The directory cannot be made.
     #[error("failed to create subPath directory for volumeMount \"{volume}\" of container \"{container}\"")]
-    Create {
-        /// The volume.
-        volume: String,
-        /// The container.
-        container: String,
-    },
-    /// What there is cannot be mounted.
+    Create { volume: String, container: String },
     #[error("failed to prepare subPath for volumeMount \"{volume}\" of container \"{container}\"")]
-    Prepare {
-        /// The volume.
-        volume: String,
-        /// The container.
-        container: String,
-    },
+    Prepare { volume: String, container: String },
 }
 
-/// What of a volume a mount means; empty for all of it.
+/// The subPath of a mount; empty for the whole volume.
 pub(super) fn of(
     mount: &VolumeMount,
     lookup: impl Fn(&str) -> Option<String>,
@@ -59,7 +43,7 @@ pub(super) fn of(
         None => mount.sub_path.clone().unwrap_or_default(),
     };
     let path = Path::new(&text);
-    // What an expression has become may be secret.
+    // The value of an expression may be secret.
     let shown = || mount.sub_path_expr.clone().filter(|it| !it.is_empty()).unwrap_or_else(|| text.clone());
     if path.is_absolute() {
         return Err(SubPathError::Absolute(shown()));
@@ -73,7 +57,7 @@ pub(super) fn of(
     Ok(plain.join("/"))
 }
 
-/// Here, unlike in commands, a variable that is unknown or empty is an error.
+/// Unlike in commands, a variable that is unknown or empty is an error.
 fn expanded(expression: &str, lookup: impl Fn(&str) -> Option<String>) -> Result<String, SubPathError> {
     let missing = std::cell::RefCell::new(BTreeSet::new());
     let text = expand(expression, |name| {
@@ -87,70 +71,73 @@ fn expanded(expression: &str, lookup: impl Fn(&str) -> Option<String>) -> Result
     if missing.is_empty() { Ok(text) } else { Err(SubPathError::Missing(missing.join(", "))) }
 }
 
-/// Why there is nothing to mount.
+/// Why a subPath cannot be mounted.
 #[derive(Debug)]
 pub(super) enum Unusable {
-    /// It is not there, and cannot be made.
-    Uncreatable(io::Error),
-    /// It leads out of the volume, or is something that cannot be mounted.
-    Elsewhere(io::Error),
+    /// It does not exist, and cannot be created.
+    NotCreatable(io::Error),
+    /// It leads out of the volume, or is neither a file nor a directory.
+    NotMountable(io::Error),
 }
 
-/// Finds a part of a volume that guests write to, and makes directories that are missing, with the volume's own mode. Links
-/// may lead from one place in the volume to another one; the result has none.
+/// Finds a subPath of a volume that guests write to, and creates missing directories with the volume's own mode. Links may lead about the
+/// volume; the result has none.
 pub(super) fn locate(root: &Dir, path: &str, may_create: bool) -> Result<PathBuf, Unusable> {
-    let elsewhere = Unusable::Elsewhere;
-    let mode = root.this().map_err(elsewhere)?.mode & 0o777;
-    let mut way: Vec<(OsString, Dir)> = Vec::new();
-    let mut ahead: VecDeque<OsString> = Path::new(path).iter().map(ToOwned::to_owned).collect();
+    let not_mountable = Unusable::NotMountable;
+    let mode = root.this().map_err(not_mountable)?.mode & 0o777;
+    let mut found: Vec<(OsString, Dir)> = Vec::new();
+    let mut rest: VecDeque<OsString> = Path::new(path).iter().map(ToOwned::to_owned).collect();
     let mut links = 0;
-    while let Some(name) = ahead.pop_front() {
+    while let Some(name) = rest.pop_front() {
         if name == "." {
             continue;
         }
         if name == ".." {
-            // By our own account of the way, not by the directory's: that one may be moved.
-            way.pop().ok_or_else(|| elsewhere(io::Error::other("it leads out of the volume")))?;
+            // The parent by which the agent came, because the guest may have moved the directory.
+            found.pop().ok_or_else(|| not_mountable(io::Error::other("it leads out of the volume")))?;
             continue;
         }
-        let here = way.last().map_or(root, |(_, dir)| dir);
-        match here.look(&name).map_err(elsewhere)?.map(|entry| entry.kind) {
-            _ if way.len() == MAX_LEVELS => return Err(elsewhere(io::Error::other("it is too deep"))),
+        let here = found.last().map_or(root, |(_, dir)| dir);
+        match here.entry(&name).map_err(not_mountable)?.map(|entry| entry.kind) {
+            _ if found.len() == MAX_LEVELS => return Err(not_mountable(io::Error::other("it is too deep"))),
             Some(EntryKind::Directory) => {
-                let inner = here.open(&name).map_err(elsewhere)?;
-                way.push((name, inner));
+                let inner = here.open(&name).map_err(not_mountable)?;
+                found.push((name, inner));
             }
             Some(EntryKind::Link) => {
                 links += 1;
-                let target = here.read_link(&name).map_err(elsewhere)?.unwrap_or_default();
+                let target = here.read_link(&name).map_err(not_mountable)?.unwrap_or_default();
                 let target = Path::new(&target);
                 if links > MAX_LINKS || !target.is_relative() {
-                    return Err(elsewhere(io::Error::other("a link leads out of the volume, or nowhere")));
+                    return Err(not_mountable(io::Error::other(
+                        "a link leads out of the volume, or nowhere",
+                    )));
                 }
                 for part in target.iter().rev() {
-                    ahead.push_front(part.to_owned());
+                    rest.push_front(part.to_owned());
                 }
             }
-            Some(EntryKind::File) if ahead.is_empty() => {
-                return Ok(way.into_iter().map(|(name, _)| name).chain([name]).collect());
+            Some(EntryKind::File) if rest.is_empty() => {
+                return Ok(found.into_iter().map(|(name, _)| name).chain([name]).collect());
             }
             Some(EntryKind::File | EntryKind::Other) => {
-                return Err(elsewhere(io::ErrorKind::NotADirectory.into()));
+                return Err(not_mountable(io::ErrorKind::NotADirectory.into()));
             }
             None if may_create => {
-                let made = here.create(&name, mode).map_err(Unusable::Uncreatable)?;
-                way.push((name, made));
+                let created = here.create(&name, mode).map_err(Unusable::NotCreatable)?;
+                found.push((name, created));
             }
-            None => return Err(Unusable::Uncreatable(io::ErrorKind::ReadOnlyFilesystem.into())),
+            None => return Err(Unusable::NotCreatable(io::ErrorKind::ReadOnlyFilesystem.into())),
         }
     }
-    Ok(way.into_iter().map(|(name, _)| name).collect())
+    Ok(found.into_iter().map(|(name, _)| name).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fs::hostile;
+    use crate::testing;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -195,24 +182,23 @@ mod tests {
         }
     }
 
-    fn place() -> (tempfile::TempDir, Dir) {
-        let temp =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+    fn temp_volume() -> (tempfile::TempDir, Dir) {
+        let temp = testing::dir();
         fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let dir = Dir::trusted(temp.path()).unwrap();
         (temp, dir)
     }
 
     #[test]
-    fn what_is_missing_is_made_with_the_volumes_mode() {
-        let (temp, root) = place();
+    fn missing_directories_are_created_with_the_volumes_mode() {
+        let (temp, root) = temp_volume();
         assert_eq!(locate(&root, "a/b", true).unwrap(), Path::new("a/b"));
         for made in ["a", "a/b"] {
             let mode = fs::metadata(temp.path().join(made)).unwrap().permissions().mode();
             assert_eq!(mode & 0o7777, 0o777, "{made}");
         }
         assert_eq!(locate(&root, "a/b", false).unwrap(), Path::new("a/b"));
-        assert!(matches!(locate(&root, "a/c", false), Err(Unusable::Uncreatable(_))));
+        assert!(matches!(locate(&root, "a/c", false), Err(Unusable::NotCreatable(_))));
         fs::write(temp.path().join("a/file"), "").unwrap();
         assert_eq!(locate(&root, "a/file", true).unwrap(), Path::new("a/file"));
         assert!(locate(&root, "a/file/x", true).is_err());
@@ -220,11 +206,11 @@ mod tests {
 
     #[test]
     fn links_may_lead_about_the_volume_but_not_out_of_it() {
-        let (temp, root) = place();
-        let (outside, _) = place();
+        let (temp, root) = temp_volume();
+        let (outside, _) = temp_volume();
         fs::write(outside.path().join("kept"), "").unwrap();
         fs::create_dir_all(temp.path().join("releases/3")).unwrap();
-        hostile::plant(temp.path(), outside.path());
+        hostile::fill(temp.path(), outside.path());
         let link = |target: &Path, name: &str| symlink(target, temp.path().join(name)).unwrap();
         link(Path::new("releases/3"), "current");
         link(Path::new("../current/.."), "releases/back");
@@ -235,27 +221,27 @@ mod tests {
         for bad in
             ["up/x", "root/tmp/x", "link up/x", "link to a directory", "link to a file", "loop", "pipe"]
         {
-            assert!(matches!(locate(&root, bad, true), Err(Unusable::Elsewhere(_))), "{bad}");
+            assert!(matches!(locate(&root, bad, true), Err(Unusable::NotMountable(_))), "{bad}");
         }
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn a_path_without_end_costs_no_more_than_one_that_is_too_long() {
-        let (_temp, root) = place();
+    fn a_path_that_is_too_long_is_refused() {
+        let (_temp, root) = temp_volume();
         assert!(locate(&root, &"a/".repeat(10_000), true).is_err());
     }
 
     #[test]
-    fn links_that_appear_at_any_moment_lead_nowhere() {
-        let (temp, _) = place();
-        let (outside, _) = place();
+    fn no_link_is_followed_whenever_it_appears() {
+        let (temp, _) = temp_volume();
+        let (outside, _) = temp_volume();
         fs::create_dir(outside.path().join("inner")).unwrap();
         let before = hostile::snapshot(outside.path());
         let root = temp.path().join("v");
         let attack = {
             let (root, outside) = (root.clone(), outside.path().to_owned());
-            move || hostile::bend(&root, &outside)
+            move || hostile::replace_by_links(&root, &outside)
         };
         hostile::at_every_moment(
             || {

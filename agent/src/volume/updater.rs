@@ -1,4 +1,4 @@
-//! Keeps the files of one volume as the objects that they are made of want them.
+//! Updates the files of one volume when the objects that they are made of change.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,32 +14,37 @@ use super::error::VolumeError;
 use crate::backoff::VOLUME_UPDATE;
 use crate::fs::dir::Dir;
 
-/// How it stands with the files of a volume.
+/// Whether the files of a volume are up to date.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct VolumeUpdater {
-    /// Whether there are any, perhaps old ones.
+pub(super) struct VolumeStatus {
+    /// Whether the volume has files, perhaps old ones.
     pub(super) written: bool,
-    /// Why they are not as they are to be.
+    /// Why they are not up to date.
     pub(super) problem: Option<VolumeError>,
 }
 
-/// Writes the files of the volume `name` below `volumes`, and writes them again whenever they are to change. The volume must
-/// be there already: one that is not was removed, and must not come back.
-pub(super) async fn fill(volumes: PathBuf, name: String, mut content: Content, tell: impl Fn(VolumeUpdater)) {
-    let mut filling = VolumeUpdater::default();
+/// Writes the files of the volume `name` below `volumes`, and writes them again whenever they change. The directory must exist: one that does
+/// not was removed, and must not come back.
+pub(super) async fn update(
+    volumes: PathBuf,
+    name: String,
+    mut content: Content,
+    report: impl Fn(VolumeStatus),
+) {
+    let mut status = VolumeStatus::default();
     let mut delays = VOLUME_UPDATE.delays();
     loop {
         match write(&volumes, &name, &mut content).await {
-            Ok(Written::Gone) => return,
-            Ok(Written::Now) if filling.written => info!(volume = name, "the volume's files have changed"),
-            Ok(Written::Now | Written::Already) => {}
+            Ok(Written::Removed) => return,
+            Ok(Written::Changed) if status.written => info!(volume = name, "the volume's files have changed"),
+            Ok(Written::Changed | Written::Unchanged) => {}
             Err(problem) => {
-                if filling.problem.as_ref() != Some(&problem) {
+                if status.problem.as_ref() != Some(&problem) {
                     warn!(volume = name, %problem, "cannot fill the volume; trying again");
                 }
-                filling.problem = Some(problem);
-                tell(filling.clone());
-                // An object that appears is heard of; a disk that has room again is not.
+                status.problem = Some(problem);
+                report(status.clone());
+                // The agent watches the objects, but not the free space of the disk.
                 tokio::select! {
                     () = content.changed() => {}
                     () = sleep(delays.next()) => {}
@@ -48,16 +53,16 @@ pub(super) async fn fill(volumes: PathBuf, name: String, mut content: Content, t
             }
         }
         delays.reset();
-        filling = VolumeUpdater { written: true, problem: None };
-        tell(filling.clone());
+        status = VolumeStatus { written: true, problem: None };
+        report(status.clone());
         content.changed().await;
     }
 }
 
 enum Written {
-    Now,
-    Already,
-    Gone,
+    Changed,
+    Unchanged,
+    Removed,
 }
 
 async fn write(volumes: &Path, name: &str, content: &mut Content) -> Result<Written, VolumeError> {
@@ -69,11 +74,14 @@ async fn write(volumes: &Path, name: &str, content: &mut Content) -> Result<Writ
 
 fn write_files(volumes: &Path, name: &str, payload: &Payload) -> Result<Written, AtomicWriteError> {
     let volumes = match Dir::trusted(volumes) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Written::Gone),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Written::Removed),
         opened => opened?,
     };
     match volumes.find(name.as_ref())? {
-        None => Ok(Written::Gone),
-        Some(root) => Ok(if atomic_writer::write(&root, payload)? { Written::Now } else { Written::Already }),
+        None => Ok(Written::Removed),
+        Some(root) => {
+            let is_changed = atomic_writer::write(&root, payload)?;
+            Ok(if is_changed { Written::Changed } else { Written::Unchanged })
+        }
     }
 }

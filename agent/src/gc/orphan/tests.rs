@@ -1,4 +1,4 @@
-//! Worlds by hand and by chance.
+//! Observations by hand and by proptest.
 
 use super::*;
 use crate::names::Restart;
@@ -21,20 +21,20 @@ fn vm(end: &str, restart: u32) -> String {
     VmName::new(uid(end), Restart(restart)).to_string()
 }
 
-fn orphan(name: &str) -> Vm {
-    Vm { name: name.into(), holder: Ok(Holder::Nobody), lock: Ok(VmLock::Free), age: Ok(OLD) }
+fn orphan(name: &str) -> ObservedVm {
+    ObservedVm { name: name.into(), holder: Ok(Holder::Nobody), lock: Ok(VmLock::Free), age: Ok(OLD) }
 }
 
-fn leftover(text: &str) -> Remains {
-    Remains { uid: uid(text), holder: Ok(Holder::Nobody), age: Ok(OLD) }
+fn old_pod_dir(text: &str) -> ObservedPodDir {
+    ObservedPodDir { uid: uid(text), holder: Ok(Holder::Nobody), age: Ok(OLD) }
 }
 
-fn world(vms: Vec<Vm>) -> OrphanObservation {
+fn observation(vms: Vec<ObservedVm>) -> OrphanObservation {
     OrphanObservation {
         vms: Ok(vms),
-        remains: Ok(Vec::new()),
+        pod_dirs: Ok(Vec::new()),
         pods: Ok(HashMap::new()),
-        at_work: HashSet::new(),
+        active: HashSet::new(),
         bases: Ok(HashSet::new()),
         cached: Ok(['0', 'a', 'f'].map(base).into()),
         min_age: MIN_AGE,
@@ -45,33 +45,30 @@ fn base(digit: char) -> BaseName {
     format!("tk-base-{}", digit.to_string().repeat(32)).parse().unwrap()
 }
 
-fn bind(world: &mut OrphanObservation, text: &str) {
+fn bind(observation: &mut OrphanObservation, text: &str) {
     let name = PodName { namespace: "default".into(), name: "same".into() };
-    world.pods.as_mut().unwrap().insert(uid(text), name);
+    observation.pods.as_mut().unwrap().insert(uid(text), name);
 }
 
-/// The names of what is to be deleted.
-fn doomed(world: &OrphanObservation) -> Vec<String> {
-    let verdicts = judge(world).into_iter();
-    let deleted = verdicts.filter(|verdict| matches!(verdict.judgement, Judgement::Delete { .. }));
-    deleted.map(|verdict| verdict.subject.to_string()).collect()
+/// The names of the subjects that are deleted.
+fn deleted(observation: &OrphanObservation) -> Vec<String> {
+    let verdicts = judge(observation).into_iter();
+    let deleted = verdicts.filter(|judged| judged.verdict.action() == GcAction::Delete);
+    deleted.map(|judged| judged.subject.to_string()).collect()
 }
 
-/// What keeps the first VM of a world, in one word.
-fn kept(world: &OrphanObservation) -> &'static str {
-    match &judge(world)[0].judgement {
-        Judgement::Keep(guard) => guard.label(),
-        Judgement::Delete { .. } => "",
-    }
+/// The label that keeps the first VM; empty when it is deleted.
+fn kept(observation: &OrphanObservation) -> &'static str {
+    judge(observation)[0].verdict.keep_label().map_or("", KeepLabel::as_str)
 }
 
 #[test]
-fn every_guard_protects() {
-    assert_eq!(kept(&world(vec![orphan(&vm("a", 0))])), "", "an orphan");
-    let with = |change: fn(&mut Vm)| {
+fn every_reason_keeps_a_vm() {
+    assert_eq!(kept(&observation(vec![orphan(&vm("a", 0))])), "", "an orphan");
+    let with = |change: fn(&mut ObservedVm)| {
         let mut vm = orphan(&vm("a", 0));
         change(&mut vm);
-        kept(&world(vec![vm]))
+        kept(&observation(vec![vm]))
     };
     assert_eq!(with(|vm| vm.name = "builder".into()), "foreign");
     assert_eq!(with(|vm| vm.name = "tk-builder".into()), "foreign");
@@ -85,8 +82,8 @@ fn every_guard_protects() {
     assert_eq!(with(|vm| vm.age = Ok(MIN_AGE.saturating_sub(Duration::from_nanos(1)))), "age");
     assert_eq!(with(|vm| vm.age = Err("no".into())), "unknown");
 
-    let mut one = world(vec![orphan(&vm("a", 0))]);
-    one.at_work.insert(uid("a"));
+    let mut one = observation(vec![orphan(&vm("a", 0))]);
+    one.active.insert(uid("a"));
     assert_eq!(kept(&one), "worker");
     bind(&mut one, "a");
     assert_eq!(kept(&one), "pod");
@@ -95,10 +92,10 @@ fn every_guard_protects() {
 }
 
 #[test]
-fn a_base_that_nobody_knows_is_an_orphan() {
+fn a_base_vm_that_no_image_needs_is_deleted() {
     let name = base('0').to_string();
-    let seen = world(vec![orphan(&name)]);
-    assert_eq!(doomed(&seen), std::slice::from_ref(&name));
+    let seen = observation(vec![orphan(&name)]);
+    assert_eq!(deleted(&seen), std::slice::from_ref(&name));
     assert_eq!(judge(&seen)[0].why(), "no image that the agent knows of has it, untouched for 60 min");
     let with = |change: fn(&mut OrphanObservation)| {
         let mut seen = seen.clone();
@@ -112,78 +109,78 @@ fn a_base_that_nobody_knows_is_an_orphan() {
     assert_eq!(with(|seen| seen.cached = Ok(HashSet::from([base('1')]))), "base", "it may be the only copy");
     assert_eq!(with(|seen| seen.cached = Err("no".into())), "unknown");
     assert_eq!(with(|seen| seen.pods = Err("no".into())), "unknown");
-    for (lock, guard) in [
+    for (lock, reason) in [
         (Ok(VmLock::Runs), "tart"),
         (Ok(VmLock::Busy), "tart"),
         (Err("no".to_owned()), "unknown"),
         (Ok(VmLock::Free), ""),
     ] {
         let mut seen = seen.clone();
-        let vm = Vm { lock, ..first(&mut seen) };
-        assert_eq!(kept(&OrphanObservation { vms: Ok(vec![vm]), ..seen }), guard);
+        let vm = ObservedVm { lock, ..first(&mut seen) };
+        assert_eq!(kept(&OrphanObservation { vms: Ok(vec![vm]), ..seen }), reason);
     }
-    for (age, guard) in [(Ok(Duration::ZERO), "age"), (Err("no".to_owned()), "unknown")] {
+    for (age, reason) in [(Ok(Duration::ZERO), "age"), (Err("no".to_owned()), "unknown")] {
         let mut seen = seen.clone();
-        let vm = Vm { age, ..first(&mut seen) };
-        assert_eq!(kept(&OrphanObservation { vms: Ok(vec![vm]), ..seen }), guard);
+        let vm = ObservedVm { age, ..first(&mut seen) };
+        assert_eq!(kept(&OrphanObservation { vms: Ok(vec![vm]), ..seen }), reason);
     }
     // Names that are nearly those of bases.
     for name in [format!("{name}0"), name[..name.len() - 1].to_owned(), name.replace('0', "G")] {
-        assert_eq!(kept(&world(vec![orphan(&name)])), "foreign", "{name}");
+        assert_eq!(kept(&observation(vec![orphan(&name)])), "foreign", "{name}");
     }
 }
 
 #[test]
-fn bases_that_nobody_can_judge_keep_nothing_else() {
-    let mut seen = world(vec![orphan(&base('0').to_string()), orphan(&vm("a", 0))]);
+fn unknown_base_vms_keep_no_other_vm() {
+    let mut seen = observation(vec![orphan(&base('0').to_string()), orphan(&vm("a", 0))]);
     (seen.bases, seen.cached) = (Err("no".into()), Err("no".into()));
-    assert_eq!(doomed(&seen), [vm("a", 0)]);
+    assert_eq!(deleted(&seen), [vm("a", 0)]);
     assert_eq!(seen.unknown(), Vec::<String>::new(), "and no pass fails for them");
 }
 
 #[test]
-fn a_running_orphan_is_stopped_first_whoever_started_it() {
+fn a_running_orphan_is_stopped_first() {
     for holder in [Holder::Nobody, Holder::Tart] {
-        let vm = Vm { lock: Ok(VmLock::Runs), holder: Ok(holder), ..orphan(&vm("a", 0)) };
-        let judgement = judge(&world(vec![vm]))[0].judgement.clone();
-        assert_eq!(judgement, Judgement::Delete { runs: true, age: OLD });
+        let vm = ObservedVm { lock: Ok(VmLock::Runs), holder: Ok(holder), ..orphan(&vm("a", 0)) };
+        let verdict = judge(&observation(vec![vm]))[0].verdict.clone();
+        assert_eq!(verdict, OrphanVerdict::Delete { runs: true, age: OLD });
     }
 }
 
 #[test]
 fn names_that_begin_alike_are_told_apart() {
     let [short, long] = [format!("tk-{}-0", &id("a")[1..]), format!("tk-{}0-0", id("a"))];
-    let ours = [vm("a", 0), vm("a", 1), vm("a", 10), vm("ab", 0)];
-    let theirs = [short, long, format!("{}-0", vm("a", 0))];
-    let mut seen = world(ours.iter().chain(&theirs).map(|name| orphan(name)).collect());
+    let own = [vm("a", 0), vm("a", 1), vm("a", 10), vm("ab", 0)];
+    let foreign = [short, long, format!("{}-0", vm("a", 0))];
+    let mut seen = observation(own.iter().chain(&foreign).map(|name| orphan(name)).collect());
     bind(&mut seen, "a");
-    assert_eq!(doomed(&seen), [vm("ab", 0)]);
+    assert_eq!(deleted(&seen), [vm("ab", 0)]);
 }
 
 #[test]
-fn a_pod_that_was_made_again_under_its_name_does_not_keep_the_old_vm() {
-    let mut seen = world(vec![orphan(&vm("01d", 0)), orphan(&vm("2e3", 0))]);
+fn a_new_pod_of_the_same_name_does_not_keep_the_old_vm() {
+    let mut seen = observation(vec![orphan(&vm("01d", 0)), orphan(&vm("2e3", 0))]);
     bind(&mut seen, "2e3");
-    assert_eq!(doomed(&seen), [vm("01d", 0)]);
+    assert_eq!(deleted(&seen), [vm("01d", 0)]);
 }
 
 #[test]
-fn state_goes_after_the_vm() {
-    let mut seen = world(vec![orphan(&vm("a", 3))]);
-    seen.remains = Ok(vec![leftover("a"), leftover("b")]);
-    assert_eq!(doomed(&seen), [vm("a", 3), id("b")]);
+fn a_state_directory_is_deleted_after_its_vm() {
+    let mut seen = observation(vec![orphan(&vm("a", 3))]);
+    seen.pod_dirs = Ok(vec![old_pod_dir("a"), old_pod_dir("b")]);
+    assert_eq!(deleted(&seen), [vm("a", 3), id("b")]);
     seen.vms = Ok(Vec::new());
-    assert_eq!(doomed(&seen), [id("a"), id("b")]);
+    assert_eq!(deleted(&seen), [id("a"), id("b")]);
     seen.vms = Err("tart is broken".into());
-    assert_eq!(doomed(&seen), Vec::<String>::new());
+    assert_eq!(deleted(&seen), Vec::<String>::new());
 }
 
 #[test]
 fn reasons_are_sentences() {
-    let mut seen = world(vec![orphan(&vm("a", 0))]);
+    let mut seen = observation(vec![orphan(&vm("a", 0))]);
     bind(&mut seen, "a");
-    assert_eq!(judge(&seen)[0].judgement.to_string(), "Pod default/same is on this Node");
-    let young = Judgement::Keep(Guard::Young(Duration::from_mins(3)));
+    assert_eq!(judge(&seen)[0].verdict.to_string(), "Pod default/same is on this Node");
+    let young = OrphanVerdict::Keep(KeepReason::Young(Duration::from_mins(3)));
     assert_eq!(young.to_string(), "touched 3 min ago");
 }
 
@@ -192,8 +189,8 @@ fn uids() -> impl Strategy<Value = String> {
     prop::sample::select(vec!["a", "ab", "0", "1", "ba5e"]).prop_map(str::to_owned)
 }
 
-/// Names of VMs that are nearly ours.
-fn theirs() -> Vec<String> {
+/// Names of VMs that are nearly the agent's own.
+fn foreign_names() -> Vec<String> {
     let alike = [
         format!("{}1", vm("a", 0)),
         format!("{}.old", vm("a", 0)),
@@ -209,7 +206,7 @@ fn theirs() -> Vec<String> {
 fn names() -> impl Strategy<Value = String> {
     prop_oneof![
         6 => (uids(), 0_u32..3).prop_map(|(end, restart)| vm(&end, restart)),
-        2 => prop::sample::select(theirs()),
+        2 => prop::sample::select(foreign_names()),
         2 => prop::sample::select(vec!['0', 'a', 'f']).prop_map(|digit| base(digit).to_string()),
     ]
 }
@@ -231,33 +228,33 @@ fn ages() -> impl Strategy<Value = Result<Duration, Unknown>> {
 prop_compose! {
     fn vms()(name in names(), holder in holders(), age in ages(), lock in perhaps(
         prop_oneof![4 => Just(VmLock::Free), 1 => Just(VmLock::Runs), 1 => Just(VmLock::Busy)]
-    )) -> Vm {
-        Vm { name, holder, lock, age }
+    )) -> ObservedVm {
+        ObservedVm { name, holder, lock, age }
     }
 }
 
 prop_compose! {
-    fn remains()(text in uids(), holder in holders(), age in ages()) -> Remains {
-        Remains { uid: uid(&text), holder, age }
+    fn pod_dirs()(text in uids(), holder in holders(), age in ages()) -> ObservedPodDir {
+        ObservedPodDir { uid: uid(&text), holder, age }
     }
 }
 
 prop_compose! {
-    /// Worlds of which all lists are known.
-    fn known_worlds()(
+    /// Observations whose lists are all known.
+    fn known_observations()(
         vms in prop::collection::vec(vms(), 0..8),
-        remains in prop::collection::vec(remains(), 0..5),
+        pod_dirs in prop::collection::vec(pod_dirs(), 0..5),
         bound in prop::collection::vec(uids(), 0..4),
-        at_work in prop::collection::vec(uids(), 0..2),
+        active in prop::collection::vec(uids(), 0..2),
         bases in prop::sample::subsequence(vec!['0', 'a', 'f'], 0..3),
         cached in prop::sample::subsequence(vec!['0', 'a', 'f'], 1..=3),
     ) -> OrphanObservation {
         let name = |text: &String| PodName { namespace: "n".into(), name: text.clone() };
         OrphanObservation {
             vms: Ok(vms),
-            remains: Ok(remains),
+            pod_dirs: Ok(pod_dirs),
             pods: Ok(bound.iter().map(|text| (uid(text), name(text))).collect()),
-            at_work: at_work.iter().map(|text| uid(text)).collect(),
+            active: active.iter().map(|text| uid(text)).collect(),
             bases: Ok(bases.into_iter().map(base).collect()),
             cached: Ok(cached.into_iter().map(base).collect()),
             min_age: MIN_AGE,
@@ -265,47 +262,51 @@ prop_compose! {
     }
 }
 
-/// Which lists fail: VMs, remains, Pods, bases, what is cached.
+/// Which lists fail: VMs, state directories, Pods, bases, cached images.
 fn failures(likely: f64) -> impl Strategy<Value = [bool; 5]> {
     prop::array::uniform5(prop::bool::weighted(likely))
 }
 
-/// The same world, seen without some of its lists.
+/// The same observation without some of its lists.
 fn seen_without(
-    world: &OrphanObservation,
-    [vms, remains, pods, bases, cached]: [bool; 5],
+    observation: &OrphanObservation,
+    [vms, pod_dirs, pods, bases, cached]: [bool; 5],
 ) -> OrphanObservation {
     fn or<T>(list: Result<T, Unknown>, fails: bool) -> Result<T, Unknown> {
         if fails { Err("unknown".to_owned()) } else { list }
     }
-    let OrphanObservation { at_work, min_age, .. } = world.clone();
+    let OrphanObservation { active, min_age, .. } = observation.clone();
     OrphanObservation {
-        vms: or(world.vms.clone(), vms),
-        remains: or(world.remains.clone(), remains),
-        pods: or(world.pods.clone(), pods),
-        bases: or(world.bases.clone(), bases),
-        cached: or(world.cached.clone(), cached),
-        at_work,
+        vms: or(observation.vms.clone(), vms),
+        pod_dirs: or(observation.pod_dirs.clone(), pod_dirs),
+        pods: or(observation.pods.clone(), pods),
+        bases: or(observation.bases.clone(), bases),
+        cached: or(observation.cached.clone(), cached),
+        active,
         min_age,
     }
 }
 
-fn worlds() -> impl Strategy<Value = OrphanObservation> {
-    (known_worlds(), failures(0.1)).prop_map(|(world, fails)| seen_without(&world, fails))
+fn observations() -> impl Strategy<Value = OrphanObservation> {
+    (known_observations(), failures(0.1)).prop_map(|(observation, fails)| seen_without(&observation, fails))
 }
 
-/// Whether anything speaks for a VM, each guard looked at by itself.
-fn is_protected(world: &OrphanObservation, vm: &Vm) -> bool {
-    let is_young = vm.age.as_ref().map_or(true, |age| *age < world.min_age);
+/// Whether any reason keeps a VM, each checked by itself.
+fn is_protected(observation: &OrphanObservation, vm: &ObservedVm) -> bool {
+    let is_young = vm.age.as_ref().map_or(true, |age| *age < observation.min_age);
     if let Ok(base) = vm.name.parse::<BaseName>() {
-        let is_needed = world.bases.as_ref().map_or(true, |bases| bases.contains(&base));
-        let is_only_copy = world.cached.as_ref().map_or(true, |cached| !cached.contains(&base));
-        return is_needed || is_only_copy || world.pods.is_err() || vm.lock != Ok(VmLock::Free) || is_young;
+        let is_needed = observation.bases.as_ref().map_or(true, |bases| bases.contains(&base));
+        let is_only_copy = observation.cached.as_ref().map_or(true, |cached| !cached.contains(&base));
+        return is_needed
+            || is_only_copy
+            || observation.pods.is_err()
+            || vm.lock != Ok(VmLock::Free)
+            || is_young;
     }
     let Ok(name) = vm.name.parse::<VmName>() else { return true };
     let guards = [
-        world.pods.as_ref().map_or(true, |pods| pods.contains_key(name.uid())),
-        world.at_work.contains(name.uid()),
+        observation.pods.as_ref().map_or(true, |pods| pods.contains_key(name.uid())),
+        observation.active.contains(name.uid()),
         !matches!(vm.holder, Ok(Holder::Nobody | Holder::Tart)),
         vm.holder == Ok(Holder::Tart) && vm.lock != Ok(VmLock::Runs),
         !matches!(vm.lock, Ok(VmLock::Free | VmLock::Runs)),
@@ -314,28 +315,28 @@ fn is_protected(world: &OrphanObservation, vm: &Vm) -> bool {
     guards.contains(&true)
 }
 
-/// The same for what a Pod has left.
-fn is_needed(world: &OrphanObservation, remains: &Remains) -> bool {
-    let is_of_pod = |vm: &Vm| vm.name.parse::<VmName>().is_ok_and(|name| *name.uid() == remains.uid);
+/// The same for a state directory.
+fn is_needed(observation: &OrphanObservation, dir: &ObservedPodDir) -> bool {
+    let is_of_pod = |vm: &ObservedVm| vm.name.parse::<VmName>().is_ok_and(|name| *name.uid() == dir.uid);
     let guards = [
-        world.pods.as_ref().map_or(true, |pods| pods.contains_key(&remains.uid)),
-        world.at_work.contains(&remains.uid),
-        remains.holder != Ok(Holder::Nobody),
-        world.vms.as_ref().map_or(true, |vms| vms.iter().any(is_of_pod)),
-        remains.age.as_ref().map_or(true, |age| *age < world.min_age),
+        observation.pods.as_ref().map_or(true, |pods| pods.contains_key(&dir.uid)),
+        observation.active.contains(&dir.uid),
+        dir.holder != Ok(Holder::Nobody),
+        observation.vms.as_ref().map_or(true, |vms| vms.iter().any(is_of_pod)),
+        dir.age.as_ref().map_or(true, |age| *age < observation.min_age),
     ];
     guards.contains(&true)
 }
 
-/// Does what was decided by what was seen of a world.
-fn collect(world: &mut OrphanObservation, seen: &OrphanObservation) {
-    let doomed = judge(seen).into_iter().filter(|one| matches!(one.judgement, Judgement::Delete { .. }));
-    for verdict in doomed.collect::<Vec<_>>() {
-        match verdict.subject {
-            Subject::Vm(name) => world.vms.as_mut().unwrap().retain(|vm| vm.name != name.to_string()),
-            Subject::Base(name) => world.vms.as_mut().unwrap().retain(|vm| vm.name != name.to_string()),
-            Subject::Remains(uid) => world.remains.as_mut().unwrap().retain(|one| one.uid != uid),
-            Subject::Other(name) => panic!("{name} is not ours"),
+/// Deletes from an observation what the verdicts on another one say.
+fn collect(observation: &mut OrphanObservation, seen: &OrphanObservation) {
+    let deleted = judge(seen).into_iter().filter(|judged| judged.verdict.action() == GcAction::Delete);
+    for judged in deleted.collect::<Vec<_>>() {
+        match judged.subject {
+            Subject::Vm(name) => observation.vms.as_mut().unwrap().retain(|vm| vm.name != name.to_string()),
+            Subject::Base(name) => observation.vms.as_mut().unwrap().retain(|vm| vm.name != name.to_string()),
+            Subject::PodDir(uid) => observation.pod_dirs.as_mut().unwrap().retain(|one| one.uid != uid),
+            Subject::Other(name) => panic!("{name} is foreign"),
         }
     }
 }
@@ -344,40 +345,40 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn nothing_goes_that_any_guard_protects_and_every_orphan_does(world in worlds()) {
-        let verdicts = judge(&world);
-        let vms: Vec<&Vm> = world.vms.iter().flatten().collect();
-        let remains: Vec<&Remains> = world.remains.iter().flatten().collect();
-        prop_assert_eq!(verdicts.len(), vms.len() + remains.len(), "everything is judged");
+    fn a_subject_is_deleted_if_and_only_if_no_reason_keeps_it(observation in observations()) {
+        let verdicts = judge(&observation);
+        let vms: Vec<&ObservedVm> = observation.vms.iter().flatten().collect();
+        let pod_dirs: Vec<&ObservedPodDir> = observation.pod_dirs.iter().flatten().collect();
+        prop_assert_eq!(verdicts.len(), vms.len() + pod_dirs.len(), "each subject has a verdict");
         for (vm, verdict) in vms.iter().zip(&verdicts) {
             prop_assert_eq!(verdict.subject.to_string(), vm.name.clone());
-            let goes = matches!(verdict.judgement, Judgement::Delete { .. });
-            prop_assert_eq!(goes, !is_protected(&world, vm), "{:?} of {:?}", verdict, vm);
+            let goes = matches!(verdict.verdict, OrphanVerdict::Delete { .. });
+            prop_assert_eq!(goes, !is_protected(&observation, vm), "{:?} of {:?}", verdict, vm);
         }
-        for (one, verdict) in remains.iter().zip(&verdicts[vms.len()..]) {
-            let goes = matches!(verdict.judgement, Judgement::Delete { .. });
-            prop_assert_eq!(goes, !is_needed(&world, one), "{:?} of {:?}", verdict, one);
+        for (one, verdict) in pod_dirs.iter().zip(&verdicts[vms.len()..]) {
+            let goes = matches!(verdict.verdict, OrphanVerdict::Delete { .. });
+            prop_assert_eq!(goes, !is_needed(&observation, one), "{:?} of {:?}", verdict, one);
         }
     }
 
     #[test]
-    fn nothing_of_others_goes(mut seen in worlds(), name in prop::sample::select(theirs())) {
+    fn a_foreign_vm_is_never_deleted(mut seen in observations(), name in prop::sample::select(foreign_names())) {
         seen.vms = seen.vms.map(|vms| vms.into_iter().chain([orphan(&name)]).collect());
-        prop_assert!(!doomed(&seen).contains(&name));
+        prop_assert!(!deleted(&seen).contains(&name));
     }
 
     #[test]
-    fn a_list_that_fails_deletes_nothing(mut world in worlds(), which in 0..2) {
-        if which == 0 { world.pods = Err("no".into()) } else { world.vms = Err("no".into()) }
-        prop_assert_eq!(doomed(&world), Vec::<String>::new());
-        prop_assert!(!world.unknown().is_empty());
+    fn nothing_is_deleted_while_a_list_is_unknown(mut observation in observations(), which in 0..2) {
+        if which == 0 { observation.pods = Err("no".into()) } else { observation.vms = Err("no".into()) }
+        prop_assert_eq!(deleted(&observation), Vec::<String>::new());
+        prop_assert!(!observation.unknown().is_empty());
     }
 
-    /// Whatever lists fail in one pass: with all of them back, the VMs are gone after one more, and their state after another one.
+    /// After a pass with any unknown lists, one pass with all lists deletes the VMs, and the next one their state directories.
     #[test]
-    fn two_passes_after_one_that_failed_no_orphan_is_left(world in known_worlds(), fails in failures(0.5)) {
-        let mut after = world.clone();
-        collect(&mut after, &seen_without(&world, fails));
+    fn two_passes_after_a_failed_one_leave_no_orphan(observation in known_observations(), fails in failures(0.5)) {
+        let mut after = observation.clone();
+        collect(&mut after, &seen_without(&observation, fails));
         for _ in 0..2 {
             let seen = after.clone();
             collect(&mut after, &seen);
@@ -385,26 +386,25 @@ proptest! {
         for vm in after.vms.iter().flatten() {
             prop_assert!(is_protected(&after, vm), "{:?}", vm);
         }
-        for one in after.remains.iter().flatten() {
+        for one in after.pod_dirs.iter().flatten() {
             prop_assert!(is_needed(&after, one), "{:?}", one);
         }
-        // And nothing else is gone.
-        for vm in world.vms.iter().flatten().filter(|vm| is_protected(&world, vm)) {
-            let same_name = |other: &&Vm| other.name == vm.name && !is_protected(&world, other);
-            let has_twin = world.vms.iter().flatten().any(|other| same_name(&other));
+        // Nothing else is gone.
+        for vm in observation.vms.iter().flatten().filter(|vm| is_protected(&observation, vm)) {
+            let same_name = |other: &&ObservedVm| other.name == vm.name && !is_protected(&observation, other);
+            let has_twin = observation.vms.iter().flatten().any(|other| same_name(&other));
             prop_assert!(has_twin || after.vms.iter().flatten().any(|other| other == vm), "{:?}", vm);
         }
     }
 
     #[test]
-    fn what_is_found_out_later_never_dooms_what_was_protected_by_more(world in worlds()) {
-        // Whatever more is known to be bound or at work, no more is deleted.
-        let before: HashSet<String> = doomed(&world).into_iter().collect();
-        let mut more = world;
+    fn more_pods_or_workers_never_delete_more(observation in observations()) {
+        let before: HashSet<String> = deleted(&observation).into_iter().collect();
+        let mut more = observation;
         if let Ok(pods) = &mut more.pods {
             pods.insert(uid("a"), PodName { namespace: "n".into(), name: "a".into() });
         }
-        more.at_work.insert(uid("ab"));
-        prop_assert!(doomed(&more).iter().all(|name| before.contains(name)));
+        more.active.insert(uid("ab"));
+        prop_assert!(deleted(&more).iter().all(|name| before.contains(name)));
     }
 }

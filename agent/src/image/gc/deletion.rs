@@ -1,4 +1,4 @@
-//! The end of an image: its base VM, and what tart's cache has of it.
+//! Deleting an image: its base VM, and its directory in tart's cache.
 
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -14,16 +14,16 @@ use crate::names::ImageDigest;
 use crate::tart::TartError;
 
 impl ImageCollector {
-    /// Deletes an image: its base VM, unless another image has the same, and what the agent has pulled, for together they hold the
-    /// blocks. `None` when it is needed.
+    /// Deletes an image: its base VM, unless another image has the same, and what the agent has pulled. Both have to go, because they
+    /// share blocks. `None` when a Pod needs the image.
     ///
-    /// It is forgotten last, so that an agent that dies in between is followed by one that finishes it.
+    /// The record forgets it last. If the agent dies in between, the next one finishes the deletion.
     pub(super) async fn delete(&self, digest: &ImageDigest) -> Result<Option<u64>, DeleteError> {
         let Some(known) = self.images.known().into_iter().find(|known| known.digest == *digest) else {
             return Ok(None);
         };
-        let Some(_doom) = self.images.pins().doom(names(&known)) else { return Ok(None) };
-        // Nobody can begin with it now, so this look is the last word.
+        let Some(_guard) = self.images.pins().begin_deletion(names(&known)) else { return Ok(None) };
+        // No Pod can start from it now, so that this look is the last one.
         if self.state.bases_in_use()?.is_none_or(|in_use| in_use.contains(&known.base())) {
             return Ok(None);
         }
@@ -35,8 +35,8 @@ impl ImageCollector {
         crash_point::point("agent.collect.base");
         self.delete_cached(&known).await?;
         crash_point::point("agent.collect.image");
-        self.images.collected(digest);
-        self.images.look().await;
+        self.images.forget_deleted(digest);
+        self.images.refresh().await;
         Ok(Some(freed(self.tart.home(), before).await))
     }
 
@@ -48,39 +48,39 @@ impl ImageCollector {
         removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)
     }
 
-    /// Takes the names that the agent has pulled an image by out of tart's cache, and the image itself. If others have names for it, it
-    /// stays for them.
+    /// Deletes the tags by which the agent has pulled an image, and then the image, unless it has tags of other programs.
     async fn delete_cached(&self, known: &KnownImage) -> Result<(), DeleteError> {
         if !self.is_left(known) {
             return Ok(());
         }
-        let (ours, _) = self.tags(known).await?;
-        for tag in &ours {
+        let (own, _) = self.tags(known).await?;
+        for tag in &own {
             self.tart.delete_image(tag).await?;
             crash_point::point("agent.collect.tag");
         }
-        // With its last tag tart takes the image along, unless it was cut short in between, or the image was pulled by its digest.
+        // tart deletes the image with its last tag, unless tart was killed in between, or the image was pulled by its digest.
         let by_digest = known.digest.to_string();
-        let is_theirs = || !known.names.contains(&by_digest) && self.tart.is_explicitly_pulled(&known.digest);
-        if !self.is_left(known) || is_theirs() || self.tags(known).await? != (Vec::new(), Vec::new()) {
+        let is_foreign =
+            || !known.names.contains(&by_digest) && self.tart.is_explicitly_pulled(&known.digest);
+        if !self.is_left(known) || is_foreign() || self.tags(known).await? != (Vec::new(), Vec::new()) {
             return Ok(());
         }
         self.tart.delete_image(&by_digest).await?;
-        if self.is_left(known) { Err(DeleteError::Remains) } else { Ok(()) }
+        if self.is_left(known) { Err(DeleteError::StillThere) } else { Ok(()) }
     }
 
-    /// Whether anything is left of an image that the agent has pulled.
+    /// Whether the cache still has the directory that the agent has pulled.
     fn is_left(&self, known: &KnownImage) -> bool {
-        known.is_ours(self.tart.image_inode(&known.digest))
+        known.is_own(self.tart.image_inode(&known.digest))
     }
 
-    /// The tags that lead to an image: those that the agent has pulled it by, and those of others.
+    /// The tags that lead to an image: those by which the agent has pulled it, and all others.
     async fn tags(&self, known: &KnownImage) -> Result<(Vec<String>, Vec<String>), DeleteError> {
         let tart = self.tart.clone();
         let look = spawn_blocking(move || tart.cached_images());
-        let Ok(Ok(cached)) = timeout(LOOK_LIMIT, look).await else { return Err(DeleteError::Late) };
+        let Ok(Ok(cached)) = timeout(LOOK_LIMIT, look).await else { return Err(DeleteError::DiskSilent) };
         let mut cached = cached.map_err(DeleteError::Look)?.into_iter();
-        // What is not whole any more has no names.
+        // An incomplete image has no tags.
         let tags = cached.find(|image| image.digest == known.digest).map(|image| image.tags);
         Ok(tags.unwrap_or_default().into_iter().partition(|tag| known.names.contains(tag)))
     }
@@ -98,7 +98,7 @@ pub(super) enum DeleteError {
     #[error("cannot look into tart's cache")]
     Look(#[source] std::io::Error),
     #[error("the disk has not answered within {} s", LOOK_LIMIT.as_secs())]
-    Late,
+    DiskSilent,
     #[error("tart has deleted it, and it is still there")]
-    Remains,
+    StillThere,
 }

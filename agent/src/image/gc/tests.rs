@@ -22,7 +22,7 @@ fn image(number: u64, last_used: i64) -> Image {
     }
 }
 
-fn world(images: Vec<Image>, available: u64, stage: ImageUse) -> ImageGcObservation {
+fn observation(images: Vec<Image>, available: u64, stage: PassStage) -> ImageGcObservation {
     ImageGcObservation {
         images,
         space: Some(Availability { available, total: 100 }),
@@ -33,9 +33,9 @@ fn world(images: Vec<Image>, available: u64, stage: ImageUse) -> ImageGcObservat
     }
 }
 
-fn verdicts(world: &ImageGcObservation) -> Vec<(u64, ImageVerdict)> {
+fn verdicts(observation: &ImageGcObservation) -> Vec<(u64, ImageVerdict)> {
     let number = |digest: &ImageDigest| u64::from_str_radix(&digest.hex()[48..], 16).unwrap();
-    choose(world).into_iter().map(|(digest, verdict)| (number(&digest), verdict)).collect()
+    choose(observation).into_iter().map(|(digest, verdict)| (number(&digest), verdict)).collect()
 }
 
 #[test]
@@ -46,23 +46,24 @@ fn the_least_recently_used_go_first_and_one_stays() {
         (3, ImageVerdict::Delete),
         (1, ImageVerdict::Keep(ImageVerdictReason::Last)),
     ];
-    assert_eq!(verdicts(&world(images, 15, ImageUse::Routine)), expected);
+    assert_eq!(verdicts(&observation(images, 15, PassStage::Routine)), expected);
 }
 
 #[test]
 fn collection_begins_at_the_high_watermark_and_ends_at_the_low_one() {
     let goes = |available, stage| {
         let images = vec![image(1, 10), image(2, 20)];
-        verdicts(&world(images, available, stage))[0].1 == ImageVerdict::Delete
+        verdicts(&observation(images, available, stage))[0].1 == ImageVerdict::Delete
     };
-    assert!(!goes(16, ImageUse::Routine) && goes(15, ImageUse::Routine) && goes(0, ImageUse::Routine));
-    assert!(goes(19, ImageUse::Going) && !goes(20, ImageUse::Going));
-    assert!(goes(100, ImageUse::Wanted), "somebody has no room, whatever the volume says");
+    assert!(!goes(16, PassStage::Routine) && goes(15, PassStage::Routine) && goes(0, PassStage::Routine));
+    assert!(goes(19, PassStage::Continued) && !goes(20, PassStage::Continued));
+    assert!(goes(100, PassStage::Requested), "somebody has no room, whatever the volume says");
     let blind = |stage| {
-        let world = ImageGcObservation { space: None, ..world(vec![image(1, 10), image(2, 20)], 0, stage) };
-        verdicts(&world)[0].1 == ImageVerdict::Delete
+        let observation =
+            ImageGcObservation { space: None, ..observation(vec![image(1, 10), image(2, 20)], 0, stage) };
+        verdicts(&observation)[0].1 == ImageVerdict::Delete
     };
-    assert!(!blind(ImageUse::Routine) && !blind(ImageUse::Going) && blind(ImageUse::Wanted));
+    assert!(!blind(PassStage::Routine) && !blind(PassStage::Continued) && blind(PassStage::Requested));
 }
 
 #[test]
@@ -74,11 +75,11 @@ fn what_is_needed_stays_and_counts_as_the_one_that_stays() {
     ] {
         let images = vec![Image { need, ..image(1, 10) }, image(2, 20)];
         let expected = [(1, ImageVerdict::Keep(reason)), (2, ImageVerdict::Delete)];
-        assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
+        assert_eq!(verdicts(&observation(images, 0, PassStage::Requested)), expected);
     }
     let young = Image { pulled_at: at(9_881), ..image(1, 10) };
     assert_eq!(
-        verdicts(&world(vec![young], 0, ImageUse::Wanted)),
+        verdicts(&observation(vec![young], 0, PassStage::Requested)),
         [(1, ImageVerdict::Keep(ImageVerdictReason::Young))]
     );
 }
@@ -88,18 +89,18 @@ fn the_one_that_stays_is_one_to_clone_from() {
     let bare = |number, used| Image { has_base: false, ..image(number, used) };
     let images = vec![image(1, 10), bare(2, 20)];
     let expected = [(1, ImageVerdict::Keep(ImageVerdictReason::Last)), (2, ImageVerdict::Delete)];
-    assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
+    assert_eq!(verdicts(&observation(images, 0, PassStage::Requested)), expected);
     let images = vec![bare(1, 10), bare(2, 20)];
     let expected = [(1, ImageVerdict::Delete), (2, ImageVerdict::Keep(ImageVerdictReason::Last))];
-    assert_eq!(verdicts(&world(images, 0, ImageUse::Wanted)), expected);
-    assert_eq!(verdicts(&world(Vec::new(), 0, ImageUse::Wanted)), []);
+    assert_eq!(verdicts(&observation(images, 0, PassStage::Requested)), expected);
+    assert_eq!(verdicts(&observation(Vec::new(), 0, PassStage::Requested)), []);
 }
 
 #[test]
 fn watermarks_must_leave_something_to_do() {
     assert!(Watermarks::new(80, 80).is_err() && Watermarks::new(101, 80).is_err());
     let never = Watermarks::new(100, 80).unwrap();
-    assert!(!never.is_reached(Availability { available: 0, total: 100 }));
+    assert!(!never.is_high_reached(Availability { available: 0, total: 100 }));
 }
 
 fn any_need() -> impl Strategy<Value = Need> {
@@ -114,12 +115,12 @@ prop_compose! {
     }
 }
 
-fn any_stage() -> impl Strategy<Value = ImageUse> {
-    prop_oneof![Just(ImageUse::Routine), Just(ImageUse::Wanted), Just(ImageUse::Going)]
+fn any_stage() -> impl Strategy<Value = PassStage> {
+    prop_oneof![Just(PassStage::Routine), Just(PassStage::Requested), Just(PassStage::Continued)]
 }
 
 prop_compose! {
-    fn any_world()(
+    fn any_observation()(
         images in proptest::collection::vec(any_image(), 0..12),
         space in proptest::option::of((0u64..=200, 1u64..=200)),
         high in 1u8..=100,
@@ -140,19 +141,19 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn nothing_that_a_guard_protects_is_chosen(world in any_world()) {
-        let chosen = choose(&world);
-        prop_assert_eq!(chosen.len(), world.images.len());
-        let of = |digest: &ImageDigest| world.images.iter().find(|image| image.digest == *digest).unwrap();
+    fn nothing_that_a_guard_protects_is_chosen(observation in any_observation()) {
+        let chosen = choose(&observation);
+        prop_assert_eq!(chosen.len(), observation.images.len());
+        let of = |digest: &ImageDigest| observation.images.iter().find(|image| image.digest == *digest).unwrap();
         for (digest, _) in chosen.iter().filter(|(_, verdict)| *verdict == ImageVerdict::Delete) {
             prop_assert_eq!(of(digest).need, Need::None);
-            prop_assert!(of(digest).pulled_at + world.min_age <= world.now);
+            prop_assert!(of(digest).pulled_at + observation.min_age <= observation.now);
         }
         let stays = |with_base: bool| chosen.iter().any(|(digest, verdict)| {
             *verdict != ImageVerdict::Delete && (of(digest).has_base || !with_base)
         });
         prop_assert!(chosen.is_empty() || stays(false));
-        prop_assert!(stays(true) || !world.images.iter().any(|image| image.has_base));
+        prop_assert!(stays(true) || !observation.images.iter().any(|image| image.has_base));
     }
 
     /// Images of two repositories that have much in common: whatever goes, one after the other, a base VM is left if there was any.
@@ -178,7 +179,7 @@ proptest! {
                 has_base: bases.contains_key(&BaseName::of(digest).to_string()),
                 ..image(1, *used)
             });
-            let verdicts = choose(&world(images.collect(), 0, ImageUse::Wanted));
+            let verdicts = choose(&observation(images.collect(), 0, PassStage::Requested));
             let Some((digest, _)) = verdicts.into_iter().find(|(_, verdict)| *verdict == ImageVerdict::Delete) else { break };
             if takes_base_along(&digest, left.keys()) {
                 bases.remove(&BaseName::of(&digest).to_string());
@@ -190,35 +191,35 @@ proptest! {
     }
 
     #[test]
-    fn the_order_is_that_of_last_use(world in any_world()) {
-        let of = |digest: &ImageDigest| world.images.iter().find(|image| image.digest == *digest).unwrap();
-        prop_assert!(choose(&world).windows(2).all(|two| of(&two[0].0).last_used_at <= of(&two[1].0).last_used_at));
+    fn the_order_is_that_of_last_use(observation in any_observation()) {
+        let of = |digest: &ImageDigest| observation.images.iter().find(|image| image.digest == *digest).unwrap();
+        prop_assert!(choose(&observation).windows(2).all(|two| of(&two[0].0).last_used_at <= of(&two[1].0).last_used_at));
     }
 
     /// Deleting one by one, with a volume that gives back something, nothing, or less than expected each time, ends: with enough
     /// room, or with nothing left that may go.
     #[test]
-    fn collection_ends(mut world in any_world(), gains in proptest::collection::vec(0u64..50, 12)) {
-        world.stage = ImageUse::Wanted;
+    fn collection_ends(mut observation in any_observation(), gains in proptest::collection::vec(0u64..50, 12)) {
+        observation.stage = PassStage::Requested;
         let mut gains = gains.into_iter();
-        while let Some((digest, _)) = choose(&world).into_iter().find(|(_, verdict)| *verdict == ImageVerdict::Delete) {
-            world.images.retain(|image| image.digest != digest);
-            world.stage = ImageUse::Going;
+        while let Some((digest, _)) = choose(&observation).into_iter().find(|(_, verdict)| *verdict == ImageVerdict::Delete) {
+            observation.images.retain(|image| image.digest != digest);
+            observation.stage = PassStage::Continued;
             let gain = gains.next().expect("no more deletions than images");
-            world.space = world.space.map(|space| Availability { available: (space.available + gain).min(space.total), ..space });
+            observation.space = observation.space.map(|space| Availability { available: (space.available + gain).min(space.total), ..space });
         }
-        let free = world.space.is_none_or(|space| world.watermarks.is_left(space));
-        let candidates = world.images.iter().filter(|image| image.need == Need::None && image.pulled_at + world.min_age <= world.now);
-        prop_assert!(free || world.stage == ImageUse::Wanted || candidates.count() <= 1, "{:?}", world);
+        let free = observation.space.is_none_or(|space| observation.watermarks.is_low_reached(space));
+        let candidates = observation.images.iter().filter(|image| image.need == Need::None && image.pulled_at + observation.min_age <= observation.now);
+        prop_assert!(free || observation.stage == PassStage::Requested || candidates.count() <= 1, "{:?}", observation);
     }
 
     #[test]
-    fn a_new_use_never_makes_an_image_go(world in any_world(), index in 0usize..12) {
-        prop_assume!(index < world.images.len());
-        let digest = world.images[index].digest.clone();
-        let verdict = |world: &ImageGcObservation| choose(world).into_iter().find(|(one, _)| *one == digest).unwrap().1;
-        let before = verdict(&world);
-        let mut used = world.clone();
+    fn a_new_use_never_makes_an_image_go(observation in any_observation(), index in 0usize..12) {
+        prop_assume!(index < observation.images.len());
+        let digest = observation.images[index].digest.clone();
+        let verdict = |observation: &ImageGcObservation| choose(observation).into_iter().find(|(one, _)| *one == digest).unwrap().1;
+        let before = verdict(&observation);
+        let mut used = observation.clone();
         used.images[index].last_used_at = at(20_000);
         prop_assert!(!(before != ImageVerdict::Delete && verdict(&used) == ImageVerdict::Delete));
     }

@@ -1,8 +1,8 @@
-//! Which images the agent itself has brought to this host, and when each was last of use. Nothing else is ever collected.
+//! Which images the agent itself has pulled, and when a Pod last used each. The agent collects no others.
 //!
-//! A pull is written down before it begins, with what was there before it, and again when our own tart says that it fetches the image:
-//! so its result is known to be ours even when the agent that began it is gone by then. A tart that only waits until somebody else has
-//! pulled the image never says so, and the image is theirs.
+//! The agent records a pull before it starts, with the digests that are cached before it, and again when its own tart says that it
+//! fetches the image. So the result is known to be the agent's own even if that agent has ended by then. A tart that only waits for the
+//! pull of another program never says so, and the image is foreign.
 
 #[cfg(test)]
 mod tests;
@@ -13,110 +13,103 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::access::{ImageAccess, SecretUid};
-use crate::names::BaseName;
-use crate::names::{ImageDigest, full_name};
+use crate::names::{BaseName, ImageDigest, full_name};
 
-/// All that is known of this host's images.
+/// The agent's record of images.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
-    /// Pulls that are under way or were cut short, by the image's name.
+    /// Pulls that run or were cut short, by the image's name.
     pulls: BTreeMap<String, PullRecord>,
-    /// The images of which something was kept for the next pull, by name. Whoever makes one of them whole, it may be somebody else.
+    /// The images with a kept partial download, by name. Another program may complete it.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     partials: BTreeSet<String>,
     images: Vec<KnownImage>,
 }
 
-/// A pull as it was begun.
+/// A pull as it was started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct PullRecord {
-    /// The digests of its repository that were in the cache before: others have put them there, or the record says more.
+    /// The digests of its repository that were cached before. They are foreign, unless the record has them.
     before: BTreeSet<String>,
-    /// When it was last begun; absent once nobody is at it.
+    /// When it was last started; absent once no tart runs it.
     #[serde(default)]
     begun_at: Option<Timestamp>,
-    /// Whether a tart of ours was heard to fetch it.
+    /// Whether a tart of the agent has fetched it.
     #[serde(default)]
     is_fetched: bool,
 }
 
 impl PullRecord {
-    /// Whether an image is one that was not there before, and that we may have brought.
+    /// Whether a digest was not cached before, so that the agent may have pulled it.
     fn is_new(&self, digest: &str) -> bool {
         !self.before.contains(digest)
     }
 }
 
-/// An image that the agent has made a base VM of, or that it has pulled.
+/// An image that the agent has pulled, or whose base VM it has cloned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KnownImage {
-    /// Which one it is.
     pub(crate) digest: ImageDigest,
-    /// The names that the agent has pulled it by. Without any it is somebody else's, and only its base VM is ours.
+    /// The names by which the agent has pulled it. Without any, the image is foreign, and only its base VM is the agent's own.
     pub(crate) names: BTreeSet<String>,
-    /// The directory that it came into: another one is not what we have pulled, whatever its name.
+    /// The inode of the directory that the agent has pulled. A directory with another inode is foreign, whatever its name.
     pub(crate) inode: Option<u64>,
-    /// Who may use it, if it is ours.
+    /// Which Pods may use it, if it is the agent's own.
     #[serde(default)]
     pub(crate) access: ImageAccess,
-    /// When it came.
     pub(crate) pulled_at: Timestamp,
     /// When a Pod last needed it.
     pub(crate) last_used_at: Timestamp,
 }
 
-/// An image that is in the cache.
+/// An image in the cache, with the inode of its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Present {
-    /// Which one it is.
     pub(crate) digest: ImageDigest,
-    /// The directory that it is in.
     pub(crate) inode: u64,
 }
 
 impl KnownImage {
-    /// Whether what is in the cache, in this directory, is what the agent has pulled.
-    pub(crate) fn is_ours(&self, inode: Option<u64>) -> bool {
+    /// Whether the directory with this inode in the cache is the one that the agent has pulled.
+    pub(crate) fn is_own(&self, inode: Option<u64>) -> bool {
         !self.names.is_empty() && self.inode.is_some() && self.inode == inode
     }
 
-    /// Its base VM, whether or not it was made.
     pub(crate) fn base(&self) -> BaseName {
         BaseName::of(&self.digest)
     }
 }
 
 impl ImageRecord {
-    /// The images, in no order.
     pub(crate) fn images(&self) -> &[KnownImage] {
         &self.images
     }
 
-    /// Who may use an image that is in this directory, or of which only the base VM is left.
+    /// Which Pods may use an image that is in the directory with this inode, or of which only the base VM is left.
     pub(crate) fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> ImageAccess {
         let known = self.images.iter().find(|known| known.digest == *digest && known.inode.is_some());
         if let Some(known) = known.filter(|known| inode.is_none() || inode == known.inode) {
             return known.access.clone();
         }
-        // Somebody else has put it here, unless it is one that a pull of ours has just brought.
+        // It is foreign, unless a pull of the agent has just brought it.
         let is_coming = self.pulls.iter().any(|(name, pull)| {
             digest.is_of_repository(name) && pull.is_fetched && pull.is_new(digest.hex())
         });
         if is_coming { ImageAccess::nobody() } else { ImageAccess::Everyone }
     }
 
-    /// Its registry has let somebody have an image; whether that is news.
+    /// The registry has granted an image; whether that changes the record.
     pub(crate) fn grant(&mut self, digest: &ImageDigest, secret: Option<&SecretUid>) -> bool {
         let known = self.images.iter_mut().find(|known| known.digest == *digest);
         known.is_some_and(|known| known.access.grant(secret))
     }
 
-    /// The names whose pulls have no end yet.
+    /// The names of the pulls that have not ended.
     pub(crate) fn pulls(&self) -> impl Iterator<Item = &str> {
         self.pulls.keys().map(String::as_str)
     }
 
-    /// A pull is about to begin. One that was cut short counts from its own beginning.
+    /// A pull is about to start. One that was cut short keeps the digests of its first start.
     pub(crate) fn begin(&mut self, image: &str, before: impl IntoIterator<Item = String>, now: Timestamp) {
         let name = full_name(image);
         self.partials.remove(&name);
@@ -125,15 +118,15 @@ impl ImageRecord {
         self.pulls.entry(name).or_insert_with(before).begun_at = Some(now);
     }
 
-    /// Our own tart fetches an image now; whether that is news.
-    pub(crate) fn fetch(&mut self, image: &str) -> bool {
+    /// A tart of the agent fetches an image; whether that changes the record.
+    pub(crate) fn mark_fetching(&mut self, image: &str) -> bool {
         let pull = self.pulls.get_mut(&full_name(image));
         pull.is_some_and(|pull| !std::mem::replace(&mut pull.is_fetched, true))
     }
 
-    /// None of our tarts fetches an image any more: what they may have brought is there by now, among these digests of its repository.
-    /// Whatever comes later somebody else has brought, unless one of ours is heard again. Says whether that is news.
-    pub(crate) fn fall_silent(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
+    /// No tart of the agent fetches an image any more. What they have brought is among `present`, the cached digests of its repository. What
+    /// comes later is foreign, unless a tart of the agent fetches again. Says whether that changes the record.
+    pub(crate) fn stop_fetching(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
         let Some(pull) = self.pulls.get_mut(&full_name(image)) else { return false };
         let is_brought = present.into_iter().any(|digest| pull.is_new(&digest));
         let was_fetched = pull.is_fetched;
@@ -141,27 +134,27 @@ impl ImageRecord {
         was_fetched && !is_brought
     }
 
-    /// Nobody is at a pull any more, and nobody will be. Says whether that is news.
+    /// No tart runs a pull any more, and none will. Says whether that changes the record.
     pub(crate) fn abandon(&mut self, image: &str, present: impl IntoIterator<Item = String>) -> bool {
-        let is_silent = self.fall_silent(image, present);
+        let has_stopped = self.stop_fetching(image, present);
         let pull = self.pulls.get_mut(&full_name(image));
-        pull.and_then(|pull| pull.begun_at.take()).is_some() || is_silent
+        pull.and_then(|pull| pull.begun_at.take()).is_some() || has_stopped
     }
 
-    /// Something of an image is kept for the next pull.
+    /// The agent keeps the partial download of an image.
     pub(crate) fn keep_partial(&mut self, image: &str) {
         self.partials.insert(full_name(image));
     }
 
-    /// Forgets what was kept of images, but for these; whether there was any.
+    /// Forgets all partial downloads but these; whether that changes the record.
     pub(crate) fn retain_partials(&mut self, is_kept: impl Fn(&str) -> bool) -> bool {
         let before = self.partials.len();
         self.partials.retain(|name| is_kept(name));
         self.partials.len() < before
     }
 
-    /// Whether a pull that somebody else has begun may still bring an image: what was found is not new, and its time is not over.
-    /// Who waits in line for a registry leaves no trace.
+    /// Whether a pull of another process may still bring an image: what was found is not new, and its deadline has not passed. A tart that
+    /// waits for its turn at a registry leaves no trace.
     pub(crate) fn may_come(
         &self,
         image: &str,
@@ -174,36 +167,36 @@ impl ImageRecord {
         !is_new && pull.begun_at.is_some_and(|begun_at| now.duration_since(begun_at) < limit)
     }
 
-    /// What became of a pull: the image that its name stands for now, if any.
+    /// The result of a pull: the image that its name stands for now, if any.
     ///
-    /// `is_over` is false while another pull of the same name goes on, or may.
+    /// `is_over` is false while another pull of the same name runs, or may.
     pub(crate) fn settle(&mut self, image: &str, found: Option<&Present>, is_over: bool, now: Timestamp) {
         let name = full_name(image);
         let Some(pull) = self.pulls.get(&name) else { return };
         if let Some(found) = found {
             let is_brought = pull.is_fetched && pull.is_new(found.digest.hex());
-            self.note(&name, found, is_brought, now);
+            self.add(&name, found, is_brought, now);
         }
         if is_over {
             self.pulls.remove(&name);
         }
     }
 
-    fn note(&mut self, name: &str, found: &Present, is_brought: bool, now: Timestamp) {
-        // A name that has moved on is no longer the other image's.
+    fn add(&mut self, name: &str, found: &Present, is_brought: bool, now: Timestamp) {
+        // A name stands for one image.
         for image in self.images.iter_mut().filter(|image| image.digest != found.digest) {
             image.names.remove(name);
         }
         let inode = Some(found.inode);
         match self.images.iter_mut().find(|image| image.digest == found.digest) {
-            Some(known) if is_brought || known.is_ours(inode) => {
+            Some(known) if is_brought || known.is_own(inode) => {
                 if known.names.is_empty() {
                     known.access = ImageAccess::nobody();
                 }
                 known.names.insert(name.to_owned());
                 known.inode = inode;
             }
-            // Somebody has deleted ours, and then pulled it.
+            // Another program has deleted the agent's image and pulled its own.
             Some(known) => known.names.clear(),
             None if is_brought => self.images.push(KnownImage {
                 digest: found.digest.clone(),
@@ -217,9 +210,9 @@ impl ImageRecord {
         }
     }
 
-    /// The time is this. What is said to have happened later has happened now, as far as anybody can tell: the clock was wrong then, and
-    /// nothing is to stay young until it is right again. Says whether there was any.
-    pub(crate) fn set_clock_right(&mut self, now: Timestamp) -> bool {
+    /// Sets times in the future to now. The clock was wrong when they were recorded, and such an image must not stay young until then. Says
+    /// whether that changes the record.
+    pub(crate) fn correct_future_times(&mut self, now: Timestamp) -> bool {
         let times = self.images.iter_mut().flat_map(|image| [&mut image.pulled_at, &mut image.last_used_at]);
         let mut late = times.filter(|time| **time > now).peekable();
         let was_any = late.peek().is_some();
@@ -227,7 +220,7 @@ impl ImageRecord {
         was_any
     }
 
-    /// A Pod needs an image now.
+    /// A Pod uses an image now.
     pub(crate) fn used(&mut self, digest: &ImageDigest, now: Timestamp) {
         match self.images.iter_mut().find(|image| image.digest == *digest) {
             Some(known) => known.last_used_at = known.last_used_at.max(now),
@@ -242,7 +235,7 @@ impl ImageRecord {
         }
     }
 
-    /// An image is gone, and its base VM with it.
+    /// An image was deleted with its base VM.
     pub(crate) fn forget(&mut self, digest: &ImageDigest) {
         self.images.retain(|image| image.digest != *digest);
     }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::os::command::{self, ProgramError};
+use command::CommandError;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -12,14 +12,14 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TailscaleError {
     #[error(transparent)]
-    Program(#[from] ProgramError),
+    Program(#[from] CommandError),
     #[error("`tailscale ip -4` printed {0:?}, which is no address")]
     Garbage(String),
 }
 
 /// The IPv4 address of this machine in its tailnet.
 pub(super) async fn address(program: &Path) -> Result<IpAddr, TailscaleError> {
-    parse(&command::run(program, &["ip", "-4"], LIMIT).await?)
+    parse(&command::stdout(program, &["ip", "-4"], LIMIT).await?)
 }
 
 fn parse(printed: &str) -> Result<IpAddr, TailscaleError> {

@@ -1,10 +1,10 @@
-//! What Linux alone can tell: there the agent runs in tests only.
+//! The facts of a Linux host, where the agent runs in tests only.
 
 use std::fs;
 
 use super::SystemFacts;
 
-#[expect(clippy::unused_async, reason = "macOS has to ask a program")]
+#[expect(clippy::unused_async, reason = "on macOS it runs a program")]
 pub(super) async fn facts() -> SystemFacts {
     let line = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     SystemFacts {

@@ -1,4 +1,4 @@
-//! What macOS alone can tell. Nothing else in the agent is for macOS only.
+//! The facts of a Mac. No other module is for macOS only.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,21 +8,20 @@ use tracing::warn;
 
 use super::SystemFacts;
 use crate::error_chain::chain;
-use crate::os::command;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(5);
 
 pub(super) async fn facts() -> SystemFacts {
     let names = ["kern.bootsessionuuid", "kern.maxproc"];
-    // `name: value` a line; with `-i`, a name that this macOS does not know is left out.
-    let printed = match command::run(Path::new("/usr/sbin/sysctl"), &["-i", names[0], names[1]], LIMIT).await
-    {
-        Ok(printed) => printed,
-        Err(error) => {
-            warn!(error = chain(&error), "cannot ask for the facts of this Mac");
-            return SystemFacts::default();
-        }
-    };
+    // It prints `name: value` lines. With `-i` it leaves out names that this macOS does not know.
+    let printed =
+        match command::stdout(Path::new("/usr/sbin/sysctl"), &["-i", names[0], names[1]], DEADLINE).await {
+            Ok(printed) => printed,
+            Err(error) => {
+                warn!(error = chain(&error), "cannot read the facts of this Mac");
+                return SystemFacts::default();
+            }
+        };
     let value = |name: &str| {
         let line = printed.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())

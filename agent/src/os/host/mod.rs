@@ -1,4 +1,4 @@
-//! The machine that the agent runs on: what it is, and how much of everything it has left.
+//! Facts about the machine that the agent runs on.
 
 #[cfg_attr(target_os = "macos", path = "macos.rs")]
 #[cfg_attr(not(target_os = "macos"), path = "linux.rs")]
@@ -10,14 +10,12 @@ use sysinfo::{Product, System};
 
 use crate::os::availability::memory;
 
-/// What the machine is and has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct HostFacts {
-    /// Its own name.
     pub(crate) hostname: String,
     /// Logical cores.
     pub(crate) cores: usize,
-    /// Memory in bytes.
+    /// In bytes.
     pub(crate) memory: u64,
     /// Such as `macOS 26.1 Tahoe`.
     pub(crate) os_image: String,
@@ -27,18 +25,17 @@ pub(crate) struct HostFacts {
     pub(crate) model: String,
     /// The kernel's version.
     pub(crate) kernel: String,
-    /// Differs from one start of the machine to the next.
+    /// Changes with each start of the machine.
     pub(crate) boot_id: String,
-    /// Stays with the installation of the operating system.
+    /// Identifies the installation of the operating system.
     pub(crate) machine_id: String,
-    /// Stays with the hardware.
+    /// Identifies the hardware.
     pub(crate) system_uuid: String,
-    /// How many processes there can be.
+    /// The maximum number of processes.
     pub(crate) max_pids: Option<u64>,
 }
 
 impl HostFacts {
-    /// Looks at the machine.
     pub(crate) async fn discover() -> Self {
         let own = system::facts().await;
         let system_uuid = Product::uuid().unwrap_or_default();
@@ -53,7 +50,7 @@ impl HostFacts {
             boot_id: own
                 .boot_id
                 .unwrap_or_else(|| System::boot_time().map(|time| time.to_string()).unwrap_or_default()),
-            // macOS has no id of the installation; the one of the hardware stands in, as it does for other agents there.
+            // macOS has no ID of the installation, so the agent uses that of the hardware.
             machine_id: own.machine_id.unwrap_or_else(|| system_uuid.clone()),
             system_uuid,
             max_pids: own.max_pids,
@@ -61,7 +58,7 @@ impl HostFacts {
     }
 }
 
-/// What only the operating system itself can tell.
+/// Facts that each operating system has in its own place.
 #[derive(Debug, Default)]
 struct SystemFacts {
     boot_id: Option<String>,
@@ -74,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_machine_is_something_and_has_something() {
+    async fn the_machine_has_cores_memory_and_a_boot_id() {
         let facts = HostFacts::discover().await;
         assert!(facts.cores > 0 && facts.memory > 0 && !facts.boot_id.is_empty(), "{facts:?}");
     }

@@ -13,7 +13,7 @@ use crate::error_chain::chain;
 use crate::image::PullPolicy;
 use crate::image::access::{ImageAccess, SecretUid};
 use crate::image::credentials::{self, BadSecret, Login};
-use crate::image::gc::SpaceResult;
+use crate::image::gc::SpaceRequest;
 use crate::image::manager::ImageManager;
 use crate::image::pins::Pin;
 use crate::image::{ImageError, Pulled};
@@ -84,11 +84,13 @@ impl ImagePull {
     pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
         let mut pin = self.manager.images.pin(&plan.image).await;
         let ready = match self.ready(plan, &mut pin).await {
-            Err(error) if self.free_space(plan, &error).await => self.ready(plan, &mut pin).await,
+            Err(error) if error.is_for_want_of_space() && self.free_space(plan, &error).await => {
+                self.ready(plan, &mut pin).await
+            }
             result => result,
         };
-        if let (Ok(_), Some(collector)) = (&ready, &self.manager.collector) {
-            collector.is_here(&plan.image);
+        if ready.is_ok() {
+            self.manager.disk_space.image_is_ready(&plan.image);
         }
         ready.map(|(Found { digest, was_here }, base)| ReadyImage { digest, base, was_here, _pin: pin })
     }
@@ -105,20 +107,15 @@ impl ImagePull {
         Ok((found, base))
     }
 
-    /// Deletes other images, if the error is for want of space. Whether there is more space than before.
+    /// Frees disk space for the image; whether there is more than before.
     async fn free_space(&self, plan: &VmPlan, error: &ImageError) -> bool {
-        let freed = match &self.manager.collector {
-            Some(collector) => collector.make_room_for(&plan.image, error).await,
-            None => SpaceResult::SwitchedOff,
-        };
+        let freed = self.manager.disk_space.free(SpaceRequest::Image { name: &plan.image, error }).await;
         let Some(why) = freed.why_not() else { return true };
-        if error.is_for_want_of_space() {
-            let note = format!(
-                "there is no space for image `{}`, and {why}; free some disk space on the host",
-                plan.image
-            );
-            self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
-        }
+        let note = format!(
+            "there is no space for image `{}`, and {why}; free some disk space on the host",
+            plan.image
+        );
+        self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
         false
     }
 

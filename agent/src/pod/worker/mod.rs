@@ -39,7 +39,7 @@ use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::names::{PodName, PodUid};
 use crate::state::{PodDir, PodRecord, VmRun, VmRunView};
-use disk_space::DiskSpace;
+use disk_space::PodDiskSpace;
 use event_reporter::{EventReporter, PodReport};
 use fetch::Fetches;
 use host::Host;
@@ -72,7 +72,7 @@ pub(super) struct Worker {
     fetches: Fetches,
     shims: ShimHistory,
     retries: Retries,
-    disk_space: DiskSpace,
+    disk_space: PodDiskSpace,
     reporter: EventReporter,
 }
 
@@ -95,7 +95,7 @@ impl Worker {
             fetches: Fetches::default(),
             shims: ShimHistory::default(),
             retries: Retries::default(),
-            disk_space: DiskSpace::new(host.images.collector.clone(), dir.volumes_path()),
+            disk_space: PodDiskSpace::new(host.images.disk_space.clone(), dir.volumes_path()),
             reporter: EventReporter::new(name.clone(), dir.clone(), targets, status),
             host,
             client,

@@ -192,7 +192,7 @@ impl Worker {
             );
             self.reporter.events().normal(pod, "LeftToImage", &words);
         }
-        let shares = boot_share::lay(&self.dir, restart, &variables).map_err(StepError::Boot)?;
+        let shares = boot_share::create(&self.dir, restart, &variables).map_err(StepError::Boot)?;
         let given = GuestBoot {
             environment_file: shares.environment_file.clone(),
             runs_commands: runs_commands(main),

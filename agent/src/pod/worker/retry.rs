@@ -145,7 +145,7 @@ impl Worker {
         let path = if is_tarts { self.host.tart.home() } else { self.dir.logs_path() };
         let otherwise = self.updates.otherwise_wanted();
         tokio::select! {
-            freed = self.disk_space.free(path) => Some(freed == SpaceResult::Room),
+            freed = self.disk_space.free(path) => Some(freed == SpaceResult::Freed),
             () = otherwise => None,
         }
     }

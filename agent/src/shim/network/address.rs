@@ -126,7 +126,7 @@ impl Shim {
 fn by_dhcp_leases(leases: Option<&Path>, claimed: IpAddr, now: Timestamp) -> Option<Claimant> {
     // There are no IPv6 leases.
     let IpAddr::V4(claimed) = claimed else { return Some(Claimant::Outsider) };
-    match leases.map_or(LeaseHolder::NoFile, |path| dhcp_leases::borrower(path, claimed, now)) {
+    match leases.map_or(LeaseHolder::NoFile, |path| dhcp_leases::holder(path, claimed, now)) {
         LeaseHolder::Other => None,
         // Without the file, VMs may have any private address.
         LeaseHolder::NoFile if claimed.is_private() => None,

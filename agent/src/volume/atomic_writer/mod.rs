@@ -4,13 +4,13 @@
 //! ..2026_11_16_10_03_07.104250000/      one version, never changed once it is complete
 //!     config.yaml
 //!     certs/ca.crt
-//! ..data -> ..2026_11_16_10_03_07.104250000      the version that counts; swapped by rename
+//! ..data -> ..2026_11_16_10_03_07.104250000      the current version, replaced by rename
 //! config.yaml -> ..data/config.yaml
 //! certs -> ..data/certs
 //! ```
 //!
-//! A reader who stays below one `..data` sees one version. A crash at any point leaves the old version or the new one, and the
-//! next write removes what is left of it.
+//! A reader that has resolved `..data` once sees one version. A crash leaves the old version or the new one, and the next write removes the
+//! rest of the other.
 
 #[cfg(test)]
 mod tests;
@@ -33,24 +33,23 @@ const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
 const DIR_MODE: u32 = 0o755;
 
-/// Files that cannot be put into a volume.
+/// Files that cannot be written to a volume.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AtomicWriteError {
-    /// A path that leads elsewhere, or into what keeps the volume together.
+    /// A path that leads out of the volume, or into the writer's own names.
     #[error("`{}` is not a path inside a volume", .0.display())]
     Path(PathBuf),
-    /// A path that has to be a file and a directory.
     #[error("`{}` cannot be both a file and a directory", .0.display())]
     Clash(PathBuf),
-    /// Two names that are one to the host's file system: APFS does not tell upper from lower case, unless it is told to.
+    /// Two names that are the same to the host's file system: APFS is not case-sensitive by default.
     #[error("`{}` and `{}` are the same file on this host, which does not tell upper from lower case: rename one of them, or leave it out with `items`", .0.display(), .1.display())]
     Alike(PathBuf, PathBuf),
-    /// The disk, or somebody who interferes.
+    /// The disk has failed, or another program interferes.
     #[error("cannot write the volume's files")]
     Io(#[from] io::Error),
 }
 
-/// Has the volume hold exactly the files of `payload`; does nothing when it does already. Returns whether it did not.
+/// Writes exactly the files of `payload` to the volume. Returns whether they have changed.
 pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, AtomicWriteError> {
     check(payload)?;
     let current = current(root)?;
@@ -69,8 +68,8 @@ pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, AtomicWriteEr
         }
     };
     let tops: BTreeSet<&OsStr> = payload.0.keys().filter_map(|path| path.iter().next()).collect();
-    show(root, &tops)?;
-    // Whatever else there is: names of files that are gone, the version before, and what crashes and guests have left.
+    link_names(root, &tops)?;
+    // Removes the rest: names of files that are gone, the last version, and what crashes and guests have left.
     for name in root.names()? {
         let name = name?;
         if name != DATA && name != version && !tops.contains(name.as_os_str()) {
@@ -80,15 +79,15 @@ pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, AtomicWriteEr
     Ok(!is_current)
 }
 
-/// Whether all paths can be in one volume.
+/// Checks that all paths can be in one volume.
 fn check(payload: &Payload) -> Result<(), AtomicWriteError> {
     for path in payload.0.keys() {
         let stays_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
-        // Nothing of ours may be named by a payload: all our names begin so.
-        let is_ours = path.as_os_str().as_bytes().starts_with(b"..");
-        // Components leave out what does not matter, such as a slash at the end; here it does.
+        // The names of the writer begin with `..`.
+        let is_reserved = path.as_os_str().as_bytes().starts_with(b"..");
+        // `components` ignores a slash at the end, which a file must not have.
         let is_plain = path.iter().collect::<PathBuf>().as_os_str() == path.as_os_str();
-        if path.as_os_str().is_empty() || !stays_inside || is_ours || !is_plain {
+        if path.as_os_str().is_empty() || !stays_inside || is_reserved || !is_plain {
             return Err(AtomicWriteError::Path(path.clone()));
         }
         if let Some(file) = path.ancestors().skip(1).find(|above| payload.0.contains_key(*above)) {
@@ -98,10 +97,10 @@ fn check(payload: &Payload) -> Result<(), AtomicWriteError> {
     Ok(())
 }
 
-/// The version that counts.
+/// The current version.
 fn current(root: &Dir) -> io::Result<Option<(OsString, Dir)>> {
     let Some(name) = root.read_link(OsStr::new(DATA))? else { return Ok(None) };
-    // Only a version of ours is one: what else the link may say is not believed.
+    // A guest may have replaced the link, so only the name of a version counts.
     let is_version = name.as_bytes().starts_with(b"..") && name != DATA && name != NEW_DATA;
     match if is_version { root.open(&name) } else { Err(io::ErrorKind::InvalidInput.into()) } {
         Ok(version) => Ok(Some((name, version))),
@@ -124,7 +123,7 @@ fn holds_files(dir: &Dir, files: &[(&Path, &PayloadFile)]) -> io::Result<bool> {
     while let Some((path, file)) = rest.first() {
         let mut parts = path.iter();
         let Some(top) = parts.next() else { return Ok(false) };
-        // Paths are sorted by their parts, so that those of one directory are next to each other.
+        // Paths are sorted by their parts, so that the files of one directory are next to each other.
         let count = rest.iter().take_while(|(path, _)| path.starts_with(top)).count();
         let (inside, after) = rest.split_at(count);
         let matches = if parts.as_path().as_os_str().is_empty() {
@@ -155,33 +154,33 @@ fn holds_files(dir: &Dir, files: &[(&Path, &PayloadFile)]) -> io::Result<bool> {
 
 fn holds_file(dir: &Dir, name: &OsStr, file: &PayloadFile) -> io::Result<bool> {
     let fits =
-        dir.look(name)?.is_some_and(|entry| entry.kind == EntryKind::File && entry.mode == mode_of(file));
-    // One byte more than there should be is enough to know.
+        dir.entry(name)?.is_some_and(|entry| entry.kind == EntryKind::File && entry.mode == mode_of(file));
+    // One byte more than the file should have is enough to compare.
     let at_most = u64::try_from(file.bytes.len()).unwrap_or(u64::MAX).saturating_add(1);
     if !fits {
         return Ok(false);
     }
     match dir.read(name, at_most) {
         Ok(bytes) => Ok(bytes.is_some_and(|bytes| bytes == file.bytes)),
-        // A file that even its owner may not read: it is written again rather than trusted.
+        // The owner cannot read a file with this mode: it is written again.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Writes a version that nobody refers to yet.
+/// Writes a version to which no link leads yet.
 fn write_version(root: &Dir, payload: &Payload) -> Result<OsString, AtomicWriteError> {
     let (name, version) = loop {
         let now = Timestamp::now().to_zoned(TimeZone::UTC);
         let name = OsString::from(now.strftime("..%Y_%m_%d_%H_%M_%S.%9f").to_string());
         match root.create(&name, DIR_MODE) {
-            // The clock was set back, or stands still.
+            // The clock was set back, or has not advanced.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => std::thread::yield_now(),
-            made => break (name, made?),
+            created => break (name, created?),
         }
     };
     if let Err(error) = write_files(&version, payload) {
-        // A part of it is of no use, and on a disk that is full it would take what is left from others.
+        // A partial version is useless, and takes space on a disk that may be full.
         let _ = remove(root, &name);
         return Err(error);
     }
@@ -191,7 +190,7 @@ fn write_version(root: &Dir, payload: &Payload) -> Result<OsString, AtomicWriteE
 fn write_files(version: &Dir, payload: &Payload) -> Result<(), AtomicWriteError> {
     for (path, file) in &payload.0 {
         match write_file(version, path, file) {
-            // Nobody but us writes to a new version, so that it is a name of ours that is there already.
+            // Only the agent writes to a new version, so that another path of the payload has this name.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let other = payload.0.keys().find(|other| *other != path && is_alike(other, path));
                 return Err(other.map_or(AtomicWriteError::Io(error), |other| {
@@ -218,26 +217,26 @@ fn write_file(version: &Dir, path: &Path, file: &PayloadFile) -> io::Result<()> 
     Ok(())
 }
 
-/// Whether two paths differ in nothing but upper and lower case.
+/// Whether two paths differ in upper and lower case only.
 fn is_alike(one: &Path, other: &Path) -> bool {
     let folded = |path: &Path| path.to_string_lossy().to_lowercase();
     folded(one) == folded(other)
 }
 
-/// Makes a version the one that counts, in one instant.
+/// Makes a version the current one, atomically.
 fn publish(root: &Dir, version: &OsStr) -> io::Result<()> {
     let (data, new) = (OsStr::new(DATA), OsStr::new(NEW_DATA));
     remove(root, new)?;
     root.link(version, new)?;
-    // A link cannot replace a directory, and only somebody else can have put one there.
-    if root.look(data)?.is_some_and(|entry| entry.kind == EntryKind::Directory) {
+    // A link cannot replace a directory. The agent never creates one there, but a guest may have.
+    if root.entry(data)?.is_some_and(|entry| entry.kind == EntryKind::Directory) {
         remove(root, data)?;
     }
     root.rename(new, root, data)
 }
 
-/// Has a link for each name that a user is to see.
-fn show(root: &Dir, tops: &BTreeSet<&OsStr>) -> io::Result<()> {
+/// Links each name that the user sees to the current version.
+fn link_names(root: &Dir, tops: &BTreeSet<&OsStr>) -> io::Result<()> {
     for top in tops {
         let target = Path::new(DATA).join(top);
         if root.read_link(top)?.as_deref() != Some(target.as_os_str()) {

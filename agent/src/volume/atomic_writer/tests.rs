@@ -1,13 +1,14 @@
 use super::*;
 use crate::fs::hostile;
+use crate::testing;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-fn place() -> (tempfile::TempDir, Dir) {
-    let temp = tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+fn temp_volume() -> (tempfile::TempDir, Dir) {
+    let temp = testing::dir();
     let root = temp.path().join("volume");
     fs::create_dir(&root).unwrap();
     let dir = Dir::trusted(&root).unwrap();
@@ -19,7 +20,7 @@ fn payload(files: &[(&str, &str)]) -> Payload {
     Payload(files.iter().map(|(path, text)| (PathBuf::from(path), file(text))).collect())
 }
 
-/// What a user sees: every plain file by its path, links followed, `..` names left out.
+/// The files that a user sees, by path, with links followed and without `..` names.
 fn seen(root: &Path) -> BTreeMap<PathBuf, (Vec<u8>, u32)> {
     fn walk(dir: &Path, prefix: &Path, found: &mut BTreeMap<PathBuf, (Vec<u8>, u32)>) {
         for entry in fs::read_dir(dir).unwrap() {
@@ -55,8 +56,8 @@ fn names(root: &Path) -> Vec<String> {
 }
 
 #[test]
-fn files_appear_change_and_vanish() {
-    let (temp, root) = place();
+fn files_are_written_changed_and_removed() {
+    let (temp, root) = temp_volume();
     let path = temp.path().join("volume");
     let first = payload(&[("a", "1"), ("dir/b", "2"), ("dir/deep/c", "3")]);
     assert!(write(&root, &first).unwrap());
@@ -73,7 +74,7 @@ fn files_appear_change_and_vanish() {
 
 #[test]
 fn nothing_is_rewritten_when_nothing_changed() {
-    let (temp, root) = place();
+    let (temp, root) = temp_volume();
     let path = temp.path().join("volume");
     let files = payload(&[("a", "1"), ("dir/b", "2")]);
     write(&root, &files).unwrap();
@@ -85,7 +86,7 @@ fn nothing_is_rewritten_when_nothing_changed() {
 
 #[test]
 fn a_changed_mode_is_a_change() {
-    let (temp, root) = place();
+    let (temp, root) = temp_volume();
     let mut files = payload(&[("a", "1")]);
     for mode in [0o400, 0o777, 0o600] {
         files.0.values_mut().for_each(|file| file.mode = mode);
@@ -96,7 +97,7 @@ fn a_changed_mode_is_a_change() {
 
 #[test]
 fn a_file_can_become_a_directory() {
-    let (temp, root) = place();
+    let (temp, root) = temp_volume();
     for files in [payload(&[("a", "1")]), payload(&[("a/b", "2")]), payload(&[("a", "3")])] {
         write(&root, &files).unwrap();
         assert_eq!(seen(&temp.path().join("volume")), expected(&files));
@@ -104,8 +105,8 @@ fn a_file_can_become_a_directory() {
 }
 
 #[test]
-fn paths_that_lead_elsewhere_are_refused() {
-    let (temp, root) = place();
+fn paths_out_of_the_volume_are_refused() {
+    let (temp, root) = temp_volume();
     write(&root, &payload(&[("kept", "1")])).unwrap();
     for bad in ["", "/etc/passwd", "..", "../x", "a/../../x", "..data", "..data/x", "./a", "a/", "a//b"] {
         assert!(matches!(write(&root, &payload(&[(bad, "x")])), Err(AtomicWriteError::Path(_))), "{bad:?}");
@@ -115,20 +116,20 @@ fn paths_that_lead_elsewhere_are_refused() {
 }
 
 #[test]
-fn what_a_crash_leaves_is_cleaned_up() {
-    let (temp, root) = place();
+fn the_rest_of_a_crash_is_removed() {
+    let (temp, root) = temp_volume();
     let path = temp.path().join("volume");
     write(&root, &payload(&[("a", "old"), ("gone", "x")])).unwrap();
     let new = payload(&[("a", "new"), ("b", "x")]);
-    // Died while the version was being written.
+    // The agent died while it wrote the version.
     fs::create_dir(path.join("..half")).unwrap();
     fs::write(path.join("..half/a"), "ne").unwrap();
     assert_eq!(seen(&path), expected(&payload(&[("a", "old"), ("gone", "x")])));
-    // Died before the link was swapped.
+    // The agent died before it replaced the link.
     symlink("..half", path.join(NEW_DATA)).unwrap();
     write(&root, &new).unwrap();
     assert_eq!(seen(&path), expected(&new));
-    // Died after it: the names are those of the version before.
+    // The agent died after that: the names are those of the last version.
     fs::remove_file(path.join("b")).unwrap();
     symlink("..data/gone", path.join("gone")).unwrap();
     assert!(!write(&root, &new).unwrap());
@@ -137,16 +138,16 @@ fn what_a_crash_leaves_is_cleaned_up() {
 }
 
 #[test]
-fn what_somebody_else_put_there_does_not_lead_astray() {
-    let (temp, root) = place();
-    let (outside, _) = place();
+fn entries_of_a_guest_do_not_mislead_the_agent() {
+    let (temp, root) = temp_volume();
+    let (outside, _) = temp_volume();
     fs::write(outside.path().join("kept"), "kept").unwrap();
     let path = temp.path().join("volume");
     let files = payload(&[("a", "1"), ("dir/b", "2")]);
     let attacks: [&dyn Fn(); 8] = [
-        &|| hostile::plant(&path, outside.path()),
+        &|| hostile::fill(&path, outside.path()),
         &|| {
-            // Another version, or the world outside, in place of the one that counts.
+            // Another version, or a directory outside, in place of the current version.
             fs::remove_file(path.join(DATA)).unwrap();
             symlink(outside.path(), path.join(DATA)).unwrap();
         },
@@ -162,7 +163,7 @@ fn what_somebody_else_put_there_does_not_lead_astray() {
             symlink(outside.path(), path.join(NEW_DATA)).unwrap();
         },
         &|| {
-            // A file of the version that counts is a link to something else.
+            // A file of the current version is a link to something else.
             fs::remove_file(path.join("..data/a")).unwrap();
             symlink(outside.path().join("kept"), path.join("..data/a")).unwrap();
         },
@@ -187,9 +188,9 @@ fn what_somebody_else_put_there_does_not_lead_astray() {
 }
 
 #[test]
-fn links_that_appear_at_any_moment_lead_nowhere() {
-    let (temp, root) = place();
-    let (outside, _) = place();
+fn no_link_is_followed_whenever_it_appears() {
+    let (temp, root) = temp_volume();
+    let (outside, _) = temp_volume();
     let path = temp.path().join("volume");
     fs::create_dir_all(outside.path().join("dir/deep")).unwrap();
     fs::write(outside.path().join("dir/kept"), "kept").unwrap();
@@ -200,12 +201,12 @@ fn links_that_appear_at_any_moment_lead_nowhere() {
     );
     let attack = {
         let (path, outside) = (path.clone(), outside.path().to_owned());
-        move || hostile::bend(&path, &outside)
+        move || hostile::replace_by_links(&path, &outside)
     };
     hostile::at_every_moment(
         || assert!(write(&root, &old).is_ok()),
         attack,
-        // Somebody interferes, so it may fail; it may not do harm.
+        // It may fail, because the guest interferes, but it must not do harm.
         || drop(write(&root, &new)),
         || {
             assert_eq!(hostile::snapshot(outside.path()), before);
@@ -217,15 +218,15 @@ fn links_that_appear_at_any_moment_lead_nowhere() {
 
 #[test]
 fn a_race_while_the_agent_writes_stays_inside() {
-    let (temp, root) = place();
-    let (outside, _) = place();
+    let (temp, root) = temp_volume();
+    let (outside, _) = temp_volume();
     let path = temp.path().join("volume");
     fs::create_dir_all(outside.path().join("dir")).unwrap();
     fs::write(outside.path().join("dir/kept"), "kept").unwrap();
     for round in 0..100 {
         let text = round.to_string();
         let swapper = hostile::Swapper::start(&path, "dir", outside.path());
-        // Somebody interferes, so it may fail; it may not do harm.
+        // It may fail, because the guest interferes, but it must not do harm.
         let _ = write(&root, &payload(&[("dir/b", &text)]));
         swapper.stop();
         let files = payload(&[("dir/b", &text), ("a", &text)]);
@@ -236,7 +237,7 @@ fn a_race_while_the_agent_writes_stays_inside() {
     assert_eq!(names(&outside.path().join("dir")), ["kept"]);
 }
 
-/// A payload all of whose files say which version they are of.
+/// A payload whose files all have the number of their version.
 fn version(number: u64, shape: &BTreeSet<u8>) -> Payload {
     let mut files: BTreeMap<PathBuf, PayloadFile> = shape
         .iter()
@@ -252,7 +253,7 @@ fn version(number: u64, shape: &BTreeSet<u8>) -> Payload {
     Payload(files)
 }
 
-/// Reads what one `..data` leads to; `None` when it was replaced meanwhile.
+/// Reads the version of one `..data`; `None` when it was replaced meanwhile.
 fn read_once(root: &Path) -> Option<BTreeMap<PathBuf, Vec<u8>>> {
     fn walk(dir: &Path, prefix: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) -> Option<()> {
         for entry in fs::read_dir(dir).ok()? {
@@ -270,17 +271,17 @@ fn read_once(root: &Path) -> Option<BTreeMap<PathBuf, Vec<u8>>> {
     let before = link()?;
     let mut found = BTreeMap::new();
     walk(&root.join(&before), Path::new(""), &mut found)?;
-    // A version that was being removed while it was read is not what a reader is promised.
+    // A version that was removed while it was read does not count.
     (link()? == before).then_some(found)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]
-    fn a_reader_sees_one_whole_version(
+    fn a_reader_sees_one_complete_version(
         shapes in prop::collection::vec(prop::collection::btree_set(0u8..12, 0..8), 2..25),
     ) {
-        let (temp, root) = place();
+        let (temp, root) = temp_volume();
         let path = temp.path().join("volume");
         write(&root, &version(0, &shapes[0])).unwrap();
         let (ended, reads) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -305,7 +306,7 @@ proptest! {
             for (number, shape) in (1..).zip(&shapes) {
                 write(&root, &version(number, shape)).unwrap();
             }
-            // At least one read has been of use.
+            // At least one read has succeeded.
             while reads.load(Ordering::Relaxed) == 0 && !reader.is_finished() {
                 std::thread::yield_now();
             }
@@ -319,11 +320,11 @@ proptest! {
 }
 
 #[test]
-fn names_that_are_one_to_the_host_are_told() {
-    let (temp, root) = place();
+fn names_that_are_the_same_on_a_case_insensitive_disk_are_refused() {
+    let (temp, root) = temp_volume();
     let path = temp.path().join("volume");
     let files = payload(&[("Config", "1"), ("config", "2")]);
-    // As on APFS, where whoever writes the one finds it under the other name, too.
+    // As on APFS, where a file has both names.
     let fold = {
         let path = path.clone();
         move || {

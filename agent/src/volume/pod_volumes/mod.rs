@@ -1,4 +1,4 @@
-//! A Pod's volumes on the host: where they are, and how its VM gets them.
+//! A Pod's volumes on the host, and how its VM gets them.
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ use super::memory;
 use super::share::{self, ShareAccess, is_read_only};
 use super::size_limit::{self, Exceeded, SizeLimit};
 use super::sub_path::{self, SubPathError};
-use super::updater::{VolumeUpdater, fill};
+use super::updater::{VolumeStatus, update};
 use crate::env::sources::InputSources;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::BlockingIo;
@@ -29,71 +29,59 @@ use crate::names::PodUid;
 use crate::pod::admission::mounts::guest_path;
 use crate::state::container_spec::has_command;
 use crate::state::{Missing, Mount, PodDir};
-use crate::tart::Share;
-use crate::tart::Tart;
-use volume_root::{Part, VolumeRoot};
+use crate::tart::{Share, Tart};
+use volume_root::{SubPathMount, VolumeRoot};
 
-/// How long the first filling of all volumes, and the host's disk, may take before the Pod is told to wait.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The deadline of the first update of all volumes, and of reads of the host's disk.
+const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The volumes of one Pod. What it has started ends when it is dropped.
+/// The volumes of one Pod. Its tasks end when it is dropped.
 #[derive(Debug)]
 pub(crate) struct PodVolumes {
-    /// Whose they are.
     uid: PodUid,
-    /// The directory with all of them.
+    /// The directory with all volumes.
     dir: PathBuf,
-    /// Those that a container mounts, and that are on the host.
+    /// The volumes on the host that a container mounts.
     volumes: Vec<Volume>,
-    /// Those in the guest's memory, with their sizes.
+    /// The volumes in the guest's memory, with their sizes.
     in_memory: HashMap<String, u64>,
     mounts: Vec<ContainerMounts>,
-    /// Whether the guest runs no command, and can say how it ended in a share of its own.
-    only_boots: bool,
-    /// How much of the disk the Pod may take, with all that is not a volume.
+    /// Whether the guest is boot-only, and has a status share.
+    is_boot_only: bool,
+    /// The limit of the Pod's disk usage.
     storage: Option<SizeLimit>,
     pod: watch::Receiver<Arc<Pod>>,
-    world: InputSources,
+    sources: InputSources,
     host_paths: Arc<HostPaths>,
-    report: watch::Sender<Report>,
-    seen: watch::Receiver<Report>,
+    report: watch::Sender<VolumesReport>,
+    seen: watch::Receiver<VolumesReport>,
     tasks: JoinSet<()>,
-    fillers: HashMap<String, AbortHandle>,
+    updaters: HashMap<String, AbortHandle>,
     measurer: Option<AbortHandle>,
-    /// What is looked up on the host's disks, which may hang.
-    looks: BlockingIo,
+    io: BlockingIo,
 }
 
-/// What a VM gets.
+/// The shares and mounts of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Prepared {
-    /// The directories that it is given.
     pub(crate) shares: Vec<Share>,
-    /// Where each container expects them, by the container's name.
+    /// By the name of the container.
     pub(crate) mounts: BTreeMap<String, Vec<Mount>>,
 }
 
-/// Volumes that a VM cannot have, or not yet. It is worth another try when [`PodVolumes::changed`] says so, or after a while.
+/// Volumes that a VM cannot get, or not yet. The caller tries again when [`PodVolumes::changed`] returns, or after a while.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PrepareError {
-    /// Volumes that cannot be set up.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Mount(Vec<MountFailure>),
-    /// A part of a volume that a container cannot have.
     #[error(transparent)]
     SubPath(#[from] SubPathError),
-    /// A container mounts what is not there.
     #[error("cannot find volume \"{volume}\" to mount into container \"{container}\"")]
-    Unknown {
-        /// The volume.
-        volume: String,
-        /// The container.
-        container: String,
-    },
+    Unknown { volume: String, container: String },
 }
 
 impl PrepareError {
-    /// The kubelet's word for it: the reason of an Event, or of a waiting container.
+    /// The kubelet's reason for an Event, or for a waiting container.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Mount(_) => "FailedMount",
@@ -114,9 +102,7 @@ impl PrepareError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("MountVolume.SetUp failed for volume \"{volume}\" : {problem}")]
 pub(crate) struct MountFailure {
-    /// The volume.
     pub(crate) volume: String,
-    /// What is in the way.
     pub(crate) problem: VolumeError,
 }
 
@@ -125,7 +111,7 @@ impl MountFailure {
         Self { volume: volume.to_owned(), problem: VolumeError::of(problem) }
     }
 
-    /// Another volume than ours may be full, which is nothing that images could make room on.
+    /// The failure of a hostPath. If its disk is full, deleting images may not help, so that it does not count as a lack of space.
     fn of_host(volume: &str, problem: &HostPathError) -> Self {
         Self { volume: volume.to_owned(), problem: chain(problem).as_str().into() }
     }
@@ -137,63 +123,63 @@ struct ContainerMounts {
     mounts: Vec<VolumeMount>,
 }
 
-/// What the tasks of a Pod's volumes have to say.
+/// The results of the tasks of a Pod's volumes.
 #[derive(Debug, Clone, Default)]
-struct Report {
-    fillings: BTreeMap<String, VolumeUpdater>,
+struct VolumesReport {
+    statuses: BTreeMap<String, VolumeStatus>,
     exceeded: Option<Exceeded>,
 }
 
 impl PodVolumes {
-    /// The volumes of a Pod. Nothing is done for them yet.
+    /// The volumes of a Pod. [`prepare`](Self::prepare) creates them.
     pub(crate) fn new(
         dir: &PodDir,
         pod: watch::Receiver<Arc<Pod>>,
-        world: InputSources,
+        sources: InputSources,
         host_paths: Arc<HostPaths>,
         tart: &Tart,
     ) -> Self {
         let spec = pod.borrow().spec.clone().unwrap_or_default();
         let mounts = mounts_of(&spec);
-        let only_boots = spec.containers.last().is_some_and(|main| !has_command(main));
+        let is_boot_only = spec.containers.last().is_some_and(|main| !has_command(main));
         let is_mounted =
             |volume: &Volume| mounts.iter().flat_map(|of| &of.mounts).any(|mount| mount.name == volume.name);
         let mounted = spec.volumes.iter().flatten().filter(|volume| is_mounted(volume)).cloned();
         let (in_memory, volumes): (Vec<_>, Vec<_>) =
             mounted.partition(|volume| memory::is_in_memory(&spec, volume));
         let in_memory = in_memory.iter().map(|volume| (volume.name.clone(), memory::size(volume))).collect();
-        let (report, seen) = watch::channel(Report::default());
+        let (report, seen) = watch::channel(VolumesReport::default());
         Self {
             uid: dir.uid().clone(),
             dir: dir.volumes_path(),
             volumes,
             in_memory,
             mounts,
-            only_boots,
+            is_boot_only,
             storage: SizeLimit::of_pod(dir, tart, &spec),
             pod,
-            world,
+            sources,
             host_paths,
             report,
             seen,
             tasks: JoinSet::new(),
-            fillers: HashMap::new(),
+            updaters: HashMap::new(),
             measurer: None,
-            looks: BlockingIo::default(),
+            io: BlockingIo::default(),
         }
     }
 
-    /// Has all volumes ready, and keeps them so from then on. `variable` knows the environment of a container, by its name and
-    /// the variable's.
+    /// Creates all volumes, and keeps their files up to date from then on. `variable` gets the name of a container and of a variable in its
+    /// environment.
     pub(crate) async fn prepare(
         &mut self,
         variable: impl Fn(&str, &str) -> Option<String>,
     ) -> Result<Prepared, PrepareError> {
-        let grounds = self.lay_grounds().await?;
-        // A volume that was gone is there again.
-        self.fillers.retain(|_, filler| !filler.is_finished());
+        let roots = self.create_roots().await?;
+        // An updater has ended if its volume was removed. The volume exists again now.
+        self.updaters.retain(|_, updater| !updater.is_finished());
         self.follow();
-        self.filled().await?;
+        self.wait_until_written().await?;
         let mut wanted = Vec::new();
         for (turn, ContainerMounts { container, mounts }) in self.mounts.iter().enumerate() {
             for mount in mounts {
@@ -203,19 +189,19 @@ impl PodVolumes {
                 wanted.push((container.clone(), mount.clone(), sub_path, is_first));
             }
         }
-        let mut prepared = Prepared { shares: self.shares(&grounds), ..Prepared::default() };
+        let mut prepared = Prepared { shares: self.shares(&roots), ..Prepared::default() };
         for ContainerMounts { container, .. } in &self.mounts {
             prepared.mounts.insert(container.clone(), Vec::new());
         }
         let accesses: HashMap<String, ShareAccess> =
-            grounds.iter().map(|(volume, ground)| (volume.clone(), self.access(volume, ground))).collect();
+            roots.iter().map(|(volume, root)| (volume.clone(), self.access(volume, root))).collect();
         let in_memory = self.in_memory.clone();
         let (host_paths, uid) = (self.host_paths.clone(), self.uid.clone());
-        let place = move || -> Result<Prepared, PrepareError> {
-            for (volume, ground) in &grounds {
-                if ground.place.is_some() && accesses.get(volume).is_some_and(|access| access.writable) {
+        let resolve = move || -> Result<Prepared, PrepareError> {
+            for (volume, root) in &roots {
+                if root.identity.is_some() && accesses.get(volume).is_some_and(|access| access.writable) {
                     let failed = |error| PrepareError::Mount(vec![MountFailure::of_host(volume, &error)]);
-                    host_paths.may_be_written(&ground.path, &uid).map_err(failed)?;
+                    host_paths.may_be_written(&root.path, &uid).map_err(failed)?;
                 }
             }
             for (container, mount, sub_path, is_first) in wanted {
@@ -226,65 +212,66 @@ impl PodVolumes {
                     prepared.mounts.entry(container).or_default().push(mount);
                     continue;
                 }
-                let Some((ground, access)) = grounds.get(&mount.name).zip(accesses.get(&mount.name)) else {
+                let Some((root, access)) = roots.get(&mount.name).zip(accesses.get(&mount.name)) else {
                     return Err(PrepareError::Unknown { volume: mount.name, container });
                 };
                 let writable = access.writable.then(|| share::name(&mount.name, *access, false));
-                let part = Part { sub_path, volume: &mount.name, container: &container, is_first, writable };
-                let (sub_path, missing) = part.placed(ground)?;
-                let share = share::name(&mount.name, *access, is_read_only(&mount, ground.writable));
+                let sub_path =
+                    SubPathMount { sub_path, volume: &mount.name, container: &container, is_first, writable };
+                let (sub_path, missing) = sub_path.resolve(root)?;
+                let share = share::name(&mount.name, *access, is_read_only(&mount, root.writable));
                 let mount = Mount { share, sub_path, path, in_memory: None, missing };
                 prepared.mounts.entry(container).or_default().push(mount);
             }
             Ok(prepared)
         };
-        self.looks.look(PATIENCE, place).await.unwrap_or_else(|| Err(self.no_answer()))
+        self.io.run(DEADLINE, resolve).await.unwrap_or_else(|| Err(self.disk_silent()))
     }
 
-    /// Keeps what is there as it is to be: for a Pod whose VM an earlier agent has started. Volumes that are not there are left
-    /// alone.
+    /// Keeps the files of existing volumes up to date, also for a Pod whose VM an earlier agent has started. Volumes that do not exist stay
+    /// away.
     pub(crate) fn follow(&mut self) {
         while self.tasks.try_join_next().is_some() {}
         for volume in &self.volumes {
             let name = volume.name.clone();
-            // One that has ended has found its volume gone.
-            if self.fillers.contains_key(&name) {
+            // An updater that has ended has found its volume removed.
+            if self.updaters.contains_key(&name) {
                 continue;
             }
-            let Some(content) = Content::of(volume, self.pod.clone(), &self.world) else { continue };
-            self.report.send_if_modified(|report| report.fillings.remove(&name).is_some());
-            let report = self.report.clone();
-            let tell = {
+            let Some(content) = Content::of(volume, self.pod.clone(), &self.sources) else { continue };
+            self.report.send_if_modified(|report| report.statuses.remove(&name).is_some());
+            let sender = self.report.clone();
+            let report = {
                 let name = name.clone();
-                move |filling: VolumeUpdater| {
-                    report.send_if_modified(|report| {
-                        let before = report.fillings.insert(name.clone(), filling.clone());
-                        before != Some(filling)
+                move |status: VolumeStatus| {
+                    sender.send_if_modified(|report| {
+                        let before = report.statuses.insert(name.clone(), status.clone());
+                        before != Some(status)
                     });
                 }
             };
-            let filler = self.tasks.spawn(fill(self.dir.clone(), name.clone(), content, tell));
-            self.fillers.insert(name, filler);
+            let updater = self.tasks.spawn(update(self.dir.clone(), name.clone(), content, report));
+            self.updaters.insert(name, updater);
         }
         self.measure();
     }
 
-    /// Waits until there may be something new to be told: a volume that heals, or something that is too large. Safe to cancel.
+    /// Waits until a status has changed, or a limit is exceeded. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
-        // It cannot fail: this has the other end, too.
+        // It cannot fail, because `self` has the sender.
         let _ = self.seen.changed().await;
     }
 
-    /// What is too large, if anything is: the Pod is to be evicted with these words.
+    /// The limit that is exceeded, if any: the Pod is to be evicted with its message.
     pub(crate) fn exceeded(&self) -> Option<Exceeded> {
         self.report.borrow().exceeded.clone()
     }
 
-    /// The volumes that are not as they are to be; those of a running VM have their old files.
+    /// The volumes that are not up to date. Those of a running VM keep their old files.
     pub(crate) fn problems(&self) -> Vec<MountFailure> {
         let report = self.report.borrow();
-        let failed = report.fillings.iter().filter_map(|(volume, filling)| {
-            let problem = filling.problem.clone()?;
+        let failed = report.statuses.iter().filter_map(|(volume, status)| {
+            let problem = status.problem.clone()?;
             Some(MountFailure { volume: volume.clone(), problem })
         });
         failed.collect()
@@ -296,7 +283,7 @@ impl PodVolumes {
             .iter()
             .filter_map(|volume| SizeLimit::of(&volume.name, volume.empty_dir.as_ref()?))
             .collect();
-        if self.only_boots {
+        if self.is_boot_only {
             limits.push(SizeLimit::of_boot_status());
         }
         limits.extend(self.storage.clone());
@@ -310,34 +297,35 @@ impl PodVolumes {
         }));
     }
 
-    /// Makes the directories of all volumes.
-    async fn lay_grounds(&mut self) -> Result<BTreeMap<String, VolumeRoot>, PrepareError> {
+    /// Creates the directories of all volumes.
+    async fn create_roots(&mut self) -> Result<BTreeMap<String, VolumeRoot>, PrepareError> {
         let (uid, dir) = (self.uid.clone(), self.dir.clone());
         let (volumes, host_paths) = (self.volumes.clone(), self.host_paths.clone());
-        let lay = move || {
-            let (mut grounds, mut failures) = (BTreeMap::new(), Vec::new());
+        let create = move || {
+            let (mut roots, mut failures) = (BTreeMap::new(), Vec::new());
             for volume in &volumes {
-                match VolumeRoot::lay(&uid, &dir, volume, &host_paths) {
-                    Ok(ground) => drop(grounds.insert(volume.name.clone(), ground)),
+                match VolumeRoot::create(&uid, &dir, volume, &host_paths) {
+                    Ok(root) => drop(roots.insert(volume.name.clone(), root)),
                     Err(failure) => failures.push(failure),
                 }
             }
-            if failures.is_empty() { Ok(grounds) } else { Err(PrepareError::Mount(failures)) }
+            if failures.is_empty() { Ok(roots) } else { Err(PrepareError::Mount(failures)) }
         };
-        self.looks.look(PATIENCE, lay).await.unwrap_or_else(|| Err(self.no_answer()))
+        self.io.run(DEADLINE, create).await.unwrap_or_else(|| Err(self.disk_silent()))
     }
 
-    /// Waits until all volumes with files have them, or cannot have them.
-    async fn filled(&mut self) -> Result<(), PrepareError> {
-        let names: Vec<String> = self.fillers.keys().cloned().collect();
-        let settled = |filling: &VolumeUpdater| filling.written || filling.problem.is_some();
-        let all = |report: &Report| names.iter().all(|name| report.fillings.get(name).is_some_and(settled));
+    /// Waits until the files of all volumes are written, or have failed.
+    async fn wait_until_written(&mut self) -> Result<(), PrepareError> {
+        let names: Vec<String> = self.updaters.keys().cloned().collect();
+        let settled = |status: &VolumeStatus| status.written || status.problem.is_some();
+        let all =
+            |report: &VolumesReport| names.iter().all(|name| report.statuses.get(name).is_some_and(settled));
         let mut seen = self.report.subscribe();
-        let _ = timeout(PATIENCE, seen.wait_for(all)).await;
+        let _ = timeout(DEADLINE, seen.wait_for(all)).await;
         let report = self.seen.borrow_and_update();
-        let failure = |name: &String| match report.fillings.get(name) {
-            Some(VolumeUpdater { written: true, .. }) => None,
-            Some(VolumeUpdater { problem: Some(problem), .. }) => {
+        let failure = |name: &String| match report.statuses.get(name) {
+            Some(VolumeStatus { written: true, .. }) => None,
+            Some(VolumeStatus { problem: Some(problem), .. }) => {
                 Some(MountFailure { volume: name.clone(), problem: problem.clone() })
             }
             _ => Some(MountFailure { volume: name.clone(), problem: "timed out".into() }),
@@ -347,26 +335,26 @@ impl PodVolumes {
         if failures.is_empty() { Ok(()) } else { Err(PrepareError::Mount(failures)) }
     }
 
-    fn shares(&self, grounds: &BTreeMap<String, VolumeRoot>) -> Vec<Share> {
-        let shares = grounds.iter().flat_map(|(volume, ground)| {
-            let access = self.access(volume, ground);
+    fn shares(&self, roots: &BTreeMap<String, VolumeRoot>) -> Vec<Share> {
+        let shares = roots.iter().flat_map(|(volume, root)| {
+            let access = self.access(volume, root);
             let kinds = [(access.writable, false), (access.read_only, true)];
             kinds.into_iter().filter(|(is_wanted, _)| *is_wanted).map(move |(_, read_only)| Share {
                 name: share::name(volume, access, read_only),
-                path: ground.path.clone(),
+                path: root.path.clone(),
                 read_only,
-                place: ground.place,
+                identity: root.identity,
             })
         });
         shares.collect()
     }
 
-    fn access(&self, volume: &str, ground: &VolumeRoot) -> ShareAccess {
+    fn access(&self, volume: &str, root: &VolumeRoot) -> ShareAccess {
         let mounts = self.mounts.iter().flat_map(|of| &of.mounts).filter(|mount| mount.name == volume);
-        ShareAccess::of(mounts, ground.writable)
+        ShareAccess::of(mounts, root.writable)
     }
 
-    fn no_answer(&self) -> PrepareError {
+    fn disk_silent(&self) -> PrepareError {
         let problem = "the host's disk does not answer";
         let failure = |volume: &Volume| MountFailure { volume: volume.name.clone(), problem: problem.into() };
         PrepareError::Mount(self.volumes.iter().map(failure).collect())

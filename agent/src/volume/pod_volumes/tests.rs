@@ -1,38 +1,38 @@
 use super::*;
 use crate::names::Restart;
 use crate::state::{POD_IP, Progress, ShimSpec, Stage, StateDir};
+use crate::testing;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-/// One Pod on a Node without an API server: what its volumes hold comes from the Pod itself.
+/// One Pod on a Node without an API server: the content of its volumes comes from the Pod itself.
 struct Scene {
     temp: tempfile::TempDir,
     dir: PodDir,
     pod: watch::Sender<Arc<Pod>>,
-    world: InputSources,
+    sources: InputSources,
 }
 
 impl Scene {
     fn new(spec: &Value) -> Self {
-        let sandbox = tart_kubelet_tests::sandbox::Sandbox::shared().unwrap();
-        let temp = tempfile::tempdir_in(sandbox.path()).unwrap();
+        let temp = testing::dir();
         let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "0b1c"}, "spec": spec});
         let (pod, _) = watch::channel(Arc::new(serde_json::from_value(pod).unwrap()));
         let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = kube::Client::try_from(nobody).unwrap();
         let (_, health) = watch::channel(None);
-        Self { temp, dir, pod, world: InputSources::new(&client, Arc::default(), health) }
+        Self { temp, dir, pod, sources: InputSources::new(&client, Arc::default(), health) }
     }
 
     fn volumes(&self) -> PodVolumes {
         let allowed = vec![self.temp.path().join("host").display().to_string().parse().unwrap()];
         let at = |inside: &str| self.temp.path().join(inside);
         let host_paths = HostPaths::new(allowed, &at("state"), &at("tart"));
-        let (world, tart) = (self.world.clone(), Tart::in_home("tart".as_ref(), &at("tart")));
-        PodVolumes::new(&self.dir, self.pod.subscribe(), world, Arc::new(host_paths), &tart)
+        let (sources, tart) = (self.sources.clone(), Tart::in_home("tart".as_ref(), &at("tart")));
+        PodVolumes::new(&self.dir, self.pod.subscribe(), sources, Arc::new(host_paths), &tart)
     }
 
     async fn prepare(&self) -> Result<Prepared, PrepareError> {
@@ -73,7 +73,7 @@ fn mount(share: &str, sub_path: &str, path: &str) -> Mount {
     Mount { share: share.into(), sub_path: sub_path.into(), path: path.into(), in_memory: None, missing }
 }
 
-/// A part of what the guest can write to by that share.
+/// A subPath that the guest can create by that share.
 fn part(share: &str, mode: u32, mount: Mount) -> Mount {
     Mount { missing: Missing::Made { share: share.into(), mode }, ..mount }
 }
@@ -93,8 +93,8 @@ async fn a_pod_gets_its_volumes_as_shares() {
         name: name.into(),
         path: scene.path(volume),
         read_only,
-        // Nobody can put anything in the place of the agent's own.
-        place: None,
+        // No guest can replace a directory of the agent.
+        identity: None,
     };
     assert_eq!(
         prepared.shares,
@@ -118,13 +118,13 @@ async fn a_pod_gets_its_volumes_as_shares() {
 }
 
 #[tokio::test]
-async fn what_a_container_before_may_make_is_left_to_the_guest() {
+async fn a_sub_path_that_an_earlier_container_may_create_is_left_to_the_guest() {
     let mounts = |sub_path: &str| json!([{"name": "work", "mountPath": "/work", "subPath": sub_path}]);
     let mut spec =
         with_volumes(&json!([{"name": "work", "emptyDir": {}}]), &mounts("made/by-init/config.yaml"));
     spec["initContainers"] = json!([{"name": "init", "volumeMounts": mounts("made/by-host")}]);
     let scene = Scene::new(&spec);
-    // What an earlier VM has left leads nobody on the host anywhere.
+    // The agent does not follow the link that an earlier guest has left.
     fs::create_dir_all(scene.path("work/made")).unwrap();
     fs::set_permissions(scene.path("work"), fs::Permissions::from_mode(0o770)).unwrap();
     symlink(scene.temp.path(), scene.path("work/made/by-init")).unwrap();
@@ -137,7 +137,7 @@ async fn what_a_container_before_may_make_is_left_to_the_guest() {
 }
 
 #[tokio::test]
-async fn a_part_with_the_guests_address_is_made_by_the_guest_or_not_at_all() {
+async fn a_sub_path_with_the_guests_address_is_created_by_the_guest_or_refused() {
     let named = |read_only: bool| {
         let part = json!({"name": "v", "mountPath": "/v", "subPathExpr": "at-$(IP)", "readOnly": read_only});
         Scene::new(&with_volumes(&json!([{"name": "v", "emptyDir": {}}]), &json!([part])))
@@ -152,7 +152,7 @@ async fn a_part_with_the_guests_address_is_made_by_the_guest_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn files_follow_their_source_and_a_later_agent_takes_them_up() {
+async fn files_follow_their_source_also_under_a_later_agent() {
     let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
     let scene = Scene::new(&spec);
     let mut volumes = scene.volumes();
@@ -162,7 +162,7 @@ async fn files_follow_their_source_and_a_later_agent_takes_them_up() {
     scene.label("two");
     scene.reads("info/labels", "l=\"two\"").await;
     drop(volumes);
-    // Nobody looks while this changes.
+    // No agent runs while this changes.
     scene.label("three");
     let mut volumes = scene.volumes();
     volumes.follow();
@@ -173,7 +173,7 @@ async fn files_follow_their_source_and_a_later_agent_takes_them_up() {
 }
 
 #[tokio::test]
-async fn what_was_wiped_does_not_come_back() {
+async fn removed_volumes_do_not_come_back() {
     let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
     let scene = Scene::new(&spec);
     let mut volumes = scene.volumes();
@@ -184,33 +184,33 @@ async fn what_was_wiped_does_not_come_back() {
     }
     scene.dir.wipe_volumes().unwrap();
     scene.label("new");
-    // The one who would write it has seen that there is nothing to write to.
-    while volumes.fillers.values().any(|filler| !filler.is_finished()) {
+    // The updater ends when it finds its volume removed.
+    while volumes.updaters.values().any(|updater| !updater.is_finished()) {
         tokio::task::yield_now().await;
     }
     assert!(!scene.path("").exists());
     volumes.follow();
-    while volumes.fillers.values().any(|filler| !filler.is_finished()) {
+    while volumes.updaters.values().any(|updater| !updater.is_finished()) {
         tokio::task::yield_now().await;
     }
     assert!(!scene.path("").exists());
 }
 
 #[tokio::test]
-async fn a_volume_that_is_gone_is_not_looked_for_again_and_again() {
+async fn the_updater_of_a_removed_volume_is_not_restarted() {
     let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
     let scene = Scene::new(&spec);
     let mut volumes = scene.volumes();
     volumes.prepare(|_, _| None).await.unwrap();
     scene.dir.wipe_volumes().unwrap();
     scene.label("new");
-    while volumes.fillers.values().any(|filler| !filler.is_finished()) {
+    while volumes.updaters.values().any(|updater| !updater.is_finished()) {
         tokio::task::yield_now().await;
     }
     volumes.seen.borrow_and_update();
     volumes.follow();
-    assert!(!volumes.seen.has_changed().unwrap(), "nobody is woken up for nothing");
-    assert!(volumes.fillers.values().all(AbortHandle::is_finished), "nobody is at work");
+    assert!(!volumes.seen.has_changed().unwrap(), "the worker is not woken up for nothing");
+    assert!(volumes.updaters.values().all(AbortHandle::is_finished), "no updater runs");
     volumes.prepare(|_, _| None).await.unwrap();
     scene.reads("info/labels", "l=\"new\"").await;
 }
@@ -230,7 +230,7 @@ async fn an_empty_dir_is_kept_from_one_vm_to_the_next() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_is_said_in_the_kubelets_words() {
+async fn a_volume_that_cannot_be_set_up_is_reported_in_the_kubelets_words() {
     let host = |path: &str| json!({"name": "host", "hostPath": {"path": path}});
     let info = json!({"name": "info", "downwardAPI": {"items": [
         {"path": "x", "fieldRef": {"fieldPath": "metadata.nonsense"}}]}});
@@ -250,7 +250,7 @@ async fn what_cannot_be_had_is_said_in_the_kubelets_words() {
 }
 
 #[tokio::test]
-async fn a_sub_path_that_a_guest_has_bent_is_not_used() {
+async fn a_sub_path_that_a_guest_has_replaced_by_a_link_is_not_used() {
     let volumes = json!([{"name": "cache", "emptyDir": {}}]);
     let mounts = json!([{"name": "cache", "mountPath": "/c", "subPath": "bent/inner"}]);
     let scene = Scene::new(&with_volumes(&volumes, &mounts));
@@ -276,7 +276,7 @@ async fn host_directories_are_shared_where_they_are() {
         let volumes = json!([{"name": "host", "hostPath": {"path": path}}]);
         Scene::new(&with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h", "subPath": "new"}])))
     };
-    // The path is known only when the scene is there.
+    // The path depends on the directory of the scene.
     let mut here = scene(Path::new("/"));
     let host = here.temp.path().join("host/data");
     here.pod = scene(&host).pod;
@@ -284,14 +284,14 @@ async fn host_directories_are_shared_where_they_are() {
     let path = host.canonicalize().unwrap();
     let [share] = prepared.shares.as_slice() else { panic!("{prepared:?}") };
     assert_eq!((share.name.as_str(), &share.path, share.read_only), ("host", &path, false));
-    assert!(share.place.unwrap().is_at(&path).unwrap());
+    assert!(share.identity.unwrap().is_at(&path).unwrap());
     let mode = fs::metadata(&host).unwrap().permissions().mode() & 0o777;
     assert_eq!(prepared.mounts["main"], [part("host", mode, mount("host", "new", "/h"))]);
     assert!(host.join("new").is_dir());
 }
 
 #[tokio::test]
-async fn a_directory_that_another_pod_could_replace_has_to_wait() {
+async fn a_host_path_that_another_pod_could_replace_has_to_wait() {
     let mut here = Scene::new(&json!({"containers": []}));
     let path = here.temp.path().canonicalize().unwrap().join("host");
     let volumes = json!([{"name": "host", "hostPath": {"path": path.join("data")}}]);
@@ -303,13 +303,13 @@ async fn a_directory_that_another_pod_could_replace_has_to_wait() {
     assert_eq!(refused.reason(), "FailedMount");
     let words = format!("data is inside {}, which Pod 2d3e can write to", path.display());
     assert!(refused.to_string().contains(&words), "{refused}");
-    assert!(!path.exists(), "nothing was made there");
+    assert!(!path.exists(), "the agent creates nothing there");
     other.mark_cleaned().unwrap();
     assert!(here.prepare().await.is_ok());
 }
 
 #[tokio::test]
-async fn a_directory_around_one_that_another_pod_is_about_to_get_has_to_wait() {
+async fn a_host_path_around_one_that_another_pod_is_about_to_get_has_to_wait() {
     let mut here = Scene::new(&json!({"containers": []}));
     let path = here.temp.path().canonicalize().unwrap().join("host");
     let volumes = json!([{"name": "host", "hostPath": {"path": path}}]);
@@ -318,11 +318,11 @@ async fn a_directory_around_one_that_another_pod_is_about_to_get_has_to_wait() {
         Scene::new(&with_volumes(&volumes, &mounts)).pod
     };
     let other = StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
-    let place = Some(serde_json::from_value(json!({"inode": 2})).unwrap());
-    let shares = vec![Share { path: path.join("data"), place, ..Share::default() }];
+    let identity = Some(serde_json::from_value(json!({"inode": 2})).unwrap());
+    let shares = vec![Share { path: path.join("data"), identity, ..Share::default() }];
     other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
     here.pod = pod(true);
-    assert!(here.prepare().await.is_ok(), "who only reads replaces nothing");
+    assert!(here.prepare().await.is_ok(), "a guest that only reads replaces nothing");
     here.pod = pod(false);
     let refused = here.prepare().await.unwrap_err();
     assert_eq!(refused.reason(), "FailedMount");
@@ -335,12 +335,11 @@ async fn a_directory_around_one_that_another_pod_is_about_to_get_has_to_wait() {
 }
 
 #[tokio::test]
-async fn a_volume_that_is_too_large_is_told() {
+async fn a_volume_that_is_too_large_is_reported() {
     let volumes = json!([{"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}]);
     let scene = Scene::new(&with_volumes(&volumes, &json!([{"name": "cache", "mountPath": "/c"}])));
     let mut volumes = scene.volumes();
-    let made = volumes.lay_grounds().await;
-    made.unwrap();
+    volumes.create_roots().await.unwrap();
     fs::write(scene.path("cache/file"), vec![1; 2 << 20]).unwrap();
     volumes.prepare(|_, _| None).await.unwrap();
     while volumes.exceeded().is_none() {

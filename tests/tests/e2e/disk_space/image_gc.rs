@@ -68,7 +68,7 @@ async fn least_recently_used_images_are_deleted_first() -> Result<()> {
     wait::eventually("metrics of deleted and kept images", DEADLINE, async || {
         let log = scene.agent_log();
         let deleted: Vec<&str> =
-            log.lines().filter(|line| line.contains("image deleted to make room")).collect();
+            log.lines().filter(|line| line.contains("image deleted to free disk space")).collect();
         ensure!(
             matches!(deleted.as_slice(), [b, a] if b.contains("macos/b@") && a.contains("macos/a@")),
             "{deleted:#?}"

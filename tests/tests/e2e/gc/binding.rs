@@ -38,7 +38,7 @@ async fn bind_and_refuse(scene: &Scene) -> Result<()> {
 async fn is_kept_until_deletion(scene: &Scene, agent: &RunningAgent, vm: &str) -> Result<()> {
     passes(agent, "success").await?;
     ensure!(vm_exists(scene, vm), "{}", agent.log()?);
-    ensure!(agent.log()?.contains("kept after a second look"), "{}", agent.log()?);
+    ensure!(agent.log()?.contains("kept after a second observation"), "{}", agent.log()?);
     scene.delete("late").await?;
     collected(scene, agent, vm).await
 }
