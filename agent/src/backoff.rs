@@ -124,7 +124,6 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::float_cmp, reason = "the figures are exact")]
     fn delays_grow_to_the_longest() {
         assert_eq!(seconds(CONTAINER_RESTART, 0..8), [0.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]);
         assert_eq!(seconds(POD_STATUS, 1..9), [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]);
