@@ -21,7 +21,7 @@ pub(crate) use pod_volumes::{MountFailure, PodVolumes, PrepareError, Prepared};
 pub(crate) use size_limit::Exceeded;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 /// The files of a volume, by their path below its root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,4 +41,10 @@ impl std::fmt::Debug for PayloadFile {
         // The bytes may be secret.
         write!(f, "{} bytes, {:o}", self.bytes.len(), self.mode)
     }
+}
+
+/// A mount path, absolute and without doubled slashes.
+pub(crate) fn guest_path(mount_path: &str) -> PathBuf {
+    let parts = Path::new(mount_path).components().filter(|part| matches!(part, Component::Normal(_)));
+    Path::new("/").join(parts.collect::<PathBuf>())
 }

@@ -1,10 +1,11 @@
 //! Which mount paths a VM can have. Fields that are refused whatever their value are in the table of fields.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use super::{Refusal, RefusalReason};
+use crate::volume::guest_path;
 
 /// Where the guest keeps the files of the set-up script.
 const SCRATCH: &str = "/private/var/tmp";
@@ -75,12 +76,6 @@ fn without_links(path: PathBuf) -> PathBuf {
         Ok(inside) if is_link => Path::new("/private").join(inside),
         _ => path,
     }
-}
-
-/// A mount path, absolute and without doubled slashes.
-pub(crate) fn guest_path(mount_path: &str) -> PathBuf {
-    let parts = Path::new(mount_path).components().filter(|part| matches!(part, Component::Normal(_)));
-    Path::new("/").join(parts.collect::<PathBuf>())
 }
 
 #[cfg(test)]

@@ -186,8 +186,10 @@ async fn fetch_both<I, G: GatherInputs>(
             tokio::pin!(gather);
             loop {
                 tokio::select! {
-                    gathered = &mut gather => break gathered,
+                    // An image that is there comes first: the inputs then need to be gathered only once.
+                    biased;
                     image = &mut image, if fetched.is_none() => fetched = Some(image),
+                    gathered = &mut gather => break gathered,
                 }
             }
         };

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::content::Content;
 use super::error::VolumeError;
+use super::guest_path;
 use super::host_path::{HostPathError, HostPaths};
 use super::memory;
 use super::share::{self, ShareAccess, is_read_only};
@@ -26,7 +27,6 @@ use crate::env::sources::InputSources;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::BlockingIo;
 use crate::names::PodUid;
-use crate::pod::admission::mounts::guest_path;
 use crate::state::container_spec::has_command;
 use crate::state::{Missing, Mount, PodDir};
 use crate::tart::{Share, Tart};
