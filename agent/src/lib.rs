@@ -51,6 +51,6 @@ mod volume;
 pub use program::run;
 
 #[cfg(test)]
-mod layers;
+mod layering_tests;
 #[cfg(test)]
 mod testing;

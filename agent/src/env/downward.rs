@@ -7,8 +7,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::quantity;
-use crate::quantity::ResourceList;
+use crate::quantity::{self, ResourceList};
 use crate::state::POD_IP;
 
 /// Why a downward API field has no value.

@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::signals::thresholds::{Signal, Thresholds};
-use crate::quantity;
-use crate::quantity::ResourceList;
+use crate::quantity::{self, ResourceList};
 
 /// The default of `--kube-reserved`.
 pub(crate) const RESERVED: &str = "memory=2Gi";

@@ -1,9 +1,8 @@
 //! The result of one probe, and the kubelet's words for it.
 
-use super::exec;
 use super::http::{HttpError, Purpose};
 use super::spec::{Action, ProbeKind, ProbeSpec};
-use super::{Target, grpc, tcp};
+use super::{Target, exec, grpc, tcp};
 
 /// How often a probe is tried that cannot be made.
 const TRIES: usize = 3;

@@ -71,8 +71,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::names::BaseName;
-use crate::names::PodUid;
+use crate::names::{BaseName, PodUid};
 
 /// The agent's state directory.
 #[derive(Debug, Clone)]

@@ -2,14 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::disk_reserve;
-use super::log_files;
 use super::records::PodRecord;
 use super::vm_run::{Holder, VmRun};
+use super::{disk_reserve, log_files};
 use crate::crash_point;
 use crate::fs::file::{self, FileError};
-use crate::names::PodUid;
-use crate::names::Restart;
+use crate::names::{PodUid, Restart};
 
 /// No volume can have a name that begins so.
 pub(crate) const BOOT_DIR_PREFIX: &str = ".boot-";
@@ -132,7 +130,7 @@ impl PodDir {
         let boot = boot_dir_name(restart);
         crate::fs::remove::remove_at(&self.volumes_path(), &boot)
             .map_err(|source| FileError::new("remove", &self.volumes_path().join(boot), source))?;
-        crash_point::point("agent.drop.volumes");
+        crash_point::point("agent.forget-run.volumes");
         file::remove(&self.shim_log_path(restart))?;
         let init = run.view()?.spec.map(|spec| spec.init).unwrap_or_default();
         for container in file::entries(&self.logs)? {
@@ -142,16 +140,16 @@ impl PodDir {
                 log_files::remove(&logs, |number| number == restart.0)?;
             }
         }
-        crash_point::point("agent.drop.logs");
+        crash_point::point("agent.forget-run.logs");
         run.remove()
     }
 
     /// Removes the Pod: what may be secret first, the record last, for the same reason.
     pub(crate) fn remove(&self) -> Result<(), FileError> {
         self.wipe_volumes()?;
-        crash_point::point("agent.forget.volumes");
+        crash_point::point("agent.forget-pod.volumes");
         file::remove_dir(&self.logs)?;
-        crash_point::point("agent.forget.logs");
+        crash_point::point("agent.forget-pod.logs");
         file::remove_dir(&self.path)
     }
 }

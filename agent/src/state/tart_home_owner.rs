@@ -16,8 +16,7 @@ use crate::error_chain::chain;
 use crate::fs::file::{self, FileError};
 use crate::fs::lock::Lock;
 use crate::identity::Cluster;
-use crate::names::NodeName;
-use crate::names::VmName;
+use crate::names::{NodeName, VmName};
 use crate::tart::{Tart, VmLock, touched};
 
 /// More than between any two steps of a shim that makes a VM.

@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::crash_point;
 use crate::guest::script::is_shell_name;
 use crate::names::Restart;
-use crate::state::{BOOT_DIR_PREFIX, boot_dir_name};
-use crate::state::{POD_IP, PodDir};
+use crate::state::{BOOT_DIR_PREFIX, POD_IP, PodDir, boot_dir_name};
 use crate::tart::Share;
 
 const ENVIRONMENT: &str = "pod_environment";

@@ -9,8 +9,7 @@ use crate::crash_point;
 use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::ownership::KnownImage;
-use crate::names::BaseName;
-use crate::names::ImageDigest;
+use crate::names::{BaseName, ImageDigest};
 use crate::tart::TartError;
 
 impl ImageCollector {

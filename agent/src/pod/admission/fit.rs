@@ -4,8 +4,7 @@
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::affinity;
-use super::{Refusal, RefusalReason};
+use super::{Refusal, RefusalReason, affinity};
 use crate::node::node_info::NodeInfo;
 use crate::quantity;
 

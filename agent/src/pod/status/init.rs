@@ -5,8 +5,7 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, Containe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
-use crate::state::RestartPolicy;
-use crate::state::{InitStage, InitState, Outcome, VmRunView};
+use crate::state::{InitStage, InitState, Outcome, RestartPolicy, VmRunView};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
 pub(super) fn statuses(context: &Context<'_>, current: Option<&VmRunView>) -> Vec<ContainerStatus> {

@@ -25,8 +25,9 @@ use super::sync::decide::{Desired, Observation};
 use super::sync::restart::RestartDecision;
 use crate::duration;
 use crate::names::{Restart, VmName};
-use crate::state::RestartPolicy;
-use crate::state::{EndReason, Ending, NotStarted, Outcome, Progress, ShimSpec, Stage, StopCause, VmRunView};
+use crate::state::{
+    EndReason, Ending, NotStarted, Outcome, Progress, RestartPolicy, ShimSpec, Stage, StopCause, VmRunView,
+};
 
 /// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
 pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";

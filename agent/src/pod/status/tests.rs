@@ -4,8 +4,7 @@ use super::*;
 use crate::image::PullPolicy;
 use crate::pod::sync::decide::Deadline;
 use crate::probe::state::ContainerHealth;
-use crate::state::RestartPolicy;
-use crate::state::{InitStage, InitState, ShimSpec, StopCause, StopRequest};
+use crate::state::{InitStage, InitState, RestartPolicy, ShimSpec, StopCause, StopRequest};
 use crate::tart::Size;
 
 fn at(second: i64) -> Timestamp {

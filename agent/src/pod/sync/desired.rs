@@ -9,8 +9,7 @@ use tokio::sync::watch;
 
 use super::decide::{Deadline, Desired};
 use super::time::seconds;
-use crate::names::PodUid;
-use crate::names::Restart;
+use crate::names::{PodUid, Restart};
 use crate::pod::status::{is_final, vm_of};
 use crate::state::RestartPolicy;
 

@@ -6,8 +6,7 @@ use jiff::Timestamp;
 
 use super::time::later;
 use crate::backoff::CONTAINER_RESTART;
-use crate::state::RestartPolicy;
-use crate::state::{Ending, Outcome, StopCause, StopRequest};
+use crate::state::{Ending, Outcome, RestartPolicy, StopCause, StopRequest};
 
 /// A container that ran for this long starts with a fresh back-off, as in the kubelet.
 const WELL_AFTER: Duration = Duration::from_mins(10);

@@ -10,15 +10,13 @@ use kube::api::Api;
 use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
-use crate::image::PullPolicy;
 use crate::image::access::{ImageAccess, SecretUid};
 use crate::image::credentials::{self, BadSecret, Login};
 use crate::image::gc::SpaceRequest;
 use crate::image::manager::ImageManager;
 use crate::image::pins::Pin;
-use crate::image::{ImageError, Pulled};
-use crate::names::BaseName;
-use crate::names::ImageDigest;
+use crate::image::{ImageError, PullPolicy, Pulled};
+use crate::names::{BaseName, ImageDigest};
 use crate::pod::admission::VmPlan;
 use crate::tart::Credential;
 

@@ -3,9 +3,8 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::Worker;
 use super::retry::StepError;
-use super::shim_spec;
+use super::{Worker, shim_spec};
 use crate::crash_point;
 use crate::names::Restart;
 use crate::state::CommandResponse;
@@ -39,7 +38,7 @@ impl Worker {
         let Some(command) = shim_spec::command(&pod, container, variables) else {
             return Err(StepError::NoContainer(due.container));
         };
-        crash_point::point("agent.deliver.resolved");
+        crash_point::point("agent.send-command.resolved");
         run.write_command_response(&CommandResponse { request: due, command })?;
         Ok(())
     }

@@ -144,7 +144,7 @@ impl Worker {
             self.retries.succeeded(decision);
             self.shims.succeeded(decision);
             crash_point::point(&format!("agent.{}.after", decision.name()));
-            if decision == Decision::Forget {
+            if decision == Decision::ForgetPod {
                 self.reporter.metrics().pod_waits(self.dir.uid(), None);
                 info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
                 return self.dir.uid().clone();
@@ -270,26 +270,26 @@ impl Worker {
                 self.dir.accept(&record)?;
             }
             Decision::Plan { restart, crashes } => self.plan(restart, crashes)?,
-            Decision::Recall(restart) => self.recall(restart).await?,
+            Decision::RecordMissingRun(restart) => self.recall(restart).await?,
             Decision::Launch(restart) => self.launch(restart).await?,
-            Decision::Deliver(restart) => self.deliver(restart).await?,
-            Decision::MakeRoom(restart) => self.free_space_for_vm(restart).await?,
+            Decision::SendCommand(restart) => self.deliver(restart).await?,
+            Decision::FreeSpace(restart) => self.free_space_for_vm(restart).await?,
             Decision::AskToStop(restart, grace) => self.ask_to_stop(restart, grace)?,
             Decision::StopFor(restart, cause) => self.stop_for(restart, cause)?,
             Decision::KillShim(restart) => self.kill_shim(restart).await?,
             Decision::AskGuest(restart) => self.ask_guest(restart).await?,
-            Decision::StopOrphan(restart) => self.stop_without_shim(restart).await?,
-            Decision::KillLeftovers(restart) => self.kill_leftovers(restart).await?,
+            Decision::StopWithoutShim(restart) => self.stop_without_shim(restart).await?,
+            Decision::KillStrayProcesses(restart) => self.kill_leftovers(restart).await?,
             Decision::RecordLoss(restart) => self.record_loss(restart)?,
-            Decision::Clean(restart) => self.clean(restart).await?,
+            Decision::DeleteVm(restart) => self.clean(restart).await?,
             Decision::Evict => self.evict()?,
-            Decision::Wipe => {
+            Decision::RemoveVolumes => {
                 self.inputs.end().await;
                 block_in_place(|| self.dir.wipe_volumes())?;
             }
-            Decision::Drop(restart) => block_in_place(|| self.dir.forget_run(restart))?,
+            Decision::ForgetRun(restart) => block_in_place(|| self.dir.forget_run(restart))?,
             Decision::DeletePod => self.delete_pod().await?,
-            Decision::Forget => {
+            Decision::ForgetPod => {
                 self.inputs.end().await;
                 block_in_place(|| self.dir.remove())?;
             }

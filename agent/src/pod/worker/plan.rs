@@ -11,19 +11,16 @@ use super::image_pull::{ImagePull, ReadyImage};
 use super::inputs::{MissingInput, ReadyInputs};
 use super::retry::StepError;
 use super::shim_spec::{self, ContainerInputs};
-use crate::crash_point;
-use crate::env;
 use crate::guest::script::is_shell_name;
 use crate::image::ImageError;
-use crate::names::ImageDigest;
-use crate::names::Restart;
+use crate::names::{ImageDigest, Restart};
 use crate::pod::admission::{VmPlan, read, runs_commands};
 use crate::pod::sync::time::seconds;
-use crate::state::RestartPolicy;
 use crate::state::container_spec::has_command;
-use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, ShimSpec};
+use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, RestartPolicy, ShimSpec};
 use crate::tart::Share;
 use crate::volume::boot_share::{self, BootShares};
+use crate::{crash_point, env};
 
 impl Worker {
     /// Begins to fetch what the Pod's next VM is made of. The worker polls the fetch while it waits.

@@ -75,7 +75,7 @@ impl Retries {
         if !matches!(decision, Decision::Launch(_)) {
             self.last = None;
         }
-        if decision == Decision::Wipe {
+        if decision == Decision::RemoveVolumes {
             self.vain_wipe = false;
         }
     }
@@ -86,7 +86,7 @@ impl Retries {
 
     /// A step has failed. Whether it has failed with the same problem before.
     fn failed(&mut self, decision: Decision, problem: &str) -> Option<FailedStep> {
-        self.vain_wipe |= decision == Decision::Wipe;
+        self.vain_wipe |= decision == Decision::RemoveVolumes;
         self.last.take().filter(|last| last.problem == problem)
     }
 
@@ -157,20 +157,20 @@ fn describe(decision: Decision) -> &'static str {
         Decision::Accept => "cannot write the Pod down",
         Decision::Plan { .. } => "cannot plan a VM",
         Decision::Launch(_) => "cannot start the VM",
-        Decision::Deliver(_) => "cannot tell the VM's shim what to run",
-        Decision::MakeRoom(_) => "cannot tell the VM's shim that there is room",
+        Decision::SendCommand(_) => "cannot tell the VM's shim what to run",
+        Decision::FreeSpace(_) => "cannot tell the VM's shim that there is room",
         Decision::AskToStop(..)
         | Decision::StopFor(..)
         | Decision::KillShim(_)
-        | Decision::StopOrphan(_)
-        | Decision::KillLeftovers(_) => "cannot stop the VM",
-        Decision::AskGuest(_) | Decision::Recall(_) | Decision::RecordLoss(_) => {
+        | Decision::StopWithoutShim(_)
+        | Decision::KillStrayProcesses(_) => "cannot stop the VM",
+        Decision::AskGuest(_) | Decision::RecordMissingRun(_) | Decision::RecordLoss(_) => {
             "cannot write down how the VM ended"
         }
-        Decision::Clean(_) => "cannot delete the VM",
+        Decision::DeleteVm(_) => "cannot delete the VM",
         Decision::Evict => "cannot evict the Pod",
-        Decision::Wipe => "cannot remove the Pod's volumes",
-        Decision::Drop(_) | Decision::Forget => "cannot clean up after the Pod",
+        Decision::RemoveVolumes => "cannot remove the Pod's volumes",
+        Decision::ForgetRun(_) | Decision::ForgetPod => "cannot clean up after the Pod",
         Decision::DeletePod => "cannot finish the Pod's deletion",
         Decision::Wait(_) => "cannot wait",
     }
@@ -199,13 +199,13 @@ mod tests {
         };
         assert_eq!(fail("denied"), (Duration::from_secs(2), false), "a start is no success yet");
         retries.succeeded(Decision::Accept);
-        let before = retries.failed(Decision::Wipe, "denied");
+        let before = retries.failed(Decision::RemoveVolumes, "denied");
         assert!(before.is_none() && retries.vain_wipe());
         retries.at_once("denied".to_owned());
-        let before = retries.failed(Decision::Wipe, "denied");
+        let before = retries.failed(Decision::RemoveVolumes, "denied");
         assert!(before.is_some(), "freed space did not help");
         assert_eq!(retries.later("denied".to_owned(), before), (Duration::from_secs(1), true));
-        retries.succeeded(Decision::Wipe);
+        retries.succeeded(Decision::RemoveVolumes);
         assert!(!retries.vain_wipe());
     }
 }

@@ -20,10 +20,10 @@ pub(super) struct ShimHistory {
 impl ShimHistory {
     /// A step has succeeded: what was in vain before it no longer counts.
     pub(super) fn succeeded(&mut self, decision: Decision) {
-        if !matches!(decision, Decision::StopOrphan(_)) {
+        if !matches!(decision, Decision::StopWithoutShim(_)) {
             self.vain_stops = 0;
         }
-        if !matches!(decision, Decision::Clean(_)) {
+        if !matches!(decision, Decision::DeleteVm(_)) {
             self.vain_cleans = 0;
         }
     }
@@ -86,11 +86,11 @@ mod tests {
         let counts = |history: &ShimHistory| (history.vain_stops(), history.vain_cleans());
         for _ in 0..2 {
             history.stops(Restart(1));
-            history.succeeded(Decision::StopOrphan(Restart(1)));
+            history.succeeded(Decision::StopWithoutShim(Restart(1)));
         }
         assert_eq!(counts(&history), (2, 0));
         history.cleans(false);
-        history.succeeded(Decision::Clean(Restart(1)));
+        history.succeeded(Decision::DeleteVm(Restart(1)));
         assert_eq!(counts(&history), (0, 1));
         history.cleans(true);
         assert_eq!(counts(&history), (0, 0));

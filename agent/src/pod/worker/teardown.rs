@@ -11,16 +11,12 @@ use tracing::warn;
 use super::retry::StepError;
 use super::{RETRY, SAFETY_NET, STOP_LIMIT, Worker};
 use crate::apiserver::call::{DEADLINE, call};
-use crate::crash_point;
-use crate::names::PodUid;
-use crate::names::{Restart, VmName};
+use crate::names::{PodUid, Restart, VmName};
 use crate::pod::sync::decide::Desired;
 use crate::pod::sync::desired::wanted;
 use crate::pod::sync::time::seconds;
-use crate::probe;
-use crate::shim;
-use crate::state::RestartPolicy;
-use crate::state::{Ending, Outcome, StopCause, StopRequest, VmRun};
+use crate::state::{Ending, Outcome, RestartPolicy, StopCause, StopRequest, VmRun};
+use crate::{crash_point, probe, shim};
 
 impl Worker {
     /// Records that the Pod is evicted, before anything is done about it.
@@ -166,11 +162,11 @@ impl Worker {
         let view = run.view()?;
         // First: tart may take long to delete a VM. A disk that is too full for the scrub has space once the VM is gone.
         let scrubbed = run.remove_secrets();
-        crash_point::point("agent.clean.scrubbed");
+        crash_point::point("agent.delete-vm.scrubbed");
         self.host.tart.delete(&run.vm()).await?;
         // tart does not know a VM whose deletion was cut short.
         block_in_place(|| self.host.tart.remove_rest(&run.vm())).map_err(StepError::Vms)?;
-        crash_point::point("agent.clean.deleted");
+        crash_point::point("agent.delete-vm.deleted");
         scrubbed.or_else(|_| run.remove_secrets())?;
         run.mark_cleaned()?;
         // A clone that failed may mean that the image is gone.

@@ -7,8 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::error_chain::chain;
-use crate::guest::script;
-use crate::guest::{Exec, Guest};
+use crate::guest::{Exec, Guest, script};
 use crate::state::Termination;
 
 /// The longest message that Kubernetes takes.

@@ -13,9 +13,8 @@ use crate::fs::file::FileError;
 use crate::guest::{Exec, Guest};
 use crate::names::VmName;
 use crate::shim::container::exec_output::read_exit_code;
-use crate::shim::container::status_file;
-use crate::shim::container::sync_shares;
 use crate::shim::container::termination_message::{Tail, TerminationMessage};
+use crate::shim::container::{status_file, sync_shares};
 use crate::state::{
     ContainerSpec, Ending, InitStage, InitState, LastCommand, Outcome, ShimSpec, VmRun, VmRunView,
 };

@@ -15,11 +15,10 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::StateDir;
-use super::disk_reserve;
 use super::outcome::Outcome;
 use super::records::{InitState, LastCommand, Notice, Progress, StopRequest};
 use super::shim_spec::ShimSpec;
+use super::{StateDir, disk_reserve};
 use crate::fs::file::{self, FileError};
 use crate::names::{ImageDigest, PodUid, Restart, VmName};
 

@@ -16,13 +16,12 @@ use tokio::time::timeout;
 
 use super::content::Content;
 use super::error::VolumeError;
-use super::guest_path;
 use super::host_path::{HostPathError, HostPaths};
-use super::memory;
 use super::share::{self, ShareAccess, is_read_only};
 use super::size_limit::{self, Exceeded, SizeLimit};
 use super::sub_path::{self, SubPathError};
 use super::updater::{VolumeStatus, update};
+use super::{guest_path, memory};
 use crate::env::sources::InputSources;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::BlockingIo;

@@ -169,7 +169,7 @@ async fn guest_cannot_claim_the_address_of_another_guest() -> Result<()> {
         let pod = scene.phase(name, "Running").await?;
         assert_eq!(pod.ip(), Some(scene.mac.tart(["ip", &vm]).await?.trim()), "the address of its lease");
         let log = scene.shim_log(name).await?;
-        ensure!(log.contains("claims an address of somebody else's"), "{log}");
+        ensure!(log.contains("claims an address that another machine may have"), "{log}");
         scene.delete(name).await?;
     }
     scene.delete("first").await?;

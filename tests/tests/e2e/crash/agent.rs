@@ -31,13 +31,13 @@ async fn agent_crashes_while_a_pod_runs_to_its_end_and_is_deleted() -> Result<()
         "agent.plan.after",
         "agent.launch.before",
         "agent.launch.after",
-        "agent.wipe.before",
-        "agent.wipe.after",
-        "agent.clean.before",
+        "agent.remove-volumes.before",
+        "agent.remove-volumes.after",
+        "agent.delete-vm.before",
         "write.spec.json",
-        "agent.clean.scrubbed",
-        "agent.clean.deleted",
-        "agent.clean.after",
+        "agent.delete-vm.scrubbed",
+        "agent.delete-vm.deleted",
+        "agent.delete-vm.after",
     ];
     let agent = crash_at(&scene, &points).await?;
     let pod = scene.phase("run", "Failed").await?;
@@ -48,7 +48,12 @@ async fn agent_crashes_while_a_pod_runs_to_its_end_and_is_deleted() -> Result<()
     agent.kill9()?;
     scene.begin_delete("run").await?;
     scene.until_gone("run").await?;
-    let points = ["agent.forget.before", "agent.forget.volumes", "agent.forget.logs", "agent.forget.after"];
+    let points = [
+        "agent.forget-pod.before",
+        "agent.forget-pod.volumes",
+        "agent.forget-pod.logs",
+        "agent.forget-pod.after",
+    ];
     let _agent = crash_at(&scene, &points).await?;
     scene.nothing_left().await
 }
@@ -69,16 +74,16 @@ async fn agent_crashes_while_a_boot_only_pod_is_deleted() -> Result<()> {
         "agent.ask-to-stop.before",
         "write.stop.json",
         "agent.ask-to-stop.after",
-        "agent.wipe.before",
-        "agent.wipe.after",
-        "agent.clean.before",
-        "agent.clean.scrubbed",
-        "agent.clean.deleted",
-        "agent.clean.after",
+        "agent.remove-volumes.before",
+        "agent.remove-volumes.after",
+        "agent.delete-vm.before",
+        "agent.delete-vm.scrubbed",
+        "agent.delete-vm.deleted",
+        "agent.delete-vm.after",
         "agent.delete-pod.before",
         "agent.delete-pod.after",
-        "agent.forget.before",
-        "agent.forget.after",
+        "agent.forget-pod.before",
+        "agent.forget-pod.after",
     ];
     let _agent = crash_at(&scene, &points).await?;
     scene.until_gone("stop").await?;
@@ -127,9 +132,9 @@ async fn agent_crashes_while_a_container_restarts() -> Result<()> {
         .await?;
     let points = [
         // The first VM is over, and the second is planned.
-        "agent.clean.before",
-        "agent.clean.deleted",
-        "agent.clean.after",
+        "agent.delete-vm.before",
+        "agent.delete-vm.deleted",
+        "agent.delete-vm.after",
         "agent.plan.before",
         "agent.plan.logs",
         "write.spec.json",
@@ -137,18 +142,18 @@ async fn agent_crashes_while_a_container_restarts() -> Result<()> {
         "agent.launch.before",
         "agent.launch.after",
         // The second VM is over. When the third is planned, the records of the first are dropped.
-        "agent.clean.before",
-        "agent.clean.after",
+        "agent.delete-vm.before",
+        "agent.delete-vm.after",
         "agent.plan.before",
         "write.spec.json",
-        "agent.drop.before",
-        "agent.drop.volumes",
-        "agent.drop.logs",
-        "agent.drop.after",
+        "agent.forget-run.before",
+        "agent.forget-run.volumes",
+        "agent.forget-run.logs",
+        "agent.forget-run.after",
         "agent.plan.after",
         "agent.launch.before",
         "agent.launch.after",
-        "agent.clean.after",
+        "agent.delete-vm.after",
     ];
     let _agent = crash_at(&scene, &points).await?;
     let pod = scene.phase("again", "Succeeded").await?;
@@ -164,10 +169,10 @@ async fn agent_crashes_while_it_delivers_a_late_command() -> Result<()> {
     scene.secret("keys", "token", SECRET).await?;
     scene.pod("due").sh("echo $TOKEN; exit 7").secret_token().init_sh("init", "true").create().await?;
     let points = [
-        "agent.deliver.before",
-        "agent.deliver.resolved",
+        "agent.send-command.before",
+        "agent.send-command.resolved",
         "write.command-response.json",
-        "agent.deliver.after",
+        "agent.send-command.after",
     ];
     let _agent = crash_at(&scene, &points).await?;
     let pod = scene.phase("due", "Failed").await?;
@@ -202,8 +207,8 @@ async fn agent_crashes_while_it_evicts_a_pod() -> Result<()> {
         "agent.evict.after",
         "agent.ask-to-stop.before",
         "agent.ask-to-stop.after",
-        "agent.wipe.after",
-        "agent.clean.before",
+        "agent.remove-volumes.after",
+        "agent.delete-vm.before",
     ];
     let _agent = crash_at(&scene, &points).await?;
     let pod = scene.phase("evict", "Failed").await?;
@@ -219,10 +224,10 @@ async fn agent_crashes_while_it_frees_space_for_a_vm() -> Result<()> {
     agent.kill9()?;
     scene.mac.set_fault(Fault::NoSpace, "clone")?;
     scene.pod("second").command(["/usr/bin/true"]).create().await?;
-    CrashingAgent::start(&scene, &["agent.make-room.before"])?.crash().await?;
+    CrashingAgent::start(&scene, &["agent.free-space.before"])?.crash().await?;
     scene.mac.clear_fault(Fault::NoSpace)?;
     // The shim waits until an agent runs again.
-    let _agent = crash_at(&scene, &["agent.make-room.after"]).await?;
+    let _agent = crash_at(&scene, &["agent.free-space.after"]).await?;
     let pod = scene.phase("second", "Succeeded").await?;
     assert_eq!((pod.main().restart_count(), scene.boots()?), (Some(0), 2));
     Ok(())

@@ -112,10 +112,13 @@ async fn power_loss_during_an_init_container_and_a_deletion() -> Result<()> {
 #[tokio::test]
 async fn power_loss_with_a_planned_and_an_ended_vm() -> Result<()> {
     let scene = Scene::new("reboot-late").await?;
-    for (index, (name, point)) in
-        [("planned", "agent.plan.after"), ("launched", "agent.launch.before"), ("over", "agent.clean.before")]
-            .into_iter()
-            .enumerate()
+    for (index, (name, point)) in [
+        ("planned", "agent.plan.after"),
+        ("launched", "agent.launch.before"),
+        ("over", "agent.delete-vm.before"),
+    ]
+    .into_iter()
+    .enumerate()
     {
         scene.pod(name).sh("exit 7").create().await?;
         CrashingAgent::start(&scene, &[point])?.crash().await?;

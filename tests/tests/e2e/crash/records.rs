@@ -88,7 +88,8 @@ async fn pods_without_records_and_vm_are_restarted_or_fail() -> Result<()> {
     for vm in &vms {
         std::fs::remove_dir_all(scene.vm_dir(vm))?;
     }
-    let _agent = crash_at(&scene, &["agent.recall.before", "agent.recall.after"]).await?;
+    let _agent =
+        crash_at(&scene, &["agent.record-missing-run.before", "agent.record-missing-run.after"]).await?;
     let never = scene.phase("never", "Failed").await?;
     assert_eq!(never.main().reason(), Some("ContainerStatusUnknown"));
     assert_eq!((never.main().exit_code(), never.main().restart_count()), (Some(137), Some(0)));

@@ -22,8 +22,8 @@ const POINTS: [&str; 10] = [
     "write.spec.json",
     "agent.plan.after",
     "agent.launch.after",
-    "agent.clean.deleted",
-    "agent.wipe.before",
+    "agent.delete-vm.deleted",
+    "agent.remove-volumes.before",
 ];
 
 #[tokio::test]

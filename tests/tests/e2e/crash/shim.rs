@@ -182,7 +182,7 @@ async fn shim_crash_during_a_deletion_still_deletes_the_pod() -> Result<()> {
         &["shim.pre-stop.after"],
         &["shim.terminated"],
         // The shim writes that the hook failed; the agent crashes after it has published the Event.
-        &["write.notices-reported.json", "agent.clean.after"],
+        &["write.notices-reported.json", "agent.delete-vm.after"],
     ];
     for (index, points) in crashes.into_iter().enumerate() {
         let name = format!("pod-{index}");

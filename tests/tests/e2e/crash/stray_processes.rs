@@ -32,10 +32,10 @@ async fn hanging_clone_is_killed_and_the_container_restarts() -> Result<()> {
     scene.signal_shim(&scene.uid("hung").await?, Signal::SIGKILL)?;
 
     let points = [
-        "agent.stop-orphan.before",
-        "agent.stop-orphan.after",
-        "agent.kill-leftovers.before",
-        "agent.kill-leftovers.after",
+        "agent.stop-without-shim.before",
+        "agent.stop-without-shim.after",
+        "agent.kill-stray-processes.before",
+        "agent.kill-stray-processes.after",
         "agent.record-loss.before",
         "write.outcome.json",
         "agent.record-loss.after",

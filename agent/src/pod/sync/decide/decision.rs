@@ -20,13 +20,13 @@ pub(crate) enum Decision {
         crashes: u32,
     },
     /// Record the loss of a VM that the API shows as started and the state directory lacks, e.g. after a reinstall.
-    Recall(Restart),
+    RecordMissingRun(Restart),
     /// Start the shim of a planned VM.
     Launch(Restart),
     /// Free disk space for a shim that ran out of it.
-    MakeRoom(Restart),
+    FreeSpace(Restart),
     /// Send the command of a container whose environment was left open until its turn.
-    Deliver(Restart),
+    SendCommand(Restart),
     /// Ask a shim to stop its VM within this time.
     AskToStop(Restart, Duration),
     /// Ask a shim to stop its VM, so that the container starts again in another one.
@@ -36,23 +36,23 @@ pub(crate) enum Decision {
     /// Ask the guest of a VM that has lost its shim whether and how its container has ended.
     AskGuest(Restart),
     /// Stop a VM that has lost its shim.
-    StopOrphan(Restart),
+    StopWithoutShim(Restart),
     /// Kill the processes that a dead shim has left running.
-    KillLeftovers(Restart),
+    KillStrayProcesses(Restart),
     /// Record that a VM ended in an unknown way.
     RecordLoss(Restart),
     /// Delete a VM.
-    Clean(Restart),
+    DeleteVm(Restart),
     /// Record that the Pod is evicted.
     Evict,
     /// Remove the Pod's volumes, with the secrets in them.
-    Wipe,
+    RemoveVolumes,
     /// Remove the records of a VM that is older than the previous one.
-    Drop(Restart),
+    ForgetRun(Restart),
     /// Delete the Pod from the API.
     DeletePod,
     /// Remove the Pod's state directory.
-    Forget,
+    ForgetPod,
     /// Wait until something changes, or until this time.
     Wait(Option<Timestamp>),
 }
@@ -63,23 +63,23 @@ impl Decision {
         match self {
             Self::Accept => "accept",
             Self::Plan { .. } => "plan",
-            Self::Recall(_) => "recall",
+            Self::RecordMissingRun(_) => "record-missing-run",
             Self::Launch(_) => "launch",
-            Self::MakeRoom(_) => "make-room",
-            Self::Deliver(_) => "deliver",
+            Self::FreeSpace(_) => "free-space",
+            Self::SendCommand(_) => "send-command",
             Self::AskToStop(..) => "ask-to-stop",
             Self::StopFor(..) => "stop-for",
             Self::KillShim(_) => "kill-shim",
             Self::AskGuest(_) => "ask-guest",
-            Self::StopOrphan(_) => "stop-orphan",
-            Self::KillLeftovers(_) => "kill-leftovers",
+            Self::StopWithoutShim(_) => "stop-without-shim",
+            Self::KillStrayProcesses(_) => "kill-stray-processes",
             Self::RecordLoss(_) => "record-loss",
-            Self::Clean(_) => "clean",
+            Self::DeleteVm(_) => "delete-vm",
             Self::Evict => "evict",
-            Self::Wipe => "wipe",
-            Self::Drop(_) => "drop",
+            Self::RemoveVolumes => "remove-volumes",
+            Self::ForgetRun(_) => "forget-run",
             Self::DeletePod => "delete-pod",
-            Self::Forget => "forget",
+            Self::ForgetPod => "forget-pod",
             Self::Wait(_) => "wait",
         }
     }

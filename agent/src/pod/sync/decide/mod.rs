@@ -14,8 +14,7 @@ use super::restart::{RestartDecision, verdict};
 use super::time::later;
 use crate::names::Restart;
 use crate::probe::state::ContainerHealth;
-use crate::state::RestartPolicy;
-use crate::state::{Ending, Holder, Outcome, StopCause, StopRequest, VmRunView};
+use crate::state::{Ending, Holder, Outcome, RestartPolicy, StopCause, StopRequest, VmRunView};
 
 /// How long after its deadline a shim may still be stopping its VM: to kill a VM that hangs takes time.
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);
@@ -185,7 +184,7 @@ fn step(seen: &Observation) -> Decision {
     // This VM may still run, whatever is desired.
     if let Some(restart) = seen.forgotten() {
         let is_new = matches!(seen.wanted, Desired::Run(_)) && !seen.accepted && !seen.refused;
-        return if is_new { Decision::Accept } else { Decision::Recall(restart) };
+        return if is_new { Decision::Accept } else { Decision::RecordMissingRun(restart) };
     }
     if let Some(Deadline { grace, .. }) = seen.missed_deadline() {
         return put_away(seen, grace).unwrap_or(Decision::Wait(None));
@@ -212,7 +211,7 @@ fn step(seen: &Observation) -> Decision {
             Decision::Wait(None)
         }),
         Desired::Finished(grace) => put_away(seen, grace).unwrap_or(Decision::Wait(None)),
-        Desired::Gone => put_away(seen, Duration::ZERO).unwrap_or(Decision::Forget),
+        Desired::Gone => put_away(seen, Duration::ZERO).unwrap_or(Decision::ForgetPod),
     }
 }
 
@@ -226,7 +225,7 @@ fn run(seen: &Observation) -> Decision {
         return step;
     }
     if let Some(old) = forgotten.first() {
-        return Decision::Drop(old.restart);
+        return Decision::ForgetRun(old.restart);
     }
     match (current.holder, &current.outcome, current.begun, &current.spec) {
         (Holder::Shim, None, ..) => attend(seen, current),
@@ -258,11 +257,11 @@ fn attend(seen: &Observation, current: &VmRunView) -> Decision {
     match changed.or_else(|| seen.health?.failed) {
         // The container has ended by itself meanwhile.
         Some(cause) if current.result.is_none() => Decision::StopFor(current.restart, cause),
-        _ if current.wants_disk_space => Decision::MakeRoom(current.restart),
+        _ if current.wants_disk_space => Decision::FreeSpace(current.restart),
         _ if current.command_request.is_none() => Decision::Wait(None),
         _ => match seen.retry_at {
             Some(at) if at > seen.now => Decision::Wait(Some(at)),
-            _ => Decision::Deliver(current.restart),
+            _ => Decision::SendCommand(current.restart),
         },
     }
 }
@@ -279,7 +278,7 @@ fn plan(seen: &Observation, restart: Restart, crashes: u32) -> Decision {
 /// The next step until nothing of a Pod runs and its volumes, which may hold secrets, are gone; `None` when that is so. Volumes go as soon
 /// as nothing runs, because the deletion of a VM may take long. Volumes that cannot be removed delay no VM.
 fn put_away(seen: &Observation, grace: Duration) -> Option<Decision> {
-    let wipe = (seen.has_volumes && seen.is_idle()).then_some(Decision::Wipe);
+    let wipe = (seen.has_volumes && seen.is_idle()).then_some(Decision::RemoveVolumes);
     let tear_down = tear_down(seen, grace);
     if seen.vain_wipe { tear_down.or(wipe) } else { wipe.or(tear_down) }
 }
@@ -319,7 +318,7 @@ fn end(seen: &Observation, attempt: &VmRunView, grace: Duration) -> Option<Decis
 /// The next step for a VM that is over. A shim that has written its outcome should exit.
 fn clean(seen: &Observation, attempt: &VmRunView) -> Decision {
     let is_stuck = attempt.holder == Holder::Shim && seen.vain_cleans >= VAIN_CLEANS;
-    if is_stuck { Decision::KillShim(attempt.restart) } else { Decision::Clean(attempt.restart) }
+    if is_stuck { Decision::KillShim(attempt.restart) } else { Decision::DeleteVm(attempt.restart) }
 }
 
 /// The next step for a VM without a shim of which something still runs.
@@ -330,9 +329,9 @@ fn stop_orphan(seen: &Observation, attempt: &VmRunView) -> Decision {
     if attempt.outcome.is_none() && !is_asked && seen.wanted != Desired::Gone {
         Decision::AskGuest(restart)
     } else if seen.vain_stops < ORPHAN_STOPS {
-        Decision::StopOrphan(restart)
+        Decision::StopWithoutShim(restart)
     } else {
-        Decision::KillLeftovers(restart)
+        Decision::KillStrayProcesses(restart)
     }
 }
 

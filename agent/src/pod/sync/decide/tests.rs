@@ -55,7 +55,7 @@ fn due(restart: u32) -> VmRunView {
 }
 
 /// A VM that has lost its shim.
-fn orphan() -> VmRunView {
+fn without_shim() -> VmRunView {
     VmRunView { holder: Holder::Tart, ..live(0) }
 }
 
@@ -100,7 +100,10 @@ fn a_pod_to_run() {
         (Observation { accepted: false, ..seen(RUN, vec![]) }, Decision::Accept),
         // The API shows a VM that the state directory lacks.
         (Observation { accepted: false, started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Accept),
-        (Observation { started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Recall(Restart(3))),
+        (
+            Observation { started: Some(Restart(3)), ..seen(RUN, vec![]) },
+            Decision::RecordMissingRun(Restart(3)),
+        ),
         // Neither deadline, deletion nor refusal changes that.
         (
             Observation {
@@ -108,15 +111,15 @@ fn a_pod_to_run() {
                 deadline: Some(Deadline { at: at(50), grace: GRACE }),
                 ..seen(RUN, vec![])
             },
-            Decision::Recall(Restart(3)),
+            Decision::RecordMissingRun(Restart(3)),
         ),
         (
             Observation { started: Some(Restart(3)), ..seen(Desired::Stop(GRACE), vec![]) },
-            Decision::Recall(Restart(3)),
+            Decision::RecordMissingRun(Restart(3)),
         ),
         (
             Observation { accepted: false, refused: true, started: Some(Restart(3)), ..seen(RUN, vec![]) },
-            Decision::Recall(Restart(3)),
+            Decision::RecordMissingRun(Restart(3)),
         ),
         (
             Observation { started: Some(Restart(0)), ..seen(RUN, vec![planned(0)]) },
@@ -130,23 +133,26 @@ fn a_pod_to_run() {
         (seen(RUN, vec![VmRunView { spec: None, ..planned(0) }]), plan(0, 0)),
         (seen(RUN, vec![planned(0)]), Decision::Launch(Restart(0))),
         (seen(RUN, vec![live(0)]), Decision::Wait(None)),
-        (seen(RUN, vec![VmRunView { wants_disk_space: true, ..live(0) }]), Decision::MakeRoom(Restart(0))),
-        (seen(RUN, vec![due(0)]), Decision::Deliver(Restart(0))),
-        (seen(RUN, vec![VmRunView { wants_disk_space: true, ..due(0) }]), Decision::MakeRoom(Restart(0))),
+        (seen(RUN, vec![VmRunView { wants_disk_space: true, ..live(0) }]), Decision::FreeSpace(Restart(0))),
+        (seen(RUN, vec![due(0)]), Decision::SendCommand(Restart(0))),
+        (seen(RUN, vec![VmRunView { wants_disk_space: true, ..due(0) }]), Decision::FreeSpace(Restart(0))),
         (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![due(0)]) }, Decision::Wait(Some(at(110)))),
         (seen(Desired::Stop(GRACE), vec![due(0)]), Decision::AskToStop(Restart(0), GRACE)),
         // The Pod is gone: its exit code is of no use.
         (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..due(0) }]), Decision::RecordLoss(Restart(0))),
-        (seen(RUN, vec![orphan()]), Decision::AskGuest(Restart(0))),
-        (seen(RUN, vec![VmRunView { guest_asked: true, ..orphan() }]), Decision::StopOrphan(Restart(0))),
+        (seen(RUN, vec![without_shim()]), Decision::AskGuest(Restart(0))),
+        (
+            seen(RUN, vec![VmRunView { guest_asked: true, ..without_shim() }]),
+            Decision::StopWithoutShim(Restart(0)),
+        ),
         (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..live(0) }]), Decision::RecordLoss(Restart(0))),
         // A process has outlived a shim that ended well.
         (
             seen(RUN, vec![VmRunView { holder: Holder::Tart, ..ended(0, 0) }]),
-            Decision::StopOrphan(Restart(0)),
+            Decision::StopWithoutShim(Restart(0)),
         ),
-        (seen(RUN, vec![VmRunView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::Clean(Restart(0))),
-        (seen(RUN, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (seen(RUN, vec![VmRunView { holder: Holder::Shim, ..ended(0, 0) }]), Decision::DeleteVm(Restart(0))),
+        (seen(RUN, vec![ended(0, 0)]), Decision::DeleteVm(Restart(0))),
         (seen(RUN, vec![cleaned(0, 0)]), Decision::Wait(None)),
         // A VM without a plan is over all the same.
         (seen(RUN, vec![VmRunView { spec: None, ..cleaned(0, 0) }]), Decision::Wait(None)),
@@ -158,8 +164,8 @@ fn a_pod_to_run() {
         // The plan was never written.
         (seen(again, vec![crashed(cleaned(0, 0)), VmRunView { spec: None, ..planned(1) }]), plan(1, 2)),
         (seen(again, vec![crashed(well(cleaned(0, 0))), VmRunView { spec: None, ..planned(1) }]), plan(1, 1)),
-        (seen(again, vec![cleaned(0, 0), cleaned(1, 0), live(2)]), Decision::Drop(Restart(0))),
-        (seen(again, vec![ended(0, 0), live(1)]), Decision::Clean(Restart(0))),
+        (seen(again, vec![cleaned(0, 0), cleaned(1, 0), live(2)]), Decision::ForgetRun(Restart(0))),
+        (seen(again, vec![ended(0, 0), live(1)]), Decision::DeleteVm(Restart(0))),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -180,7 +186,7 @@ fn a_pod_to_stop() {
         (Observation { now: at(159), ..seen(stop, vec![asked(130)]) }, Decision::Wait(Some(at(160)))),
         (Observation { now: at(160), ..seen(stop, vec![asked(130)]) }, Decision::KillShim(Restart(0))),
         (seen(stop, vec![planned(0)]), Decision::RecordLoss(Restart(0))),
-        (seen(stop, vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (seen(stop, vec![ended(0, 0)]), Decision::DeleteVm(Restart(0))),
         (seen(stop, vec![cleaned(0, 0)]), Decision::Wait(None)),
         (
             Observation { final_status_published: true, ..seen(stop, vec![cleaned(0, 0)]) },
@@ -188,11 +194,11 @@ fn a_pod_to_stop() {
         ),
         (
             Observation { final_status_published: true, ..seen(stop, vec![ended(0, 0)]) },
-            Decision::Clean(Restart(0)),
+            Decision::DeleteVm(Restart(0)),
         ),
         (Observation { final_status_published: true, ..seen(stop, vec![]) }, Decision::DeletePod),
         (seen(Desired::Gone, vec![live(0)]), Decision::AskToStop(Restart(0), Duration::ZERO)),
-        (seen(Desired::Gone, vec![cleaned(0, 0)]), Decision::Forget),
+        (seen(Desired::Gone, vec![cleaned(0, 0)]), Decision::ForgetPod),
         (seen(Desired::Finished(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
         (seen(Desired::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wait(None)),
     ];
@@ -203,11 +209,11 @@ fn a_pod_to_stop() {
 
 #[test]
 fn a_shim_that_does_not_stop_its_vm_is_killed() {
-    let asked = || vec![VmRunView { guest_asked: true, ..orphan() }];
+    let asked = || vec![VmRunView { guest_asked: true, ..without_shim() }];
     for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
         let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, asked()) });
-        assert_eq!(after(2), Decision::StopOrphan(Restart(0)));
-        assert_eq!(after(3), Decision::KillLeftovers(Restart(0)));
+        assert_eq!(after(2), Decision::StopWithoutShim(Restart(0)));
+        assert_eq!(after(3), Decision::KillStrayProcesses(Restart(0)));
     }
 }
 
@@ -218,16 +224,16 @@ fn a_shim_that_does_not_exit_after_its_outcome_is_killed() {
             let over = VmRunView { holder, ..ended(0, 0) };
             decide(&Observation { vain_cleans, ..seen(wanted, vec![over]) })
         };
-        assert_eq!(after(Holder::Shim, VAIN_CLEANS - 1), Decision::Clean(Restart(0)));
+        assert_eq!(after(Holder::Shim, VAIN_CLEANS - 1), Decision::DeleteVm(Restart(0)));
         assert_eq!(after(Holder::Shim, VAIN_CLEANS), Decision::KillShim(Restart(0)));
-        assert_eq!(after(Holder::Nobody, VAIN_CLEANS), Decision::Clean(Restart(0)), "it is gone");
+        assert_eq!(after(Holder::Nobody, VAIN_CLEANS), Decision::DeleteVm(Restart(0)), "it is gone");
     }
 }
 
 #[test]
 fn a_guest_is_asked_once_and_only_while_the_pod_exists() {
-    let (ask, stop) = (Decision::AskGuest(Restart(0)), Decision::StopOrphan(Restart(0)));
-    let asked = |wanted, asked| Observation { asked, ..seen(wanted, vec![orphan()]) };
+    let (ask, stop) = (Decision::AskGuest(Restart(0)), Decision::StopWithoutShim(Restart(0)));
+    let asked = |wanted, asked| Observation { asked, ..seen(wanted, vec![without_shim()]) };
     for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE)] {
         assert_eq!(decide(&asked(wanted, None)), ask);
         // Even if that could not be recorded.
@@ -339,7 +345,7 @@ fn a_container_that_is_to_have_another_image() {
         (named(RUN, old(VmRunView { result: ended(0, 0).outcome, ..live(0) })), Decision::Wait(None)),
         // The shim is asked once, then the container starts with the other image.
         (named(RUN, asked(old(live(0)), changed)), Decision::Wait(Some(at(159)))),
-        (named(RUN, asked(old(ended(0, 0)), changed)), Decision::Clean(Restart(0))),
+        (named(RUN, asked(old(ended(0, 0)), changed)), Decision::DeleteVm(Restart(0))),
         (named(RUN, asked(old(cleaned(0, 0)), changed)), plan(1, 0)),
         (named(RUN, asked(old(cleaned(0, 137)), changed)), plan(1, 0)),
         // Even if the Pod names the first image again.
@@ -399,9 +405,9 @@ fn a_pod_that_is_evicted() {
         (large(vec![live(0)]), Decision::Evict),
         (evicted(vec![live(0)]), Decision::AskToStop(Restart(0), Duration::from_secs(1))),
         (evicted(vec![going(live(0))]), Decision::Wait(Some(at(131)))),
-        (evicted(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (evicted(vec![ended(0, 0)]), Decision::DeleteVm(Restart(0))),
         // The container has ended by itself.
-        (large(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
+        (large(vec![ended(0, 0)]), Decision::DeleteVm(Restart(0))),
         (large(vec![cleaned(0, 1)]), Decision::Wait(None)),
         (large(vec![with_result(0, live(0))]), Decision::Wait(None)),
         // Under every restart policy.
@@ -434,33 +440,33 @@ fn volumes_go_with_the_last_vm() {
     let vain = |attempts| Observation { vain_wipe: true, ..with(Desired::Stop(GRACE), attempts) };
     let table = [
         // Also while the API server is down.
-        (with(RUN, vec![ended(0, 0)]), Decision::Wipe),
-        (with(RUN, vec![cleaned(0, 0)]), Decision::Wipe),
-        (with(RUN, vec![ended(0, 1), live(1)]), Decision::Clean(Restart(0))),
-        (with(again, vec![ended(0, 1)]), Decision::Clean(Restart(0))),
+        (with(RUN, vec![ended(0, 0)]), Decision::RemoveVolumes),
+        (with(RUN, vec![cleaned(0, 0)]), Decision::RemoveVolumes),
+        (with(RUN, vec![ended(0, 1), live(1)]), Decision::DeleteVm(Restart(0))),
+        (with(again, vec![ended(0, 1)]), Decision::DeleteVm(Restart(0))),
         (with(again, vec![cleaned(0, 1)]), Decision::Plan { restart: Restart(1), crashes: 1 }),
         // A VM that runs keeps its volumes.
         (
             with(RUN, vec![VmRunView { holder: Holder::Tart, ..ended(0, 0) }]),
-            Decision::StopOrphan(Restart(0)),
+            Decision::StopWithoutShim(Restart(0)),
         ),
         (with(RUN, vec![with_result(0, live(0))]), Decision::Wait(None)),
-        (with(Desired::Finished(GRACE), vec![ended(0, 0)]), Decision::Wipe),
-        (with(Desired::Stop(GRACE), vec![ended(0, 0)]), Decision::Wipe),
+        (with(Desired::Finished(GRACE), vec![ended(0, 0)]), Decision::RemoveVolumes),
+        (with(Desired::Stop(GRACE), vec![ended(0, 0)]), Decision::RemoveVolumes),
         (with(Desired::Stop(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
-        (with(Desired::Gone, vec![ended(0, 0)]), Decision::Wipe),
-        (evicted(vec![ended(0, 0)]), Decision::Wipe),
-        (late(vec![ended(0, 0)]), Decision::Wipe),
+        (with(Desired::Gone, vec![ended(0, 0)]), Decision::RemoveVolumes),
+        (evicted(vec![ended(0, 0)]), Decision::RemoveVolumes),
+        (late(vec![ended(0, 0)]), Decision::RemoveVolumes),
         // Volumes and VMs are removed independently.
-        (vain(vec![ended(0, 0)]), Decision::Clean(Restart(0))),
-        (vain(vec![cleaned(0, 0)]), Decision::Wipe),
-        (with(Desired::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
-        (with(Desired::Stop(GRACE), vec![cleaned(0, 0)]), Decision::Wipe),
+        (vain(vec![ended(0, 0)]), Decision::DeleteVm(Restart(0))),
+        (vain(vec![cleaned(0, 0)]), Decision::RemoveVolumes),
+        (with(Desired::Finished(GRACE), vec![cleaned(0, 0)]), Decision::RemoveVolumes),
+        (with(Desired::Stop(GRACE), vec![cleaned(0, 0)]), Decision::RemoveVolumes),
         (
             Observation { has_volumes: false, ..with(Desired::Stop(GRACE), vec![cleaned(0, 0)]) },
             Decision::DeletePod,
         ),
-        (Observation { has_volumes: false, ..with(Desired::Gone, vec![cleaned(0, 0)]) }, Decision::Forget),
+        (Observation { has_volumes: false, ..with(Desired::Gone, vec![cleaned(0, 0)]) }, Decision::ForgetPod),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -481,7 +487,7 @@ fn a_pod_with_a_deadline() {
         (with(100, vec![]), Decision::Wait(None)),
         // The container ended in time, though the API server does not know yet.
         (with(100, vec![with_result(0, live(0))]), Decision::Wait(None)),
-        (Observation { wanted: Desired::Gone, ..with(100, vec![]) }, Decision::Forget),
+        (Observation { wanted: Desired::Gone, ..with(100, vec![]) }, Decision::ForgetPod),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
@@ -597,7 +603,7 @@ proptest! {
     /// The agent stops only VMs without a shim, and only after it has asked the guest for the exit code.
     #[test]
     fn a_vm_with_a_shim_is_stopped_by_its_shim(seen in any_observation()) {
-        if let Decision::StopOrphan(restart) | Decision::KillLeftovers(restart) = decide(&seen) {
+        if let Decision::StopWithoutShim(restart) | Decision::KillStrayProcesses(restart) = decide(&seen) {
             let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
             prop_assert_eq!(attempt.holder, Holder::Tart);
             let is_asked = attempt.guest_asked || seen.asked == Some(restart);
@@ -612,7 +618,7 @@ proptest! {
             prop_assert!(seen.wanted != Desired::Gone);
             seen.asked = Some(restart);
             let next = decide(&seen);
-            prop_assert!(next == Decision::StopOrphan(restart) || next == Decision::KillLeftovers(restart), "{:?}", next);
+            prop_assert!(next == Decision::StopWithoutShim(restart) || next == Decision::KillStrayProcesses(restart), "{:?}", next);
         }
     }
 
@@ -621,11 +627,11 @@ proptest! {
     fn nothing_live_is_deleted(seen in any_observation()) {
         let live = |a: &VmRunView| a.holder == Holder::Tart || (a.holder == Holder::Shim && a.outcome.is_none());
         match decide(&seen) {
-            Decision::Clean(restart) => {
+            Decision::DeleteVm(restart) => {
                 let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
                 prop_assert!(!live(attempt) && attempt.outcome.is_some());
             }
-            Decision::Forget | Decision::DeletePod => {
+            Decision::ForgetPod | Decision::DeletePod => {
                 for attempt in &seen.attempts {
                     prop_assert!(!live(attempt) && attempt.cleaned);
                 }
@@ -637,7 +643,7 @@ proptest! {
     /// Volumes are removed only when no VM has them or will have them.
     #[test]
     fn a_vm_never_loses_its_volumes(seen in any_observation()) {
-        if decide(&seen) == Decision::Wipe {
+        if decide(&seen) == Decision::RemoveVolumes {
             prop_assert!(seen.is_idle());
             let wiped = Observation { has_volumes: false, now: at(100_000), ..seen };
             let starts = matches!(decide(&wiped), Decision::Plan { .. } | Decision::Launch(_));
@@ -664,7 +670,7 @@ proptest! {
 
 #[test]
 fn a_vm_counts_from_its_launch_until_it_is_known_to_be_over() {
-    let orphan = VmRunView { holder: Holder::Tart, ..ended(0, 0) };
+    let without_shim = VmRunView { holder: Holder::Tart, ..ended(0, 0) };
     let lost = VmRunView { holder: Holder::Nobody, ..live(0) };
     let leaving = VmRunView { holder: Holder::Shim, ..ended(0, 0) };
     let table = [
@@ -672,7 +678,7 @@ fn a_vm_counts_from_its_launch_until_it_is_known_to_be_over() {
         (vec![planned(0)], false),
         (vec![live(0)], true),
         (vec![lost], true),
-        (vec![orphan], true),
+        (vec![without_shim], true),
         (vec![leaving], false),
         (vec![cleaned(0, 1), live(1)], true),
         (vec![cleaned(0, 1), planned(1)], false),
