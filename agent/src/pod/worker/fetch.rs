@@ -85,8 +85,19 @@ impl Fetches {
     }
 
     /// Drops a fetch that is of no use any more: no VM is to be planned, or one with another image.
-    pub(super) fn keep_for(&mut self, planned_image: Option<&str>) {
-        self.current.take_if(|fetch| planned_image != Some(&fetch.plan.image));
+    /// Returns whether it did.
+    pub(super) fn keep_for(&mut self, planned_image: Option<&str>) -> bool {
+        self.current.take_if(|fetch| planned_image != Some(&fetch.plan.image)).is_some()
+    }
+
+    /// Fetches without an end, for a worker that waits for something else. Safe to cancel.
+    pub(super) async fn run_on(&mut self) {
+        if let Some(fetch) = &mut self.current
+            && let Stage::Running(running) = &mut fetch.stage
+        {
+            fetch.stage = Stage::Over(running.await);
+        }
+        pending::<()>().await;
     }
 
     /// Fetches until it is over, or there is a report. Safe to cancel: the fetch goes on when this is called again.
@@ -289,6 +300,31 @@ mod tests {
         assert_eq!(*inputs.gathered.borrow(), 3);
         arrive.send("image").unwrap();
         assert_eq!(fetch.await, (Ok("image"), Ok(4)));
+    }
+
+    #[tokio::test]
+    async fn a_fetch_goes_on_while_the_worker_waits_for_something_else() {
+        let uid: crate::names::PodUid = "0b1c".parse().unwrap();
+        let (arrive, image) = oneshot::channel::<()>();
+        let running = async move {
+            image.await.unwrap();
+            (Err(ImageError::NeverPull("i".to_owned())), Err(MissingInput::example()))
+        };
+        let mut fetches = Fetches::default();
+        fetches.begin(Fetch {
+            stage: Stage::Running(Box::pin(running)),
+            reports: watch::channel(InputStatus::default()).1,
+            pod: Arc::default(),
+            plan: VmPlan { image: "i".to_owned(), ..VmPlan::unreadable(&Pod::default()) },
+            begun: Instant::now(),
+            guard: crate::pod::registry::PodRegistry::new(1).plan(&uid),
+        });
+        assert_eq!(fetches.run_on().now_or_never(), None);
+        assert!(!fetches.is_over());
+        arrive.send(()).unwrap();
+        assert_eq!(fetches.run_on().now_or_never(), None, "it never ends by itself");
+        assert!(fetches.is_over());
+        assert!(!fetches.keep_for(Some("i")) && fetches.keep_for(None) && !fetches.has_begun());
     }
 
     #[tokio::test]

@@ -332,6 +332,11 @@ async fn resolve(
 }
 
 impl MissingInput {
+    #[cfg(test)]
+    pub(super) fn example() -> Self {
+        Self::new("FailedMount", None, "a volume is missing".to_owned())
+    }
+
     fn new(event: &'static str, waiting: Option<&'static str>, message: String) -> Self {
         let retry_at = Timestamp::now() + RETRY;
         Self { event, message, no_space: false, waiting, container: None, retry_at }

@@ -113,7 +113,14 @@ impl Worker {
                 Ok(seen) => seen,
                 Err(error) => {
                     warn!(pod = %self.name, error = chain(&error), "cannot read the Pod's state; trying again");
-                    sleep(RETRY).await;
+                    if !matches!(self.updates.wanted(), Desired::Run(_)) {
+                        self.fetches.keep_for(None);
+                    }
+                    // Other Pods wait for what a fetch holds, so it goes on.
+                    tokio::select! {
+                        () = sleep(RETRY) => {}
+                        () = self.fetches.run_on() => {}
+                    }
                     continue;
                 }
             };
@@ -123,7 +130,10 @@ impl Worker {
             debug!(pod = %self.name, ?decision, "decided");
             // A fetch lasts for as long as a VM with its image is to be planned.
             let is_plan = matches!(decision, Decision::Plan { .. });
-            self.fetches.keep_for(seen.image.as_deref().filter(|_| is_plan));
+            if self.fetches.keep_for(seen.image.as_deref().filter(|_| is_plan)) {
+                self.retries.called_off();
+                continue;
+            }
             match decision {
                 Decision::Wait(until) => {
                     self.wait(until).await;

@@ -80,6 +80,11 @@ impl Retries {
         }
     }
 
+    /// A fetch was called off: what is planned next fails or succeeds on its own account.
+    pub(super) fn called_off(&mut self) {
+        self.last = None;
+    }
+
     pub(super) fn vain_wipe(&self) -> bool {
         self.vain_wipe
     }
