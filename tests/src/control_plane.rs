@@ -176,7 +176,7 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// Makes a bootstrap token, and a kubeconfig that has nothing but it.
+    /// Makes a bootstrap token that the API server accepts, and a kubeconfig that has nothing but it.
     pub async fn bootstrap_kubeconfig(&self) -> Result<PathBuf> {
         let (id, token) = objects::create_bootstrap_token(&self.client().await?).await?;
         let path = self.directory.join(format!("bootstrap-{id}.kubeconfig"));
@@ -186,6 +186,12 @@ impl ControlPlane {
             &self.authority().pair().certificate,
             &Credentials::Token(token),
         )?;
+        // The API server learns of a new token by its own watch.
+        let client = kubeconfig::client(&path).await?;
+        eventually("a bootstrap token that is accepted", START_DEADLINE, async || {
+            Ok(client.apiserver_version().await.map(drop)?)
+        })
+        .await?;
         Ok(path)
     }
 

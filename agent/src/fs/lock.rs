@@ -85,6 +85,7 @@ mod tests {
 
     #[test]
     fn a_lock_is_held_until_it_is_dropped() {
+        let _quiet = testing::no_programs();
         let dir = testing::dir();
         let path = dir.path().join("lock");
         assert!(!is_held(&path).unwrap());
@@ -110,6 +111,7 @@ mod tests {
 
     #[test]
     fn a_child_keeps_a_shared_lock() {
+        let _quiet = testing::no_programs();
         let dir = testing::dir();
         let path = dir.path().join("lock");
         let lock = Lock::take(&path).unwrap().unwrap();

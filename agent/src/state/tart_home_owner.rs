@@ -194,6 +194,7 @@ mod tests {
 
     #[test]
     fn another_node_gets_the_home_when_no_vm_is_at_work() {
+        let _quiet = crate::testing::no_programs();
         let dir = dir();
         let tart = Tart::in_home("/tart".as_ref(), dir.path());
         let words = |name: &str| TartHomeOwner::take(&tart, &node(name)).unwrap_err().to_string();
@@ -226,6 +227,7 @@ mod tests {
 
     #[test]
     fn another_cluster_gets_the_home_when_no_vm_is_at_work() {
+        let _quiet = crate::testing::no_programs();
         let dir = dir();
         let tart = Tart::in_home("/tart".as_ref(), dir.path());
         let cluster = |server: &str, authorities: &[&str]| Cluster {

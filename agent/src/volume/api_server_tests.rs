@@ -24,6 +24,7 @@ use super::content::Content;
 use crate::apiserver::watched_objects::{ObjectError, WatchedObject};
 use crate::env::sources::InputSources;
 use crate::env::{ConfigError, Environment, Resolved};
+use crate::testing;
 
 /// Generous, because machines are shared. No test passes because of it.
 const DEADLINE: Duration = Duration::from_mins(2);
@@ -104,6 +105,7 @@ async fn follow(object: &mut WatchedObject<ConfigMap>, expected: Option<&str>) -
 
 #[tokio::test]
 async fn an_object_is_followed_from_before_it_exists_until_it_is_gone() -> Result<()> {
+    let _programs = testing::programs().await;
     let bound = Bound::new("follow").await?;
     bound.pod("pod", &uses("map"), &json!([])).await?;
     let sources = bound.sources().await?;
@@ -122,6 +124,7 @@ async fn an_object_is_followed_from_before_it_exists_until_it_is_gone() -> Resul
 
 #[tokio::test]
 async fn an_object_is_forbidden_until_a_pod_of_this_node_names_it() -> Result<()> {
+    let _programs = testing::programs().await;
     let bound = Bound::new("forbidden").await?;
     bound.config_map("map", "value").await?;
     let sources = bound.sources().await?;
@@ -137,6 +140,7 @@ async fn an_object_is_forbidden_until_a_pod_of_this_node_names_it() -> Result<()
 
 #[tokio::test]
 async fn an_outage_costs_no_update() -> Result<()> {
+    let _programs = testing::programs().await;
     let bound = Bound::new("outage").await?;
     bound.pod("pod", &uses("map"), &json!([])).await?;
     bound.config_map("map", "before").await?;
@@ -161,6 +165,7 @@ fn value<'a>(resolved: &'a Resolved, name: &str) -> Option<&'a str> {
 
 #[tokio::test]
 async fn an_environment_waits_for_its_objects() -> Result<()> {
+    let _programs = testing::programs().await;
     let bound = Bound::new("environment").await?;
     let ports = json!([{"port": 5432, "name": "sql"}]);
     bound.apply("Service", "data-base", json!({"spec": {"ports": ports, "selector": {"app": "db"}}})).await?;
@@ -240,6 +245,7 @@ fn volume(pod: &Pod, name: &str) -> Result<Volume> {
 
 #[tokio::test]
 async fn every_pod_gets_a_token_that_is_bound_to_it() -> Result<()> {
+    let _programs = testing::programs().await;
     let bound = Bound::new("token").await?;
     let audience =
         json!({"serviceAccountToken": {"path": "vault", "audience": "vault", "expirationSeconds": 600}});
@@ -269,6 +275,7 @@ async fn every_pod_gets_a_token_that_is_bound_to_it() -> Result<()> {
 
 #[tokio::test]
 async fn a_token_for_a_pod_of_another_node_is_refused() -> Result<()> {
+    let _programs = testing::programs().await;
     let (here, there) = (Bound::new("here").await?, Bound::new("there").await?);
     let pod = there.pod("pod", &json!({}), &json!([])).await?;
     let sources = here.sources().await?;
@@ -282,6 +289,7 @@ async fn a_token_for_a_pod_of_another_node_is_refused() -> Result<()> {
 
 #[tokio::test]
 async fn volumes_follow_their_sources() -> Result<()> {
+    let _programs = testing::programs().await;
     let bound = Bound::new("volume").await?;
     let sources = json!([
         {"configMap": {"name": "map", "items": [{"key": "key", "path": "map/value", "mode": 0o600}]}},

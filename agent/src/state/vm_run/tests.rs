@@ -12,6 +12,7 @@ fn lost() -> Outcome {
 
 #[test]
 fn the_view_shows_every_step_of_a_run() {
+    let _quiet = crate::testing::no_programs();
     let dir = dir();
     let run = VmRun::planned_example(dir.path());
     let seen = || run.view().unwrap();
@@ -70,6 +71,7 @@ fn a_spoilt_outcome_is_replaced() {
 
 #[test]
 fn addresses_of_others_are_those_of_live_vms() {
+    let _quiet = crate::testing::no_programs();
     let dir = dir();
     let state = StateDir::open(dir.path()).unwrap();
     let run = |uid: &str, restart| state.pod(uid.parse().unwrap()).run(Restart(restart));
