@@ -7,7 +7,7 @@ use tracing::warn;
 
 use super::host::ReportTargets;
 use super::inputs::MissingInput;
-use crate::apiserver::events::Events;
+use crate::apiserver::events::{Events, LastReported};
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
 use crate::names::{PodName, Restart};
@@ -41,14 +41,14 @@ struct ReportedEvents {
     waits_for_slot: bool,
     late: bool,
     image_backs_off: bool,
-    missing_input: Option<String>,
+    missing_input: LastReported<String>,
     stale_volumes: Vec<MountFailure>,
-    created: Option<Restart>,
-    started: Option<Restart>,
-    ended: Option<Restart>,
-    backs_off: Option<Restart>,
+    created: LastReported<Restart>,
+    started: LastReported<Restart>,
+    ended: LastReported<Restart>,
+    backs_off: LastReported<Restart>,
     /// The init container that was last reported to back off, and how often it had been restarted.
-    init_backs_off: Option<(String, u32)>,
+    init_backs_off: LastReported<(String, u32)>,
 }
 
 /// What a report depends on besides the observation.
@@ -172,13 +172,13 @@ impl EventReporter {
         }
         let place = self.dir.run(run.restart);
         if let Stage::Booting | Stage::Up { .. } | Stage::Running { .. } = progress.stage
-            && self.reported.created.replace(run.restart) != Some(run.restart)
+            && self.reported.created.is_new(run.restart)
         {
             let note = format!("Created container {}: VM {} boots", report.container(), place.vm());
             self.events().normal(pod, "Created", &note);
         }
         if let Stage::Running { address } = progress.stage
-            && self.reported.started.replace(run.restart) != Some(run.restart)
+            && self.reported.started.is_new(run.restart)
         {
             self.events().normal(pod, "Started", &format!("VM {} runs at {address}", place.vm()));
             // Steps that cannot be read cost the metrics only.
@@ -192,9 +192,7 @@ impl EventReporter {
         let Some(outcome) = &run.outcome else { return };
         // A VM that was asked to stop before it had started has not failed.
         let was_stopped = run.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. });
-        if !matches!(seen.wanted, Desired::Run(_))
-            || was_stopped
-            || self.reported.ended.replace(run.restart) == Some(run.restart)
+        if !matches!(seen.wanted, Desired::Run(_)) || was_stopped || !self.reported.ended.is_new(run.restart)
         {
             return;
         }
@@ -216,7 +214,7 @@ impl EventReporter {
     fn report_back_off(&mut self, seen: &Observation, run: &VmRunView, report: &PodReport<'_>) {
         let waiting = run.init.iter().find(|init| matches!(init.now, InitStage::BackOff(_)));
         if let Some(init) = waiting.map(|init| (init.name.clone(), init.restarts))
-            && self.reported.init_backs_off.replace(init.clone()) != Some(init.clone())
+            && self.reported.init_backs_off.is_new(init.clone())
         {
             self.events().warning(report.pod, "BackOff", &self.backs_off(&init.0));
         }
@@ -225,7 +223,7 @@ impl EventReporter {
             RestartDecision::Restart { delay, at, .. } if !delay.is_zero() && at > seen.now => {}
             _ => return,
         }
-        if self.reported.backs_off.replace(run.restart) != Some(run.restart) {
+        if self.reported.backs_off.is_new(run.restart) {
             self.events().warning(report.pod, "BackOff", &self.backs_off(report.container()));
         }
     }
@@ -267,7 +265,7 @@ impl EventReporter {
 
     /// Reports an input that is missing, once.
     pub(super) fn missing_input(&mut self, pod: &Pod, missing: &MissingInput) {
-        if self.reported.missing_input.as_ref() == Some(&missing.message) {
+        if !self.reported.missing_input.is_new(missing.message.clone()) {
             return;
         }
         let note = match missing.event {
@@ -275,12 +273,11 @@ impl EventReporter {
             _ => missing.message.clone(),
         };
         self.events().afresh().warning(pod, missing.event, &note);
-        self.reported.missing_input = Some(missing.message.clone());
     }
 
     /// No input is missing any more.
     pub(super) fn inputs_are_complete(&mut self) {
-        self.reported.missing_input = None;
+        self.reported.missing_input = LastReported::default();
     }
 
     pub(super) fn image_failed(&mut self, pod: &Pod, failure: &ImageFailure, reason: &str) {
