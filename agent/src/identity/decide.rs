@@ -110,11 +110,8 @@ pub(super) fn pause(ends: Timestamp, now: Timestamp) -> SignedDuration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::at;
     use proptest::prelude::*;
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
 
     fn own(starts: i64, ends: i64, jitter: u32) -> FoundCredentials {
         FoundCredentials::Own(Lifetime { starts: at(starts), ends: at(ends), jitter })

@@ -21,9 +21,3 @@ pub(crate) use error::ImageError;
 pub(crate) use pull_policy::PullPolicy;
 pub(crate) use shared_pull::Pulled;
 pub(crate) use store::{ImageStore, PullStarter};
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::{ImageError, ImageStore, PullStarter, lock};
+use super::{ImageError, ImageStore, PullStarter};
 use crate::crash_point;
+use crate::mutex::lock;
 use crate::names::{ImageDigest, full_name};
 use crate::tart::{Credential, Fault};
 

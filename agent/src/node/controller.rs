@@ -217,7 +217,7 @@ impl Controller {
 
     fn report_conditions(&self, node: &Node, before: Option<&NodeStatus>) {
         for event in node.status.iter().flat_map(|status| conditions::events(before, status)) {
-            self.events.about(node.object_ref(&()), event.warns, event.reason.as_str(), &event.message);
+            self.events.about(node.object_ref(&()), event.warns, event.reason, &event.message);
         }
     }
 
@@ -237,10 +237,10 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::at;
 
     #[test]
     fn the_status_is_due_five_minutes_after_the_last_write() {
-        let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(until_due(None, at(0)), STATUS_INTERVAL);
         assert_eq!(until_due(Some(at(0)), at(100)), Duration::from_secs(200));
         assert_eq!(until_due(Some(at(0)), at(1000)), STATUS_INTERVAL, "decide confirms it first");

@@ -262,10 +262,11 @@ mod tests {
     use super::*;
     use crate::node::start_failures::Start;
     use crate::state::HostFault;
+    use crate::testing::at;
 
     #[test]
     fn a_problem_of_tart_hides_problems_of_starts() {
-        let now = Timestamp::from_second(100).unwrap();
+        let now = at(100);
         let fault = Start::Failed { fault: HostFault::Session, message: "no".into(), at: now };
         let starts = StartFailures::default().after(&fault);
         let host = HostHealth::default();

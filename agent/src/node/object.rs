@@ -216,6 +216,7 @@ mod tests {
     use crate::node::health::{HealthProblem, NotReadyReason};
     use crate::node::signals::thresholds::Thresholds;
     use crate::node::taints;
+    use crate::testing::at;
 
     fn config() -> NodeConfig {
         let machine = Machine { cores: 8, memory: 16 << 30, storage: None };
@@ -240,10 +241,6 @@ mod tests {
             problem: Some(HealthProblem { reason: NotReadyReason::TartMissing, message: "no tart".into() }),
             ..healthy()
         }
-    }
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
     }
 
     fn shown(change: impl FnOnce(&mut Node)) -> Registered {
