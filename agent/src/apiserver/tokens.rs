@@ -38,10 +38,8 @@ impl std::fmt::Debug for Tokens {
 /// There is no token. The first words are the kubelet's.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenError {
-    /// The request failed.
     #[error("failed to fetch token: {0}")]
     Request(String),
-    /// The answer has no token.
     #[error("failed to fetch token: the API server's answer has none")]
     Missing,
 }

@@ -86,13 +86,10 @@ impl<T> WatchedObject<T> {
 /// The agent could not read an object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ObjectError {
-    /// The API server does not let this Node read it.
     #[error("this Node may not read {object}: {message}")]
     Forbidden { object: String, message: String },
-    /// The watch failed.
     #[error("cannot read {object}: {problem}")]
     Unreadable { object: String, problem: String },
-    /// There is no answer yet.
     #[error("cannot read {object}: the API server has not answered yet")]
     Unanswered { object: String },
 }

@@ -4,7 +4,6 @@ use k8s_openapi::api::core::v1::ContainerImage;
 
 use super::labels::{Labels, value_of};
 use crate::image::inventory::LocalImage;
-use crate::names::ImageDigest;
 
 /// The kubelet's limit of names of one image.
 const MAX_NAMES: usize = 5;
@@ -30,21 +29,17 @@ pub(super) fn status(images: &[LocalImage]) -> Vec<ContainerImage> {
 pub(super) fn labels(images: &[LocalImage]) -> Labels {
     let label = |image: &LocalImage| {
         let digits: String = image.digest.hex().chars().take(LABEL_DIGITS).collect();
-        let name = image.tags.first().cloned().unwrap_or_else(|| repository(&image.digest));
+        let name = image.tags.first().map_or_else(|| image.digest.parts().0, String::as_str);
         let last = name.rsplit('/').next().unwrap_or_default();
         (format!("{LABEL_PREFIX}{digits}"), value_of(last).unwrap_or_default())
     };
     images.iter().map(label).collect()
 }
 
-fn repository(digest: &ImageDigest) -> String {
-    let name = digest.to_string();
-    name.split_once('@').map_or(String::new(), |(repository, _)| repository.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::ImageDigest;
 
     fn image(number: usize, tags: &[&str]) -> LocalImage {
         let digest =

@@ -37,11 +37,12 @@ pub(crate) enum OrphanVerdict {
     },
 }
 
-/// What the collector does with a subject.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GcAction {
-    Keep,
-    Delete,
+words! {
+    /// What the collector does with a subject.
+    pub(crate) enum GcAction {
+        Keep = "keep",
+        Delete = "delete",
+    }
 }
 
 /// Why a subject is kept.
@@ -77,19 +78,20 @@ pub(crate) enum KeepReason {
     Gone,
 }
 
-/// The value of the label in metrics. Several reasons share one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum KeepLabel {
-    Foreign,
-    Base,
-    Unknown,
-    Pod,
-    Worker,
-    Shim,
-    Tart,
-    Vm,
-    Age,
-    Gone,
+words! {
+    /// The value of the label in metrics. Several reasons share one.
+    pub(crate) enum KeepLabel {
+        Foreign = "foreign",
+        Base = "base",
+        Unknown = "unknown",
+        Pod = "pod",
+        Worker = "worker",
+        Shim = "shim",
+        Tart = "tart",
+        Vm = "vm",
+        Age = "age",
+        Gone = "gone",
+    }
 }
 
 impl JudgedSubject {
@@ -116,32 +118,6 @@ impl OrphanVerdict {
         match self {
             Self::Keep(reason) => Some(reason.label()),
             Self::Delete { .. } => None,
-        }
-    }
-}
-
-impl GcAction {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Keep => "keep",
-            Self::Delete => "delete",
-        }
-    }
-}
-
-impl KeepLabel {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Foreign => "foreign",
-            Self::Base => "base",
-            Self::Unknown => "unknown",
-            Self::Pod => "pod",
-            Self::Worker => "worker",
-            Self::Shim => "shim",
-            Self::Tart => "tart",
-            Self::Vm => "vm",
-            Self::Age => "age",
-            Self::Gone => "gone",
         }
     }
 }

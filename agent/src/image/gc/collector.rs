@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use tokio::task::{JoinError, spawn_blocking};
-use tokio::time::timeout;
+use tokio::task::JoinError;
 use tracing::{debug, info, warn};
 
 use super::pass_queue::{PassCount, PassQueue, PassTurn};
@@ -17,6 +16,7 @@ use super::{
     choose,
 };
 use crate::error_chain::chain;
+use crate::fs::blocking_io::within;
 use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::ImageStore;
@@ -151,11 +151,10 @@ impl ImageCollector {
     pub(super) async fn free_space(self: &Arc<Self>, path: &Path, image: Option<String>) -> SpaceResult {
         let since = self.passes();
         let (tart, path) = (self.tart.clone(), path.to_owned());
-        let look = spawn_blocking(move || tart.shares_disk_with(&path));
-        match timeout(LOOK_LIMIT, look).await {
-            Ok(Ok(true)) => self.pass(PassStage::Requested, since, image).await,
-            Ok(Ok(false)) => SpaceResult::OtherDisk,
-            Ok(Err(_)) | Err(_) => {
+        match within(LOOK_LIMIT, move || tart.shares_disk_with(&path)).await {
+            Some(true) => self.pass(PassStage::Requested, since, image).await,
+            Some(false) => SpaceResult::OtherDisk,
+            None => {
                 warn!("cannot free disk space: the disk does not say which one a path is on");
                 SpaceResult::Unknown
             }
@@ -222,7 +221,7 @@ impl ImageCollector {
             let foreign =
                 self.images.local_images().borrow().iter().filter(|one| !is_known(&one.digest)).count();
             let kept = |reason| verdicts.iter().filter(|one| one.1 == ImageVerdict::Keep(reason)).count();
-            let kept = ImageVerdictReason::ALL.map(|reason| (reason.name(), kept(reason)));
+            let kept = ImageVerdictReason::ALL.map(|reason| (reason.as_str(), kept(reason)));
             self.metrics.images_kept(kept.into_iter().chain([("foreign", foreign)]));
             debug!(?stage, ?verdicts, space = ?observation.space, "looked at the images");
             let mut candidates = verdicts.iter().filter(|(_, verdict)| *verdict == ImageVerdict::Delete);
@@ -264,7 +263,7 @@ impl ImageCollector {
 
     async fn look(&self, stage: PassStage) -> Result<ImageGcObservation, PassError> {
         let (images, tart, state) = (self.images.clone(), self.tart.clone(), self.state.clone());
-        let look = spawn_blocking(move || {
+        let look = within(LOOK_LIMIT, move || {
             images.correct_future_times(Timestamp::now());
             let known = images.known();
             let pulling: HashSet<String> = images.pulling().into_iter().collect();
@@ -291,8 +290,7 @@ impl ImageCollector {
             }
             Ok::<_, FileError>((found, volume(tart.home()), now))
         });
-        let Ok(Ok(looked)) = timeout(LOOK_LIMIT, look).await else { return Err(PassError::DiskSilent) };
-        let (images, space, now) = looked?;
+        let (images, space, now) = look.await.ok_or(PassError::DiskSilent)??;
         let ImageGcPolicy { watermarks, min_age } = self.policy;
         Ok(ImageGcObservation { images, space, watermarks, min_age, stage, now })
     }

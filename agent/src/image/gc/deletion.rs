@@ -1,11 +1,11 @@
 //! Deleting an image: its base VM, and its directory in tart's cache.
 
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 
 use super::collector::{ImageCollector, names};
 use super::takes_base_along;
 use crate::crash_point;
+use crate::fs::blocking_io::within;
 use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::ownership::KnownImage;
@@ -76,9 +76,8 @@ impl ImageCollector {
     /// The tags that lead to an image: those by which the agent has pulled it, and all others.
     async fn tags(&self, known: &KnownImage) -> Result<(Vec<String>, Vec<String>), DeleteError> {
         let tart = self.tart.clone();
-        let look = spawn_blocking(move || tart.cached_images());
-        let Ok(Ok(cached)) = timeout(LOOK_LIMIT, look).await else { return Err(DeleteError::DiskSilent) };
-        let mut cached = cached.map_err(DeleteError::Look)?.into_iter();
+        let cached = within(LOOK_LIMIT, move || tart.cached_images()).await;
+        let mut cached = cached.ok_or(DeleteError::DiskSilent)?.map_err(DeleteError::Look)?.into_iter();
         // An incomplete image has no tags.
         let tags = cached.find(|image| image.digest == known.digest).map(|image| image.tags);
         Ok(tags.unwrap_or_default().into_iter().partition(|tag| known.names.contains(tag)))

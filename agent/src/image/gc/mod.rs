@@ -120,32 +120,22 @@ pub(crate) enum ImageVerdict {
     Keep(ImageVerdictReason),
 }
 
-/// Why an image is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ImageVerdictReason {
-    EnoughSpace,
-    InUse,
-    Starting,
-    Unknown,
-    Young,
-    Last,
+words! {
+    /// Why an image is kept; the words are the values of the label in metrics.
+    #[derive(PartialOrd, Ord)]
+    pub(crate) enum ImageVerdictReason {
+        EnoughSpace = "room",
+        InUse = "in-use",
+        Starting = "starting",
+        Unknown = "unknown",
+        Young = "young",
+        Last = "last",
+    }
 }
 
 impl ImageVerdictReason {
     pub(crate) const ALL: [Self; 6] =
         [Self::EnoughSpace, Self::InUse, Self::Starting, Self::Unknown, Self::Young, Self::Last];
-
-    /// The value of the label in metrics.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::EnoughSpace => "room",
-            Self::InUse => "in-use",
-            Self::Starting => "starting",
-            Self::Unknown => "unknown",
-            Self::Young => "young",
-            Self::Last => "last",
-        }
-    }
 
     /// The reason for the user.
     pub(crate) fn words(self) -> &'static str {
