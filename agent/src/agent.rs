@@ -311,9 +311,8 @@ fn open_images(
     let (policy, pulls) = (args.images.gc_policy()?, args.images.max_parallel_image_pulls.into());
     let images = Arc::new(ImageStore::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
     images.offer_partials();
-    let collector =
-        || ImageCollector::new(images.clone(), tart.clone(), state.clone(), policy, metrics.clone());
-    let disk_space = DiskSpace::new((!args.disable_vm_gc).then(|| Arc::new(collector())));
+    let collector = || Arc::new(ImageCollector::new(images.clone(), policy));
+    let disk_space = DiskSpace::new((!args.disable_vm_gc).then(collector));
     let manager = ImageManager { images, disk_space };
     let (socket, served) = (state.pull_socket_path(), manager.clone());
     tokio::spawn(async move { pull_socket::serve(&socket, served).await });

@@ -14,9 +14,7 @@ pub(crate) use super::shared_watch::{Scope, SharedWatch, SharedWatches};
 
 /// Watches `ConfigMaps` and Secrets.
 #[derive(Clone)]
-pub(crate) struct WatchedObjects(Arc<Watches>);
-
-struct Watches {
+pub(crate) struct WatchedObjects {
     config_maps: SharedWatches<ConfigMap>,
     secrets: SharedWatches<Secret>,
 }
@@ -37,17 +35,17 @@ impl WatchedObjects {
             strip(&mut object.metadata);
             object
         });
-        Self(Arc::new(Watches { config_maps, secrets }))
+        Self { config_maps, secrets }
     }
 
     /// A `ConfigMap`, watched until the last handle of it is dropped. Must be called inside a runtime.
     pub(crate) fn config_map(&self, namespace: &str, name: &str) -> WatchedObject<ConfigMap> {
-        WatchedObject(self.0.config_maps.watch(one(namespace, name)))
+        WatchedObject(self.config_maps.watch(one(namespace, name)))
     }
 
     /// A Secret, watched until the last handle of it is dropped. Must be called inside a runtime.
     pub(crate) fn secret(&self, namespace: &str, name: &str) -> WatchedObject<Secret> {
-        WatchedObject(self.0.secrets.watch(one(namespace, name)))
+        WatchedObject(self.secrets.watch(one(namespace, name)))
     }
 }
 

@@ -161,9 +161,9 @@ impl OrphanCollector {
     }
 
     async fn delete_base(&mut self, base: &BaseName) -> Result<Option<OrphanVerdict>, CollectError> {
-        let pins = self.observer.images.as_ref().map(|images| images.pins());
+        let images = self.observer.images.as_ref();
         // A Pod that is about to start from it has pinned it.
-        let Some(_guard) = pins.and_then(|pins| pins.begin_deletion([base.to_string()])) else {
+        let Some(_guard) = images.and_then(|images| images.pins.begin_deletion([base.to_string()])) else {
             return Ok(Some(OrphanVerdict::Keep(KeepReason::Base)));
         };
         let observation = self.observer.look_at_vm(&base.to_string(), &mut self.ages, HashSet::new()).await;

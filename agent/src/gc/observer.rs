@@ -117,7 +117,7 @@ impl Observer {
         }
         let known = match &self.images {
             Some(images) => images.known(),
-            None => self.state.images().map_err(unknown)?.images().to_vec(),
+            None => self.state.images().map_err(unknown)?.images,
         };
         // The record is read first: a Pod is in the state directory while its image is still in the record.
         let recorded: Vec<BaseName> = known.iter().map(KnownImage::base).collect();

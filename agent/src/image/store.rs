@@ -11,12 +11,12 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::access::{ImageAccess, SecretUid};
-use super::inventory::{self, LocalImage};
+use super::inventory;
 use super::ownership::{ImageRecord, KnownImage, Present};
 use super::partial_pulls::PartialPulls;
 use super::pins::{Pin, Pins};
 use super::shared_pull::{PullKey, SharedPull};
-use super::{ImageError, PullPolicy, recovery};
+use super::{ImageError, recovery};
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::mutex::lock;
 use crate::names::{BaseName, ImageDigest, full_name};
 use crate::state::StateDir;
-use crate::tart::{PULL, Tart};
+use crate::tart::{CachedImage, PULL, Tart};
 
 /// How often the agent looks for images that other programs have pulled or deleted.
 const REFRESH_INTERVAL: Duration = Duration::from_mins(1);
@@ -33,6 +33,14 @@ const USE_PRECISION: Duration = Duration::from_mins(1);
 
 /// How long the pull of an earlier agent may still bring an image.
 const PULL_LIMIT: SignedDuration = SignedDuration::from_secs(PULL.as_secs().cast_signed() + 300);
+
+/// A container's `imagePullPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
 
 /// The process that has started a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,11 +64,11 @@ pub(crate) struct ImageStore {
     /// Held while a base VM is cloned. tart clones one VM at a time anyway.
     base_clone: tokio::sync::Mutex<()>,
     pub(super) record: Mutex<ImageRecord>,
-    pins: Pins,
+    pub(crate) pins: Pins,
     pub(super) partials: Arc<PartialPulls>,
     /// Whether the agent is about to end.
     pub(super) is_stopping: watch::Sender<bool>,
-    local: watch::Sender<Arc<Vec<LocalImage>>>,
+    local: watch::Sender<Arc<Vec<CachedImage>>>,
 }
 
 impl ImageStore {
@@ -157,13 +165,9 @@ impl ImageStore {
         pin
     }
 
-    pub(crate) fn pins(&self) -> &Pins {
-        &self.pins
-    }
-
     /// The images of the record.
     pub(crate) fn known(&self) -> Vec<KnownImage> {
-        lock(&self.record).images().to_vec()
+        lock(&self.record).images.clone()
     }
 
     /// The names of images whose pulls have not ended in the record.
@@ -174,7 +178,7 @@ impl ImageStore {
     /// A Pod uses an image at a time.
     pub(crate) fn used(&self, digest: &ImageDigest, now: Timestamp) {
         self.update(|record| {
-            let before = record.images().iter().find(|known| known.digest == *digest);
+            let before = record.images.iter().find(|known| known.digest == *digest);
             let is_due = before.is_none_or(|before| now > before.last_used_at + USE_PRECISION);
             record.used(digest, now);
             is_due
@@ -211,7 +215,7 @@ impl ImageStore {
     }
 
     /// The images on this host, whenever they change.
-    pub(crate) fn local_images(&self) -> watch::Receiver<Arc<Vec<LocalImage>>> {
+    pub(crate) fn local_images(&self) -> watch::Receiver<Arc<Vec<CachedImage>>> {
         self.local.subscribe()
     }
 
@@ -242,7 +246,7 @@ impl ImageStore {
     /// Whether an image can be used without its registry. A base VM counts only for an image of the record: a Pod that knows a digest
     /// could name it as an image of any other repository.
     fn is_local(&self, digest: &ImageDigest) -> bool {
-        let is_known = || lock(&self.record).images().iter().any(|known| known.digest == *digest);
+        let is_known = || lock(&self.record).images.iter().any(|known| known.digest == *digest);
         self.tart.has_image(digest) || (self.tart.has_base(&BaseName::of(digest)) && is_known())
     }
 

@@ -144,13 +144,9 @@ fn take(
 }
 
 fn show(shown: &mut Registered, now: Registered, observers: &NodeObservers) {
-    let node = match &now {
-        Registered::Present(node) => Some(node.as_ref()),
-        Registered::Absent | Registered::Unknown => None,
-    };
-    let uid = node.and_then(ResourceExt::uid);
+    let uid = now.node().and_then(ResourceExt::uid);
     observers.uid.send_if_modified(|known| std::mem::replace(known, uid.clone()) != uid);
-    observers.node.send_replace(node.cloned().map(Arc::new));
+    observers.node.send_replace(now.node().cloned().map(Arc::new));
     *shown = now;
 }
 
@@ -171,11 +167,7 @@ impl Controller {
         let Self { api, config, .. } = self;
         let name = config.name.to_string();
         let parameters = PatchParams::default();
-        let node = match shown {
-            Registered::Present(node) => Some(node),
-            Registered::Absent | Registered::Unknown => None,
-        };
-        let before = node.and_then(|node| node.status.as_ref());
+        let before = shown.node().and_then(|node| node.status.as_ref());
         match decision {
             NodeDecision::Register => {
                 let wanted = config.node(health, now);
@@ -184,7 +176,7 @@ impl Controller {
                 Ok(node)
             }
             NodeDecision::Complete => {
-                let patch = self.completion(health, node.map(AsRef::as_ref));
+                let patch = self.completion(health, shown.node());
                 call(DEADLINE, api.patch(&name, &parameters, &Patch::Merge(patch))).await
             }
             NodeDecision::Confirm => {
@@ -223,7 +215,7 @@ impl Controller {
 
     /// Reports a Node with another providerID than the agent's. The agent does not change it, because it may be right.
     fn compare_provider_id(&self, shown: &Registered, last: &mut LastReported<String>) {
-        let (Registered::Present(node), Some(ours)) = (shown, &self.config.provider_id) else { return };
+        let (Some(node), Some(ours)) = (shown.node(), &self.config.provider_id) else { return };
         let Some(theirs) = provider_id(node).filter(|theirs| theirs != ours) else { return };
         if last.is_new(theirs.to_owned()) {
             let text = format!(

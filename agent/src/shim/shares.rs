@@ -45,7 +45,7 @@ impl Shim {
             Some(doubt) => doubt?,
             None => "the host's disk does not answer".to_owned(),
         };
-        Some(NotStarted { reason: NotStartedReason::CreateContainerError, message: doubt, fault: None })
+        Some(NotStarted::new(NotStartedReason::CreateContainerError, doubt))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Writes Events, and counts those that repeat. An Event gets its name before the first try to write it, so that a retry makes no second one.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -8,9 +7,10 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use tokio::time::sleep;
 
+use super::Events;
 use crate::apiserver::call::{CallError, call};
 use crate::backoff::EVENT;
 use crate::mutex::lock;
@@ -41,24 +41,7 @@ fn may_pass(error: &CallError) -> bool {
     }
 }
 
-/// Writes the Events of one Node.
-#[derive(Clone)]
-pub(super) struct Recorder {
-    client: Client,
-    node: String,
-    written: Arc<Mutex<Vec<Event>>>,
-}
-
-impl Recorder {
-    pub(super) fn new(client: Client, node: String) -> Self {
-        Self { client, node, written: Arc::default() }
-    }
-
-    /// A recorder that has written nothing yet.
-    pub(super) fn afresh(&self) -> Self {
-        Self::new(self.client.clone(), self.node.clone())
-    }
-
+impl Events {
     /// Writes an Event, or counts a repetition of it.
     pub(super) async fn write(&self, record: &EventRecord, about: &ObjectReference) -> Result<(), CallError> {
         let mut event = self.next(record, about);
@@ -156,11 +139,9 @@ mod tests {
     }
 
     /// A recorder whose API server gives these answers, with `None` for a connection that breaks, and the requests that it gets.
-    fn recorder(
-        answers: Vec<Option<Answer>>,
-    ) -> (Recorder, mpsc::UnboundedReceiver<(Method, String, Value)>) {
+    fn recorder(answers: Vec<Option<Answer>>) -> (Events, mpsc::UnboundedReceiver<(Method, String, Value)>) {
         let (client, asks) = testing::answering(answers);
-        (Recorder::new(client, "mac".into()), asks)
+        (Events::new(client, &"mac".parse().unwrap()), asks)
     }
 
     fn about() -> ObjectReference {

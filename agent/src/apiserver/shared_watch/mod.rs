@@ -50,7 +50,8 @@ impl Scope {
     }
 }
 
-/// The watches of one kind of object. Each object is kept as `keep` returns it.
+/// The watches of one kind of object; clones share them. Each object is kept as `keep` returns it.
+#[derive(Clone)]
 pub(crate) struct SharedWatches<T, V = T> {
     client: Client,
     noun: &'static str,

@@ -161,13 +161,9 @@ pub(crate) fn choose(observation: &ImageGcObservation) -> Vec<(ImageDigest, Imag
     if !verdicts.iter().any(stays) {
         // The most recent image with a base stays, or else the most recent of all.
         let last = verdicts.iter().rposition(|(image, _)| image.has_base);
-        if let Some((_, verdict)) =
-            last.or_else(|| verdicts.len().checked_sub(1)).and_then(|at| verdicts.get_mut(at))
-        {
-            *verdict = match *verdict {
-                ImageVerdict::Delete => ImageVerdict::Keep(ImageVerdictReason::Last),
-                kept @ ImageVerdict::Keep(_) => kept,
-            };
+        let last = last.or_else(|| verdicts.len().checked_sub(1));
+        if let Some((_, verdict @ ImageVerdict::Delete)) = last.and_then(|at| verdicts.get_mut(at)) {
+            *verdict = ImageVerdict::Keep(ImageVerdictReason::Last);
         }
     }
     verdicts.into_iter().map(|(image, verdict)| (image.digest.clone(), verdict)).collect()
@@ -180,17 +176,15 @@ fn takes_base_along<'a>(image: &ImageDigest, known: impl IntoIterator<Item = &'a
 }
 
 fn verdict(observation: &ImageGcObservation, image: &Image) -> ImageVerdict {
-    let keep = match image.need {
-        Need::Vm => Some(ImageVerdictReason::InUse),
-        Need::Start => Some(ImageVerdictReason::Starting),
-        Need::Unknown => Some(ImageVerdictReason::Unknown),
-        Need::None if observation.now < image.pulled_at + observation.min_age => {
-            Some(ImageVerdictReason::Young)
-        }
-        Need::None if !lacks_space(observation) => Some(ImageVerdictReason::EnoughSpace),
-        Need::None => None,
-    };
-    keep.map_or(ImageVerdict::Delete, ImageVerdict::Keep)
+    let is_young = observation.now < image.pulled_at + observation.min_age;
+    ImageVerdict::Keep(match image.need {
+        Need::Vm => ImageVerdictReason::InUse,
+        Need::Start => ImageVerdictReason::Starting,
+        Need::Unknown => ImageVerdictReason::Unknown,
+        Need::None if is_young => ImageVerdictReason::Young,
+        Need::None if !lacks_space(observation) => ImageVerdictReason::EnoughSpace,
+        Need::None => return ImageVerdict::Delete,
+    })
 }
 
 fn lacks_space(observation: &ImageGcObservation) -> bool {
