@@ -11,7 +11,6 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::api::local;
-use crate::apiserver::call_metrics::CountCalls;
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
 use crate::env::sources::InputSources;
@@ -121,8 +120,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     };
     let access = identity.access();
     owner.join(access.cluster())?;
-    let client =
-        access.client(&CountCalls(metrics.clone())).map_err(|error| AgentError::Client(Box::new(error)))?;
+    let client = access.client(Some(metrics.clone())).map_err(|error| AgentError::Client(Box::new(error)))?;
     info!(node = %node.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
     let signals = SignalSources::new(&state, &tart, &node.facts, &args.host.dhcp_leases);

@@ -105,19 +105,18 @@ fn run_pull(args: &PullArgs) -> Result<bool, String> {
 
 /// Waits for a signal that ends a sub-command.
 async fn told_to_end() -> String {
-    let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
-    let listening =
-        (listen(SignalKind::interrupt()), listen(SignalKind::terminate()), listen(SignalKind::hangup()));
-    let (mut interrupt, mut terminate, mut hangup) = match listening {
-        (Ok(interrupt), Ok(terminate), Ok(hangup)) => (interrupt, terminate, hangup),
-        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return error,
+    let wait_for = async |kind, name| match signal(kind) {
+        Ok(mut signal) => {
+            signal.recv().await;
+            format!("ended by {name}")
+        }
+        Err(error) => format!("cannot listen for signals: {error}"),
     };
-    let name = tokio::select! {
-        _ = interrupt.recv() => "SIGINT",
-        _ = terminate.recv() => "SIGTERM",
-        _ = hangup.recv() => "SIGHUP",
-    };
-    format!("ended by {name}")
+    tokio::select! {
+        ended = wait_for(SignalKind::interrupt(), "SIGINT") => ended,
+        ended = wait_for(SignalKind::terminate(), "SIGTERM") => ended,
+        ended = wait_for(SignalKind::hangup(), "SIGHUP") => ended,
+    }
 }
 
 fn start(builder: &mut Builder) -> Result<Runtime, String> {

@@ -8,6 +8,9 @@ macro_rules! words {
         $vis enum $name { $($(#[$doc])* $variant),+ }
 
         impl $name {
+            #[allow(dead_code, reason = "not every such enum is listed")]
+            $vis const ALL: [Self; [$(Self::$variant),+].len()] = [$(Self::$variant),+];
+
             $vis const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
             }

@@ -10,7 +10,6 @@ use crate::error_chain::chain;
 /// The deadline of a call on which nothing urgent waits.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(15);
 
-/// A call that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("the API server gave no answer within {} s", .0.as_secs())]
@@ -40,7 +39,6 @@ impl From<kube::Error> for CallError {
 }
 
 impl CallError {
-    /// The status code of the API server's answer.
     pub(crate) fn code(&self) -> Option<u16> {
         match self {
             Self::Refused(status) => Some(status.code),

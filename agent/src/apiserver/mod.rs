@@ -1,7 +1,6 @@
 //! How the agent uses the API server: calls with a deadline, watched objects, Events, service account tokens.
 
 pub(crate) mod call;
-pub(crate) mod call_metrics;
 pub(crate) mod events;
 pub(crate) mod shared_watch;
 pub(crate) mod tokens;

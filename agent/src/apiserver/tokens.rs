@@ -25,7 +25,6 @@ const LARGEST_JITTER: Duration = Duration::from_secs(10);
 /// The agent compares with the clock this often: a user may set it, and it goes on while the machine sleeps.
 const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Requests tokens.
 #[derive(Clone)]
 pub(crate) struct Tokens(Client);
 

@@ -12,7 +12,6 @@ use kube::runtime::watcher;
 use super::call::CallError;
 pub(crate) use super::shared_watch::{Scope, SharedWatch, SharedWatches};
 
-/// Watches `ConfigMaps` and Secrets.
 #[derive(Clone)]
 pub(crate) struct WatchedObjects {
     config_maps: SharedWatches<ConfigMap>,
@@ -81,7 +80,6 @@ impl<T> WatchedObject<T> {
     }
 }
 
-/// The agent could not read an object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ObjectError {
     #[error("this Node may not read {object}: {message}")]

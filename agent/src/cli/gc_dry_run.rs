@@ -51,9 +51,7 @@ pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
     let sources =
         CredentialSources { kubeconfig: args.kubeconfig.clone(), bootstrap: None, pki: state.pki_path() };
     let access = Identity::establish(sources, node.clone()).await?.access();
-    let client = access
-        .client(&tower::layer::util::Identity::new())
-        .map_err(|error| DryRunError::Client(Box::new(error)))?;
+    let client = access.client(None).map_err(|error| DryRunError::Client(Box::new(error)))?;
     let at_work = at_work(&state)?;
     let tart = Tart::new(&args.tart_binary);
     let images = image_rows(&tart, &state, args.images.gc_policy()?)?;

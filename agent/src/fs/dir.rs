@@ -22,17 +22,14 @@ use super::absent_is_none;
 const OPEN_DIR: OFlag =
     OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// An open directory.
 #[derive(Debug)]
 pub(crate) struct Dir(OwnedFd);
 
-/// The metadata of an entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) kind: EntryKind,
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// Its permission bits.
     pub(crate) mode: u32,
     /// Its size on disk, in bytes.
     pub(crate) used: u64,
@@ -94,7 +91,6 @@ impl Dir {
         Ok(Entry::of(&fstat(&self.0)?))
     }
 
-    /// The names of the entries.
     pub(crate) fn names(&self) -> io::Result<Names> {
         // A new descriptor, because two readers of one share their position.
         Ok(Names(dir::Dir::openat(&self.0, ".", OPEN_DIR, Mode::empty())?.into_iter()))
@@ -189,12 +185,6 @@ impl Entry {
 
 /// The names in a directory, without `.` and `..`.
 pub(crate) struct Names(dir::OwningIter);
-
-impl std::fmt::Debug for Names {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Names").finish_non_exhaustive()
-    }
-}
 
 impl Iterator for Names {
     type Item = io::Result<OsString>;

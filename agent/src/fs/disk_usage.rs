@@ -11,14 +11,12 @@ const MAX_LEVELS: usize = 64;
 /// A directory with more entries takes too long to measure.
 const MAX_ENTRIES: u64 = 20_000_000;
 
-/// The size of a directory on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
     Bytes(u64),
     Unmeasurable(Obstacle),
 }
 
-/// Why a directory cannot be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Obstacle {
     #[error("it has more than {MAX_ENTRIES} files")]
@@ -48,7 +46,6 @@ pub(crate) fn size_on_disk(path: &Path) -> Option<u64> {
 }
 
 /// A measurement under way. Its memory is bounded, and it can be dropped between two steps.
-#[derive(Debug)]
 pub(crate) struct Measurement {
     device: u64,
     /// The directories from the root to the current one.

@@ -30,12 +30,10 @@ impl FileError {
         Self { verb, path: path.to_owned(), source }
     }
 
-    /// The file or directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the disk was full.
     pub(crate) fn is_for_want_of_space(&self) -> bool {
         error_chain::is_for_want_of_space(self)
     }

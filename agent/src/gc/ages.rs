@@ -7,13 +7,11 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// The ages of files, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Ages {
     known: HashMap<String, KnownAge>,
 }
 
-/// The age of a file at a time.
 #[derive(Debug, Clone, Copy)]
 struct KnownAge {
     touched: SystemTime,

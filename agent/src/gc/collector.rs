@@ -37,7 +37,6 @@ pub(crate) struct OrphanCollector {
     logged: HashMap<String, Option<KeepLabel>>,
 }
 
-/// A subject that could not be deleted.
 #[derive(Debug, thiserror::Error)]
 enum CollectError {
     #[error(transparent)]

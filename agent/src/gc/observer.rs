@@ -29,7 +29,6 @@ pub(crate) struct Observer {
     /// All Pods of the cluster; only those of this Node are listed.
     pub(crate) pods: Api<Pod>,
     pub(crate) node: NodeName,
-    /// What is younger is kept.
     pub(crate) min_age: Duration,
 }
 

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -11,10 +12,11 @@ use http_body::{Frame, SizeHint};
 use kube::client::Body;
 use kube::{Client, Config};
 use tokio::sync::watch;
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Service};
 
 use super::cluster::Cluster;
 use super::connection;
+use crate::metrics::Metrics;
 
 /// How clients reach the API server.
 #[derive(Debug, Clone)]
@@ -38,20 +40,13 @@ impl ApiAccess {
         Cluster::of(&self.0.borrow())
     }
 
-    /// A client on the runtime of the caller, inside a layer that sees every call.
-    pub(crate) fn client<L>(&self, layer: &L) -> Result<Client, kube::Error>
-    where
-        L: Layer<CurrentClient>,
-        L::Service: Service<Request<Body>, Response = Response<ResponseBody<Body>>, Error = BoxError>
-            + Send
-            + 'static,
-        <L::Service as Service<Request<Body>>>::Future: Send,
-    {
+    /// A client on the runtime of the caller. `metrics` count its calls.
+    pub(crate) fn client(&self, metrics: Option<Metrics>) -> Result<Client, kube::Error> {
         let mut current = self.0.clone();
         let config = current.borrow_and_update().clone();
         let namespace = config.default_namespace.clone();
         let client = connection::client(&config)?;
-        Ok(Client::new(layer.layer(CurrentClient { current, client }), namespace))
+        Ok(Client::new(CurrentClient { current, client, metrics }, namespace))
     }
 }
 
@@ -66,9 +61,10 @@ impl AccessUpdater {
 ///
 /// After a rotation it replaces the whole client, not the certificate in its TLS settings: pooled connections and TLS sessions of the
 /// old client carry the old certificate, which the API server refuses after it has expired.
-pub(crate) struct CurrentClient {
+struct CurrentClient {
     current: watch::Receiver<Arc<Config>>,
     client: Client,
+    metrics: Option<Metrics>,
 }
 
 impl Service<Request<Body>> for CurrentClient {
@@ -81,20 +77,26 @@ impl Service<Request<Body>> for CurrentClient {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let begun = Instant::now();
+        let mut renewed = Ok(());
         // Made here, and not by the updater, so that its tasks are on this client's runtime.
         if self.current.has_changed().unwrap_or(false) {
             let config = self.current.borrow_and_update().clone();
-            match connection::client(&config) {
-                Ok(client) => self.client = client,
-                Err(error) => return Box::pin(async { Err(error.into()) }),
-            }
+            renewed = connection::client(&config).map(|client| self.client = client);
         }
-        let client = self.client.clone();
-        let current = self.current.clone();
+        let Self { current, client, metrics } = self;
+        let (current, client, metrics) = (current.clone(), client.clone(), metrics.clone());
         Box::pin(async move {
-            let is_watch = is_watch(request.uri());
-            let response = client.send(request).await?;
-            Ok(response.map(|body| ResponseBody::new(body, is_watch.then_some(current))))
+            let (is_watch, method) = (is_watch(request.uri()), request.method().to_string());
+            let response = match renewed {
+                Ok(()) => client.send(request).await,
+                Err(error) => Err(error),
+            };
+            if let Some(metrics) = metrics {
+                let status = response.as_ref().ok().map(|response| response.status().as_u16());
+                metrics.api_call(&method, status, begun.elapsed());
+            }
+            Ok(response?.map(|body| ResponseBody::new(body, is_watch.then_some(current))))
         })
     }
 }
@@ -105,7 +107,7 @@ fn is_watch(uri: &Uri) -> bool {
 
 /// The body of an answer. The body of a watch ends between two events when the identity changes: the watcher then resumes the watch with
 /// the new identity.
-pub(crate) struct ResponseBody<B> {
+struct ResponseBody<B> {
     body: B,
     changed: Option<BoxFuture<'static, ()>>,
     has_changed: bool,

@@ -10,7 +10,6 @@ use x509_parser::parse_x509_certificate;
 /// The first line of the key in a file with both.
 const KEY_BEGINS: &str = "-----BEGIN PRIVATE KEY-----";
 
-/// A certificate that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CertificateError {
     #[error("there is no certificate in it")]

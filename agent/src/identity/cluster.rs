@@ -8,7 +8,6 @@ use kube::Config;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// What identifies a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cluster {
     pub(crate) server: String,

@@ -17,12 +17,13 @@ const LONGEST_PAUSE: SignedDuration = SignedDuration::from_hours(1);
 pub(super) enum FoundCredentials {
     /// There is no kubeconfig.
     Absent,
-    /// They cannot be used, for this reason.
     Unusable(String),
     /// Credentials of which the agent does not know when they expire: a token, a plugin.
     Endless,
     /// A certificate that the user made and renews.
-    Given { ends: Timestamp },
+    Given {
+        ends: Timestamp,
+    },
     /// A certificate that the agent requested.
     Own(Lifetime),
 }

@@ -6,9 +6,7 @@ use std::path::Path;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kube::Config;
-use kube::config::{
-    AuthInfo, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, NamedAuthInfo, NamedContext,
-};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use serde_json::json;
 
 use super::certificate::{CertificateFacts, CertifiedKey};
@@ -108,31 +106,16 @@ pub(super) fn after_bootstrap(bootstrap: &Kubeconfig, certificate: &Path) -> Opt
     let mut cluster = bootstrap.clusters.iter().find(|cluster| cluster.name == context.cluster)?.clone();
     ONLY.clone_into(&mut cluster.name);
     // Certificate and key are in one file, so that a reader never sees one without the other.
-    let file = Some(certificate.to_string_lossy().into_owned());
-    let identity = AuthInfo { client_certificate: file.clone(), client_key: file, ..AuthInfo::default() };
-    let only = Context {
-        cluster: ONLY.to_owned(),
-        user: Some(ONLY.to_owned()),
-        namespace: context.namespace.clone(),
-        ..Context::default()
-    };
-    Some(Kubeconfig {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Config".to_owned()),
-        clusters: vec![cluster],
-        auth_infos: vec![NamedAuthInfo {
-            name: ONLY.to_owned(),
-            auth_info: Some(identity),
-            ..NamedAuthInfo::default()
-        }],
-        contexts: vec![NamedContext {
-            name: ONLY.to_owned(),
-            context: Some(only),
-            ..NamedContext::default()
-        }],
-        current_context: Some(ONLY.to_owned()),
-        ..Kubeconfig::default()
-    })
+    let file = certificate.to_string_lossy();
+    let own = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [cluster],
+        "users": [{"name": ONLY, "user": {"client-certificate": file, "client-key": file}}],
+        "contexts": [{"name": ONLY, "context": {"cluster": ONLY, "user": ONLY, "namespace": context.namespace}}],
+        "current-context": ONLY,
+    });
+    serde_json::from_value(own).ok()
 }
 
 #[cfg(test)]

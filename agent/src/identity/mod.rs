@@ -43,7 +43,6 @@ const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
 /// The limit of one try to rotate, for the same reason. The next try continues with the same request.
 const ROTATION_LIMIT: Duration = Duration::from_mins(10);
 
-/// Why the agent has no identity.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
     #[error(
@@ -75,13 +74,11 @@ pub(crate) enum IdentityError {
 pub(crate) struct CredentialSources {
     /// The kubeconfig to use, and to write after a bootstrap.
     pub(crate) kubeconfig: PathBuf,
-    /// The kubeconfig for the bootstrap.
     pub(crate) bootstrap: Option<PathBuf>,
     /// The directory for keys and certificates.
     pub(crate) pki: PathBuf,
 }
 
-/// The agent's identity.
 #[derive(Debug)]
 pub(crate) struct Identity {
     access: ApiAccess,
@@ -150,7 +147,7 @@ impl Identity {
 impl Rotation {
     async fn run(mut self, access: &ApiAccess) -> Result<Infallible, IdentityError> {
         let client = access
-            .client(&tower::layer::util::Identity::new())
+            .client(None)
             .map_err(|error| IdentityError::Credentials(self.sources.kubeconfig.clone(), Box::new(error)))?;
         loop {
             let now = Timestamp::now();

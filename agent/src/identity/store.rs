@@ -20,7 +20,6 @@ use crate::fs::absent_is_none;
 use crate::fs::file::{self, FileError};
 use crate::fs::secret_file::write_secret;
 
-/// A key or certificate that could not be read, made or written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     #[error(transparent)]
@@ -31,7 +30,6 @@ pub(crate) enum StoreError {
     NoKey(#[source] rcgen::Error),
 }
 
-/// The directory with the agent's keys and certificates.
 #[derive(Debug, Clone)]
 pub(super) struct CertificateStore(PathBuf);
 

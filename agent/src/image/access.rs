@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 /// The number of secrets that the record keeps per image. A Pod with a forgotten one asks the registry again.
 const MOST: usize = 100;
 
-/// The UID of a pull secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SecretUid(pub(crate) String);
 

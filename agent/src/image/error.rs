@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::fs::file::FileError;
 use crate::tart::{Fault, TartError};
 
-/// An image that is not ready.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum ImageError {
     #[error("cannot pull image `{0}`{advice}", advice = .1.fault().map_or("", Fault::advice))]
@@ -41,7 +40,6 @@ impl ImageError {
         }
     }
 
-    /// Whether the disk was full.
     pub(crate) fn is_for_want_of_space(&self) -> bool {
         self.full_disk(Path::new("/")).is_some()
     }

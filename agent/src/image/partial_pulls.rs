@@ -21,7 +21,6 @@ const OFFER_INTERVAL: Duration = Duration::from_secs(1);
 /// By then, the tart commands of a starting agent or of a failed pull have ended; each would delete what it finds unlocked.
 const FIRST_OFFER: Duration = Duration::from_secs(2);
 
-/// The partial downloads that the agent keeps.
 #[derive(Debug)]
 pub(super) struct PartialPulls {
     tart: Tart,

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{Resource, ResourceExt};
@@ -16,7 +15,7 @@ use tracing::info;
 use super::ImageError;
 use super::manager::{ImageManager, is_remote_name};
 use crate::apiserver::events::Events;
-use crate::backoff::IMAGE_PULL;
+use crate::backoff::{Delays, IMAGE_PULL};
 use crate::error_chain::chain;
 use crate::names::ImageDigest;
 
@@ -38,19 +37,13 @@ pub(crate) struct PrePull {
     pub(crate) node: watch::Receiver<Option<Arc<Node>>>,
 }
 
-/// A pull that has failed, and when it is tried again.
-#[derive(Debug, Clone, Copy)]
-struct Failed {
-    delay: Duration,
-    retry_at: Instant,
-}
-
 impl PrePull {
     /// Pulls the images that the annotation names, until it is dropped.
     pub(crate) async fn follow(self) {
         let mut node = self.node.clone();
         let mut done = HashSet::new();
-        let mut failed: HashMap<String, Failed> = HashMap::new();
+        // When each pull that has failed is tried again, and the delays after that.
+        let mut failed: HashMap<String, (Instant, Delays)> = HashMap::new();
         loop {
             let shown = node.borrow_and_update().clone();
             let names = shown.as_deref().map(wanted).unwrap_or_default();
@@ -60,10 +53,10 @@ impl PrePull {
                 failed.retain(|name, _| names.contains(name));
             }
             let is_due =
-                |name: &&String| failed.get(*name).is_none_or(|failed| failed.retry_at <= Instant::now());
+                |name: &&String| failed.get(*name).is_none_or(|(retry_at, _)| *retry_at <= Instant::now());
             let next = names.iter().find(|name| !done.contains(*name) && is_due(name));
             let (Some(name), Some(shown)) = (next, &shown) else {
-                let retry_at = failed.values().map(|failed| failed.retry_at).min();
+                let retry_at = failed.values().map(|(retry_at, _)| *retry_at).min();
                 tokio::select! {
                     changed = node.changed() => if changed.is_err() { std::future::pending::<()>().await },
                     () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
@@ -80,10 +73,10 @@ impl PrePull {
                     done.insert(name.clone());
                 }
                 Err(error) => {
-                    let before = failed.get(name).map(|failed| failed.delay);
-                    let delay = IMAGE_PULL.next(before);
                     self.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
-                    failed.insert(name.clone(), Failed { delay, retry_at: Instant::now() + delay });
+                    let first = || (Instant::now(), IMAGE_PULL.delays());
+                    let (retry_at, delays) = failed.entry(name.clone()).or_insert_with(first);
+                    *retry_at = Instant::now() + delays.next();
                 }
             }
         }

@@ -50,7 +50,6 @@ enum Answer {
     Arrived(u8),
     /// The digest of the image, whose base VM is ready.
     Ready(String),
-    /// Why the image is not ready.
     Failed(String),
 }
 
@@ -134,7 +133,6 @@ async fn send(write: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
     timeout(LIMIT, write.write_all(&line)).await?
 }
 
-/// Why the agent has not pulled an image.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PullSocketError {
     #[error("no agent answers")]

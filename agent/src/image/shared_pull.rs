@@ -31,7 +31,6 @@ pub(super) enum PullProgress {
     Ended(Result<Pulled, ImageError>),
 }
 
-/// An image that was pulled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pulled {
     pub(crate) digest: ImageDigest,
@@ -88,7 +87,6 @@ impl ImageStore {
         let _ = timeout(STOP_LIMIT, stopped).await;
     }
 
-    /// Joins the pull that is under way, or starts one.
     fn join_or_start(self: &Arc<Self>, key: PullKey) -> watch::Receiver<PullProgress> {
         let mut pulls = lock(&self.pulls);
         if let Some(pull) = pulls.get(&key) {

@@ -42,7 +42,6 @@ pub(crate) enum PullPolicy {
     Never,
 }
 
-/// The process that has started a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PullStarter {
     /// This process, which knows that the pull has ended.
@@ -185,7 +184,6 @@ impl ImageStore {
         });
     }
 
-    /// Corrects times in the record that lie in the future.
     pub(crate) fn correct_future_times(&self, now: Timestamp) {
         self.update(|record| record.correct_future_times(now));
     }

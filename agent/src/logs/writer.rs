@@ -47,7 +47,6 @@ pub(crate) struct LogWriter {
     space: Space,
 }
 
-/// The disk space for a log.
 #[derive(Debug, PartialEq, Eq)]
 enum Space {
     Enough,
@@ -69,7 +68,6 @@ impl LogWriter {
         log
     }
 
-    /// A log without a file.
     pub(crate) fn nowhere() -> Self {
         Self {
             path: PathBuf::new(),

@@ -49,13 +49,11 @@ metrics! {
 }
 
 impl Metrics {
-    /// The pull of an image is over.
     pub(crate) fn pull_ended(&self, result: &'static str, took: Duration) {
         self.0.image_pulls.pulls.get_or_create(&[("result", result)]).inc();
         observe(&self.0.image_pulls.durations, took);
     }
 
-    /// A pass of image garbage collection is over.
     pub(crate) fn images_collected(&self, took: Duration, succeeded: bool) {
         let gc = &self.0.image_gc;
         observe(&gc.passes, took);

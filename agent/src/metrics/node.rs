@@ -37,7 +37,6 @@ fn build_info() -> Family<Label, Gauge> {
 pub(crate) struct HeartbeatTimes {
     /// Its loop ran, whether or not it had a Lease to renew.
     pub(crate) looped: Option<Instant>,
-    /// It renewed the Lease.
     pub(crate) renewed: Option<Instant>,
 }
 

@@ -58,12 +58,10 @@ impl Metrics {
         }
     }
 
-    /// A stage of a VM's start is over.
     pub(crate) fn stage_took(&self, stage: &'static str, took: Duration) {
         observe(&self.0.pods.stages.get_or_create(&[("stage", stage)]), took);
     }
 
-    /// The agent starts a container again.
     pub(crate) fn container_restarts(&self) {
         self.0.pods.restarts.inc();
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// An image by digest: `host/namespace/repository@sha256:…`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub(crate) struct ImageDigest(String);
 
 /// A text that is no image with its digest.
@@ -52,12 +52,6 @@ impl TryFrom<String> for ImageDigest {
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         Self::parse(&text).ok_or(NoDigest(text))
-    }
-}
-
-impl From<ImageDigest> for String {
-    fn from(digest: ImageDigest) -> Self {
-        digest.0
     }
 }
 

@@ -67,19 +67,20 @@ impl fmt::Display for VmName {
 /// The name of the VM that all VMs of one image are cloned from, and that never runs: `tk-base-<half of the image's digest>`.
 ///
 /// No text is both such a name and a [`VmName`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize)]
 pub(crate) struct BaseName(String);
 
 impl BaseName {
     /// The name for an image, the same in every repository.
     pub(crate) fn of(image: &ImageDigest) -> Self {
-        Self(image.hex().chars().take(BASE_DIGITS).collect())
+        let digits: String = image.hex().chars().take(BASE_DIGITS).collect();
+        Self(format!("{BASE_PREFIX}{digits}"))
     }
 }
 
 impl fmt::Display for BaseName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{BASE_PREFIX}{}", self.0)
+        self.0.fmt(f)
     }
 }
 
@@ -87,10 +88,10 @@ impl FromStr for BaseName {
     type Err = ForeignVm;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let digits = name.strip_prefix(BASE_PREFIX).filter(|digits| {
+        let fits = name.strip_prefix(BASE_PREFIX).is_some_and(|digits| {
             digits.len() == BASE_DIGITS && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
         });
-        digits.map(|digits| Self(digits.to_owned())).ok_or_else(|| ForeignVm(name.to_owned()))
+        if fits { Ok(Self(name.to_owned())) } else { Err(ForeignVm(name.to_owned())) }
     }
 }
 
@@ -118,12 +119,6 @@ impl<'de> serde::Deserialize<'de> for VmName {
         let name = String::deserialize(deserializer)?;
         // A state file of the agent may name a UID that is no UUID.
         Self::read(&name).ok_or_else(|| serde::de::Error::custom(ForeignVm(name)))
-    }
-}
-
-impl serde::Serialize for BaseName {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 

@@ -14,17 +14,14 @@ use crate::quantity::{self, ResourceList};
 /// The default of `--kube-reserved`.
 pub(crate) const RESERVED: &str = "memory=2Gi";
 
-/// `--kube-reserved`: what is kept for the host.
+/// `--kube-reserved`: what is kept for the host; memory and storage in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Reserved {
     cpu_milli: u64,
-    /// In bytes.
     memory: u64,
-    /// In bytes.
     storage: u64,
 }
 
-/// A reservation that cannot be parsed, or that is too large.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BadReservation {
     #[error("`{0}` is not `cpu=…`, `memory=…` or `ephemeral-storage=…` with an amount")]
@@ -65,12 +62,10 @@ pub(crate) struct Machine {
     pub(crate) storage: Option<u64>,
 }
 
-/// What flags say instead of the machine.
+/// What flags say is allocatable, instead of what the machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CapacityOverrides {
-    /// Allocatable cores.
     pub(crate) cores: Option<u32>,
-    /// Allocatable memory in MiB.
     pub(crate) memory_mib: Option<u32>,
     /// The number of VMs that run at once.
     pub(crate) pods: u32,

@@ -29,9 +29,6 @@ words! {
 
 /// The words are the kubelet's, and some of this agent.
 impl ConditionType {
-    const ALL: [Self; 5] =
-        [Self::MemoryPressure, Self::DiskPressure, Self::PidPressure, Self::DhcpLeasesLow, Self::Ready];
-
     /// VMs can start on a healthy Node.
     fn status(self, is_healthy: bool) -> ConditionStatus {
         if is_healthy == (self == Self::Ready) { ConditionStatus::True } else { ConditionStatus::False }
@@ -77,7 +74,6 @@ impl ConditionType {
     }
 }
 
-/// The type and status of each condition.
 pub(crate) fn statuses(health: &NodeHealth) -> [(ConditionType, ConditionStatus); 5] {
     ConditionType::ALL.map(|kind| (kind, kind.status(kind.problem(health).is_none())))
 }
@@ -114,7 +110,6 @@ pub(super) fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
     ConditionType::ALL.into_iter().any(|kind| find(ours, kind).map(key) != find(theirs, kind).map(key))
 }
 
-/// An Event about the change of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ConditionEvent {
     pub(super) warns: bool,

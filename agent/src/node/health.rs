@@ -67,7 +67,6 @@ pub(crate) struct HealthProblem {
     pub(crate) message: String,
 }
 
-/// The state of tart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TartHealth {
     version: Option<String>,
@@ -101,7 +100,6 @@ impl TartHealth {
     }
 }
 
-/// The state of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct HostHealth {
     shortages: Shortages,

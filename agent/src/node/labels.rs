@@ -35,7 +35,6 @@ const ALLOWED: [&str; 11] = [
 ];
 const ALLOWED_PREFIXES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// A label that cannot be set.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BadLabel {
     #[error("`{0}` is not `key=value`")]

@@ -147,7 +147,6 @@ impl Registered {
 /// The next step for the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NodeDecision {
-    /// Create it.
     Register,
     /// Correct its labels, or set its empty providerID.
     Complete,

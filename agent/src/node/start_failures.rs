@@ -18,7 +18,6 @@ use crate::state::HostFault;
 /// The number of macOS guests that macOS runs at once.
 const SYSTEM_LIMIT: u32 = 2;
 
-/// The result of one start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Start {
     /// The guest was up at this time.

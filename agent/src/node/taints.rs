@@ -11,7 +11,6 @@ pub(crate) const DEFAULT: &str = "tuist.dev/macos=true:NoSchedule";
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Taints(pub(crate) Vec<Taint>);
 
-/// A taint that cannot be set.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BadTaint {
     #[error("`{0}` is not `key=value:effect` or `key:effect`")]

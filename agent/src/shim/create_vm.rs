@@ -72,11 +72,9 @@ impl Shim {
     fn report_exceeded_limits(&self, size: Size) {
         let cpu = self.spec.cpu.filter(|_| self.spec.cpu_is_limit && size.cpu.is_none());
         let memory = self.spec.memory_mib.filter(|_| self.spec.memory_is_limit && size.memory_mib.is_none());
-        let exceeded: Vec<String> = cpu
-            .map(|cores| format!("cpu ({cores})"))
-            .into_iter()
-            .chain(memory.map(|mib| format!("memory ({mib} MiB)")))
-            .collect();
+        let exceeded =
+            [cpu.map(|cores| format!("cpu ({cores})")), memory.map(|mib| format!("memory ({mib} MiB)"))];
+        let exceeded: Vec<String> = exceeded.into_iter().flatten().collect();
         if !exceeded.is_empty() {
             let message = format!(
                 "the image needs a larger VM than the container's limits allow: {}; the VM is as large as its image has it",

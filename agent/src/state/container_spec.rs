@@ -28,7 +28,6 @@ pub(crate) struct ContainerSpec {
     pub(crate) log: PathBuf,
 }
 
-/// A command line for the guest.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GuestCommand {
@@ -70,7 +69,6 @@ pub(crate) struct GuestUser {
     pub(crate) only_groups: bool,
 }
 
-/// A volume mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Mount {
@@ -125,7 +123,6 @@ pub(crate) struct HttpGet {
     pub(crate) headers: Vec<(String, String)>,
 }
 
-/// A lifecycle hook.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Hook {

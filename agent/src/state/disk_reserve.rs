@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::fs::file::FileError;
 
@@ -54,7 +54,8 @@ fn down_to(least: u64, path: &Path, write: impl Fn() -> Result<(), FileError>) -
 
 /// Gives up some of the reserve; false when no more than `least` is left.
 fn release(path: &Path, least: u64) -> bool {
-    let Some(reserve) = reserve_of(path) else { return false };
+    let Some(pods) = path.ancestors().find(|path| path.ends_with("pods")) else { return false };
+    let reserve = pods.with_file_name(NAME);
     let Ok(metadata) = fs::metadata(&reserve) else { return false };
     if metadata.len() <= least {
         return false;
@@ -63,11 +64,6 @@ fn release(path: &Path, least: u64) -> bool {
         0 => fs::remove_file(&reserve).is_ok(),
         rest => File::options().write(true).open(&reserve).is_ok_and(|file| file.set_len(rest).is_ok()),
     }
-}
-
-fn reserve_of(path: &Path) -> Option<PathBuf> {
-    let pods = path.ancestors().find(|path| path.ends_with("pods"))?;
-    Some(pods.with_file_name(NAME))
 }
 
 #[cfg(test)]

@@ -73,7 +73,6 @@ use std::path::{Path, PathBuf};
 
 use crate::names::{BaseName, PodUid};
 
-/// The agent's state directory.
 #[derive(Debug, Clone)]
 pub(crate) struct StateDir(PathBuf);
 

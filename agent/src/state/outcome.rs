@@ -27,7 +27,6 @@ impl Outcome {
     }
 }
 
-/// What ended a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub(crate) enum Ending {
@@ -50,7 +49,6 @@ pub(crate) enum Ending {
     Lost,
 }
 
-/// Why a VM, or the command in it, never started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NotStarted {
     pub(crate) reason: NotStartedReason,

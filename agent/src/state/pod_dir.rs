@@ -17,7 +17,6 @@ pub(crate) fn boot_dir_name(restart: Restart) -> String {
     format!("{BOOT_DIR_PREFIX}{restart}")
 }
 
-/// The directories of one Pod.
 #[derive(Debug, Clone)]
 pub(crate) struct PodDir {
     pub(super) uid: PodUid,
@@ -37,7 +36,6 @@ impl PodDir {
         &self.path
     }
 
-    /// All directories of the Pod.
     pub(crate) fn paths(&self) -> [PathBuf; 3] {
         [self.path.clone(), self.logs.clone(), self.volumes_path()]
     }
@@ -73,12 +71,10 @@ impl PodDir {
         VmRun::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
     }
 
-    /// The log of a container.
     pub(crate) fn log_path(&self, container: &str, restart: Restart) -> PathBuf {
         self.logs.join(container).join(format!("{restart}.log"))
     }
 
-    /// The shim's own log.
     pub(crate) fn shim_log_path(&self, restart: Restart) -> PathBuf {
         self.logs.join(format!("{restart}.shim.log"))
     }

@@ -1,6 +1,5 @@
 //! A Pod's restart policy.
 
-/// A Pod's `restartPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RestartPolicy {
     Always,

@@ -23,7 +23,6 @@ pub(crate) struct ShimSpec {
     /// The base VM to clone; the shim clones the image when it is absent or deleted.
     #[serde(default)]
     pub(crate) base: Option<BaseName>,
-    /// The `tart` program.
     pub(crate) tart: PathBuf,
     /// The image's own number of cores when absent.
     #[serde(default)]
@@ -62,7 +61,6 @@ pub(crate) struct ShimSpec {
     pub(crate) grace: Duration,
     /// How long the guest may take from power-on to an address, and then to an answer of the guest agent.
     pub(crate) boot_limit: Duration,
-    /// Ports of the host that lead into the guest.
     #[serde(default)]
     pub(crate) host_ports: Vec<HostPort>,
     /// The file of macOS's DHCP server.

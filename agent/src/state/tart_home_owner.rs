@@ -123,8 +123,7 @@ impl TartHomeOwner {
         match owner {
             Some(owner) if owner == node => return Ok(owned(before)),
             Some(owner) => {
-                let (vms, is_cloning) = at_work(tart)?;
-                if is_cloning || !vms.is_empty() {
+                if let Some(vms) = at_work(tart)? {
                     return Err(TartHomeError::Alive { home: home.to_owned(), node: owner, vms });
                 }
             }
@@ -144,8 +143,7 @@ impl TartHomeOwner {
         }
         let other = self.before.as_ref().filter(|before| before.differs_from(&cluster));
         if let Some(before) = other {
-            let (vms, is_cloning) = at_work(&self.tart)?;
-            if is_cloning || !vms.is_empty() {
+            if let Some(vms) = at_work(&self.tart)? {
                 let (home, node) = (self.tart.home().to_owned(), self.node.clone());
                 return Err(TartHomeError::Elsewhere { home, node, server: before.server.clone(), vms });
             }
@@ -166,8 +164,9 @@ fn owner_path(tart: &Tart) -> PathBuf {
     tart.home().join(OWNER)
 }
 
-/// The VMs of Pods that run or are being made, and whether tart is cloning one more. The shims of another agent cannot be asked.
-fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), FileError> {
+/// The VMs of Pods that run or are being made; none of them if tart is only cloning one, `None` if there is no such VM. The shims of
+/// another agent cannot be asked.
+fn at_work(tart: &Tart) -> Result<Option<Vec<VmName>>, FileError> {
     let failed = |source| FileError::new("look into", tart.home(), source);
     let is_cloning = tart.is_cloning().map_err(failed)?;
     let mut vms = tart.vm_dirs().map_err(failed)?;
@@ -177,7 +176,7 @@ fn at_work(tart: &Tart) -> Result<(Vec<VmName>, bool), FileError> {
         // An unknown counts as work.
         !(is_quiet && crate::tart::vm_lock(&tart.vm_dir(vm)).is_ok_and(|lock| lock == VmLock::Free))
     });
-    Ok((vms, is_cloning))
+    Ok((is_cloning || !vms.is_empty()).then_some(vms))
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Events that are written once per change, and not at every look at the same state.
 
-/// What was last reported of one subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LastReported<T>(Option<T>);
 

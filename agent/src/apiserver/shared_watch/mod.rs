@@ -134,7 +134,6 @@ impl<V> Drop for RunningWatch<V> {
     }
 }
 
-/// A handle of a watch.
 pub(crate) struct SharedWatch<V> {
     watch: Arc<RunningWatch<V>>,
     view: watch::Receiver<View<V>>,

@@ -23,7 +23,6 @@ pub(crate) type Unknown = String;
 #[derive(Debug, Clone)]
 pub(crate) struct OrphanObservation {
     pub(crate) vms: Result<Vec<ObservedVm>, Unknown>,
-    /// The state directories of Pods.
     pub(crate) pod_dirs: Result<Vec<ObservedPodDir>, Unknown>,
     /// The Pods that are bound to this Node, in any phase. They are listed after the VMs: a VM is made for a Pod that is bound already.
     pub(crate) pods: Result<HashMap<PodUid, PodName>, Unknown>,
@@ -49,7 +48,6 @@ pub(crate) struct ObservedVm {
     pub(crate) age: Result<Duration, Unknown>,
 }
 
-/// The state directory of a Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ObservedPodDir {
     pub(crate) uid: PodUid,
@@ -89,7 +87,6 @@ pub(crate) fn judge(observation: &OrphanObservation) -> Vec<JudgedSubject> {
     vms.chain(pod_dirs).collect()
 }
 
-/// The verdict on one subject.
 pub(crate) fn judge_one(observation: &OrphanObservation, subject: &Subject) -> OrphanVerdict {
     let found = judge(observation).into_iter().find(|judged| judged.subject == *subject);
     found.map_or(OrphanVerdict::Keep(KeepReason::Gone), |judged| judged.verdict)

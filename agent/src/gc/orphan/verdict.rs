@@ -11,12 +11,10 @@ use crate::names::{BaseName, PodName, PodUid, VmName};
 /// What a verdict is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Subject {
-    /// A VM of a Pod.
     Vm(VmName),
     Base(BaseName),
     /// A VM that the agent did not make.
     Other(String),
-    /// The state directory of a Pod.
     PodDir(PodUid),
 }
 
@@ -26,14 +24,12 @@ pub(crate) struct JudgedSubject {
     pub(crate) verdict: OrphanVerdict,
 }
 
-/// Keep or delete, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OrphanVerdict {
     Keep(KeepReason),
     Delete {
         /// Whether it runs, and has to be stopped first.
         runs: bool,
-        /// How long it was not touched.
         age: Duration,
     },
 }

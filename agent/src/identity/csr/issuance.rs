@@ -24,7 +24,6 @@ use crate::names::NodeName;
 const FIRST_REMINDER: Duration = Duration::from_secs(5);
 const REMIND_EVERY: Duration = Duration::from_mins(1);
 
-/// Why the cluster issued no usable certificate.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IssuanceError {
     /// The cluster denied the request, or its answer cannot be used.
@@ -46,7 +45,6 @@ pub(crate) enum IssuanceError {
     CertificateStore(#[from] StoreError),
 }
 
-/// The result of waiting for a request.
 enum WaitResult {
     Issued(String),
     Refused(String),

@@ -82,13 +82,11 @@ fn name(signer: Signer, node: &NodeName, key: &KeyPair, requester: Requester) ->
     hash[..20].iter().fold("node-csr-".to_owned(), |name, byte| format!("{name}{byte:02x}"))
 }
 
-/// The cluster's answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum CsrAnswer {
     Unapproved,
     /// Approved, without a certificate yet.
     Unsigned,
-    /// The certificate.
     Issued(String),
     /// Denied or failed, in the cluster's words.
     Refused(String),

@@ -26,7 +26,6 @@ use crate::os::availability::volume;
 use crate::state::StateDir;
 use crate::tart::Tart;
 
-/// When images are collected.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ImageGcPolicy {
     pub(crate) watermarks: Watermarks,
@@ -34,7 +33,6 @@ pub(crate) struct ImageGcPolicy {
     pub(crate) min_age: Duration,
 }
 
-/// A pass that could not be made.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
     #[error("cannot tell which images are in use")]
@@ -45,14 +43,11 @@ enum PassError {
     Died(#[source] JoinError),
 }
 
-/// What a pass has done.
+/// What a pass has done: the images that it deleted or could not delete, and the bytes that it freed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Pass {
-    /// The number of images that were deleted.
     pub(super) deleted: usize,
-    /// The bytes that were freed.
     pub(super) freed: u64,
-    /// The number of images that could not be deleted.
     pub(super) failed: usize,
 }
 

@@ -84,7 +84,6 @@ impl ImageCollector {
     }
 }
 
-/// Why an image could not be deleted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DeleteError {
     #[error(transparent)]

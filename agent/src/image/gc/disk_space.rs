@@ -25,13 +25,21 @@ pub(crate) struct DiskSpace(Option<Arc<ImageCollector>>);
 #[derive(Debug)]
 pub(crate) enum SpaceRequest<'a> {
     /// An image whose pull, base VM or record did not fit. For any other error nothing is deleted.
-    Image { name: &'a str, error: &'a ImageError },
-    /// A VM of a Pod.
-    Vm { restart: Restart, limit: &'a mut VmSpaceLimit },
+    Image {
+        name: &'a str,
+        error: &'a ImageError,
+    },
+    Vm {
+        restart: Restart,
+        limit: &'a mut VmSpaceLimit,
+    },
     /// What writes to a path, and limits its requests itself.
     Path(&'a Path),
     /// The Node. `since` is from before its disks were measured. If it is not short, images go by the watermarks alone.
-    Node { is_short: bool, since: PassCount },
+    Node {
+        is_short: bool,
+        since: PassCount,
+    },
 }
 
 impl DiskSpace {
@@ -68,7 +76,6 @@ impl DiskSpace {
         }
     }
 
-    /// How many passes have freed space until now.
     pub(crate) fn passes(&self) -> PassCount {
         self.0.as_ref().map(|collector| collector.passes()).unwrap_or_default()
     }

@@ -34,7 +34,6 @@ pub(crate) struct Watermarks {
     low: u8,
 }
 
-/// Watermarks that make no sense.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "--image-gc-low-threshold {low} must be below --image-gc-high-threshold {high}, and neither can be more than 100"
@@ -66,7 +65,6 @@ impl Watermarks {
     }
 }
 
-/// How far a pass has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PassStage {
     /// Without a request, images go if the high watermark is reached.
@@ -95,13 +93,11 @@ pub(crate) struct ImageGcObservation {
 pub(crate) struct Image {
     pub(crate) digest: ImageDigest,
     pub(crate) pulled_at: Timestamp,
-    /// When a Pod last needed it.
     pub(crate) last_used_at: Timestamp,
     pub(crate) has_base: bool,
     pub(crate) need: Need,
 }
 
-/// What needs an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
     None,
@@ -113,7 +109,6 @@ pub(crate) enum Need {
     Unknown,
 }
 
-/// What becomes of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ImageVerdict {
     Delete,
@@ -134,9 +129,6 @@ words! {
 }
 
 impl ImageVerdictReason {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::EnoughSpace, Self::InUse, Self::Starting, Self::Unknown, Self::Young, Self::Last];
-
     /// The reason for the user.
     pub(crate) fn words(self) -> &'static str {
         match self {

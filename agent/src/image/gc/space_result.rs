@@ -2,24 +2,16 @@
 
 use super::Pass;
 
-/// What came of a request for disk space.
+/// [`Self::why_not`] says what each one means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpaceResult {
-    /// There is more than before.
     Freed,
-    /// No image may be deleted.
     NoCandidate,
-    /// Images might be deleted, and none could be.
     DeletionFailed,
-    /// The agent could not see which images may be deleted.
     Unknown,
-    /// The disk that is full has no images.
     OtherDisk,
-    /// `--disable-vm-gc`: no image is ever deleted.
     Disabled,
-    /// What was deleted for this image was not enough, and it is too early for more.
     TooEarly,
-    /// What was deleted for this Pod was not enough, and no more is.
     NotEnough,
 }
 

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use super::access::{ImageAccess, SecretUid};
 use crate::names::{BaseName, ImageDigest, full_name};
 
-/// The agent's record of images.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     /// Pulls that run or were cut short, by the image's name.
@@ -58,7 +57,6 @@ pub(crate) struct KnownImage {
     #[serde(default)]
     pub(crate) access: ImageAccess,
     pub(crate) pulled_at: Timestamp,
-    /// When a Pod last needed it.
     pub(crate) last_used_at: Timestamp,
 }
 
@@ -70,6 +68,12 @@ pub(crate) struct Present {
 }
 
 impl KnownImage {
+    /// An image of another program, of which only the base VM is the agent's own.
+    fn foreign(digest: &ImageDigest, now: Timestamp) -> Self {
+        let (names, access) = (BTreeSet::new(), ImageAccess::Everyone);
+        Self { digest: digest.clone(), names, inode: None, access, pulled_at: now, last_used_at: now }
+    }
+
     /// Whether the directory with this inode in the cache is the one that the agent has pulled.
     pub(crate) fn is_own(&self, inode: Option<u64>) -> bool {
         !self.names.is_empty() && self.inode.is_some() && self.inode == inode
@@ -194,14 +198,15 @@ impl ImageRecord {
             }
             // Another program has deleted the agent's image and pulled its own.
             Some(known) => known.names.clear(),
-            None if is_brought => self.images.push(KnownImage {
-                digest: found.digest.clone(),
-                names: BTreeSet::from([name.to_owned()]),
-                inode,
-                access: ImageAccess::nobody(),
-                pulled_at: now,
-                last_used_at: now,
-            }),
+            None if is_brought => {
+                let (names, access) = (BTreeSet::from([name.to_owned()]), ImageAccess::nobody());
+                self.images.push(KnownImage {
+                    names,
+                    inode,
+                    access,
+                    ..KnownImage::foreign(&found.digest, now)
+                });
+            }
             None => {}
         }
     }
@@ -216,22 +221,13 @@ impl ImageRecord {
         was_any
     }
 
-    /// A Pod uses an image now.
     pub(crate) fn used(&mut self, digest: &ImageDigest, now: Timestamp) {
         match self.images.iter_mut().find(|image| image.digest == *digest) {
             Some(known) => known.last_used_at = known.last_used_at.max(now),
-            None => self.images.push(KnownImage {
-                digest: digest.clone(),
-                names: BTreeSet::new(),
-                inode: None,
-                access: ImageAccess::Everyone,
-                pulled_at: now,
-                last_used_at: now,
-            }),
+            None => self.images.push(KnownImage::foreign(digest, now)),
         }
     }
 
-    /// An image was deleted with its base VM.
     pub(crate) fn forget(&mut self, digest: &ImageDigest) {
         self.images.retain(|image| image.digest != *digest);
     }

@@ -20,7 +20,6 @@ pub(crate) enum AddressSource {
     Tailscale(PathBuf),
 }
 
-/// There is no address to register with.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AddressError {
     #[error("--node-ip {0} is not an address that other machines can reach this one at")]

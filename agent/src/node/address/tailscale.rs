@@ -8,7 +8,6 @@ use command::CommandError;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Tailscale gave no address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TailscaleError {
     #[error(transparent)]

@@ -20,7 +20,6 @@ use tracing::{info, warn};
 use self::owner::{ForeignLease, LeaseOwner, LeaseVersion};
 use super::controller::NodeUid;
 use crate::apiserver::call::call;
-use crate::apiserver::call_metrics::CountCalls;
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;
 use crate::metrics::Metrics;
@@ -36,7 +35,6 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// Longer than the interval: a late answer of a slow API server is better than another request. Two fit into [`DURATION`].
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The heartbeat of one Node.
 #[derive(Debug, Clone)]
 pub(crate) struct Heartbeat {
     pub(crate) node: NodeName,
@@ -56,7 +54,7 @@ pub(crate) fn spawn(heartbeat: Heartbeat, access: ApiAccess) -> io::Result<onesh
     let (lost, lost_to) = oneshot::channel();
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
         runtime.block_on(async move {
-            match access.client(&CountCalls(heartbeat.metrics.clone())) {
+            match access.client(Some(heartbeat.metrics.clone())) {
                 Ok(client) => {
                     // The receiver is gone if the agent is ending.
                     let _ = lost.send(heartbeat.run(Api::namespaced(client, NAMESPACE)).await);
@@ -68,7 +66,6 @@ pub(crate) fn spawn(heartbeat: Heartbeat, access: ApiAccess) -> io::Result<onesh
     Ok(lost_to)
 }
 
-/// The result of a renewal.
 enum Renewal {
     Renewed(Held),
     Lost(ForeignLease),

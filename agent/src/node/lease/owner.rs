@@ -60,7 +60,6 @@ impl LeaseOwner {
     }
 }
 
-/// The result of a claim.
 enum Claim {
     /// The Lease is this agent's, in this version.
     Ours(LeaseVersion),

@@ -25,14 +25,11 @@ pub(crate) struct SignalSources {
     dhcp_leases: PathBuf,
 }
 
-/// What the host has left; `None` for what could not be read.
+/// What the host has left, memory and disks in bytes; `None` for what could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SignalObservations {
-    /// In bytes.
     pub(super) memory: Option<Availability>,
-    /// In bytes.
     pub(super) nodefs: Option<Availability>,
-    /// In bytes.
     pub(super) imagefs: Option<Availability>,
     pub(super) pids: Option<Availability>,
     pub(super) dhcp_addresses: Option<Availability>,

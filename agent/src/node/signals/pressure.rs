@@ -44,7 +44,6 @@ impl Pressure {
     }
 }
 
-/// Pressure on all resources.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::node) struct Pressures {
     pub(in crate::node) disk: Pressure,

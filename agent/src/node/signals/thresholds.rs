@@ -12,28 +12,16 @@ use crate::quantity;
 pub(crate) const DEFAULT: &str =
     "memory.available<100Mi,nodefs.available<10%,imagefs.available<15%,pid.available<5%";
 
-/// The kubelet's eviction signals.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Signal {
-    Memory,
-    /// Space on the volume of the state directory.
-    NodeFs,
-    /// Space on the volume of tart's home, which holds VMs and images.
-    ImageFs,
-    Pid,
-}
-
-const SIGNALS: [(Signal, &str); 4] = [
-    (Signal::Memory, "memory.available"),
-    (Signal::NodeFs, "nodefs.available"),
-    (Signal::ImageFs, "imagefs.available"),
-    (Signal::Pid, "pid.available"),
-];
-
-impl fmt::Display for Signal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = SIGNALS.iter().find(|(signal, _)| signal == self).map_or("", |(_, name)| name);
-        f.write_str(name)
+words! {
+    /// The kubelet's eviction signals.
+    #[derive(PartialOrd, Ord)]
+    pub(crate) enum Signal {
+        Memory = "memory.available",
+        /// Space on the volume of the state directory.
+        NodeFs = "nodefs.available",
+        /// Space on the volume of tart's home, which holds VMs and images.
+        ImageFs = "imagefs.available",
+        Pid = "pid.available",
     }
 }
 
@@ -70,7 +58,6 @@ impl fmt::Display for ThresholdValue {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Thresholds(BTreeMap<Signal, ThresholdValue>);
 
-/// A threshold that cannot be parsed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BadThreshold {
     #[error("`{0}` is not `signal<amount`, such as `memory.available<100Mi` or `nodefs.available<10%`")]
@@ -89,10 +76,10 @@ impl Thresholds {
         let mut thresholds = BTreeMap::new();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let (name, amount) = item.split_once('<').ok_or_else(|| BadThreshold::Form(item.to_owned()))?;
-            let signal = SIGNALS.iter().find(|(_, known)| *known == name);
-            let (signal, _) = signal.ok_or_else(|| BadThreshold::Signal(name.to_owned()))?;
+            let signal = Signal::ALL.into_iter().find(|signal| signal.as_str() == name);
+            let signal = signal.ok_or_else(|| BadThreshold::Signal(name.to_owned()))?;
             let value = value(amount).ok_or_else(|| BadThreshold::Amount(amount.to_owned()))?;
-            thresholds.insert(*signal, value);
+            thresholds.insert(signal, value);
         }
         Ok(Self(thresholds))
     }

@@ -33,11 +33,9 @@ use termination_message::{Tail, TerminationMessage};
 /// How long the guest may take to give the exit code of a command whose connection broke.
 const EXIT_CODE_LIMIT: Duration = Duration::from_secs(10);
 
-/// One start of a container.
 struct ContainerStart<'a> {
     spec: &'a ContainerSpec,
     command: &'a GuestCommand,
-    /// The guest's address.
     address: IpAddr,
     /// For the first container in the guest.
     identity: Option<&'a GuestIdentity>,

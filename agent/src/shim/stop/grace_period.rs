@@ -42,7 +42,6 @@ impl GracePeriod {
         self.not_before = Some(Instant::now() + least);
     }
 
-    /// Waits until it is over.
     pub(in crate::shim) async fn over(&mut self) {
         loop {
             match self.left() {

@@ -60,7 +60,6 @@ impl StopSignal {
         Self { request, looks }
     }
 
-    /// Waits for a stop request.
     pub(in crate::shim) async fn requested(&mut self) -> StopRequest {
         loop {
             if let Some(request) = *self.request.borrow_and_update() {
@@ -74,7 +73,6 @@ impl StopSignal {
         *self.request.borrow()
     }
 
-    /// Waits until the request changes.
     pub(in crate::shim) async fn changed(&mut self) {
         if self.request.changed().await.is_err() {
             std::future::pending::<()>().await;

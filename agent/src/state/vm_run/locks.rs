@@ -14,7 +14,6 @@ use crate::state::disk_reserve;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(test, derive(Default))]
 pub(crate) enum Holder {
-    /// Its shim.
     Shim,
     /// A `tart` that its shim had started; the shim is gone.
     Tart,

@@ -27,7 +27,6 @@ const MAX_STEPS: usize = 16;
 /// A guest that words the same notice differently each time must not fill the disk.
 const MAX_NOTICES: usize = 50;
 
-/// The directory of one run.
 #[derive(Debug, Clone)]
 pub(crate) struct VmRun {
     uid: PodUid,
@@ -197,7 +196,6 @@ impl VmRun {
         Ok(true)
     }
 
-    /// How many notices the agent has reported.
     pub(crate) fn notices_reported(&self) -> Result<usize, FileError> {
         Ok(self.read("notices-reported.json")?.unwrap_or_default())
     }
@@ -206,7 +204,6 @@ impl VmRun {
         file::write(&self.path.join("notices-reported.json"), &count)
     }
 
-    /// Asks the agent to free disk space.
     pub(crate) fn request_disk_space(&self) -> Result<(), FileError> {
         let path = self.path.join("disk-space-request");
         disk_reserve::repeatedly(&path, || create(&path))
@@ -273,7 +270,6 @@ impl VmRun {
         self.path.join("cleaned").exists()
     }
 
-    /// Removes the directory.
     pub(super) fn remove(&self) -> Result<(), FileError> {
         file::remove_dir(&self.path)
     }

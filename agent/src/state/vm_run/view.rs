@@ -23,7 +23,6 @@ pub(crate) struct VmRunView {
     pub(crate) progress: Option<Progress>,
     pub(crate) init: Vec<InitState>,
     pub(crate) notices: Vec<Notice>,
-    /// Whether the shim waits for disk space.
     pub(crate) wants_disk_space: bool,
     /// The command that the shim waits for.
     pub(crate) command_request: Option<CommandRequest>,
