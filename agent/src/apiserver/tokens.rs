@@ -283,16 +283,11 @@ mod tests {
     async fn a_token_is_used_until_it_is_due() {
         let mut token = token([granted("first"), granted("second")]);
         token.due().await;
-        assert_eq!(
-            (token.get().await.unwrap(), token.get().await.unwrap()),
-            ("first".into(), "first".into())
-        );
-        assert!(token.due > Timestamp::now());
-        token.due = Timestamp::MIN;
-        assert_eq!(
-            (token.get().await.unwrap(), token.get().await.unwrap()),
-            ("second".into(), "second".into())
-        );
+        for expected in ["first", "second"] {
+            token.due = Timestamp::MIN;
+            assert_eq!([token.get().await.unwrap(), token.get().await.unwrap()], [expected, expected]);
+            assert!(token.due > Timestamp::now());
+        }
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
-use crate::fs::blocking_io::within;
+use crate::fs::blocking_io::{LOOK_LIMIT, within};
 use crate::fs::file::FileError;
 use crate::image::gc::{DiskSpace, SpaceRequest, SpaceResult};
 use crate::names::PodUid;
@@ -30,8 +30,6 @@ use ranking::{EvictionCandidate, first};
 
 /// As often as the kubelet measures.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// A disk that does not answer is measured again later.
-const LOOK_LIMIT: Duration = Duration::from_secs(30);
 /// How long the agent may take to measure what Pods use.
 const MEASURE_LIMIT: Duration = Duration::from_mins(2);
 
@@ -74,20 +72,17 @@ impl EvictionManager {
             if short.is_some() && result == SpaceResult::Freed {
                 continue;
             }
+            // While the Node shows `DiskPressure`, the scheduler sends no new Pod.
+            let has_pressure = |health: &NodeHealth| health.shortages.disk.is_some();
             // A pass may take minutes, so the agent measures again before it evicts a Pod.
             if short.is_some()
-                && self.has_disk_pressure()
+                && self.health.borrow().as_ref().is_some_and(has_pressure)
                 && let Some(short) = self.shortage().await
             {
                 self.evict_one(&short).await;
             }
             sleep(INTERVAL).await;
         }
-    }
-
-    /// Whether the Node shows `DiskPressure`, so that the scheduler sends no new Pod.
-    fn has_disk_pressure(&self) -> bool {
-        self.health.borrow().as_ref().is_some_and(|health| health.shortages.disk.is_some())
     }
 
     /// While there is enough space, the agent reserves some for its own files.

@@ -6,6 +6,9 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
+/// How long a disk may take to answer: one that does not must not hold up its reader.
+pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(30);
+
 /// Runs a blocking read; `None` when it has died, or the disk does not answer before the deadline.
 pub(crate) async fn within<T: Send + 'static>(
     deadline: Duration,

@@ -5,11 +5,9 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use super::blocking_io::within;
+use super::blocking_io::{LOOK_LIMIT, within};
 use crate::os::availability::{Availability, volume};
 
-/// A disk that does not answer must not hold up requests for disk space.
-pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(30);
 /// APFS frees blocks a moment after their file is deleted.
 const FIRST_WAIT: Duration = Duration::from_secs(3);
 /// APFS frees the blocks of a large file bit by bit.

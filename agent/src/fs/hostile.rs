@@ -109,13 +109,14 @@ pub(crate) fn at_every_moment(
     }
 }
 
-/// Replaces every directory in `root`, and every directory in those, by a link.
-pub(crate) fn replace_by_links(root: &Path, outside: &Path) {
-    for level in [1, 0] {
-        for dir in directories(root, level) {
+/// The attack that replaces every directory in `root`, and every directory in those, by a link.
+pub(crate) fn replace_by_links(root: &Path, outside: &Path) -> impl Fn() + Clone + use<> {
+    let (root, outside) = (root.to_owned(), outside.to_owned());
+    move || {
+        for dir in [1, 0].into_iter().flat_map(|level| directories(&root, level)) {
             let mut aside = dir.clone().into_os_string();
             aside.push(".aside");
-            let _ = fs::rename(&dir, aside).and_then(|()| symlink(outside, &dir));
+            let _ = fs::rename(&dir, aside).and_then(|()| symlink(&outside, &dir));
         }
     }
 }

@@ -75,10 +75,8 @@ impl Mover {
             return absent_is_fine(root.remove_file(name));
         }
         if entry.device != device {
-            return Err(io::Error::new(
-                io::ErrorKind::CrossesDevices,
-                "another file system is mounted in it",
-            ));
+            let why = "another file system is mounted in it";
+            return Err(io::Error::new(io::ErrorKind::CrossesDevices, why));
         }
         let dir = open_unlocked(root, name, entry.mode)?;
         for inner in dir.names()? {
@@ -95,6 +93,7 @@ impl Mover {
     }
 
     fn move_up(&mut self, dir: &Dir, name: &OsStr, mode: u32, root: &Dir) -> io::Result<()> {
+        use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
         if !is_unlocked(mode) {
             dir.unlock(name)?;
         }
@@ -103,13 +102,7 @@ impl Mover {
             let new = OsString::from(format!("..removed-{}", self.names));
             match dir.rename(name, root, &new) {
                 // The name is taken.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::DirectoryNotEmpty
-                            | io::ErrorKind::NotADirectory
-                            | io::ErrorKind::AlreadyExists
-                    ) => {}
+                Err(error) if matches!(error.kind(), DirectoryNotEmpty | NotADirectory | AlreadyExists) => {}
                 result => return absent_is_fine(result),
             }
         }
@@ -238,17 +231,13 @@ mod tests {
         }
         let before = hostile::snapshot(outside.path());
         let root = temp.path().join("v");
-        let attack = {
-            let (root, outside) = (root.clone(), outside.path().to_owned());
-            move || hostile::replace_by_links(&root, &outside)
-        };
         hostile::at_every_moment(
             || {
                 fs::create_dir_all(root.join("dir/inner/deep")).unwrap();
                 fs::write(root.join("dir/inner/file"), "").unwrap();
                 fs::write(root.join("dir/kept"), "").unwrap();
             },
-            attack,
+            hostile::replace_by_links(&root, outside.path()),
             || remove_below(temp.path(), "v").unwrap(),
             || {
                 assert!(!root.exists());

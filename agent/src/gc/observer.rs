@@ -161,7 +161,6 @@ fn observe_pod_dir(dir: &PodDir, ages: &mut Ages, now: Now) -> ObservedPodDir {
     ObservedPodDir { uid: dir.uid().clone(), holder: dir.holder().map_err(unknown), age }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "map_err passes errors by value")]
 fn unknown(error: impl std::error::Error + 'static) -> Unknown {
     chain(&error)
 }

@@ -22,7 +22,6 @@ use crate::metrics::Metrics;
 #[derive(Debug, Clone)]
 pub(crate) struct ApiAccess(watch::Receiver<Arc<Config>>);
 
-/// Changes an [`ApiAccess`].
 #[derive(Debug)]
 pub(crate) struct AccessUpdater(watch::Sender<Arc<Config>>);
 

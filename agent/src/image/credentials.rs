@@ -93,7 +93,6 @@ fn matches_glob(glob: &[u8], text: &[u8]) -> bool {
     glob[glob_at..].iter().all(|byte| *byte == b'*')
 }
 
-/// A pull secret without credentials.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadSecret {
     /// It is of another type, or lacks its key.

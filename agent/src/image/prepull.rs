@@ -23,7 +23,6 @@ pub(crate) const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
 /// More than fit on any host.
 const MOST: usize = 20;
 
-/// The images that the annotation names.
 pub(crate) fn wanted(node: &Node) -> BTreeSet<String> {
     let names = node.annotations().get(ANNOTATION).map_or("", String::as_str).split(',').map(str::trim);
     names.filter(|name| is_remote_name(name)).take(MOST).map(str::to_owned).collect()

@@ -38,7 +38,6 @@ const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PullRequest {
     pub(crate) image: String,
-    /// The credentials to try at its registry.
     pub(crate) credentials: Vec<Credential>,
 }
 

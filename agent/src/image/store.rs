@@ -122,7 +122,6 @@ impl ImageStore {
         }
     }
 
-    /// Which Pods may use an image that is here without asking its registry.
     pub(crate) fn access(&self, digest: &ImageDigest) -> ImageAccess {
         let inode = self.tart.image_inode(digest);
         lock(&self.record).access(digest, inode)
@@ -164,7 +163,6 @@ impl ImageStore {
         pin
     }
 
-    /// The images of the record.
     pub(crate) fn known(&self) -> Vec<KnownImage> {
         lock(&self.record).images.clone()
     }
@@ -174,7 +172,6 @@ impl ImageStore {
         lock(&self.record).pulls().map(str::to_owned).collect()
     }
 
-    /// A Pod uses an image at a time.
     pub(crate) fn used(&self, digest: &ImageDigest, now: Timestamp) {
         self.update(|record| {
             let before = record.images.iter().find(|known| known.digest == *digest);

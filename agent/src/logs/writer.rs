@@ -26,10 +26,11 @@ const REQUEST_INTERVAL: Duration = Duration::from_mins(1);
 /// How long `close` waits for disk space.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LogStream {
-    Stdout,
-    Stderr,
+words! {
+    pub(crate) enum LogStream {
+        Stdout = "stdout",
+        Stderr = "stderr",
+    }
 }
 
 /// A log file that is rotated by size. Its memory and disk space are bounded.
@@ -100,7 +101,7 @@ impl LogWriter {
 
     /// Writes incomplete lines, and the lines that wait for disk space.
     pub(crate) async fn close(mut self) {
-        for source in [LogStream::Stdout, LogStream::Stderr] {
+        for source in LogStream::ALL {
             if !self.pending[source as usize].is_empty() {
                 // `P`: there was no newline.
                 self.flush(source, b'P');
@@ -119,11 +120,7 @@ impl LogWriter {
     }
 
     fn flush(&mut self, source: LogStream, tag: u8) {
-        let name = match source {
-            LogStream::Stdout => "stdout",
-            LogStream::Stderr => "stderr",
-        };
-        let mut line = format!("{:.9} {name} ", Timestamp::now()).into_bytes();
+        let mut line = format!("{:.9} {source} ", Timestamp::now()).into_bytes();
         line.extend([tag, b' ']);
         line.append(&mut self.pending[source as usize]);
         line.push(b'\n');
@@ -312,17 +309,18 @@ mod tests {
         assert!(lines(&path).last().unwrap().1.contains("line 999"));
     }
 
-    /// A log on a full disk.
-    fn full() -> LogWriter {
-        LogWriter { path: "/dev/full".into(), ..LogWriter::nowhere() }
+    /// A log on a full disk, if the system has one.
+    fn full() -> Option<LogWriter> {
+        if !Path::new("/dev/full").exists() {
+            tart_kubelet_tests::skip::say("this system has no /dev/full").unwrap();
+            return None;
+        }
+        Some(LogWriter { path: "/dev/full".into(), ..LogWriter::nowhere() })
     }
 
     #[test]
     fn a_log_on_a_full_disk_loses_lines() {
-        if !Path::new("/dev/full").exists() {
-            return tart_kubelet_tests::skip::say("this system has no /dev/full").unwrap();
-        }
-        let mut log = full();
+        let Some(mut log) = full() else { return };
         log.write(LogStream::Stdout, b"one\ntwo\n");
         assert_eq!((&log.space, log.warned), (&Space::None, true), "there is no agent to ask");
         assert_eq!(log.size, 0);
@@ -330,14 +328,12 @@ mod tests {
 
     #[test]
     fn a_log_requests_disk_space_at_most_once_a_minute() {
-        if !Path::new("/dev/full").exists() {
-            return tart_kubelet_tests::skip::say("this system has no /dev/full").unwrap();
-        }
+        let Some(full) = full() else { return };
         let dir = dir();
         let run = VmRun::planned_example(dir.path());
         // A tart home on the volume of /dev/full.
         let tart = Tart::in_home(Path::new("/tart"), Path::new("/dev"));
-        let mut log = LogWriter { request: Some(DiskSpaceRequest::new(run.clone(), tart)), ..full() };
+        let mut log = LogWriter { request: Some(DiskSpaceRequest::new(run.clone(), tart)), ..full };
         log.write(LogStream::Stdout, b"one\n");
         assert!(run.wants_disk_space() && matches!(log.space, Space::Requested { .. }));
         run.remove_disk_space_request().unwrap();

@@ -40,7 +40,9 @@ metrics! {
 /// Counters that are 0, and not absent, before the first event.
 fn zero(label: &'static str, values: &[&'static str]) -> Family<Label, Counter> {
     let counters = Family::<Label, Counter>::default();
-    values.iter().for_each(|value| drop(counters.get_or_create(&[(label, *value)])));
+    for value in values {
+        drop(counters.get_or_create(&[(label, *value)]));
+    }
     counters
 }
 

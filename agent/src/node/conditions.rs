@@ -200,16 +200,9 @@ mod tests {
         let better = [("NodeHasNoDiskPressure", false), ("NodeReady", false)];
         assert_eq!(reasons(Some(&bad), &healthy), better);
         assert_eq!(events(None, &bad)[1].message, "TartMissing: no tart");
-        let short = NodeHealth {
-            shortages: Shortages {
-                pid: Some("few".into()),
-                memory: Some("little".into()),
-                addresses: Some("few".into()),
-                disk: None,
-            },
-            ..NodeHealth::default()
-        };
-        let short = status(&short, None, 3);
+        let few = || Some("few".to_owned());
+        let shortages = Shortages { pid: few(), memory: few(), addresses: few(), disk: None };
+        let short = status(&NodeHealth { shortages, ..NodeHealth::default() }, None, 3);
         assert_eq!(
             reasons(Some(&healthy), &short),
             ["NodeHasInsufficientMemory", "NodeHasInsufficientPID", "DHCPLeasesLow"]

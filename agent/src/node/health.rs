@@ -198,11 +198,8 @@ pub(crate) async fn watch_tart(tart: Tart, health: watch::Sender<Option<TartHeal
     loop {
         let found = TartHealth::check(&tart).await;
         let pause = if found.problem.is_some() { BROKEN_TART_INTERVAL } else { TART_INTERVAL };
-        health.send_if_modified(|known| {
-            let changed = known.as_ref() != Some(&found);
-            *known = Some(found);
-            changed
-        });
+        let found = Some(found);
+        health.send_if_modified(|known| std::mem::replace(known, found.clone()) != found);
         sleep(pause).await;
     }
 }

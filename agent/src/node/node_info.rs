@@ -18,7 +18,6 @@ use crate::quantity;
 /// Short, because a Pod's admission waits for the answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// What admission needs to know of the Node.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NodeInfo {
     pub(crate) name: String,

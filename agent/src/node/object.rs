@@ -259,34 +259,37 @@ mod tests {
 
     #[test]
     fn the_next_step_depends_on_what_the_api_server_shows() {
-        let decide = |health: &NodeHealth, shown: &Registered, now| {
-            decide(&config(), health, shown, Some(at(0)), at(now))
+        let spec = |change: fn(&mut NodeSpec)| shown(|node| change(node.spec.as_mut().unwrap()));
+        let labelled = |key: &str| {
+            shown(|node| drop(node.metadata.labels.as_mut().unwrap().insert(key.into(), "b".into())))
         };
-        assert_eq!(decide(&healthy(), &Registered::Unknown, 1), NodeDecision::Rest);
-        assert_eq!(decide(&healthy(), &Registered::Absent, 1), NodeDecision::Register);
-        assert_eq!(decide(&healthy(), &shown(|_| {}), 1), NodeDecision::Rest);
-        assert_eq!(decide(&healthy(), &shown(|_| {}), 299), NodeDecision::Rest);
-        assert_eq!(decide(&healthy(), &shown(|_| {}), 300), NodeDecision::Confirm);
-        assert_eq!(decide(&unhealthy(), &shown(|_| {}), 1), NodeDecision::WriteStatus);
-        assert_eq!(decide(&unhealthy(), &shown(|_| {}), 300), NodeDecision::WriteStatus);
-        let closed = shown(|node| node.status.as_mut().unwrap().daemon_endpoints = None);
-        assert_eq!(decide(&healthy(), &closed, 1), NodeDecision::WriteStatus);
-        let unlabelled = shown(|node| node.metadata.labels = None);
-        assert_eq!(decide(&healthy(), &unlabelled, 1), NodeDecision::Complete);
-        let nameless = shown(|node| node.spec.as_mut().unwrap().provider_id = None);
-        assert_eq!(decide(&healthy(), &nameless, 1), NodeDecision::Complete);
-        let other = shown(|node| node.spec.as_mut().unwrap().provider_id = Some("other".into()));
-        assert_eq!(decide(&healthy(), &other, 1), NodeDecision::Rest, "a providerID is never overwritten");
-        let tainted = shown(|node| node.spec.as_mut().unwrap().taints = None);
-        assert_eq!(decide(&healthy(), &tainted, 1), NodeDecision::Rest, "taints are set at creation only");
-        let labelled =
-            shown(|node| drop(node.metadata.labels.as_mut().unwrap().insert("a".into(), "b".into())));
-        assert_eq!(decide(&healthy(), &labelled, 1), NodeDecision::Rest, "labels that users set stay");
-        let stale = shown(|node| {
-            node.metadata.labels.as_mut().unwrap().insert("old".into(), "b".into());
+        let mut stale = labelled("old");
+        if let Registered::Present(node) = &mut stale {
             node.metadata.annotations.as_mut().unwrap().get_mut(labels::OWNED).unwrap().push_str(",old");
-        });
-        assert_eq!(decide(&healthy(), &stale, 1), NodeDecision::Complete);
+        }
+        let same = || shown(|_| {});
+        let unlabelled = shown(|node| node.metadata.labels = None);
+        let closed = shown(|node| node.status.as_mut().unwrap().daemon_endpoints = None);
+        let (nameless, tainted) = (spec(|spec| spec.provider_id = None), spec(|spec| spec.taints = None));
+        let other = spec(|spec| spec.provider_id = Some("other".into()));
+        for (health, shown, now, expected, why) in [
+            (healthy(), Registered::Unknown, 1, NodeDecision::Rest, "the API server has not answered"),
+            (healthy(), Registered::Absent, 1, NodeDecision::Register, "there is no Node"),
+            (healthy(), same(), 1, NodeDecision::Rest, "all is as it should be"),
+            (healthy(), same(), 299, NodeDecision::Rest, "the status is not due"),
+            (healthy(), same(), 300, NodeDecision::Confirm, "the status is due"),
+            (unhealthy(), same(), 1, NodeDecision::WriteStatus, "no VM can start"),
+            (unhealthy(), same(), 300, NodeDecision::WriteStatus, "a change comes before a confirmation"),
+            (healthy(), closed, 1, NodeDecision::WriteStatus, "the port is missing"),
+            (healthy(), unlabelled, 1, NodeDecision::Complete, "labels are missing"),
+            (healthy(), nameless, 1, NodeDecision::Complete, "the providerID is missing"),
+            (healthy(), other, 1, NodeDecision::Rest, "a providerID is never overwritten"),
+            (healthy(), tainted, 1, NodeDecision::Rest, "taints are set at creation only"),
+            (healthy(), labelled("a"), 1, NodeDecision::Rest, "labels that users set stay"),
+            (healthy(), stale, 1, NodeDecision::Complete, "a label is no longer wanted"),
+        ] {
+            assert_eq!(decide(&config(), &health, &shown, Some(at(0)), at(now)), expected, "{why}");
+        }
     }
 
     #[test]

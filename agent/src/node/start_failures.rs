@@ -115,9 +115,7 @@ impl StartReports {
     pub(crate) fn report(&self, start: &Start) {
         self.0.send_if_modified(|starts| {
             let after = starts.clone().after(start);
-            let changed = *starts != after;
-            *starts = after;
-            changed
+            std::mem::replace(starts, after.clone()) != after
         });
     }
 }

@@ -1,16 +1,11 @@
 //! The host's directories that tart shares with the guest. tart opens them by path, and must find the directories that were planned.
 
-use std::time::Duration;
-
 use super::Shim;
 use crate::error_chain::chain;
-use crate::fs::blocking_io::within;
+use crate::fs::blocking_io::{LOOK_LIMIT, within};
 use crate::fs::file::FileError;
 use crate::state::{NotStarted, NotStartedReason, VmRun};
 use crate::tart::Share;
-
-/// How long the host's disks may take to answer.
-const LIMIT: Duration = Duration::from_secs(30);
 
 impl Shim {
     /// Why tart must not open the VM's shares: one is not the directory that was planned, or a guest could replace it before tart opens
@@ -41,7 +36,7 @@ impl Shim {
         if shares.is_empty() {
             return None;
         }
-        let doubt = match within(LIMIT, move || check(&shares)).await {
+        let doubt = match within(LOOK_LIMIT, move || check(&shares)).await {
             Some(doubt) => doubt?,
             None => "the host's disk does not answer".to_owned(),
         };

@@ -79,10 +79,9 @@ impl VmRun {
     /// The same as [`StateDir::writers_of_others`], for a shim: without planned VMs. Their guests have written nothing yet, and the agent
     /// plans no VM that could replace a share which is still planned.
     pub(crate) fn other_writers(&self) -> Result<Vec<HostPathWriter>, FileError> {
-        // <state>/pods/<uid>/<restart>
-        let Some(state) = self.path().ancestors().nth(3) else { return Ok(Vec::new()) };
+        let Some(state) = self.state() else { return Ok(Vec::new()) };
         let mut found = Vec::new();
-        for live in StateDir::at(state).live_of_others(self.vm().uid())? {
+        for live in state.live_of_others(self.vm().uid())? {
             if live.run.has_begun()? {
                 found.extend(live.writers());
             }

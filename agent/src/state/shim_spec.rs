@@ -114,16 +114,15 @@ impl ShimSpec {
 #[cfg(test)]
 impl ShimSpec {
     pub(crate) fn example(vm: VmName) -> Self {
-        let termination = serde_json::json!({"path": "/dev/termination-log"});
-        serde_json::from_value(serde_json::json!({
-            "vm": vm,
+        let least = serde_json::json!({
+            "vm": "tk-0b1c-0",
             "image": "registry.test/macos@sha256:0",
             "tart": "/tart",
-            "main": {"name": "main", "termination": termination, "log": "/log"},
+            "main": {"name": "main", "termination": {"path": "/dev/termination-log"}, "log": "/log"},
             "grace": Duration::from_secs(30),
             "boot_limit": Duration::from_mins(15),
-        }))
-        .unwrap()
+        });
+        Self { vm, ..serde_json::from_value(least).unwrap() }
     }
 }
 

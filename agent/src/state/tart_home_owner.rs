@@ -142,11 +142,11 @@ impl TartHomeOwner {
             return Ok(());
         }
         let other = self.before.as_ref().filter(|before| before.differs_from(&cluster));
-        if let Some(before) = other {
-            if let Some(vms) = at_work(&self.tart)? {
-                let (home, node) = (self.tart.home().to_owned(), self.node.clone());
-                return Err(TartHomeError::Elsewhere { home, node, server: before.server.clone(), vms });
-            }
+        if let Some(before) = other
+            && let Some(vms) = at_work(&self.tart)?
+        {
+            let (home, node) = (self.tart.home().to_owned(), self.node.clone());
+            return Err(TartHomeError::Elsewhere { home, node, server: before.server.clone(), vms });
         }
         let owner = Owner::Member { node: self.node.clone(), cluster };
         match file::write_durably(&owner_path(&self.tart), &owner) {
@@ -191,6 +191,11 @@ mod tests {
         name.parse().unwrap()
     }
 
+    fn cluster(server: &str, authority: &str) -> Cluster {
+        let authorities = [authority.to_owned()].into();
+        Cluster { server: format!("https://{server}:6443"), authorities }
+    }
+
     #[test]
     fn another_node_gets_the_home_when_no_vm_is_at_work() {
         let _quiet = crate::testing::no_programs();
@@ -229,26 +234,22 @@ mod tests {
         let _quiet = crate::testing::no_programs();
         let dir = dir();
         let tart = Tart::in_home("/tart".as_ref(), dir.path());
-        let cluster = |server: &str, authorities: &[&str]| Cluster {
-            server: format!("https://{server}:6443"),
-            authorities: authorities.iter().map(|&one| one.to_owned()).collect(),
-        };
         let join = |cluster| TartHomeOwner::take(&tart, &node("a")).unwrap().join(cluster);
         // The file of an older agent.
         fs::write(dir.path().join("tart-kubelet.json"), "\"a\"").unwrap();
         let vm = dir.path().join("vms").join(VM);
         fs::create_dir_all(&vm).unwrap();
-        join(cluster("one", &["x"])).unwrap();
-        let refused = join(cluster("two", &["y"])).unwrap_err().to_string();
+        join(cluster("one", "x")).unwrap();
+        let refused = join(cluster("two", "y")).unwrap_err().to_string();
         assert!(refused.contains("https://one:6443") && refused.contains(VM), "{refused}");
         let way_out = format!("remove {}", dir.path().join("tart-kubelet.json").display());
         assert!(refused.contains(&way_out), "{refused}");
         // The cluster's address changes, and later its authority.
-        join(cluster("three", &["x"])).unwrap();
-        join(cluster("three", &["y"])).unwrap();
-        assert!(join(cluster("one", &["x"])).is_err());
+        join(cluster("three", "x")).unwrap();
+        join(cluster("three", "y")).unwrap();
+        assert!(join(cluster("one", "x")).is_err());
         fs::remove_dir(&vm).unwrap();
-        join(cluster("one", &["x"])).unwrap();
+        join(cluster("one", "x")).unwrap();
         // Another Node has owned the home meanwhile.
         drop(TartHomeOwner::take(&tart, &node("b")).unwrap());
         fs::create_dir_all(&vm).unwrap();
@@ -259,10 +260,6 @@ mod tests {
     fn an_agent_that_cannot_record_its_cluster_works_unless_it_is_another_one() {
         let dir = dir();
         let tart = Tart::in_home("/tart".as_ref(), dir.path());
-        let cluster = |server: &str, authority: &str| Cluster {
-            server: format!("https://{server}:6443"),
-            authorities: [authority.to_owned()].into(),
-        };
         let (owner, in_the_way) =
             (dir.path().join("tart-kubelet.json"), dir.path().join("tart-kubelet.tmp/in-the-way"));
         let join = |cluster| TartHomeOwner::take(&tart, &node("a")).unwrap().join(cluster);

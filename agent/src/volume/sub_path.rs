@@ -239,16 +239,12 @@ mod tests {
         fs::create_dir(outside.path().join("inner")).unwrap();
         let before = hostile::snapshot(outside.path());
         let root = temp.path().join("v");
-        let attack = {
-            let (root, outside) = (root.clone(), outside.path().to_owned());
-            move || hostile::replace_by_links(&root, &outside)
-        };
         hostile::at_every_moment(
             || {
                 let _ = fs::remove_dir_all(&root);
                 fs::create_dir_all(root.join("dir/inner")).unwrap();
             },
-            attack,
+            hostile::replace_by_links(&root, outside.path()),
             || drop(locate(&Dir::trusted(&root).unwrap(), "dir/inner/new/newer", true)),
             || assert_eq!(hostile::snapshot(outside.path()), before),
         );

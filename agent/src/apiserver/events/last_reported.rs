@@ -1,13 +1,7 @@
 //! Events that are written once per change, and not at every look at the same state.
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct LastReported<T>(Option<T>);
-
-impl<T> Default for LastReported<T> {
-    fn default() -> Self {
-        Self(None)
-    }
-}
 
 impl<T: PartialEq> LastReported<T> {
     /// Continues after a value that was reported before, for instance by an earlier agent.

@@ -130,12 +130,8 @@ mod tests {
     use tokio::sync::mpsc;
 
     fn record(note: &str) -> EventRecord {
-        EventRecord {
-            warns: true,
-            reason: "Failed".into(),
-            action: format!("Failed-{note}"),
-            note: note.into(),
-        }
+        let action = format!("Failed-{note}");
+        EventRecord { warns: true, reason: "Failed".into(), action, note: note.into() }
     }
 
     /// A recorder whose API server gives these answers, with `None` for a connection that breaks, and the requests that it gets.

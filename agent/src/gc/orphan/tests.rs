@@ -102,27 +102,22 @@ fn a_base_vm_that_no_image_needs_is_deleted() {
         change(&mut seen);
         kept(&seen)
     };
-    let first = |seen: &mut OrphanObservation| seen.vms.as_mut().unwrap().remove(0);
     assert_eq!(with(|seen| seen.bases = Ok(HashSet::from([base('0')]))), "base");
     assert_eq!(with(|seen| seen.bases = Ok(HashSet::from([base('1')]))), "");
     assert_eq!(with(|seen| seen.bases = Err("no".into())), "unknown");
     assert_eq!(with(|seen| seen.cached = Ok(HashSet::from([base('1')]))), "base", "it may be the only copy");
     assert_eq!(with(|seen| seen.cached = Err("no".into())), "unknown");
     assert_eq!(with(|seen| seen.pods = Err("no".into())), "unknown");
-    for (lock, reason) in [
-        (Ok(VmLock::Runs), "tart"),
-        (Ok(VmLock::Busy), "tart"),
-        (Err("no".to_owned()), "unknown"),
-        (Ok(VmLock::Free), ""),
+    let (no, orphan_base) = (|| "no".to_owned(), || orphan(&name));
+    for (vm, reason) in [
+        (ObservedVm { lock: Ok(VmLock::Runs), ..orphan_base() }, "tart"),
+        (ObservedVm { lock: Ok(VmLock::Busy), ..orphan_base() }, "tart"),
+        (ObservedVm { lock: Err(no()), ..orphan_base() }, "unknown"),
+        (ObservedVm { lock: Ok(VmLock::Free), ..orphan_base() }, ""),
+        (ObservedVm { age: Ok(Duration::ZERO), ..orphan_base() }, "age"),
+        (ObservedVm { age: Err(no()), ..orphan_base() }, "unknown"),
     ] {
-        let mut seen = seen.clone();
-        let vm = ObservedVm { lock, ..first(&mut seen) };
-        assert_eq!(kept(&OrphanObservation { vms: Ok(vec![vm]), ..seen }), reason);
-    }
-    for (age, reason) in [(Ok(Duration::ZERO), "age"), (Err("no".to_owned()), "unknown")] {
-        let mut seen = seen.clone();
-        let vm = ObservedVm { age, ..first(&mut seen) };
-        assert_eq!(kept(&OrphanObservation { vms: Ok(vec![vm]), ..seen }), reason);
+        assert_eq!(kept(&observation(vec![vm])), reason);
     }
     // Names that are nearly those of bases.
     for name in [format!("{name}0"), name[..name.len() - 1].to_owned(), name.replace('0', "G")] {

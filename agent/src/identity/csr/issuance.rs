@@ -156,11 +156,7 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> WaitResult {
             Err(error) => {
                 let words = chain(&error);
                 if problem.is_none() {
-                    warn!(
-                        csr = name,
-                        problem = words,
-                        "cannot watch the certificate signing request; trying again"
-                    );
+                    remind(name, approved, Some(&words));
                 }
                 problem = Some(words);
             }
@@ -168,6 +164,7 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> WaitResult {
     }
 }
 
+/// Logs what the agent waits for.
 fn remind(name: &str, approved: bool, problem: Option<&str>) {
     if let Some(problem) = problem {
         warn!(csr = name, problem, "cannot watch the certificate signing request; trying again");

@@ -31,11 +31,12 @@ pub(super) fn user(node: &NodeName) -> String {
     format!("system:node:{node}")
 }
 
-/// Whose credentials send the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Requester {
-    Bootstrap,
-    Node,
+words! {
+    /// Whose credentials send the request.
+    pub(super) enum Requester {
+        Bootstrap = "bootstrap",
+        Node = "node",
+    }
 }
 
 /// The request for a Node's certificate.
@@ -67,12 +68,8 @@ fn request(
 }
 
 fn name(signer: Signer, node: &NodeName, key: &KeyPair, requester: Requester) -> String {
-    let requester = match requester {
-        Requester::Bootstrap => "bootstrap",
-        Requester::Node => "node",
-    };
     let mut digest = Sha256::new();
-    for part in [requester, signer.name, GROUP, &user(node)].into_iter().chain(signer.usages) {
+    for part in [requester.as_str(), signer.name, GROUP, &user(node)].into_iter().chain(signer.usages) {
         digest.update(part);
         // Separates the parts: no two lists of parts have the same bytes.
         digest.update([0]);

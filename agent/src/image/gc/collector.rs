@@ -16,9 +16,9 @@ use super::{
     choose,
 };
 use crate::error_chain::chain;
-use crate::fs::blocking_io::within;
+use crate::fs::blocking_io::{LOOK_LIMIT, within};
 use crate::fs::file::FileError;
-use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
+use crate::fs::freed_space::{freed, measure};
 use crate::image::ImageStore;
 use crate::image::ownership::KnownImage;
 use crate::names::ImageDigest;

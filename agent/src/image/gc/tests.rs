@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::at;
 
+const LAST: ImageVerdict = ImageVerdict::Keep(ImageVerdictReason::Last);
+
 fn digest(number: u64) -> ImageDigest {
     ImageDigest::parse(&format!("r.test/macos@sha256:{number:064x}")).unwrap()
 }
@@ -38,11 +40,7 @@ fn verdicts(observation: &ImageGcObservation) -> Vec<(u64, ImageVerdict)> {
 #[test]
 fn the_least_recently_used_go_first_and_one_stays() {
     let images = vec![image(1, 30), image(2, 10), image(3, 20)];
-    let expected = [
-        (2, ImageVerdict::Delete),
-        (3, ImageVerdict::Delete),
-        (1, ImageVerdict::Keep(ImageVerdictReason::Last)),
-    ];
+    let expected = [(2, ImageVerdict::Delete), (3, ImageVerdict::Delete), (1, LAST)];
     assert_eq!(verdicts(&observation(images, 15, PassStage::Routine)), expected);
 }
 
@@ -54,7 +52,7 @@ fn collection_begins_at_the_high_watermark_and_ends_at_the_low_one() {
     };
     assert!(!goes(16, PassStage::Routine) && goes(15, PassStage::Routine) && goes(0, PassStage::Routine));
     assert!(goes(19, PassStage::Continued) && !goes(20, PassStage::Continued));
-    assert!(goes(100, PassStage::Requested), "somebody has no room, whatever the volume says");
+    assert!(goes(100, PassStage::Requested), "a requester has no room, whatever the volume says");
     let blind = |stage| {
         let observation =
             ImageGcObservation { space: None, ..observation(vec![image(1, 10), image(2, 20)], 0, stage) };
@@ -75,20 +73,18 @@ fn what_is_needed_stays_and_counts_as_the_one_that_stays() {
         assert_eq!(verdicts(&observation(images, 0, PassStage::Requested)), expected);
     }
     let young = Image { pulled_at: at(9_881), ..image(1, 10) };
-    assert_eq!(
-        verdicts(&observation(vec![young], 0, PassStage::Requested)),
-        [(1, ImageVerdict::Keep(ImageVerdictReason::Young))]
-    );
+    let expected = [(1, ImageVerdict::Keep(ImageVerdictReason::Young))];
+    assert_eq!(verdicts(&observation(vec![young], 0, PassStage::Requested)), expected);
 }
 
 #[test]
 fn the_one_that_stays_is_one_to_clone_from() {
     let bare = |number, used| Image { has_base: false, ..image(number, used) };
     let images = vec![image(1, 10), bare(2, 20)];
-    let expected = [(1, ImageVerdict::Keep(ImageVerdictReason::Last)), (2, ImageVerdict::Delete)];
+    let expected = [(1, LAST), (2, ImageVerdict::Delete)];
     assert_eq!(verdicts(&observation(images, 0, PassStage::Requested)), expected);
     let images = vec![bare(1, 10), bare(2, 20)];
-    let expected = [(1, ImageVerdict::Delete), (2, ImageVerdict::Keep(ImageVerdictReason::Last))];
+    let expected = [(1, ImageVerdict::Delete), (2, LAST)];
     assert_eq!(verdicts(&observation(images, 0, PassStage::Requested)), expected);
     assert_eq!(verdicts(&observation(Vec::new(), 0, PassStage::Requested)), []);
 }

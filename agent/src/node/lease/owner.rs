@@ -167,24 +167,20 @@ mod tests {
     fn only_a_recent_lease_of_another_agent_has_an_owner() {
         let held = lease(&"mac-1".parse().unwrap(), "uid", "first", at(1000));
         let other = |instance: &str| LeaseOwner::Other { instance: instance.into(), renewed: Some(at(1000)) };
-        assert_eq!(LeaseOwner::of(None, "first", at(1001)), LeaseOwner::Free);
-        assert_eq!(LeaseOwner::of(Some(&held), "first", at(1001)), LeaseOwner::Free);
-        assert_eq!(LeaseOwner::of(Some(&held), "second", at(1001)), other("first"));
-        assert_eq!(LeaseOwner::of(Some(&held), "second", at(1100)), other("first"));
-        assert_eq!(
-            LeaseOwner::of(Some(&held), "second", at(900)),
-            other("first"),
-            "the other clock is ahead"
-        );
-        assert_eq!(LeaseOwner::of(Some(&held), "second", at(1121)), LeaseOwner::Free);
         let mut foreign = held.clone();
         foreign.metadata.annotations = None;
-        assert_eq!(LeaseOwner::of(Some(&foreign), "first", at(1001)), other("which is no tart-kubelet"));
-        foreign.spec = None;
-        assert_eq!(
-            LeaseOwner::of(Some(&foreign), "first", at(1001)),
-            LeaseOwner::Free,
-            "it was never renewed"
-        );
+        let never_renewed = Lease { spec: None, ..foreign.clone() };
+        for (lease, ours, second, expected, why) in [
+            (None, "first", 1001, LeaseOwner::Free, "there is no Lease"),
+            (Some(&held), "first", 1001, LeaseOwner::Free, "it is the agent's own"),
+            (Some(&held), "second", 1001, other("first"), "it is another agent's"),
+            (Some(&held), "second", 1100, other("first"), "it is nearly too old"),
+            (Some(&held), "second", 900, other("first"), "the other clock is ahead"),
+            (Some(&held), "second", 1121, LeaseOwner::Free, "it is too old"),
+            (Some(&foreign), "first", 1001, other("which is no tart-kubelet"), "it names no agent"),
+            (Some(&never_renewed), "first", 1001, LeaseOwner::Free, "it was never renewed"),
+        ] {
+            assert_eq!(LeaseOwner::of(lease, ours, at(second)), expected, "{why}");
+        }
     }
 }

@@ -13,7 +13,6 @@ use crate::os::host::{HostFacts, processes};
 use crate::state::StateDir;
 use crate::tart::Tart;
 
-/// Where the signals are read.
 #[derive(Debug, Clone)]
 pub(crate) struct SignalSources {
     /// The state directory.

@@ -99,16 +99,12 @@ mod tests {
     #[test]
     fn pressure_begins_at_once_and_ends_after_the_period() {
         let thresholds = Thresholds::parse("nodefs.available<10%,imagefs.available<20%").unwrap();
-        let full = SignalObservations {
+        let with = |imagefs| SignalObservations {
             nodefs: Some(left(50)),
-            imagefs: Some(left(19)),
+            imagefs: Some(left(imagefs)),
             ..SignalObservations::default()
         };
-        let free = SignalObservations {
-            nodefs: Some(left(50)),
-            imagefs: Some(left(20)),
-            ..SignalObservations::default()
-        };
+        let (full, free) = (with(19), with(20));
         // (time, observation, whether there is pressure then)
         let table = [
             (0, &free, false),

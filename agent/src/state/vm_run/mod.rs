@@ -114,10 +114,9 @@ impl VmRun {
 
     /// The addresses of this host's other live VMs.
     pub(crate) fn addresses_of_others(&self) -> Result<Vec<IpAddr>, FileError> {
-        // <state>/pods/<uid>/<restart>
-        let Some(state) = self.path.ancestors().nth(3) else { return Ok(Vec::new()) };
+        let Some(state) = self.state() else { return Ok(Vec::new()) };
         let mut found = Vec::new();
-        for pod in StateDir::at(state).pods()? {
+        for pod in state.pods()? {
             for other in pod.runs()?.iter().filter(|other| other.path != self.path) {
                 let progress: Option<Progress> = other.read("progress.json")?;
                 if other.holder()? != Holder::Nobody {
@@ -272,6 +271,11 @@ impl VmRun {
 
     pub(super) fn remove(&self) -> Result<(), FileError> {
         file::remove_dir(&self.path)
+    }
+
+    /// The state directory, from `<state>/pods/<uid>/<restart>`.
+    pub(super) fn state(&self) -> Option<StateDir> {
+        self.path.ancestors().nth(3).map(StateDir::at)
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, FileError> {
