@@ -41,9 +41,7 @@ pub(crate) struct EvictionManager {
     pub(crate) health: watch::Receiver<Option<NodeHealth>>,
     pub(crate) events: Events,
     pub(crate) tart: Tart,
-    /// Where free space is measured.
     pub(crate) signals: SignalSources,
-    /// Below which amounts a Pod is evicted.
     pub(crate) thresholds: Thresholds,
     pub(crate) state: StateDir,
 }

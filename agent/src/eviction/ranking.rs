@@ -12,7 +12,6 @@ const RESOURCE: &str = "ephemeral-storage";
 /// From this priority on a Pod is critical for the cluster, and is never evicted.
 const CRITICAL: i32 = 2_000_000_000;
 
-/// A Pod that uses disk space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EvictionCandidate {
     pub(crate) uid: PodUid,

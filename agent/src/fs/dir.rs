@@ -156,7 +156,6 @@ impl Dir {
         Ok(fchmodat(&self.0, one(name)?, Mode::S_IRWXU, FchmodatFlags::NoFollowSymlink)?)
     }
 
-    /// Sets the permission bits of this directory itself.
     fn set_mode(&self, mode: u32) -> io::Result<()> {
         File::from(self.0.try_clone()?).set_permissions(Permissions::from_mode(mode))
     }

@@ -123,10 +123,7 @@ fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileErro
 
 /// Makes a rename or a new entry survive a power cut.
 fn sync_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) => File::open(parent)?.sync_all(),
-        None => Ok(()),
-    }
+    path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }
 
 /// Removes a file; an absent one is fine.

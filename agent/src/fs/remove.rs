@@ -31,7 +31,6 @@ pub(crate) fn remove(parent: &Dir, name: &OsStr) -> io::Result<()> {
 
 #[derive(Default)]
 struct Mover {
-    /// The number of names that it has used.
     names: u64,
 }
 

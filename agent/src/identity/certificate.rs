@@ -52,7 +52,6 @@ impl CertificateFacts {
         })
     }
 
-    /// Whether the certificate has the public key of this key.
     pub(super) fn has_key(&self, key: &KeyPair) -> bool {
         self.public_key == key.public_key_raw()
     }

@@ -95,7 +95,6 @@ fn matches_glob(glob: &[u8], text: &[u8]) -> bool {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadSecret {
-    /// It is of another type, or lacks its key.
     #[error("it has no `.dockerconfigjson` and no `.dockercfg`")]
     NoConfig,
     /// Its content is not JSON of the right shape. The message does not show it, because it is secret.

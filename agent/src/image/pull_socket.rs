@@ -32,7 +32,6 @@ const MAX_REQUEST: u64 = 256 << 10;
 const LIMIT: Duration = Duration::from_secs(10);
 /// How often the agent sends the progress, so that each side notices the end of the other.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the agent waits after it could not accept a connection.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -113,12 +113,6 @@ impl LogWriter {
         }
     }
 
-    fn warn_once(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot write the container's log");
-        }
-    }
-
     fn flush(&mut self, source: LogStream, tag: u8) {
         let mut line = format!("{:.9} {source} ", Timestamp::now()).into_bytes();
         line.extend([tag, b' ']);
@@ -174,7 +168,9 @@ impl LogWriter {
 
     fn lose(&mut self, error: &io::Error) {
         let is_new = std::mem::replace(&mut self.space, Space::None) != Space::None;
-        self.warn_once(error);
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot write the container's log");
+        }
         if is_new {
             self.notice_loss();
         }

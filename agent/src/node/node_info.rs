@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
-use kube::Api;
-use kube::ResourceExt;
+use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 use tracing::warn;
 

@@ -102,7 +102,6 @@ fn problem(fault: HostFault, message: &str) -> Option<HealthProblem> {
     Some(HealthProblem { reason, message })
 }
 
-/// Where workers report starts.
 #[derive(Debug, Clone)]
 pub(crate) struct StartReports(Arc<watch::Sender<StartFailures>>);
 

@@ -68,7 +68,6 @@ impl DiskSpaceRequest {
         sent
     }
 
-    /// Leaves a notice for the agent.
     pub(crate) fn notice(&self, reason: &str, message: &str) {
         let notice = Notice { reason: reason.to_owned(), message: message.to_owned() };
         if let Err(error) = self.run.record_notice(&notice) {

@@ -18,7 +18,6 @@ impl ContainerSpec {
     }
 }
 
-/// Removes logs by their number.
 pub(super) fn remove(dir: &Path, is_gone: impl Fn(u32) -> bool) -> Result<(), FileError> {
     let number = |name: &str| name.split_once(".log").and_then(|(number, _)| number.parse().ok());
     let gone = file::entries(dir)?.into_iter().filter(|name| number(name).is_some_and(&is_gone));

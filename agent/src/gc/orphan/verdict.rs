@@ -8,7 +8,6 @@ use super::Unknown;
 use crate::duration::Approximate;
 use crate::names::{BaseName, PodName, PodUid, VmName};
 
-/// What a verdict is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Subject {
     Vm(VmName),

@@ -86,7 +86,6 @@ impl Shim {
         crash_point::point("shim.running");
     }
 
-    /// Notes the exit code of the main container's command, and the time.
     pub(super) fn note_exit(&self, started_at: Timestamp, code: i32) {
         if code < 0 {
             let _ = self.main.shell_killed.set(());
@@ -98,7 +97,6 @@ impl Shim {
         }
     }
 
-    /// Records the exit code of the main container's command, if it is known.
     pub(super) async fn persist_exit(&self) {
         if let Some(outcome) = self.main.exit.get() {
             self.persist_result(outcome).await;

@@ -13,7 +13,6 @@ use crate::fs::file::FileError;
 use crate::os::process_table::{self, RunningProcess, TableError};
 use crate::state::{Holder, VmRun};
 
-/// The environment variable with the VM's name.
 pub(super) const VM_VARIABLE: &str = "TART_KUBELET_VM";
 
 /// How often the locks are tried.

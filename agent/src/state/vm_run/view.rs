@@ -24,7 +24,6 @@ pub(crate) struct VmRunView {
     pub(crate) init: Vec<InitState>,
     pub(crate) notices: Vec<Notice>,
     pub(crate) wants_disk_space: bool,
-    /// The command that the shim waits for.
     pub(crate) command_request: Option<CommandRequest>,
     pub(crate) stop: Option<StopRequest>,
     /// The outcome of the container while the VM may still run.

@@ -15,7 +15,6 @@ use super::{MAX_CLIENTS, PAUSE};
 
 /// A client without a datagram in either direction for this long is forgotten.
 const IDLE: Duration = Duration::from_mins(1);
-/// The longest datagram.
 const MAX_DATAGRAM: usize = 65_536;
 /// Datagrams per client that may wait for the guest; further ones are lost.
 const MAX_WAITING: usize = 16;
