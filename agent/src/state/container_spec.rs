@@ -19,7 +19,7 @@ pub(crate) struct ContainerSpec {
     pub(crate) command: Option<GuestCommand>,
     /// Whether its variables may have changed when it starts. The shim then asks the agent for its command, except for the first start
     /// in a VM, which the spec is made for.
-    pub(crate) late: bool,
+    pub(crate) asks_for_command: bool,
     pub(crate) mounts: Vec<Mount>,
     pub(crate) termination: Termination,
     pub(crate) post_start: Option<Hook>,

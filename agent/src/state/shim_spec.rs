@@ -144,7 +144,7 @@ impl ShimSpec {
             main: ContainerSpec {
                 name: "main".to_owned(),
                 command: None,
-                late: false,
+                asks_for_command: false,
                 mounts: Vec::new(),
                 termination: Termination { path: "/dev/termination-log".to_owned(), or_log: false },
                 post_start: None,

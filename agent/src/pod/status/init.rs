@@ -11,7 +11,7 @@ use crate::state::{InitStage, InitState, Outcome, RestartPolicy, VmRunView};
 pub(super) fn statuses(context: &Context<'_>, current: Option<&VmRunView>) -> Vec<ContainerStatus> {
     let Ok(plan) = context.plan else { return Vec::new() };
     let states = current.map_or(&[][..], VmRunView::init_states);
-    let spec = current.and_then(|attempt| attempt.spec.as_ref());
+    let spec = current.and_then(|run| run.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
         let (now, last) =
@@ -40,8 +40,8 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&VmRunView>) -> Ve
 }
 
 /// Whether a VM has yet to run its init containers. A new VM runs all of them again.
-fn is_to_run(attempt: &VmRunView) -> bool {
-    attempt.spec.is_some() && attempt.outcome.is_none() && attempt.running_since().is_none()
+fn is_to_run(run: &VmRunView) -> bool {
+    run.spec.is_some() && run.outcome.is_none() && run.running_since().is_none()
 }
 
 /// What the API shows of an init container that has ended.
@@ -87,9 +87,9 @@ fn shown(
     current: Option<&VmRunView>,
     state: &InitState,
 ) -> (ContainerState, Option<ContainerState>) {
-    let spec = current.and_then(|attempt| attempt.spec.as_ref());
+    let spec = current.and_then(|run| run.spec.as_ref());
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
-    let now = match (&state.now, current.and_then(|attempt| attempt.outcome.as_ref())) {
+    let now = match (&state.now, current.and_then(|run| run.outcome.as_ref())) {
         (InitStage::Waiting, _) => pending(context, &state.name),
         (InitStage::BackOff(delay), _) => backing_off(context.pod, &state.name, *delay),
         (InitStage::Running(since), None) => running(*since),

@@ -101,7 +101,7 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let container = container(seen, context, plan);
     let failure = failure(seen);
     let phase = if failure.is_some() { Phase::Failed } else { phase(seen, &container) };
-    let current = seen.attempts.last();
+    let current = seen.runs.last();
     let address = address(current);
     let init = init::statuses(context, current);
     let facts = conditions::ConditionFacts {
@@ -173,13 +173,13 @@ enum Shown {
 }
 
 fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownContainer {
-    let current = seen.attempts.last();
-    let previous = seen.attempts.len().checked_sub(2).map(|index| &seen.attempts[index]);
-    let restart = current.map_or(Restart(0), |attempt| attempt.restart);
+    let current = seen.runs.last();
+    let previous = seen.runs.len().checked_sub(2).map(|index| &seen.runs[index]);
+    let restart = current.map_or(Restart(0), |run| run.restart);
     let (state, last, shown) = match current {
         None => (waiting(context, plan), None, Shown::Waiting),
-        Some(attempt) => match (&attempt.outcome, &attempt.progress) {
-            (Some(outcome), _) => over(seen, context, plan, attempt, outcome),
+        Some(run) => match (&run.outcome, &run.progress) {
+            (Some(outcome), _) => over(seen, context, plan, run, outcome),
             (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
                 let running = ContainerStateRunning { started_at: Some(Time(*since)) };
                 let state = ContainerState { running: Some(running), ..ContainerState::default() };
@@ -190,7 +190,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownC
     };
     let before = previous.and_then(|view| view.outcome.as_ref().map(|outcome| end_of(view, outcome)));
     let running = matches!(shown, Shown::Running);
-    let spec = current.and_then(|attempt| attempt.spec.as_ref());
+    let spec = current.and_then(|run| run.spec.as_ref());
     let status = ContainerStatus {
         name: plan.container.clone(),
         image: image_of(spec, plan),
@@ -216,15 +216,15 @@ fn over(
     seen: &Observation,
     context: &Context<'_>,
     plan: &VmPlan,
-    attempt: &VmRunView,
+    run: &VmRunView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
     let end = match &outcome.ending {
         // The main container never started.
         Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
-        _ => end_of(attempt, outcome),
+        _ => end_of(run, outcome),
     };
-    match (seen.verdict(attempt, outcome), context.trouble_of(&plan.container)) {
+    match (seen.verdict(run, outcome), context.trouble_of(&plan.container)) {
         // The restart is due, but the VM cannot be created.
         (next @ RestartDecision::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
             let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
@@ -232,13 +232,13 @@ fn over(
         }
         // The container starts again at once, but the API server would take this end for final.
         (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _)
-            if is_final_end(seen.wanted, &end) =>
+            if is_final_end(seen.desired, &end) =>
         {
             (waiting(context, plan), Some(end), Shown::Over(next))
         }
         (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
         (next @ RestartDecision::Restart { delay, .. }, _) => {
-            let name = attempt.spec.as_ref().map_or("", |spec| &spec.main.name);
+            let name = run.spec.as_ref().map_or("", |spec| &spec.main.name);
             (backing_off(context.pod, name, delay), Some(end), Shown::Over(next))
         }
         (next, _) => (end, None, Shown::Over(next)),
@@ -271,9 +271,9 @@ fn never_ran() -> ContainerState {
 
 /// Whether the API server lets a container never leave this terminated state: the restart policy would not start it again. A failed probe
 /// or another image does.
-fn is_final_end(wanted: Desired, end: &ContainerState) -> bool {
+fn is_final_end(desired: Desired, end: &ContainerState) -> bool {
     let succeeded = end.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
-    match wanted {
+    match desired {
         Desired::Run(RestartPolicy::Always) => false,
         Desired::Run(RestartPolicy::OnFailure) => succeeded,
         _ => true,
@@ -304,13 +304,13 @@ fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
 
 /// The guest's current address.
 fn address(current: Option<&VmRunView>) -> Option<IpAddr> {
-    let current = current.filter(|attempt| attempt.outcome.is_none())?;
+    let current = current.filter(|run| run.outcome.is_none())?;
     current.progress.as_ref()?.stage.address()
 }
 
 /// The guest's last known address.
 fn was_at(current: Option<&VmRunView>, old: &PodStatus) -> Option<String> {
-    let progress = current.and_then(|attempt| attempt.progress.as_ref());
+    let progress = current.and_then(|run| run.progress.as_ref());
     let last = progress.and_then(|progress| progress.stage.address());
     last.map(|ip| ip.to_string()).or_else(|| old.pod_ip.clone())
 }
@@ -320,9 +320,9 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
 }
 
-fn end_of(attempt: &VmRunView, outcome: &Outcome) -> ContainerState {
-    let cause = attempt.effective_stop().and_then(|stop| stop.cause);
-    terminated(attempt.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
+fn end_of(run: &VmRunView, outcome: &Outcome) -> ContainerState {
+    let cause = run.effective_stop().and_then(|stop| stop.cause);
+    terminated(run.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
 }
 
 /// The end of a container; `failed` is what it was stopped for, if that was its own failure.
@@ -374,13 +374,13 @@ pub(super) fn vm_of(container_id: &str) -> Option<VmName> {
 }
 
 fn phase(seen: &Observation, container: &ShownContainer) -> Phase {
-    let stopping = matches!(seen.wanted, Desired::Stop(_) | Desired::Finished(_) | Desired::Gone);
+    let stopping = matches!(seen.desired, Desired::Stop(_) | Desired::Finished(_) | Desired::Gone);
     match container.state {
         Shown::Running | Shown::Over(RestartDecision::Restart { .. }) => Phase::Running,
         Shown::Over(RestartDecision::Succeeded) => Phase::Succeeded,
         Shown::Over(RestartDecision::Failed) => Phase::Failed,
         // A Pod that is deleted before it ever ran has failed.
-        Shown::Waiting if stopping && seen.attempts.is_empty() => Phase::Failed,
+        Shown::Waiting if stopping && seen.runs.is_empty() => Phase::Failed,
         Shown::Waiting if container.status.restart_count > 0 => Phase::Running,
         Shown::Waiting => Phase::Pending,
     }

@@ -25,7 +25,7 @@ fn plan() -> VmPlan {
     }
 }
 
-fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
+fn vm_run(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
     VmRunView {
         spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))),
         begun: stage.is_some(),
@@ -35,8 +35,8 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> VmRunV
     }
 }
 
-fn seen(wanted: Desired, attempts: Vec<VmRunView>) -> Observation {
-    Observation::example(wanted, attempts, at(100))
+fn seen(desired: Desired, runs: Vec<VmRunView>) -> Observation {
+    Observation::example(desired, runs, at(100))
 }
 
 fn shown(seen: &Observation) -> PodStatus {
@@ -76,20 +76,20 @@ fn the_phase_follows_from_stage_ending_and_policy() {
     let running = Some(Stage::Running { address: "127.0.0.9".parse().unwrap() });
     let table = [
         (seen(NEVER, vec![]), "Pending"),
-        (seen(NEVER, vec![attempt(0, Some(Stage::Booting), None)]), "Pending"),
-        (seen(NEVER, vec![attempt(0, running, None)]), "Running"),
-        (seen(NEVER, vec![attempt(0, running, Some(exited(0)))]), "Succeeded"),
-        (seen(NEVER, vec![attempt(0, running, Some(exited(1)))]), "Failed"),
-        (seen(ALWAYS, vec![attempt(0, running, Some(exited(0)))]), "Running"),
+        (seen(NEVER, vec![vm_run(0, Some(Stage::Booting), None)]), "Pending"),
+        (seen(NEVER, vec![vm_run(0, running, None)]), "Running"),
+        (seen(NEVER, vec![vm_run(0, running, Some(exited(0)))]), "Succeeded"),
+        (seen(NEVER, vec![vm_run(0, running, Some(exited(1)))]), "Failed"),
+        (seen(ALWAYS, vec![vm_run(0, running, Some(exited(0)))]), "Running"),
         (
-            seen(ALWAYS, vec![attempt(0, running, Some(exited(0))), attempt(1, Some(Stage::Booting), None)]),
+            seen(ALWAYS, vec![vm_run(0, running, Some(exited(0))), vm_run(1, Some(Stage::Booting), None)]),
             "Running",
         ),
-        (seen(STOP, vec![attempt(0, running, Some(Ending::Stopped { killed: false }))]), "Succeeded"),
-        (seen(STOP, vec![attempt(0, running, Some(Ending::Stopped { killed: true }))]), "Failed"),
+        (seen(STOP, vec![vm_run(0, running, Some(Ending::Stopped { killed: false }))]), "Succeeded"),
+        (seen(STOP, vec![vm_run(0, running, Some(Ending::Stopped { killed: true }))]), "Failed"),
         (seen(STOP, vec![]), "Failed"),
-        (seen(STOP, vec![attempt(0, running, None)]), "Running"),
-        (seen(NEVER, vec![attempt(0, running, Some(Ending::Lost))]), "Failed"),
+        (seen(STOP, vec![vm_run(0, running, None)]), "Running"),
+        (seen(NEVER, vec![vm_run(0, running, Some(Ending::Lost))]), "Failed"),
     ];
     for (observation, phase) in table {
         assert_eq!(shown(&observation).phase.as_deref(), Some(phase), "{observation:#?}");
@@ -111,15 +111,15 @@ fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
         all.iter().find(|one| one.type_ == "Initialized").unwrap().status.clone()
     };
     let address = "127.0.0.2".parse().unwrap();
-    let unplanned = |attempt: VmRunView| VmRunView { spec: None, ..attempt };
+    let unplanned = |run: VmRunView| VmRunView { spec: None, ..run };
     let table = [
         (None, true),
-        (Some(unplanned(attempt(0, None, None))), true),
-        (Some(unplanned(attempt(0, None, Some(Ending::Lost)))), true),
-        (Some(attempt(0, Some(Stage::Booting), Some(Ending::Lost))), true),
-        (Some(attempt(0, Some(Stage::Running { address }), None)), true),
+        (Some(unplanned(vm_run(0, None, None))), true),
+        (Some(unplanned(vm_run(0, None, Some(Ending::Lost)))), true),
+        (Some(vm_run(0, Some(Stage::Booting), Some(Ending::Lost))), true),
+        (Some(vm_run(0, Some(Stage::Running { address }), None)), true),
         // The new VM runs its init containers again.
-        (Some(attempt(1, Some(Stage::Booting), None)), false),
+        (Some(vm_run(1, Some(Stage::Booting), None)), false),
     ];
     for (current, is_kept) in table {
         let seen = seen(NEVER, current.into_iter().collect());
@@ -143,8 +143,8 @@ fn an_init_container_that_runs_again_stays_terminated_where_the_api_server_deman
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let running = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 1, last: None };
     let seen = {
-        let again = VmRunView { init: vec![running], ..attempt(1, Some(Stage::Booting), None) };
-        seen(NEVER, vec![attempt(0, None, Some(Ending::Lost)), again])
+        let again = VmRunView { init: vec![running], ..vm_run(1, Some(Stage::Booting), None) };
+        seen(NEVER, vec![vm_run(0, None, Some(Ending::Lost)), again])
     };
     for (policy, code, is_kept) in
         [("Always", 0, false), ("OnFailure", 0, true), ("OnFailure", 1, false), ("Never", 1, true)]
@@ -175,8 +175,8 @@ fn an_init_container_ends_with_its_vm() {
     let with_init = VmPlan { init: vec!["init".into()], ..plan() };
     let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
     let state = |ending| {
-        let attempt = VmRunView { init: vec![init.clone()], ..attempt(0, Some(Stage::Booting), ending) };
-        let status = shown_as(&with_init, &seen(NEVER, vec![attempt]));
+        let run = VmRunView { init: vec![init.clone()], ..vm_run(0, Some(Stage::Booting), ending) };
+        let status = shown_as(&with_init, &seen(NEVER, vec![run]));
         let status = status.init_container_statuses.unwrap().remove(0);
         (status.started, status.state.unwrap())
     };
@@ -193,7 +193,7 @@ fn an_init_container_ends_with_its_vm() {
 #[test]
 fn a_running_pod_has_an_address_and_is_ready() {
     let address = "127.0.0.9".parse().unwrap();
-    let status = shown(&seen(NEVER, vec![attempt(0, Some(Stage::Running { address }), None)]));
+    let status = shown(&seen(NEVER, vec![vm_run(0, Some(Stage::Running { address }), None)]));
     assert_eq!(status.pod_ip.as_deref(), Some("127.0.0.9"));
     assert_eq!(status.pod_ips.unwrap()[0].ip, "127.0.0.9");
     let container = &status.container_statuses.unwrap()[0];
@@ -205,9 +205,9 @@ fn a_running_pod_has_an_address_and_is_ready() {
 #[test]
 fn a_pod_that_is_over_keeps_its_address() {
     let address = "127.0.0.9".parse().unwrap();
-    let ended = |wanted| {
+    let ended = |desired| {
         let exited = Some(Ending::Exited { code: 1, message: None });
-        shown(&seen(wanted, vec![attempt(0, Some(Stage::Running { address }), exited)]))
+        shown(&seen(desired, vec![vm_run(0, Some(Stage::Running { address }), exited)]))
     };
     let over = ended(NEVER);
     assert_eq!((over.phase.as_deref(), over.pod_ip.as_deref()), (Some("Failed"), Some("127.0.0.9")));
@@ -220,7 +220,7 @@ fn a_pod_that_is_over_keeps_its_address() {
 
 #[test]
 fn probes_say_whether_a_running_pod_is_ready() {
-    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
+    let running = vm_run(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     let shown = |started, ready| {
         let health = Some(ContainerHealth { started, ready, failed: None });
         shown(&Observation { health, ..seen(NEVER, vec![running.clone()]) })
@@ -246,7 +246,7 @@ fn probes_say_whether_a_running_pod_is_ready() {
 #[test]
 fn a_container_stopped_for_a_failed_probe_shows_the_reason() {
     let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) };
-    let gone = |killed| VmRunView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
+    let gone = |killed| VmRunView { stop: Some(stop), ..vm_run(0, None, Some(Ending::Stopped { killed })) };
     for (killed, code) in [(false, 143), (true, 137)] {
         let over = shown(&seen(ALWAYS, vec![gone(killed)])).container_statuses.unwrap().remove(0);
         let end = over.state.unwrap().terminated.unwrap();
@@ -258,7 +258,7 @@ fn a_container_stopped_for_a_failed_probe_shows_the_reason() {
 
 #[test]
 fn a_restarted_container_shows_how_it_ended_before() {
-    let failed = attempt(0, None, Some(exited(3)));
+    let failed = vm_run(0, None, Some(exited(3)));
     let over = shown(&seen(ALWAYS, vec![failed.clone()]));
     assert_eq!(over.phase.as_deref(), Some("Running"), "it starts again at once");
     let mut failed = failed;
@@ -270,7 +270,7 @@ fn a_restarted_container_shows_how_it_ended_before() {
     assert_eq!(state.message.as_deref(), Some(words));
     assert_eq!(waiting.last_state.unwrap().terminated.unwrap().exit_code, 3);
     let again =
-        shown(&seen(ALWAYS, vec![failed, attempt(1, None, None)])).container_statuses.unwrap().remove(0);
+        shown(&seen(ALWAYS, vec![failed, vm_run(1, None, None)])).container_statuses.unwrap().remove(0);
     assert_eq!(again.restart_count, 1);
     assert_eq!(again.last_state.unwrap().terminated.unwrap().exit_code, 3);
 }
@@ -284,16 +284,16 @@ fn a_container_shows_its_current_image_until_it_restarts() {
         ..view
     };
     let running = Some(Stage::Running { address: "127.0.0.9".parse().unwrap() });
-    let main = |wanted, view| {
-        let status = shown(&Observation { image: Some("new".into()), ..seen(wanted, vec![view]) });
+    let main = |desired, view| {
+        let status = shown(&Observation { image: Some("new".into()), ..seen(desired, vec![view]) });
         (status.phase.unwrap(), status.container_statuses.unwrap().remove(0))
     };
-    let (phase, container) = main(NEVER, old(attempt(0, running, None)));
+    let (phase, container) = main(NEVER, old(vm_run(0, running, None)));
     assert_eq!((phase.as_str(), container.image.as_str()), ("Running", "old"));
     // The container ended for another image and starts again under every policy, unless the Pod is deleted.
-    let gone = || old(attempt(0, running, Some(Ending::Stopped { killed: false })));
-    for (wanted, expected) in [(ALWAYS, "Running"), (STOP, "Succeeded")] {
-        let (phase, container) = main(wanted, gone());
+    let gone = || old(vm_run(0, running, Some(Ending::Stopped { killed: false })));
+    for (desired, expected) in [(ALWAYS, "Running"), (STOP, "Succeeded")] {
+        let (phase, container) = main(desired, gone());
         let end = container.state.unwrap().terminated.unwrap();
         assert_eq!((phase.as_str(), end.exit_code, end.reason.as_deref()), (expected, 0, Some("Completed")));
     }
@@ -309,9 +309,9 @@ fn a_container_shows_its_current_image_until_it_restarts() {
 fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
     let stop = Some(StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) });
     let on_failure = Desired::Run(RestartPolicy::OnFailure);
-    let kind = |wanted, code| {
-        let ended = VmRunView { stop, ..attempt(0, None, Some(exited(code))) };
-        let container = shown(&seen(wanted, vec![ended])).container_statuses.unwrap().remove(0);
+    let kind = |desired, code| {
+        let ended = VmRunView { stop, ..vm_run(0, None, Some(exited(code))) };
+        let container = shown(&seen(desired, vec![ended])).container_statuses.unwrap().remove(0);
         let last = container.last_state.unwrap().terminated.map(|end| end.exit_code);
         match container.state.unwrap().terminated {
             Some(end) => (end.exit_code, "terminated", last),
@@ -325,9 +325,9 @@ fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
         (on_failure, 0, "waiting"),
         (NEVER, 0, "terminated"),
     ];
-    for (wanted, code, state) in table {
+    for (desired, code, state) in table {
         let last = (state == "waiting").then_some(code);
-        assert_eq!(kind(wanted, code), (code, state, last), "{wanted:?}");
+        assert_eq!(kind(desired, code), (code, state, last), "{desired:?}");
     }
 }
 
@@ -347,7 +347,7 @@ fn a_restart_that_cannot_be_planned_says_why() {
         trouble: Some(&trouble),
         host_ip: None,
     };
-    let mut failed = attempt(1, None, Some(exited(3)));
+    let mut failed = vm_run(1, None, Some(exited(3)));
     failed.spec.as_mut().unwrap().crashes = 1;
     for (now, reason) in [(69, "CrashLoopBackOff"), (70, "CreateContainerConfigError")] {
         let observation = Observation { now: at(now), ..seen(ALWAYS, vec![failed.clone()]) };
@@ -363,15 +363,15 @@ fn a_restart_that_cannot_be_planned_says_why() {
 
 #[test]
 fn an_evicted_pod_fails_once_nothing_of_it_runs() {
-    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
+    let running = vm_run(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     let with = |view| shown(&Observation { evicted: Some("too large".into()), ..seen(ALWAYS, vec![view]) });
     assert_eq!(with(running).phase.as_deref(), Some("Running"));
-    let status = with(attempt(0, None, Some(Ending::Stopped { killed: false })));
+    let status = with(vm_run(0, None, Some(Ending::Stopped { killed: false })));
     let told = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
     assert_eq!(told, (Some("Failed"), Some("Evicted"), Some("too large")));
     // A container that had ended by itself keeps its own end.
     for (code, phase) in [(0, "Succeeded"), (3, "Failed")] {
-        let ended = seen(NEVER, vec![attempt(0, None, Some(exited(code)))]);
+        let ended = seen(NEVER, vec![vm_run(0, None, Some(exited(code)))]);
         let status = shown(&Observation { evicted: Some("too large".into()), ..ended });
         assert_eq!((status.phase.as_deref(), status.reason), (Some(phase), None));
         let conditions = status.conditions.unwrap_or_default();
@@ -382,10 +382,10 @@ fn an_evicted_pod_fails_once_nothing_of_it_runs() {
 #[test]
 fn a_missed_deadline_fails_the_pod_once_nothing_of_it_runs() {
     let deadline = Some(Deadline { at: at(100), grace: Duration::ZERO });
-    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
+    let running = vm_run(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     let status = shown(&Observation { deadline, ..seen(ALWAYS, vec![running]) });
     assert_eq!((status.phase.as_deref(), status.reason), (Some("Running"), None));
-    let stopped = attempt(0, None, Some(Ending::Stopped { killed: false }));
+    let stopped = vm_run(0, None, Some(Ending::Stopped { killed: false }));
     let status = shown(&Observation { deadline, ..seen(ALWAYS, vec![stopped]) });
     assert_eq!(
         (status.phase.as_deref(), status.reason.as_deref()),
@@ -397,9 +397,9 @@ fn a_missed_deadline_fails_the_pod_once_nothing_of_it_runs() {
 fn no_container_of_a_pod_that_is_over_waits() {
     let deadline = Some(Deadline { at: at(99), grace: Duration::ZERO });
     let crashed = || {
-        let mut view = attempt(1, None, Some(exited(7)));
+        let mut view = vm_run(1, None, Some(exited(7)));
         view.spec = view.spec.map(|spec| ShimSpec { crashes: 1, ..spec });
-        vec![attempt(0, None, Some(exited(5))), view]
+        vec![vm_run(0, None, Some(exited(5))), view]
     };
     let codes = |observation: &Observation| {
         let status = shown(observation);
@@ -421,10 +421,10 @@ fn no_container_of_a_pod_that_is_over_waits() {
 #[test]
 fn a_pod_that_was_over_before_its_deadline_has_not_missed_it() {
     // The container ended at 60.
-    let told = |deadline, wanted, code| {
+    let told = |deadline, desired, code| {
         let deadline = Some(Deadline { at: at(deadline), grace: Duration::ZERO });
         let status =
-            shown(&Observation { deadline, ..seen(wanted, vec![attempt(0, None, Some(exited(code)))]) });
+            shown(&Observation { deadline, ..seen(desired, vec![vm_run(0, None, Some(exited(code)))]) });
         status.reason.or(status.phase).unwrap_or_default()
     };
     assert_eq!(told(61, NEVER, 0), "Succeeded");
@@ -472,7 +472,7 @@ fn an_admitted_pod_is_not_refused_later() {
         trouble: None,
         host_ip: None,
     };
-    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
+    let running = vm_run(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     assert_eq!(render(&seen(NEVER, vec![running]), &context).phase.as_deref(), Some("Running"));
     let waiting = render(&seen(NEVER, vec![]), &context);
     assert_eq!(waiting.phase.as_deref(), Some("Pending"));
@@ -507,7 +507,7 @@ fn an_ephemeral_container_fails_with_advice() {
 
 #[test]
 fn a_status_that_does_not_change_is_the_same_status() {
-    let observation = seen(NEVER, vec![attempt(0, Some(Stage::Booting), None)]);
+    let observation = seen(NEVER, vec![vm_run(0, Some(Stage::Booting), None)]);
     let first = shown(&observation);
     let pod = Pod {
         metadata: ObjectMeta { generation: Some(1), ..ObjectMeta::default() },

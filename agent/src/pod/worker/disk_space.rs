@@ -61,7 +61,7 @@ impl Worker {
     /// Frees disk space for a shim that has found none, and answers it. A Pod that is to go meanwhile does not wait for the deletion of
     /// images.
     pub(super) async fn free_space_for_vm(&mut self, vm: Restart) -> Result<(), FileError> {
-        let otherwise = self.updates.otherwise_wanted();
+        let otherwise = self.updates.desired_otherwise();
         let freed = tokio::select! {
             freed = self.delete_images_for_vm(vm) => freed?,
             () = otherwise => return Ok(()),

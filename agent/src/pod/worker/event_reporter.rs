@@ -28,7 +28,7 @@ pub(super) struct EventReporter {
     dir: PodDir,
     targets: ReportTargets,
     status: StatusManager,
-    /// The last status that the worker wanted to be published.
+    /// The last status that the worker has handed to its status manager.
     last_status: Option<PodStatus>,
     reported: ReportedEvents,
 }
@@ -98,7 +98,7 @@ impl EventReporter {
         if !waits(seen) {
             self.metrics().pod_waits(self.dir.uid(), None);
         }
-        if seen.wanted == Desired::Gone {
+        if seen.desired == Desired::Gone {
             self.status.cease();
             return;
         }
@@ -138,7 +138,7 @@ impl EventReporter {
     }
 
     fn report_observation(&mut self, seen: &Observation, report: &PodReport<'_>) {
-        let (pod, is_to_run) = (report.pod, matches!(seen.wanted, Desired::Run(_)));
+        let (pod, is_to_run) = (report.pod, matches!(seen.desired, Desired::Run(_)));
         let ReportTargets { events, starts, address_patience, .. } = &self.targets;
         if let Err(refusal) = report.plan
             && is_to_run
@@ -155,7 +155,7 @@ impl EventReporter {
         if seen.missed_deadline().is_some() && !std::mem::replace(&mut self.reported.late, true) {
             events.normal(pod, DEADLINE_EXCEEDED, TOO_LONG);
         }
-        let Some(run) = seen.attempts.last() else { return };
+        let Some(run) = seen.runs.last() else { return };
         if let Some(start) = start(run, *address_patience, seen.now) {
             starts.report(&start);
         }
@@ -192,7 +192,7 @@ impl EventReporter {
         let Some(outcome) = &run.outcome else { return };
         // A VM that was asked to stop before it had started has not failed.
         let was_stopped = run.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. });
-        if !matches!(seen.wanted, Desired::Run(_)) || was_stopped || !self.reported.ended.is_new(run.restart)
+        if !matches!(seen.desired, Desired::Run(_)) || was_stopped || !self.reported.ended.is_new(run.restart)
         {
             return;
         }

@@ -1,12 +1,12 @@
 //! One task per Pod: observe, decide, take one step, and again.
 
+mod command_request;
 mod disk_space;
 mod event_reporter;
 mod fetch;
 pub(crate) mod host;
 mod image_pull;
 mod inputs;
-mod late_command;
 mod launch;
 mod plan;
 mod probe_manager;
@@ -113,7 +113,7 @@ impl Worker {
                 Ok(seen) => seen,
                 Err(error) => {
                     warn!(pod = %self.name, error = chain(&error), "cannot read the Pod's state; trying again");
-                    if !matches!(self.updates.wanted(), Desired::Run(_)) {
+                    if !matches!(self.updates.desired(), Desired::Run(_)) {
                         self.fetches.keep_for(None);
                     }
                     // Other Pods wait for what a fetch holds, so it goes on.
@@ -165,18 +165,18 @@ impl Worker {
     /// Takes in what has changed, and has everything that runs beside the worker follow it. Returns what the Pod's VMs are like.
     fn follow(&mut self) -> Result<Vec<VmRunView>, FileError> {
         self.updates.refresh();
-        let (pod, wanted) = (self.updates.pod(), self.updates.wanted());
+        let (pod, desired) = (self.updates.pod(), self.updates.desired());
         let runs = self.dir.runs()?;
         // Before any of their files is read: a later change wakes the worker.
         let lasting: Vec<_> = runs.iter().filter(|run| !run.is_cleaned()).map(VmRun::path).collect();
         // The file of an eviction is in the Pod's own directory. It may come while the image is fetched.
-        let is_of_interest = !lasting.is_empty() || matches!(wanted, Desired::Run(_));
+        let is_of_interest = !lasting.is_empty() || matches!(desired, Desired::Run(_));
         let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());
         self.watcher.watch(lasting.into_iter().chain(own));
         let runs = runs.iter().map(VmRun::view).collect::<Result<Vec<_>, _>>()?;
         self.fetches.keep_failure_of(image_of(&pod));
-        self.probes.follow(&pod, wanted, runs.last());
-        if matches!(wanted, Desired::Run(_) | Desired::Stop(_))
+        self.probes.follow(&pod, desired, runs.last());
+        if matches!(desired, Desired::Run(_) | Desired::Stop(_))
             && runs.iter().any(|run| run.outcome.is_none())
         {
             self.inputs.follow();
@@ -194,11 +194,11 @@ impl Worker {
         let pod = self.updates.pod();
         let image_retry_at = self.fetches.image_failure().map(ImageFailure::retry_at);
         Ok(Observation {
-            wanted: self.updates.wanted(),
+            desired: self.updates.desired(),
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
             image: image_of(&pod).map(str::to_owned),
-            attempts: runs,
+            runs: runs,
             started: started(&pod, self.dir.uid()),
             health: self.probes.health(),
             // A fetch that has begun looks for what is missing by itself.
@@ -227,7 +227,7 @@ impl Worker {
             host_ip: *self.host.vms.address.borrow(),
         };
         self.reporter.report(seen, &report);
-        if !seen.attempts.is_empty() {
+        if !seen.runs.is_empty() {
             let stale = self.inputs.stale_volumes();
             let before = self.reporter.stale_volumes(&pod, &stale);
             self.disk_space.volumes_are_stale(&stale, &before);

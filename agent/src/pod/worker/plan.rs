@@ -103,7 +103,7 @@ impl Worker {
                     variables: variables.unwrap_or_default(),
                     mounts: mounts.unwrap_or_default(),
                     log,
-                    late: env::may_change(one),
+                    asks_for_command: env::may_change(one),
                 };
                 shim_spec::container(pod, one, own)
             };

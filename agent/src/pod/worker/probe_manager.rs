@@ -38,7 +38,7 @@ impl ProbeManager {
     }
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
-    pub(super) fn follow(&mut self, pod: &Arc<Pod>, wanted: Desired, current: Option<&VmRunView>) {
+    pub(super) fn follow(&mut self, pod: &Arc<Pod>, desired: Desired, current: Option<&VmRunView>) {
         let Some((run, target, since)) = current.and_then(|run| running(run, &self.tart)) else {
             self.current = None;
             return;
@@ -51,7 +51,7 @@ impl ProbeManager {
             });
         }
         let Some(current) = &mut self.current else { return };
-        if !matches!(wanted, Desired::Run(_)) {
+        if !matches!(desired, Desired::Run(_)) {
             current.prober.leave();
         }
         current.health = current.prober.health();

@@ -148,7 +148,7 @@ impl Worker {
     async fn free_space(&mut self, error: &StepError) -> Option<bool> {
         let is_tarts = matches!(error, StepError::Tart(_));
         let path = if is_tarts { self.host.tart.home() } else { self.dir.logs_path() };
-        let otherwise = self.updates.otherwise_wanted();
+        let otherwise = self.updates.desired_otherwise();
         tokio::select! {
             freed = self.disk_space.free(path) => Some(freed == SpaceResult::Freed),
             () = otherwise => None,

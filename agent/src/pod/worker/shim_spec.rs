@@ -29,7 +29,7 @@ pub(super) struct ContainerInputs {
     /// Where its output goes.
     pub(super) log: PathBuf,
     /// Whether its variables may be others when the container starts.
-    pub(super) late: bool,
+    pub(super) asks_for_command: bool,
 }
 
 /// One container in the shim's spec.
@@ -39,7 +39,7 @@ pub(super) fn container(pod: &Pod, container: &Container, inputs: ContainerInput
     ContainerSpec {
         name: container.name.clone(),
         command: command(pod, container, inputs.variables),
-        late: inputs.late,
+        asks_for_command: inputs.asks_for_command,
         mounts: inputs.mounts,
         termination: Termination {
             path: container

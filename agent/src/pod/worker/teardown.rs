@@ -13,7 +13,7 @@ use super::{RETRY, SAFETY_NET, STOP_LIMIT, Worker};
 use crate::apiserver::call::{DEADLINE, call};
 use crate::names::{PodUid, Restart, VmName};
 use crate::pod::sync::decide::Desired;
-use crate::pod::sync::desired::wanted;
+use crate::pod::sync::desired::desired;
 use crate::pod::sync::time::seconds;
 use crate::state::{Ending, Outcome, RestartPolicy, StopCause, StopRequest, VmRun};
 use crate::{crash_point, probe, shim};
@@ -32,7 +32,7 @@ impl Worker {
     pub(super) fn stop_for(&self, restart: Restart, cause: StopCause) -> Result<(), StepError> {
         let pod = self.updates.pod();
         let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-        let once = matches!(wanted(&pod, false), Desired::Run(RestartPolicy::Never));
+        let once = matches!(desired(&pod, false), Desired::Run(RestartPolicy::Never));
         let restarts = !(once && cause.is_failure());
         let next = if restarts { ", will be restarted" } else { "" };
         self.reporter.events().normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));

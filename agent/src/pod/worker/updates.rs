@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::pod::admission::read;
 use crate::pod::sync::decide::Desired;
-use crate::pod::sync::desired::{deadline, otherwise_wanted, wanted};
+use crate::pod::sync::desired::{deadline, desired, desired_otherwise};
 
 /// The updates of one Pod, and the last one that its worker has taken in.
 #[derive(Debug)]
@@ -20,29 +20,29 @@ pub(crate) struct PodUpdates {
     /// Whether the API server no longer has the Pod.
     gone: watch::Receiver<bool>,
     pod: Arc<Pod>,
-    wanted: Desired,
+    desired: Desired,
 }
 
 impl PodUpdates {
     pub(crate) fn new(pods: watch::Receiver<Arc<Pod>>, gone: watch::Receiver<bool>) -> Self {
         let pod = pods.borrow().clone();
-        let wanted = wanted(&pod, *gone.borrow());
-        Self { pods, gone, pod, wanted }
+        let desired = desired(&pod, *gone.borrow());
+        Self { pods, gone, pod, desired }
     }
 
     /// Takes in the last update. Later ones end [`changed`](Self::changed).
     pub(super) fn refresh(&mut self) {
         let gone = *self.gone.borrow_and_update();
         self.pod = self.pods.borrow_and_update().clone();
-        self.wanted = wanted(&self.pod, gone);
+        self.desired = desired(&self.pod, gone);
     }
 
     pub(super) fn pod(&self) -> Arc<Pod> {
         self.pod.clone()
     }
 
-    pub(super) fn wanted(&self) -> Desired {
-        self.wanted
+    pub(super) fn desired(&self) -> Desired {
+        self.desired
     }
 
     pub(super) fn pods(&self) -> watch::Receiver<Arc<Pod>> {
@@ -59,9 +59,9 @@ impl PodUpdates {
         }
     }
 
-    /// Waits until something else is wanted of the Pod than when the worker last took in an update.
-    pub(super) fn otherwise_wanted(&self) -> impl Future<Output = ()> + Send + use<> {
-        otherwise_wanted(self.wanted, self.pods.clone(), self.gone.clone())
+    /// Waits until something else is desired of the Pod than when the worker last took in an update.
+    pub(super) fn desired_otherwise(&self) -> impl Future<Output = ()> + Send + use<> {
+        desired_otherwise(self.desired, self.pods.clone(), self.gone.clone())
     }
 
     /// Waits until the Pod is not to run any more, not for longer, or not with this image. The eviction manager and the worker evict
@@ -86,11 +86,11 @@ async fn called_off(
     loop {
         let deadline = deadline(&pods.borrow_and_update());
         let has_changed = read(&pods.borrow()).is_ok_and(|plan| plan.image != image);
-        let is_wanted = matches!(wanted(&pods.borrow(), *gone.borrow_and_update()), Desired::Run(_));
+        let is_desired = matches!(desired(&pods.borrow(), *gone.borrow_and_update()), Desired::Run(_));
         let left = deadline.map(|deadline| {
             Duration::try_from(deadline.at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
         });
-        if !is_wanted || has_changed || left == Some(Duration::ZERO) || is_evicted() {
+        if !is_desired || has_changed || left == Some(Duration::ZERO) || is_evicted() {
             return;
         }
         tokio::select! {

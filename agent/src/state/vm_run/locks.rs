@@ -17,7 +17,8 @@ pub(crate) enum Holder {
     Shim,
     /// A `tart` that its shim had started; the shim is gone.
     Tart,
-    Nobody,
+    /// No process: nothing of the VM runs.
+    None,
 }
 
 impl VmRun {
@@ -27,7 +28,7 @@ impl VmRun {
         } else if self.is_held("tart.lock")? {
             Holder::Tart
         } else {
-            Holder::Nobody
+            Holder::None
         })
     }
 

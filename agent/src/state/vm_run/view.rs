@@ -97,7 +97,7 @@ impl VmRunView {
     pub(crate) fn example(restart: u32) -> Self {
         Self {
             restart: Restart(restart),
-            holder: Holder::Nobody,
+            holder: Holder::None,
             spec: None,
             begun: false,
             progress: None,
