@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::apiserver::events::Events;
+use crate::apiserver::events::{EventReason, Events};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::image::gc::{DiskSpace, SpaceRequest, SpaceResult};
@@ -133,7 +133,7 @@ impl EvictionManager {
             return warn!(%uid, error = chain(&error), "cannot evict a Pod; trying again");
         }
         info!(%uid, "{why}");
-        self.events.warning(&pod, "Evicted", &why);
+        self.events.warning(&pod, EventReason::Evicted, &why);
     }
 }
 

@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::debug;
 
+use crate::apiserver::events::EventReason;
 use event_budget::EventBudget;
 use result::{ProbeResult, find};
 use spec::{ProbeKind, Probes};
@@ -43,7 +44,7 @@ pub(crate) struct Target {
 }
 
 /// Where warnings go: a reason and a note.
-pub(crate) type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
+pub(crate) type Tell = Arc<dyn Fn(EventReason, &str) + Send + Sync>;
 
 /// The probes of one container while it runs; dropping it ends them.
 pub(crate) struct Prober {

@@ -3,6 +3,7 @@
 use super::http::{HttpError, Purpose};
 use super::spec::{Action, ProbeKind, ProbeSpec};
 use super::{Target, exec, grpc, tcp};
+use crate::apiserver::events::EventReason;
 
 /// How often a probe is tried that cannot be made.
 const TRIES: usize = 3;
@@ -31,13 +32,16 @@ impl ProbeResult {
     }
 
     /// Reason and note of the Event that tells of it.
-    pub(super) fn event(&self, kind: ProbeKind) -> Option<(&'static str, String)> {
+    pub(super) fn event(&self, kind: ProbeKind) -> Option<(EventReason, String)> {
         match self {
             Self::Passed => None,
-            Self::PassedWith(what) => Some(("ProbeWarning", format!("{kind} probe warning: {what}"))),
-            Self::Failed(why) => Some(("Unhealthy", format!("{kind} probe failed: {why}"))),
+            Self::PassedWith(what) => {
+                Some((EventReason::ProbeWarning, format!("{kind} probe warning: {what}")))
+            }
+            Self::Failed(why) => Some((EventReason::Unhealthy, format!("{kind} probe failed: {why}"))),
             Self::Errored(why) => {
-                Some(("Unhealthy", format!("{kind} probe errored and resulted in unknown state: {why}")))
+                let note = format!("{kind} probe errored and resulted in unknown state: {why}");
+                Some((EventReason::Unhealthy, note))
             }
         }
     }
@@ -94,18 +98,19 @@ mod tests {
 
     #[test]
     fn events_use_the_kubelets_words() {
-        let event = |finding: ProbeResult| finding.event(ProbeKind::Liveness);
-        let told = |reason, note: &str| Some((reason, note.to_owned()));
-        assert_eq!(event(ProbeResult::Passed), None);
-        assert_eq!(event(ProbeResult::Failed("no".into())), told("Unhealthy", "Liveness probe failed: no"));
-        assert_eq!(
-            event(ProbeResult::PassedWith("hm".into())),
-            told("ProbeWarning", "Liveness probe warning: hm")
-        );
-        assert_eq!(
-            event(ProbeResult::Errored("port a not found".into())),
-            told("Unhealthy", "Liveness probe errored and resulted in unknown state: port a not found")
-        );
+        let table = [
+            (ProbeResult::Passed, None),
+            (ProbeResult::Failed("no".into()), Some("Unhealthy: Liveness probe failed: no")),
+            (ProbeResult::PassedWith("hm".into()), Some("ProbeWarning: Liveness probe warning: hm")),
+            (
+                ProbeResult::Errored("port a not found".into()),
+                Some("Unhealthy: Liveness probe errored and resulted in unknown state: port a not found"),
+            ),
+        ];
+        for (result, expected) in table {
+            let event = result.event(ProbeKind::Liveness).map(|(reason, note)| format!("{reason}: {note}"));
+            assert_eq!(event.as_deref(), expected);
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::fs::dir::Dir;
 use crate::fs::disk_usage::{Measurement, Usage};
 use crate::quantity;
 use crate::state::PodDir;
+use crate::state::container_spec::all_containers;
 use crate::tart::Tart;
 
 /// How often volumes are measured, as the kubelet does.
@@ -72,8 +73,8 @@ impl SizeLimit {
 
     /// The limit of a Pod's disk usage, if it has one: the largest of its containers', which run one after the other.
     pub(super) fn of_pod(dir: &PodDir, tart: &Tart, spec: &PodSpec) -> Option<Self> {
-        let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-        let limits = containers.filter_map(|one| one.resources.as_ref()?.limits.as_ref()?.get(STORAGE));
+        let limits =
+            all_containers(spec).filter_map(|one| one.resources.as_ref()?.limits.as_ref()?.get(STORAGE));
         // A quantity beyond `u64` is more than any disk has.
         let counted = limits.map(|limit| (quantity::whole(limit).unwrap_or(u64::MAX), limit));
         let (bytes, limit) = counted.max_by_key(|(bytes, _)| *bytes)?;

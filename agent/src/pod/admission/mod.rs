@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec, VolumeMo
 
 use crate::image::PullPolicy;
 use crate::quantity;
-use crate::state::container_spec::has_command;
+use crate::state::container_spec::{all_containers, has_command};
 use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
 
@@ -96,8 +96,8 @@ pub(crate) fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
 
 /// The strictest policy of all containers: they share one image.
 fn strictest(spec: &PodSpec) -> PullPolicy {
-    let all = || spec.init_containers.iter().flatten().chain(&spec.containers);
-    let one_says = |policy: &str| all().any(|one| one.image_pull_policy.as_deref() == Some(policy));
+    let one_says =
+        |policy: &str| all_containers(spec).any(|one| one.image_pull_policy.as_deref() == Some(policy));
     if one_says("Always") {
         PullPolicy::Always
     } else if one_says("Never") {

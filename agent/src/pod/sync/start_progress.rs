@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::decide::{Desired, Observation};
+use super::time::between;
 use crate::node::start_failures::Start;
 use crate::state::{Ending, Holder, HostFault, NotStarted, Outcome, Progress, Stage, VmRunView};
 
@@ -53,10 +54,7 @@ pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
         Stage::Up { .. } => Some("command"),
         Stage::Running { .. } => None,
     };
-    let took = |step: &Progress, next: &Progress| {
-        let took = Duration::try_from(next.since.duration_since(step.since)).unwrap_or_default();
-        Some((name(&step.stage)?, took))
-    };
+    let took = |step: &Progress, next: &Progress| Some((name(&step.stage)?, between(step.since, next.since)));
     steps.windows(2).filter_map(|pair| took(&pair[0], &pair[1])).collect()
 }
 

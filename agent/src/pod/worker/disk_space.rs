@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tokio::time::Instant;
 
 use super::Worker;
+use crate::apiserver::events::EventReason;
 use crate::fs::file::FileError;
 use crate::image::gc::{DiskSpace, SpaceRequest, SpaceResult, VmSpaceLimit, VolumeSpaceLimit};
 use crate::names::Restart;
@@ -70,7 +71,7 @@ impl Worker {
             let note = format!(
                 "the Pod's VM has found no space on the disk, and {why}; free some disk space on the host"
             );
-            self.reporter.events().warning(&self.updates.pod(), "FreeDiskSpaceFailed", &note);
+            self.reporter.events().warning(&self.updates.pod(), EventReason::FreeDiskSpaceFailed, &note);
         }
         self.dir.run(vm).remove_disk_space_request()
     }

@@ -22,6 +22,7 @@ use super::size_limit::{self, Exceeded, SizeLimit};
 use super::sub_path::{self, SubPathError};
 use super::updater::{VolumeStatus, update};
 use super::{guest_path, memory};
+use crate::apiserver::events::EventReason;
 use crate::env::sources::InputSources;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::BlockingIo;
@@ -80,11 +81,13 @@ pub(crate) enum PrepareError {
 }
 
 impl PrepareError {
-    /// The kubelet's reason for an Event, or for a waiting container.
-    pub(crate) fn reason(&self) -> &'static str {
+    /// The kubelet's reasons: that of the Event, and that of a container that waits, when it is not just being created.
+    pub(crate) fn reasons(&self) -> (EventReason, Option<&'static str>) {
         match self {
-            Self::Mount(_) => "FailedMount",
-            Self::SubPath(_) | Self::Unknown { .. } => "CreateContainerConfigError",
+            Self::Mount(_) => (EventReason::FailedMount, None),
+            Self::SubPath(_) | Self::Unknown { .. } => {
+                (EventReason::Failed, Some("CreateContainerConfigError"))
+            }
         }
     }
 

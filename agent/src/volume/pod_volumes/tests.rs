@@ -237,7 +237,7 @@ async fn a_volume_that_cannot_be_set_up_is_reported_in_the_kubelets_words() {
     let mounts = json!([{"name": "host", "mountPath": "/host"}, {"name": "info", "mountPath": "/info"}]);
     let scene = Scene::new(&with_volumes(&json!([host("/etc"), info]), &mounts));
     let error = scene.prepare().await.unwrap_err();
-    assert_eq!(error.reason(), "FailedMount");
+    assert_eq!(error.reasons(), (EventReason::FailedMount, None));
     assert!(
         error.to_string().starts_with(
             "MountVolume.SetUp failed for volume \"host\" : hostPath /etc is not allowed on this Node"
@@ -260,13 +260,9 @@ async fn a_sub_path_that_a_guest_has_replaced_by_a_link_is_not_used() {
     fs::remove_dir_all(scene.path("cache/bent")).unwrap();
     symlink(&outside, scene.path("cache/bent")).unwrap();
     let error = scene.prepare().await.unwrap_err();
-    assert_eq!(
-        (error.reason(), error.to_string().as_str()),
-        (
-            "CreateContainerConfigError",
-            "failed to prepare subPath for volumeMount \"cache\" of container \"main\""
-        )
-    );
+    assert_eq!(error.reasons(), (EventReason::Failed, Some("CreateContainerConfigError")));
+    let words = "failed to prepare subPath for volumeMount \"cache\" of container \"main\"";
+    assert_eq!(error.to_string(), words);
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
 }
 
@@ -300,7 +296,7 @@ async fn a_host_path_that_another_pod_could_replace_has_to_wait() {
     let shares = vec![Share { path: path.clone(), ..Share::default() }];
     other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
     let refused = here.prepare().await.unwrap_err();
-    assert_eq!(refused.reason(), "FailedMount");
+    assert_eq!(refused.reasons(), (EventReason::FailedMount, None));
     let words = format!("data is inside {}, which Pod 2d3e can write to", path.display());
     assert!(refused.to_string().contains(&words), "{refused}");
     assert!(!path.exists(), "the agent creates nothing there");
@@ -325,7 +321,7 @@ async fn a_host_path_around_one_that_another_pod_is_about_to_get_has_to_wait() {
     assert!(here.prepare().await.is_ok(), "a guest that only reads replaces nothing");
     here.pod = pod(false);
     let refused = here.prepare().await.unwrap_err();
-    assert_eq!(refused.reason(), "FailedMount");
+    assert_eq!(refused.reasons(), (EventReason::FailedMount, None));
     let (outer, inner) = (path.display(), path.join("data").display().to_string());
     let words = format!("hostPath {outer} has {inner} in it, which Pod 2d3e is about to get");
     assert!(refused.to_string().contains(&words), "{refused}");
