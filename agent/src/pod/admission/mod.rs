@@ -19,7 +19,7 @@ use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
 
 /// An admitted Pod, read as one VM.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct VmPlan {
     /// The container's name.
     pub(crate) container: String,
@@ -48,13 +48,7 @@ impl VmPlan {
         Self {
             container: container.map(|container| container.name.clone()).unwrap_or_default(),
             image: container.and_then(|container| container.image.clone()).unwrap_or_default(),
-            pull_secrets: Vec::new(),
-            pull: PullPolicy::IfNotPresent,
-            size: Size::default(),
-            cpu_is_limit: false,
-            memory_is_limit: false,
-            init: Vec::new(),
-            host_ports: Vec::new(),
+            ..Self::default()
         }
     }
 }

@@ -1,10 +1,8 @@
 //! Statuses of init containers.
 
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus};
 
-use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
+use super::{Context, backing_off, container_id, image_of, running, terminated};
 use crate::state::{InitStage, InitState, Outcome, RestartPolicy, VmRunView};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
@@ -74,12 +72,8 @@ fn succeeded(state: &InitState) -> bool {
     matches!(&state.now, InitStage::Over(outcome) if outcome.ending.exit_code() == 0)
 }
 
-/// An init container that has not started.
 fn pending(context: &Context<'_>, name: &str) -> ContainerState {
-    match context.trouble_of(name) {
-        Some(error) => waiting_for(error.reason, Some(error.message.clone())),
-        None => waiting_for("PodInitializing", None),
-    }
+    context.waiting_of(name, "PodInitializing")
 }
 
 fn shown(
@@ -97,9 +91,4 @@ fn shown(
         (InitStage::Over(outcome), _) => terminated(spec, None, outcome),
     };
     (now, last)
-}
-
-fn running(since: Timestamp) -> ContainerState {
-    let running = ContainerStateRunning { started_at: Some(Time(since)) };
-    ContainerState { running: Some(running), ..ContainerState::default() }
 }
