@@ -203,22 +203,17 @@ pub(crate) fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{from_json, merged};
     use serde_json::{Value, json};
 
-    fn container(extra: Value) -> Container {
-        let mut full = json!({
-            "name": "main",
-            "ports": [{"name": "http", "containerPort": 8080}],
-            "env": [{"name": "A", "value": "1"}],
-        });
-        if let (Value::Object(full), Value::Object(extra)) = (&mut full, extra) {
-            full.extend(extra);
-        }
-        serde_json::from_value(full).unwrap()
+    fn container(extra: &Value) -> Container {
+        let ports = json!([{"name": "http", "containerPort": 8080}]);
+        let usual = json!({"name": "main", "ports": ports, "env": [{"name": "A", "value": "1"}]});
+        from_json(merged(&usual, extra))
     }
 
     fn readiness(probe: &Value) -> ProbeSpec {
-        Probes::of(&container(json!({"readinessProbe": probe}))).readiness.unwrap()
+        Probes::of(&container(&json!({"readinessProbe": probe}))).readiness.unwrap()
     }
 
     #[test]
@@ -233,7 +228,7 @@ mod tests {
         }));
         assert_eq!((spec.initial_delay, spec.period, spec.timeout), (seconds(5), seconds(2), seconds(3)));
         assert_eq!((spec.success_threshold, spec.failure_threshold), (4, 6));
-        assert!(Probes::of(&container(json!({}))).is_empty());
+        assert!(Probes::of(&container(&json!({}))).is_empty());
     }
 
     #[test]
@@ -272,8 +267,7 @@ mod tests {
     #[test]
     fn the_grace_period_of_the_probe_that_failed_comes_first() {
         let pod = |own: Value| -> Pod {
-            let mut probe = json!({"tcpSocket": {"port": 1}});
-            probe["terminationGracePeriodSeconds"] = own;
+            let probe = json!({"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": own});
             let container = json!({"name": "main", "livenessProbe": probe});
             let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [container]});
             serde_json::from_value(json!({"spec": spec})).unwrap()

@@ -122,7 +122,7 @@ impl Worker {
                     continue;
                 }
             };
-            self.host.registry.slots().note(self.dir.uid(), seen.has_vm());
+            self.host.registry.slots.note(self.dir.uid(), seen.has_vm());
             self.report(&seen);
             let decision = decide(&seen);
             debug!(pod = %self.name, ?decision, "decided");

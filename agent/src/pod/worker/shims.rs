@@ -62,7 +62,7 @@ impl Worker {
         if let Some(unknown) = self.unknown_vm(restart)? {
             return self.end_unknown(&unknown).await;
         }
-        let slots = self.host.registry.slots();
+        let slots = &self.host.registry.slots;
         let mut changes = slots.changes();
         if !slots.take(self.dir.uid()) {
             self.reporter.waits_for_slot(&self.updates.pod());
