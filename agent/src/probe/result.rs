@@ -11,11 +11,10 @@ const TRIES: usize = 3;
 /// The result of one probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProbeResult {
-    /// The probe passed.
     Passed,
-    /// The probe passed, with a warning for the user.
+    /// With a warning for the user.
     PassedWith(String),
-    /// The probe failed, and why.
+    /// Why it failed.
     Failed(String),
     /// The probe could not be made. It does not count.
     Errored(String),
@@ -53,14 +52,13 @@ pub(super) async fn find(spec: &ProbeSpec, target: &Target) -> ProbeResult {
         Ok(action) => action,
         Err(bad) => return ProbeResult::Errored(bad.to_string()),
     };
-    let mut tries = 1;
-    loop {
-        let finding = once(action, spec, target).await;
-        if finding.passed().is_some() || tries == TRIES {
-            return finding;
+    let mut finding = once(action, spec, target).await;
+    for _ in 1..TRIES {
+        if finding.passed().is_none() {
+            finding = once(action, spec, target).await;
         }
-        tries += 1;
     }
+    finding
 }
 
 async fn once(action: &Action, spec: &ProbeSpec, target: &Target) -> ProbeResult {
