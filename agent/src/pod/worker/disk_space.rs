@@ -55,7 +55,7 @@ impl PodDiskSpace {
 }
 
 fn lack_space(failures: &[MountFailure]) -> bool {
-    failures.iter().any(|failure| failure.problem.is_for_want_of_space())
+    failures.iter().any(|failure| failure.problem.no_space)
 }
 
 impl Worker {
