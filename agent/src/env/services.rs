@@ -92,12 +92,10 @@ impl Services {
     }
 }
 
-/// The Services of a Pod.
 #[derive(Debug)]
 pub(crate) struct LinkedServices(Vec<SharedWatch<Service>>);
 
 impl LinkedServices {
-    /// The Services as they are now.
     pub(crate) async fn get(&mut self) -> Result<Vec<Arc<Service>>, ObjectError> {
         let mut services = Vec::new();
         for watched in &mut self.0 {

@@ -38,7 +38,6 @@ enum ServingStatus {
 }
 
 impl ServingStatus {
-    /// Its name in the protocol.
     fn name(self) -> &'static str {
         match self {
             Self::Unknown => "UNKNOWN",
@@ -198,8 +197,8 @@ mod tests {
         let words = format!(
             "timeout: failed to connect service \"127.0.0.1:{port}\" within 50ms: context deadline exceeded"
         );
-        let nobody = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
-        assert_eq!(nobody, ProbeResult::Failed(words));
+        let closed = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
+        assert_eq!(closed, ProbeResult::Failed(words));
     }
 
     #[tokio::test]

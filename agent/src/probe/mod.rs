@@ -33,9 +33,7 @@ use state::{ContainerHealth, DueProbe, ProbeState};
 /// What is probed.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
-    /// The Pod's address.
     pub(crate) address: IpAddr,
-    /// The way to the guest agent.
     pub(crate) control_socket: PathBuf,
     /// The argv prefix that runs a command as the container's user; empty if the guest's user runs it directly.
     pub(crate) enter: Vec<String>,
@@ -87,7 +85,6 @@ impl Prober {
         Self { judge, seen, _tasks: tasks }
     }
 
-    /// What is known of the container now.
     pub(crate) fn health(&mut self) -> ContainerHealth {
         self.seen.borrow_and_update().health
     }

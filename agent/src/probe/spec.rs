@@ -35,7 +35,6 @@ pub(crate) struct Probes {
     pub(crate) readiness: Option<ProbeSpec>,
 }
 
-/// One probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProbeSpec {
     /// The action. As in the kubelet, an unresolved port is reported at each probe and is no failure.
@@ -50,7 +49,6 @@ pub(crate) struct ProbeSpec {
     pub(crate) failure_threshold: u32,
 }
 
-/// What a probe does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Run a command in the guest; 0 passes.
@@ -93,7 +91,6 @@ impl Probes {
         self.startup.is_none() && self.liveness.is_none() && self.readiness.is_none()
     }
 
-    /// The probes that there are.
     pub(crate) fn into_each(self) -> impl Iterator<Item = (ProbeKind, ProbeSpec)> {
         let all = [
             (ProbeKind::Startup, self.startup),

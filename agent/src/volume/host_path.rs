@@ -25,7 +25,6 @@ pub(crate) struct AllowedHostPath {
     read_only: bool,
 }
 
-/// A value of the flag that is no path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an absolute path, with or without `:ro` at its end")]
 pub(crate) struct BadHostPath(String);
@@ -44,7 +43,6 @@ impl FromStr for AllowedHostPath {
     }
 }
 
-/// The directories of the host that this Node lets Pods use.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HostPaths {
     allowed: Vec<AllowedHostPath>,
@@ -61,10 +59,8 @@ pub(crate) enum HostPathError {
     NotPlain(String),
     #[error("hostPath {0} is not allowed on this Node; see --allowed-host-path of its tart-kubelet")]
     NotAllowed(String),
-    /// The agent's state is in it, or it is in the agent's state.
     #[error("hostPath {0} would give the Pod the state of this Node's agent")]
     State(String),
-    /// The disks of all VMs are in it, or it is one of them.
     #[error("hostPath {0} would give the Pod the VMs and images of this Node")]
     Vms(String),
     /// The guest of another Pod could replace it while its VM starts.

@@ -96,7 +96,6 @@ fn select(
     Ok(Payload(files))
 }
 
-/// The files of the downward API.
 pub(super) fn downward_files(
     items: &[DownwardAPIVolumeFile],
     pod: &Pod,

@@ -24,7 +24,6 @@ use crate::tart::Tart;
 const INTERVAL: Duration = Duration::from_secs(10);
 /// The pause in multiples of the time that a measurement takes: measuring costs a tenth of a core at most.
 const PAUSE_FACTOR: u32 = 9;
-/// The number of entries of one step.
 const STEP: u64 = 5000;
 /// How often in a row a volume must be unmeasurable to count as too large: some programs lock a directory for a moment.
 const MAX_UNMEASURABLE: u32 = 3;
@@ -83,7 +82,6 @@ impl SizeLimit {
         Some(Self { scope, volume, bytes, text: limit.0.clone(), other_usage })
     }
 
-    /// The limit of a volume, if it has one.
     pub(super) fn of(volume: &str, source: &EmptyDirVolumeSource) -> Option<Self> {
         let limit = source.size_limit.as_ref()?;
         // As for the kubelet, zero is no limit.

@@ -21,7 +21,6 @@ use crate::tart::Size;
 /// An admitted Pod, read as one VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct VmPlan {
-    /// The container's name.
     pub(crate) container: String,
     /// The image as the Pod names it.
     pub(crate) image: String,
@@ -31,11 +30,8 @@ pub(crate) struct VmPlan {
     pub(crate) pull: PullPolicy,
     /// The size that the container's resources ask for.
     pub(crate) size: Size,
-    /// Whether `size.cpu` is a limit.
     pub(crate) cpu_is_limit: bool,
-    /// Whether `size.memory_mib` is a limit.
     pub(crate) memory_is_limit: bool,
-    /// The names of the init containers.
     pub(crate) init: Vec<String>,
     /// Host ports. One without an address is at the Node's address.
     pub(crate) host_ports: Vec<HostPort>,
@@ -201,7 +197,6 @@ fn unsupported(field: &str, why: &str) -> Refusal {
     Refusal { reason: RefusalReason::UnsupportedPod, message: format!("{field}: {why}") }
 }
 
-/// Whether a container has a limit of that name.
 fn has_limit(container: &Container, name: &str) -> bool {
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
     limits.is_some_and(|limits| limits.contains_key(name))

@@ -40,20 +40,16 @@ pub(crate) struct Context<'a> {
     pub(crate) pod: &'a Pod,
     /// The last status. A condition that has not changed since keeps its transition time.
     pub(crate) before: Option<&'a PodStatus>,
-    /// How the Pod was admitted.
     pub(crate) plan: Result<&'a VmPlan, &'a Refusal>,
-    /// When it was accepted.
     pub(crate) accepted_at: Option<Timestamp>,
     /// Why its VM cannot be created.
     pub(crate) trouble: Option<&'a Trouble>,
-    /// The Node's address.
     pub(crate) host_ip: Option<IpAddr>,
 }
 
 /// Why a VM cannot be created: its image, an environment or a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trouble {
-    /// The kubelet's reason.
     pub(crate) reason: &'static str,
     /// What is wrong, and what the user can do about it.
     pub(crate) message: String,

@@ -21,7 +21,6 @@ impl Phase {
         all.into_iter().find(|known| known.to_string() == phase)
     }
 
-    /// Whether a Pod never leaves this phase.
     pub(crate) fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }

@@ -32,7 +32,6 @@ impl ImageFailure {
         Self { image: image.to_owned(), reason: error.reason(), is_pull, message: chain(error), at, delay }
     }
 
-    /// Whether this image failed.
     pub(crate) fn is_about(&self, image: Option<&str>) -> bool {
         image == Some(&*self.image)
     }

@@ -14,17 +14,13 @@ const WELL_AFTER: Duration = Duration::from_mins(10);
 /// What follows the end of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RestartDecision {
-    /// The Pod has succeeded.
     Succeeded,
-    /// The Pod has failed.
     Failed,
-    /// The container starts again.
     Restart {
         /// Not before this time.
         at: Timestamp,
         /// Failures in a row, for the next back-off.
         crashes: u32,
-        /// The back-off.
         delay: Duration,
     },
 }

@@ -31,21 +31,20 @@ impl PodDiskSpace {
         self.disk_space.free(SpaceRequest::Path(path)).await
     }
 
-    /// The Pod's volumes have found no space.
-    pub(super) fn volumes_lack_space(&mut self) {
-        let free = self.free_for_volumes();
-        self.volumes.request(Instant::now(), free);
+    /// The Pod's volumes have found no space, or have what they need, or lack something else than space.
+    pub(super) fn volumes_lack_space(&mut self, do_lack: bool) {
+        if do_lack {
+            let free = self.free_for_volumes();
+            self.volumes.request(Instant::now(), free);
+        } else {
+            self.volumes = VolumeSpaceLimit::default();
+        }
     }
 
     /// The volumes of a VM that runs could not be updated for these reasons, and before for those.
     pub(super) fn volumes_are_stale(&mut self, stale: &[MountFailure], before: &[MountFailure]) {
         let free = self.free_for_volumes();
         self.volumes.follow(lack_space(stale), lack_space(before), Instant::now(), free);
-    }
-
-    /// The Pod's volumes have what they need, or lack something else than space.
-    pub(super) fn volumes_lack_no_space(&mut self) {
-        self.volumes = VolumeSpaceLimit::default();
     }
 
     fn free_for_volumes(&self) -> impl Future<Output = SpaceResult> + Send + use<> {

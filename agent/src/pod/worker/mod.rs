@@ -217,7 +217,6 @@ impl Worker {
         })
     }
 
-    /// Publishes what was observed.
     fn report(&mut self, seen: &Observation) {
         let (pod, inputs) = (self.updates.pod(), self.inputs.status());
         let report = PodReport {
@@ -271,7 +270,6 @@ impl Worker {
         }
     }
 
-    /// Takes one step.
     async fn step(&mut self, decision: Decision) -> Result<(), StepError> {
         match decision {
             Decision::Accept => {

@@ -70,7 +70,7 @@ impl Worker {
             }
         };
         self.reporter.inputs_are_complete();
-        self.disk_space.volumes_lack_no_space();
+        self.disk_space.volumes_lack_space(false);
         self.reporter.metrics().stage_took("pull", took);
         if restart > Restart(0) {
             self.reporter.metrics().container_restarts();
@@ -84,7 +84,6 @@ impl Worker {
         self.write_plan(&pod, &plan, image, &inputs, restart, crashes)
     }
 
-    /// The image that the Pod's last VM was made from.
     fn last_image(&self) -> Result<Option<ImageDigest>, StepError> {
         let Some(last) = self.dir.runs()?.pop() else { return Ok(None) };
         Ok(last.view()?.spec.and_then(|spec| ImageDigest::parse(&spec.image)))
@@ -217,11 +216,7 @@ impl Worker {
 
     /// Reports an input that is missing, and frees disk space for it where that is the problem.
     pub(super) fn lacks(&mut self, pod: &Pod, missing: &MissingInput) {
-        if missing.no_space {
-            self.disk_space.volumes_lack_space();
-        } else {
-            self.disk_space.volumes_lack_no_space();
-        }
+        self.disk_space.volumes_lack_space(missing.no_space);
         self.reporter.missing_input(pod, missing);
     }
 }

@@ -24,15 +24,12 @@ const MAX_HOSTNAME: usize = 63;
 pub(super) struct ContainerInputs {
     /// Its variables, in order.
     pub(super) variables: Vec<(String, String)>,
-    /// Where its volumes go.
     pub(super) mounts: Vec<Mount>,
-    /// Where its output goes.
     pub(super) log: PathBuf,
     /// Whether its variables may be others when the container starts.
     pub(super) asks_for_command: bool,
 }
 
-/// One container in the shim's spec.
 pub(super) fn container(pod: &Pod, container: &Container, inputs: ContainerInputs) -> ContainerSpec {
     let lifecycle = container.lifecycle.as_ref();
     let hook = |handler: Option<&LifecycleHandler>| handler.and_then(|handler| hook(container, handler));

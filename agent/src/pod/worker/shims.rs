@@ -50,7 +50,6 @@ impl ShimHistory {
 }
 
 impl Worker {
-    /// Starts the shim of a planned VM.
     pub(super) async fn launch(&mut self, restart: Restart) -> Result<(), StepError> {
         // A second start is decided on only if the first shim has ended before it took the VM up.
         if let Some((_, end)) = self.shims.launched.take().filter(|(vm, _)| *vm == restart) {

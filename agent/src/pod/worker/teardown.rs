@@ -54,7 +54,6 @@ impl Worker {
         Ok(run.request_stop(StopRequest::within(grace, None))?)
     }
 
-    /// Asks the guest of a VM that has lost its shim how its container has ended.
     pub(super) async fn ask_guest(&mut self, restart: Restart) -> Result<(), StepError> {
         let run = self.dir.run(restart);
         warn!(pod = %self.name, vm = %run.vm(), "the VM has lost its shim; asking its guest what it knows");
@@ -63,7 +62,6 @@ impl Worker {
         Ok(shim::ask_guest(&run, &self.host.tart).await?)
     }
 
-    /// Stops a VM that has lost its shim.
     pub(super) async fn stop_without_shim(&mut self, restart: Restart) -> Result<(), StepError> {
         let run = self.dir.run(restart);
         warn!(pod = %self.name, vm = %run.vm(), "the VM has lost its shim; stopping it");
@@ -73,7 +71,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Kills the processes that a VM's shim has left running.
     pub(super) async fn kill_leftovers(&mut self, restart: Restart) -> Result<(), StepError> {
         let run = self.dir.run(restart);
         let killed = block_in_place(|| shim::kill_lock_holders(&run))?;

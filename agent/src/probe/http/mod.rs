@@ -22,7 +22,6 @@ use super::spec::{BadAction, port};
 use crate::error_chain::chain;
 use crate::state::container_spec::HttpGet;
 
-/// How much of an answer is read.
 const MAX_BODY: usize = 10 << 10;
 /// The first request, and the redirects that are followed.
 const MAX_REQUESTS: usize = 10;
@@ -43,12 +42,10 @@ impl Purpose {
     }
 }
 
-/// What a server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HttpAnswer {
     /// The status. A redirect stays one when it leads to another host.
     pub(crate) status: StatusCode,
-    /// The beginning of the body.
     pub(crate) body: String,
 }
 
@@ -66,7 +63,6 @@ pub(crate) enum HttpError {
 }
 
 impl HttpGet {
-    /// Reads the action of a container.
     pub(crate) fn read(action: &HTTPGetAction, container: &Container) -> Result<Self, BadAction> {
         let headers = action.http_headers.iter().flatten();
         Ok(Self {
@@ -122,7 +118,6 @@ impl HttpGet {
         plain
     }
 
-    /// Host and port.
     pub(crate) fn authority(&self, pod: IpAddr) -> String {
         let host = self.host.clone().unwrap_or_else(|| pod.to_string());
         super::tcp::address(&host, self.port)

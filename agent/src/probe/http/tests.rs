@@ -48,7 +48,7 @@ async fn server(https: bool) -> (u16, Asked) {
 
 fn acceptor() -> tokio_rustls::TlsAcceptor {
     let key = rcgen::KeyPair::generate().unwrap();
-    let certificate = rcgen::CertificateParams::new(vec!["nobody.test".into()]).unwrap().self_signed(&key);
+    let certificate = rcgen::CertificateParams::new(vec!["server.test".into()]).unwrap().self_signed(&key);
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let config =
         rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))

@@ -28,7 +28,7 @@ pub(super) async fn wrap(
         .with_safe_default_protocol_versions()
         .map_err(|error| failed(error.to_string()))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+        .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
         .with_no_client_auth();
     let connector = TlsConnector::from(Arc::new(config));
     connector.connect(name, stream).await.map_err(|error| {
@@ -43,9 +43,9 @@ pub(super) async fn wrap(
 
 /// Accepts every certificate. A signature by an unverified key proves nothing either.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AnyServer(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -143,37 +143,30 @@ fn entries_of_a_guest_do_not_mislead_the_agent() {
     let (outside, ..) = temp_volume();
     fs::write(outside.path().join("kept"), "kept").unwrap();
     let files = payload(&[("a", "1"), ("dir/b", "2")]);
+    let link = |target: &Path, name: &str| {
+        let place = path.join(name);
+        if place.is_dir() && !place.is_symlink() {
+            fs::remove_dir_all(&place).unwrap();
+        } else if place.symlink_metadata().is_ok() {
+            fs::remove_file(&place).unwrap();
+        }
+        symlink(target, place).unwrap();
+    };
+    let directory = |name: &str, inside: &str| {
+        fs::remove_file(path.join(name)).unwrap();
+        fs::create_dir_all(path.join(name).join(inside)).unwrap();
+    };
     let attacks: [&dyn Fn(); 8] = [
         &|| hostile::fill(&path, outside.path()),
-        &|| {
-            // Another version, or a directory outside, in place of the current version.
-            fs::remove_file(path.join(DATA)).unwrap();
-            symlink(outside.path(), path.join(DATA)).unwrap();
-        },
-        &|| {
-            fs::remove_file(path.join(DATA)).unwrap();
-            fs::create_dir_all(path.join(DATA).join("x/y")).unwrap();
-        },
-        &|| {
-            fs::remove_file(path.join(DATA)).unwrap();
-            symlink("..", path.join(DATA)).unwrap();
-        },
-        &|| {
-            symlink(outside.path(), path.join(NEW_DATA)).unwrap();
-        },
-        &|| {
-            // A file of the current version is a link to something else.
-            fs::remove_file(path.join("..data/a")).unwrap();
-            symlink(outside.path().join("kept"), path.join("..data/a")).unwrap();
-        },
-        &|| {
-            fs::remove_dir_all(path.join("..data/dir")).unwrap();
-            symlink(outside.path(), path.join("..data/dir")).unwrap();
-        },
-        &|| {
-            fs::remove_file(path.join("a")).unwrap();
-            fs::create_dir_all(path.join("a/full")).unwrap();
-        },
+        // Another version, or a directory outside, in place of the current version.
+        &|| link(outside.path(), DATA),
+        &|| directory(DATA, "x/y"),
+        &|| link(Path::new(".."), DATA),
+        &|| link(outside.path(), NEW_DATA),
+        // A file of the current version is a link to something else.
+        &|| link(&outside.path().join("kept"), "..data/a"),
+        &|| link(outside.path(), "..data/dir"),
+        &|| directory("a", "full"),
     ];
     for (number, attack) in attacks.iter().enumerate() {
         write(&root, &files).unwrap();

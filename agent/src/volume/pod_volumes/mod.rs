@@ -30,7 +30,7 @@ use crate::names::PodUid;
 use crate::state::container_spec::{all_containers, has_command};
 use crate::state::{Missing, Mount, PodDir};
 use crate::tart::{Share, Tart};
-use volume_root::{SubPathMount, VolumeRoot};
+use volume_root::VolumeRoot;
 
 /// The deadline of the first update of all volumes, and of reads of the host's disk.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -39,7 +39,6 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct PodVolumes {
     uid: PodUid,
-    /// The directory with all volumes.
     dir: PathBuf,
     /// The volumes on the host that a container mounts.
     volumes: Vec<Volume>,
@@ -49,7 +48,6 @@ pub(crate) struct PodVolumes {
     mounts: Vec<(String, VolumeMount)>,
     /// Whether the guest is boot-only, and has a status share.
     is_boot_only: bool,
-    /// The limit of the Pod's disk usage.
     storage: Option<SizeLimit>,
     pod: watch::Receiver<Arc<Pod>>,
     sources: InputSources,
@@ -92,7 +90,6 @@ impl PrepareError {
         }
     }
 
-    /// Whether the disk is full.
     pub(crate) fn is_for_want_of_space(&self) -> bool {
         match self {
             Self::Mount(failures) => failures.iter().any(|failure| failure.problem.no_space),
@@ -205,9 +202,8 @@ impl PodVolumes {
                     Mount { share: mount.name, sub_path, path, in_memory, missing }
                 } else if let Some((root, access)) = roots.get(&mount.name) {
                     let writable = access.writable.then(|| share::name(&mount.name, *access, false));
-                    let (volume, container) = (mount.name.as_str(), container.as_str());
-                    let sub_path = SubPathMount { sub_path, volume, container, is_first, writable };
-                    let (sub_path, missing) = sub_path.resolve(root)?;
+                    let resolved = root.sub_path(sub_path, is_first, writable);
+                    let (sub_path, missing) = resolved.map_err(|why| why.of(&mount.name, &container))?;
                     let share = share::name(&mount.name, *access, is_read_only(&mount, root.writable));
                     Mount { share, sub_path, path, in_memory: None, missing }
                 } else {
@@ -280,7 +276,6 @@ impl PodVolumes {
         }));
     }
 
-    /// Creates the directories of all volumes.
     async fn create_roots(&mut self) -> Result<VolumeRoots, PrepareError> {
         let (uid, dir, mounts) = (self.uid.clone(), self.dir.clone(), self.mounts.clone());
         let (volumes, host_paths) = (self.volumes.clone(), self.host_paths.clone());

@@ -14,7 +14,6 @@ pub(crate) enum Decision {
     Accept,
     /// Pull the image, gather the inputs, write the plan of a VM.
     Plan {
-        /// The restart count of the VM.
         restart: Restart,
         /// The container's failures in a row before it.
         crashes: u32,
@@ -41,7 +40,6 @@ pub(crate) enum Decision {
     KillStrayProcesses(Restart),
     /// Record that a VM ended in an unknown way.
     RecordLoss(Restart),
-    /// Delete a VM.
     DeleteVm(Restart),
     /// Record that the Pod is evicted.
     Evict,
@@ -49,7 +47,6 @@ pub(crate) enum Decision {
     RemoveVolumes,
     /// Remove the records of a VM that is older than the previous one.
     ForgetRun(Restart),
-    /// Delete the Pod from the API.
     DeletePod,
     /// Remove the Pod's state directory.
     ForgetPod,

@@ -28,7 +28,6 @@ const EVICTION_GRACE: Duration = Duration::from_secs(1);
 /// What the API wants of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Desired {
-    /// Run.
     Run(RestartPolicy),
     /// Stop: the Pod is being deleted with this grace period.
     Stop(Duration),
@@ -42,9 +41,7 @@ pub(crate) enum Desired {
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact that is seen on its own")]
 pub(crate) struct Observation {
-    /// The desired state.
     pub(crate) desired: Desired,
-    /// Whether the agent has refused the Pod.
     pub(crate) refused: bool,
     /// Whether the state directory has the Pod's record.
     pub(crate) accepted: bool,
@@ -66,7 +63,6 @@ pub(crate) struct Observation {
     pub(crate) has_volumes: bool,
     /// Whether the agent has failed to remove them when it last tried.
     pub(crate) vain_wipe: bool,
-    /// The Pod's active deadline.
     pub(crate) deadline: Option<Deadline>,
     /// The VM without a shim whose guest the agent has asked, even if that could not be recorded.
     pub(crate) asked: Option<Restart>,
@@ -76,14 +72,12 @@ pub(crate) struct Observation {
     pub(crate) vain_cleans: u32,
     /// Whether the API server has accepted a final phase for this Pod.
     pub(crate) final_status_published: bool,
-    /// The time of the observation.
     pub(crate) now: Timestamp,
 }
 
 /// The end of `activeDeadlineSeconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Deadline {
-    /// The time.
     pub(crate) at: Timestamp,
     /// How long the guest may then take to shut down.
     pub(crate) grace: Duration,

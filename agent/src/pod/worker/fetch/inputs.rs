@@ -84,7 +84,6 @@ pub(crate) struct MissingInput {
 }
 
 impl Inputs {
-    /// The inputs of a Pod; nothing is done for them yet.
     pub(crate) fn new(
         dir: &PodDir,
         pod: watch::Receiver<Arc<Pod>>,
@@ -324,7 +323,6 @@ impl MissingInput {
         Self { event, message, no_space: false, waiting, container: None, retry_at }
     }
 
-    /// An input of one container's environment.
     fn of(container: &str, error: &ConfigError) -> Self {
         let missing = Self::new(EventReason::Failed, Some("CreateContainerConfigError"), chain(error));
         Self { container: Some(container.to_owned()), ..missing }
