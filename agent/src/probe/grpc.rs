@@ -130,10 +130,8 @@ mod tests {
             while let Ok((stream, _)) = listener.accept().await {
                 let answer = service_fn(move |request: http::Request<Incoming>| async move {
                     assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
-                    assert_eq!(
-                        request.headers()["user-agent"].to_str().unwrap().split(' ').next(),
-                        Some("kube-probe/1.36")
-                    );
+                    let agent = request.headers()["user-agent"].to_str().unwrap();
+                    assert_eq!(agent.split(' ').next(), Some("kube-probe/1.36"));
                     let asked = request.into_body().collect().await.unwrap().to_bytes();
                     // The service is the text behind the message's length, the tag and the text's length.
                     let status = match asked.get(7..).unwrap_or_default() {

@@ -100,10 +100,8 @@ async fn a_prober_reports_failures_as_events() {
     while !prober.health().started {
         prober.changed().await;
     }
-    assert_eq!(
-        told.recv().await.unwrap(),
-        "Unhealthy: Liveness probe errored and resulted in unknown state: port web not found"
-    );
+    let words = "Unhealthy: Liveness probe errored and resulted in unknown state: port web not found";
+    assert_eq!(told.recv().await.unwrap(), words);
     drop(prober);
     drop(listener);
 

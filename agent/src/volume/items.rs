@@ -30,7 +30,7 @@ pub(crate) enum BadFiles {
 
 /// The permission bits of a volume's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileMode(u32);
+pub(super) struct FileMode(pub(super) u32);
 
 impl FileMode {
     pub(super) fn of(mode: i32) -> Self {
@@ -40,10 +40,6 @@ impl FileMode {
 
     fn or(self, own: Option<i32>) -> Self {
         own.map_or(self, Self::of)
-    }
-
-    pub(super) fn bits(self) -> u32 {
-        self.0
     }
 }
 
@@ -79,7 +75,7 @@ fn select(
     optional: bool,
     missing: fn(String) -> BadFiles,
 ) -> Result<Payload, BadFiles> {
-    let file = |bytes: &[u8], mode: FileMode| PayloadFile { bytes: bytes.to_vec(), mode: mode.bits() };
+    let file = |bytes: &[u8], mode: FileMode| PayloadFile { bytes: bytes.to_vec(), mode: mode.0 };
     let mut files = BTreeMap::new();
     if items.is_empty() {
         files.extend(data.iter().map(|(key, bytes)| (PathBuf::from(key), file(bytes, mode))));
@@ -111,7 +107,7 @@ pub(super) fn downward_files(
         } else {
             String::new()
         };
-        let file = PayloadFile { bytes: text.into_bytes(), mode: mode.or(item.mode).bits() };
+        let file = PayloadFile { bytes: text.into_bytes(), mode: mode.or(item.mode).0 };
         files.insert(PathBuf::from(&item.path), file);
     }
     Ok(Payload(files))

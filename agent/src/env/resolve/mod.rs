@@ -3,11 +3,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use indexmap::IndexMap;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvFromSource, EnvVarSource, Pod, Secret};
 use kube::ResourceExt;
 
@@ -69,43 +70,18 @@ impl fmt::Debug for Resolved {
     }
 }
 
-/// Variables in the order in which they were first set.
-#[derive(Default)]
-struct Variables {
-    list: Vec<(String, String)>,
-    places: HashMap<String, usize>,
-}
-
-impl Variables {
-    fn set(&mut self, name: String, value: String) {
-        match self.places.get(&name) {
-            Some(&place) => self.list[place].1 = value,
-            None => {
-                self.places.insert(name.clone(), self.list.len());
-                self.list.push((name, value));
-            }
-        }
-    }
-
-    fn get(&self, name: &str) -> Option<String> {
-        self.places.get(name).map(|&place| self.list[place].1.clone())
-    }
-}
-
 /// A container's variables. Those from whole objects override those for Services, and its own override both. Each of its own can use
 /// all that were set before it.
 pub(crate) fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Result<Resolved, ConfigError> {
-    let mut variables = Variables::default();
-    for (name, value) in &known.services {
-        variables.set(name.clone(), value.clone());
-    }
+    // In the order in which they were first set.
+    let mut variables: IndexMap<String, String> = known.services.iter().cloned().collect();
     let sources = Sources { pod, container, known, namespace: pod.namespace().unwrap_or_default() };
     for from in container.env_from.iter().flatten() {
         // As in the kubelet, every name that the API server accepts is one.
         for (key, value) in sources.whole(from)? {
             let name = format!("{}{key}", from.prefix.as_deref().unwrap_or_default());
             let value = without_nul(&name, value)?;
-            variables.set(name, value);
+            variables.insert(name, value);
         }
     }
     for variable in container.env.iter().flatten() {
@@ -113,17 +89,17 @@ pub(crate) fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Res
         let value = match (literal, &variable.value_from) {
             (Some(literal), _) => {
                 let literal = without_nul(&variable.name, literal.to_owned())?;
-                Some(expand(&literal, |name| variables.get(name)))
+                Some(expand(&literal, |name| variables.get(name).cloned()))
             }
             (None, Some(from)) => sources.one(&variable.name, from)?,
             (None, None) => Some(String::new()),
         };
         // A missing optional value leaves an earlier one in place.
         if let Some(value) = value {
-            variables.set(variable.name.clone(), value);
+            variables.insert(variable.name.clone(), value);
         }
     }
-    Ok(Resolved { variables: variables.list })
+    Ok(Resolved { variables: variables.into_iter().collect() })
 }
 
 fn without_nul(name: &str, value: String) -> Result<String, ConfigError> {

@@ -1,11 +1,15 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::PodSpec;
+use serde_json::json;
+
 use super::*;
 use crate::pod::admission::RefusalReason;
 use crate::pod::sync::decide::Deadline;
 use crate::probe::state::ContainerHealth;
 use crate::state::{InitStage, InitState, RestartPolicy, ShimSpec, StopCause, StopRequest};
+use crate::testing::from_json;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -71,6 +75,15 @@ fn running_vm() -> VmRunView {
     vm_run(0, RUNNING, None)
 }
 
+/// A status with an init container that has ended after two restarts.
+fn init_ended(code: i32) -> PodStatus {
+    let status = json!({
+        "name": "init", "image": "i", "imageID": "", "ready": true, "restartCount": 2,
+        "state": {"terminated": {"exitCode": code}},
+    });
+    from_json(json!({"initContainerStatuses": [status]}))
+}
+
 fn exited(code: i32) -> Ending {
     Ending::Exited { code, message: None }
 }
@@ -106,11 +119,7 @@ fn the_phase_follows_from_stage_ending_and_policy() {
 #[test]
 fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
     let with_init = with_init();
-    let ended: PodStatus = serde_json::from_value(serde_json::json!({"initContainerStatuses": [{
-        "name": "init", "image": "i", "imageID": "", "ready": true, "restartCount": 2,
-        "state": {"terminated": {"exitCode": 0}},
-    }]}))
-    .unwrap();
+    let ended = init_ended(0);
     let pod = Pod { status: Some(ended.clone()), ..Pod::default() };
     let waiting = shown_as(&with_init, &seen(NEVER, vec![]));
     let initialized = |status: &PodStatus| {
@@ -146,14 +155,8 @@ fn an_init_container_that_runs_again_stays_terminated_where_the_api_server_deman
     for (policy, code, is_kept) in
         [("Always", 0, false), ("OnFailure", 0, true), ("OnFailure", 1, false), ("Never", 1, true)]
     {
-        let pod: Pod = serde_json::from_value(serde_json::json!({
-            "spec": {"containers": [], "restartPolicy": policy},
-            "status": {"initContainerStatuses": [{
-                "name": "init", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
-                "state": {"terminated": {"exitCode": code}},
-            }]},
-        }))
-        .unwrap();
+        let spec = PodSpec { restart_policy: Some(policy.into()), ..PodSpec::default() };
+        let pod = Pod { spec: Some(spec), status: Some(init_ended(code)), ..Pod::default() };
         let state = render(&seen, &Context::example(&pod, Ok(&with_init)))
             .init_container_statuses
             .unwrap()
@@ -416,10 +419,8 @@ fn a_pod_is_refused_with_a_reason_unless_it_was_admitted_before() {
 
 #[test]
 fn an_ephemeral_container_fails_with_advice() {
-    let pod: Pod = serde_json::from_value(serde_json::json!({
-        "spec": {"containers": [], "ephemeralContainers": [{"name": "debugger", "image": "busybox"}]},
-    }))
-    .unwrap();
+    let added = json!([{"name": "debugger", "image": "busybox"}]);
+    let pod: Pod = from_json(json!({"spec": {"containers": [], "ephemeralContainers": added}}));
     let plan = plan();
     let told = |before: Option<&PodStatus>, now| {
         let observation = Observation { now: at(now), ..seen(NEVER, vec![]) };

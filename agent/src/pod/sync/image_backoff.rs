@@ -77,11 +77,9 @@ mod tests {
         let first = ImageFailure::new("a/b:1", &error, None, at(0));
         assert_eq!(first.shown(at(4)).reason, "ErrImagePull");
         let waiting = first.shown(at(5));
-        assert_eq!(waiting.reason, "ImagePullBackOff");
-        assert_eq!(
-            waiting.message,
-            "Back-off pulling image \"a/b:1\": ErrImagePull: the pull of image `a/b:1` was interrupted"
-        );
+        let words =
+            "Back-off pulling image \"a/b:1\": ErrImagePull: the pull of image `a/b:1` was interrupted";
+        assert_eq!((waiting.reason, &*waiting.message), ("ImagePullBackOff", words));
         let second = ImageFailure::new("a/b:1", &error, Some(&first), at(12));
         assert_eq!(second.shown(at(12)).reason, "ErrImagePull");
     }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::decide::{Desired, Observation};
 use super::time::between;
 use crate::node::start_failures::Start;
-use crate::state::{Ending, Holder, HostFault, NotStarted, Outcome, Progress, Stage, VmRunView};
+use crate::state::{Ending, Holder, HostFault, Outcome, Progress, Stage, VmRunView};
 
 /// Whether a Pod has never run yet. A Pod whose VMs fail to start still waits.
 pub(crate) fn waits(seen: &Observation) -> bool {
@@ -23,25 +23,21 @@ pub(crate) fn waits(seen: &Observation) -> bool {
 
 /// What the start of a VM says about the host.
 pub(crate) fn start(run: &VmRunView, address_patience: Duration, now: Timestamp) -> Option<Start> {
-    match (&run.outcome, &run.progress) {
-        (
-            Some(Outcome {
-                ending: Ending::NotStarted(NotStarted { message, fault: Some(fault), .. }),
-                finished_at,
-                ..
-            }),
-            _,
-        ) => Some(Start::Failed { fault: *fault, message: message.clone(), at: *finished_at }),
-        (_, Some(Progress { stage: Stage::Up { .. } | Stage::Running { .. }, since, .. })) => {
-            Some(Start::Up(*since))
-        }
-        (None, Some(Progress { stage: Stage::Booting, since, .. })) => {
+    if let Some(Outcome { ending: Ending::NotStarted(end), finished_at, .. }) = &run.outcome
+        && let Some(fault) = end.fault
+    {
+        return Some(Start::Failed { fault, message: end.message.clone(), at: *finished_at });
+    }
+    let Progress { stage, since, .. } = run.progress.as_ref()?;
+    match stage {
+        Stage::Up { .. } | Stage::Running { .. } => Some(Start::Up(*since)),
+        Stage::Booting if run.outcome.is_none() => {
             let at = *since + address_patience;
             let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
             let waiting = run.holder == Holder::Shim && now >= at;
             waiting.then_some(Start::Failed { fault: HostFault::NoAddress, message, at })
         }
-        _ => None,
+        Stage::Cloning | Stage::Configuring | Stage::Booting => None,
     }
 }
 
@@ -61,7 +57,7 @@ pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::{NotStartedReason, RestartPolicy};
+    use crate::state::{NotStarted, NotStartedReason, RestartPolicy};
 
     const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -126,10 +122,8 @@ mod tests {
         let seconds: Vec<_> = stages(&steps).into_iter().map(|(name, took)| (name, took.as_secs())).collect();
         assert_eq!(seconds, [("clone", 1), ("configure", 2), ("boot", 30), ("command", 1)]);
         // A clock that was set back makes no stage negative.
-        assert_eq!(
-            stages(&[step(Stage::Booting, 9), step(Stage::Running { address }, 5)]),
-            [("boot", Duration::ZERO)]
-        );
+        let set_back = [step(Stage::Booting, 9), step(Stage::Running { address }, 5)];
+        assert_eq!(stages(&set_back), [("boot", Duration::ZERO)]);
         assert_eq!(stages(&steps[..1]), []);
     }
 

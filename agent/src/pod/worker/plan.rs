@@ -103,11 +103,9 @@ impl Worker {
         crash_point::point("agent.plan.logs");
         let containers = |all: &[Container]| -> Vec<ContainerSpec> {
             let of = |one: &Container| {
-                let variables = inputs.environments.get(&one.name).map(|known| known.variables.clone());
-                let mounts = inputs.volumes.mounts.get(&one.name).cloned();
                 let own = ContainerInputs {
-                    variables: variables.unwrap_or_default(),
-                    mounts: mounts.unwrap_or_default(),
+                    variables: inputs.variables_of(&one.name),
+                    mounts: inputs.volumes.mounts.get(&one.name).cloned().unwrap_or_default(),
                     log: self.dir.log_path(&one.name, restart),
                     asks_for_command: env::may_change(one),
                 };
@@ -173,8 +171,7 @@ impl Worker {
         let Some(main) = containers.last().filter(|main| !has_command(main)) else {
             return Ok(None);
         };
-        let variables = inputs.environments.get(&main.name).map(|known| known.variables.clone());
-        let variables = variables.unwrap_or_default();
+        let variables = inputs.variables_of(&main.name);
         let names = variables.iter().map(|(name, _)| name.as_str());
         let unfit: Vec<&str> = names.filter(|name| !is_shell_name(name)).collect();
         if !unfit.is_empty() {

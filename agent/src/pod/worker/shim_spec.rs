@@ -242,11 +242,8 @@ mod tests {
         ];
         for (spec, hostname, own_names) in table {
             let identity = identity(&pod(&spec), "cluster.local");
-            assert_eq!(
-                (&*identity.hostname, &*identity.own_names.join(" ")),
-                (hostname, own_names),
-                "{spec}"
-            );
+            assert_eq!(identity.hostname, hostname, "{spec}");
+            assert_eq!(identity.own_names.join(" "), own_names, "{spec}");
         }
     }
 

@@ -59,7 +59,11 @@ impl Worker {
             return Err(StepError::ShimDied { status, log: self.dir.shim_log_path(restart) });
         }
         if let Some(unknown) = self.unknown_vm(restart)? {
-            return self.end_unknown(&unknown).await;
+            // A user has deleted the Pod's directory while that VM ran. Recorded as begun again, it does not run twice.
+            if self.stop_unknown(&unknown).await? {
+                unknown.create_begun()?;
+            }
+            return Ok(());
         }
         let slots = &self.host.registry.slots;
         let mut changes = slots.changes();

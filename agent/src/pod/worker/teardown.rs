@@ -120,15 +120,6 @@ impl Worker {
         Ok(unknown_vm(&vms, self.dir.uid(), &known, next).map(|restart| self.dir.run(restart)))
     }
 
-    /// Ends a VM that exists though no file says that it was begun: a user has deleted the Pod's directory while it ran. The worker records
-    /// again that it was begun, so that it does not run twice.
-    pub(super) async fn end_unknown(&mut self, run: &VmRun) -> Result<(), StepError> {
-        if self.stop_unknown(run).await? {
-            run.create_begun()?;
-        }
-        Ok(())
-    }
-
     /// Records that a VM which only the API server knows of has run, and is lost. The Mac was reinstalled, or a user has deleted the state
     /// directory.
     pub(super) async fn recall(&mut self, restart: Restart) -> Result<(), StepError> {
@@ -139,7 +130,7 @@ impl Worker {
     }
 
     /// Stops a VM that no file knows of, and returns whether there is one.
-    async fn stop_unknown(&mut self, run: &VmRun) -> Result<bool, StepError> {
+    pub(super) async fn stop_unknown(&mut self, run: &VmRun) -> Result<bool, StepError> {
         // Its shim would record its end as that of the next VM.
         block_in_place(|| shim::kill_stray_processes(run))?;
         // tart does not know a VM whose deletion was cut short.

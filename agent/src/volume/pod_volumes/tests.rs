@@ -17,7 +17,13 @@ struct Scene {
 
 impl Scene {
     fn new(spec: &Value) -> Self {
+        Self::on_host(|_| spec.clone())
+    }
+
+    /// A Pod that may use the host's directory that its spec is made with.
+    fn on_host(spec: impl Fn(&Path) -> Value) -> Self {
         let temp = testing::dir();
+        let spec = spec(&temp.path().canonicalize().unwrap().join("host"));
         let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "0b1c"}, "spec": spec});
         let (pod, _) = watch::channel(Arc::new(serde_json::from_value(pod).unwrap()));
@@ -110,19 +116,16 @@ async fn a_pod_gets_its_volumes_as_shares() {
         // No guest can replace a directory of the agent.
         identity: None,
     };
-    assert_eq!(
-        prepared.shares,
-        [share("cache", "cache", false), share("cache.ro", "cache", true), share("info", "info", true)]
-    );
-    assert_eq!(
-        prepared.mounts["main"],
-        [
-            mount("info", "", "/etc/podinfo"),
-            Mount { missing: Missing::Empty, ..mount("info", "labels", "/labels") },
-            mount("cache", "", "/cache"),
-            part("cache", 0o777, mount("cache.ro", "value/deep", "/old")),
-        ]
-    );
+    let shares =
+        [share("cache", "cache", false), share("cache.ro", "cache", true), share("info", "info", true)];
+    assert_eq!(prepared.shares, shares);
+    let mounts = [
+        mount("info", "", "/etc/podinfo"),
+        Mount { missing: Missing::Empty, ..mount("info", "labels", "/labels") },
+        mount("cache", "", "/cache"),
+        part("cache", 0o777, mount("cache.ro", "value/deep", "/old")),
+    ];
+    assert_eq!(prepared.mounts["main"], mounts);
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(scene.path("")), 0o700);
     assert_eq!(mode(scene.path("cache")), 0o777);
@@ -265,14 +268,11 @@ async fn a_sub_path_that_a_guest_has_replaced_by_a_link_is_not_used() {
 
 #[tokio::test]
 async fn host_directories_are_shared_where_they_are() {
-    let scene = |path: &Path| {
-        let volumes = json!([{"name": "host", "hostPath": {"path": path}}]);
-        Scene::with(&volumes, &json!([{"name": "host", "mountPath": "/h", "subPath": "new"}]))
-    };
-    // The path depends on the directory of the scene.
-    let mut here = scene(Path::new("/"));
+    let here = Scene::on_host(|host| {
+        let volumes = json!([{"name": "host", "hostPath": {"path": host.join("data")}}]);
+        with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h", "subPath": "new"}]))
+    });
     let host = here.temp.path().join("host/data");
-    here.pod = scene(&host).pod;
     let prepared = here.prepare().await.unwrap();
     let path = host.canonicalize().unwrap();
     let [share] = prepared.shares.as_slice() else { panic!("{prepared:?}") };
@@ -285,10 +285,11 @@ async fn host_directories_are_shared_where_they_are() {
 
 #[tokio::test]
 async fn a_host_path_that_another_pod_could_replace_has_to_wait() {
-    let mut here = Scene::new(&json!({"containers": []}));
+    let here = Scene::on_host(|host| {
+        let volumes = json!([{"name": "host", "hostPath": {"path": host.join("data")}}]);
+        with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h"}]))
+    });
     let path = here.temp.path().canonicalize().unwrap().join("host");
-    let volumes = json!([{"name": "host", "hostPath": {"path": path.join("data")}}]);
-    here.pod = Scene::with(&volumes, &json!([{"name": "host", "mountPath": "/h"}])).pod;
     let other = StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
     let shares = vec![Share { path: path.clone(), ..Share::default() }];
     other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();

@@ -206,11 +206,8 @@ mod tests {
             (100, 60, false),
             (10, 60, false),
         ] {
-            assert_eq!(
-                last.is_due(percent, start + Duration::from_secs(seconds)),
-                due,
-                "{percent} {seconds}"
-            );
+            let now = start + Duration::from_secs(seconds);
+            assert_eq!(last.is_due(percent, now), due, "{percent} {seconds}");
         }
     }
 }

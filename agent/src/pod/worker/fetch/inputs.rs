@@ -65,7 +65,7 @@ pub(crate) struct InputGatherer {
 #[derive(Debug)]
 pub(crate) struct ReadyInputs {
     /// By the containers' names; without those that are looked up when their container starts.
-    pub(crate) environments: BTreeMap<String, Resolved>,
+    environments: BTreeMap<String, Resolved>,
     pub(crate) volumes: Prepared,
 }
 
@@ -81,6 +81,13 @@ pub(crate) struct MissingInput {
     /// The container that waits; all containers when absent.
     container: Option<String>,
     retry_at: Timestamp,
+}
+
+impl ReadyInputs {
+    /// The variables of a container; none when they are looked up later.
+    pub(crate) fn variables_of(&self, container: &str) -> Vec<(String, String)> {
+        self.environments.get(container).map(|known| known.variables.clone()).unwrap_or_default()
+    }
 }
 
 impl Inputs {
