@@ -12,7 +12,6 @@ pub(crate) mod spec;
 pub(crate) mod state;
 mod tcp;
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,7 +65,7 @@ impl Prober {
         let budget = Arc::new(std::sync::Mutex::new(EventBudget::new(Timestamp::now())));
         let mut tasks = JoinSet::new();
         for (kind, spec) in probes.into_each() {
-            let share = if before.is_some() { random_share() } else { 0.0 };
+            let share = if before.is_some() { fastrand::f64() } else { 0.0 };
             let first = spec.first_after(ran, share);
             let (target, tell, budget) = (target.clone(), tell.clone(), budget.clone());
             let period = spec.period;
@@ -129,12 +128,6 @@ async fn attend(
             judge.send_if_modified(|judge| judge.record(kind, passed));
         }
     }
-}
-
-/// A random number from 0 to 1.
-fn random_share() -> f64 {
-    let random = RandomState::new().hash_one(0_u8) >> 32;
-    f64::from(u32::try_from(random).unwrap_or(0)) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

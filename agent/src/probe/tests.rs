@@ -114,13 +114,6 @@ async fn a_prober_reports_failures_as_events() {
     }
 }
 
-#[test]
-fn a_random_share_is_between_0_and_1() {
-    let shares: Vec<f64> = (0..100).map(|_| random_share()).collect();
-    assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "{shares:?}");
-    assert!(shares.iter().any(|share| (share - shares[0]).abs() > 0.01), "{shares:?}");
-}
-
 #[tokio::test]
 async fn a_guest_agent_that_is_not_there_is_a_failure() {
     let exec = ProbeSpec { action: Ok(Action::Exec(vec!["true".into()])), ..spec(1) };

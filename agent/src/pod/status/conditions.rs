@@ -134,16 +134,13 @@ mod tests {
         let gated_too = ConditionFacts { unmet_gates: Some("no".into()), ..unready };
         let done = ConditionFacts { phase: Phase::Succeeded, ready: false, ..facts() };
         let failed = ConditionFacts { phase: Phase::Failed, ready: false, ..facts() };
+        let incomplete = "false ContainersNotInitialized containers with incomplete status: [a b]";
         let table = [
             (&facts(), "Ready", "true - -"),
             (&gated_too, "Ready", "false ContainersNotReady containers with unready status: [main]"),
             (&gated, "Ready", "false ReadinessGatesNotReady no"),
             (&gated, "ContainersReady", "true - -"),
-            (
-                &waiting,
-                "Initialized",
-                "false ContainersNotInitialized containers with incomplete status: [a b]",
-            ),
+            (&waiting, "Initialized", incomplete),
             (&done, "Initialized", "true PodCompleted -"),
             (&done, "Ready", "false PodCompleted -"),
             (&failed, "ContainersReady", "false PodFailed -"),

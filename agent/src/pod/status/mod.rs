@@ -58,6 +58,11 @@ pub(crate) struct Trouble {
 }
 
 impl Context<'_> {
+    /// The main container's name.
+    pub(crate) fn container(&self) -> &str {
+        self.plan.map_or("", |plan| &plan.container)
+    }
+
     /// Why a container does not start.
     fn trouble_of(&self, container: &str) -> Option<&Trouble> {
         self.trouble.filter(|trouble| trouble.container.as_deref().is_none_or(|name| name == container))

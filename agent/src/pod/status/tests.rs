@@ -69,6 +69,7 @@ fn main_of(status: PodStatus) -> ContainerStatus {
     status.container_statuses.unwrap().remove(0)
 }
 
+const BOOTING: Option<Stage> = Some(Stage::Booting);
 const RUNNING: Option<Stage> = Some(Stage::Running { address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9)) });
 
 fn running_vm() -> VmRunView {
@@ -96,15 +97,12 @@ const STOP: Desired = Desired::Stop(Duration::from_secs(30));
 fn the_phase_follows_from_stage_ending_and_policy() {
     let table = [
         (seen(NEVER, vec![]), "Pending"),
-        (seen(NEVER, vec![vm_run(0, Some(Stage::Booting), None)]), "Pending"),
+        (seen(NEVER, vec![vm_run(0, BOOTING, None)]), "Pending"),
         (seen(NEVER, vec![vm_run(0, RUNNING, None)]), "Running"),
         (seen(NEVER, vec![vm_run(0, RUNNING, Some(exited(0)))]), "Succeeded"),
         (seen(NEVER, vec![vm_run(0, RUNNING, Some(exited(1)))]), "Failed"),
         (seen(ALWAYS, vec![vm_run(0, RUNNING, Some(exited(0)))]), "Running"),
-        (
-            seen(ALWAYS, vec![vm_run(0, RUNNING, Some(exited(0))), vm_run(1, Some(Stage::Booting), None)]),
-            "Running",
-        ),
+        (seen(ALWAYS, vec![vm_run(0, RUNNING, Some(exited(0))), vm_run(1, BOOTING, None)]), "Running"),
         (seen(STOP, vec![vm_run(0, RUNNING, Some(Ending::Stopped { killed: false }))]), "Succeeded"),
         (seen(STOP, vec![vm_run(0, RUNNING, Some(Ending::Stopped { killed: true }))]), "Failed"),
         (seen(STOP, vec![]), "Failed"),
@@ -131,10 +129,10 @@ fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
         (None, true),
         (Some(unplanned(vm_run(0, None, None))), true),
         (Some(unplanned(vm_run(0, None, Some(Ending::Lost)))), true),
-        (Some(vm_run(0, Some(Stage::Booting), Some(Ending::Lost))), true),
+        (Some(vm_run(0, BOOTING, Some(Ending::Lost))), true),
         (Some(running_vm()), true),
         // The new VM runs its init containers again.
-        (Some(vm_run(1, Some(Stage::Booting), None)), false),
+        (Some(vm_run(1, BOOTING, None)), false),
     ];
     for (current, is_kept) in table {
         let seen = seen(NEVER, current.into_iter().collect());
@@ -150,7 +148,7 @@ fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
 fn an_init_container_that_runs_again_stays_terminated_where_the_api_server_demands_it() {
     let with_init = with_init();
     let running = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 1, last: None };
-    let again = VmRunView { init: vec![running], ..vm_run(1, Some(Stage::Booting), None) };
+    let again = VmRunView { init: vec![running], ..vm_run(1, BOOTING, None) };
     let seen = seen(NEVER, vec![vm_run(0, None, Some(Ending::Lost)), again]);
     for (policy, code, is_kept) in
         [("Always", 0, false), ("OnFailure", 0, true), ("OnFailure", 1, false), ("Never", 1, true)]
@@ -172,7 +170,7 @@ fn an_init_container_ends_with_its_vm() {
     let with_init = with_init();
     let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
     let state = |ending| {
-        let run = VmRunView { init: vec![init.clone()], ..vm_run(0, Some(Stage::Booting), ending) };
+        let run = VmRunView { init: vec![init.clone()], ..vm_run(0, BOOTING, ending) };
         let status = shown_as(&with_init, &seen(NEVER, vec![run]));
         let status = status.init_container_statuses.unwrap().remove(0);
         (status.started, status.state.unwrap())
@@ -440,7 +438,7 @@ fn an_ephemeral_container_fails_with_advice() {
 
 #[test]
 fn a_status_that_does_not_change_is_the_same_status() {
-    let observation = seen(NEVER, vec![vm_run(0, Some(Stage::Booting), None)]);
+    let observation = seen(NEVER, vec![vm_run(0, BOOTING, None)]);
     let first = shown(&observation);
     let pod = Pod {
         metadata: ObjectMeta { generation: Some(1), ..ObjectMeta::default() },

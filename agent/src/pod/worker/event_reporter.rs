@@ -1,7 +1,5 @@
 //! What a worker reports of its Pod: the status, Events, each of them once, and metrics.
 
-use std::net::IpAddr;
-
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tracing::warn;
 
@@ -11,9 +9,8 @@ use crate::apiserver::events::{EventReason, Events, LastReported};
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
 use crate::names::{PodName, Restart};
-use crate::pod::admission::{Refusal, VmPlan};
 use crate::pod::status::manager::StatusManager;
-use crate::pod::status::{Context, TOO_LONG, Trouble, ephemeral, is_final, render};
+use crate::pod::status::{Context, TOO_LONG, ephemeral, is_final, render};
 use crate::pod::sync::decide::{Desired, Observation};
 use crate::pod::sync::image_backoff::ImageFailure;
 use crate::pod::sync::restart::RestartDecision;
@@ -50,23 +47,6 @@ struct ReportedEvents {
     init_backs_off: LastReported<(String, u32)>,
 }
 
-/// What a report depends on besides the observation.
-#[derive(Debug)]
-pub(super) struct PodReport<'a> {
-    pub(super) pod: &'a Pod,
-    pub(super) plan: Result<&'a VmPlan, &'a Refusal>,
-    pub(super) image_failure: Option<&'a ImageFailure>,
-    /// What the containers wait for because an input is missing.
-    pub(super) input_trouble: Option<Trouble>,
-    pub(super) host_ip: Option<IpAddr>,
-}
-
-impl PodReport<'_> {
-    fn container(&self) -> &str {
-        self.plan.map_or("", |plan| &plan.container)
-    }
-}
-
 impl EventReporter {
     pub(super) fn new(name: PodName, dir: PodDir, targets: ReportTargets, status: StatusManager) -> Self {
         Self { name, dir, targets, status, last_status: None, reported: ReportedEvents::default() }
@@ -81,9 +61,14 @@ impl EventReporter {
     }
 
     /// Publishes what was observed, and writes Events about what is new in it.
-    pub(super) fn report(&mut self, seen: &Observation, report: &PodReport<'_>) {
-        let pod = report.pod;
-        self.report_observation(seen, report);
+    pub(super) fn report(
+        &mut self,
+        seen: &Observation,
+        context: &Context<'_>,
+        image_failure: Option<&ImageFailure>,
+    ) {
+        let pod = context.pod;
+        self.report_observation(seen, context, image_failure);
         if !waits(seen) {
             self.metrics().pod_waits(self.dir.uid(), None);
         }
@@ -103,15 +88,10 @@ impl EventReporter {
         if waits(seen) {
             self.metrics().pod_waits(self.dir.uid(), accepted_at);
         }
-        let image_trouble = report.image_failure.map(|failure| failure.shown(seen.now));
-        let context = Context {
-            pod,
-            before: self.last_status.as_ref().or(pod.status.as_ref()),
-            plan: report.plan,
-            accepted_at,
-            trouble: image_trouble.as_ref().or(report.input_trouble.as_ref()),
-            host_ip: report.host_ip,
-        };
+        let image_trouble = image_failure.map(|failure| failure.shown(seen.now));
+        let before = self.last_status.as_ref().or(pod.status.as_ref());
+        let trouble = image_trouble.as_ref().or(context.trouble);
+        let context = Context { before, accepted_at, trouble, ..*context };
         let status = render(seen, &context);
         for name in ephemeral::answered(&status, context.before) {
             let note = format!("Error: container {name} cannot be started: {}", ephemeral::WHY);
@@ -126,16 +106,21 @@ impl EventReporter {
         self.status.want(status, pod);
     }
 
-    fn report_observation(&mut self, seen: &Observation, report: &PodReport<'_>) {
-        let (pod, is_to_run) = (report.pod, matches!(seen.desired, Desired::Run(_)));
+    fn report_observation(
+        &mut self,
+        seen: &Observation,
+        context: &Context<'_>,
+        image_failure: Option<&ImageFailure>,
+    ) {
+        let (pod, is_to_run) = (context.pod, matches!(seen.desired, Desired::Run(_)));
         let ReportTargets { events, starts, address_patience, .. } = &self.targets;
-        if let Err(refusal) = report.plan
+        if let Err(refusal) = context.plan
             && is_to_run
             && self.reported.refused.is_new(())
         {
             events.warning(pod, refusal.reason, &refusal.message);
         }
-        if let Some(words) = report.image_failure.and_then(|failure| failure.back_off(seen.now))
+        if let Some(words) = image_failure.and_then(|failure| failure.back_off(seen.now))
             && is_to_run
             && self.reported.image_backs_off.is_new(())
         {
@@ -148,14 +133,14 @@ impl EventReporter {
         if let Some(start) = start(run, *address_patience, seen.now) {
             starts.report(&start);
         }
-        self.report_start(run, report);
-        self.report_end(seen, run, report);
-        self.report_back_off(seen, run, report);
+        self.report_start(run, context);
+        self.report_end(seen, run, pod);
+        self.report_back_off(seen, run, context);
         self.report_notices(pod, run);
     }
 
-    fn report_start(&mut self, run: &VmRunView, report: &PodReport<'_>) {
-        let (pod, Some(progress)) = (report.pod, &run.progress) else { return };
+    fn report_start(&mut self, run: &VmRunView, context: &Context<'_>) {
+        let (pod, Some(progress)) = (context.pod, &run.progress) else { return };
         if run.outcome.is_some() || shows_running(pod, run.restart) {
             return;
         }
@@ -163,7 +148,7 @@ impl EventReporter {
         if let Stage::Booting | Stage::Up { .. } | Stage::Running { .. } = progress.stage
             && self.reported.created.is_new(run.restart)
         {
-            let note = format!("Created container {}: VM {} boots", report.container(), place.vm());
+            let note = format!("Created container {}: VM {} boots", context.container(), place.vm());
             self.events().normal(pod, EventReason::Created, &note);
         }
         if let Stage::Running { address } = progress.stage
@@ -178,7 +163,7 @@ impl EventReporter {
         }
     }
 
-    fn report_end(&mut self, seen: &Observation, run: &VmRunView, report: &PodReport<'_>) {
+    fn report_end(&mut self, seen: &Observation, run: &VmRunView, pod: &Pod) {
         let Some(outcome) = &run.outcome else { return };
         // A VM that was asked to stop before it had started has not failed.
         let was_stopped = run.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. });
@@ -189,9 +174,9 @@ impl EventReporter {
         if let Ending::NotStarted(NotStarted { reason, message, .. }) = &outcome.ending {
             // The kubelet's word for its own reasons.
             if reason.is_kubelets() {
-                self.events().warning(report.pod, EventReason::Failed, &format!("Error: {message}"));
+                self.events().warning(pod, EventReason::Failed, &format!("Error: {message}"));
             } else {
-                self.events().warning(report.pod, reason, message);
+                self.events().warning(pod, reason, message);
             }
         }
         let reason = outcome.ending.reason();
@@ -201,12 +186,12 @@ impl EventReporter {
     }
 
     /// Reports that a container which keeps failing backs off, once before each start.
-    fn report_back_off(&mut self, seen: &Observation, run: &VmRunView, report: &PodReport<'_>) {
+    fn report_back_off(&mut self, seen: &Observation, run: &VmRunView, context: &Context<'_>) {
         let waiting = run.init.iter().find(|init| matches!(init.now, InitStage::BackOff(_)));
         if let Some(init) = waiting.map(|init| (init.name.clone(), init.restarts))
             && self.reported.init_backs_off.is_new(init.clone())
         {
-            self.events().warning(report.pod, EventReason::BackOff, &self.backs_off(&init.0));
+            self.events().warning(context.pod, EventReason::BackOff, &self.backs_off(&init.0));
         }
         let Some(outcome) = &run.outcome else { return };
         match seen.verdict(run, outcome) {
@@ -214,7 +199,7 @@ impl EventReporter {
             _ => return,
         }
         if self.reported.backs_off.is_new(run.restart) {
-            self.events().warning(report.pod, EventReason::BackOff, &self.backs_off(report.container()));
+            self.events().warning(context.pod, EventReason::BackOff, &self.backs_off(context.container()));
         }
     }
 

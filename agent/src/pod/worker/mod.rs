@@ -26,8 +26,8 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
-use super::status::is_final;
 use super::status::manager::StatusManager;
+use super::status::{Context, is_final};
 use super::sync::decide::{Decision, Desired, Observation, decide};
 use super::sync::desired::{deadline, started};
 use super::sync::image_backoff::ImageFailure;
@@ -38,7 +38,7 @@ use crate::fs::file::FileError;
 use crate::names::{PodName, PodUid};
 use crate::state::{PodDir, PodRecord, VmRun, VmRunView};
 use disk_space::PodDiskSpace;
-use event_reporter::{EventReporter, PodReport};
+use event_reporter::EventReporter;
 use fetch::Fetches;
 use fetch::inputs::Inputs;
 use host::Host;
@@ -198,7 +198,7 @@ impl Worker {
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
             image: image_of(&pod).map(str::to_owned),
-            runs: runs,
+            runs,
             started: started(&pod, self.dir.uid()),
             health: self.probes.health(),
             // A fetch that has begun looks for what is missing by itself.
@@ -219,14 +219,11 @@ impl Worker {
 
     fn report(&mut self, seen: &Observation) {
         let (pod, inputs) = (self.updates.pod(), self.inputs.status());
-        let report = PodReport {
-            pod: &pod,
-            plan: self.plan.as_ref(),
-            image_failure: self.fetches.image_failure.as_ref(),
-            input_trouble: inputs.trouble(),
-            host_ip: *self.host.vms.address.borrow(),
-        };
-        self.reporter.report(seen, &report);
+        let (plan, trouble) = (self.plan.as_ref(), inputs.trouble());
+        let host_ip = *self.host.vms.address.borrow();
+        let context =
+            Context { pod: &pod, before: None, plan, accepted_at: None, trouble: trouble.as_ref(), host_ip };
+        self.reporter.report(seen, &context, self.fetches.image_failure.as_ref());
         if !seen.runs.is_empty() {
             let before = self.reporter.stale_volumes(&pod, &inputs.stale);
             self.disk_space.volumes_are_stale(&inputs.stale, &before);

@@ -39,7 +39,8 @@ impl ProbeManager {
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
     pub(super) fn follow(&mut self, pod: &Arc<Pod>, desired: Desired, current: Option<&VmRunView>) {
-        let Some((run, target, since)) = current.and_then(|run| running(run, &self.tart)) else {
+        let running = current.and_then(|run| Some((run, running(run, &self.tart)?)));
+        let Some((run, (target, since))) = running else {
             self.current = None;
             return;
         };
@@ -71,16 +72,12 @@ impl ProbeManager {
     }
 }
 
-/// A VM whose container runs, with the target of its probes and the time of its start.
-fn running<'a>(run: &'a VmRunView, tart: &Tart) -> Option<(&'a VmRunView, Target, Timestamp)> {
-    let vm = &run.spec.as_ref()?.vm;
-    match &run.progress {
-        Some(Progress { stage: Stage::Running { address }, since, enter, probe })
-            if run.outcome.is_none() =>
-        {
-            let control_socket = tart.vm_dir(vm).join("control.sock");
-            let (enter, probe) = (enter.clone(), probe.clone());
-            Some((run, Target { address: *address, control_socket, enter, probe }, *since))
+/// The target of probes of a container that runs, and the time of its start.
+fn running(run: &VmRunView, tart: &Tart) -> Option<(Target, Timestamp)> {
+    let control_socket = tart.vm_dir(&run.spec.as_ref()?.vm).join("control.sock");
+    match run.progress.clone()? {
+        Progress { stage: Stage::Running { address }, since, enter, probe } if run.outcome.is_none() => {
+            Some((Target { address, control_socket, enter, probe }, since))
         }
         _ => None,
     }

@@ -125,34 +125,33 @@ mod tests {
         let (gones, gone) = watch::channel(false);
         let (state_changed, evicted) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
         let updates = PodUpdates::new(pod, gone);
-        let begin = async || {
+        let begin = || {
             let evicted = evicted.clone();
             let is_evicted = move || evicted.load(Ordering::Relaxed);
-            let called_off = updates.called_off("i".to_owned(), state_changed.clone(), is_evicted);
-            let waiting = tokio::spawn(called_off);
-            tokio::task::yield_now().await;
-            assert!(!waiting.is_finished());
-            waiting
+            Box::pin(updates.called_off("i".to_owned(), state_changed.clone(), is_evicted))
         };
-        let waiting = begin().await;
+        let mut waiting = begin();
+        assert_eq!(waiting.as_mut().now_or_never(), None);
         gones.send_replace(true);
-        waiting.await.unwrap();
+        waiting.await;
         gones.send_replace(false);
-        let waiting = begin().await;
+        let mut waiting = begin();
+        assert_eq!(waiting.as_mut().now_or_never(), None);
         pods.send_replace(with_image("j"));
-        waiting.await.unwrap();
+        waiting.await;
         pods.send_replace(with_image("i"));
-        let waiting = begin().await;
+        let mut waiting = begin();
+        assert_eq!(waiting.as_mut().now_or_never(), None);
         state_changed.notify_one();
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished(), "another file has changed");
+        assert_eq!(waiting.as_mut().now_or_never(), None, "another file has changed");
         evicted.store(true, Ordering::Relaxed);
         state_changed.notify_one();
-        waiting.await.unwrap();
+        waiting.await;
         evicted.store(false, Ordering::Relaxed);
-        let waiting = begin().await;
+        let mut waiting = begin();
+        assert_eq!(waiting.as_mut().now_or_never(), None);
         pods.send_replace(active_for(60));
-        waiting.await.unwrap();
+        waiting.await;
     }
 
     #[tokio::test]

@@ -51,8 +51,9 @@ pub(crate) enum AtomicWriteError {
 pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, AtomicWriteError> {
     check(payload)?;
     let current = current(root)?;
+    let files: Vec<_> = payload.0.iter().map(|(path, file)| (path.as_path(), file)).collect();
     let is_current = match &current {
-        Some((_, version)) => holds(version, payload)?,
+        Some((_, version)) => holds_files(version, &files)?,
         None => false,
     };
     let version = match current {
@@ -95,21 +96,13 @@ fn check(payload: &Payload) -> Result<(), AtomicWriteError> {
 }
 
 fn current(root: &Dir) -> io::Result<Option<(OsString, Dir)>> {
-    let Some(name) = root.read_link(OsStr::new(DATA))? else { return Ok(None) };
     // A guest may have replaced the link, so only the name of a version counts.
-    let is_version = name.as_bytes().starts_with(b"..") && name != DATA && name != NEW_DATA;
-    match if is_version { root.open(&name) } else { Err(io::ErrorKind::InvalidInput.into()) } {
-        Ok(version) => Ok(Some((name, version))),
-        Err(_) => Ok(None),
-    }
+    let is_version = |name: &OsString| name.as_bytes().starts_with(b"..") && name != DATA && name != NEW_DATA;
+    let Some(name) = root.read_link(OsStr::new(DATA))?.filter(is_version) else { return Ok(None) };
+    Ok(root.open(&name).ok().map(|version| (name, version)))
 }
 
-/// Whether a version has exactly these files.
-fn holds(version: &Dir, payload: &Payload) -> io::Result<bool> {
-    let files: Vec<_> = payload.0.iter().map(|(path, file)| (path.as_path(), file)).collect();
-    holds_files(version, &files)
-}
-
+/// Whether a directory has exactly these files.
 fn holds_files(dir: &Dir, files: &[(&Path, &PayloadFile)]) -> io::Result<bool> {
     if dir.this()?.mode != DIR_MODE {
         return Ok(false);

@@ -89,6 +89,12 @@ fn seen(desired: Desired, runs: Vec<VmRunView>) -> Observation {
     Observation::example(desired, runs, at(100))
 }
 
+fn assert_decisions<const N: usize>(table: [(Observation, Decision); N]) {
+    for (observation, decision) in table {
+        assert_eq!(decide(&observation), decision, "{observation:#?}");
+    }
+}
+
 const RUN: Desired = Desired::Run(RestartPolicy::Never);
 
 #[test]
@@ -167,9 +173,7 @@ fn a_pod_to_run() {
         (seen(again, vec![cleaned(0, 0), cleaned(1, 0), live(2)]), Decision::ForgetRun(Restart(0))),
         (seen(again, vec![ended(0, 0), live(1)]), Decision::DeleteVm(Restart(0))),
     ];
-    for (observation, decision) in table {
-        assert_eq!(decide(&observation), decision, "{observation:#?}");
-    }
+    assert_decisions(table);
 }
 
 #[test]
@@ -202,9 +206,7 @@ fn a_pod_to_stop() {
         (seen(Desired::Finished(GRACE), vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
         (seen(Desired::Finished(GRACE), vec![cleaned(0, 0)]), Decision::Wait(None)),
     ];
-    for (observation, decision) in table {
-        assert_eq!(decide(&observation), decision, "{observation:#?}");
-    }
+    assert_decisions(table);
 }
 
 #[test]
@@ -298,9 +300,7 @@ fn a_container_that_fails_a_probe() {
         (failed(Desired::Stop(GRACE), asked(live(0), 130)), Decision::Wait(Some(at(160)))),
         (failed(Desired::Stop(GRACE), asked(live(0), 131)), Decision::AskToStop(Restart(0), GRACE)),
     ];
-    for (observation, decision) in table {
-        assert_eq!(decide(&observation), decision, "{observation:#?}");
-    }
+    assert_decisions(table);
 }
 
 /// A VM that was planned when the Pod named this image.
@@ -376,9 +376,7 @@ fn a_container_that_is_to_have_another_image() {
         (named(Desired::Stop(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
         (named(Desired::Finished(GRACE), asked(old(cleaned(0, 0)), changed)), Decision::Wait(None)),
     ];
-    for (observation, decision) in table {
-        assert_eq!(decide(&observation), decision, "{observation:#?}");
-    }
+    assert_decisions(table);
 }
 
 #[test]
@@ -421,9 +419,7 @@ fn a_pod_that_is_evicted() {
             Decision::AskToStop(Restart(0), GRACE),
         ),
     ];
-    for (observation, decision) in table {
-        assert_eq!(decide(&observation), decision, "{observation:#?}");
-    }
+    assert_decisions(table);
 }
 
 #[test]
@@ -468,9 +464,7 @@ fn volumes_go_with_the_last_vm() {
         ),
         (Observation { has_volumes: false, ..with(Desired::Gone, vec![cleaned(0, 0)]) }, Decision::ForgetPod),
     ];
-    for (observation, decision) in table {
-        assert_eq!(decide(&observation), decision, "{observation:#?}");
-    }
+    assert_decisions(table);
 }
 
 #[test]
@@ -489,9 +483,7 @@ fn a_pod_with_a_deadline() {
         (with(100, vec![with_result(0, live(0))]), Decision::Wait(None)),
         (Observation { desired: Desired::Gone, ..with(100, vec![]) }, Decision::ForgetPod),
     ];
-    for (observation, decision) in table {
-        assert_eq!(decide(&observation), decision, "{observation:#?}");
-    }
+    assert_decisions(table);
 }
 
 fn any_run(restart: u32) -> impl Strategy<Value = VmRunView> {

@@ -209,40 +209,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn complete_inputs_are_gathered_again_when_the_image_has_come() {
-        let inputs = FakeInputs::default();
-        inputs.are_there.send_replace(true);
-        let (arrive, image) = oneshot::channel::<&str>();
-        let mut gatherer = &inputs;
-        let fetch = fetch_both(image, &mut gatherer);
-        tokio::pin!(fetch);
-        assert_eq!(fetch.as_mut().now_or_never(), None);
-        assert_eq!(*inputs.gathered.borrow(), 1);
-        // A volume may have gone meanwhile.
-        inputs.are_there.send_replace(false);
-        assert_eq!(fetch.as_mut().now_or_never(), None);
-        assert_eq!(*inputs.gathered.borrow(), 1, "the image is still on its way");
-        arrive.send("image").unwrap();
-        assert_eq!(fetch.await, (Ok("image"), Err(2)));
-    }
-
-    #[tokio::test]
-    async fn missing_inputs_are_gathered_again_on_each_change_and_with_the_image() {
-        let inputs = FakeInputs::default();
-        let (arrive, image) = oneshot::channel::<&str>();
-        let mut gatherer = &inputs;
-        let fetch = fetch_both(image, &mut gatherer);
-        tokio::pin!(fetch);
-        assert_eq!(fetch.as_mut().now_or_never(), None);
-        assert_eq!(*inputs.gathered.borrow(), 1);
-        inputs.are_there.send_replace(false);
-        assert_eq!(fetch.as_mut().now_or_never(), None);
-        assert_eq!(*inputs.gathered.borrow(), 2);
-        inputs.are_there.send_replace(true);
-        assert_eq!(fetch.as_mut().now_or_never(), None);
-        assert_eq!(*inputs.gathered.borrow(), 3);
-        arrive.send("image").unwrap();
-        assert_eq!(fetch.await, (Ok("image"), Ok(4)));
+    async fn inputs_are_gathered_again_with_the_image_and_missing_ones_on_each_change() {
+        // Whether they are there at first and after each change, with how often they were gathered; then with the image.
+        let table = [
+            // A volume may have gone while the image is still on its way.
+            (true, vec![(false, 1)], Err(2)),
+            (false, vec![(false, 2), (true, 3)], Ok(4)),
+        ];
+        for (are_there, changes, expected) in table {
+            let inputs = FakeInputs::default();
+            inputs.are_there.send_replace(are_there);
+            let (arrive, image) = oneshot::channel::<&str>();
+            let mut gatherer = &inputs;
+            let fetch = fetch_both(image, &mut gatherer);
+            tokio::pin!(fetch);
+            assert_eq!(fetch.as_mut().now_or_never(), None);
+            assert_eq!(*inputs.gathered.borrow(), 1);
+            for (are_there, gathered) in changes {
+                inputs.are_there.send_replace(are_there);
+                assert_eq!(fetch.as_mut().now_or_never(), None);
+                assert_eq!(*inputs.gathered.borrow(), gathered);
+            }
+            arrive.send("image").unwrap();
+            assert_eq!(fetch.await, (Ok("image"), expected));
+        }
     }
 
     #[tokio::test]
@@ -253,8 +243,7 @@ mod tests {
             image.await.unwrap();
             (Err(ImageError::NeverPull("i".to_owned())), Err(MissingInput::example()))
         };
-        let mut fetches = Fetches::default();
-        fetches.current = Some(Fetch {
+        let current = Some(Fetch {
             stage: Stage::Running(Box::pin(running)),
             reports: watch::channel(InputStatus::default()).1,
             pod: Arc::default(),
@@ -262,6 +251,7 @@ mod tests {
             begun: Instant::now(),
             guard: crate::pod::registry::PodRegistry::new(1).plan(&uid),
         });
+        let mut fetches = Fetches { current, image_failure: None };
         assert_eq!(fetches.run_on().now_or_never(), None);
         assert!(!fetches.is_over());
         arrive.send(()).unwrap();
