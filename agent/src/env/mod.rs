@@ -25,7 +25,7 @@ use sources::InputSources;
 pub(crate) struct Environment {
     pod: Arc<Pod>,
     container: Container,
-    world: InputSources,
+    sources: InputSources,
     config_maps: BTreeMap<String, WatchedObject<ConfigMap>>,
     secrets: BTreeMap<String, WatchedObject<Secret>>,
     services: LinkedServices,
@@ -35,18 +35,18 @@ pub(crate) struct Environment {
 
 impl Environment {
     /// The environment of one of a Pod's containers. Must be called inside a runtime.
-    pub(crate) fn of(pod: Arc<Pod>, container: &Container, world: &InputSources) -> Self {
+    pub(crate) fn of(pod: Arc<Pod>, container: &Container, sources: &InputSources) -> Self {
         let namespace = pod.namespace().unwrap_or_default();
         let names = Names::of(container);
-        let config_map = |name: &String| (name.clone(), world.objects.config_map(&namespace, name));
-        let secret = |name: &String| (name.clone(), world.objects.secret(&namespace, name));
+        let config_map = |name: &String| (name.clone(), sources.objects.config_map(&namespace, name));
+        let secret = |name: &String| (name.clone(), sources.objects.secret(&namespace, name));
         Self {
             config_maps: names.config_maps.iter().map(config_map).collect(),
             secrets: names.secrets.iter().map(secret).collect(),
-            services: world.services.of(&namespace, wants_links(&pod)),
+            services: sources.services.of(&namespace, wants_links(&pod)),
             pod,
             container: container.clone(),
-            world: world.clone(),
+            sources: sources.clone(),
             lacks_address: false,
         }
     }
@@ -67,14 +67,11 @@ impl Environment {
 
     /// Waits until `resolve` may return something else. Safe to cancel.
     pub(crate) async fn changed(&mut self) {
-        let config_maps =
-            self.config_maps.values_mut().map(|object| -> BoxFuture<'_, ()> { Box::pin(object.changed()) });
-        let secrets =
-            self.secrets.values_mut().map(|object| -> BoxFuture<'_, ()> { Box::pin(object.changed()) });
-        let mut waits: Vec<BoxFuture<'_, ()>> = config_maps.chain(secrets).collect();
-        waits.push(Box::pin(self.services.changed()));
+        let mut waits: Vec<BoxFuture<'_, ()>> = vec![Box::pin(self.services.changed())];
+        waits.extend(self.config_maps.values_mut().map(|object| Box::pin(object.changed()) as _));
+        waits.extend(self.secrets.values_mut().map(|object| Box::pin(object.changed()) as _));
         if self.lacks_address {
-            let mut address = self.world.address.clone();
+            let mut address = self.sources.address.clone();
             waits.push(Box::pin(async move {
                 if address.wait_for(Option::is_some).await.is_err() {
                     std::future::pending::<()>().await;
@@ -95,8 +92,8 @@ impl Environment {
             config_maps: config_maps?,
             secrets: secrets?,
             services: service_environment(&namespace, wants_links(&self.pod), services),
-            host_ip: self.world.host_ip(),
-            allocatable: self.world.allocatable.clone(),
+            host_ip: *self.sources.address.borrow(),
+            allocatable: self.sources.allocatable.clone(),
         })
     }
 }
@@ -154,15 +151,12 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{from_json, merged};
     use serde_json::{Value, json};
 
     #[test]
     fn an_environment_from_objects_or_labels_is_resolved_late() {
-        let of = |fields: Value| {
-            let mut container = json!({"name": "c", "image": "i"});
-            container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-            may_change(&serde_json::from_value(container).unwrap())
-        };
+        let of = |fields: &Value| may_change(&from_json(merged(&json!({"name": "c", "image": "i"}), fields)));
         let from = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
         let key = json!({"name": "n", "key": "k"});
         let field = |path: &str| from(json!({"fieldRef": {"fieldPath": path}}));
@@ -174,10 +168,9 @@ mod tests {
             json!({"envFrom": [{"configMapRef": {"name": "n"}}]}),
             json!({"envFrom": [{"secretRef": {"name": "n", "optional": true}}]}),
         ] {
-            assert!(of(late.clone()), "{late}");
-            let mut mounted = late.clone();
-            mounted["volumeMounts"] = json!([{"name": "v", "mountPath": "/v", "subPathExpr": "$(A)"}]);
-            assert!(!of(mounted.clone()), "{mounted}");
+            assert!(of(&late), "{late}");
+            let mounts = json!([{"name": "v", "mountPath": "/v", "subPathExpr": "$(A)"}]);
+            assert!(!of(&merged(&late, &json!({"volumeMounts": mounts}))), "{late}");
         }
         for fixed in [
             json!({}),
@@ -186,7 +179,7 @@ mod tests {
             field("status.podIP"),
             from(json!({"resourceFieldRef": {"resource": "limits.cpu"}})),
         ] {
-            assert!(!of(fixed.clone()), "{fixed}");
+            assert!(!of(&fixed), "{fixed}");
         }
     }
 }

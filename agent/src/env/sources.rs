@@ -14,20 +14,15 @@ use crate::quantity::ResourceList;
 /// The sources of environments and volumes. All Pods share them.
 #[derive(Debug, Clone)]
 pub(crate) struct InputSources {
-    /// `ConfigMaps` and Secrets.
     pub(crate) objects: WatchedObjects,
-    /// Services.
     pub(crate) services: Services,
-    /// Tokens of service accounts.
     pub(crate) tokens: Tokens,
     /// The Node's allocatable amounts: the limit of a container that has none.
     pub(crate) allocatable: Arc<ResourceList>,
-    /// The Node's address.
     pub(crate) address: watch::Receiver<Option<IpAddr>>,
 }
 
 impl InputSources {
-    /// Sources that this client reads.
     pub(crate) fn new(
         client: &Client,
         allocatable: Arc<ResourceList>,
@@ -40,10 +35,5 @@ impl InputSources {
             allocatable,
             address,
         }
-    }
-
-    /// The Node's address, when it has one.
-    pub(crate) fn host_ip(&self) -> Option<IpAddr> {
-        *self.address.borrow()
     }
 }

@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::ImageError;
 use super::manager::{ImageManager, is_remote_name};
-use crate::apiserver::events::Events;
+use crate::apiserver::events::{EventReason, Events};
 use crate::backoff::{Delays, IMAGE_PULL};
 use crate::error_chain::chain;
 use crate::names::ImageDigest;
@@ -67,12 +67,17 @@ impl PrePull {
                 Ok(digest) => {
                     info!(image = name, %digest, "pulled ahead of any Pod");
                     let note = format!("image `{name}` is {digest}, ready for Pods");
-                    self.events.about(shown.object_ref(&()), false, "PrePulled", &note);
+                    self.events.about(shown.object_ref(&()), false, EventReason::PrePulled, &note);
                     failed.remove(name);
                     done.insert(name.clone());
                 }
                 Err(error) => {
-                    self.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
+                    self.events.about(
+                        shown.object_ref(&()),
+                        true,
+                        EventReason::FailedPrePull,
+                        &chain(&error),
+                    );
                     let first = || (Instant::now(), IMAGE_PULL.delays());
                     let (retry_at, delays) = failed.entry(name.clone()).or_insert_with(first);
                     *retry_at = Instant::now() + delays.next();

@@ -38,7 +38,6 @@ enum ServingStatus {
 }
 
 impl ServingStatus {
-    /// Its name in the protocol.
     fn name(self) -> &'static str {
         match self {
             Self::Unknown => "UNKNOWN",
@@ -131,10 +130,8 @@ mod tests {
             while let Ok((stream, _)) = listener.accept().await {
                 let answer = service_fn(move |request: http::Request<Incoming>| async move {
                     assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
-                    assert_eq!(
-                        request.headers()["user-agent"].to_str().unwrap().split(' ').next(),
-                        Some("kube-probe/1.36")
-                    );
+                    let agent = request.headers()["user-agent"].to_str().unwrap();
+                    assert_eq!(agent.split(' ').next(), Some("kube-probe/1.36"));
                     let asked = request.into_body().collect().await.unwrap().to_bytes();
                     // The service is the text behind the message's length, the tag and the text's length.
                     let status = match asked.get(7..).unwrap_or_default() {
@@ -198,8 +195,8 @@ mod tests {
         let words = format!(
             "timeout: failed to connect service \"127.0.0.1:{port}\" within 50ms: context deadline exceeded"
         );
-        let nobody = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
-        assert_eq!(nobody, ProbeResult::Failed(words));
+        let closed = probe("127.0.0.1", port, "", Duration::from_millis(50)).await;
+        assert_eq!(closed, ProbeResult::Failed(words));
     }
 
     #[tokio::test]

@@ -12,7 +12,6 @@ pub(crate) mod spec;
 pub(crate) mod state;
 mod tcp;
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,6 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::debug;
 
+use crate::apiserver::events::EventReason;
 use event_budget::EventBudget;
 use result::{ProbeResult, find};
 use spec::{ProbeKind, Probes};
@@ -32,9 +32,7 @@ use state::{ContainerHealth, DueProbe, ProbeState};
 /// What is probed.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
-    /// The Pod's address.
     pub(crate) address: IpAddr,
-    /// The way to the guest agent.
     pub(crate) control_socket: PathBuf,
     /// The argv prefix that runs a command as the container's user; empty if the guest's user runs it directly.
     pub(crate) enter: Vec<String>,
@@ -43,19 +41,14 @@ pub(crate) struct Target {
 }
 
 /// Where warnings go: a reason and a note.
-pub(crate) type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
+pub(crate) type Tell = Arc<dyn Fn(EventReason, &str) + Send + Sync>;
 
 /// The probes of one container while it runs; dropping it ends them.
+#[derive(Debug)]
 pub(crate) struct Prober {
     judge: Arc<watch::Sender<ProbeState>>,
     seen: watch::Receiver<ProbeState>,
     _tasks: JoinSet<()>,
-}
-
-impl std::fmt::Debug for Prober {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Prober").field("judge", &*self.judge.borrow()).finish_non_exhaustive()
-    }
 }
 
 impl Prober {
@@ -68,12 +61,11 @@ impl Prober {
         tell: &Tell,
     ) -> Self {
         let (judge, seen) = watch::channel(ProbeState::new(&probes, before));
-        let judge = Arc::new(judge);
-        let target = Arc::new(target);
+        let (judge, target) = (Arc::new(judge), Arc::new(target));
         let budget = Arc::new(std::sync::Mutex::new(EventBudget::new(Timestamp::now())));
         let mut tasks = JoinSet::new();
         for (kind, spec) in probes.into_each() {
-            let share = if before.is_some() { random_share() } else { 0.0 };
+            let share = if before.is_some() { fastrand::f64() } else { 0.0 };
             let first = spec.first_after(ran, share);
             let (target, tell, budget) = (target.clone(), tell.clone(), budget.clone());
             let period = spec.period;
@@ -92,9 +84,8 @@ impl Prober {
         Self { judge, seen, _tasks: tasks }
     }
 
-    /// What is known of the container now.
     pub(crate) fn health(&mut self) -> ContainerHealth {
-        self.seen.borrow_and_update().health()
+        self.seen.borrow_and_update().health
     }
 
     /// Ends startup and liveness probes: the Pod is to stop.
@@ -137,12 +128,6 @@ async fn attend(
             judge.send_if_modified(|judge| judge.record(kind, passed));
         }
     }
-}
-
-/// A random number from 0 to 1.
-fn random_share() -> f64 {
-    let random = RandomState::new().hash_one(0_u8) >> 32;
-    f64::from(u32::try_from(random).unwrap_or(0)) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

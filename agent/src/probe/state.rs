@@ -8,7 +8,6 @@ use crate::state::StopCause;
 pub(crate) struct ContainerHealth {
     /// Whether it has started, in the sense of its startup probe.
     pub(crate) started: bool,
-    /// Whether it should get traffic.
     pub(crate) ready: bool,
     /// The probe for which it has to be stopped.
     pub(crate) failed: Option<StopCause>,
@@ -17,7 +16,6 @@ pub(crate) struct ContainerHealth {
 /// Whether a probe is to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DueProbe {
-    /// Run it.
     Now,
     /// Wait for the startup probe.
     Held,
@@ -31,7 +29,7 @@ pub(crate) struct ProbeState {
     startup: Option<Run>,
     liveness: Option<Run>,
     readiness: Option<Run>,
-    health: ContainerHealth,
+    pub(super) health: ContainerHealth,
     leaving: bool,
 }
 
@@ -74,12 +72,6 @@ impl ProbeState {
         }
     }
 
-    /// What is known of the container.
-    pub(crate) fn health(&self) -> ContainerHealth {
-        self.health
-    }
-
-    /// Whether a probe is to run.
     pub(crate) fn due(&self, kind: ProbeKind) -> DueProbe {
         let stopping = self.leaving || self.health.failed.is_some();
         match kind {
@@ -128,25 +120,28 @@ impl ProbeState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-    use std::time::Duration;
-
-    use crate::probe::spec::Action;
     use ProbeKind::{Liveness, Readiness, Startup};
+    use proptest::prelude::*;
 
-    fn spec(success_threshold: u32, failure_threshold: u32) -> ProbeSpec {
-        ProbeSpec {
-            action: Ok(Action::TcpSocket { host: None, port: 1 }),
-            initial_delay: Duration::ZERO,
-            period: Duration::from_secs(1),
-            timeout: Duration::from_secs(1),
-            success_threshold,
-            failure_threshold,
+    fn all() -> Probes {
+        Probes {
+            startup: Some(ProbeSpec::example(1, 2)),
+            liveness: Some(ProbeSpec::example(1, 3)),
+            readiness: Some(ProbeSpec::example(2, 3)),
         }
     }
 
-    fn all() -> Probes {
-        Probes { startup: Some(spec(1, 2)), liveness: Some(spec(1, 3)), readiness: Some(spec(2, 3)) }
+    /// Results in the words of a test: `S`, `L` and `R` for the probe, `+` and `-` for its result.
+    fn results(text: &str) -> Vec<(ProbeKind, bool)> {
+        let kind = |word: &str| match &word[..1] {
+            "S" => Startup,
+            "L" => Liveness,
+            _ => Readiness,
+        };
+        text.split(' ')
+            .filter(|word| !word.is_empty())
+            .map(|word| (kind(word), word.ends_with('+')))
+            .collect()
     }
 
     /// What is known after some results: started, ready, failed.
@@ -159,74 +154,64 @@ mod tests {
         for (kind, passed) in results {
             judge.record(*kind, *passed);
         }
-        (judge.health().started, judge.health().ready, judge.health().failed)
+        let ContainerHealth { started, ready, failed } = judge.health;
+        (started, ready, failed)
     }
 
     #[test]
     fn results_in_a_row_decide() {
-        let liveness = Probes { liveness: Some(spec(1, 3)), ..Probes::default() };
-        let readiness = Probes { readiness: Some(spec(2, 3)), ..Probes::default() };
+        let none = &Probes::default();
+        let liveness = &Probes { liveness: Some(ProbeSpec::example(1, 3)), ..Probes::default() };
+        let readiness = &Probes { readiness: Some(ProbeSpec::example(2, 3)), ..Probes::default() };
+        let all = &all();
         let (startup_failed, liveness_failed) =
             (Some(StopCause::FailedStartup), Some(StopCause::FailedLiveness));
-        let fails = |kind, times| vec![(kind, false); times];
-        let up = vec![(Startup, true), (Readiness, true), (Readiness, true)];
+        let often = |words: &str, times: usize| format!("{words} ").repeat(times);
+        let up = "S+ R+ R+ ";
         let table = [
             // No probe, nothing to wait for.
-            (Probes::default(), vec![], (true, true, None)),
-            (liveness.clone(), vec![], (true, true, None)),
-            (liveness.clone(), fails(Liveness, 2), (true, true, None)),
-            (liveness.clone(), fails(Liveness, 3), (true, true, liveness_failed)),
-            (
-                liveness.clone(),
-                [fails(Liveness, 2), vec![(Liveness, true)], fails(Liveness, 2)].concat(),
-                (true, true, None),
-            ),
+            (none, String::new(), (true, true, None)),
+            (liveness, String::new(), (true, true, None)),
+            (liveness, "L- L-".into(), (true, true, None)),
+            (liveness, "L- L- L-".into(), (true, true, liveness_failed)),
+            (liveness, "L- L- L+ L- L-".into(), (true, true, None)),
             // Results after the failure do not count.
-            (liveness, [fails(Liveness, 3), vec![(Liveness, true)]].concat(), (true, true, liveness_failed)),
+            (liveness, "L- L- L- L+".into(), (true, true, liveness_failed)),
             // Readiness begins as false and changes at its thresholds.
-            (readiness.clone(), vec![], (true, false, None)),
-            (readiness.clone(), vec![(Readiness, true)], (true, false, None)),
-            (readiness.clone(), vec![(Readiness, true); 2], (true, true, None)),
-            (
-                readiness.clone(),
-                [vec![(Readiness, true); 2], fails(Readiness, 2)].concat(),
-                (true, true, None),
-            ),
-            (
-                readiness.clone(),
-                [vec![(Readiness, true); 2], fails(Readiness, 3)].concat(),
-                (true, false, None),
-            ),
-            (readiness, fails(Readiness, 99), (true, false, None)),
+            (readiness, String::new(), (true, false, None)),
+            (readiness, "R+".into(), (true, false, None)),
+            (readiness, "R+ R+".into(), (true, true, None)),
+            (readiness, "R+ R+ R- R-".into(), (true, true, None)),
+            (readiness, "R+ R+ R- R- R-".into(), (true, false, None)),
+            (readiness, often("R-", 99), (true, false, None)),
             // Other probes do not count before startup.
-            (all(), vec![], (false, false, None)),
-            (
-                all(),
-                [fails(Liveness, 9), vec![(Readiness, true); 9], fails(Startup, 1)].concat(),
-                (false, false, None),
-            ),
-            (all(), fails(Startup, 2), (false, false, startup_failed)),
-            (all(), [fails(Startup, 2), vec![(Startup, true)]].concat(), (false, false, startup_failed)),
-            (all(), vec![(Startup, true)], (true, false, None)),
-            (all(), up.clone(), (true, true, None)),
+            (all, String::new(), (false, false, None)),
+            (all, often("L-", 9) + &often("R+", 9) + "S-", (false, false, None)),
+            (all, "S- S-".into(), (false, false, startup_failed)),
+            (all, "S- S- S+".into(), (false, false, startup_failed)),
+            (all, "S+".into(), (true, false, None)),
+            (all, up.into(), (true, true, None)),
             // A started container stays started.
-            (all(), [up.clone(), fails(Startup, 9)].concat(), (true, true, None)),
-            (all(), [up, fails(Liveness, 3)].concat(), (true, true, liveness_failed)),
+            (all, up.to_owned() + &often("S-", 9), (true, true, None)),
+            (all, up.to_owned() + "L- L- L-", (true, true, liveness_failed)),
         ];
-        for (probes, results, expected) in table {
-            assert_eq!(after(&probes, None, &results), expected, "{probes:?} {results:?}");
+        for (probes, words, expected) in table {
+            assert_eq!(after(probes, None, &results(&words)), expected, "{probes:?} {words}");
         }
     }
 
     #[test]
     fn a_restarted_agent_goes_on_from_what_the_api_shows() {
         let shown = |started, ready| Some(ContainerHealth { started, ready, failed: None });
-        assert_eq!(after(&all(), shown(true, true), &[]), (true, true, None));
-        assert_eq!(after(&all(), shown(true, false), &[]), (true, false, None));
-        assert_eq!(after(&all(), shown(false, false), &[]), (false, false, None));
-        let failing = vec![(Readiness, false); 3];
-        assert_eq!(after(&all(), shown(true, true), &failing[..2]), (true, true, None));
-        assert_eq!(after(&all(), shown(true, true), &failing), (true, false, None));
+        for (before, words, expected) in [
+            (shown(true, true), "", (true, true, None)),
+            (shown(true, false), "", (true, false, None)),
+            (shown(false, false), "", (false, false, None)),
+            (shown(true, true), "R- R-", (true, true, None)),
+            (shown(true, true), "R- R- R-", (true, false, None)),
+        ] {
+            assert_eq!(after(&all(), before, &results(words)), expected, "{before:?} {words}");
+        }
         assert_eq!(ProbeState::new(&all(), shown(true, true)).due(Startup), DueProbe::Never);
     }
 
@@ -245,7 +230,7 @@ mod tests {
         }
         assert_eq!(due(&judge), [DueProbe::Never, DueProbe::Never, DueProbe::Now]);
         judge.leave();
-        assert_eq!(judge.health().failed, None, "a Pod that leaves is not restarted");
+        assert_eq!(judge.health.failed, None, "a Pod that leaves is not restarted");
     }
 
     fn any_result() -> impl Strategy<Value = (ProbeKind, bool)> {
@@ -257,17 +242,17 @@ mod tests {
         #[test]
         fn ready_implies_started_and_failures_are_final(results in prop::collection::vec(any_result(), 0..60), threshold in 1..5_u32) {
             let probes = Probes {
-                startup: Some(spec(1, threshold)),
-                liveness: Some(spec(1, threshold)),
-                readiness: Some(spec(threshold, threshold)),
+                startup: Some(ProbeSpec::example(1, threshold)),
+                liveness: Some(ProbeSpec::example(1, threshold)),
+                readiness: Some(ProbeSpec::example(threshold, threshold)),
             };
             let mut judge = ProbeState::new(&probes, None);
             let mut failures = 0;
             for (kind, passed) in results {
-                let before = judge.health();
+                let before = judge.health;
                 let due = judge.due(kind);
                 let changed = judge.record(kind, passed);
-                let now = judge.health();
+                let now = judge.health;
                 prop_assert_eq!(changed, before != now);
                 prop_assert!(due == DueProbe::Now || !changed);
                 prop_assert!(now.started || !now.ready);
@@ -283,8 +268,8 @@ mod tests {
         /// A container without a startup probe is judged by each other probe alone.
         #[test]
         fn probes_do_not_mix(results in prop::collection::vec(any::<bool>(), 0..40)) {
-            let readiness = Probes { readiness: Some(spec(2, 3)), ..Probes::default() };
-            let both = Probes { liveness: Some(spec(1, u32::MAX)), ..readiness.clone() };
+            let readiness = Probes { readiness: Some(ProbeSpec::example(2, 3)), ..Probes::default() };
+            let both = Probes { liveness: Some(ProbeSpec::example(1, u32::MAX)), ..readiness.clone() };
             let alone: Vec<_> = results.iter().map(|passed| (Readiness, *passed)).collect();
             let mixed: Vec<_> = results.iter().flat_map(|passed| [(Readiness, *passed), (Liveness, !*passed)]).collect();
             prop_assert_eq!(after(&readiness, None, &alone), after(&both, None, &mixed));

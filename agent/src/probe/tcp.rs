@@ -8,7 +8,6 @@ use tokio::time::timeout;
 
 use super::result::ProbeResult;
 
-/// Tries to connect.
 pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> ProbeResult {
     match timeout(limit, connect(host, port)).await {
         Ok(Ok(_)) => ProbeResult::Passed,

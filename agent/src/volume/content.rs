@@ -186,7 +186,7 @@ impl Source {
                 Ok(files?)
             }
             Self::Token { token, path } => {
-                let file = PayloadFile { bytes: token.get().await?.into_bytes(), mode: mode.bits() };
+                let file = PayloadFile { bytes: token.get().await?.into_bytes(), mode: mode.0 };
                 Ok(Payload([(PathBuf::from(&*path), file)].into()))
             }
             Self::Unsupported(source) => Err(ContentError::Unsupported(source)),

@@ -30,7 +30,7 @@ pub(crate) enum BadFiles {
 
 /// The permission bits of a volume's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileMode(u32);
+pub(super) struct FileMode(pub(super) u32);
 
 impl FileMode {
     pub(super) fn of(mode: i32) -> Self {
@@ -40,10 +40,6 @@ impl FileMode {
 
     fn or(self, own: Option<i32>) -> Self {
         own.map_or(self, Self::of)
-    }
-
-    pub(super) fn bits(self) -> u32 {
-        self.0
     }
 }
 
@@ -79,7 +75,7 @@ fn select(
     optional: bool,
     missing: fn(String) -> BadFiles,
 ) -> Result<Payload, BadFiles> {
-    let file = |bytes: &[u8], mode: FileMode| PayloadFile { bytes: bytes.to_vec(), mode: mode.bits() };
+    let file = |bytes: &[u8], mode: FileMode| PayloadFile { bytes: bytes.to_vec(), mode: mode.0 };
     let mut files = BTreeMap::new();
     if items.is_empty() {
         files.extend(data.iter().map(|(key, bytes)| (PathBuf::from(key), file(bytes, mode))));
@@ -96,7 +92,6 @@ fn select(
     Ok(Payload(files))
 }
 
-/// The files of the downward API.
 pub(super) fn downward_files(
     items: &[DownwardAPIVolumeFile],
     pod: &Pod,
@@ -112,7 +107,7 @@ pub(super) fn downward_files(
         } else {
             String::new()
         };
-        let file = PayloadFile { bytes: text.into_bytes(), mode: mode.or(item.mode).bits() };
+        let file = PayloadFile { bytes: text.into_bytes(), mode: mode.or(item.mode).0 };
         files.insert(PathBuf::from(&item.path), file);
     }
     Ok(Payload(files))
@@ -167,21 +162,18 @@ fn clean(path: &Path) -> Result<PathBuf, BadFiles> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::from_json;
     use proptest::prelude::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     const MODE: FileMode = FileMode(0o644);
 
     fn config_map() -> ConfigMap {
-        serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "/w=="}})).unwrap()
+        from_json(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "/w=="}}))
     }
 
     fn secret() -> Secret {
-        serde_json::from_value(json!({"data": {"a": "MQ==", "key": "/w=="}})).unwrap()
-    }
-
-    fn items(value: Value) -> Vec<KeyToPath> {
-        serde_json::from_value(value).unwrap()
+        from_json(json!({"data": {"a": "MQ==", "key": "/w=="}}))
     }
 
     /// Each file in one line: path, content, mode.
@@ -201,7 +193,8 @@ mod tests {
     fn a_volume_has_all_keys_or_those_of_its_items() {
         let all = config_map_files(&config_map(), &[], MODE, false).unwrap();
         assert_eq!(shown(&all), ["a \"1\" 644", "b \"2\" 644", "c \"\u{fffd}\" 644"]);
-        let named = items(json!([{"key": "b", "path": "x/y", "mode": 0o400}, {"key": "c", "path": "z"}]));
+        let named: Vec<KeyToPath> =
+            from_json(json!([{"key": "b", "path": "x/y", "mode": 0o400}, {"key": "c", "path": "z"}]));
         let named = config_map_files(&config_map(), &named, MODE, false).unwrap();
         assert_eq!(shown(&named), ["x/y \"2\" 400", "z \"\u{fffd}\" 644"]);
         assert_eq!(named.0[Path::new("z")].bytes, [0xff], "bytes stay as they are");
@@ -211,7 +204,8 @@ mod tests {
 
     #[test]
     fn a_missing_key_is_an_error_unless_it_is_optional() {
-        let missing = items(json!([{"key": "nope", "path": "x"}, {"key": "a", "path": "y"}]));
+        let missing: Vec<KeyToPath> =
+            from_json(json!([{"key": "nope", "path": "x"}, {"key": "a", "path": "y"}]));
         let error = config_map_files(&config_map(), &missing, MODE, false).unwrap_err();
         assert_eq!(error.to_string(), "configmap references non-existent config key: nope");
         let error = secret_files(&secret(), &missing, MODE, false).unwrap_err();
@@ -222,19 +216,10 @@ mod tests {
 
     #[test]
     fn the_downward_api_fills_files() {
-        let pod = json!({
-            "metadata": {"name": "p", "labels": {"a": "b"}},
-            "spec": {"containers": [{"name": "main", "resources": {"limits": {"memory": "2Mi"}}}]},
-        });
-        let pod = serde_json::from_value(pod).unwrap();
-        let files = |items: Value| {
-            downward_files(
-                &serde_json::from_value::<Vec<_>>(items).unwrap(),
-                &pod,
-                MODE,
-                &ResourceList::new(),
-            )
-        };
+        let main = json!({"name": "main", "resources": {"limits": {"memory": "2Mi"}}});
+        let metadata = json!({"name": "p", "labels": {"a": "b"}});
+        let pod = from_json(json!({"metadata": metadata, "spec": {"containers": [main]}}));
+        let files = |items| downward_files(&from_json::<Vec<_>>(items), &pod, MODE, &ResourceList::new());
         let memory = json!({"containerName": "main", "resource": "limits.memory", "divisor": "1Mi"});
         let payload = files(json!([
             {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}, "mode": 0o440},

@@ -27,12 +27,10 @@ use std::path::{Component, Path, PathBuf};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Payload(pub(crate) BTreeMap<PathBuf, PayloadFile>);
 
-/// One file of a volume.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct PayloadFile {
     /// May be secret.
     pub(crate) bytes: Vec<u8>,
-    /// Its permission bits.
     pub(crate) mode: u32,
 }
 

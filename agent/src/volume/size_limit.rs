@@ -17,13 +17,13 @@ use crate::fs::dir::Dir;
 use crate::fs::disk_usage::{Measurement, Usage};
 use crate::quantity;
 use crate::state::PodDir;
+use crate::state::container_spec::all_containers;
 use crate::tart::Tart;
 
 /// How often volumes are measured, as the kubelet does.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// The pause in multiples of the time that a measurement takes: measuring costs a tenth of a core at most.
 const PAUSE_FACTOR: u32 = 9;
-/// The number of entries of one step.
 const STEP: u64 = 5000;
 /// How often in a row a volume must be unmeasurable to count as too large: some programs lock a directory for a moment.
 const MAX_UNMEASURABLE: u32 = 3;
@@ -72,8 +72,8 @@ impl SizeLimit {
 
     /// The limit of a Pod's disk usage, if it has one: the largest of its containers', which run one after the other.
     pub(super) fn of_pod(dir: &PodDir, tart: &Tart, spec: &PodSpec) -> Option<Self> {
-        let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-        let limits = containers.filter_map(|one| one.resources.as_ref()?.limits.as_ref()?.get(STORAGE));
+        let limits =
+            all_containers(spec).filter_map(|one| one.resources.as_ref()?.limits.as_ref()?.get(STORAGE));
         // A quantity beyond `u64` is more than any disk has.
         let counted = limits.map(|limit| (quantity::whole(limit).unwrap_or(u64::MAX), limit));
         let (bytes, limit) = counted.max_by_key(|(bytes, _)| *bytes)?;
@@ -82,7 +82,6 @@ impl SizeLimit {
         Some(Self { scope, volume, bytes, text: limit.0.clone(), other_usage })
     }
 
-    /// The limit of a volume, if it has one.
     pub(super) fn of(volume: &str, source: &EmptyDirVolumeSource) -> Option<Self> {
         let limit = source.size_limit.as_ref()?;
         // As for the kubelet, zero is no limit.
@@ -115,9 +114,7 @@ impl OtherUsage {
                 None
             }
             None => {
-                warn!(
-                    "the disk does not answer, so that the usage of a Pod is not known; trying again later"
-                );
+                warn!("the disk does not answer, so that a Pod's usage is not known; trying again later");
                 None
             }
         }
@@ -137,34 +134,34 @@ pub(crate) struct Exceeded {
 impl std::fmt::Display for Exceeded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { scope, volume, limit, usage } = self;
-        match (scope, usage) {
-            // The kubelet's words, with the space at their end.
-            (LimitScope::Volume, Usage::Bytes(_)) => {
-                write!(f, "Usage of EmptyDir volume {volume:?} exceeds the limit {limit:?}. ")
+        let (used, limit) = match scope {
+            LimitScope::Volume => {
+                (format!("Usage of EmptyDir volume {volume:?}"), format!("the limit {limit:?}"))
             }
-            (LimitScope::Volume, Usage::Unmeasurable(why)) => {
-                write!(
-                    f,
-                    "Usage of EmptyDir volume {volume:?} with the limit {limit:?} cannot be measured: {why}. "
-                )
-            }
-            (LimitScope::Pod, Usage::Bytes(_)) => {
-                write!(f, "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. ")
-            }
-            (LimitScope::Pod, Usage::Unmeasurable(why)) => {
-                write!(
-                    f,
-                    "Pod ephemeral local storage usage with the total limit of containers {limit} cannot be measured: {why}. "
-                )
-            }
-            (LimitScope::BootStatus, Usage::Unmeasurable(why)) => {
-                write!(f, "What the guest has written to its share {volume} cannot be measured: {why}")
-            }
-            (LimitScope::BootStatus, Usage::Bytes(_)) => write!(
-                f,
-                "The guest has written more than {limit} to its share {volume}, which is for its exit code and a few words; have it write to \
-                 an emptyDir volume instead"
+            LimitScope::Pod => (
+                "Pod ephemeral local storage usage".to_owned(),
+                format!("the total limit of containers {limit}"),
             ),
+            LimitScope::BootStatus => {
+                return match usage {
+                    Usage::Unmeasurable(why) => {
+                        write!(
+                            f,
+                            "What the guest has written to its share {volume} cannot be measured: {why}"
+                        )
+                    }
+                    Usage::Bytes(_) => write!(
+                        f,
+                        "The guest has written more than {limit} to its share {volume}, which is for its exit code and a few words; have it \
+                         write to an emptyDir volume instead"
+                    ),
+                };
+            }
+        };
+        // The kubelet's words where it has some, with the space at their end.
+        match usage {
+            Usage::Bytes(_) => write!(f, "{used} exceeds {limit}. "),
+            Usage::Unmeasurable(why) => write!(f, "{used} with {limit} cannot be measured: {why}. "),
         }
     }
 }

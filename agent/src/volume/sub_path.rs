@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::VolumeMount;
+use tracing::warn;
 
 use crate::env::expansion::expand;
 use crate::fs::dir::{Dir, EntryKind};
@@ -24,7 +25,6 @@ pub(crate) enum SubPathError {
     Absolute(String),
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backstep(String),
-    /// It has the Pod's address in it, and the guest cannot create it.
     #[error("a SubPath with the Pod's address is made in the guest, which can only read the volume")]
     Address,
     #[error("failed to create subPath directory for volumeMount \"{volume}\" of container \"{container}\"")]
@@ -78,6 +78,26 @@ pub(super) enum Unusable {
     NotCreatable(io::Error),
     /// It leads out of the volume, or is neither a file nor a directory.
     NotMountable(io::Error),
+    /// It has the guest's address in it, and the guest cannot create it.
+    Address,
+}
+
+impl Unusable {
+    /// The path may have values of Secrets, so that it is in no log.
+    pub(super) fn of(self, volume: &str, container: &str) -> SubPathError {
+        let (volume, container) = (volume.to_owned(), container.to_owned());
+        match self {
+            Self::NotCreatable(error) => {
+                warn!(volume, container, %error, "cannot create the subPath");
+                SubPathError::Create { volume, container }
+            }
+            Self::NotMountable(error) => {
+                warn!(volume, container, %error, "cannot use the subPath");
+                SubPathError::Prepare { volume, container }
+            }
+            Self::Address => SubPathError::Address,
+        }
+    }
 }
 
 /// Finds a subPath of a volume that guests write to, and creates missing directories with the volume's own mode. Links may lead about the

@@ -15,7 +15,6 @@ pub(crate) struct VmSlots {
 }
 
 impl VmSlots {
-    /// So many slots, all free.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, held: watch::Sender::new(HashSet::new()) }
     }

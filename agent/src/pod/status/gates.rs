@@ -33,11 +33,8 @@ mod tests {
     fn every_gate_must_hold() {
         let said = |statuses: &[&str]| {
             let kinds = ["a", "b"];
-            let conditions: Vec<_> = kinds
-                .iter()
-                .zip(statuses)
-                .map(|(kind, status)| json!({"type": kind, "status": status}))
-                .collect();
+            let condition = |(kind, status)| json!({"type": kind, "status": status});
+            let conditions: Vec<_> = kinds.iter().zip(statuses).map(condition).collect();
             let pod = json!({
                 "spec": {"containers": [], "readinessGates": kinds.map(|kind| json!({"conditionType": kind}))},
                 "status": {"conditions": conditions},
@@ -45,13 +42,9 @@ mod tests {
             unmet(&serde_json::from_value(pod).unwrap())
         };
         assert_eq!(said(&["True", "True"]), None);
-        assert_eq!(
-            said(&["False"]).as_deref(),
-            Some(
-                "the status of pod readiness gate \"a\" is not \"True\", but False, \
-                 corresponding condition of pod readiness gate \"b\" does not exist."
-            )
-        );
+        let words = "the status of pod readiness gate \"a\" is not \"True\", but False, \
+                     corresponding condition of pod readiness gate \"b\" does not exist.";
+        assert_eq!(said(&["False"]).as_deref(), Some(words));
         assert_eq!(unmet(&Pod::default()), None);
     }
 }

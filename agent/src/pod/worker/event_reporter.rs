@@ -1,19 +1,16 @@
 //! What a worker reports of its Pod: the status, Events, each of them once, and metrics.
 
-use std::net::IpAddr;
-
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tracing::warn;
 
+use super::fetch::inputs::MissingInput;
 use super::host::ReportTargets;
-use super::inputs::MissingInput;
-use crate::apiserver::events::{Events, LastReported};
+use crate::apiserver::events::{EventReason, Events, LastReported};
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
 use crate::names::{PodName, Restart};
-use crate::pod::admission::{Refusal, VmPlan};
 use crate::pod::status::manager::StatusManager;
-use crate::pod::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, Trouble, ephemeral, is_final, render};
+use crate::pod::status::{Context, TOO_LONG, ephemeral, is_final, render};
 use crate::pod::sync::decide::{Desired, Observation};
 use crate::pod::sync::image_backoff::ImageFailure;
 use crate::pod::sync::restart::RestartDecision;
@@ -27,20 +24,19 @@ pub(super) struct EventReporter {
     name: PodName,
     dir: PodDir,
     targets: ReportTargets,
-    status: StatusManager,
-    /// The last status that the worker wanted to be published.
+    pub(super) status: StatusManager,
+    /// The last status that the worker has handed to its status manager.
     last_status: Option<PodStatus>,
     reported: ReportedEvents,
 }
 
 /// The Events that this process has written already.
 #[derive(Debug, Default)]
-#[allow(clippy::struct_excessive_bools, reason = "each Event is written on its own")]
 struct ReportedEvents {
-    refused: bool,
-    waits_for_slot: bool,
-    late: bool,
-    image_backs_off: bool,
+    refused: LastReported<()>,
+    waits_for_slot: LastReported<()>,
+    deadline_exceeded: LastReported<()>,
+    image_backs_off: LastReported<()>,
     missing_input: LastReported<String>,
     stale_volumes: Vec<MountFailure>,
     created: LastReported<Restart>,
@@ -49,23 +45,6 @@ struct ReportedEvents {
     backs_off: LastReported<Restart>,
     /// The init container that was last reported to back off, and how often it had been restarted.
     init_backs_off: LastReported<(String, u32)>,
-}
-
-/// What a report depends on besides the observation.
-#[derive(Debug)]
-pub(super) struct PodReport<'a> {
-    pub(super) pod: &'a Pod,
-    pub(super) plan: Result<&'a VmPlan, &'a Refusal>,
-    pub(super) image_failure: Option<&'a ImageFailure>,
-    /// What the containers wait for because an input is missing.
-    pub(super) input_trouble: Option<Trouble>,
-    pub(super) host_ip: Option<IpAddr>,
-}
-
-impl PodReport<'_> {
-    fn container(&self) -> &str {
-        self.plan.map_or("", |plan| &plan.container)
-    }
 }
 
 impl EventReporter {
@@ -81,24 +60,19 @@ impl EventReporter {
         &self.targets.metrics
     }
 
-    /// Whether the API server has taken a final phase from this agent.
-    pub(super) fn has_published_final(&self) -> bool {
-        self.status.has_published_final()
-    }
-
-    /// Waits until the API server has taken another status. Safe to cancel.
-    pub(super) async fn published(&mut self) {
-        self.status.changed().await;
-    }
-
     /// Publishes what was observed, and writes Events about what is new in it.
-    pub(super) fn report(&mut self, seen: &Observation, report: &PodReport<'_>) {
-        let pod = report.pod;
-        self.report_observation(seen, report);
+    pub(super) fn report(
+        &mut self,
+        seen: &Observation,
+        context: &Context<'_>,
+        image_failure: Option<&ImageFailure>,
+    ) {
+        let pod = context.pod;
+        self.report_observation(seen, context, image_failure);
         if !waits(seen) {
             self.metrics().pod_waits(self.dir.uid(), None);
         }
-        if seen.wanted == Desired::Gone {
+        if seen.desired == Desired::Gone {
             self.status.cease();
             return;
         }
@@ -114,19 +88,14 @@ impl EventReporter {
         if waits(seen) {
             self.metrics().pod_waits(self.dir.uid(), accepted_at);
         }
-        let image_trouble = report.image_failure.map(|failure| failure.shown(seen.now));
-        let context = Context {
-            pod,
-            before: self.last_status.as_ref().or(pod.status.as_ref()),
-            plan: report.plan,
-            accepted_at,
-            trouble: image_trouble.as_ref().or(report.input_trouble.as_ref()),
-            host_ip: report.host_ip,
-        };
+        let image_trouble = image_failure.map(|failure| failure.shown(seen.now));
+        let before = self.last_status.as_ref().or(pod.status.as_ref());
+        let trouble = image_trouble.as_ref().or(context.trouble);
+        let context = Context { before, accepted_at, trouble, ..*context };
         let status = render(seen, &context);
         for name in ephemeral::answered(&status, context.before) {
             let note = format!("Error: container {name} cannot be started: {}", ephemeral::WHY);
-            self.events().warning(pod, "Failed", &note);
+            self.events().warning(pod, EventReason::Failed, &note);
         }
         if let Some(reason) = &status.reason
             && self.last_status.as_ref().and_then(|last| last.reason.as_ref()) != Some(reason)
@@ -137,36 +106,41 @@ impl EventReporter {
         self.status.want(status, pod);
     }
 
-    fn report_observation(&mut self, seen: &Observation, report: &PodReport<'_>) {
-        let (pod, is_to_run) = (report.pod, matches!(seen.wanted, Desired::Run(_)));
+    fn report_observation(
+        &mut self,
+        seen: &Observation,
+        context: &Context<'_>,
+        image_failure: Option<&ImageFailure>,
+    ) {
+        let (pod, is_to_run) = (context.pod, matches!(seen.desired, Desired::Run(_)));
         let ReportTargets { events, starts, address_patience, .. } = &self.targets;
-        if let Err(refusal) = report.plan
+        if let Err(refusal) = context.plan
             && is_to_run
-            && !std::mem::replace(&mut self.reported.refused, true)
+            && self.reported.refused.is_new(())
         {
-            events.warning(pod, refusal.reason.as_str(), &refusal.message);
+            events.warning(pod, refusal.reason, &refusal.message);
         }
-        if let Some(words) = report.image_failure.and_then(|failure| failure.back_off(seen.now))
+        if let Some(words) = image_failure.and_then(|failure| failure.back_off(seen.now))
             && is_to_run
-            && !std::mem::replace(&mut self.reported.image_backs_off, true)
+            && self.reported.image_backs_off.is_new(())
         {
-            events.normal(pod, "BackOff", &words);
+            events.normal(pod, EventReason::BackOff, &words);
         }
-        if seen.missed_deadline().is_some() && !std::mem::replace(&mut self.reported.late, true) {
-            events.normal(pod, DEADLINE_EXCEEDED, TOO_LONG);
+        if seen.missed_deadline().is_some() && self.reported.deadline_exceeded.is_new(()) {
+            events.normal(pod, EventReason::DeadlineExceeded, TOO_LONG);
         }
-        let Some(run) = seen.attempts.last() else { return };
+        let Some(run) = seen.runs.last() else { return };
         if let Some(start) = start(run, *address_patience, seen.now) {
             starts.report(&start);
         }
-        self.report_start(run, report);
-        self.report_end(seen, run, report);
-        self.report_back_off(seen, run, report);
+        self.report_start(run, context);
+        self.report_end(seen, run, pod);
+        self.report_back_off(seen, run, context);
         self.report_notices(pod, run);
     }
 
-    fn report_start(&mut self, run: &VmRunView, report: &PodReport<'_>) {
-        let (pod, Some(progress)) = (report.pod, &run.progress) else { return };
+    fn report_start(&mut self, run: &VmRunView, context: &Context<'_>) {
+        let (pod, Some(progress)) = (context.pod, &run.progress) else { return };
         if run.outcome.is_some() || shows_running(pod, run.restart) {
             return;
         }
@@ -174,13 +148,14 @@ impl EventReporter {
         if let Stage::Booting | Stage::Up { .. } | Stage::Running { .. } = progress.stage
             && self.reported.created.is_new(run.restart)
         {
-            let note = format!("Created container {}: VM {} boots", report.container(), place.vm());
-            self.events().normal(pod, "Created", &note);
+            let note = format!("Created container {}: VM {} boots", context.container(), place.vm());
+            self.events().normal(pod, EventReason::Created, &note);
         }
         if let Stage::Running { address } = progress.stage
             && self.reported.started.is_new(run.restart)
         {
-            self.events().normal(pod, "Started", &format!("VM {} runs at {address}", place.vm()));
+            let note = format!("VM {} runs at {address}", place.vm());
+            self.events().normal(pod, EventReason::Started, &note);
             // Steps that cannot be read cost the metrics only.
             for (stage, took) in stages(&place.steps().unwrap_or_default()) {
                 self.metrics().stage_took(stage, took);
@@ -188,20 +163,20 @@ impl EventReporter {
         }
     }
 
-    fn report_end(&mut self, seen: &Observation, run: &VmRunView, report: &PodReport<'_>) {
+    fn report_end(&mut self, seen: &Observation, run: &VmRunView, pod: &Pod) {
         let Some(outcome) = &run.outcome else { return };
         // A VM that was asked to stop before it had started has not failed.
         let was_stopped = run.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. });
-        if !matches!(seen.wanted, Desired::Run(_)) || was_stopped || !self.reported.ended.is_new(run.restart)
+        if !matches!(seen.desired, Desired::Run(_)) || was_stopped || !self.reported.ended.is_new(run.restart)
         {
             return;
         }
         if let Ending::NotStarted(NotStarted { reason, message, .. }) = &outcome.ending {
             // The kubelet's word for its own reasons.
             if reason.is_kubelets() {
-                self.events().warning(report.pod, "Failed", &format!("Error: {message}"));
+                self.events().warning(pod, EventReason::Failed, &format!("Error: {message}"));
             } else {
-                self.events().warning(report.pod, &reason.to_string(), message);
+                self.events().warning(pod, reason, message);
             }
         }
         let reason = outcome.ending.reason();
@@ -211,12 +186,12 @@ impl EventReporter {
     }
 
     /// Reports that a container which keeps failing backs off, once before each start.
-    fn report_back_off(&mut self, seen: &Observation, run: &VmRunView, report: &PodReport<'_>) {
+    fn report_back_off(&mut self, seen: &Observation, run: &VmRunView, context: &Context<'_>) {
         let waiting = run.init.iter().find(|init| matches!(init.now, InitStage::BackOff(_)));
         if let Some(init) = waiting.map(|init| (init.name.clone(), init.restarts))
             && self.reported.init_backs_off.is_new(init.clone())
         {
-            self.events().warning(report.pod, "BackOff", &self.backs_off(&init.0));
+            self.events().warning(context.pod, EventReason::BackOff, &self.backs_off(&init.0));
         }
         let Some(outcome) = &run.outcome else { return };
         match seen.verdict(run, outcome) {
@@ -224,7 +199,7 @@ impl EventReporter {
             _ => return,
         }
         if self.reported.backs_off.is_new(run.restart) {
-            self.events().warning(report.pod, "BackOff", &self.backs_off(report.container()));
+            self.events().warning(context.pod, EventReason::BackOff, &self.backs_off(context.container()));
         }
     }
 
@@ -257,7 +232,7 @@ impl EventReporter {
         let before = std::mem::replace(&mut self.reported.stale_volumes, stale.to_vec());
         if before != stale {
             for failure in stale {
-                self.events().afresh().warning(pod, "FailedMount", &failure.to_string());
+                self.events().afresh().warning(pod, EventReason::FailedMount, &failure.to_string());
             }
         }
         before
@@ -269,7 +244,7 @@ impl EventReporter {
             return;
         }
         let note = match missing.event {
-            "Failed" => format!("Error: {}", missing.message),
+            EventReason::Failed => format!("Error: {}", missing.message),
             _ => missing.message.clone(),
         };
         self.events().afresh().warning(pod, missing.event, &note);
@@ -281,16 +256,16 @@ impl EventReporter {
     }
 
     pub(super) fn image_failed(&mut self, pod: &Pod, failure: &ImageFailure, reason: &str) {
-        self.events().warning(pod, "Failed", failure.message());
+        self.events().warning(pod, EventReason::Failed, &failure.message);
         self.metrics().failed(reason);
-        self.reported.image_backs_off = false;
+        self.reported.image_backs_off = LastReported::default();
     }
 
     /// Reports that the Pod's VM waits for a slot, once.
     pub(super) fn waits_for_slot(&mut self, pod: &Pod) {
-        if !std::mem::replace(&mut self.reported.waits_for_slot, true) {
+        if self.reported.waits_for_slot.is_new(()) {
             let note = "waiting until the VM of a Pod that has ended is gone; macOS still counts it";
-            self.events().normal(pod, "WaitingForVM", note);
+            self.events().normal(pod, EventReason::WaitingForVM, note);
         }
     }
 }

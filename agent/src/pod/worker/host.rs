@@ -32,13 +32,11 @@ pub(crate) struct Host {
 pub(crate) struct VmSettings {
     /// The program to start as a shim: the agent's own.
     pub(crate) shim: PathBuf,
-    /// How long a guest may take to boot.
     pub(crate) boot_limit: Duration,
     /// The file in which macOS records the addresses that it has leased.
     pub(crate) dhcp_leases: PathBuf,
     /// The domain of the cluster's Services and Pods.
     pub(crate) cluster_domain: String,
-    /// The Node's address.
     pub(crate) address: watch::Receiver<Option<IpAddr>>,
 }
 
@@ -46,7 +44,6 @@ pub(crate) struct VmSettings {
 #[derive(Debug, Clone)]
 pub(crate) struct InputSettings {
     pub(crate) sources: InputSources,
-    /// The directories of the host that Pods may have.
     pub(crate) host_paths: Arc<HostPaths>,
 }
 

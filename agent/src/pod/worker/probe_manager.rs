@@ -1,7 +1,6 @@
 //! Keeps the probes of a Pod's container going: from the moment that its VM runs until it does not.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,6 +9,7 @@ use kube::Resource as _;
 use crate::apiserver::events::Events;
 use crate::names::{Restart, VmName};
 use crate::pod::sync::decide::Desired;
+use crate::pod::sync::time::between;
 use crate::probe::spec::Probes;
 use crate::probe::state::ContainerHealth;
 use crate::probe::{Prober, Target, Tell};
@@ -38,8 +38,9 @@ impl ProbeManager {
     }
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
-    pub(super) fn follow(&mut self, pod: &Arc<Pod>, wanted: Desired, current: Option<&VmRunView>) {
-        let Some((run, target, since)) = current.and_then(|run| running(run, &self.tart)) else {
+    pub(super) fn follow(&mut self, pod: &Arc<Pod>, desired: Desired, current: Option<&VmRunView>) {
+        let running = current.and_then(|run| Some((run, running(run, &self.tart)?)));
+        let Some((run, (target, since))) = running else {
             self.current = None;
             return;
         };
@@ -51,7 +52,7 @@ impl ProbeManager {
             });
         }
         let Some(current) = &mut self.current else { return };
-        if !matches!(wanted, Desired::Run(_)) {
+        if !matches!(desired, Desired::Run(_)) {
             current.prober.leave();
         }
         current.health = current.prober.health();
@@ -71,16 +72,12 @@ impl ProbeManager {
     }
 }
 
-/// A VM whose container runs, with the target of its probes and the time of its start.
-fn running<'a>(run: &'a VmRunView, tart: &Tart) -> Option<(&'a VmRunView, Target, Timestamp)> {
-    let vm = &run.spec.as_ref()?.vm;
-    match &run.progress {
-        Some(Progress { stage: Stage::Running { address }, since, enter, probe })
-            if run.outcome.is_none() =>
-        {
-            let control_socket = tart.vm_dir(vm).join("control.sock");
-            let (enter, probe) = (enter.clone(), probe.clone());
-            Some((run, Target { address: *address, control_socket, enter, probe }, *since))
+/// The target of probes of a container that runs, and the time of its start.
+fn running(run: &VmRunView, tart: &Tart) -> Option<(Target, Timestamp)> {
+    let control_socket = tart.vm_dir(&run.spec.as_ref()?.vm).join("control.sock");
+    match run.progress.clone()? {
+        Progress { stage: Stage::Running { address }, since, enter, probe } if run.outcome.is_none() => {
+            Some((Target { address, control_socket, enter, probe }, since))
         }
         _ => None,
     }
@@ -99,7 +96,7 @@ fn begin(
         return None;
     }
     let before = run.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
-    let ran = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
+    let ran = between(since, Timestamp::now());
     Some(Prober::start(probes, before, ran, target, &tell(pod, &container.name, events)))
 }
 

@@ -90,8 +90,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_wakes_for_watched_directories_and_tries_again_where_it_cannot_watch() {
-        let dir =
-            tempfile::tempdir_in(tart_kubelet_tests::sandbox::Sandbox::shared().unwrap().path()).unwrap();
+        let dir = crate::testing::dir();
         let [old, new] = ["0", "1"].map(|name| dir.path().join(name));
         std::fs::create_dir(&old).unwrap();
         std::fs::create_dir(&new).unwrap();

@@ -6,7 +6,6 @@ use http::header::LOCATION;
 use http::uri::{PathAndQuery, Scheme};
 use http::{Response, StatusCode, Uri};
 
-/// The target of a redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Redirect {
     pub(super) url: Uri,

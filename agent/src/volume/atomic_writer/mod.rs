@@ -33,7 +33,6 @@ const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
 const DIR_MODE: u32 = 0o755;
 
-/// Files that cannot be written to a volume.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AtomicWriteError {
     /// A path that leads out of the volume, or into the writer's own names.
@@ -44,7 +43,6 @@ pub(crate) enum AtomicWriteError {
     /// Two names that are the same to the host's file system: APFS is not case-sensitive by default.
     #[error("`{}` and `{}` are the same file on this host, which does not tell upper from lower case: rename one of them, or leave it out with `items`", .0.display(), .1.display())]
     Alike(PathBuf, PathBuf),
-    /// The disk has failed, or another program interferes.
     #[error("cannot write the volume's files")]
     Io(#[from] io::Error),
 }
@@ -53,8 +51,9 @@ pub(crate) enum AtomicWriteError {
 pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, AtomicWriteError> {
     check(payload)?;
     let current = current(root)?;
+    let files: Vec<_> = payload.0.iter().map(|(path, file)| (path.as_path(), file)).collect();
     let is_current = match &current {
-        Some((_, version)) => holds(version, payload)?,
+        Some((_, version)) => holds_files(version, &files)?,
         None => false,
     };
     let version = match current {
@@ -79,7 +78,6 @@ pub(super) fn write(root: &Dir, payload: &Payload) -> Result<bool, AtomicWriteEr
     Ok(!is_current)
 }
 
-/// Checks that all paths can be in one volume.
 fn check(payload: &Payload) -> Result<(), AtomicWriteError> {
     for path in payload.0.keys() {
         let stays_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
@@ -97,23 +95,14 @@ fn check(payload: &Payload) -> Result<(), AtomicWriteError> {
     Ok(())
 }
 
-/// The current version.
 fn current(root: &Dir) -> io::Result<Option<(OsString, Dir)>> {
-    let Some(name) = root.read_link(OsStr::new(DATA))? else { return Ok(None) };
     // A guest may have replaced the link, so only the name of a version counts.
-    let is_version = name.as_bytes().starts_with(b"..") && name != DATA && name != NEW_DATA;
-    match if is_version { root.open(&name) } else { Err(io::ErrorKind::InvalidInput.into()) } {
-        Ok(version) => Ok(Some((name, version))),
-        Err(_) => Ok(None),
-    }
+    let is_version = |name: &OsString| name.as_bytes().starts_with(b"..") && name != DATA && name != NEW_DATA;
+    let Some(name) = root.read_link(OsStr::new(DATA))?.filter(is_version) else { return Ok(None) };
+    Ok(root.open(&name).ok().map(|version| (name, version)))
 }
 
-/// Whether a version has exactly these files.
-fn holds(version: &Dir, payload: &Payload) -> io::Result<bool> {
-    let files: Vec<_> = payload.0.iter().map(|(path, file)| (path.as_path(), file)).collect();
-    holds_files(version, &files)
-}
-
+/// Whether a directory has exactly these files.
 fn holds_files(dir: &Dir, files: &[(&Path, &PayloadFile)]) -> io::Result<bool> {
     if dir.this()?.mode != DIR_MODE {
         return Ok(false);

@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Volume;
-use tracing::warn;
 
 use super::MountFailure;
 use crate::fs::dir::Dir;
@@ -13,7 +12,7 @@ use crate::names::PodUid;
 use crate::state::{Missing, POD_IP};
 use crate::volume::host_path::{HostDir, HostPaths};
 use crate::volume::share::is_shareable;
-use crate::volume::sub_path::{SubPathError, Unusable, locate};
+use crate::volume::sub_path::{Unusable, locate};
 
 const EMPTY_DIR_MODE: u32 = 0o777;
 const CONTENT_MODE: u32 = 0o755;
@@ -64,62 +63,38 @@ fn open_or_create(pod_dir: &Path, volume: &str, mode: u32) -> io::Result<Dir> {
     Dir::trusted(parent)?.open_or_create(name, 0o700)?.open_or_create(volume.as_ref(), mode)
 }
 
-/// The subPath of a volume that a container mounts.
-pub(super) struct SubPathMount<'a> {
-    /// Empty for the whole volume.
-    pub(super) sub_path: String,
-    pub(super) volume: &'a str,
-    pub(super) container: &'a str,
-    /// Whether no earlier container mounts the volume.
-    pub(super) is_first: bool,
-    /// The share by which the guest can write to the volume, if it can.
-    pub(super) writable: Option<String>,
-}
-
-impl SubPathMount<'_> {
-    /// The path in the share, and what the guest does if it is missing. The agent finds or creates a path before the VM runs. The guest finds
-    /// a path that earlier containers may create, or that has the guest's address: a link out of the volume then leads into that guest only.
-    pub(super) fn resolve(self, root: &VolumeRoot) -> Result<(String, Missing), SubPathError> {
-        if self.sub_path.is_empty() {
-            return Ok((self.sub_path, Missing::Awaited));
+impl VolumeRoot {
+    /// The subPath of the volume that a container mounts, and what the guest does if it is missing. The agent finds or creates a path before
+    /// the VM runs. The guest finds a path that earlier containers may create (`is_first` says that none mounts the volume), or that has
+    /// the guest's address: a link out of the volume then leads into that guest only. `writable` is the share by which the guest can
+    /// write to the volume.
+    pub(super) fn sub_path(
+        &self,
+        sub_path: String,
+        is_first: bool,
+        writable: Option<String>,
+    ) -> Result<(String, Missing), Unusable> {
+        if sub_path.is_empty() {
+            return Ok((sub_path, Missing::Awaited));
         }
         // The agent writes the files of this volume. As for the kubelet, a missing one is an empty directory.
-        let Some(dir) = &root.dir else { return Ok((self.sub_path, Missing::Empty)) };
-        let has_address = self.sub_path.contains(POD_IP);
-        let missing = match self.writable.clone() {
+        let Some(dir) = &self.dir else { return Ok((sub_path, Missing::Empty)) };
+        let has_address = sub_path.contains(POD_IP);
+        let missing = match writable {
             Some(share) => {
-                let mode =
-                    dir.this().map_err(|error| self.unusable(Unusable::NotMountable(error)))?.mode & 0o777;
+                let mode = dir.this().map_err(Unusable::NotMountable)?.mode & 0o777;
                 Missing::Made { share, mode }
             }
             None => Missing::Awaited,
         };
         match &missing {
-            Missing::Made { .. } if has_address || !self.is_first => Ok((self.sub_path, missing)),
-            _ if has_address => Err(SubPathError::Address),
+            Missing::Made { .. } if has_address || !is_first => Ok((sub_path, missing)),
+            _ if has_address => Err(Unusable::Address),
             _ => {
-                let found = locate(dir, &self.sub_path, root.writable);
-                let path = found.and_then(|path| {
-                    let not_text = |_| Unusable::NotMountable(io::ErrorKind::InvalidData.into());
-                    path.into_os_string().into_string().map_err(not_text)
-                });
+                let path = locate(dir, &sub_path, self.writable)?;
+                let not_text = |_| Unusable::NotMountable(io::ErrorKind::InvalidData.into());
                 // The container may remove it before its next start.
-                Ok((path.map_err(|why| self.unusable(why))?, missing))
-            }
-        }
-    }
-
-    /// The path may have values of Secrets, so that it is in no log.
-    fn unusable(&self, why: Unusable) -> SubPathError {
-        let (volume, container) = (self.volume.to_owned(), self.container.to_owned());
-        match why {
-            Unusable::NotCreatable(error) => {
-                warn!(volume, container, %error, "cannot create the subPath");
-                SubPathError::Create { volume, container }
-            }
-            Unusable::NotMountable(error) => {
-                warn!(volume, container, %error, "cannot use the subPath");
-                SubPathError::Prepare { volume, container }
+                Ok((path.into_os_string().into_string().map_err(not_text)?, missing))
             }
         }
     }

@@ -207,7 +207,7 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.containers[].resources.limits",
         Honoured(
             "`cpu` and `memory` size the VM, rounded up to cores and MiB, but not below what its image needs: an Event tells when a limit is less; \
-             a Pod that takes more of the host's disk than `ephemeral-storage` is evicted: what its VM has grown beyond its image, by whomever in the guest, its volumes and its logs \
+             a Pod that takes more of the host's disk than `ephemeral-storage` is evicted: what its VM has grown beyond its image, by any program in the guest, its volumes and its logs \
              are measured every 10 s, and a volume that cannot be measured counts as for `sizeLimit`; what a guest writes over what was in its image is not seen; \
              of containers that run one after the other in the VM, the largest limit counts",
         ),

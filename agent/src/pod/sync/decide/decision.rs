@@ -14,7 +14,6 @@ pub(crate) enum Decision {
     Accept,
     /// Pull the image, gather the inputs, write the plan of a VM.
     Plan {
-        /// The restart count of the VM.
         restart: Restart,
         /// The container's failures in a row before it.
         crashes: u32,
@@ -41,7 +40,6 @@ pub(crate) enum Decision {
     KillStrayProcesses(Restart),
     /// Record that a VM ended in an unknown way.
     RecordLoss(Restart),
-    /// Delete a VM.
     DeleteVm(Restart),
     /// Record that the Pod is evicted.
     Evict,
@@ -49,7 +47,6 @@ pub(crate) enum Decision {
     RemoveVolumes,
     /// Remove the records of a VM that is older than the previous one.
     ForgetRun(Restart),
-    /// Delete the Pod from the API.
     DeletePod,
     /// Remove the Pod's state directory.
     ForgetPod,
@@ -60,27 +57,36 @@ pub(crate) enum Decision {
 impl Decision {
     /// A short name, for logs and tests.
     pub(crate) fn name(self) -> &'static str {
+        self.words().0
+    }
+
+    /// The failure of the step, for the Event about it.
+    pub(crate) fn failure(self) -> &'static str {
+        self.words().1
+    }
+
+    fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Accept => "accept",
-            Self::Plan { .. } => "plan",
-            Self::RecordMissingRun(_) => "record-missing-run",
-            Self::Launch(_) => "launch",
-            Self::FreeSpace(_) => "free-space",
-            Self::SendCommand(_) => "send-command",
-            Self::AskToStop(..) => "ask-to-stop",
-            Self::StopFor(..) => "stop-for",
-            Self::KillShim(_) => "kill-shim",
-            Self::AskGuest(_) => "ask-guest",
-            Self::StopWithoutShim(_) => "stop-without-shim",
-            Self::KillStrayProcesses(_) => "kill-stray-processes",
-            Self::RecordLoss(_) => "record-loss",
-            Self::DeleteVm(_) => "delete-vm",
-            Self::Evict => "evict",
-            Self::RemoveVolumes => "remove-volumes",
-            Self::ForgetRun(_) => "forget-run",
-            Self::DeletePod => "delete-pod",
-            Self::ForgetPod => "forget-pod",
-            Self::Wait(_) => "wait",
+            Self::Accept => ("accept", "cannot write the Pod down"),
+            Self::Plan { .. } => ("plan", "cannot plan a VM"),
+            Self::RecordMissingRun(_) => ("record-missing-run", "cannot write down how the VM ended"),
+            Self::Launch(_) => ("launch", "cannot start the VM"),
+            Self::FreeSpace(_) => ("free-space", "cannot tell the VM's shim that there is room"),
+            Self::SendCommand(_) => ("send-command", "cannot tell the VM's shim what to run"),
+            Self::AskToStop(..) => ("ask-to-stop", "cannot stop the VM"),
+            Self::StopFor(..) => ("stop-for", "cannot stop the VM"),
+            Self::KillShim(_) => ("kill-shim", "cannot stop the VM"),
+            Self::AskGuest(_) => ("ask-guest", "cannot write down how the VM ended"),
+            Self::StopWithoutShim(_) => ("stop-without-shim", "cannot stop the VM"),
+            Self::KillStrayProcesses(_) => ("kill-stray-processes", "cannot stop the VM"),
+            Self::RecordLoss(_) => ("record-loss", "cannot write down how the VM ended"),
+            Self::DeleteVm(_) => ("delete-vm", "cannot delete the VM"),
+            Self::Evict => ("evict", "cannot evict the Pod"),
+            Self::RemoveVolumes => ("remove-volumes", "cannot remove the Pod's volumes"),
+            Self::ForgetRun(_) => ("forget-run", "cannot clean up after the Pod"),
+            Self::DeletePod => ("delete-pod", "cannot finish the Pod's deletion"),
+            Self::ForgetPod => ("forget-pod", "cannot clean up after the Pod"),
+            Self::Wait(_) => ("wait", "cannot wait"),
         }
     }
 }
