@@ -19,7 +19,7 @@ use crate::eviction::EvictionManager;
 use crate::fs::file::FileError;
 use crate::gc::collector::OrphanCollector;
 use crate::gc::observer::Observer;
-use crate::identity::{self, ApiAccess, Identity, IdentityError};
+use crate::identity::{ApiAccess, CredentialSources, Identity, IdentityError};
 use crate::image::gc::{BadWatermarks, DiskSpace, ImageCollector};
 use crate::image::manager::ImageManager;
 use crate::image::prepull::PrePull;
@@ -48,43 +48,31 @@ use crate::volume::HostPaths;
 /// Why the agent could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
-    /// The agent has no identity, or no longer.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The credentials in the kubeconfig cannot be used.
     #[error("cannot use the credentials in the kubeconfig")]
     Client(#[source] Box<kube::Error>),
-    /// This machine's name cannot be a Node's name.
     #[error("this machine's name cannot be a Node's; give one with --node-name")]
     NodeName(#[from] BadNodeName),
-    /// The Node has no address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// Nothing of the machine is left for Pods.
     #[error(transparent)]
     Reservation(#[from] BadReservation),
-    /// The image collector's thresholds contradict each other.
     #[error(transparent)]
     Watermarks(#[from] BadWatermarks),
-    /// The port for metrics is taken.
     #[error("cannot listen at {0}; choose another address with --metrics-bind-address")]
     Listen(SocketAddr, #[source] io::Error),
-    /// Another agent has the Node.
     #[error(transparent)]
     ForeignLease(#[from] ForeignLease),
-    /// The state directory cannot be used.
     #[error("cannot use the state directory; name another one with --state-dir")]
     State(#[from] FileError),
-    /// Another agent runs.
     #[error("another tart-kubelet uses the state directory {}", .0.display())]
     Twice(PathBuf),
-    /// Another agent has tart's home.
     #[error(transparent)]
     TartHomeOwner(#[from] TartHomeError),
     /// The operating system refused something that every process can do.
     #[error("cannot start")]
     Start(#[source] io::Error),
-    /// The Pods can no longer be managed.
     #[error("cannot manage Pods")]
     Manager(#[from] ManagerError),
 }
@@ -120,9 +108,14 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let address = address_source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
     let instance = format!("{}-{}", node.facts.machine_id, state.instance()?);
+    let sources = CredentialSources {
+        kubeconfig: args.kubeconfig.clone(),
+        bootstrap: args.bootstrap_kubeconfig.clone(),
+        pki: state.pki_path(),
+    };
     // A user may have to approve the certificate, so this can take days.
     let identity = tokio::select! {
-        identity = Identity::establish(credentials(&args, &state), node.name.clone()) => identity?,
+        identity = Identity::establish(sources, node.name.clone()) => identity?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
@@ -274,15 +267,6 @@ async fn end(mut terminate: Signal, mut interrupt: Signal, images: &ImageStore) 
     images.stop_pulls().await;
 }
 
-/// Where the agent's credentials come from.
-fn credentials(args: &AgentArgs, state: &StateDir) -> identity::CredentialSources {
-    identity::CredentialSources {
-        kubeconfig: args.kubeconfig.clone(),
-        bootstrap: args.bootstrap_kubeconfig.clone(),
-        pki: state.pki_path(),
-    }
-}
-
 /// Collects VMs for as long as it is polled.
 async fn collect(collector: Option<OrphanCollector>) {
     if let Some(collector) = collector {
@@ -327,9 +311,8 @@ fn open_images(
     let (policy, pulls) = (args.images.gc_policy()?, args.images.max_parallel_image_pulls.into());
     let images = Arc::new(ImageStore::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
     images.offer_partials();
-    let collector =
-        || ImageCollector::new(images.clone(), tart.clone(), state.clone(), policy, metrics.clone());
-    let disk_space = DiskSpace::new((!args.disable_vm_gc).then(|| Arc::new(collector())));
+    let collector = || Arc::new(ImageCollector::new(images.clone(), policy));
+    let disk_space = DiskSpace::new((!args.disable_vm_gc).then(collector));
     let manager = ImageManager { images, disk_space };
     let (socket, served) = (state.pull_socket_path(), manager.clone());
     tokio::spawn(async move { pull_socket::serve(&socket, served).await });

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 /// All top-level modules, the lowest first.
 const ORDER: &[&str] = &[
     "testing",
+    "words",
+    "mutex",
     "error_chain",
     "crash_point",
     "text_table",
@@ -34,7 +36,7 @@ const ORDER: &[&str] = &[
     "api",
     "cli",
     "agent",
-    "program",
+    "entry_point",
 ];
 
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {

@@ -9,14 +9,17 @@
 //! Modules are layers. A module imports only modules that stand before it in this list; the test below keeps it so.
 //!
 //! ```text
-//! words      error_chain crash_point text_table duration quantity backoff names
+//! words      words mutex error_chain crash_point text_table duration quantity backoff names
 //! machine    os fs tart
 //! services   metrics apiserver identity state logs guest env
 //! parts      image probe volume
 //! VM         shim
 //! Kubernetes node pod eviction gc
-//! program    api cli agent program
+//! program    api cli agent entry_point
 //! ```
+
+#[macro_use]
+mod words;
 
 mod agent;
 mod api;
@@ -25,6 +28,7 @@ mod backoff;
 mod cli;
 mod crash_point;
 mod duration;
+mod entry_point;
 mod env;
 mod error_chain;
 mod eviction;
@@ -35,12 +39,12 @@ mod identity;
 mod image;
 mod logs;
 mod metrics;
+mod mutex;
 mod names;
 mod node;
 mod os;
 mod pod;
 mod probe;
-mod program;
 mod quantity;
 mod shim;
 mod state;
@@ -48,7 +52,7 @@ mod tart;
 mod text_table;
 mod volume;
 
-pub use program::run;
+pub use entry_point::run;
 
 #[cfg(test)]
 mod layering_tests;

@@ -1,6 +1,13 @@
 //! Helpers of unit tests.
 
-use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex};
+
+use http::{Method, Request, Response};
+use jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 
 /// Whether programs may be started. A child holds the locks of this process from its fork to its exec.
 static PROGRAMS: RwLock<()> = RwLock::const_new(());
@@ -18,4 +25,40 @@ pub(crate) async fn programs() -> RwLockReadGuard<'static, ()> {
 /// For tests that expect a lock to be free as soon as they have dropped it.
 pub(crate) fn no_programs() -> RwLockWriteGuard<'static, ()> {
     PROGRAMS.blocking_write()
+}
+
+/// So many seconds after the beginning of 1970.
+pub(crate) fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+/// The API server's answer to one request: a code and an object.
+pub(crate) type Answer = (u16, Value);
+
+/// The answer of an API server that refuses a request.
+pub(crate) fn refusal(code: u16, reason: &str) -> Answer {
+    (code, json!({"status": "Failure", "message": "no", "reason": reason, "code": code}))
+}
+
+/// The client of an API server that gives these answers in turn, with `None` for a connection that breaks, and the requests that it gets.
+pub(crate) fn answering(
+    answers: impl IntoIterator<Item = Option<Answer>>,
+) -> (Client, mpsc::UnboundedReceiver<(Method, String, Value)>) {
+    let (asked, asks) = mpsc::unbounded_channel();
+    let answers: Vec<_> = answers.into_iter().collect();
+    let answers = Arc::new(Mutex::new(answers.into_iter()));
+    let answer = move |request: Request<Body>| {
+        let (asked, answers) = (asked.clone(), answers.clone());
+        async move {
+            let (head, body) = request.into_parts();
+            let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+            // A test need not look at the requests.
+            let _ = asked.send((head.method, head.uri.path().to_owned(), body));
+            let answer = answers.lock().unwrap().next().expect("one request too many");
+            let (code, body) = answer.ok_or(std::io::ErrorKind::ConnectionReset)?;
+            let body = Body::from(body.to_string().into_bytes());
+            Ok::<_, std::io::Error>(Response::builder().status(code).body(body).unwrap())
+        }
+    };
+    (Client::new(tower::service_fn(answer), "default"), asks)
 }

@@ -13,10 +13,8 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(15);
 /// A call that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    /// The deadline passed.
     #[error("the API server gave no answer within {} s", .0.as_secs())]
     Late(Duration),
-    /// The API server answered with an error.
     #[error("the API server refused")]
     Refused(#[source] Box<Status>),
     /// There was no answer, or none that can be read.

@@ -38,10 +38,8 @@ impl std::fmt::Debug for Tokens {
 /// There is no token. The first words are the kubelet's.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenError {
-    /// The request failed.
     #[error("failed to fetch token: {0}")]
     Request(String),
-    /// The answer has no token.
     #[error("failed to fetch token: the API server's answer has none")]
     Missing,
 }
@@ -213,17 +211,9 @@ fn longest_use() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::VecDeque;
-    use std::convert::Infallible;
-    use std::sync::{Arc, Mutex};
-
-    use kube::client::Body;
+    use crate::testing::{self, Answer, at};
     use proptest::prelude::*;
-    use serde_json::{Value, json};
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
+    use serde_json::json;
 
     #[test]
     fn a_token_is_renewed_at_four_fifths_of_its_lifetime_or_after_a_day() {
@@ -274,31 +264,20 @@ mod tests {
         assert!(read(empty, at(0)).is_none());
     }
 
-    /// Tokens of an API server that gives these answers in turn.
-    fn answering(answers: impl IntoIterator<Item = (u16, Value)>) -> Tokens {
-        let answers = Arc::new(Mutex::new(answers.into_iter().collect::<VecDeque<_>>()));
-        let answer = move |_: http::Request<Body>| {
-            let (code, answer) = answers.lock().unwrap().pop_front().expect("one request too many");
-            let body = Body::from(answer.to_string().into_bytes());
-            std::future::ready(Ok::<_, Infallible>(
-                http::Response::builder().status(code).body(body).unwrap(),
-            ))
-        };
-        Tokens::new(Client::new(tower::service_fn(answer), "default"))
-    }
-
-    fn granted(token: &str) -> (u16, Value) {
+    fn granted(token: &str) -> Answer {
         let spec = json!({"audiences": [], "expirationSeconds": 3600});
         (201, json!({"spec": spec, "status": {"token": token, "expirationTimestamp": null}}))
     }
 
-    fn refused(code: u16) -> (u16, Value) {
-        (code, json!({"status": "Failure", "message": "no", "reason": "x", "code": code}))
+    fn refused(code: u16) -> Answer {
+        testing::refusal(code, "x")
     }
 
-    fn token(answers: impl IntoIterator<Item = (u16, Value)>) -> Token {
+    /// A token of an API server that gives these answers in turn.
+    fn token(answers: impl IntoIterator<Item = Answer>) -> Token {
         let pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"}})).unwrap();
-        answering(answers).token(&pod, &ServiceAccountTokenProjection::default())
+        let (client, _) = testing::answering(answers.into_iter().map(Some));
+        Tokens::new(client).token(&pod, &ServiceAccountTokenProjection::default())
     }
 
     #[tokio::test]

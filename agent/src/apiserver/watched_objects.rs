@@ -14,9 +14,7 @@ pub(crate) use super::shared_watch::{Scope, SharedWatch, SharedWatches};
 
 /// Watches `ConfigMaps` and Secrets.
 #[derive(Clone)]
-pub(crate) struct WatchedObjects(Arc<Watches>);
-
-struct Watches {
+pub(crate) struct WatchedObjects {
     config_maps: SharedWatches<ConfigMap>,
     secrets: SharedWatches<Secret>,
 }
@@ -37,17 +35,17 @@ impl WatchedObjects {
             strip(&mut object.metadata);
             object
         });
-        Self(Arc::new(Watches { config_maps, secrets }))
+        Self { config_maps, secrets }
     }
 
     /// A `ConfigMap`, watched until the last handle of it is dropped. Must be called inside a runtime.
     pub(crate) fn config_map(&self, namespace: &str, name: &str) -> WatchedObject<ConfigMap> {
-        WatchedObject(self.0.config_maps.watch(one(namespace, name)))
+        WatchedObject(self.config_maps.watch(one(namespace, name)))
     }
 
     /// A Secret, watched until the last handle of it is dropped. Must be called inside a runtime.
     pub(crate) fn secret(&self, namespace: &str, name: &str) -> WatchedObject<Secret> {
-        WatchedObject(self.0.secrets.watch(one(namespace, name)))
+        WatchedObject(self.secrets.watch(one(namespace, name)))
     }
 }
 
@@ -86,13 +84,10 @@ impl<T> WatchedObject<T> {
 /// The agent could not read an object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ObjectError {
-    /// The API server does not let this Node read it.
     #[error("this Node may not read {object}: {message}")]
     Forbidden { object: String, message: String },
-    /// The watch failed.
     #[error("cannot read {object}: {problem}")]
     Unreadable { object: String, problem: String },
-    /// There is no answer yet.
     #[error("cannot read {object}: the API server has not answered yet")]
     Unanswered { object: String },
 }

@@ -31,7 +31,7 @@ pub(crate) fn table(args: &AgentArgs) -> Result<String, CommandError> {
             .collect(),
         // The image has left tart's cache; only its base VM is here.
         bases: record
-            .images()
+            .images
             .iter()
             .filter(|known| tart.has_base(&known.base()) && !tart.has_image(&known.digest))
             .map(|known| CachedImage {
@@ -61,7 +61,7 @@ struct Sight {
 fn render(sight: &Sight, now: Timestamp) -> String {
     let mut lines = vec![HEAD.map(str::to_owned)];
     for image in sight.cached.iter().chain(&sight.bases) {
-        let known = sight.record.images().iter().find(|known| known.digest == image.digest);
+        let known = sight.record.images.iter().find(|known| known.digest == image.digest);
         let inode = sight.inodes.iter().find(|(digest, _)| *digest == image.digest).map(|(_, inode)| *inode);
         let is_base = inode.is_none();
         lines.push([

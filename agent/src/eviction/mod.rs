@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::apiserver::events::Events;
 use crate::error_chain::chain;
+use crate::fs::blocking_io::within;
 use crate::fs::file::FileError;
 use crate::image::gc::{DiskSpace, SpaceRequest, SpaceResult};
 use crate::names::PodUid;
@@ -26,7 +27,6 @@ use crate::state::{PodDir, StateDir};
 use crate::tart::Tart;
 use crate::volume::pod_usage::used;
 use ranking::{EvictionCandidate, first};
-use tokio::sync::watch;
 
 /// As often as the kubelet measures.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -93,37 +93,32 @@ impl EvictionManager {
     /// While there is enough space, the agent reserves some for its own files.
     async fn reserve_disk_space(&self) {
         let state = self.state.clone();
-        let reserved = spawn_blocking(move || state.reserve_disk_space());
-        match timeout(LOOK_LIMIT, reserved).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => warn!(error = chain(&error), "cannot set space aside"),
-            Ok(Err(_)) | Err(_) => warn!("the disk does not let any space be set aside"),
+        match within(LOOK_LIMIT, move || state.reserve_disk_space()).await {
+            Some(Ok(())) => {}
+            Some(Err(error)) => warn!(error = chain(&error), "cannot set space aside"),
+            None => warn!("the disk does not let any space be set aside"),
         }
     }
 
     async fn shortage(&self) -> Option<Shortage> {
         let (signals, thresholds) = (self.signals.clone(), self.thresholds.clone());
-        let look = spawn_blocking(move || look(&signals, &thresholds));
-        match timeout(LOOK_LIMIT, look).await {
-            Ok(Ok(found)) => found,
-            Ok(Err(_)) | Err(_) => {
-                warn!("the disk does not say how full it is");
-                None
-            }
+        let found = within(LOOK_LIMIT, move || look(&signals, &thresholds)).await;
+        if found.is_none() {
+            warn!("the disk does not say how full it is");
         }
+        found?
     }
 
     /// Evicts one Pod, unless an evicted one is still being cleaned up.
     async fn evict_one(&self, short: &Shortage) {
         let pods = self.pods.pods();
         let (state, tart, registry) = (self.state.clone(), self.tart.clone(), self.pods.clone());
-        let measure =
-            spawn_blocking(move || candidates(&state, &tart, &pods, |uid| registry.is_planned(uid)));
-        let candidates = match timeout(MEASURE_LIMIT, measure).await {
-            Ok(Ok(Ok(Some(candidates)))) => candidates,
-            Ok(Ok(Ok(None))) => return,
-            Ok(Ok(Err(error))) => return warn!(error = chain(&error), "cannot tell what Pods use"),
-            Ok(Err(_)) | Err(_) => return warn!("what Pods use cannot be measured in time"),
+        let measure = move || candidates(&state, &tart, &pods, |uid| registry.is_planned(uid));
+        let candidates = match within(MEASURE_LIMIT, measure).await {
+            Some(Ok(Some(candidates))) => candidates,
+            Some(Ok(None)) => return,
+            Some(Err(error)) => return warn!(error = chain(&error), "cannot tell what Pods use"),
+            None => return warn!("what Pods use cannot be measured in time"),
         };
         let Some(candidate) = first(&candidates) else { return };
         let (uid, why) = (&candidate.uid, format!("{}{}", short.words, candidate.words()));

@@ -6,6 +6,14 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
+/// Runs a blocking read; `None` when it has died, or the disk does not answer before the deadline.
+pub(crate) async fn within<T: Send + 'static>(
+    deadline: Duration,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    timeout(deadline, spawn_blocking(read)).await.ok()?.ok()
+}
+
 /// Runs blocking reads, one at a time. A read that hangs cannot be cancelled, and keeps one of the agent's few threads.
 #[derive(Debug, Default)]
 pub(crate) struct BlockingIo {

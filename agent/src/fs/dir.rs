@@ -17,6 +17,8 @@ use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat, renameat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, SFlag, fchmodat, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 
+use super::absent_is_none;
+
 const OPEN_DIR: OFlag =
     OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
@@ -218,13 +220,6 @@ fn one(name: &OsStr) -> io::Result<&OsStr> {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
         bytes if bytes.contains(&b'/') => Err(io::ErrorKind::InvalidInput.into()),
         _ => Ok(name),
-    }
-}
-
-fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        other => other.map(Some),
     }
 }
 

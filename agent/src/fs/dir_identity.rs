@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::absent_is_none;
 use super::dir::Entry;
 
 /// A directory, independent of its path. tart opens the path long after the agent has checked it, and a guest that can write to a
@@ -28,11 +29,9 @@ impl DirIdentity {
         steps.reverse();
         let mut inode = None;
         for step in steps {
-            match step.symlink_metadata() {
-                Ok(found) if found.is_dir() => inode = Some(found.ino()),
-                Ok(_) => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-                Err(error) => return Err(error),
+            match absent_is_none(step.symlink_metadata())? {
+                Some(found) if found.is_dir() => inode = Some(found.ino()),
+                _ => return Ok(false),
             }
         }
         Ok(inode == Some(self.inode))

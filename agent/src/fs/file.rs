@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::{absent_is_fine, absent_is_none};
 use crate::{crash_point, error_chain};
 
 /// The agent and the shim write no larger file.
@@ -80,15 +81,10 @@ fn replace<T: Serialize>(
     let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&temp)?;
     file.write_all(&bytes)?;
     before_rename(&file)?;
-    crash_half_written(path);
-    fs::rename(&temp, path)
-}
-
-/// The crash point `write.<file>`: the new content is on the disk, under the temporary name.
-fn crash_half_written(path: &Path) {
     if let Some(name) = path.file_name().and_then(OsStr::to_str) {
         crash_point::point(&format!("write.{name}"));
     }
+    fs::rename(&temp, path)
 }
 
 /// Removes the temporary file that a crash may have left.
@@ -117,11 +113,7 @@ pub(crate) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, FileEr
 
 fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
     let attempt = || -> io::Result<Option<T>> {
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some(file) = absent_is_none(File::open(path))? else { return Ok(None) };
         let value = serde_json::from_reader(io::Read::take(io::BufReader::new(file), MAX_BYTES));
         value.map(Some).map_err(|error| match error.io_error_kind() {
             Some(kind) => io::Error::new(kind, error),
@@ -141,10 +133,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 
 /// Removes a file; an absent one is fine.
 pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
-        _ => Ok(()),
-    }
+    absent_is_fine(fs::remove_file(path)).map_err(|source| FileError::new("remove", path, source))
 }
 
 /// Creates a directory, readable by this user only, unless it is there.
@@ -159,10 +148,7 @@ pub(crate) fn create_dir(path: &Path) -> Result<(), FileError> {
 
 /// Removes a directory with its content; an absent one is fine.
 pub(crate) fn remove_dir(path: &Path) -> Result<(), FileError> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::new("remove", path, error)),
-        _ => Ok(()),
-    }
+    absent_is_fine(fs::remove_dir_all(path)).map_err(|source| FileError::new("remove", path, source))
 }
 
 /// The names of the entries of a directory; an absent one has none.
@@ -175,10 +161,8 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<String>, FileError> {
         }
         Ok(names)
     };
-    match attempt() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        other => other.map_err(|source| FileError::new("list", path, source)),
-    }
+    let names = absent_is_none(attempt()).map_err(|source| FileError::new("list", path, source))?;
+    Ok(names.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
+use super::blocking_io::within;
 use crate::os::availability::{Availability, volume};
 
 /// A disk that does not answer must not hold up requests for disk space.
@@ -19,8 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// How full the disk of a path is, if it answers in time.
 pub(crate) async fn measure(path: &Path) -> Option<Availability> {
     let path = path.to_owned();
-    let look = spawn_blocking(move || volume(&path));
-    timeout(LOOK_LIMIT, look).await.ok()?.ok()?
+    within(LOOK_LIMIT, move || volume(&path)).await?
 }
 
 /// How many bytes more are free than before, once the disk frees no more.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
+use super::absent_is_none;
+
 /// How long `take` tries: [`is_held`] of another process holds the lock for an instant.
 const TAKE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -20,7 +22,7 @@ pub(crate) struct Lock(File);
 impl Lock {
     /// Takes the lock at `path`; `None` when another process holds it.
     pub(crate) fn take(path: &Path) -> io::Result<Option<Self>> {
-        let file = open(path)?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
         let end = Instant::now() + TAKE_LIMIT;
         loop {
             match file.try_lock() {
@@ -60,21 +62,13 @@ impl Lock {
 
 /// Whether any process holds the lock at `path`.
 pub(crate) fn is_held(path: &Path) -> io::Result<bool> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error),
-    };
+    let Some(file) = absent_is_none(File::open(path))? else { return Ok(false) };
     // A shared lock, so that two callers do not take each other for a holder.
     match file.try_lock_shared() {
         Ok(()) => Ok(false),
         Err(TryLockError::WouldBlock) => Ok(true),
         Err(TryLockError::Error(error)) => Err(error),
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).truncate(false).write(true).open(path)
 }
 
 #[cfg(test)]

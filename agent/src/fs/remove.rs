@@ -10,6 +10,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::dir::{Dir, EntryKind};
+use super::{absent_is_fine, absent_is_none};
 
 /// How often the agent tries again when it could remove nothing: a guest may be writing there.
 const MAX_TRIES: u32 = 100;
@@ -38,11 +39,11 @@ impl Mover {
     fn remove_root(&mut self, parent: &Dir, name: &OsStr) -> io::Result<()> {
         let Some(entry) = parent.entry(name)? else { return Ok(()) };
         if entry.kind != EntryKind::Directory {
-            return accept_absence(parent.remove_file(name));
+            return absent_is_fine(parent.remove_file(name));
         }
         let root = open_unlocked(parent, name, entry.mode)?;
         self.empty(&root, parent.this()?.device)?;
-        accept_absence(parent.remove_dir(name))
+        absent_is_fine(parent.remove_dir(name))
     }
 
     /// Removes all entries of `root`, in several passes.
@@ -71,7 +72,7 @@ impl Mover {
     fn remove_one(&mut self, root: &Dir, name: &OsStr, device: u64) -> io::Result<()> {
         let Some(entry) = root.entry(name)? else { return Ok(()) };
         if entry.kind != EntryKind::Directory {
-            return accept_absence(root.remove_file(name));
+            return absent_is_fine(root.remove_file(name));
         }
         if entry.device != device {
             return Err(io::Error::new(
@@ -86,11 +87,11 @@ impl Mover {
                 Some(entry) if entry.kind == EntryKind::Directory => {
                     self.move_up(&dir, &inner, entry.mode, root)?;
                 }
-                Some(_) => accept_absence(dir.remove_file(&inner))?,
+                Some(_) => absent_is_fine(dir.remove_file(&inner))?,
                 None => {}
             }
         }
-        accept_absence(root.remove_dir(name))
+        absent_is_fine(root.remove_dir(name))
     }
 
     fn move_up(&mut self, dir: &Dir, name: &OsStr, mode: u32, root: &Dir) -> io::Result<()> {
@@ -109,7 +110,7 @@ impl Mover {
                             | io::ErrorKind::NotADirectory
                             | io::ErrorKind::AlreadyExists
                     ) => {}
-                result => return accept_absence(result),
+                result => return absent_is_fine(result),
             }
         }
     }
@@ -135,19 +136,9 @@ fn is_swapped(error: &io::Error) -> bool {
     matches!(code, Some(ENOENT | ENOTDIR | ELOOP | EISDIR | ENOTEMPTY | EOPNOTSUPP | EPERM))
 }
 
-fn accept_absence(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
 /// Removes a directory that guests could write to, with its content; an absent one is fine. No guest can reach `parent`.
 pub(crate) fn remove_at(parent: &Path, name: &str) -> io::Result<()> {
-    match Dir::trusted(parent) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        parent => remove(&parent?, name.as_ref()),
-    }
+    absent_is_none(Dir::trusted(parent))?.map_or(Ok(()), |parent| remove(&parent, name.as_ref()))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use super::absent_is_fine;
 use super::file::FileError;
 
 /// Writes a file that only this user can read, and returns when not even a power cut can undo it. A reader, also after a crash, sees the old
@@ -19,10 +20,7 @@ pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), FileError>
         let mut temp = path.as_os_str().to_owned();
         temp.push(".tmp");
         // A temporary file of a crash may have another mode and open readers, so it is removed first.
-        match fs::remove_file(&temp) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        absent_is_fine(fs::remove_file(&temp))?;
         let mut file = File::options().create_new(true).write(true).mode(0o600).open(&temp)?;
         file.write_all(content)?;
         file.sync_all()?;

@@ -1,6 +1,6 @@
 //! The collector of orphan VMs and state directories. It observes again what it is about to delete.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::task::block_in_place;
@@ -100,12 +100,8 @@ impl OrphanCollector {
         for judged in verdicts {
             let (name, label) = (judged.subject.to_string(), judged.verdict.keep_label());
             if self.logged.get(&name) != Some(&label) {
-                info!(
-                    subject = name,
-                    decision = judged.verdict.action().as_str(),
-                    why = judged.why(),
-                    "judged"
-                );
+                let decision = judged.verdict.action().as_str();
+                info!(subject = name, decision, why = judged.why(), "judged");
             }
             logged.insert(name, label);
         }
@@ -165,12 +161,12 @@ impl OrphanCollector {
     }
 
     async fn delete_base(&mut self, base: &BaseName) -> Result<Option<OrphanVerdict>, CollectError> {
-        let pins = self.observer.images.as_ref().map(|images| images.pins());
+        let images = self.observer.images.as_ref();
         // A Pod that is about to start from it has pinned it.
-        let Some(_guard) = pins.and_then(|pins| pins.begin_deletion([base.to_string()])) else {
+        let Some(_guard) = images.and_then(|images| images.pins.begin_deletion([base.to_string()])) else {
             return Ok(Some(OrphanVerdict::Keep(KeepReason::Base)));
         };
-        let observation = self.observer.look_at_base(base, &mut self.ages).await;
+        let observation = self.observer.look_at_vm(&base.to_string(), &mut self.ages, HashSet::new()).await;
         let second = judge_one(&observation, &Subject::Base(base.clone()));
         let OrphanVerdict::Delete { .. } = second else { return Ok(Some(second)) };
         let tart = &self.observer.tart;
@@ -184,16 +180,15 @@ impl OrphanCollector {
         let dir = self.observer.state.pod(uid.clone());
         let active = self.registry.with_worker().await;
         let observation = self.observer.look_at_pod_dir(&dir, &mut self.ages, active).await;
-        match judge_one(&observation, &Subject::PodDir(uid.clone())) {
-            OrphanVerdict::Delete { .. } => block_in_place(|| dir.remove())?,
-            kept @ OrphanVerdict::Keep(_) => return Ok(Some(kept)),
-        }
+        let second = judge_one(&observation, &Subject::PodDir(uid.clone()));
+        let OrphanVerdict::Delete { .. } = second else { return Ok(Some(second)) };
+        block_in_place(|| dir.remove())?;
         Ok(None)
     }
 
     async fn look_again(&mut self, vm: &VmName, min_age: Duration) -> OrphanVerdict {
         let active = self.registry.with_worker().await;
-        let seen = self.observer.look_at_vm(vm, &mut self.ages, active).await;
+        let seen = self.observer.look_at_vm(&vm.to_string(), &mut self.ages, active).await;
         judge_one(&OrphanObservation { min_age, ..seen }, &Subject::Vm(vm.clone()))
     }
 }

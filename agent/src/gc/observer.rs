@@ -13,7 +13,7 @@ use super::ages::{Ages, Now};
 use super::orphan::{ObservedPodDir, ObservedVm, OrphanObservation, Unknown};
 use crate::apiserver::call::{DEADLINE, call};
 use crate::error_chain::chain;
-use crate::fs::file::FileError;
+use crate::fs::absent_is_none;
 use crate::image::ImageStore;
 use crate::image::ownership::KnownImage;
 use crate::names::{BaseName, NodeName, PodName, PodUid, VmName};
@@ -36,52 +36,24 @@ pub(crate) struct Observer {
 impl Observer {
     /// Observes all VMs and state directories.
     pub(crate) async fn look(&self, ages: &mut Ages, active: HashSet<PodUid>) -> OrphanObservation {
-        // VMs before Pods: the later list has the Pod of each VM, unless the Pod is gone.
         let names = self.names().await;
         let now = Now::read();
         let vms = names.map(|names| names.into_iter().map(|name| self.vm(name, ages, now)).collect());
         let pod_dirs = self.state.pods().map_err(unknown);
         let pod_dirs = pod_dirs.map(|dirs| dirs.iter().map(|dir| observe_pod_dir(dir, ages, now)).collect());
-        let pods = self.bound().await;
-        OrphanObservation {
-            vms,
-            pod_dirs,
-            pods,
-            active,
-            bases: self.bases(),
-            cached: self.cached(),
-            min_age: self.min_age,
-        }
+        self.with_pods(vms, pod_dirs, active).await
     }
 
-    /// Observes one VM.
+    /// Observes one VM or base VM.
     pub(crate) async fn look_at_vm(
         &self,
-        vm: &VmName,
+        name: &str,
         ages: &mut Ages,
         active: HashSet<PodUid>,
     ) -> OrphanObservation {
-        self.look_at_one(&vm.to_string(), ages, active).await
-    }
-
-    /// Observes one base VM.
-    pub(crate) async fn look_at_base(&self, base: &BaseName, ages: &mut Ages) -> OrphanObservation {
-        self.look_at_one(&base.to_string(), ages, HashSet::new()).await
-    }
-
-    async fn look_at_one(&self, name: &str, ages: &mut Ages, active: HashSet<PodUid>) -> OrphanObservation {
         let is_there = self.tart.home().join("vms").join(name).exists();
         let vms = Ok(is_there.then(|| self.vm(name.to_owned(), ages, Now::read())).into_iter().collect());
-        let pods = self.bound().await;
-        OrphanObservation {
-            vms,
-            pod_dirs: Ok(Vec::new()),
-            pods,
-            active,
-            bases: self.bases(),
-            cached: self.cached(),
-            min_age: self.min_age,
-        }
+        self.with_pods(vms, Ok(Vec::new()), active).await
     }
 
     /// Observes the state directory of one Pod.
@@ -92,28 +64,27 @@ impl Observer {
         active: HashSet<PodUid>,
     ) -> OrphanObservation {
         let now = Now::read();
-        let vms = self.tart.vm_dirs().map_err(|error| chain(&error));
+        let vms = self.tart.vm_dirs().map_err(unknown);
         let vms = vms.map(|names| names.iter().map(|vm| self.vm(vm.to_string(), ages, now)).collect());
-        let pod_dirs = Ok(vec![observe_pod_dir(dir, ages, now)]);
-        let pods = self.bound().await;
-        OrphanObservation {
-            vms,
-            pod_dirs,
-            pods,
-            active,
-            bases: self.bases(),
-            cached: self.cached(),
-            min_age: self.min_age,
-        }
+        self.with_pods(vms, Ok(vec![observe_pod_dir(dir, ages, now)]), active).await
+    }
+
+    /// Observes the rest. VMs come first: the later list has the Pod of each VM, unless the Pod is gone.
+    async fn with_pods(
+        &self,
+        vms: Result<Vec<ObservedVm>, Unknown>,
+        pod_dirs: Result<Vec<ObservedPodDir>, Unknown>,
+        active: HashSet<PodUid>,
+    ) -> OrphanObservation {
+        let (pods, bases, cached) = (self.bound().await, self.bases(), self.cached());
+        OrphanObservation { vms, pod_dirs, pods, active, bases, cached, min_age: self.min_age }
     }
 
     /// The names of all VMs, with the agent's own VMs of which only a part is left.
     async fn names(&self) -> Result<Vec<String>, Unknown> {
-        let mut names = self.tart.list(VmSource::Local).await.map_err(|error| chain(&error))?;
-        let on_disk = self.tart.vm_dirs().map_err(|error| chain(&error))?;
-        names.extend(on_disk.iter().map(ToString::to_string));
-        let on_disk = self.tart.base_dirs().map_err(|error| chain(&error))?;
-        names.extend(on_disk.iter().map(ToString::to_string));
+        let mut names = self.tart.list(VmSource::Local).await.map_err(unknown)?;
+        names.extend(self.tart.vm_dirs().map_err(unknown)?.iter().map(ToString::to_string));
+        names.extend(self.tart.base_dirs().map_err(unknown)?.iter().map(ToString::to_string));
         names.sort_unstable();
         names.dedup();
         Ok(names)
@@ -130,8 +101,8 @@ impl Observer {
         };
         ObservedVm {
             holder,
-            lock: vm_lock(&dir).map_err(|error| chain(&error)),
-            age: touched(&dir).map(|touched| ages.of(&name, touched, now)).map_err(|error| chain(&error)),
+            lock: vm_lock(&dir).map_err(unknown),
+            age: touched(&dir).map(|touched| ages.of(&name, touched, now)).map_err(unknown),
             name,
         }
     }
@@ -146,7 +117,7 @@ impl Observer {
         }
         let known = match &self.images {
             Some(images) => images.known(),
-            None => self.state.images().map_err(unknown)?.images().to_vec(),
+            None => self.state.images().map_err(unknown)?.images,
         };
         // The record is read first: a Pod is in the state directory while its image is still in the record.
         let recorded: Vec<BaseName> = known.iter().map(KnownImage::base).collect();
@@ -159,7 +130,7 @@ impl Observer {
 
     /// The base VMs that tart could clone again from its cache.
     fn cached(&self) -> Result<HashSet<BaseName>, Unknown> {
-        let images = self.tart.cached_images().map_err(|error| chain(&error))?;
+        let images = self.tart.cached_images().map_err(unknown)?;
         Ok(images.iter().map(|image| BaseName::of(&image.digest)).collect())
     }
 
@@ -167,7 +138,7 @@ impl Observer {
     async fn bound(&self) -> Result<HashMap<PodUid, PodName>, Unknown> {
         // Without a resource version the list is the latest one, and without a limit it is complete.
         let ours = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
-        let pods = call(DEADLINE, self.pods.list(&ours)).await.map_err(|error| chain(&error))?;
+        let pods = call(DEADLINE, self.pods.list(&ours)).await.map_err(unknown)?;
         if pods.metadata.continue_.is_some_and(|more| !more.is_empty()) {
             return Err("the API server has listed only some of them".to_owned());
         }
@@ -181,10 +152,7 @@ impl Observer {
 }
 
 fn observe_pod_dir(dir: &PodDir, ages: &mut Ages, now: Now) -> ObservedPodDir {
-    let times = dir.paths().into_iter().filter_map(|path| match touched(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        time => Some(time),
-    });
+    let times = dir.paths().into_iter().filter_map(|path| absent_is_none(touched(&path)).transpose());
     let newest = times.collect::<io::Result<Vec<_>>>().map(|times| times.into_iter().max());
     let age = match newest {
         Ok(Some(touched)) => Ok(ages.of(&dir.uid().to_string(), touched, now)),
@@ -195,6 +163,6 @@ fn observe_pod_dir(dir: &PodDir, ages: &mut Ages, now: Now) -> ObservedPodDir {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "map_err passes errors by value")]
-fn unknown(error: FileError) -> Unknown {
+fn unknown(error: impl std::error::Error + 'static) -> Unknown {
     chain(&error)
 }

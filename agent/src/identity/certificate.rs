@@ -63,8 +63,9 @@ impl CertificateFacts {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct CertifiedKey {
     pub(super) facts: CertificateFacts,
-    certificate: String,
-    key: String,
+    /// With the intermediate certificates.
+    pub(super) certificate: String,
+    pub(super) key: String,
 }
 
 impl CertifiedKey {
@@ -90,15 +91,6 @@ impl CertifiedKey {
     /// Both in one text, as the kubelet keeps them: one file can be replaced atomically, two files cannot.
     pub(super) fn to_pem(&self) -> String {
         format!("{}{}", self.certificate, self.key)
-    }
-
-    /// With the intermediate certificates.
-    pub(super) fn certificate(&self) -> &str {
-        &self.certificate
-    }
-
-    pub(super) fn key(&self) -> &str {
-        &self.key
     }
 }
 
@@ -143,14 +135,10 @@ pub(super) mod tests {
         let certificate = signed("a", &key);
         assert!(matches!(CertifiedKey::from_pem(""), Err(CertificateError::NoKey)));
         assert!(matches!(CertifiedKey::from_pem(&certificate), Err(CertificateError::NoKey)));
-        assert!(matches!(
-            CertifiedKey::from_pem(&key.serialize_pem()),
-            Err(CertificateError::NoCertificate(_))
-        ));
-        assert!(matches!(
-            CertifiedKey::from_pem(&format!("{certificate}{KEY_BEGINS}")),
-            Err(CertificateError::Key(_))
-        ));
+        let only_key = CertifiedKey::from_pem(&key.serialize_pem());
+        assert!(matches!(only_key, Err(CertificateError::NoCertificate(_))));
+        let half_a_key = CertifiedKey::from_pem(&format!("{certificate}{KEY_BEGINS}"));
+        assert!(matches!(half_a_key, Err(CertificateError::Key(_))));
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         assert!(matches!(CertificateFacts::read(broken.as_bytes()), Err(CertificateError::Broken(_))));
     }

@@ -110,11 +110,8 @@ pub(super) fn pause(ends: Timestamp, now: Timestamp) -> SignedDuration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::at;
     use proptest::prelude::*;
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
 
     fn own(starts: i64, ends: i64, jitter: u32) -> FoundCredentials {
         FoundCredentials::Own(Lifetime { starts: at(starts), ends: at(ends), jitter })
@@ -123,55 +120,23 @@ mod tests {
     #[test]
     fn the_next_step_depends_on_the_credentials() {
         let broken = || "it is broken".to_owned();
-        for (seen, now, with_bootstrap, without) in [
-            (
-                FoundCredentials::Absent,
-                0,
-                IdentityDecision::Bootstrap(UnusableReason::Absent),
-                IdentityDecision::Refuse(UnusableReason::Absent),
-            ),
-            (
-                FoundCredentials::Unusable(broken()),
-                0,
-                IdentityDecision::Bootstrap(UnusableReason::Unusable(broken())),
-                IdentityDecision::Refuse(UnusableReason::Unusable(broken())),
-            ),
-            (FoundCredentials::Endless, 0, IdentityDecision::Use, IdentityDecision::Use),
-            (FoundCredentials::Given { ends: at(10) }, 9, IdentityDecision::Use, IdentityDecision::Use),
-            (
-                FoundCredentials::Given { ends: at(10) },
-                10,
-                IdentityDecision::Bootstrap(UnusableReason::Expired(at(10))),
-                IdentityDecision::Refuse(UnusableReason::Expired(at(10))),
-            ),
-            (own(0, 1000, 0), 0, IdentityDecision::Wait(at(700)), IdentityDecision::Wait(at(700))),
-            (own(0, 1000, u32::MAX), 899, IdentityDecision::Wait(at(900)), IdentityDecision::Wait(at(900))),
-            (
-                own(0, 1000, 0),
-                700,
-                IdentityDecision::Rotate { ends: at(1000) },
-                IdentityDecision::Rotate { ends: at(1000) },
-            ),
-            (
-                own(0, 1000, 0),
-                999,
-                IdentityDecision::Rotate { ends: at(1000) },
-                IdentityDecision::Rotate { ends: at(1000) },
-            ),
-            (
-                own(0, 1000, 0),
-                1000,
-                IdentityDecision::Bootstrap(UnusableReason::Expired(at(1000))),
-                IdentityDecision::Refuse(UnusableReason::Expired(at(1000))),
-            ),
+        // An error is the reason to bootstrap, or else to refuse.
+        for (seen, now, expected) in [
+            (FoundCredentials::Absent, 0, Err(UnusableReason::Absent)),
+            (FoundCredentials::Unusable(broken()), 0, Err(UnusableReason::Unusable(broken()))),
+            (FoundCredentials::Endless, 0, Ok(IdentityDecision::Use)),
+            (FoundCredentials::Given { ends: at(10) }, 9, Ok(IdentityDecision::Use)),
+            (FoundCredentials::Given { ends: at(10) }, 10, Err(UnusableReason::Expired(at(10)))),
+            (own(0, 1000, 0), 0, Ok(IdentityDecision::Wait(at(700)))),
+            (own(0, 1000, u32::MAX), 899, Ok(IdentityDecision::Wait(at(900)))),
+            (own(0, 1000, 0), 700, Ok(IdentityDecision::Rotate { ends: at(1000) })),
+            (own(0, 1000, 0), 999, Ok(IdentityDecision::Rotate { ends: at(1000) })),
+            (own(0, 1000, 0), 1000, Err(UnusableReason::Expired(at(1000)))),
             // The file's time is after the certificate's end.
-            (
-                own(1000, 900, 0),
-                950,
-                IdentityDecision::Bootstrap(UnusableReason::Expired(at(900))),
-                IdentityDecision::Refuse(UnusableReason::Expired(at(900))),
-            ),
+            (own(1000, 900, 0), 950, Err(UnusableReason::Expired(at(900)))),
         ] {
+            let with_bootstrap = expected.clone().unwrap_or_else(IdentityDecision::Bootstrap);
+            let without = expected.unwrap_or_else(IdentityDecision::Refuse);
             assert_eq!(decide(&seen, true, at(now)), with_bootstrap, "{seen:?} at {now}");
             assert_eq!(decide(&seen, false, at(now)), without, "{seen:?} at {now}");
         }

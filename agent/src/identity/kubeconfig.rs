@@ -21,63 +21,58 @@ use crate::names::NodeName;
 /// The name of the one cluster, user and context in a kubeconfig that the agent writes.
 const ONLY: &str = "default";
 
-/// A kubeconfig that the agent has read.
-#[derive(Debug)]
-pub(super) struct LoadedKubeconfig {
-    pub(super) credentials: FoundCredentials,
-    /// `None` if the kubeconfig cannot be used.
-    pub(super) config: Option<Config>,
-}
-
-impl LoadedKubeconfig {
-    fn unusable(why: impl Into<String>) -> Self {
-        Self { credentials: FoundCredentials::Unusable(why.into()), config: None }
-    }
-}
-
 pub(super) async fn load(path: &Path) -> Result<(Kubeconfig, Config), KubeconfigError> {
     let kubeconfig = Kubeconfig::read_from(path)?;
     let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &KubeConfigOptions::default()).await?;
     Ok((kubeconfig, config))
 }
 
-/// Reads the agent's kubeconfig, and finds out which credentials it has.
-pub(super) async fn inspect(path: &Path, store: &CertificateStore, node: &NodeName) -> LoadedKubeconfig {
+/// Reads the agent's kubeconfig: which credentials it has, and the configuration if they can be used.
+pub(super) async fn inspect(
+    path: &Path,
+    store: &CertificateStore,
+    node: &NodeName,
+) -> (FoundCredentials, Option<Config>) {
     let config = match load(path).await {
         Ok((_, config)) => config,
         Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == io::ErrorKind::NotFound => {
-            return LoadedKubeconfig { credentials: FoundCredentials::Absent, config: None };
+            return (FoundCredentials::Absent, None);
         }
-        Err(error) => return LoadedKubeconfig::unusable(chain(&error)),
+        Err(error) => return (FoundCredentials::Unusable(chain(&error)), None),
     };
-    if is_own(&config.auth_info, store) {
-        return match store.current() {
-            Ok((certified, _)) if certified.facts.user != user(node) => {
-                let certificate_user = &certified.facts.user;
-                LoadedKubeconfig::unusable(format!(
-                    "its certificate is for {certificate_user}, not for {}",
-                    user(node)
-                ))
-            }
-            Ok((certified, starts)) => {
-                let lifetime =
-                    Lifetime { starts, ends: certified.facts.ends, jitter: certified.facts.number };
-                LoadedKubeconfig {
-                    credentials: FoundCredentials::Own(lifetime),
-                    config: Some(with_certificate(config, &certified)),
-                }
-            }
-            Err(error) => LoadedKubeconfig::unusable(chain(&error)),
-        };
+    let is_own = is_own(&config.auth_info, store);
+    match if is_own { own_certificate(config, store, node) } else { given_credentials(config) } {
+        Ok((credentials, config)) => (credentials, Some(config)),
+        Err(why) => (FoundCredentials::Unusable(why), None),
     }
-    match given_certificate(&config.auth_info) {
-        None => LoadedKubeconfig { credentials: FoundCredentials::Endless, config: Some(config) },
-        Some(Err(why)) => LoadedKubeconfig::unusable(why),
-        Some(Ok(facts)) => LoadedKubeconfig {
-            credentials: FoundCredentials::Given { ends: facts.ends },
-            config: Some(config),
-        },
+}
+
+fn own_certificate(
+    config: Config,
+    store: &CertificateStore,
+    node: &NodeName,
+) -> Result<(FoundCredentials, Config), String> {
+    let (certified, starts) = store.current().map_err(|error| chain(&error))?;
+    let CertificateFacts { ends, number: jitter, user: of, .. } = &certified.facts;
+    if *of != user(node) {
+        return Err(format!("its certificate is for {of}, not for {}", user(node)));
     }
+    let lifetime = Lifetime { starts, ends: *ends, jitter: *jitter };
+    Ok((FoundCredentials::Own(lifetime), with_certificate(config, &certified)))
+}
+
+fn given_credentials(config: Config) -> Result<(FoundCredentials, Config), String> {
+    let user = &config.auth_info;
+    let pem = match (&user.client_certificate_data, &user.client_certificate) {
+        (Some(data), _) => BASE64_STANDARD
+            .decode(data)
+            .map_err(|error| format!("its client-certificate-data is not base64: {error}"))?,
+        (None, Some(path)) => std::fs::read(path)
+            .map_err(|error| format!("its client-certificate {path} cannot be read: {error}"))?,
+        (None, None) => return Ok((FoundCredentials::Endless, config)),
+    };
+    let facts = CertificateFacts::read(&pem).map_err(|error| chain(&error))?;
+    Ok((FoundCredentials::Given { ends: facts.ends }, config))
 }
 
 /// Whether the kubeconfig names the certificate that the agent requested, by whatever path.
@@ -93,8 +88,8 @@ pub(super) fn with_certificate(mut config: Config, certified: &CertifiedKey) -> 
     let encode = |pem: &str| BASE64_STANDARD.encode(pem);
     // Through serde, because the type of the key has no other public constructor.
     let inline = json!({
-        "client-certificate-data": encode(certified.certificate()),
-        "client-key-data": encode(certified.key()),
+        "client-certificate-data": encode(&certified.certificate),
+        "client-key-data": encode(&certified.key),
     });
     if let Ok(AuthInfo { client_certificate_data, client_key_data, .. }) = serde_json::from_value(inline) {
         config.auth_info.client_certificate_data = client_certificate_data;
@@ -104,18 +99,6 @@ pub(super) fn with_certificate(mut config: Config, certified: &CertifiedKey) -> 
     config.auth_info.client_certificate = None;
     config.auth_info.client_key = None;
     config
-}
-
-fn given_certificate(user: &AuthInfo) -> Option<Result<CertificateFacts, String>> {
-    let pem = match (&user.client_certificate_data, &user.client_certificate) {
-        (Some(data), _) => BASE64_STANDARD
-            .decode(data)
-            .map_err(|error| format!("its client-certificate-data is not base64: {error}")),
-        (None, Some(path)) => std::fs::read(path)
-            .map_err(|error| format!("its client-certificate {path} cannot be read: {error}")),
-        (None, None) => return None,
-    };
-    Some(pem.and_then(|pem| CertificateFacts::read(&pem).map_err(|error| chain(&error))))
 }
 
 /// The kubeconfig to write after a bootstrap: the cluster of the bootstrap kubeconfig, with the certificate as the user.
@@ -179,25 +162,25 @@ mod tests {
         )
     }
 
-    async fn credentials(files: &TestFiles, node: &str) -> FoundCredentials {
-        inspect(&files.path, &files.store, &node.parse().unwrap()).await.credentials
+    async fn found(files: &TestFiles, node: &str) -> FoundCredentials {
+        inspect(&files.path, &files.store, &node.parse().unwrap()).await.0
     }
 
     #[tokio::test]
     async fn the_credentials_of_a_kubeconfig_are_found() {
         let files = test_files();
-        assert_eq!(credentials(&files, "a").await, FoundCredentials::Absent);
+        assert_eq!(found(&files, "a").await, FoundCredentials::Absent);
         for broken in
             ["{", "{}", &text("{client-certificate-data: AAAA}"), &text("{client-certificate: /nowhere}")]
         {
             std::fs::write(&files.path, broken).unwrap();
-            assert!(matches!(credentials(&files, "a").await, FoundCredentials::Unusable(_)), "{broken}");
+            assert!(matches!(found(&files, "a").await, FoundCredentials::Unusable(_)), "{broken}");
         }
         std::fs::write(&files.path, text("{token: t}")).unwrap();
-        assert_eq!(credentials(&files, "a").await, FoundCredentials::Endless);
+        assert_eq!(found(&files, "a").await, FoundCredentials::Endless);
         let pem = BASE64_STANDARD.encode(signed("admin", &KeyPair::generate().unwrap()));
         std::fs::write(&files.path, text(&format!("{{client-certificate-data: {pem}}}"))).unwrap();
-        assert!(matches!(credentials(&files, "a").await, FoundCredentials::Given { .. }));
+        assert!(matches!(found(&files, "a").await, FoundCredentials::Given { .. }));
     }
 
     #[tokio::test]
@@ -211,24 +194,22 @@ mod tests {
         assert!(!yaml.contains("token"), "{yaml}");
         std::fs::write(&files.path, yaml).unwrap();
         assert!(
-            matches!(credentials(&files, "a").await, FoundCredentials::Unusable(_)),
+            matches!(found(&files, "a").await, FoundCredentials::Unusable(_)),
             "there is no certificate yet"
         );
 
         let key = KeyPair::generate().unwrap();
         files.store.set_current(&CertifiedKey::new(&signed("system:node:a", &key), &key).unwrap()).unwrap();
-        let found = inspect(&files.path, &files.store, &"a".parse().unwrap()).await;
-        assert!(matches!(found.credentials, FoundCredentials::Own(_)), "{:?}", found.credentials);
-        let config = found.config.unwrap();
+        let (credentials, config) = inspect(&files.path, &files.store, &"a".parse().unwrap()).await;
+        assert!(matches!(credentials, FoundCredentials::Own(_)), "{credentials:?}");
+        let config = config.unwrap();
         assert_eq!(config.tls_server_name.as_deref(), Some("t"));
         assert_eq!(config.default_namespace, "n");
         assert!(
             config.auth_info.client_certificate_data.is_some()
                 && config.auth_info.client_certificate.is_none()
         );
-        let FoundCredentials::Unusable(why) = credentials(&files, "b").await else {
-            panic!("another Node's")
-        };
+        let FoundCredentials::Unusable(why) = found(&files, "b").await else { panic!("another Node's") };
         assert_eq!(why, "its certificate is for system:node:a, not for system:node:b");
     }
 }

@@ -15,6 +15,7 @@ mod store;
 pub(crate) use access::ApiAccess;
 pub(crate) use cluster::Cluster;
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -106,8 +107,8 @@ impl Identity {
         let path = &sources.kubeconfig;
         let mut may_bootstrap = sources.bootstrap.is_some();
         loop {
-            let found = inspect(path, &store, &node).await;
-            let reason = match (decide(&found.credentials, may_bootstrap, Timestamp::now()), found.config) {
+            let (credentials, config) = inspect(path, &store, &node).await;
+            let reason = match (decide(&credentials, may_bootstrap, Timestamp::now()), config) {
                 (IdentityDecision::Bootstrap(reason), _) => {
                     bootstrap(&sources, &store, &node, reason).await?;
                     // A second bootstrap would get the same.
@@ -118,7 +119,7 @@ impl Identity {
                 (_, None) => UnusableReason::Unusable("it holds no credentials".to_owned()),
                 (_, Some(config)) => {
                     let (access, updater) = ApiAccess::new(config.clone());
-                    let FoundCredentials::Own(lifetime) = found.credentials else {
+                    let FoundCredentials::Own(lifetime) = credentials else {
                         return Ok(Self { access, rotation: None });
                     };
                     info!(ends = %lifetime.ends, rotates = %lifetime.rotates(), "the certificate is the agent's own");
@@ -146,10 +147,8 @@ impl Identity {
     }
 }
 
-enum Never {}
-
 impl Rotation {
-    async fn run(mut self, access: &ApiAccess) -> Result<Never, IdentityError> {
+    async fn run(mut self, access: &ApiAccess) -> Result<Infallible, IdentityError> {
         let client = access
             .client(&tower::layer::util::Identity::new())
             .map_err(|error| IdentityError::Credentials(self.sources.kubeconfig.clone(), Box::new(error)))?;

@@ -16,7 +16,8 @@ use tracing::warn;
 
 use super::certificate::{CertificateError, CertifiedKey};
 use crate::error_chain::chain;
-use crate::fs::file::FileError;
+use crate::fs::absent_is_none;
+use crate::fs::file::{self, FileError};
 use crate::fs::secret_file::write_secret;
 
 /// A key or certificate that could not be read, made or written.
@@ -24,12 +25,8 @@ use crate::fs::secret_file::write_secret;
 pub(crate) enum StoreError {
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("cannot read {}", .0.display())]
-    Read(PathBuf, #[source] io::Error),
     #[error("cannot use {}", .0.display())]
     Content(PathBuf, #[source] CertificateError),
-    #[error("cannot remove {}", .0.display())]
-    Remove(PathBuf, #[source] io::Error),
     #[error("cannot make a private key")]
     NoKey(#[source] rcgen::Error),
 }
@@ -61,7 +58,7 @@ impl CertificateStore {
             let written = Timestamp::try_from(written).map_err(io::Error::other)?;
             Ok((std::fs::read_to_string(&path)?, written))
         };
-        let (text, written) = read().map_err(|error| StoreError::Read(path.clone(), error))?;
+        let (text, written) = read().map_err(|source| FileError::new("read", &path, source))?;
         let certified = CertifiedKey::from_pem(&text).map_err(|error| StoreError::Content(path, error))?;
         Ok((certified, written))
     }
@@ -73,15 +70,16 @@ impl CertificateStore {
     /// The key for a request: that of the request under way, or a new one.
     pub(super) fn pending_key(&self) -> Result<KeyPair, StoreError> {
         let path = self.pending_path();
-        match std::fs::read_to_string(&path) {
-            Ok(text) => match KeyPair::from_pem(&text) {
-                Ok(key) => return Ok(key),
-                Err(error) => {
-                    warn!(path = %path.display(), error = chain(&error), "a private key is broken; making another");
-                }
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(StoreError::Read(path, error)),
+        let kept = absent_is_none(std::fs::read_to_string(&path));
+        match kept
+            .map_err(|source| FileError::new("read", &path, source))?
+            .map(|text| KeyPair::from_pem(&text))
+        {
+            Some(Ok(key)) => return Ok(key),
+            Some(Err(error)) => {
+                warn!(path = %path.display(), error = chain(&error), "a private key is broken; making another");
+            }
+            None => {}
         }
         let key = KeyPair::generate().map_err(StoreError::NoKey)?;
         // Written before the request is sent: a certificate without its key is useless.
@@ -91,11 +89,7 @@ impl CertificateStore {
 
     /// Has the next request use another key.
     pub(super) fn forget_pending(&self) -> Result<(), StoreError> {
-        let path = self.pending_path();
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::Remove(path, error)),
-            _ => Ok(()),
-        }
+        Ok(file::remove(&self.pending_path())?)
     }
 }
 
@@ -136,7 +130,11 @@ mod tests {
     fn the_current_certificate_comes_back_with_its_key() {
         let dir = crate::testing::dir();
         let store = CertificateStore::new(dir.path());
-        assert!(matches!(store.current(), Err(StoreError::Read(..))));
+        let absent = store.current().unwrap_err();
+        assert!(
+            matches!(&absent, StoreError::File(_)) && absent.to_string().starts_with("cannot read"),
+            "{absent}"
+        );
         // A crash left a temporary file that every user can read.
         std::fs::write(dir.path().join("client-current.pem.tmp"), "old").unwrap();
         let key = KeyPair::generate().unwrap();

@@ -10,31 +10,17 @@ use crate::tart::{CachedImage, Tart};
 /// As many as the kubelet shows, and as many labels.
 pub(crate) const MOST: usize = 50;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LocalImage {
-    pub(crate) digest: ImageDigest,
-    /// Its names with a tag.
-    pub(crate) tags: Vec<String>,
-    /// Its size on disk.
-    pub(crate) bytes: u64,
-}
-
 /// The images in tart's cache, and those of which only the base VM is left. The largest come first.
-pub(super) fn local_images(tart: &Tart, known: &[KnownImage]) -> io::Result<Vec<LocalImage>> {
+pub(super) fn local_images(tart: &Tart, known: &[KnownImage]) -> io::Result<Vec<CachedImage>> {
     let bases = known.iter().filter(|image| tart.has_base(&image.base()));
     let bases = bases.map(|image| (image.digest.clone(), tart.base_size(&image.base()))).collect();
     Ok(merge(tart.cached_images()?, bases))
 }
 
-fn merge(cached: Vec<CachedImage>, mut bases: BTreeMap<ImageDigest, u64>) -> Vec<LocalImage> {
-    let mut all: Vec<LocalImage> = cached
-        .into_iter()
-        .map(|CachedImage { digest, tags, bytes }| {
-            bases.remove(&digest);
-            LocalImage { digest, tags, bytes }
-        })
-        .collect();
-    all.extend(bases.into_iter().map(|(digest, bytes)| LocalImage { digest, tags: Vec::new(), bytes }));
+fn merge(cached: Vec<CachedImage>, mut bases: BTreeMap<ImageDigest, u64>) -> Vec<CachedImage> {
+    bases.retain(|digest, _| cached.iter().all(|image| image.digest != *digest));
+    let mut all = cached;
+    all.extend(bases.into_iter().map(|(digest, bytes)| CachedImage { digest, tags: Vec::new(), bytes }));
     all.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.digest.cmp(&other.digest)));
     all.truncate(MOST);
     all

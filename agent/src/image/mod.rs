@@ -4,13 +4,12 @@ pub(crate) mod access;
 pub(crate) mod credentials;
 mod error;
 pub(crate) mod gc;
-pub(crate) mod inventory;
+mod inventory;
 pub(crate) mod manager;
 pub(crate) mod ownership;
 mod partial_pulls;
 pub(crate) mod pins;
 pub(crate) mod prepull;
-mod pull_policy;
 pub(crate) mod pull_socket;
 mod record_file;
 mod recovery;
@@ -18,12 +17,5 @@ mod shared_pull;
 mod store;
 
 pub(crate) use error::ImageError;
-pub(crate) use pull_policy::PullPolicy;
 pub(crate) use shared_pull::Pulled;
-pub(crate) use store::{ImageStore, PullStarter};
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) use store::{ImageStore, PullPolicy, PullStarter};

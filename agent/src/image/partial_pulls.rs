@@ -11,7 +11,7 @@ use futures::future::join_all;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::lock;
+use crate::mutex::lock;
 use crate::names::full_name;
 use crate::tart::{KeptPartial, Partial, Tart};
 

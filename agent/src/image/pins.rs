@@ -2,9 +2,11 @@
 //! deleted waits for the end of the deletion.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
+
+use crate::mutex::lock;
 
 /// All pins; clones share them. An image is pinned by each of its names, and by that of its base VM, which images of several repositories
 /// may share.
@@ -45,22 +47,18 @@ impl Pins {
     }
 
     pub(crate) fn is_pinned(&self, name: &str) -> bool {
-        self.lock().pinned.contains_key(name)
+        lock(&self.0.held).pinned.contains_key(name)
     }
 
     /// Begins to delete names, unless one of them is pinned or being deleted.
     pub(crate) fn begin_deletion(&self, names: impl IntoIterator<Item = String>) -> Option<DeletionGuard> {
         let names: Vec<String> = names.into_iter().collect();
-        let mut held = self.lock();
+        let mut held = lock(&self.0.held);
         if names.iter().any(|name| held.pinned.contains_key(name) || held.deleting.contains(name)) {
             return None;
         }
         held.deleting.extend(names.iter().cloned());
         Some(DeletionGuard { pins: self.clone(), names })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -73,7 +71,7 @@ impl Pin {
             tokio::pin!(deleted);
             deleted.as_mut().enable();
             {
-                let mut held = self.pins.lock();
+                let mut held = lock(&self.pins.0.held);
                 if !held.deleting.contains(name) {
                     *held.pinned.entry(name.to_owned()).or_default() += 1;
                     self.names.push(name.to_owned());
@@ -88,7 +86,7 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let mut held = self.pins.lock();
+        let mut held = lock(&self.pins.0.held);
         for name in &self.names {
             if let Some(count) = held.pinned.get_mut(name) {
                 *count -= 1;
@@ -102,7 +100,7 @@ impl Drop for Pin {
 
 impl Drop for DeletionGuard {
     fn drop(&mut self) {
-        let mut held = self.pins.lock();
+        let mut held = lock(&self.pins.0.held);
         for name in &self.names {
             held.deleting.remove(name);
         }

@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use super::manager::{ImageManager, is_remote_name};
 use crate::error_chain::chain;
+use crate::fs::absent_is_fine;
 use crate::tart::Credential;
 
 const MAX_REQUEST: u64 = 256 << 10;
@@ -79,10 +80,7 @@ pub(crate) async fn serve(path: &Path, manager: ImageManager) {
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
     // The socket of an earlier agent is dead: this agent alone has locked the directory.
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    absent_is_fine(fs::remove_file(path))?;
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
     Ok(listener)
@@ -139,13 +137,11 @@ async fn send(write: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
 /// Why the agent has not pulled an image.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PullSocketError {
-    /// No agent listens.
     #[error("no agent answers")]
     Closed(#[source] io::Error),
     /// The agent has ended, or does not answer.
     #[error("the agent has gone away; ask again, and the pull goes on")]
     Gone,
-    /// The agent could not pull the image, and says why.
     #[error("{0}")]
     Refused(String),
 }

@@ -5,8 +5,9 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::ownership::ImageRecord;
-use super::{ImageStore, PullStarter, lock};
+use super::{ImageStore, PullStarter};
 use crate::error_chain::chain;
+use crate::mutex::lock;
 use crate::state::StateDir;
 use crate::tart::{OwnPulls, Tart};
 

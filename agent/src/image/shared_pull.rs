@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::{ImageError, ImageStore, PullStarter, lock};
+use super::{ImageError, ImageStore, PullStarter};
 use crate::crash_point;
+use crate::mutex::lock;
 use crate::names::{ImageDigest, full_name};
 use crate::tart::{Credential, Fault};
 
@@ -135,14 +136,13 @@ impl ImageStore {
     fn stop_fetching(&self, image: &str, pull: &SharedPull) {
         let Ok(present) = self.tart.cached_siblings(image) else { return };
         let name = full_name(image);
-        let mut record = lock(&self.record);
         let is_fetching = |(key, other): (&PullKey, &SharedPull)| {
             let fetches = matches!(*other.borrow(), PullProgress::Arrived(_));
             fetches && !Arc::ptr_eq(other, pull) && full_name(&key.0) == name
         };
-        if !lock(&self.pulls).iter().any(is_fetching) && record.stop_fetching(image, present) {
-            self.write(&record);
-        }
+        self.update(|record| {
+            !lock(&self.pulls).iter().any(is_fetching) && record.stop_fetching(image, present)
+        });
     }
 
     /// Fetches an image when it is its turn; `None` when no requester waits any more.
@@ -216,7 +216,7 @@ impl ImageStore {
                     if error.fault() != Some(Fault::NoSpace) {
                         self.partials.keep(image);
                     }
-                    failure = Some(ImageError::Pull { image: image.to_owned(), source: Arc::new(error) });
+                    failure = Some(ImageError::Pull(image.to_owned(), Arc::new(error)));
                     if !is_refused {
                         break;
                     }

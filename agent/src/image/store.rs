@@ -11,19 +11,20 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::access::{ImageAccess, SecretUid};
-use super::inventory::{self, LocalImage};
+use super::inventory;
 use super::ownership::{ImageRecord, KnownImage, Present};
 use super::partial_pulls::PartialPulls;
 use super::pins::{Pin, Pins};
 use super::shared_pull::{PullKey, SharedPull};
-use super::{ImageError, PullPolicy, lock, recovery};
+use super::{ImageError, recovery};
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::metrics::Metrics;
+use crate::mutex::lock;
 use crate::names::{BaseName, ImageDigest, full_name};
 use crate::state::StateDir;
-use crate::tart::{PULL, Tart};
+use crate::tart::{CachedImage, PULL, Tart};
 
 /// How often the agent looks for images that other programs have pulled or deleted.
 const REFRESH_INTERVAL: Duration = Duration::from_mins(1);
@@ -32,6 +33,14 @@ const USE_PRECISION: Duration = Duration::from_mins(1);
 
 /// How long the pull of an earlier agent may still bring an image.
 const PULL_LIMIT: SignedDuration = SignedDuration::from_secs(PULL.as_secs().cast_signed() + 300);
+
+/// A container's `imagePullPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
 
 /// The process that has started a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,11 +64,11 @@ pub(crate) struct ImageStore {
     /// Held while a base VM is cloned. tart clones one VM at a time anyway.
     base_clone: tokio::sync::Mutex<()>,
     pub(super) record: Mutex<ImageRecord>,
-    pins: Pins,
+    pub(crate) pins: Pins,
     pub(super) partials: Arc<PartialPulls>,
     /// Whether the agent is about to end.
     pub(super) is_stopping: watch::Sender<bool>,
-    local: watch::Sender<Arc<Vec<LocalImage>>>,
+    local: watch::Sender<Arc<Vec<CachedImage>>>,
 }
 
 impl ImageStore {
@@ -122,10 +131,7 @@ impl ImageStore {
 
     /// The registry has granted an image: for a pull secret, or without any.
     pub(crate) fn grant(&self, digest: &ImageDigest, secret: Option<&SecretUid>) {
-        let mut record = lock(&self.record);
-        if record.grant(digest, secret) {
-            self.write(&record);
-        }
+        self.update(|record| record.grant(digest, secret));
     }
 
     /// The base VM of an image. The agent clones it for the first Pod with the image, and after a user has deleted it.
@@ -145,7 +151,7 @@ impl ImageStore {
             self.tart.make_base(digest, &base).await.map_err(|source| {
                 // The image may no longer be there.
                 self.forget(image);
-                ImageError::Base { image: image.to_owned(), source: Arc::new(source) }
+                ImageError::Base(image.to_owned(), Arc::new(source))
             })?;
             crash_point::point("agent.base.made");
         }
@@ -159,13 +165,9 @@ impl ImageStore {
         pin
     }
 
-    pub(crate) fn pins(&self) -> &Pins {
-        &self.pins
-    }
-
     /// The images of the record.
     pub(crate) fn known(&self) -> Vec<KnownImage> {
-        lock(&self.record).images().to_vec()
+        lock(&self.record).images.clone()
     }
 
     /// The names of images whose pulls have not ended in the record.
@@ -175,29 +177,26 @@ impl ImageStore {
 
     /// A Pod uses an image at a time.
     pub(crate) fn used(&self, digest: &ImageDigest, now: Timestamp) {
-        let mut record = lock(&self.record);
-        let before =
-            record.images().iter().find(|known| known.digest == *digest).map(|known| known.last_used_at);
-        record.used(digest, now);
-        if before.is_none_or(|before| now > before + USE_PRECISION) {
-            self.write(&record);
-        }
+        self.update(|record| {
+            let before = record.images.iter().find(|known| known.digest == *digest);
+            let is_due = before.is_none_or(|before| now > before.last_used_at + USE_PRECISION);
+            record.used(digest, now);
+            is_due
+        });
     }
 
     /// Corrects times in the record that lie in the future.
     pub(crate) fn correct_future_times(&self, now: Timestamp) {
-        let mut record = lock(&self.record);
-        if record.correct_future_times(now) {
-            self.write(&record);
-        }
+        self.update(|record| record.correct_future_times(now));
     }
 
     /// An image was deleted with its base VM.
     pub(crate) fn forget_deleted(&self, digest: &ImageDigest) {
         lock(&self.digests).retain(|_, known| known != digest);
-        let mut record = lock(&self.record);
-        record.forget(digest);
-        self.write(&record);
+        self.update(|record| {
+            record.forget(digest);
+            true
+        });
     }
 
     /// Starts to offer the kept partial downloads to tarts that wait for them.
@@ -216,7 +215,7 @@ impl ImageStore {
     }
 
     /// The images on this host, whenever they change.
-    pub(crate) fn local_images(&self) -> watch::Receiver<Arc<Vec<LocalImage>>> {
+    pub(crate) fn local_images(&self) -> watch::Receiver<Arc<Vec<CachedImage>>> {
         self.local.subscribe()
     }
 
@@ -247,7 +246,7 @@ impl ImageStore {
     /// Whether an image can be used without its registry. A base VM counts only for an image of the record: a Pod that knows a digest
     /// could name it as an image of any other repository.
     fn is_local(&self, digest: &ImageDigest) -> bool {
-        let is_known = || lock(&self.record).images().iter().any(|known| known.digest == *digest);
+        let is_known = || lock(&self.record).images.iter().any(|known| known.digest == *digest);
         self.tart.has_image(digest) || (self.tart.has_base(&BaseName::of(digest)) && is_known())
     }
 
@@ -256,16 +255,19 @@ impl ImageStore {
         lock(&self.pulls).keys().any(|(pulled, _)| full_name(pulled) == name)
     }
 
-    /// Writes the record. If that fails, the next write or the next agent makes up for it.
-    pub(super) fn write(&self, record: &ImageRecord) {
-        if let Err(error) = self.state.write_images(record) {
+    /// Changes the record, and writes it when `change` says so. If that fails, the next write or the next agent makes up for it.
+    pub(super) fn update(&self, change: impl FnOnce(&mut ImageRecord) -> bool) {
+        let mut record = lock(&self.record);
+        if change(&mut record)
+            && let Err(error) = self.state.write_images(&record)
+        {
             warn!(error = chain(&error), "cannot write down which images are here");
         }
     }
 
     /// Records that an image is about to be pulled.
     pub(crate) fn begin_pull(&self, image: &str) -> Result<(), ImageError> {
-        let failed = |source| ImageError::Record { image: image.to_owned(), source: Arc::new(source) };
+        let failed = |source| ImageError::Record(image.to_owned(), Arc::new(source));
         let before = self.tart.cached_siblings(image).map_err(|error| {
             failed(FileError::new("look into", &self.tart.home().join("cache/OCIs"), error))
         })?;
@@ -276,26 +278,21 @@ impl ImageStore {
 
     /// Records that the agent's own tart fetches an image, so that the image will be the agent's own.
     pub(crate) fn mark_fetching(&self, image: &str) {
-        let mut record = lock(&self.record);
-        if record.mark_fetching(image) {
-            self.write(&record);
-        }
+        self.update(|record| record.mark_fetching(image));
     }
 
     /// Records that no tart runs a pull any more, and that its result is not known.
     pub(super) fn abandon_pull(&self, image: &str) {
         let present = self.tart.cached_siblings(image).unwrap_or_default();
-        let mut record = lock(&self.record);
-        record.abandon(image, present);
-        self.write(&record);
+        self.update(|record| {
+            record.abandon(image, present);
+            true
+        });
     }
 
     /// Removes partial downloads from the record that are no longer kept.
     fn forget_partials(&self) {
-        let mut record = lock(&self.record);
-        if record.retain_partials(|image| self.partials.has(image)) {
-            self.write(&record);
-        }
+        self.update(|record| record.retain_partials(|image| self.partials.has(image)));
     }
 
     /// Reads the record again, because another process may have written it.
@@ -322,14 +319,16 @@ impl ImageStore {
             Some(Present { inode: self.tart.image_inode(digest)?, digest: digest.clone() })
         });
         let is_pulling = self.is_pulling(image);
-        let (mut record, now) = (lock(&self.record), Timestamp::now());
-        let may_come = starter == PullStarter::AnotherProcess
-            && record.may_come(image, present.as_ref(), PULL_LIMIT, now);
-        record.settle(image, present.as_ref(), !is_pulling && !may_come, now);
-        if self.partials.has(image) {
-            record.keep_partial(image);
-        }
-        self.write(&record);
+        self.update(|record| {
+            let now = Timestamp::now();
+            let may_come = starter == PullStarter::AnotherProcess
+                && record.may_come(image, present.as_ref(), PULL_LIMIT, now);
+            record.settle(image, present.as_ref(), !is_pulling && !may_come, now);
+            if self.partials.has(image) {
+                record.keep_partial(image);
+            }
+            true
+        });
     }
 
     /// Forgets the digest of a reference, after a clone of the image has failed.
@@ -338,7 +337,7 @@ impl ImageStore {
     }
 
     pub(crate) async fn cached(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
-        let look = |source| ImageError::Look { image: image.to_owned(), source: Arc::new(source) };
+        let look = |source| ImageError::Look(image.to_owned(), Arc::new(source));
         let found = self.tart.cached_digest(image).await.map_err(look)?;
         // tart echoes every digest, cached or not.
         let found = found.filter(|digest| self.is_local(digest));

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::error_chain;
+use crate::fs::absent_is_fine;
 use crate::state::disk_space_request::{self, DiskSpaceRequest};
 
 /// A line longer than this is written in parts, as container runtimes do.
@@ -220,10 +221,7 @@ impl LogWriter {
     fn rotate(&mut self) -> io::Result<()> {
         for age in (1..MAX_FILES).rev() {
             let newer = if age == 1 { self.path.clone() } else { numbered(&self.path, age - 1) };
-            match fs::rename(newer, numbered(&self.path, age)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            absent_is_fine(fs::rename(newer, numbered(&self.path, age)))?;
         }
         self.file = Some(append_to(&self.path)?);
         self.size = 0;

@@ -5,35 +5,18 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 use super::{Label, Metrics, histogram, observe};
 
 const BUCKETS: [f64; 8] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 4.0, 15.0];
 
-#[derive(Debug)]
-pub(super) struct ApiCallMetrics {
-    requests: Family<[(&'static str, String); 2], Counter>,
-    durations: Family<Label<String>, Histogram, fn() -> Histogram>,
-}
-
-impl ApiCallMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            requests: Family::default(),
-            durations: Family::new_with_constructor(|| histogram(&BUCKETS)),
-        };
-        registry.register(
-            "rest_client_requests",
-            "Calls of the API server by method and answer",
-            metrics.requests.clone(),
-        );
-        registry.register(
-            "rest_client_request_duration_seconds",
-            "Time until the API server began to answer",
-            metrics.durations.clone(),
-        );
-        metrics
+metrics! {
+    pub(super) struct ApiCallMetrics {
+        requests: Family<[(&'static str, String); 2], Counter> = Family::default(),
+            "rest_client_requests", "Calls of the API server by method and answer";
+        durations: Family<Label<String>, Histogram, fn() -> Histogram> =
+            Family::new_with_constructor(|| histogram(&BUCKETS)),
+            "rest_client_request_duration_seconds", "Time until the API server began to answer";
     }
 }
 

@@ -9,93 +9,42 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 use super::pods::START_BUCKETS;
-use super::{Label, Metrics, count, histogram, lock, observe};
+use super::{Label, Metrics, count, histogram, observe};
+use crate::mutex::lock;
 
 const GC_BUCKETS: [f64; 8] = [0.01, 0.1, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 
-#[derive(Debug)]
-pub(super) struct ImagePullMetrics {
-    pulls: Family<Label, Counter>,
-    durations: Histogram,
-}
-
-impl ImagePullMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self { pulls: Family::default(), durations: histogram(&START_BUCKETS) };
-        registry.register(
-            "tart_kubelet_image_pulls",
-            "Pulls of images by how they ended: success, or the reason why not",
-            metrics.pulls.clone(),
-        );
-        registry.register(
-            "tart_kubelet_image_pull_duration_seconds",
-            "Time that pulls of images took, whatever their end",
-            metrics.durations.clone(),
-        );
-        metrics
+metrics! {
+    pub(super) struct ImagePullMetrics {
+        pulls: Family<Label, Counter> = Family::default(),
+            "tart_kubelet_image_pulls", "Pulls of images by how they ended: success, or the reason why not";
+        durations: Histogram = histogram(&START_BUCKETS),
+            "tart_kubelet_image_pull_duration_seconds", "Time that pulls of images took, whatever their end";
     }
 }
 
-#[derive(Debug)]
-pub(super) struct ImageGcMetrics {
-    registered: Once,
-    passes: Histogram,
-    failures: Counter,
-    last_success: Gauge<f64, AtomicU64>,
-    deleted: Counter,
-    freed: Counter,
-    kept: Family<Label, Gauge>,
-}
-
-impl Default for ImageGcMetrics {
-    fn default() -> Self {
-        Self {
-            registered: Once::new(),
-            passes: histogram(&GC_BUCKETS),
-            failures: Counter::default(),
-            last_success: Gauge::default(),
-            deleted: Counter::default(),
-            freed: Counter::default(),
-            kept: Family::default(),
-        }
-    }
-}
-
-impl ImageGcMetrics {
-    fn register(&self, registry: &mut Registry) {
-        registry.register(
+metrics! {
+    pub(super) struct ImageGcMetrics {
+        registered: Once = Once::new();
+        passes: Histogram = histogram(&GC_BUCKETS),
             "tart_kubelet_image_gc_pass_duration_seconds",
-            "Time that looks at the images took, with the deletions that followed",
-            self.passes.clone(),
-        );
-        registry.register(
+            "Time that looks at the images took, with the deletions that followed";
+        failures: Counter = Counter::default(),
             "tart_kubelet_image_gc_failures",
-            "Looks at the images that failed, or after which one could not be deleted",
-            self.failures.clone(),
-        );
-        registry.register(
+            "Looks at the images that failed, or after which one could not be deleted";
+        last_success: Gauge<f64, AtomicU64> = Gauge::default(),
             "tart_kubelet_image_gc_last_success_timestamp_seconds",
-            "When the images were last looked at without a failure; 0 for never",
-            self.last_success.clone(),
-        );
-        registry.register(
-            "tart_kubelet_image_gc_deleted",
-            "Images that were deleted to make room",
-            self.deleted.clone(),
-        );
-        registry.register(
+            "When the images were last looked at without a failure; 0 for never";
+        deleted: Counter = Counter::default(),
+            "tart_kubelet_image_gc_deleted", "Images that were deleted to make room";
+        freed: Counter = Counter::default(),
             "tart_kubelet_image_gc_freed_bytes",
-            "What the volume had more of right after these deletions, and after those of what was kept of unfinished pulls",
-            self.freed.clone(),
-        );
-        registry.register(
+            "What the volume had more of right after these deletions, and after those of what was kept of unfinished pulls";
+        kept: Family<Label, Gauge> = Family::default(),
             "tart_kubelet_image_gc_kept",
-            "Images that the last look kept, by reason; `foreign` are those that the agent has not pulled",
-            self.kept.clone(),
-        );
+            "Images that the last look kept, by reason; `foreign` are those that the agent has not pulled";
     }
 }
 

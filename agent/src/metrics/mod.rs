@@ -2,13 +2,36 @@
 //!
 //! Each file holds the metrics of one subject, with the methods that record them.
 
+/// Declares the metrics of one subject. Each stands beside its first value, its name and the help of its name; a field without a name is
+/// no metric.
+macro_rules! metrics {
+    ($vis:vis struct $group:ident {
+        $($(#[$doc:meta])* $field:ident: $type:ty = $value:expr $(, $name:literal, $help:literal)?;)+
+    }) => {
+        #[derive(Debug)]
+        $vis struct $group { $($(#[$doc])* $field: $type),+ }
+
+        impl Default for $group {
+            fn default() -> Self {
+                Self { $($field: $value),+ }
+            }
+        }
+
+        impl $group {
+            $vis fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+                $($(registry.register($name, $help, self.$field.clone());)?)+
+            }
+        }
+    };
+}
+
 mod api_calls;
 mod images;
 mod node;
 mod pods;
 mod vm_gc;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
@@ -21,6 +44,8 @@ use node::NodeMetrics;
 use pods::PodMetrics;
 use vm_gc::VmGcMetrics;
 
+use crate::mutex::lock;
+
 /// The format of [`Metrics::text`]: the only text format that the crate writes. Prometheus goes by this header.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -31,7 +56,7 @@ type Label<V = &'static str> = [(&'static str, V); 1];
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
     registry: Mutex<Registry>,
     node: NodeMetrics,
@@ -44,21 +69,15 @@ struct Inner {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let mut registry = Registry::default();
-        let node = NodeMetrics::register(&mut registry);
-        let pods = PodMetrics::register(&mut registry);
-        let image_pulls = ImagePullMetrics::register(&mut registry);
-        let api_calls = ApiCallMetrics::register(&mut registry);
-        Self(Arc::new(Inner {
-            registry: Mutex::new(registry),
-            node,
-            pods,
-            image_pulls,
-            // Both are registered later: a host without a collector serves no metrics of one.
-            image_gc: ImageGcMetrics::default(),
-            vm_gc: VmGcMetrics::default(),
-            api_calls,
-        }))
+        let metrics = Arc::<Inner>::default();
+        let mut registry = lock(&metrics.registry);
+        metrics.node.register(&mut registry);
+        metrics.pods.register(&mut registry);
+        metrics.image_pulls.register(&mut registry);
+        metrics.api_calls.register(&mut registry);
+        drop(registry);
+        // Those of the collectors are registered later: a host without a collector serves no metrics of one.
+        Self(metrics)
     }
 
     /// All metrics in the format that [`CONTENT_TYPE`] names.
@@ -82,11 +101,6 @@ fn observe(histogram: &Histogram, took: Duration) {
 
 fn count(number: usize) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
-}
-
-/// A value that another thread held when it panicked is still valid.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,18 +6,30 @@ use std::time::Instant;
 
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
-use super::{Label, Metrics, lock};
+use super::{Label, Metrics};
+use crate::mutex::lock;
 use crate::os::availability::Availability;
 
-#[derive(Debug)]
-pub(super) struct NodeMetrics {
-    started: Instant,
-    heartbeat: Mutex<HeartbeatTimes>,
-    heartbeat_age: Gauge<f64, AtomicU64>,
-    conditions: Family<[(&'static str, &'static str); 2], Gauge>,
-    addresses: Family<Label, Gauge>,
+metrics! {
+    pub(super) struct NodeMetrics {
+        started: Instant = Instant::now();
+        heartbeat: Mutex<HeartbeatTimes> = Mutex::default();
+        build_info: Family<Label, Gauge> = build_info(),
+            "tart_kubelet_build_info", "The version of the agent";
+        heartbeat_age: Gauge<f64, AtomicU64> = Gauge::default(),
+            "tart_kubelet_heartbeat_age_seconds", "Time since the Node's Lease was last renewed, or since the start";
+        conditions: Family<[(&'static str, &'static str); 2], Gauge> = Family::default(),
+            "tart_kubelet_node_condition", "The Node's conditions as the agent says them";
+        addresses: Family<Label, Gauge> = Family::default(),
+            "tart_kubelet_dhcp_addresses", "Addresses that macOS has for VMs: those that can be lent, and all";
+    }
+}
+
+fn build_info() -> Family<Label, Gauge> {
+    let info = Family::<Label, Gauge>::default();
+    info.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]).set(1);
+    info
 }
 
 /// When the heartbeat last did what it is for.
@@ -30,35 +42,6 @@ pub(crate) struct HeartbeatTimes {
 }
 
 impl NodeMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let build_info = Family::<Label, Gauge>::default();
-        build_info.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]).set(1);
-        registry.register("tart_kubelet_build_info", "The version of the agent", build_info);
-        let metrics = Self {
-            started: Instant::now(),
-            heartbeat: Mutex::default(),
-            heartbeat_age: Gauge::default(),
-            conditions: Family::default(),
-            addresses: Family::default(),
-        };
-        registry.register(
-            "tart_kubelet_heartbeat_age_seconds",
-            "Time since the Node's Lease was last renewed, or since the start",
-            metrics.heartbeat_age.clone(),
-        );
-        registry.register(
-            "tart_kubelet_node_condition",
-            "The Node's conditions as the agent says them",
-            metrics.conditions.clone(),
-        );
-        registry.register(
-            "tart_kubelet_dhcp_addresses",
-            "Addresses that macOS has for VMs: those that can be lent, and all",
-            metrics.addresses.clone(),
-        );
-        metrics
-    }
-
     pub(super) fn update_heartbeat_age(&self) {
         let since = lock(&self.heartbeat).renewed.unwrap_or(self.started);
         self.heartbeat_age.set(since.elapsed().as_secs_f64());

@@ -10,63 +10,34 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
-use super::{Label, Metrics, count, histogram, lock, observe};
+use super::{Label, Metrics, count, histogram, observe};
+use crate::mutex::lock;
 use crate::names::PodUid;
 
 /// In seconds, from a clone on APFS to the pull of a large image over a slow line.
 pub(super) const START_BUCKETS: [f64; 12] =
     [0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
 
-#[derive(Debug)]
-pub(super) struct PodMetrics {
-    waiting_since: Mutex<HashMap<PodUid, Timestamp>>,
-    waiting: Gauge,
-    oldest_waiting: Gauge<f64, AtomicU64>,
-    stages: Family<Label, Histogram, fn() -> Histogram>,
-    restarts: Counter,
-    failures: Family<Label<String>, Counter>,
+metrics! {
+    pub(super) struct PodMetrics {
+        waiting_since: Mutex<HashMap<PodUid, Timestamp>> = Mutex::default();
+        waiting: Gauge = Gauge::default(),
+            "tart_kubelet_pods_waiting", "Pods that were accepted and have no running VM yet";
+        oldest_waiting: Gauge<f64, AtomicU64> = Gauge::default(),
+            "tart_kubelet_oldest_waiting_pod_age_seconds", "How long the first of them has waited";
+        stages: Family<Label, Histogram, fn() -> Histogram> =
+            Family::new_with_constructor(|| histogram(&START_BUCKETS)),
+            "tart_kubelet_start_stage_duration_seconds",
+            "Time that the stages of a VM's start took: pull, clone, configure, boot, command";
+        restarts: Counter = Counter::default(),
+            "tart_kubelet_container_restarts", "Containers that were started again";
+        failures: Family<Label<String>, Counter> = Family::default(),
+            "tart_kubelet_failures", "Failures of Pods, containers and images by the reason that their status shows";
+    }
 }
 
 impl PodMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            waiting_since: Mutex::default(),
-            waiting: Gauge::default(),
-            oldest_waiting: Gauge::default(),
-            stages: Family::new_with_constructor(|| histogram(&START_BUCKETS)),
-            restarts: Counter::default(),
-            failures: Family::default(),
-        };
-        registry.register(
-            "tart_kubelet_pods_waiting",
-            "Pods that were accepted and have no running VM yet",
-            metrics.waiting.clone(),
-        );
-        registry.register(
-            "tart_kubelet_oldest_waiting_pod_age_seconds",
-            "How long the first of them has waited",
-            metrics.oldest_waiting.clone(),
-        );
-        registry.register(
-            "tart_kubelet_start_stage_duration_seconds",
-            "Time that the stages of a VM's start took: pull, clone, configure, boot, command",
-            metrics.stages.clone(),
-        );
-        registry.register(
-            "tart_kubelet_container_restarts",
-            "Containers that were started again",
-            metrics.restarts.clone(),
-        );
-        registry.register(
-            "tart_kubelet_failures",
-            "Failures of Pods, containers and images by the reason that their status shows",
-            metrics.failures.clone(),
-        );
-        metrics
-    }
-
     pub(super) fn update_waiting(&self) {
         let waiting = lock(&self.waiting_since);
         let oldest = waiting.values().min().map(|since| Timestamp::now().duration_since(*since));

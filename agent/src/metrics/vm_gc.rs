@@ -10,81 +10,41 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
-use super::{Label, Metrics, histogram, lock, observe};
+use super::{Label, Metrics, histogram, observe};
+use crate::mutex::lock;
 
 const BUCKETS: [f64; 7] = [0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
 
-#[derive(Debug)]
-pub(super) struct VmGcMetrics {
-    registered: Once,
-    passes: Family<Label, Counter>,
-    durations: Histogram,
-    last_success: Gauge<f64, AtomicU64>,
-    deleted: Family<Label, Counter>,
-    freed: Counter,
-    kept: Family<Label, Gauge>,
-    /// All reasons that were ever served: one that no longer holds is 0, not absent.
-    reasons: Mutex<BTreeMap<&'static str, i64>>,
+metrics! {
+    pub(super) struct VmGcMetrics {
+        registered: Once = Once::new();
+        passes: Family<Label, Counter> = zero("result", &["success", "failure"]),
+            "tart_kubelet_vm_gc_passes", "Searches for orphan VMs; a failed one may have deleted some";
+        durations: Histogram = histogram(&BUCKETS),
+            "tart_kubelet_vm_gc_duration_seconds", "Time that such a look took, with all deletions";
+        last_success: Gauge<f64, AtomicU64> = Gauge::default(),
+            "tart_kubelet_vm_gc_last_success_timestamp_seconds", "When the last one succeeded; 0 before the first";
+        deleted: Family<Label, Counter> = zero("kind", &["vm", "base", "state"]),
+            "tart_kubelet_vm_gc_deleted",
+            "What was deleted: VMs, base VMs that were in no record, and state of Pods that are gone";
+        freed: Counter = Counter::default(),
+            "tart_kubelet_vm_gc_freed_bytes", "How much more was free after each deletion than before it";
+        kept: Family<Label, Gauge> = Family::default(),
+            "tart_kubelet_vm_gc_kept", "What the last look found and kept, by what protects it";
+        /// All reasons that were ever served: one that no longer holds is 0, not absent.
+        reasons: Mutex<BTreeMap<&'static str, i64>> = Mutex::default();
+    }
 }
 
-impl Default for VmGcMetrics {
-    fn default() -> Self {
-        let (passes, deleted) = (Family::<Label, Counter>::default(), Family::<Label, Counter>::default());
-        for result in ["success", "failure"] {
-            drop(passes.get_or_create(&[("result", result)]));
-        }
-        for kind in ["vm", "base", "state"] {
-            drop(deleted.get_or_create(&[("kind", kind)]));
-        }
-        Self {
-            registered: Once::new(),
-            passes,
-            durations: histogram(&BUCKETS),
-            last_success: Gauge::default(),
-            deleted,
-            freed: Counter::default(),
-            kept: Family::default(),
-            reasons: Mutex::default(),
-        }
-    }
+/// Counters that are 0, and not absent, before the first event.
+fn zero(label: &'static str, values: &[&'static str]) -> Family<Label, Counter> {
+    let counters = Family::<Label, Counter>::default();
+    values.iter().for_each(|value| drop(counters.get_or_create(&[(label, *value)])));
+    counters
 }
 
 impl VmGcMetrics {
-    fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "tart_kubelet_vm_gc_passes",
-            "Searches for orphan VMs; a failed one may have deleted some",
-            self.passes.clone(),
-        );
-        registry.register(
-            "tart_kubelet_vm_gc_duration_seconds",
-            "Time that such a look took, with all deletions",
-            self.durations.clone(),
-        );
-        registry.register(
-            "tart_kubelet_vm_gc_last_success_timestamp_seconds",
-            "When the last one succeeded; 0 before the first",
-            self.last_success.clone(),
-        );
-        registry.register(
-            "tart_kubelet_vm_gc_deleted",
-            "What was deleted: VMs, base VMs that were in no record, and state of Pods that are gone",
-            self.deleted.clone(),
-        );
-        registry.register(
-            "tart_kubelet_vm_gc_freed_bytes",
-            "How much more was free after each deletion than before it",
-            self.freed.clone(),
-        );
-        registry.register(
-            "tart_kubelet_vm_gc_kept",
-            "What the last look found and kept, by what protects it",
-            self.kept.clone(),
-        );
-    }
-
     fn pass(&self, success: bool, took: Duration, kept: impl Iterator<Item = &'static str>, now: Timestamp) {
         let result = if success { "success" } else { "failure" };
         self.passes.get_or_create(&[("result", result)]).inc();
@@ -124,13 +84,13 @@ impl Metrics {
 mod tests {
     use super::*;
     use crate::metrics::tests::assert_lines;
+    use crate::testing::at;
 
     #[test]
     fn passes_are_counted_and_a_reason_that_ends_is_zero() {
         let metrics = Metrics::new();
         metrics.collects_vms();
         metrics.collects_vms();
-        let at = |second| Timestamp::from_second(second).unwrap();
         let gc = &metrics.0.vm_gc;
         gc.pass(true, Duration::from_millis(50), ["pod", "pod", "age"].into_iter(), at(7));
         gc.pass(false, Duration::from_secs(2), ["pod"].into_iter(), at(9));

@@ -4,8 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A Pod's UID that can be a file name and a part of a VM's name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 pub(crate) struct PodUid(String);
 
 /// A UID that could not be a file name.
@@ -33,20 +32,6 @@ impl FromStr for PodUid {
             && !uid.starts_with('-')
             && !uid.ends_with('-');
         if fits { Ok(Self(uid.to_owned())) } else { Err(BadUid(uid.to_owned())) }
-    }
-}
-
-impl TryFrom<String> for PodUid {
-    type Error = BadUid;
-
-    fn try_from(uid: String) -> Result<Self, Self::Error> {
-        uid.parse()
-    }
-}
-
-impl From<PodUid> for String {
-    fn from(uid: PodUid) -> Self {
-        uid.0
     }
 }
 

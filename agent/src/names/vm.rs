@@ -11,10 +11,7 @@ const BASE_PREFIX: &str = "tk-base-";
 const BASE_DIGITS: usize = 32;
 
 /// How often the Pod's container had restarted when the agent planned a VM for it; the first VM has 0.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
-)]
-#[serde(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Restart(pub u32);
 
 impl Restart {

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::health::{NodeHealth, NotReadyReason};
+use super::health::NodeHealth;
 use crate::apiserver::events::LastReported;
 
 words! {
@@ -27,137 +27,59 @@ words! {
     }
 }
 
-words! {
-    /// The kubelet's words, which users and tools know, and three of this agent.
-    enum ConditionReason {
-        InsufficientMemory = "KubeletHasInsufficientMemory",
-        SufficientMemory = "KubeletHasSufficientMemory",
-        DiskPressure = "KubeletHasDiskPressure",
-        NoDiskPressure = "KubeletHasNoDiskPressure",
-        InsufficientPid = "KubeletHasInsufficientPID",
-        SufficientPid = "KubeletHasSufficientPID",
-        FewAddresses = "FewAddressesLeft",
-        EnoughAddresses = "EnoughAddressesLeft",
-        TartReady = "TartReady",
-    }
-}
-
-words! {
-    /// The kubelet's words, and two of this agent.
-    pub(super) enum EventReason {
-        NodeHasInsufficientMemory = "NodeHasInsufficientMemory",
-        NodeHasSufficientMemory = "NodeHasSufficientMemory",
-        NodeHasDiskPressure = "NodeHasDiskPressure",
-        NodeHasNoDiskPressure = "NodeHasNoDiskPressure",
-        NodeHasInsufficientPid = "NodeHasInsufficientPID",
-        NodeHasSufficientPid = "NodeHasSufficientPID",
-        DhcpLeasesLow = "DHCPLeasesLow",
-        DhcpLeasesEnough = "DHCPLeasesEnough",
-        NodeNotReady = "NodeNotReady",
-        NodeReady = "NodeReady",
-    }
-}
-
+/// The words are the kubelet's, and some of this agent.
 impl ConditionType {
     const ALL: [Self; 5] =
         [Self::MemoryPressure, Self::DiskPressure, Self::PidPressure, Self::DhcpLeasesLow, Self::Ready];
 
-    /// The status of a Node on which VMs can start.
-    fn healthy(self) -> ConditionStatus {
-        if self == Self::Ready { ConditionStatus::True } else { ConditionStatus::False }
+    /// VMs can start on a healthy Node.
+    fn status(self, is_healthy: bool) -> ConditionStatus {
+        if is_healthy == (self == Self::Ready) { ConditionStatus::True } else { ConditionStatus::False }
     }
 
-    fn event_reason(self, is_healthy: bool) -> EventReason {
-        match (self, is_healthy) {
-            (Self::MemoryPressure, false) => EventReason::NodeHasInsufficientMemory,
-            (Self::MemoryPressure, true) => EventReason::NodeHasSufficientMemory,
-            (Self::DiskPressure, false) => EventReason::NodeHasDiskPressure,
-            (Self::DiskPressure, true) => EventReason::NodeHasNoDiskPressure,
-            (Self::PidPressure, false) => EventReason::NodeHasInsufficientPid,
-            (Self::PidPressure, true) => EventReason::NodeHasSufficientPid,
-            (Self::DhcpLeasesLow, false) => EventReason::DhcpLeasesLow,
-            (Self::DhcpLeasesLow, true) => EventReason::DhcpLeasesEnough,
-            (Self::Ready, false) => EventReason::NodeNotReady,
-            (Self::Ready, true) => EventReason::NodeReady,
-        }
-    }
-}
-
-/// A condition as health implies it.
-struct Condition {
-    kind: ConditionType,
-    status: ConditionStatus,
-    reason: &'static str,
-    message: String,
-}
-
-impl Condition {
-    /// `shortage` is what the host is short of, in words.
-    fn pressure(
-        kind: ConditionType,
-        shortage: Option<&String>,
-        [short, enough]: [ConditionReason; 2],
-        message: &str,
-    ) -> Self {
-        match shortage {
-            Some(words) => {
-                Self { kind, status: ConditionStatus::True, reason: short.as_str(), message: words.clone() }
-            }
-            None => Self {
-                kind,
-                status: ConditionStatus::False,
-                reason: enough.as_str(),
-                message: message.to_owned(),
-            },
+    /// The reason and the message on a healthy Node.
+    fn healthy(self) -> (&'static str, &'static str) {
+        match self {
+            Self::MemoryPressure => ("KubeletHasSufficientMemory", "the host has no MemoryPressure"),
+            Self::DiskPressure => ("KubeletHasNoDiskPressure", "the host has no DiskPressure"),
+            Self::PidPressure => ("KubeletHasSufficientPID", "the host has no PIDPressure"),
+            Self::DhcpLeasesLow => ("EnoughAddressesLeft", "the host has addresses for VMs"),
+            Self::Ready => ("TartReady", "VMs can start"),
         }
     }
 
-    fn ready(health: &NodeHealth) -> Self {
-        let kind = ConditionType::Ready;
-        match &health.problem {
-            None => Self {
-                kind,
-                status: ConditionStatus::True,
-                reason: ConditionReason::TartReady.as_str(),
-                message: "VMs can start".to_owned(),
-            },
-            Some(problem) => Self {
-                kind,
-                status: ConditionStatus::False,
-                reason: NotReadyReason::as_str(problem.reason),
-                message: problem.message.clone(),
-            },
-        }
-    }
-
-    fn all(health: &NodeHealth) -> [Self; 5] {
-        use ConditionReason as Reason;
+    /// The reason and the message on a Node that is not healthy.
+    fn problem(self, health: &NodeHealth) -> Option<(&'static str, &str)> {
         let shortages = &health.shortages;
-        ConditionType::ALL.map(|kind| match kind {
-            ConditionType::MemoryPressure => {
-                let reasons = [Reason::InsufficientMemory, Reason::SufficientMemory];
-                Self::pressure(kind, shortages.memory.as_ref(), reasons, "the host has no MemoryPressure")
+        let (reason, shortage) = match self {
+            Self::MemoryPressure => ("KubeletHasInsufficientMemory", &shortages.memory),
+            Self::DiskPressure => ("KubeletHasDiskPressure", &shortages.disk),
+            Self::PidPressure => ("KubeletHasInsufficientPID", &shortages.pid),
+            Self::DhcpLeasesLow => ("FewAddressesLeft", &shortages.addresses),
+            Self::Ready => {
+                let problem = health.problem.as_ref()?;
+                return Some((problem.reason.as_str(), &problem.message));
             }
-            ConditionType::DiskPressure => {
-                let reasons = [Reason::DiskPressure, Reason::NoDiskPressure];
-                Self::pressure(kind, shortages.disk.as_ref(), reasons, "the host has no DiskPressure")
-            }
-            ConditionType::PidPressure => {
-                let reasons = [Reason::InsufficientPid, Reason::SufficientPid];
-                Self::pressure(kind, shortages.pid.as_ref(), reasons, "the host has no PIDPressure")
-            }
-            ConditionType::DhcpLeasesLow => {
-                let reasons = [Reason::FewAddresses, Reason::EnoughAddresses];
-                Self::pressure(kind, shortages.addresses.as_ref(), reasons, "the host has addresses for VMs")
-            }
-            ConditionType::Ready => Self::ready(health),
-        })
+        };
+        Some((reason, shortage.as_deref()?))
+    }
+
+    /// The reason of the Event about a change.
+    fn event_reason(self, is_healthy: bool) -> &'static str {
+        let (healthy, unhealthy) = match self {
+            Self::MemoryPressure => ("NodeHasSufficientMemory", "NodeHasInsufficientMemory"),
+            Self::DiskPressure => ("NodeHasNoDiskPressure", "NodeHasDiskPressure"),
+            Self::PidPressure => ("NodeHasSufficientPID", "NodeHasInsufficientPID"),
+            Self::DhcpLeasesLow => ("DHCPLeasesEnough", "DHCPLeasesLow"),
+            Self::Ready => ("NodeReady", "NodeNotReady"),
+        };
+        if is_healthy { healthy } else { unhealthy }
     }
 }
 
 /// The type and status of each condition.
 pub(crate) fn statuses(health: &NodeHealth) -> [(ConditionType, ConditionStatus); 5] {
-    Condition::all(health).map(|condition| (condition.kind, condition.status))
+    ConditionType::ALL.map(|kind| (kind, kind.status(kind.problem(health).is_none())))
 }
 
 /// The conditions as the API has them. A transition time is kept from `before` while the status stays the same.
@@ -166,18 +88,19 @@ pub(super) fn conditions(
     before: Option<&NodeStatus>,
     now: Timestamp,
 ) -> Vec<NodeCondition> {
-    let condition = |Condition { kind, status, reason, message }| {
+    let condition = |(kind, status): (ConditionType, ConditionStatus)| {
         let old = before.and_then(|before| find(before, kind)).filter(|old| old.status == status.as_str());
+        let (reason, message) = kind.problem(health).unwrap_or_else(|| kind.healthy());
         NodeCondition {
             type_: kind.to_string(),
             status: status.to_string(),
             reason: Some(reason.to_owned()),
-            message: Some(message),
+            message: Some(message.to_owned()),
             last_heartbeat_time: Some(Time(now)),
             last_transition_time: old.and_then(|old| old.last_transition_time.clone()).or(Some(Time(now))),
         }
     };
-    Condition::all(health).map(condition).to_vec()
+    statuses(health).map(condition).to_vec()
 }
 
 /// A patch that confirms all conditions: their heartbeat times alone, because the API server has the rest.
@@ -195,7 +118,7 @@ pub(super) fn differ(ours: &NodeStatus, theirs: &NodeStatus) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ConditionEvent {
     pub(super) warns: bool,
-    pub(super) reason: EventReason,
+    pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
@@ -205,11 +128,11 @@ pub(super) fn events(before: Option<&NodeStatus>, after: &NodeStatus) -> Vec<Con
     let event = |kind: ConditionType| {
         let condition = find(after, kind)?;
         let old = before.and_then(|before| find(before, kind));
-        let shown = old.map_or_else(|| kind.healthy().as_str(), |old| &old.status);
-        if !LastReported::after(shown).is_new(&condition.status) {
+        let healthy = kind.status(true).as_str();
+        if !LastReported::after(old.map_or(healthy, |old| &old.status)).is_new(&condition.status) {
             return None;
         }
-        let is_healthy = condition.status == kind.healthy().as_str();
+        let is_healthy = condition.status == healthy;
         let reason = condition.reason.as_deref().unwrap_or_default();
         let message = condition.message.as_deref().unwrap_or_default();
         Some(ConditionEvent {
@@ -228,11 +151,8 @@ fn find(status: &NodeStatus, kind: ConditionType) -> Option<&NodeCondition> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::health::{HealthProblem, Shortages};
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
+    use crate::node::health::{HealthProblem, NotReadyReason, Shortages};
+    use crate::testing::at;
 
     fn status(health: &NodeHealth, before: Option<&NodeStatus>, second: i64) -> NodeStatus {
         NodeStatus { conditions: Some(conditions(health, before, at(second))), ..NodeStatus::default() }
@@ -258,11 +178,8 @@ mod tests {
         assert_eq!(time(&second, ConditionType::MemoryPressure), at(1));
         assert!(differ(&second, &first) && !differ(&second, &second));
         let mut foreign = second.clone();
-        foreign
-            .conditions
-            .as_mut()
-            .unwrap()
-            .push(NodeCondition { type_: "Other".into(), ..Default::default() });
+        let other = NodeCondition { type_: "Other".into(), ..NodeCondition::default() };
+        foreign.conditions.as_mut().unwrap().push(other);
         assert!(!differ(&second, &foreign), "the condition of another controller does not count");
     }
 
@@ -278,7 +195,7 @@ mod tests {
         let healthy = status(&NodeHealth::default(), None, 1);
         let bad = status(&unhealthy(), Some(&healthy), 2);
         let reasons = |before, after| -> Vec<_> {
-            events(before, after).into_iter().map(|event| (event.reason.as_str(), event.warns)).collect()
+            events(before, after).into_iter().map(|event| (event.reason, event.warns)).collect()
         };
         assert_eq!(reasons(None, &healthy), []);
         assert_eq!(reasons(Some(&healthy), &healthy), []);

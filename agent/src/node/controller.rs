@@ -144,13 +144,9 @@ fn take(
 }
 
 fn show(shown: &mut Registered, now: Registered, observers: &NodeObservers) {
-    let node = match &now {
-        Registered::Present(node) => Some(node.as_ref()),
-        Registered::Absent | Registered::Unknown => None,
-    };
-    let uid = node.and_then(ResourceExt::uid);
+    let uid = now.node().and_then(ResourceExt::uid);
     observers.uid.send_if_modified(|known| std::mem::replace(known, uid.clone()) != uid);
-    observers.node.send_replace(node.cloned().map(Arc::new));
+    observers.node.send_replace(now.node().cloned().map(Arc::new));
     *shown = now;
 }
 
@@ -171,11 +167,7 @@ impl Controller {
         let Self { api, config, .. } = self;
         let name = config.name.to_string();
         let parameters = PatchParams::default();
-        let node = match shown {
-            Registered::Present(node) => Some(node),
-            Registered::Absent | Registered::Unknown => None,
-        };
-        let before = node.and_then(|node| node.status.as_ref());
+        let before = shown.node().and_then(|node| node.status.as_ref());
         match decision {
             NodeDecision::Register => {
                 let wanted = config.node(health, now);
@@ -184,7 +176,7 @@ impl Controller {
                 Ok(node)
             }
             NodeDecision::Complete => {
-                let patch = self.completion(health, node.map(AsRef::as_ref));
+                let patch = self.completion(health, shown.node());
                 call(DEADLINE, api.patch(&name, &parameters, &Patch::Merge(patch))).await
             }
             NodeDecision::Confirm => {
@@ -217,13 +209,13 @@ impl Controller {
 
     fn report_conditions(&self, node: &Node, before: Option<&NodeStatus>) {
         for event in node.status.iter().flat_map(|status| conditions::events(before, status)) {
-            self.events.about(node.object_ref(&()), event.warns, event.reason.as_str(), &event.message);
+            self.events.about(node.object_ref(&()), event.warns, event.reason, &event.message);
         }
     }
 
     /// Reports a Node with another providerID than the agent's. The agent does not change it, because it may be right.
     fn compare_provider_id(&self, shown: &Registered, last: &mut LastReported<String>) {
-        let (Registered::Present(node), Some(ours)) = (shown, &self.config.provider_id) else { return };
+        let (Some(node), Some(ours)) = (shown.node(), &self.config.provider_id) else { return };
         let Some(theirs) = provider_id(node).filter(|theirs| theirs != ours) else { return };
         if last.is_new(theirs.to_owned()) {
             let text = format!(
@@ -237,10 +229,10 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::at;
 
     #[test]
     fn the_status_is_due_five_minutes_after_the_last_write() {
-        let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(until_due(None, at(0)), STATUS_INTERVAL);
         assert_eq!(until_due(Some(at(0)), at(100)), Duration::from_secs(200));
         assert_eq!(until_due(Some(at(0)), at(1000)), STATUS_INTERVAL, "decide confirms it first");

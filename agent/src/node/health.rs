@@ -16,9 +16,8 @@ use super::signals::pressure::Pressures;
 use super::signals::thresholds::Thresholds;
 use super::start_failures::StartFailures;
 use crate::error_chain::chain;
-use crate::image::inventory::LocalImage;
 use crate::metrics::Metrics;
-use crate::tart::{Tart, TartError, TartVersion};
+use crate::tart::{CachedImage, Tart, TartError, TartVersion};
 
 const TART_INTERVAL: Duration = Duration::from_secs(30);
 /// Shorter while tart is broken: a user who repairs it waits for the Node to become ready.
@@ -34,7 +33,7 @@ pub(crate) struct NodeHealth {
     pub(crate) problem: Option<HealthProblem>,
     pub(crate) shortages: Shortages,
     pub(super) address: Option<IpAddr>,
-    pub(super) images: Arc<Vec<LocalImage>>,
+    pub(super) images: Arc<Vec<CachedImage>>,
 }
 
 /// What the host is short of, in words for the Node's conditions.
@@ -116,7 +115,7 @@ pub(crate) struct HealthSources {
     pub(crate) tart: watch::Receiver<Option<TartHealth>>,
     pub(crate) starts: watch::Receiver<StartFailures>,
     pub(crate) host: watch::Receiver<HostHealth>,
-    pub(crate) images: watch::Receiver<Arc<Vec<LocalImage>>>,
+    pub(crate) images: watch::Receiver<Arc<Vec<CachedImage>>>,
 }
 
 /// A problem of tart hides problems of starts, because it causes them.
@@ -124,7 +123,7 @@ fn compose(
     tart: &TartHealth,
     starts: &StartFailures,
     host: &HostHealth,
-    images: &Arc<Vec<LocalImage>>,
+    images: &Arc<Vec<CachedImage>>,
     now: Timestamp,
 ) -> NodeHealth {
     let problem = tart.problem.clone().or_else(|| starts.problem(now).map(|(problem, _)| problem.clone()));
@@ -262,10 +261,11 @@ mod tests {
     use super::*;
     use crate::node::start_failures::Start;
     use crate::state::HostFault;
+    use crate::testing::at;
 
     #[test]
     fn a_problem_of_tart_hides_problems_of_starts() {
-        let now = Timestamp::from_second(100).unwrap();
+        let now = at(100);
         let fault = Start::Failed { fault: HostFault::Session, message: "no".into(), at: now };
         let starts = StartFailures::default().after(&fault);
         let host = HostHealth::default();

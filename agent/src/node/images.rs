@@ -3,8 +3,7 @@
 use k8s_openapi::api::core::v1::ContainerImage;
 
 use super::labels::{Labels, value_of};
-use crate::image::inventory::LocalImage;
-use crate::names::ImageDigest;
+use crate::tart::CachedImage;
 
 /// The kubelet's limit of names of one image.
 const MAX_NAMES: usize = 5;
@@ -13,8 +12,8 @@ const LABEL_PREFIX: &str = "image.tuist.dev/";
 const LABEL_DIGITS: usize = 32;
 
 /// For `status.images`.
-pub(super) fn status(images: &[LocalImage]) -> Vec<ContainerImage> {
-    let image = |image: &LocalImage| ContainerImage {
+pub(super) fn status(images: &[CachedImage]) -> Vec<ContainerImage> {
+    let image = |image: &CachedImage| ContainerImage {
         names: Some(
             std::iter::once(image.digest.to_string())
                 .chain(image.tags.iter().cloned())
@@ -27,30 +26,26 @@ pub(super) fn status(images: &[LocalImage]) -> Vec<ContainerImage> {
 }
 
 /// A label for each image. Its value is for users: the last part of the image's name.
-pub(super) fn labels(images: &[LocalImage]) -> Labels {
-    let label = |image: &LocalImage| {
+pub(super) fn labels(images: &[CachedImage]) -> Labels {
+    let label = |image: &CachedImage| {
         let digits: String = image.digest.hex().chars().take(LABEL_DIGITS).collect();
-        let name = image.tags.first().cloned().unwrap_or_else(|| repository(&image.digest));
+        let name = image.tags.first().map_or_else(|| image.digest.parts().0, String::as_str);
         let last = name.rsplit('/').next().unwrap_or_default();
         (format!("{LABEL_PREFIX}{digits}"), value_of(last).unwrap_or_default())
     };
     images.iter().map(label).collect()
 }
 
-fn repository(digest: &ImageDigest) -> String {
-    let name = digest.to_string();
-    name.split_once('@').map_or(String::new(), |(repository, _)| repository.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::ImageDigest;
 
-    fn image(number: usize, tags: &[&str]) -> LocalImage {
+    fn image(number: usize, tags: &[&str]) -> CachedImage {
         let digest =
             ImageDigest::parse(&format!("r.test/team/macos@sha256:{number:032x}{:032x}", 0)).unwrap();
         let tags = tags.iter().map(|tag| format!("r.test/team/macos:{tag}")).collect();
-        LocalImage { digest, tags, bytes: 1 }
+        CachedImage { digest, tags, bytes: 1 }
     }
 
     #[test]

@@ -135,6 +135,15 @@ pub(super) enum Registered {
     Present(Box<Node>),
 }
 
+impl Registered {
+    pub(super) fn node(&self) -> Option<&Node> {
+        match self {
+            Self::Present(node) => Some(node),
+            Self::Absent | Self::Unknown => None,
+        }
+    }
+}
+
 /// The next step for the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NodeDecision {
@@ -216,6 +225,7 @@ mod tests {
     use crate::node::health::{HealthProblem, NotReadyReason};
     use crate::node::signals::thresholds::Thresholds;
     use crate::node::taints;
+    use crate::testing::at;
 
     fn config() -> NodeConfig {
         let machine = Machine { cores: 8, memory: 16 << 30, storage: None };
@@ -240,10 +250,6 @@ mod tests {
             problem: Some(HealthProblem { reason: NotReadyReason::TartMissing, message: "no tart".into() }),
             ..healthy()
         }
-    }
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
     }
 
     fn shown(change: impl FnOnce(&mut Node)) -> Registered {
@@ -289,7 +295,7 @@ mod tests {
         let digest =
             crate::names::ImageDigest::parse(&format!("r.test/macos@sha256:{}", "a".repeat(64))).unwrap();
         let tags = vec!["r.test/macos:15".to_owned()];
-        let image = crate::image::inventory::LocalImage { digest, tags, bytes: 7 };
+        let image = crate::tart::CachedImage { digest, tags, bytes: 7 };
         let with_image = NodeHealth { images: std::sync::Arc::new(vec![image]), ..healthy() };
         let decide = |health: &NodeHealth, node: &Node| {
             decide(&config(), health, &Registered::Present(Box::new(node.clone())), Some(at(0)), at(1))

@@ -126,11 +126,8 @@ impl StartReports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::at;
     use proptest::prelude::*;
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
 
     fn failed(fault: HostFault, second: i64) -> Start {
         Start::Failed { fault, message: "no".into(), at: at(second) }

@@ -66,8 +66,7 @@ pub(crate) async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
     shim.persist("the shim's process ID", || shim.vm_run.record_shim_pid(std::process::id())).await;
     let Some(tart_lock) = shim.vm_run.take_tart_lock()? else {
         let message = "another tart is still at work on the VM".to_owned();
-        let reason = NotStartedReason::StartError;
-        shim.end_not_started(NotStarted { reason, message, fault: None }).await;
+        shim.end_not_started(NotStarted::new(NotStartedReason::StartError, message)).await;
         return Ok(());
     };
     tart_lock.share_with_children().map_err(ShimError::ShareLock)?;

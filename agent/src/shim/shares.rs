@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use tokio::task::spawn_blocking;
-use tokio::time::timeout;
-
 use super::Shim;
 use crate::error_chain::chain;
+use crate::fs::blocking_io::within;
 use crate::fs::file::FileError;
 use crate::state::{NotStarted, NotStartedReason, VmRun};
 use crate::tart::Share;
@@ -43,12 +41,11 @@ impl Shim {
         if shares.is_empty() {
             return None;
         }
-        let checked = timeout(LIMIT, spawn_blocking(move || check(&shares))).await;
-        let doubt = match checked {
-            Ok(Ok(doubt)) => doubt?,
-            _ => "the host's disk does not answer".to_owned(),
+        let doubt = match within(LIMIT, move || check(&shares)).await {
+            Some(doubt) => doubt?,
+            None => "the host's disk does not answer".to_owned(),
         };
-        Some(NotStarted { reason: NotStartedReason::CreateContainerError, message: doubt, fault: None })
+        Some(NotStarted::new(NotStartedReason::CreateContainerError, doubt))
     }
 }
 

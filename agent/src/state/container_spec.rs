@@ -169,12 +169,8 @@ impl std::fmt::Debug for GuestCommand {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Variables and arguments may be secret.
         let program = self.argv.first().map_or("", String::as_str);
-        write!(
-            f,
-            "`{program}` with {} arguments, {} variables",
-            self.argv.len().saturating_sub(1),
-            self.env.len()
-        )
+        let arguments = self.argv.len().saturating_sub(1);
+        write!(f, "`{program}` with {arguments} arguments, {} variables", self.env.len())
     }
 }
 
@@ -207,13 +203,6 @@ pub(crate) fn has_command(container: &Container) -> bool {
 #[cfg(test)]
 impl GuestCommand {
     pub(crate) fn example(argv: &[&str]) -> Self {
-        Self {
-            argv: argv.iter().map(|&word| word.to_owned()).collect(),
-            env: Vec::new(),
-            working_dir: None,
-            user: GuestUser::default(),
-            stdin: false,
-            tty: false,
-        }
+        Self { argv: argv.iter().map(|&word| word.to_owned()).collect(), ..Self::default() }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) struct NotStarted {
     pub(crate) fault: Option<HostFault>,
 }
 
-/// One word for why a container did not start.
+/// One word for why a container did not start: the name of the variant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum NotStartedReason {
     CreateContainerConfigError,
@@ -85,15 +85,10 @@ impl NotStartedReason {
 
 impl fmt::Display for NotStartedReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::CreateContainerConfigError => "CreateContainerConfigError",
-            Self::CreateContainerError => "CreateContainerError",
-            Self::StartError => "StartError",
-            Self::GuestAgentMissing => "GuestAgentMissing",
-            Self::NoAddress => "NoAddress",
-            Self::Stopped => "Stopped",
-            Self::Other(word) => word,
-        })
+        match self {
+            Self::Other(word) => f.write_str(word),
+            known => fmt::Debug::fmt(known, f),
+        }
     }
 }
 
@@ -112,7 +107,7 @@ pub(crate) enum HostFault {
     NoAddress,
 }
 
-/// The `reason` in the status of a container that has ended.
+/// The `reason` in the status of a container that has ended: the name of the variant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EndReason {
     Completed,
@@ -124,11 +119,15 @@ pub(crate) enum EndReason {
 impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Completed => f.write_str("Completed"),
-            Self::Error => f.write_str("Error"),
-            Self::ContainerStatusUnknown => f.write_str("ContainerStatusUnknown"),
             Self::NotStarted(reason) => reason.fmt(f),
+            word => fmt::Debug::fmt(word, f),
         }
+    }
+}
+
+impl NotStarted {
+    pub(crate) fn new(reason: NotStartedReason, message: String) -> Self {
+        Self { reason, message, fault: None }
     }
 }
 
@@ -168,8 +167,14 @@ mod tests {
 
     #[test]
     fn a_reason_is_written_as_its_word_and_an_unknown_word_is_kept() {
-        for word in ["CreateContainerConfigError", "CreateContainerError", "StartError", "GuestAgentMissing"]
-        {
+        for word in [
+            "CreateContainerConfigError",
+            "CreateContainerError",
+            "StartError",
+            "GuestAgentMissing",
+            "NoAddress",
+            "Stopped",
+        ] {
             let read: NotStartedReason = serde_json::from_value(json!(word)).unwrap();
             assert_eq!((read.to_string().as_str(), json!(read)), (word, json!(word)));
             assert!(!matches!(read, NotStartedReason::Other(_)), "{word}");
@@ -177,5 +182,9 @@ mod tests {
         let newer = json!({"kind": "not-started", "reason": "NextYears", "message": "no", "more": 1});
         let read: Ending = serde_json::from_value(newer).unwrap();
         assert_eq!((read.reason().to_string().as_str(), read.exit_code()), ("NextYears", 128));
+        for (code, word) in [(0, "Completed"), (3, "Error")] {
+            assert_eq!(Ending::Exited { code, message: None }.reason().to_string(), word);
+        }
+        assert_eq!(Ending::Lost.reason().to_string(), "ContainerStatusUnknown");
     }
 }

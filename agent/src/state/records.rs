@@ -1,6 +1,5 @@
 //! What the state files say.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -80,14 +79,16 @@ impl StopRequest {
     }
 }
 
-/// Why a container is stopped although its Pod is to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum StopCause {
-    FailedStartup,
-    FailedLiveness,
-    /// The Pod names another image now.
-    Changed,
+words! {
+    /// Why a container is stopped although its Pod is to run. The last words are the kubelet's.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub(crate) enum StopCause {
+        FailedStartup = "failed startup probe",
+        FailedLiveness = "failed liveness probe",
+        /// The Pod names another image now.
+        Changed = "definition changed",
+    }
 }
 
 impl StopCause {
@@ -97,17 +98,6 @@ impl StopCause {
             Self::FailedStartup | Self::FailedLiveness => true,
             Self::Changed => false,
         }
-    }
-}
-
-impl fmt::Display for StopCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::FailedStartup => "failed startup probe",
-            Self::FailedLiveness => "failed liveness probe",
-            // The kubelet's words.
-            Self::Changed => "definition changed",
-        })
     }
 }
 

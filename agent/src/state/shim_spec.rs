@@ -1,14 +1,11 @@
 //! What the agent plans, and a shim runs.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg(test)]
-use super::container_spec::Termination;
 use super::container_spec::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity};
 use super::records::InitState;
 use crate::names::{BaseName, VmName};
@@ -86,19 +83,12 @@ pub(crate) struct HostPort {
     pub(crate) guest_port: u16,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub(crate) enum Protocol {
-    Tcp,
-    Udp,
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-        })
+words! {
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "UPPERCASE")]
+    pub(crate) enum Protocol {
+        Tcp = "TCP",
+        Udp = "UDP",
     }
 }
 
@@ -126,39 +116,16 @@ impl ShimSpec {
 #[cfg(test)]
 impl ShimSpec {
     pub(crate) fn example(vm: VmName) -> Self {
-        Self {
-            vm,
-            image: "registry.test/macos@sha256:0".to_owned(),
-            image_name: None,
-            base: None,
-            tart: "/tart".into(),
-            cpu: None,
-            memory_mib: None,
-            cpu_is_limit: false,
-            memory_is_limit: false,
-            shares: Vec::new(),
-            identity: GuestIdentity::default(),
-            init: Vec::new(),
-            init_before: Vec::new(),
-            restart_init: false,
-            main: ContainerSpec {
-                name: "main".to_owned(),
-                command: None,
-                late: false,
-                mounts: Vec::new(),
-                termination: Termination { path: "/dev/termination-log".to_owned(), or_log: false },
-                post_start: None,
-                pre_stop: None,
-                log: "/log".into(),
-            },
-            boot: None,
-            status_dir: None,
-            grace: Duration::from_secs(30),
-            boot_limit: Duration::from_mins(15),
-            host_ports: Vec::new(),
-            dhcp_leases: None,
-            crashes: 0,
-        }
+        let termination = serde_json::json!({"path": "/dev/termination-log"});
+        serde_json::from_value(serde_json::json!({
+            "vm": vm,
+            "image": "registry.test/macos@sha256:0",
+            "tart": "/tart",
+            "main": {"name": "main", "termination": termination, "log": "/log"},
+            "grace": Duration::from_secs(30),
+            "boot_limit": Duration::from_mins(15),
+        }))
+        .unwrap()
     }
 }
 

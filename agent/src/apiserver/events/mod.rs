@@ -6,21 +6,27 @@ mod recorder;
 pub(crate) use last_reported::LastReported;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::events::v1::Event;
 use kube::{Client, Resource};
 use tracing::{info, warn};
 
 use crate::error_chain::chain;
 use crate::names::NodeName;
-use recorder::{EventRecord, Recorder};
+use recorder::EventRecord;
 
 /// The API server refuses notes of more than 1024 bytes.
 const MAX_NOTE: usize = 1000;
 
 /// Writes Events in this Node's name.
 #[derive(Clone)]
-pub(crate) struct Events(Recorder);
+pub(crate) struct Events {
+    client: Client,
+    node: String,
+    written: Arc<Mutex<Vec<Event>>>,
+}
 
 impl std::fmt::Debug for Events {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -42,13 +48,13 @@ fn cut(note: &str) -> &str {
 
 impl Events {
     pub(crate) fn new(client: Client, node: &NodeName) -> Self {
-        Self(Recorder::new(client, node.to_string()))
+        Self { client, node: node.to_string(), written: Arc::default() }
     }
 
     /// A writer that counts no Event as a repetition of one that this writer wrote.
     #[must_use]
     pub(crate) fn afresh(&self) -> Self {
-        Self(self.0.afresh())
+        Self { written: Arc::default(), ..self.clone() }
     }
 
     /// Reports what the agent did with a Pod.
@@ -80,9 +86,9 @@ impl Events {
             note: cut(note).to_owned(),
         };
         // In the background: an Event that cannot be written must not delay what it reports.
-        let recorder = self.0.clone();
+        let events = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = recorder.write(&record, &reference).await {
+            if let Err(error) = events.write(&record, &reference).await {
                 warn!(object, reason = record.reason, error = chain(&error), "cannot write the Event");
             }
         });

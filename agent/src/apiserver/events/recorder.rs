@@ -1,6 +1,5 @@
 //! Writes Events, and counts those that repeat. An Event gets its name before the first try to write it, so that a retry makes no second one.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -8,11 +7,13 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use tokio::time::sleep;
 
+use super::Events;
 use crate::apiserver::call::{CallError, call};
 use crate::backoff::EVENT;
+use crate::mutex::lock;
 
 const CONTROLLER: &str = "tart-kubelet";
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -40,24 +41,7 @@ fn may_pass(error: &CallError) -> bool {
     }
 }
 
-/// Writes the Events of one Node.
-#[derive(Clone)]
-pub(super) struct Recorder {
-    client: Client,
-    node: String,
-    written: Arc<Mutex<Vec<Event>>>,
-}
-
-impl Recorder {
-    pub(super) fn new(client: Client, node: String) -> Self {
-        Self { client, node, written: Arc::default() }
-    }
-
-    /// A recorder that has written nothing yet.
-    pub(super) fn afresh(&self) -> Self {
-        Self::new(self.client.clone(), self.node.clone())
-    }
-
+impl Events {
     /// Writes an Event, or counts a repetition of it.
     pub(super) async fn write(&self, record: &EventRecord, about: &ObjectReference) -> Result<(), CallError> {
         let mut event = self.next(record, about);
@@ -75,7 +59,7 @@ impl Recorder {
             }
             sleep(EVENT.after(failures)).await;
         }
-        let mut written = self.written();
+        let mut written = lock(&self.written);
         written.retain(|other| other.metadata.name != event.metadata.name);
         written.push(event);
         Ok(())
@@ -83,7 +67,7 @@ impl Recorder {
 
     fn next(&self, record: &EventRecord, about: &ObjectReference) -> Event {
         let now = Timestamp::now();
-        let mut written = self.written();
+        let mut written = lock(&self.written);
         written.retain(|event| last_seen(event).is_some_and(|seen| now.duration_since(seen) < SERIES_TIME));
         let first = self.first(record, about, now);
         let is_same = |event: &&Event| {
@@ -115,10 +99,6 @@ impl Recorder {
             ..Event::default()
         }
     }
-
-    fn written(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn last_seen(event: &Event) -> Option<Timestamp> {
@@ -143,12 +123,11 @@ async fn write_once(api: &Api<Event>, event: &Event) -> Result<(), CallError> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::testing::{self, Answer, refusal};
     use http::Method;
-    use kube::client::Body;
     use serde_json::{Value, json};
     use tokio::sync::mpsc;
-
-    use super::*;
 
     fn record(note: &str) -> EventRecord {
         EventRecord {
@@ -160,28 +139,9 @@ mod tests {
     }
 
     /// A recorder whose API server gives these answers, with `None` for a connection that breaks, and the requests that it gets.
-    fn recorder(
-        answers: Vec<Option<(u16, Value)>>,
-    ) -> (Recorder, mpsc::UnboundedReceiver<(Method, String, Value)>) {
-        let (asked, asks) = mpsc::unbounded_channel();
-        let answers = Arc::new(Mutex::new(answers.into_iter()));
-        let answer = move |request: http::Request<Body>| {
-            let (asked, answers) = (asked.clone(), answers.clone());
-            async move {
-                let (head, body) = request.into_parts();
-                let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
-                asked.send((head.method, head.uri.path().to_owned(), body)).unwrap();
-                let (code, body) =
-                    answers.lock().unwrap().next().unwrap().ok_or(std::io::ErrorKind::ConnectionReset)?;
-                let body = Body::from(body.to_string().into_bytes());
-                Ok::<_, std::io::Error>(http::Response::builder().status(code).body(body).unwrap())
-            }
-        };
-        (Recorder::new(Client::new(tower::service_fn(answer), "default"), "mac".into()), asks)
-    }
-
-    fn failure(code: u16, reason: &str) -> (u16, Value) {
-        (code, json!({"status": "Failure", "message": "no", "reason": reason, "code": code}))
+    fn recorder(answers: Vec<Option<Answer>>) -> (Events, mpsc::UnboundedReceiver<(Method, String, Value)>) {
+        let (client, asks) = testing::answering(answers);
+        (Events::new(client, &"mac".parse().unwrap()), asks)
     }
 
     fn about() -> ObjectReference {
@@ -192,7 +152,7 @@ mod tests {
     async fn an_event_whose_answer_was_lost_is_not_written_twice() {
         let (recorder, mut asks) = recorder(vec![
             None,
-            Some(failure(409, "AlreadyExists")),
+            Some(refusal(409, "AlreadyExists")),
             Some((200, json!({}))),
             Some((201, json!({}))),
         ]);
@@ -216,7 +176,7 @@ mod tests {
     #[tokio::test]
     async fn an_event_that_was_deleted_is_written_again() {
         let created = || Some((201, json!({})));
-        let (recorder, mut asks) = recorder(vec![created(), Some(failure(404, "NotFound")), created()]);
+        let (recorder, mut asks) = recorder(vec![created(), Some(refusal(404, "NotFound")), created()]);
         for _ in 0..2 {
             recorder.write(&record("a"), &about()).await.unwrap();
         }
@@ -236,7 +196,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_event_that_the_api_server_refuses_is_not_tried_again() {
-        let (recorder, mut asks) = recorder(vec![Some(failure(403, "Forbidden"))]);
+        let (recorder, mut asks) = recorder(vec![Some(refusal(403, "Forbidden"))]);
         recorder.write(&record("a"), &about()).await.unwrap_err();
         asks.recv().await.unwrap();
         assert!(asks.try_recv().is_err());

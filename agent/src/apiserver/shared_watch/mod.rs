@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -25,6 +25,7 @@ use tracing::debug;
 
 use super::watched_objects::ObjectError;
 use crate::backoff::{Delays, WATCH};
+use crate::mutex::lock;
 
 /// How long a reader waits for the first list of a new watch. The Node authorizer may learn of a Pod later than this Node, and refuses
 /// until then.
@@ -49,7 +50,8 @@ impl Scope {
     }
 }
 
-/// The watches of one kind of object. Each object is kept as `keep` returns it.
+/// The watches of one kind of object; clones share them. Each object is kept as `keep` returns it.
+#[derive(Clone)]
 pub(crate) struct SharedWatches<T, V = T> {
     client: Client,
     noun: &'static str,
@@ -119,10 +121,6 @@ where
             running: self.running.clone(),
         }
     }
-}
-
-fn lock<V>(running: &RunningWatches<V>) -> MutexGuard<'_, HashMap<Scope, Weak<RunningWatch<V>>>> {
-    running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<V> Drop for RunningWatch<V> {

@@ -1,5 +1,6 @@
 //! The verdict on a VM or a state directory, and its words for logs, tables and metrics.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -37,59 +38,51 @@ pub(crate) enum OrphanVerdict {
     },
 }
 
-/// What the collector does with a subject.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GcAction {
-    Keep,
-    Delete,
+words! {
+    /// What the collector does with a subject.
+    pub(crate) enum GcAction {
+        Keep = "keep",
+        Delete = "delete",
+    }
 }
 
-/// Why a subject is kept.
+/// Why a subject is kept. [`Self::words`] says what each reason means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum KeepReason {
-    /// The agent did not make it.
     Foreign,
-    /// VMs of Pods are cloned from it.
     Base,
-    /// There may be no other copy of its image.
     OnlyCopy,
     BasesUnknown(Unknown),
     PodsUnknown(Unknown),
     VmsUnknown(Unknown),
-    /// Its Pod is bound to this Node.
     Bound(PodName),
-    /// Its Pod has a worker.
     WorkerActive,
     HolderUnknown(Unknown),
-    /// Its shim lives.
     Shim,
-    /// A tart that its shim had started works on it, and it does not run.
+    /// It does not run.
     Tart,
     LockUnknown(Unknown),
-    /// A tart works on it.
     Busy,
-    /// Its Pod has a VM.
     HasVm,
     AgeUnknown(Unknown),
-    /// It was touched a short while ago.
     Young(Duration),
-    /// It is no longer there.
     Gone,
 }
 
-/// The value of the label in metrics. Several reasons share one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum KeepLabel {
-    Foreign,
-    Base,
-    Unknown,
-    Pod,
-    Worker,
-    Shim,
-    Tart,
-    Vm,
-    Age,
-    Gone,
+words! {
+    /// The value of the label in metrics. Several reasons share one.
+    pub(crate) enum KeepLabel {
+        Foreign = "foreign",
+        Base = "base",
+        Unknown = "unknown",
+        Pod = "pod",
+        Worker = "worker",
+        Shim = "shim",
+        Tart = "tart",
+        Vm = "vm",
+        Age = "age",
+        Gone = "gone",
+    }
 }
 
 impl JudgedSubject {
@@ -114,82 +107,37 @@ impl OrphanVerdict {
 
     pub(crate) fn keep_label(&self) -> Option<KeepLabel> {
         match self {
-            Self::Keep(reason) => Some(reason.label()),
+            Self::Keep(reason) => Some(reason.words().0),
             Self::Delete { .. } => None,
         }
     }
 }
 
-impl GcAction {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Keep => "keep",
-            Self::Delete => "delete",
-        }
-    }
-}
-
-impl KeepLabel {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Foreign => "foreign",
-            Self::Base => "base",
-            Self::Unknown => "unknown",
-            Self::Pod => "pod",
-            Self::Worker => "worker",
-            Self::Shim => "shim",
-            Self::Tart => "tart",
-            Self::Vm => "vm",
-            Self::Age => "age",
-            Self::Gone => "gone",
-        }
-    }
-}
-
 impl KeepReason {
-    fn label(&self) -> KeepLabel {
+    /// The label in metrics, and the words for the user.
+    fn words(&self) -> (KeepLabel, Cow<'static, str>) {
+        let unknown = |what: &str, why: &str| (KeepLabel::Unknown, format!("{what}: {why}").into());
         match self {
-            Self::Foreign => KeepLabel::Foreign,
-            Self::Base | Self::OnlyCopy => KeepLabel::Base,
-            Self::PodsUnknown(_)
-            | Self::VmsUnknown(_)
-            | Self::BasesUnknown(_)
-            | Self::HolderUnknown(_)
-            | Self::LockUnknown(_)
-            | Self::AgeUnknown(_) => KeepLabel::Unknown,
-            Self::Bound(_) => KeepLabel::Pod,
-            Self::WorkerActive => KeepLabel::Worker,
-            Self::Shim => KeepLabel::Shim,
-            Self::Tart | Self::Busy => KeepLabel::Tart,
-            Self::HasVm => KeepLabel::Vm,
-            Self::Young(_) => KeepLabel::Age,
-            Self::Gone => KeepLabel::Gone,
-        }
-    }
-}
-
-impl fmt::Display for KeepReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Foreign => f.write_str("not made by this agent"),
-            Self::Base => f.write_str("VMs of Pods are cloned from it"),
-            Self::OnlyCopy => f.write_str(
-                "its image is not in tart's cache, so that it may be the only copy; `tart delete` removes it",
-            ),
-            Self::PodsUnknown(why) => write!(f, "the Pods of this Node are not known: {why}"),
-            Self::BasesUnknown(why) => write!(f, "it is not known whether it is needed: {why}"),
-            Self::VmsUnknown(why) => write!(f, "the VMs of this host are not known: {why}"),
-            Self::Bound(pod) => write!(f, "Pod {pod} is on this Node"),
-            Self::WorkerActive => f.write_str("the agent is cleaning up after its Pod"),
-            Self::HolderUnknown(why) => write!(f, "it is not known whether its shim lives: {why}"),
-            Self::Shim => f.write_str("its shim lives"),
-            Self::Tart => f.write_str("a tart that its shim had started is at work on it"),
-            Self::LockUnknown(why) => write!(f, "it is not known whether tart has locked it: {why}"),
-            Self::Busy => f.write_str("tart has locked it"),
-            Self::HasVm => f.write_str("its VM is still there"),
-            Self::AgeUnknown(why) => write!(f, "it is not known when it was last touched: {why}"),
-            Self::Young(age) => write!(f, "touched {} ago", Approximate(*age)),
-            Self::Gone => f.write_str("it is gone"),
+            Self::Foreign => (KeepLabel::Foreign, "not made by this agent".into()),
+            Self::Base => (KeepLabel::Base, "VMs of Pods are cloned from it".into()),
+            Self::OnlyCopy => {
+                let words = "its image is not in tart's cache, so that it may be the only copy; `tart delete` removes it";
+                (KeepLabel::Base, words.into())
+            }
+            Self::PodsUnknown(why) => unknown("the Pods of this Node are not known", why),
+            Self::BasesUnknown(why) => unknown("it is not known whether it is needed", why),
+            Self::VmsUnknown(why) => unknown("the VMs of this host are not known", why),
+            Self::HolderUnknown(why) => unknown("it is not known whether its shim lives", why),
+            Self::LockUnknown(why) => unknown("it is not known whether tart has locked it", why),
+            Self::AgeUnknown(why) => unknown("it is not known when it was last touched", why),
+            Self::Bound(pod) => (KeepLabel::Pod, format!("Pod {pod} is on this Node").into()),
+            Self::WorkerActive => (KeepLabel::Worker, "the agent is cleaning up after its Pod".into()),
+            Self::Shim => (KeepLabel::Shim, "its shim lives".into()),
+            Self::Tart => (KeepLabel::Tart, "a tart that its shim had started is at work on it".into()),
+            Self::Busy => (KeepLabel::Tart, "tart has locked it".into()),
+            Self::HasVm => (KeepLabel::Vm, "its VM is still there".into()),
+            Self::Young(age) => (KeepLabel::Age, format!("touched {} ago", Approximate(*age)).into()),
+            Self::Gone => (KeepLabel::Gone, "it is gone".into()),
         }
     }
 }
@@ -197,7 +145,7 @@ impl fmt::Display for KeepReason {
 impl fmt::Display for OrphanVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Keep(reason) => reason.fmt(f),
+            Self::Keep(reason) => f.write_str(&reason.words().1),
             Self::Delete { runs, age } => {
                 write!(f, "no Pod of this Node has its UID, untouched for {}", Approximate(*age))?;
                 f.write_str(if *runs { "; it runs, and is stopped first" } else { "" })

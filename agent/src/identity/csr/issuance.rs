@@ -32,12 +32,10 @@ pub(crate) enum IssuanceError {
         "the certificate signing request {name} {words}; to have the agent ask again, run `kubectl delete csr {name}` and start the agent"
     )]
     Refused { name: String, words: String },
-    /// The credentials do not allow the request.
     #[error(
         "the API server takes no certificate signing request from these credentials; are they still valid?"
     )]
     Forbidden(#[source] CallError),
-    /// The certificate has expired already.
     #[error(
         "the certificate of {name} has ended at {ends:.0} already; is this machine's clock right? It shows {now:.0}"
     )]

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use tokio::task::{JoinError, spawn_blocking};
-use tokio::time::timeout;
+use tokio::task::JoinError;
 use tracing::{debug, info, warn};
 
 use super::pass_queue::{PassCount, PassQueue, PassTurn};
@@ -17,11 +16,11 @@ use super::{
     choose,
 };
 use crate::error_chain::chain;
+use crate::fs::blocking_io::within;
 use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::ImageStore;
 use crate::image::ownership::KnownImage;
-use crate::metrics::Metrics;
 use crate::names::ImageDigest;
 use crate::os::availability::volume;
 use crate::state::StateDir;
@@ -67,10 +66,7 @@ impl Pass {
 #[derive(Debug)]
 pub(crate) struct ImageCollector {
     pub(super) images: Arc<ImageStore>,
-    pub(super) tart: Tart,
-    pub(super) state: StateDir,
     policy: ImageGcPolicy,
-    metrics: Metrics,
     queue: PassQueue,
     pub(super) image_limits: ImageSpaceLimits,
 }
@@ -86,7 +82,7 @@ pub(crate) fn verdicts(
     let pulling: HashSet<&str> = record.pulls().collect();
     let is_starting = |image: &KnownImage| image.names.iter().any(|name| pulling.contains(name.as_str()));
     let observation = ImageGcObservation {
-        images: observe(record.images(), tart, state, is_starting)?,
+        images: observe(&record.images, tart, state, is_starting)?,
         space: volume(tart.home()),
         watermarks: policy.watermarks,
         min_age: policy.min_age,
@@ -129,33 +125,18 @@ fn observe(
 }
 
 impl ImageCollector {
-    pub(crate) fn new(
-        images: Arc<ImageStore>,
-        tart: Tart,
-        state: StateDir,
-        policy: ImageGcPolicy,
-        metrics: Metrics,
-    ) -> Self {
-        Self {
-            images,
-            tart,
-            state,
-            policy,
-            metrics,
-            queue: PassQueue::default(),
-            image_limits: ImageSpaceLimits::default(),
-        }
+    pub(crate) fn new(images: Arc<ImageStore>, policy: ImageGcPolicy) -> Self {
+        Self { images, policy, queue: PassQueue::default(), image_limits: ImageSpaceLimits::default() }
     }
 
     /// Frees space on the disk of a path, unless images are on another one.
     pub(super) async fn free_space(self: &Arc<Self>, path: &Path, image: Option<String>) -> SpaceResult {
         let since = self.passes();
-        let (tart, path) = (self.tart.clone(), path.to_owned());
-        let look = spawn_blocking(move || tart.shares_disk_with(&path));
-        match timeout(LOOK_LIMIT, look).await {
-            Ok(Ok(true)) => self.pass(PassStage::Requested, since, image).await,
-            Ok(Ok(false)) => SpaceResult::OtherDisk,
-            Ok(Err(_)) | Err(_) => {
+        let (tart, path) = (self.images.tart.clone(), path.to_owned());
+        match within(LOOK_LIMIT, move || tart.shares_disk_with(&path)).await {
+            Some(true) => self.pass(PassStage::Requested, since, image).await,
+            Some(false) => SpaceResult::OtherDisk,
+            None => {
                 warn!("cannot free disk space: the disk does not say which one a path is on");
                 SpaceResult::Unknown
             }
@@ -203,7 +184,7 @@ impl ImageCollector {
             self.queue.freed();
         }
         let failed = result.as_ref().map_or(true, |pass| pass.failed > 0);
-        self.metrics.images_collected(begun.elapsed(), !failed);
+        self.images.metrics.images_collected(begun.elapsed(), !failed);
         result
     }
 
@@ -222,8 +203,8 @@ impl ImageCollector {
             let foreign =
                 self.images.local_images().borrow().iter().filter(|one| !is_known(&one.digest)).count();
             let kept = |reason| verdicts.iter().filter(|one| one.1 == ImageVerdict::Keep(reason)).count();
-            let kept = ImageVerdictReason::ALL.map(|reason| (reason.name(), kept(reason)));
-            self.metrics.images_kept(kept.into_iter().chain([("foreign", foreign)]));
+            let kept = ImageVerdictReason::ALL.map(|reason| (reason.as_str(), kept(reason)));
+            self.images.metrics.images_kept(kept.into_iter().chain([("foreign", foreign)]));
             debug!(?stage, ?verdicts, space = ?observation.space, "looked at the images");
             let mut candidates = verdicts.iter().filter(|(_, verdict)| *verdict == ImageVerdict::Delete);
             let Some((digest, _)) = candidates.find(|(digest, _)| !undeletable.contains(digest)) else {
@@ -232,7 +213,7 @@ impl ImageCollector {
             match self.delete(digest).await {
                 Ok(Some(freed)) => {
                     info!(image = %digest, freed, "image deleted to free disk space");
-                    self.metrics.image_deleted(freed);
+                    self.images.metrics.image_deleted(freed);
                     done.deleted += 1;
                     done.freed += freed;
                     stage = PassStage::Continued;
@@ -252,29 +233,30 @@ impl ImageCollector {
 
     /// Deletes the partial downloads; how many bytes that has freed.
     async fn delete_partials(&self) -> u64 {
-        let before = measure(self.tart.home()).await;
+        let before = measure(self.images.tart.home()).await;
         if !self.images.delete_partials().await {
             return 0;
         }
-        let freed = freed(self.tart.home(), before).await;
-        self.metrics.partials_deleted(freed);
+        let freed = freed(self.images.tart.home(), before).await;
+        self.images.metrics.partials_deleted(freed);
         info!(freed, "partial downloads deleted to free disk space");
         freed
     }
 
     async fn look(&self, stage: PassStage) -> Result<ImageGcObservation, PassError> {
-        let (images, tart, state) = (self.images.clone(), self.tart.clone(), self.state.clone());
-        let look = spawn_blocking(move || {
+        let images = self.images.clone();
+        let look = within(LOOK_LIMIT, move || {
             images.correct_future_times(Timestamp::now());
             let known = images.known();
             let pulling: HashSet<String> = images.pulling().into_iter().collect();
             let is_starting = |image: &KnownImage| {
-                images.pins().is_pinned(&image.base().to_string())
-                    || image.names.iter().any(|name| pulling.contains(name) || images.pins().is_pinned(name))
+                images.pins.is_pinned(&image.base().to_string())
+                    || image.names.iter().any(|name| pulling.contains(name) || images.pins.is_pinned(name))
             };
             // While a disk is away for a moment, all images seem to be gone.
+            let (tart, state) = (&images.tart, &images.state);
             let was_away = !tart.is_readable();
-            let found = observe(&known, &tart, &state, is_starting)?;
+            let found = observe(&known, tart, state, is_starting)?;
             let is_away = was_away || !tart.is_readable();
             let now = Timestamp::now();
             for image in &found {
@@ -285,14 +267,13 @@ impl ImageCollector {
             // The record forgets images that a user has deleted.
             let is_gone = |known: &&KnownImage| !found.iter().any(|image| image.digest == known.digest);
             for gone in known.iter().filter(|known| !is_away && is_gone(known)) {
-                if let Some(_guard) = images.pins().begin_deletion(names(gone)) {
+                if let Some(_guard) = images.pins.begin_deletion(names(gone)) {
                     images.forget_deleted(&gone.digest);
                 }
             }
             Ok::<_, FileError>((found, volume(tart.home()), now))
         });
-        let Ok(Ok(looked)) = timeout(LOOK_LIMIT, look).await else { return Err(PassError::DiskSilent) };
-        let (images, space, now) = looked?;
+        let (images, space, now) = look.await.ok_or(PassError::DiskSilent)??;
         let ImageGcPolicy { watermarks, min_age } = self.policy;
         Ok(ImageGcObservation { images, space, watermarks, min_age, stage, now })
     }

@@ -1,11 +1,11 @@
 //! Deleting an image: its base VM, and its directory in tart's cache.
 
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 
 use super::collector::{ImageCollector, names};
 use super::takes_base_along;
 use crate::crash_point;
+use crate::fs::blocking_io::within;
 use crate::fs::file::FileError;
 use crate::fs::freed_space::{LOOK_LIMIT, freed, measure};
 use crate::image::ownership::KnownImage;
@@ -21,12 +21,12 @@ impl ImageCollector {
         let Some(known) = self.images.known().into_iter().find(|known| known.digest == *digest) else {
             return Ok(None);
         };
-        let Some(_guard) = self.images.pins().begin_deletion(names(&known)) else { return Ok(None) };
+        let Some(_guard) = self.images.pins.begin_deletion(names(&known)) else { return Ok(None) };
         // No Pod can start from it now, so that this look is the last one.
-        if self.state.bases_in_use()?.is_none_or(|in_use| in_use.contains(&known.base())) {
+        if self.images.state.bases_in_use()?.is_none_or(|in_use| in_use.contains(&known.base())) {
             return Ok(None);
         }
-        let before = measure(self.tart.home()).await;
+        let before = measure(self.images.tart.home()).await;
         let others = self.images.known();
         if takes_base_along(digest, others.iter().map(|other| &other.digest)) {
             self.delete_base(known.base()).await?;
@@ -36,13 +36,13 @@ impl ImageCollector {
         crash_point::point("agent.collect.image");
         self.images.forget_deleted(digest);
         self.images.refresh().await;
-        Ok(Some(freed(self.tart.home(), before).await))
+        Ok(Some(freed(self.images.tart.home(), before).await))
     }
 
     async fn delete_base(&self, base: BaseName) -> Result<(), DeleteError> {
-        self.tart.delete_base(&base).await?;
+        self.images.tart.delete_base(&base).await?;
         crash_point::point("agent.collect.rest");
-        let tart = self.tart.clone();
+        let tart = self.images.tart.clone();
         let removed = spawn_blocking(move || tart.remove_rest_of_base(&base)).await;
         removed.map_err(std::io::Error::other).flatten().map_err(DeleteError::Rest)
     }
@@ -54,31 +54,30 @@ impl ImageCollector {
         }
         let (own, _) = self.tags(known).await?;
         for tag in &own {
-            self.tart.delete_image(tag).await?;
+            self.images.tart.delete_image(tag).await?;
             crash_point::point("agent.collect.tag");
         }
         // tart deletes the image with its last tag, unless tart was killed in between, or the image was pulled by its digest.
         let by_digest = known.digest.to_string();
         let is_foreign =
-            || !known.names.contains(&by_digest) && self.tart.is_explicitly_pulled(&known.digest);
+            || !known.names.contains(&by_digest) && self.images.tart.is_explicitly_pulled(&known.digest);
         if !self.is_left(known) || is_foreign() || self.tags(known).await? != (Vec::new(), Vec::new()) {
             return Ok(());
         }
-        self.tart.delete_image(&by_digest).await?;
+        self.images.tart.delete_image(&by_digest).await?;
         if self.is_left(known) { Err(DeleteError::StillThere) } else { Ok(()) }
     }
 
     /// Whether the cache still has the directory that the agent has pulled.
     fn is_left(&self, known: &KnownImage) -> bool {
-        known.is_own(self.tart.image_inode(&known.digest))
+        known.is_own(self.images.tart.image_inode(&known.digest))
     }
 
     /// The tags that lead to an image: those by which the agent has pulled it, and all others.
     async fn tags(&self, known: &KnownImage) -> Result<(Vec<String>, Vec<String>), DeleteError> {
-        let tart = self.tart.clone();
-        let look = spawn_blocking(move || tart.cached_images());
-        let Ok(Ok(cached)) = timeout(LOOK_LIMIT, look).await else { return Err(DeleteError::DiskSilent) };
-        let mut cached = cached.map_err(DeleteError::Look)?.into_iter();
+        let tart = self.images.tart.clone();
+        let cached = within(LOOK_LIMIT, move || tart.cached_images()).await;
+        let mut cached = cached.ok_or(DeleteError::DiskSilent)?.map_err(DeleteError::Look)?.into_iter();
         // An incomplete image has no tags.
         let tags = cached.find(|image| image.digest == known.digest).map(|image| image.tags);
         Ok(tags.unwrap_or_default().into_iter().partition(|tag| known.names.contains(tag)))

@@ -42,7 +42,7 @@ impl DiskSpace {
     /// Deletes images until there is more space, if any may be deleted for this requester.
     pub(crate) async fn free(&self, request: SpaceRequest<'_>) -> SpaceResult {
         let Some(collector) = &self.0 else { return SpaceResult::Disabled };
-        let tart_home = collector.tart.home();
+        let tart_home = collector.images.tart.home();
         match request {
             SpaceRequest::Image { name, error } => {
                 let (name, Some(path)) = (full_name(name), error.full_disk(tart_home)) else {

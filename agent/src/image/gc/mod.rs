@@ -120,32 +120,22 @@ pub(crate) enum ImageVerdict {
     Keep(ImageVerdictReason),
 }
 
-/// Why an image is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ImageVerdictReason {
-    EnoughSpace,
-    InUse,
-    Starting,
-    Unknown,
-    Young,
-    Last,
+words! {
+    /// Why an image is kept; the words are the values of the label in metrics.
+    #[derive(PartialOrd, Ord)]
+    pub(crate) enum ImageVerdictReason {
+        EnoughSpace = "room",
+        InUse = "in-use",
+        Starting = "starting",
+        Unknown = "unknown",
+        Young = "young",
+        Last = "last",
+    }
 }
 
 impl ImageVerdictReason {
     pub(crate) const ALL: [Self; 6] =
         [Self::EnoughSpace, Self::InUse, Self::Starting, Self::Unknown, Self::Young, Self::Last];
-
-    /// The value of the label in metrics.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::EnoughSpace => "room",
-            Self::InUse => "in-use",
-            Self::Starting => "starting",
-            Self::Unknown => "unknown",
-            Self::Young => "young",
-            Self::Last => "last",
-        }
-    }
 
     /// The reason for the user.
     pub(crate) fn words(self) -> &'static str {
@@ -171,13 +161,9 @@ pub(crate) fn choose(observation: &ImageGcObservation) -> Vec<(ImageDigest, Imag
     if !verdicts.iter().any(stays) {
         // The most recent image with a base stays, or else the most recent of all.
         let last = verdicts.iter().rposition(|(image, _)| image.has_base);
-        if let Some((_, verdict)) =
-            last.or_else(|| verdicts.len().checked_sub(1)).and_then(|at| verdicts.get_mut(at))
-        {
-            *verdict = match *verdict {
-                ImageVerdict::Delete => ImageVerdict::Keep(ImageVerdictReason::Last),
-                kept @ ImageVerdict::Keep(_) => kept,
-            };
+        let last = last.or_else(|| verdicts.len().checked_sub(1));
+        if let Some((_, verdict @ ImageVerdict::Delete)) = last.and_then(|at| verdicts.get_mut(at)) {
+            *verdict = ImageVerdict::Keep(ImageVerdictReason::Last);
         }
     }
     verdicts.into_iter().map(|(image, verdict)| (image.digest.clone(), verdict)).collect()
@@ -190,17 +176,15 @@ fn takes_base_along<'a>(image: &ImageDigest, known: impl IntoIterator<Item = &'a
 }
 
 fn verdict(observation: &ImageGcObservation, image: &Image) -> ImageVerdict {
-    let keep = match image.need {
-        Need::Vm => Some(ImageVerdictReason::InUse),
-        Need::Start => Some(ImageVerdictReason::Starting),
-        Need::Unknown => Some(ImageVerdictReason::Unknown),
-        Need::None if observation.now < image.pulled_at + observation.min_age => {
-            Some(ImageVerdictReason::Young)
-        }
-        Need::None if !lacks_space(observation) => Some(ImageVerdictReason::EnoughSpace),
-        Need::None => None,
-    };
-    keep.map_or(ImageVerdict::Delete, ImageVerdict::Keep)
+    let is_young = observation.now < image.pulled_at + observation.min_age;
+    ImageVerdict::Keep(match image.need {
+        Need::Vm => ImageVerdictReason::InUse,
+        Need::Start => ImageVerdictReason::Starting,
+        Need::Unknown => ImageVerdictReason::Unknown,
+        Need::None if is_young => ImageVerdictReason::Young,
+        Need::None if !lacks_space(observation) => ImageVerdictReason::EnoughSpace,
+        Need::None => return ImageVerdict::Delete,
+    })
 }
 
 fn lacks_space(observation: &ImageGcObservation) -> bool {

@@ -46,28 +46,24 @@ impl SpaceResult {
 
     /// Why there is no more space than before, to follow "there is no space, and"; `None` if there is.
     pub(crate) fn why_not(self) -> Option<&'static str> {
-        match self {
-            Self::Freed => None,
-            Self::NoCandidate => Some(
-                "no image on this host may be deleted for it: each one is in use, new, the last one, or not the agent's own",
-            ),
-            Self::DeletionFailed => {
-                Some("the images that could go could not be deleted: the agent's log says why")
+        Some(match self {
+            Self::Freed => return None,
+            Self::NoCandidate => {
+                "no image on this host may be deleted for it: each one is in use, new, the last one, or not the agent's own"
             }
+            Self::DeletionFailed => "the images that could go could not be deleted: the agent's log says why",
             Self::Unknown => {
-                Some("it could not be seen which images may be deleted for it: the agent's log says why")
+                "it could not be seen which images may be deleted for it: the agent's log says why"
             }
             Self::OtherDisk => {
-                Some("no image is deleted for it: images are on another disk than the one that is full")
+                "no image is deleted for it: images are on another disk than the one that is full"
             }
-            Self::Disabled => Some("with `--disable-vm-gc` the agent deletes no image for it"),
+            Self::Disabled => "with `--disable-vm-gc` the agent deletes no image for it",
             Self::TooEarly => {
-                Some("the images that were deleted for it were not enough; another one may go in a while")
+                "the images that were deleted for it were not enough; another one may go in a while"
             }
-            Self::NotEnough => {
-                Some("the images that were deleted for it were not enough, so that no more are")
-            }
-        }
+            Self::NotEnough => "the images that were deleted for it were not enough, so that no more are",
+        })
     }
 }
 

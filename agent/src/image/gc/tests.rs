@@ -3,13 +3,10 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::at;
 
 fn digest(number: u64) -> ImageDigest {
     ImageDigest::parse(&format!("r.test/macos@sha256:{number:064x}")).unwrap()
-}
-
-fn at(second: i64) -> Timestamp {
-    Timestamp::from_second(second).unwrap()
 }
 
 fn image(number: u64, last_used: i64) -> Image {

@@ -23,7 +23,7 @@ pub(crate) struct ImageRecord {
     /// The images with a kept partial download, by name. Another program may complete it.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     partials: BTreeSet<String>,
-    images: Vec<KnownImage>,
+    pub(crate) images: Vec<KnownImage>,
 }
 
 /// A pull as it was started.
@@ -81,10 +81,6 @@ impl KnownImage {
 }
 
 impl ImageRecord {
-    pub(crate) fn images(&self) -> &[KnownImage] {
-        &self.images
-    }
-
     /// Which Pods may use an image that is in the directory with this inode, or of which only the base VM is left.
     pub(crate) fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> ImageAccess {
         let known = self.images.iter().find(|known| known.digest == *digest && known.inode.is_some());

@@ -1,6 +1,7 @@
 //! Pulls of the agent and of other programs, by hand and by proptest.
 
 use super::*;
+use crate::testing::at;
 use proptest::prelude::*;
 
 fn digest(digit: char) -> ImageDigest {
@@ -13,10 +14,6 @@ fn hex(digit: char) -> String {
 
 fn present(digit: char) -> Present {
     Present { digest: digest(digit), inode: u64::from(digit) }
-}
-
-fn at(second: i64) -> Timestamp {
-    Timestamp::from_second(second).unwrap()
 }
 
 /// A pull by a tart of the agent.

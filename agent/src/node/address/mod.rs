@@ -25,7 +25,6 @@ pub(crate) enum AddressSource {
 pub(crate) enum AddressError {
     #[error("--node-ip {0} is not an address that other machines can reach this one at")]
     Unusable(IpAddr),
-    /// The address is that of a bridge between the host and its VMs.
     #[error(
         "--node-ip {0} is the address of {1}, where this machine meets its VMs; no other machine reaches it there"
     )]

@@ -162,10 +162,7 @@ fn instance_of(lease: &Lease) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
+    use crate::testing::at;
 
     #[test]
     fn only_a_recent_lease_of_another_agent_has_an_owner() {

@@ -88,13 +88,10 @@ impl Pressures {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::at;
     use proptest::prelude::*;
 
     const PERIOD: Duration = Duration::from_mins(5);
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
 
     fn left(available: u64) -> Availability {
         Availability { available, total: 100 }

@@ -120,7 +120,7 @@ impl Shim {
             (Ok(Some(ExecResult::Refused(why))), _) => {
                 let program = command.argv.first().map_or("", String::as_str);
                 let message = format!("cannot start `{program}` in the guest: {why}");
-                return NotStarted { reason: NotStartedReason::StartError, message, fault: None }.into();
+                return NotStarted::new(NotStartedReason::StartError, message).into();
             }
             (Ok(Some(ExecResult::Lost)), _) => return Ending::Lost,
             (Ok(None), None) => return Ending::Stopped { killed: true },

@@ -67,8 +67,7 @@ impl Shim {
             }
             (None, Err(error)) => {
                 let message = format!("the guest cannot be prepared for the container: {}", chain(&error));
-                let reason = NotStartedReason::CreateContainerError;
-                return Err(NotStarted { reason, message, fault: None }.into());
+                return Err(NotStarted::new(NotStartedReason::CreateContainerError, message).into());
             }
         };
         for message in &scripts.notices {

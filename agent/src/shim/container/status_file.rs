@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::fs::absent_is_none;
 use crate::state::{Ending, ShimSpec};
 
 const NAME: &str = "status";
@@ -19,9 +20,8 @@ pub(in crate::shim) fn read_ending(spec: &ShimSpec) -> Option<Ending> {
 }
 
 fn read(dir: &Path) -> Option<Ending> {
-    match read_file(&dir.join(NAME)) {
-        Ok(text) => parse(&text),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+    match absent_is_none(read_file(&dir.join(NAME))) {
+        Ok(text) => parse(&text?),
         Err(error) => {
             tracing::warn!(%error, "cannot read the guest's status file");
             None

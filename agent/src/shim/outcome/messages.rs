@@ -29,12 +29,8 @@ pub(in crate::shim) fn lost_with_vm(vm: Ending) -> Ending {
     }
 }
 
-fn not_started(reason: NotStartedReason, message: String) -> NotStarted {
-    NotStarted { reason, message, fault: None }
-}
-
 pub(in crate::shim) fn stopped_before_start() -> NotStarted {
-    not_started(NotStartedReason::Stopped, "stopped before the container had started".to_owned())
+    NotStarted::new(NotStartedReason::Stopped, "stopped before the container had started".to_owned())
 }
 
 pub(in crate::shim) fn no_address(limit: Duration) -> NotStarted {
@@ -42,7 +38,7 @@ pub(in crate::shim) fn no_address(limit: Duration) -> NotStarted {
         "the guest got no address within {} s; it may not have booted, or the host's DHCP server has none left",
         limit.as_secs()
     );
-    NotStarted { fault: Some(HostFault::NoAddress), ..not_started(NotStartedReason::NoAddress, message) }
+    NotStarted { fault: Some(HostFault::NoAddress), ..NotStarted::new(NotStartedReason::NoAddress, message) }
 }
 
 /// The guest agent did not answer; `instead` is a Pod that needs none.
@@ -52,14 +48,14 @@ pub(in crate::shim) fn guest_agent_missing(limit: Duration, instead: &str) -> No
          {instead}",
         limit.as_secs()
     );
-    not_started(NotStartedReason::GuestAgentMissing, message)
+    NotStarted::new(NotStartedReason::GuestAgentMissing, message)
 }
 
 pub(in crate::shim) fn host_port_taken(error: &HostPortError) -> NotStarted {
-    not_started(NotStartedReason::StartError, chain(error))
+    NotStarted::new(NotStartedReason::StartError, chain(error))
 }
 
 pub(in crate::shim) fn tart_failed(reason: NotStartedReason, error: &TartError) -> NotStarted {
     let advice = error.fault().map_or("", Fault::advice);
-    not_started(reason, format!("{}{advice}", chain(error)))
+    NotStarted::new(reason, format!("{}{advice}", chain(error)))
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::logs::writer::{LogStream, LogWriter};
+use crate::mutex::lock;
 use crate::names::VmName;
 use crate::state::{Ending, HostFault, KILLED, NotStarted, NotStartedReason};
 use crate::tart::{Fault, running_vms};
@@ -55,7 +56,7 @@ impl VmOutput {
         let _ = timeout(PIPE_LIMIT, async { while self.readers.join_next().await.is_some() {} }).await;
         self.readers.abort_all();
         let (log, said) = {
-            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = lock(&self.kept);
             let said = String::from_utf8_lossy(kept.tail.make_contiguous()).into_owned();
             (std::mem::replace(&mut kept.log, LogWriter::nowhere()), said)
         };
@@ -70,7 +71,7 @@ impl VmOutput {
 async fn read(mut pipe: impl AsyncRead + Unpin, source: LogStream, kept: Arc<Mutex<Kept>>) {
     let mut chunk = vec![0; 4 << 10];
     while let Ok(length @ 1..) = pipe.read(&mut chunk).await {
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&kept);
         kept.tail.extend(&chunk[..length]);
         let surplus = kept.tail.len().saturating_sub(MAX_TAIL);
         kept.tail.drain(..surplus);

@@ -8,7 +8,7 @@ use tracing::warn;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::script::ContainerScripts;
-use crate::guest::{Completed, Exec, Guest};
+use crate::guest::{Exec, Guest};
 use crate::shim::container::set_up::MAX_OUTPUT;
 
 /// How long the guest may take to send the signal, and how soon it is asked again.
@@ -26,20 +26,16 @@ pub(in crate::shim) async fn terminate(guest: &mut Guest, scripts: &ContainerScr
             return crash_point::point("shim.terminated");
         }
         if !std::mem::replace(&mut warned, true) {
-            warn_of(&done);
+            match &done.end {
+                Ok(_) => {
+                    let output = String::from_utf8_lossy(&done.output);
+                    warn!(%output, "the command took no SIGTERM; trying until it does");
+                }
+                Err(error) => {
+                    warn!(error = chain(error), "cannot send SIGTERM to the command; trying until it works");
+                }
+            }
         }
         sleep(INTERVAL).await;
-    }
-}
-
-fn warn_of(done: &Completed) {
-    match &done.end {
-        Ok(_) => {
-            let output = String::from_utf8_lossy(&done.output);
-            warn!(%output, "the command took no SIGTERM; trying until it does");
-        }
-        Err(error) => {
-            warn!(error = chain(error), "cannot send SIGTERM to the command; trying until it works");
-        }
     }
 }

@@ -12,11 +12,13 @@ use crate::state::disk_reserve;
 
 /// Which process works on a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(test, derive(Default))]
 pub(crate) enum Holder {
     /// Its shim.
     Shim,
     /// A `tart` that its shim had started; the shim is gone.
     Tart,
+    #[cfg_attr(test, default)]
     Nobody,
 }
 

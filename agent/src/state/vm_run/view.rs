@@ -11,6 +11,7 @@ use crate::state::shim_spec::ShimSpec;
 
 /// All files of a VM run, read in an order that makes them consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Default))]
 #[allow(clippy::struct_excessive_bools, reason = "each is a file that exists or not")]
 pub(crate) struct VmRunView {
     pub(crate) restart: Restart,
@@ -95,22 +96,6 @@ impl VmRunView {
 impl VmRunView {
     /// A run of which nothing is written yet.
     pub(crate) fn example(restart: u32) -> Self {
-        Self {
-            restart: Restart(restart),
-            holder: Holder::Nobody,
-            spec: None,
-            begun: false,
-            progress: None,
-            init: Vec::new(),
-            notices: Vec::new(),
-            wants_disk_space: false,
-            command_request: None,
-            stop: None,
-            result: None,
-            ended_before_stop: false,
-            guest_asked: false,
-            outcome: None,
-            cleaned: false,
-        }
+        Self { restart: Restart(restart), ..Self::default() }
     }
 }

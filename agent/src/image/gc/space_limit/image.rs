@@ -2,10 +2,11 @@
 //! images would go, one by one, for one that never fits. So the next one goes later each time, and the user has time to act.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::backoff::IMAGE_GC_FOR_PULL;
+use crate::mutex::lock;
 use crate::tart::PULL;
 
 /// An image that has not asked for so long is no longer wanted: longer than a pull, and the delay before the next one.
@@ -27,7 +28,7 @@ struct Deletions {
 impl ImageSpaceLimits {
     /// Whether others were deleted for an image a short while ago.
     pub(in crate::image::gc) fn is_too_early(&self, image: &str, now: Instant) -> bool {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         all.retain(|_, deletions| now.duration_since(deletions.wanted_at) < WANTED_FOR);
         all.get_mut(image).is_some_and(|deletions| {
             deletions.wanted_at = now;
@@ -37,18 +38,14 @@ impl ImageSpaceLimits {
 
     /// Others were deleted for an image.
     pub(in crate::image::gc) fn record(&self, image: &str, now: Instant) {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         let count = all.get(image).map_or(0, |deletions| deletions.count).saturating_add(1);
         all.insert(image.to_owned(), Deletions { count, last: now, wanted_at: now });
     }
 
     /// An image is here.
     pub(in crate::image::gc) fn reset(&self, image: &str) {
-        self.lock().remove(image);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Deletions>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).remove(image);
     }
 }
 
@@ -88,8 +85,8 @@ mod tests {
         limits.record("a", start);
         assert!(!limits.is_too_early("a", start + almost));
         assert!(!limits.is_too_early("b", start + almost * 2));
-        assert_eq!(limits.lock().len(), 1, "a has asked meanwhile");
+        assert_eq!(lock(&limits.0).len(), 1, "a has asked meanwhile");
         assert!(!limits.is_too_early("a", start + WANTED_FOR * 2));
-        assert!(limits.lock().is_empty());
+        assert!(lock(&limits.0).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The `tart-kubelet` program: from its arguments to its exit code.
+//! The entry point of `tart-kubelet`: from the command line to the exit code.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
