@@ -6,6 +6,7 @@ use http::{Method, Request, Response};
 use jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 
@@ -61,4 +62,16 @@ pub(crate) fn answering(
         }
     };
     (Client::new(tower::service_fn(answer), "default"), asks)
+}
+
+/// A JSON object with the fields of another one, which come first.
+pub(crate) fn merged(object: &Value, fields: &Value) -> Value {
+    let mut all = object.as_object().unwrap().clone();
+    all.extend(fields.as_object().unwrap().clone());
+    all.into()
+}
+
+/// An API object from its JSON.
+pub(crate) fn from_json<T: DeserializeOwned>(json: Value) -> T {
+    serde_json::from_value(json).unwrap()
 }

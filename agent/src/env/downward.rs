@@ -1,7 +1,6 @@
 //! The downward API: `fieldRef` and `resourceFieldRef`.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
@@ -9,23 +8,19 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::quantity::{self, ResourceList};
 use crate::state::POD_IP;
+use crate::state::container_spec::all_containers;
 
 /// Why a downward API field has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DownwardError {
-    /// The field does not exist, or the downward API does not support it.
     #[error("unsupported fieldPath: {0}")]
     Field(String),
-    /// The resource is not one of a container's.
     #[error("unsupported container resource: {0}")]
     Resource(String),
-    /// The Pod has no such container.
     #[error("container {0} not found")]
     Container(String),
-    /// The amount cannot be read or is too large.
     #[error("{0}: `{1}` is not an amount that can be told")]
     Amount(String, String),
-    /// The Node has no address yet.
     #[error("{0}: this node has no address yet")]
     NoAddress(String),
 }
@@ -78,37 +73,21 @@ fn listed(map: Option<&BTreeMap<String, String>>) -> String {
 
 /// Text in quotes as Go writes it, which is what readers of these files expect.
 fn quoted(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for char in text.chars() {
-        let escape = match char {
-            '"' => "\\\"",
-            '\\' => "\\\\",
-            '\x07' => "\\a",
-            '\x08' => "\\b",
-            '\x0c' => "\\f",
-            '\n' => "\\n",
-            '\r' => "\\r",
-            '\t' => "\\t",
-            '\x0b' => "\\v",
-            char if is_printable(char) => {
-                quoted.push(char);
-                continue;
-            }
-            char => {
-                // Writing to a string does not fail.
-                let _ = match u32::from(char) {
-                    code @ ..0x80 => write!(quoted, "\\x{code:02x}"),
-                    code @ 0x80..0x1_0000 => write!(quoted, "\\u{code:04x}"),
-                    code => write!(quoted, "\\U{code:08x}"),
-                };
-                continue;
-            }
-        };
-        quoted.push_str(escape);
-    }
-    quoted.push('"');
-    quoted
+    let escaped = text.chars().map(|char| match (char, u32::from(char)) {
+        ('"' | '\\', _) => format!("\\{char}"),
+        ('\x07', _) => "\\a".to_owned(),
+        ('\x08', _) => "\\b".to_owned(),
+        ('\x0c', _) => "\\f".to_owned(),
+        ('\n', _) => "\\n".to_owned(),
+        ('\r', _) => "\\r".to_owned(),
+        ('\t', _) => "\\t".to_owned(),
+        ('\x0b', _) => "\\v".to_owned(),
+        _ if is_printable(char) => char.to_string(),
+        (_, code @ ..0x80) => format!("\\x{code:02x}"),
+        (_, code @ 0x80..0x1_0000) => format!("\\u{code:04x}"),
+        (_, code) => format!("\\U{code:08x}"),
+    });
+    format!("\"{}\"", escaped.collect::<String>())
 }
 
 fn is_printable(char: char) -> bool {
@@ -170,9 +149,7 @@ fn container<'a>(
     {
         return Ok(own);
     }
-    let spec = pod.spec.as_ref();
-    let init = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
-    let mut all = spec.into_iter().flat_map(|spec| &spec.containers).chain(init);
+    let mut all = pod.spec.iter().flat_map(all_containers);
     all.find(|container| container.name == name).ok_or_else(|| DownwardError::Container(name.to_owned()))
 }
 
@@ -230,10 +207,8 @@ mod tests {
         for path in ["", "metadata", "metadata.name['x']", "status.phase", "['x']"] {
             assert_eq!(field(path, &pod(), host), Err(DownwardError::Field(path.to_owned())));
         }
-        assert_eq!(
-            field("status.hostIP", &pod(), None),
-            Err(DownwardError::NoAddress("status.hostIP".to_owned()))
-        );
+        let no_address = DownwardError::NoAddress("status.hostIP".to_owned());
+        assert_eq!(field("status.hostIP", &pod(), None), Err(no_address));
         assert!(metadata("status.podIP", &pod()).is_err(), "a file would hold the placeholder for ever");
     }
 

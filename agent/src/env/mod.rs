@@ -154,15 +154,12 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{from_json, merged};
     use serde_json::{Value, json};
 
     #[test]
     fn an_environment_from_objects_or_labels_is_resolved_late() {
-        let of = |fields: Value| {
-            let mut container = json!({"name": "c", "image": "i"});
-            container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-            may_change(&serde_json::from_value(container).unwrap())
-        };
+        let of = |fields: &Value| may_change(&from_json(merged(&json!({"name": "c", "image": "i"}), fields)));
         let from = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
         let key = json!({"name": "n", "key": "k"});
         let field = |path: &str| from(json!({"fieldRef": {"fieldPath": path}}));
@@ -174,10 +171,9 @@ mod tests {
             json!({"envFrom": [{"configMapRef": {"name": "n"}}]}),
             json!({"envFrom": [{"secretRef": {"name": "n", "optional": true}}]}),
         ] {
-            assert!(of(late.clone()), "{late}");
-            let mut mounted = late.clone();
-            mounted["volumeMounts"] = json!([{"name": "v", "mountPath": "/v", "subPathExpr": "$(A)"}]);
-            assert!(!of(mounted.clone()), "{mounted}");
+            assert!(of(&late), "{late}");
+            let mounts = json!([{"name": "v", "mountPath": "/v", "subPathExpr": "$(A)"}]);
+            assert!(!of(&merged(&late, &json!({"volumeMounts": mounts}))), "{late}");
         }
         for fixed in [
             json!({}),
@@ -186,7 +182,7 @@ mod tests {
             field("status.podIP"),
             from(json!({"resourceFieldRef": {"resource": "limits.cpu"}})),
         ] {
-            assert!(!of(fixed.clone()), "{fixed}");
+            assert!(!of(&fixed), "{fixed}");
         }
     }
 }

@@ -20,25 +20,20 @@ const LINGER: Duration = Duration::from_mins(5);
 /// The parts of a Service that its variables need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Service {
-    /// The namespace.
-    pub(crate) namespace: String,
-    /// The name inside it.
-    pub(crate) name: String,
-    /// Its address, unless it is headless.
-    pub(crate) cluster_ip: Option<String>,
-    /// Its ports, in its order.
-    pub(crate) ports: Vec<Port>,
+    namespace: String,
+    name: String,
+    /// Absent if it is headless.
+    cluster_ip: Option<String>,
+    ports: Vec<Port>,
 }
 
-/// A port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Port {
-    /// Its name; only the first may have none.
-    pub(crate) name: Option<String>,
-    /// Its number.
-    pub(crate) number: i32,
+struct Port {
+    /// Only the first may have none.
+    name: Option<String>,
+    number: i32,
     /// `TCP`, `UDP` or `SCTP`.
-    pub(crate) protocol: String,
+    protocol: String,
 }
 
 impl Service {
@@ -69,18 +64,14 @@ impl Debug for Services {
 }
 
 impl Services {
-    /// Services, read by this client.
     pub(crate) fn new(client: Client) -> Self {
         Self(Arc::new(SharedWatches::new(client, "service", Service::keep)))
     }
 
     /// The Services of a Pod: those of its namespace if it wants `links`, and the API server's.
     pub(crate) fn of(&self, namespace: &str, links: bool) -> LinkedServices {
-        let own = || self.watch(Scope { namespace: namespace.to_owned(), name: None });
-        let api_server = || {
-            let name = Some(API_SERVER.to_owned());
-            self.watch(Scope { namespace: DEFAULT_NAMESPACE.to_owned(), name })
-        };
+        let own = || self.watch(namespace, None);
+        let api_server = || self.watch(DEFAULT_NAMESPACE, Some(API_SERVER));
         LinkedServices(match (links, namespace) {
             (true, DEFAULT_NAMESPACE) => vec![own()],
             (true, _) => vec![api_server(), own()],
@@ -89,7 +80,8 @@ impl Services {
     }
 
     /// Keeps the watch for a while: the next Job's start need not wait for another list.
-    fn watch(&self, scope: Scope) -> SharedWatch<Service> {
+    fn watch(&self, namespace: &str, name: Option<&str>) -> SharedWatch<Service> {
+        let scope = Scope { namespace: namespace.to_owned(), name: name.map(str::to_owned) };
         let watched = self.0.watch(scope);
         let kept = watched.clone();
         tokio::spawn(async move {
@@ -174,15 +166,13 @@ fn upper(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::from_json;
+    use serde_json::{Value, json};
 
-    fn service(namespace: &str, name: &str, address: &str, ports: &serde_json::Value) -> Service {
-        Service::keep(
-            serde_json::from_value(serde_json::json!({
-                "metadata": {"namespace": namespace, "name": name},
-                "spec": {"clusterIP": address, "ports": ports},
-            }))
-            .unwrap(),
-        )
+    fn service(namespace: &str, name: &str, address: &str, ports: &Value) -> Service {
+        let metadata = json!({"namespace": namespace, "name": name});
+        let spec = json!({"clusterIP": address, "ports": ports});
+        Service::keep(from_json(json!({"metadata": metadata, "spec": spec})))
     }
 
     fn told(namespace: &str, links: bool, services: &[Service]) -> Vec<String> {
@@ -192,37 +182,31 @@ mod tests {
 
     #[test]
     fn a_service_has_the_kubelets_variables() {
-        let redis = service(
-            "ns",
-            "redis-main",
-            "10.0.0.11",
-            &serde_json::json!([{"port": 6379, "name": "wire-1"}, {"port": 53, "protocol": "UDP", "name": "dns"}]),
-        );
+        let ports = json!([{"port": 6379, "name": "wire-1"}, {"port": 53, "protocol": "UDP", "name": "dns"}]);
+        let redis = service("ns", "redis-main", "10.0.0.11", &ports);
         let mut variables = told("ns", true, &[redis]);
         variables.sort();
-        assert_eq!(
-            variables,
-            [
-                "REDIS_MAIN_PORT=tcp://10.0.0.11:6379",
-                "REDIS_MAIN_PORT_53_UDP=udp://10.0.0.11:53",
-                "REDIS_MAIN_PORT_53_UDP_ADDR=10.0.0.11",
-                "REDIS_MAIN_PORT_53_UDP_PORT=53",
-                "REDIS_MAIN_PORT_53_UDP_PROTO=udp",
-                "REDIS_MAIN_PORT_6379_TCP=tcp://10.0.0.11:6379",
-                "REDIS_MAIN_PORT_6379_TCP_ADDR=10.0.0.11",
-                "REDIS_MAIN_PORT_6379_TCP_PORT=6379",
-                "REDIS_MAIN_PORT_6379_TCP_PROTO=tcp",
-                "REDIS_MAIN_SERVICE_HOST=10.0.0.11",
-                "REDIS_MAIN_SERVICE_PORT=6379",
-                "REDIS_MAIN_SERVICE_PORT_DNS=53",
-                "REDIS_MAIN_SERVICE_PORT_WIRE_1=6379",
-            ]
-        );
+        let expected = [
+            "REDIS_MAIN_PORT=tcp://10.0.0.11:6379",
+            "REDIS_MAIN_PORT_53_UDP=udp://10.0.0.11:53",
+            "REDIS_MAIN_PORT_53_UDP_ADDR=10.0.0.11",
+            "REDIS_MAIN_PORT_53_UDP_PORT=53",
+            "REDIS_MAIN_PORT_53_UDP_PROTO=udp",
+            "REDIS_MAIN_PORT_6379_TCP=tcp://10.0.0.11:6379",
+            "REDIS_MAIN_PORT_6379_TCP_ADDR=10.0.0.11",
+            "REDIS_MAIN_PORT_6379_TCP_PORT=6379",
+            "REDIS_MAIN_PORT_6379_TCP_PROTO=tcp",
+            "REDIS_MAIN_SERVICE_HOST=10.0.0.11",
+            "REDIS_MAIN_SERVICE_PORT=6379",
+            "REDIS_MAIN_SERVICE_PORT_DNS=53",
+            "REDIS_MAIN_SERVICE_PORT_WIRE_1=6379",
+        ];
+        assert_eq!(variables, expected);
     }
 
     #[test]
     fn a_container_gets_the_services_of_its_namespace_and_the_api_servers() {
-        let port = serde_json::json!([{"port": 443}]);
+        let port = json!([{"port": 443}]);
         let all = [
             service("default", "kubernetes", "10.0.0.1", &port),
             service("default", "other", "10.0.0.2", &port),
@@ -233,16 +217,11 @@ mod tests {
         let hosts = |namespace, links, services: &[Service]| -> Vec<String> {
             told(namespace, links, services).into_iter().filter(|v| v.contains("_SERVICE_HOST=")).collect()
         };
-        assert_eq!(
-            hosts("ns", true, &all),
-            ["KUBERNETES_SERVICE_HOST=10.0.0.1", "WEB_SERVICE_HOST=10.0.0.3"]
-        );
-        assert_eq!(hosts("ns", false, &all), ["KUBERNETES_SERVICE_HOST=10.0.0.1"]);
-        assert_eq!(
-            hosts("default", true, &all),
-            ["KUBERNETES_SERVICE_HOST=10.0.0.1", "OTHER_SERVICE_HOST=10.0.0.2"]
-        );
-        assert_eq!(hosts("default", false, &all), ["KUBERNETES_SERVICE_HOST=10.0.0.1"]);
+        let api_server = "KUBERNETES_SERVICE_HOST=10.0.0.1";
+        assert_eq!(hosts("ns", true, &all), [api_server, "WEB_SERVICE_HOST=10.0.0.3"]);
+        assert_eq!(hosts("ns", false, &all), [api_server]);
+        assert_eq!(hosts("default", true, &all), [api_server, "OTHER_SERVICE_HOST=10.0.0.2"]);
+        assert_eq!(hosts("default", false, &all), [api_server]);
         let own = service("ns", "kubernetes", "10.0.0.9", &port);
         for order in [[&all[0], &own], [&own, &all[0]]] {
             let services = order.map(Clone::clone);
@@ -252,7 +231,7 @@ mod tests {
 
     #[test]
     fn an_ipv6_address_is_bracketed_in_urls_only() {
-        let service = service("ns", "a", "fd00::1", &serde_json::json!([{"port": 80}]));
+        let service = service("ns", "a", "fd00::1", &json!([{"port": 80}]));
         let variables = told("ns", true, &[service]);
         assert!(variables.contains(&"A_PORT=tcp://[fd00::1]:80".to_owned()), "{variables:?}");
         assert!(variables.contains(&"A_SERVICE_HOST=fd00::1".to_owned()), "{variables:?}");

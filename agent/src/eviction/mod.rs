@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::apiserver::events::Events;
+use crate::apiserver::events::{EventReason, Events};
 use crate::error_chain::chain;
 use crate::fs::blocking_io::within;
 use crate::fs::file::FileError;
@@ -128,7 +128,7 @@ impl EvictionManager {
             return warn!(%uid, error = chain(&error), "cannot evict a Pod; trying again");
         }
         info!(%uid, "{why}");
-        self.events.warning(&pod, "Evicted", &why);
+        self.events.warning(&pod, EventReason::Evicted, &why);
     }
 }
 

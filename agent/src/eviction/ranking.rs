@@ -28,7 +28,7 @@ impl EvictionCandidate {
         Self {
             uid,
             priority: pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0),
-            requested: ResourceRequests::of(pod).storage(),
+            requested: ResourceRequests::of(pod).storage,
             used,
         }
     }

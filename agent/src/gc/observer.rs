@@ -95,7 +95,7 @@ impl Observer {
             let holder = self.state.pod(vm.uid().clone()).run(vm.restart()).holder();
             (self.tart.vm_dir(&vm), holder.map_err(unknown))
         } else if let Ok(base) = name.parse::<BaseName>() {
-            (self.tart.base_dir(&base), Ok(Holder::Nobody))
+            (self.tart.base_dir(&base), Ok(Holder::None))
         } else {
             return ObservedVm::foreign(name);
         };

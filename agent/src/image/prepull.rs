@@ -15,7 +15,7 @@ use tracing::info;
 
 use super::ImageError;
 use super::manager::{ImageManager, is_remote_name};
-use crate::apiserver::events::Events;
+use crate::apiserver::events::{EventReason, Events};
 use crate::backoff::IMAGE_PULL;
 use crate::error_chain::chain;
 use crate::names::ImageDigest;
@@ -75,14 +75,19 @@ impl PrePull {
                 Ok(digest) => {
                     info!(image = name, %digest, "pulled ahead of any Pod");
                     let note = format!("image `{name}` is {digest}, ready for Pods");
-                    self.events.about(shown.object_ref(&()), false, "PrePulled", &note);
+                    self.events.about(shown.object_ref(&()), false, EventReason::PrePulled, &note);
                     failed.remove(name);
                     done.insert(name.clone());
                 }
                 Err(error) => {
                     let before = failed.get(name).map(|failed| failed.delay);
                     let delay = IMAGE_PULL.next(before);
-                    self.events.about(shown.object_ref(&()), true, "FailedPrePull", &chain(&error));
+                    self.events.about(
+                        shown.object_ref(&()),
+                        true,
+                        EventReason::FailedPrePull,
+                        &chain(&error),
+                    );
                     failed.insert(name.clone(), Failed { delay, retry_at: Instant::now() + delay });
                 }
             }

@@ -19,7 +19,7 @@ use super::health::NodeHealth;
 use super::labels;
 use super::object::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
 use crate::apiserver::call::{CallError, DEADLINE, call};
-use crate::apiserver::events::{Events, LastReported};
+use crate::apiserver::events::{EventReason, Events, LastReported};
 use crate::error_chain::chain;
 
 const RETRY: Duration = Duration::from_secs(2);
@@ -221,7 +221,7 @@ impl Controller {
             let text = format!(
                 "the Node's providerID is `{theirs}`, the agent was started with `{ours}`; it is left as it is"
             );
-            self.events.about(node.object_ref(&()), true, "ProviderIDMismatch", &text);
+            self.events.about(node.object_ref(&()), true, EventReason::ProviderIDMismatch, &text);
         }
     }
 }

@@ -61,22 +61,13 @@ impl Handle {
 /// Why a manager cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManagerError {
-    /// The state directory cannot be read.
     #[error(transparent)]
     State(#[from] FileError),
-    /// A worker has panicked.
     #[error("the worker of a Pod has died")]
     Worker(#[from] tokio::task::JoinError),
 }
 
-impl std::fmt::Debug for Manager {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Manager").field("pods", &self.pods.len()).finish_non_exhaustive()
-    }
-}
-
 impl Manager {
-    /// A manager without Pods.
     pub(crate) fn new(host: Arc<Host>, client: Client, node_infos: NodeInfos, state: StateDir) -> Self {
         let (pods, listing) = (HashMap::new(), HashMap::new());
         Self { host, client, node_infos, state, pods, workers: JoinSet::new(), listing }
@@ -86,7 +77,7 @@ impl Manager {
     pub(crate) async fn run(mut self) -> Result<(), ManagerError> {
         // Any Pod of an earlier agent may have a VM until its worker has looked.
         for dir in self.state.pods()? {
-            self.host.registry.slots().note(dir.uid(), true);
+            self.host.registry.slots.note(dir.uid(), true);
         }
         let api: Api<Pod> = Api::all(self.client.clone());
         let config =
@@ -103,8 +94,7 @@ impl Manager {
                         self.take(event).await?;
                     }
                     Err(error) => {
-                        let quiet = warned_at.is_some_and(|at| at.elapsed() < WARN_INTERVAL);
-                        if !quiet {
+                        if warned_at.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
                             warn!(error = chain(&error), "cannot watch Pods; trying again");
                             warned_at = Some(tokio::time::Instant::now());
                         }
@@ -155,12 +145,11 @@ impl Manager {
     /// The Pods that are admitted before those that are not, the oldest first.
     fn in_order_of_admission(&self, listed: HashMap<PodUid, Pod>) -> Vec<Pod> {
         let is_admitted = |uid: &PodUid| self.pods.contains_key(uid) || self.is_accepted(uid);
-        let mut keyed: Vec<_> = listed
-            .into_iter()
-            .map(|(uid, pod)| ((!is_admitted(&uid), pod.creation_timestamp().map(|time| time.0), uid), pod))
-            .collect();
-        keyed.sort_by(|(one, _), (other, _)| one.cmp(other));
-        keyed.into_iter().map(|(_, pod)| pod).collect()
+        let mut listed: Vec<(PodUid, Pod)> = listed.into_iter().collect();
+        listed.sort_by_cached_key(|(uid, pod)| {
+            (!is_admitted(uid), pod.creation_timestamp().map(|time| time.0), uid.clone())
+        });
+        listed.into_iter().map(|(_, pod)| pod).collect()
     }
 
     async fn apply(&mut self, pod: Pod) {

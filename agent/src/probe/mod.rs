@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::debug;
 
+use crate::apiserver::events::EventReason;
 use event_budget::EventBudget;
 use result::{ProbeResult, find};
 use spec::{ProbeKind, Probes};
@@ -43,19 +44,14 @@ pub(crate) struct Target {
 }
 
 /// Where warnings go: a reason and a note.
-pub(crate) type Tell = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
+pub(crate) type Tell = Arc<dyn Fn(EventReason, &str) + Send + Sync>;
 
 /// The probes of one container while it runs; dropping it ends them.
+#[derive(Debug)]
 pub(crate) struct Prober {
     judge: Arc<watch::Sender<ProbeState>>,
     seen: watch::Receiver<ProbeState>,
     _tasks: JoinSet<()>,
-}
-
-impl std::fmt::Debug for Prober {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Prober").field("judge", &*self.judge.borrow()).finish_non_exhaustive()
-    }
 }
 
 impl Prober {
@@ -68,8 +64,7 @@ impl Prober {
         tell: &Tell,
     ) -> Self {
         let (judge, seen) = watch::channel(ProbeState::new(&probes, before));
-        let judge = Arc::new(judge);
-        let target = Arc::new(target);
+        let (judge, target) = (Arc::new(judge), Arc::new(target));
         let budget = Arc::new(std::sync::Mutex::new(EventBudget::new(Timestamp::now())));
         let mut tasks = JoinSet::new();
         for (kind, spec) in probes.into_each() {
@@ -94,7 +89,7 @@ impl Prober {
 
     /// What is known of the container now.
     pub(crate) fn health(&mut self) -> ContainerHealth {
-        self.seen.borrow_and_update().health()
+        self.seen.borrow_and_update().health
     }
 
     /// Ends startup and liveness probes: the Pod is to stop.

@@ -3,6 +3,7 @@
 use super::http::{HttpError, Purpose};
 use super::spec::{Action, ProbeKind, ProbeSpec};
 use super::{Target, exec, grpc, tcp};
+use crate::apiserver::events::EventReason;
 
 /// How often a probe is tried that cannot be made.
 const TRIES: usize = 3;
@@ -10,11 +11,10 @@ const TRIES: usize = 3;
 /// The result of one probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProbeResult {
-    /// The probe passed.
     Passed,
-    /// The probe passed, with a warning for the user.
+    /// With a warning for the user.
     PassedWith(String),
-    /// The probe failed, and why.
+    /// Why it failed.
     Failed(String),
     /// The probe could not be made. It does not count.
     Errored(String),
@@ -31,13 +31,16 @@ impl ProbeResult {
     }
 
     /// Reason and note of the Event that tells of it.
-    pub(super) fn event(&self, kind: ProbeKind) -> Option<(&'static str, String)> {
+    pub(super) fn event(&self, kind: ProbeKind) -> Option<(EventReason, String)> {
         match self {
             Self::Passed => None,
-            Self::PassedWith(what) => Some(("ProbeWarning", format!("{kind} probe warning: {what}"))),
-            Self::Failed(why) => Some(("Unhealthy", format!("{kind} probe failed: {why}"))),
+            Self::PassedWith(what) => {
+                Some((EventReason::ProbeWarning, format!("{kind} probe warning: {what}")))
+            }
+            Self::Failed(why) => Some((EventReason::Unhealthy, format!("{kind} probe failed: {why}"))),
             Self::Errored(why) => {
-                Some(("Unhealthy", format!("{kind} probe errored and resulted in unknown state: {why}")))
+                let note = format!("{kind} probe errored and resulted in unknown state: {why}");
+                Some((EventReason::Unhealthy, note))
             }
         }
     }
@@ -49,14 +52,13 @@ pub(super) async fn find(spec: &ProbeSpec, target: &Target) -> ProbeResult {
         Ok(action) => action,
         Err(bad) => return ProbeResult::Errored(bad.to_string()),
     };
-    let mut tries = 1;
-    loop {
-        let finding = once(action, spec, target).await;
-        if finding.passed().is_some() || tries == TRIES {
-            return finding;
+    let mut finding = once(action, spec, target).await;
+    for _ in 1..TRIES {
+        if finding.passed().is_none() {
+            finding = once(action, spec, target).await;
         }
-        tries += 1;
     }
+    finding
 }
 
 async fn once(action: &Action, spec: &ProbeSpec, target: &Target) -> ProbeResult {
@@ -94,18 +96,19 @@ mod tests {
 
     #[test]
     fn events_use_the_kubelets_words() {
-        let event = |finding: ProbeResult| finding.event(ProbeKind::Liveness);
-        let told = |reason, note: &str| Some((reason, note.to_owned()));
-        assert_eq!(event(ProbeResult::Passed), None);
-        assert_eq!(event(ProbeResult::Failed("no".into())), told("Unhealthy", "Liveness probe failed: no"));
-        assert_eq!(
-            event(ProbeResult::PassedWith("hm".into())),
-            told("ProbeWarning", "Liveness probe warning: hm")
-        );
-        assert_eq!(
-            event(ProbeResult::Errored("port a not found".into())),
-            told("Unhealthy", "Liveness probe errored and resulted in unknown state: port a not found")
-        );
+        let table = [
+            (ProbeResult::Passed, None),
+            (ProbeResult::Failed("no".into()), Some("Unhealthy: Liveness probe failed: no")),
+            (ProbeResult::PassedWith("hm".into()), Some("ProbeWarning: Liveness probe warning: hm")),
+            (
+                ProbeResult::Errored("port a not found".into()),
+                Some("Unhealthy: Liveness probe errored and resulted in unknown state: port a not found"),
+            ),
+        ];
+        for (result, expected) in table {
+            let event = result.event(ProbeKind::Liveness).map(|(reason, note)| format!("{reason}: {note}"));
+            assert_eq!(event.as_deref(), expected);
+        }
     }
 
     #[test]

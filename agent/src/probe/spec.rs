@@ -23,22 +23,15 @@ pub(crate) enum ProbeKind {
 
 impl fmt::Display for ProbeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Startup => "Startup",
-            Self::Liveness => "Liveness",
-            Self::Readiness => "Readiness",
-        })
+        fmt::Debug::fmt(self, f)
     }
 }
 
 /// The probes of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Probes {
-    /// Its startup probe.
     pub(crate) startup: Option<ProbeSpec>,
-    /// Its liveness probe.
     pub(crate) liveness: Option<ProbeSpec>,
-    /// Its readiness probe.
     pub(crate) readiness: Option<ProbeSpec>,
 }
 
@@ -49,9 +42,7 @@ pub(crate) struct ProbeSpec {
     pub(crate) action: Result<Action, BadAction>,
     /// How long after the container's start the first one is due.
     pub(crate) initial_delay: Duration,
-    /// How long it is from one to the next.
     pub(crate) period: Duration,
-    /// How long one may take.
     pub(crate) timeout: Duration,
     /// How many in a row must pass after a failure.
     pub(crate) success_threshold: u32,
@@ -68,36 +59,27 @@ pub(crate) enum Action {
     HttpGet(HttpGet),
     /// Connect to a TCP port.
     TcpSocket {
-        /// Where; the Pod's address when absent.
+        /// The Pod's address when absent.
         host: Option<String>,
-        /// The port there.
         port: u16,
     },
-    /// Ask by the gRPC health protocol.
-    Grpc {
-        /// The port at the Pod's address.
-        port: u16,
-        /// The service to ask for.
-        service: String,
-    },
+    /// Ask by the gRPC health protocol, at the Pod's address.
+    Grpc { port: u16, service: String },
 }
 
 /// An action that cannot be tried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadAction {
-    /// The container has no port of that name.
     #[error("port {0} not found")]
     UnknownPort(String),
-    /// No TCP port has that number.
     #[error("invalid port number: {0}")]
     InvalidPort(i32),
-    /// The probe has no action. The API server refuses such a Pod.
+    /// The API server refuses such a Pod.
     #[error("the probe has neither exec, httpGet, tcpSocket nor grpc")]
     Missing,
 }
 
 impl Probes {
-    /// Reads a container's probes.
     pub(crate) fn of(container: &Container) -> Self {
         let read = |probe: Option<&Probe>| probe.map(|probe| ProbeSpec::read(probe, container));
         Self {
@@ -107,7 +89,6 @@ impl Probes {
         }
     }
 
-    /// Whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.startup.is_none() && self.liveness.is_none() && self.readiness.is_none()
     }
@@ -171,6 +152,21 @@ impl Action {
     }
 }
 
+#[cfg(test)]
+impl ProbeSpec {
+    /// A probe of a TCP port, every millisecond.
+    pub(crate) fn example(success_threshold: u32, failure_threshold: u32) -> Self {
+        Self {
+            action: Ok(Action::TcpSocket { host: None, port: 1 }),
+            initial_delay: Duration::ZERO,
+            period: Duration::from_millis(1),
+            timeout: Duration::from_secs(20),
+            success_threshold,
+            failure_threshold,
+        }
+    }
+}
+
 /// A port by its number, or by the name that the container gives it.
 pub(crate) fn port(port: &IntOrString, container: &Container) -> Result<u16, BadAction> {
     match port {
@@ -203,22 +199,17 @@ pub(crate) fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{from_json, merged};
     use serde_json::{Value, json};
 
-    fn container(extra: Value) -> Container {
-        let mut full = json!({
-            "name": "main",
-            "ports": [{"name": "http", "containerPort": 8080}],
-            "env": [{"name": "A", "value": "1"}],
-        });
-        if let (Value::Object(full), Value::Object(extra)) = (&mut full, extra) {
-            full.extend(extra);
-        }
-        serde_json::from_value(full).unwrap()
+    fn container(extra: &Value) -> Container {
+        let ports = json!([{"name": "http", "containerPort": 8080}]);
+        let usual = json!({"name": "main", "ports": ports, "env": [{"name": "A", "value": "1"}]});
+        from_json(merged(&usual, extra))
     }
 
     fn readiness(probe: &Value) -> ProbeSpec {
-        Probes::of(&container(json!({"readinessProbe": probe}))).readiness.unwrap()
+        Probes::of(&container(&json!({"readinessProbe": probe}))).readiness.unwrap()
     }
 
     #[test]
@@ -233,7 +224,7 @@ mod tests {
         }));
         assert_eq!((spec.initial_delay, spec.period, spec.timeout), (seconds(5), seconds(2), seconds(3)));
         assert_eq!((spec.success_threshold, spec.failure_threshold), (4, 6));
-        assert!(Probes::of(&container(json!({}))).is_empty());
+        assert!(Probes::of(&container(&json!({}))).is_empty());
     }
 
     #[test]
@@ -243,12 +234,11 @@ mod tests {
             Ok(other) => panic!("{other:?}"),
             Err(bad) => Err(bad.to_string()),
         };
-        assert_eq!(socket(json!(80)), Ok(80));
-        assert_eq!(socket(json!("http")), Ok(8080));
-        assert_eq!(socket(json!("81")), Ok(81));
-        assert_eq!(socket(json!("https")), Err("port https not found".to_owned()));
-        assert_eq!(socket(json!(0)), Err("invalid port number: 0".to_owned()));
-        assert_eq!(socket(json!(65536)), Err("invalid port number: 65536".to_owned()));
+        let failed = |words: &str| Err(words.to_owned());
+        assert_eq!([json!(80), json!("http"), json!("81")].map(socket), [Ok(80), Ok(8080), Ok(81)]);
+        assert_eq!(socket(json!("https")), failed("port https not found"));
+        assert_eq!(socket(json!(0)), failed("invalid port number: 0"));
+        assert_eq!(socket(json!(65536)), failed("invalid port number: 65536"));
     }
 
     #[test]
@@ -261,19 +251,16 @@ mod tests {
     #[test]
     fn the_first_probe_waits_for_the_initial_delay_and_a_share_of_a_period() {
         let seconds = Duration::from_secs;
-        let spec =
-            readiness(&json!({"tcpSocket": {"port": 1}, "initialDelaySeconds": 5, "periodSeconds": 8}));
-        assert_eq!(spec.first_after(seconds(0), 0.0), seconds(5));
-        assert_eq!(spec.first_after(seconds(3), 0.0), seconds(2));
-        assert_eq!(spec.first_after(seconds(60), 0.0), seconds(0));
-        assert_eq!(spec.first_after(seconds(60), 0.5), seconds(4));
+        let spec = ProbeSpec { initial_delay: seconds(5), period: seconds(8), ..ProbeSpec::example(1, 1) };
+        for (ran, share, expected) in [(0, 0.0, 5), (3, 0.0, 2), (60, 0.0, 0), (60, 0.5, 4)] {
+            assert_eq!(spec.first_after(seconds(ran), share), seconds(expected), "{ran} {share}");
+        }
     }
 
     #[test]
     fn the_grace_period_of_the_probe_that_failed_comes_first() {
         let pod = |own: Value| -> Pod {
-            let mut probe = json!({"tcpSocket": {"port": 1}});
-            probe["terminationGracePeriodSeconds"] = own;
+            let probe = json!({"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": own});
             let container = json!({"name": "main", "livenessProbe": probe});
             let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [container]});
             serde_json::from_value(json!({"spec": spec})).unwrap()

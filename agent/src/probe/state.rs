@@ -17,7 +17,6 @@ pub(crate) struct ContainerHealth {
 /// Whether a probe is to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DueProbe {
-    /// Run it.
     Now,
     /// Wait for the startup probe.
     Held,
@@ -31,7 +30,7 @@ pub(crate) struct ProbeState {
     startup: Option<Run>,
     liveness: Option<Run>,
     readiness: Option<Run>,
-    health: ContainerHealth,
+    pub(super) health: ContainerHealth,
     leaving: bool,
 }
 
@@ -72,11 +71,6 @@ impl ProbeState {
             health: ContainerHealth { started, ready: started && ready, failed: None },
             leaving: false,
         }
-    }
-
-    /// What is known of the container.
-    pub(crate) fn health(&self) -> ContainerHealth {
-        self.health
     }
 
     /// Whether a probe is to run.
@@ -128,25 +122,15 @@ impl ProbeState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-    use std::time::Duration;
-
-    use crate::probe::spec::Action;
     use ProbeKind::{Liveness, Readiness, Startup};
-
-    fn spec(success_threshold: u32, failure_threshold: u32) -> ProbeSpec {
-        ProbeSpec {
-            action: Ok(Action::TcpSocket { host: None, port: 1 }),
-            initial_delay: Duration::ZERO,
-            period: Duration::from_secs(1),
-            timeout: Duration::from_secs(1),
-            success_threshold,
-            failure_threshold,
-        }
-    }
+    use proptest::prelude::*;
 
     fn all() -> Probes {
-        Probes { startup: Some(spec(1, 2)), liveness: Some(spec(1, 3)), readiness: Some(spec(2, 3)) }
+        Probes {
+            startup: Some(ProbeSpec::example(1, 2)),
+            liveness: Some(ProbeSpec::example(1, 3)),
+            readiness: Some(ProbeSpec::example(2, 3)),
+        }
     }
 
     /// What is known after some results: started, ready, failed.
@@ -159,13 +143,14 @@ mod tests {
         for (kind, passed) in results {
             judge.record(*kind, *passed);
         }
-        (judge.health().started, judge.health().ready, judge.health().failed)
+        let ContainerHealth { started, ready, failed } = judge.health;
+        (started, ready, failed)
     }
 
     #[test]
     fn results_in_a_row_decide() {
-        let liveness = Probes { liveness: Some(spec(1, 3)), ..Probes::default() };
-        let readiness = Probes { readiness: Some(spec(2, 3)), ..Probes::default() };
+        let liveness = Probes { liveness: Some(ProbeSpec::example(1, 3)), ..Probes::default() };
+        let readiness = Probes { readiness: Some(ProbeSpec::example(2, 3)), ..Probes::default() };
         let (startup_failed, liveness_failed) =
             (Some(StopCause::FailedStartup), Some(StopCause::FailedLiveness));
         let fails = |kind, times| vec![(kind, false); times];
@@ -245,7 +230,7 @@ mod tests {
         }
         assert_eq!(due(&judge), [DueProbe::Never, DueProbe::Never, DueProbe::Now]);
         judge.leave();
-        assert_eq!(judge.health().failed, None, "a Pod that leaves is not restarted");
+        assert_eq!(judge.health.failed, None, "a Pod that leaves is not restarted");
     }
 
     fn any_result() -> impl Strategy<Value = (ProbeKind, bool)> {
@@ -257,17 +242,17 @@ mod tests {
         #[test]
         fn ready_implies_started_and_failures_are_final(results in prop::collection::vec(any_result(), 0..60), threshold in 1..5_u32) {
             let probes = Probes {
-                startup: Some(spec(1, threshold)),
-                liveness: Some(spec(1, threshold)),
-                readiness: Some(spec(threshold, threshold)),
+                startup: Some(ProbeSpec::example(1, threshold)),
+                liveness: Some(ProbeSpec::example(1, threshold)),
+                readiness: Some(ProbeSpec::example(threshold, threshold)),
             };
             let mut judge = ProbeState::new(&probes, None);
             let mut failures = 0;
             for (kind, passed) in results {
-                let before = judge.health();
+                let before = judge.health;
                 let due = judge.due(kind);
                 let changed = judge.record(kind, passed);
-                let now = judge.health();
+                let now = judge.health;
                 prop_assert_eq!(changed, before != now);
                 prop_assert!(due == DueProbe::Now || !changed);
                 prop_assert!(now.started || !now.ready);
@@ -283,8 +268,8 @@ mod tests {
         /// A container without a startup probe is judged by each other probe alone.
         #[test]
         fn probes_do_not_mix(results in prop::collection::vec(any::<bool>(), 0..40)) {
-            let readiness = Probes { readiness: Some(spec(2, 3)), ..Probes::default() };
-            let both = Probes { liveness: Some(spec(1, u32::MAX)), ..readiness.clone() };
+            let readiness = Probes { readiness: Some(ProbeSpec::example(2, 3)), ..Probes::default() };
+            let both = Probes { liveness: Some(ProbeSpec::example(1, u32::MAX)), ..readiness.clone() };
             let alone: Vec<_> = results.iter().map(|passed| (Readiness, *passed)).collect();
             let mixed: Vec<_> = results.iter().flat_map(|passed| [(Readiness, *passed), (Liveness, !*passed)]).collect();
             prop_assert_eq!(after(&readiness, None, &alone), after(&both, None, &mixed));

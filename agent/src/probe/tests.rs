@@ -5,13 +5,15 @@ use super::spec::{Action, ProbeSpec};
 use super::*;
 
 fn spec(failure_threshold: u32) -> ProbeSpec {
-    ProbeSpec {
-        action: Ok(Action::TcpSocket { host: None, port: 1 }),
-        initial_delay: Duration::ZERO,
-        period: Duration::from_millis(1),
-        timeout: Duration::from_secs(20),
-        success_threshold: 1,
-        failure_threshold,
+    ProbeSpec::example(1, failure_threshold)
+}
+
+fn target() -> Target {
+    Target {
+        address: "127.0.0.1".parse().unwrap(),
+        control_socket: "/nowhere".into(),
+        enter: Vec::new(),
+        probe: Vec::new(),
     }
 }
 
@@ -54,7 +56,7 @@ async fn liveness_ends_with_the_failure_that_counts() {
     let errored = || ProbeResult::Errored("broken".into());
     let script = Script::new([failed(), ProbeResult::Passed, failed(), errored(), failed(), failed()]);
     run(ProbeKind::Liveness, &judge, &script).await.unwrap();
-    assert_eq!(judge.borrow().health().failed, Some(crate::state::StopCause::FailedLiveness));
+    assert_eq!(judge.borrow().health.failed, Some(crate::state::StopCause::FailedLiveness));
     assert_eq!(script.asked(), 5, "a broken probe counts for nothing, and nothing is asked after the end");
 }
 
@@ -68,7 +70,7 @@ async fn other_probes_wait_for_startup_and_startup_ends_with_its_success() {
     assert_eq!(readiness.asked(), 0);
     run(ProbeKind::Startup, &judge, &startup).await.unwrap();
     assert_eq!(startup.asked(), 1);
-    seen.wait_for(|judge| judge.health().ready).await.unwrap();
+    seen.wait_for(|judge| judge.health.ready).await.unwrap();
     waiting.abort();
 }
 
@@ -81,7 +83,7 @@ async fn a_pod_that_is_deleted_is_still_probed_for_readiness() {
     assert_eq!(liveness.asked(), 0);
     let mut seen = judge.subscribe();
     let asking = run(ProbeKind::Readiness, &judge, &readiness);
-    seen.wait_for(|judge| judge.health().ready).await.unwrap();
+    seen.wait_for(|judge| judge.health.ready).await.unwrap();
     asking.abort();
 }
 
@@ -91,16 +93,10 @@ async fn a_prober_reports_failures_as_events() {
     let port = listener.local_addr().unwrap().port();
     let at = |port| ProbeSpec { action: Ok(Action::TcpSocket { host: None, port }), ..spec(1) };
     let bad = ProbeSpec { action: Err(spec::BadAction::UnknownPort("web".into())), ..spec(1) };
-    let target = Target {
-        address: "127.0.0.1".parse().unwrap(),
-        control_socket: "/nowhere".into(),
-        enter: Vec::new(),
-        probe: Vec::new(),
-    };
     let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
     let tell: Tell = Arc::new(move |reason, note| _ = sender.send(format!("{reason}: {note}")));
     let probes = Probes { startup: Some(at(port)), liveness: Some(bad), readiness: None };
-    let mut prober = Prober::start(probes, None, Duration::ZERO, target.clone(), &tell);
+    let mut prober = Prober::start(probes, None, Duration::ZERO, target(), &tell);
     while !prober.health().started {
         prober.changed().await;
     }
@@ -113,7 +109,7 @@ async fn a_prober_reports_failures_as_events() {
 
     let probes = Probes { readiness: Some(at(port)), liveness: Some(at(port)), startup: None };
     let before = Some(ContainerHealth { started: true, ready: true, failed: None });
-    let mut prober = Prober::start(probes, before, Duration::ZERO, target, &tell);
+    let mut prober = Prober::start(probes, before, Duration::ZERO, target(), &tell);
     assert!(prober.health().ready, "until a probe says otherwise");
     while prober.health().ready || prober.health().failed.is_none() {
         prober.changed().await;
@@ -129,14 +125,8 @@ fn a_random_share_is_between_0_and_1() {
 
 #[tokio::test]
 async fn a_guest_agent_that_is_not_there_is_a_failure() {
-    let target = Target {
-        address: "127.0.0.1".parse().unwrap(),
-        control_socket: "/nowhere".into(),
-        enter: Vec::new(),
-        probe: Vec::new(),
-    };
     let exec = ProbeSpec { action: Ok(Action::Exec(vec!["true".into()])), ..spec(1) };
-    match find(&exec, &target).await {
+    match find(&exec, &target()).await {
         ProbeResult::Failed(why) => assert!(why.starts_with("the guest agent does not answer"), "{why}"),
         other => panic!("{other:?}"),
     }

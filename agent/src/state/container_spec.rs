@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 /// Stands for the Pod's address in variables, arguments and paths: the agent writes them before the guest has one.
 pub(crate) const POD_IP: &str = "\0pod-ip\0";
@@ -19,7 +19,7 @@ pub(crate) struct ContainerSpec {
     pub(crate) command: Option<GuestCommand>,
     /// Whether its variables may have changed when it starts. The shim then asks the agent for its command, except for the first start
     /// in a VM, which the spec is made for.
-    pub(crate) late: bool,
+    pub(crate) asks_for_command: bool,
     pub(crate) mounts: Vec<Mount>,
     pub(crate) termination: Termination,
     pub(crate) post_start: Option<Hook>,
@@ -193,6 +193,11 @@ impl GuestCommand {
             ..self.clone()
         }
     }
+}
+
+/// The containers of a Pod in the order in which they start.
+pub(crate) fn all_containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    spec.init_containers.iter().flatten().chain(&spec.containers)
 }
 
 /// Whether a container has a command; without one its VM only boots.

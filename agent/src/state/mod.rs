@@ -19,7 +19,7 @@
 //!     notices.json              Events that the agent is to write for the shim
 //!     notices-reported.json     how many of them the agent has written
 //!     disk-space-request        the shim has found no disk space; the agent removes the file when it has freed what it can
-//!     command-request.json      the shim asks the agent for the command of a late container
+//!     command-request.json      the shim asks the agent for a container's command
 //!     command-response.json     the agent's answer, until the shim has read it
 //!     stop.json                 the agent asks the shim to stop the VM
 //!     ended-before-stop         the container ended before the shim had read any stop.json

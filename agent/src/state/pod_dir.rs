@@ -46,7 +46,7 @@ impl PodDir {
     pub(crate) fn holder(&self) -> Result<Holder, FileError> {
         let holders = self.runs()?.iter().map(VmRun::holder).collect::<Result<Vec<_>, _>>()?;
         let one_is = |holder| holders.contains(&holder).then_some(holder);
-        Ok(one_is(Holder::Shim).or_else(|| one_is(Holder::Tart)).unwrap_or(Holder::Nobody))
+        Ok(one_is(Holder::Shim).or_else(|| one_is(Holder::Tart)).unwrap_or(Holder::None))
     }
 
     /// Records that the agent has accepted the Pod, and has to clean up after it.

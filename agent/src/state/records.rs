@@ -140,7 +140,7 @@ impl InitState {
     }
 }
 
-/// The shim asks the agent for the command of a late container: its variables are looked up when it starts.
+/// The shim asks the agent for the command of a container whose variables are looked up when it starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CommandRequest {
     pub(crate) container: String,

@@ -9,17 +9,12 @@ use crate::error_chain::{self, chain};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VolumeError {
     words: String,
-    no_space: bool,
+    pub(crate) no_space: bool,
 }
 
 impl VolumeError {
     pub(super) fn of(error: &(dyn Error + 'static)) -> Self {
         Self { words: chain(error), no_space: error_chain::is_for_want_of_space(error) }
-    }
-
-    /// Whether the disk is full.
-    pub(crate) fn is_for_want_of_space(&self) -> bool {
-        self.no_space
     }
 }
 

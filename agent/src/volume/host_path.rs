@@ -36,7 +36,7 @@ impl FromStr for AllowedHostPath {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (path, read_only) = text.strip_suffix(":ro").map_or((text, false), |path| (path, true));
         let path = PathBuf::from(path);
-        if is_plain(&path) && !text_has_colon(&path) {
+        if is_plain(&path) && !path.as_os_str().as_bytes().contains(&b':') {
             Ok(Self { path, read_only })
         } else {
             Err(BadHostPath(text.to_owned()))
@@ -72,25 +72,13 @@ pub(crate) enum HostPathError {
         "hostPath {path} is inside {outer}, which Pod {pod} can write to, so that it could become any other directory of the host; \
          it can be had when that Pod is over"
     )]
-    Inside {
-        path: String,
-        /// The directory that the other Pod uses.
-        outer: String,
-        /// The other Pod.
-        pod: String,
-    },
+    Inside { path: String, outer: String, pod: String },
     /// Its guest could replace a directory that another VM is about to get.
     #[error(
         "hostPath {path} has {inner} in it, which Pod {pod} is about to get, and which must stay what it is until then; it can be had \
          when that Pod is up"
     )]
-    Around {
-        path: String,
-        /// The directory that the other Pod gets.
-        inner: String,
-        /// The other Pod.
-        pod: String,
-    },
+    Around { path: String, inner: String, pod: String },
     /// The path no longer leads to the directory that the agent has opened.
     #[error("hostPath {0} has just been replaced")]
     Replaced(String),
@@ -232,16 +220,13 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 // The target of a dangling link could be created later, anywhere.
-                if existing.is_symlink() {
+                let (false, Some(parent), Some(name)) =
+                    (existing.is_symlink(), existing.parent(), existing.file_name())
+                else {
                     return Err(error);
-                }
-                match (existing.parent(), existing.file_name()) {
-                    (Some(parent), Some(name)) => {
-                        missing.push(name);
-                        existing = parent;
-                    }
-                    _ => return Err(error),
-                }
+                };
+                missing.push(name);
+                existing = parent;
             }
             Err(error) => return Err(error),
         }
@@ -250,10 +235,6 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
 
 fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
-}
-
-fn text_has_colon(path: &Path) -> bool {
-    path.as_os_str().as_bytes().contains(&b':')
 }
 
 #[cfg(test)]
@@ -319,26 +300,16 @@ mod tests {
     #[test]
     fn other_directories_are_refused_with_a_reason() {
         let host = Host::new();
-        let not_allowed = |path: &str| {
-            format!(
-                "hostPath /{path} is not allowed on this Node; see --allowed-host-path of its tart-kubelet"
-            )
-        };
         for path in ["data2", "elsewhere", "", "dat", "state"] {
-            assert_eq!(host.refusal(path, ""), not_allowed(path));
+            let why = "is not allowed on this Node; see --allowed-host-path of its tart-kubelet";
+            assert_eq!(host.refusal(path, ""), format!("hostPath /{path} {why}"));
         }
-        assert_eq!(
-            host.refusal("data/none", "Directory"),
-            "hostPath type check failed: /data/none is not a directory"
-        );
-        assert_eq!(
-            host.refusal("data/file", "Directory"),
-            "hostPath type check failed: /data/file is not a directory"
-        );
-        assert_eq!(
-            host.refusal("ro/none", "DirectoryOrCreate"),
-            "hostPath type check failed: /ro/none is not a directory"
-        );
+        for (path, kind) in
+            [("data/none", "Directory"), ("data/file", "Directory"), ("ro/none", "DirectoryOrCreate")]
+        {
+            let words = format!("hostPath type check failed: /{path} is not a directory");
+            assert_eq!(host.refusal(path, kind), words);
+        }
         assert!(host.refusal("data/file", "").contains("can only be given directories"));
         for kind in ["File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"] {
             assert!(host.refusal("data/file", kind).contains("can only be given directories"), "{kind}");

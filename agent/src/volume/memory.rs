@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
 use crate::quantity;
 use crate::state::RestartPolicy;
-use crate::state::container_spec::has_command;
+use crate::state::container_spec::{all_containers, has_command};
 
 /// Whether a volume is in the guest's memory. Such a volume is lost with the VM, so a container that may restart does not get one. The guest
 /// agent creates it, writable for all. Any other volume is a directory of the host, as if it had no medium.
@@ -13,8 +13,7 @@ pub(super) fn is_in_memory(spec: &PodSpec, volume: &Volume) -> bool {
         volume.empty_dir.as_ref().and_then(|source| source.medium.as_deref()) == Some("Memory");
     let runs_once = RestartPolicy::of(spec.restart_policy.as_deref()) == RestartPolicy::Never;
     let runs_a_command = spec.containers.last().is_some_and(has_command);
-    let all = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let mut mounts = all.flat_map(|container| container.volume_mounts.iter().flatten());
+    let mut mounts = all_containers(spec).flat_map(|container| container.volume_mounts.iter().flatten());
     let is_read_only = mounts.any(|mount| mount.name == volume.name && mount.read_only == Some(true));
     wants_memory && runs_once && runs_a_command && !is_read_only
 }

@@ -17,6 +17,7 @@ use crate::fs::dir::Dir;
 use crate::fs::disk_usage::{Measurement, Usage};
 use crate::quantity;
 use crate::state::PodDir;
+use crate::state::container_spec::all_containers;
 use crate::tart::Tart;
 
 /// How often volumes are measured, as the kubelet does.
@@ -72,8 +73,8 @@ impl SizeLimit {
 
     /// The limit of a Pod's disk usage, if it has one: the largest of its containers', which run one after the other.
     pub(super) fn of_pod(dir: &PodDir, tart: &Tart, spec: &PodSpec) -> Option<Self> {
-        let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-        let limits = containers.filter_map(|one| one.resources.as_ref()?.limits.as_ref()?.get(STORAGE));
+        let limits =
+            all_containers(spec).filter_map(|one| one.resources.as_ref()?.limits.as_ref()?.get(STORAGE));
         // A quantity beyond `u64` is more than any disk has.
         let counted = limits.map(|limit| (quantity::whole(limit).unwrap_or(u64::MAX), limit));
         let (bytes, limit) = counted.max_by_key(|(bytes, _)| *bytes)?;
@@ -115,9 +116,7 @@ impl OtherUsage {
                 None
             }
             None => {
-                warn!(
-                    "the disk does not answer, so that the usage of a Pod is not known; trying again later"
-                );
+                warn!("the disk does not answer, so that a Pod's usage is not known; trying again later");
                 None
             }
         }
@@ -137,34 +136,34 @@ pub(crate) struct Exceeded {
 impl std::fmt::Display for Exceeded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { scope, volume, limit, usage } = self;
-        match (scope, usage) {
-            // The kubelet's words, with the space at their end.
-            (LimitScope::Volume, Usage::Bytes(_)) => {
-                write!(f, "Usage of EmptyDir volume {volume:?} exceeds the limit {limit:?}. ")
+        let (used, limit) = match scope {
+            LimitScope::Volume => {
+                (format!("Usage of EmptyDir volume {volume:?}"), format!("the limit {limit:?}"))
             }
-            (LimitScope::Volume, Usage::Unmeasurable(why)) => {
-                write!(
-                    f,
-                    "Usage of EmptyDir volume {volume:?} with the limit {limit:?} cannot be measured: {why}. "
-                )
-            }
-            (LimitScope::Pod, Usage::Bytes(_)) => {
-                write!(f, "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. ")
-            }
-            (LimitScope::Pod, Usage::Unmeasurable(why)) => {
-                write!(
-                    f,
-                    "Pod ephemeral local storage usage with the total limit of containers {limit} cannot be measured: {why}. "
-                )
-            }
-            (LimitScope::BootStatus, Usage::Unmeasurable(why)) => {
-                write!(f, "What the guest has written to its share {volume} cannot be measured: {why}")
-            }
-            (LimitScope::BootStatus, Usage::Bytes(_)) => write!(
-                f,
-                "The guest has written more than {limit} to its share {volume}, which is for its exit code and a few words; have it write to \
-                 an emptyDir volume instead"
+            LimitScope::Pod => (
+                "Pod ephemeral local storage usage".to_owned(),
+                format!("the total limit of containers {limit}"),
             ),
+            LimitScope::BootStatus => {
+                return match usage {
+                    Usage::Unmeasurable(why) => {
+                        write!(
+                            f,
+                            "What the guest has written to its share {volume} cannot be measured: {why}"
+                        )
+                    }
+                    Usage::Bytes(_) => write!(
+                        f,
+                        "The guest has written more than {limit} to its share {volume}, which is for its exit code and a few words; have it \
+                         write to an emptyDir volume instead"
+                    ),
+                };
+            }
+        };
+        // The kubelet's words where it has some, with the space at their end.
+        match usage {
+            Usage::Bytes(_) => write!(f, "{used} exceeds {limit}. "),
+            Usage::Unmeasurable(why) => write!(f, "{used} with {limit} cannot be measured: {why}. "),
         }
     }
 }

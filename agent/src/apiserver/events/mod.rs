@@ -1,10 +1,13 @@
 //! Events: what `kubectl describe` shows of an object's past.
 
 mod last_reported;
+mod reason;
 mod recorder;
 
 pub(crate) use last_reported::LastReported;
+pub(crate) use reason::EventReason;
 
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
@@ -28,8 +31,8 @@ pub(crate) struct Events {
     written: Arc<Mutex<Vec<Event>>>,
 }
 
-impl std::fmt::Debug for Events {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Events")
     }
 }
@@ -58,17 +61,24 @@ impl Events {
     }
 
     /// Reports what the agent did with a Pod.
-    pub(crate) fn normal(&self, pod: &Pod, reason: &str, note: &str) {
+    pub(crate) fn normal(&self, pod: &Pod, reason: impl fmt::Display, note: &str) {
         self.about(pod.object_ref(&()), false, reason, note);
     }
 
     /// Reports what went wrong with a Pod, and what the user can do about it.
-    pub(crate) fn warning(&self, pod: &Pod, reason: &str, note: &str) {
+    pub(crate) fn warning(&self, pod: &Pod, reason: impl fmt::Display, note: &str) {
         self.about(pod.object_ref(&()), true, reason, note);
     }
 
     /// Writes an Event about any object, and logs it.
-    pub(crate) fn about(&self, reference: ObjectReference, warns: bool, reason: &str, note: &str) {
+    pub(crate) fn about(
+        &self,
+        reference: ObjectReference,
+        warns: bool,
+        reason: impl fmt::Display,
+        note: &str,
+    ) {
+        let reason = reason.to_string();
         let kind = reference.kind.as_deref().unwrap_or_default().to_ascii_lowercase();
         let object = match (&reference.namespace, reference.name.as_deref().unwrap_or_default()) {
             (Some(namespace), name) => format!("{kind} {namespace}/{name}"),
@@ -79,12 +89,7 @@ impl Events {
         } else {
             info!(object, reason, "{note}");
         }
-        let record = EventRecord {
-            warns,
-            reason: reason.to_owned(),
-            action: action(reason, note),
-            note: cut(note).to_owned(),
-        };
+        let record = EventRecord { warns, action: action(&reason, note), reason, note: cut(note).to_owned() };
         // In the background: an Event that cannot be written must not delay what it reports.
         let events = self.clone();
         tokio::spawn(async move {

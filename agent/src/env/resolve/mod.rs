@@ -19,49 +19,25 @@ use crate::quantity::ResourceList;
 /// Why a container has no environment. The words are the kubelet's, which people search for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// There is no such `ConfigMap`.
     #[error("configmap \"{0}\" not found")]
     ConfigMapMissing(String),
-    /// There is no such Secret.
     #[error("secret \"{0}\" not found")]
     SecretMissing(String),
-    /// An object lacks a key.
+    /// The kind is `ConfigMap` or `Secret`.
     #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
-    KeyMissing {
-        /// The key.
-        key: String,
-        /// `ConfigMap` or `Secret`.
-        kind: &'static str,
-        /// The object's namespace.
-        namespace: String,
-        /// The object's name.
-        name: String,
-    },
-    /// A downward API field has no value.
+    KeyMissing { key: String, kind: &'static str, namespace: String, name: String },
     #[error(transparent)]
     Downward(#[from] DownwardError),
-    /// An object cannot be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
-    /// The Services cannot be read.
     #[error("services have not yet been read at least once, cannot construct envvars: {0}")]
     Services(#[source] ObjectError),
-    /// A Secret's value is not text.
     #[error(
         "key {key} in Secret {namespace}/{name} is not valid UTF-8: no environment variable can be made of it; mount the Secret as a volume"
     )]
-    NotText {
-        /// The key.
-        key: String,
-        /// The Secret's namespace.
-        namespace: String,
-        /// The Secret's name.
-        name: String,
-    },
-    /// A value has a NUL byte.
+    NotText { key: String, namespace: String, name: String },
     #[error("the value of environment variable {0} has a NUL byte")]
     Nul(String),
-    /// A value from a file in a volume.
     #[error("environment variable {0}: fileKeyRef is not supported by this node")]
     FileKeyRef(String),
 }
@@ -75,9 +51,7 @@ pub(crate) struct Snapshot {
     pub(crate) secrets: BTreeMap<String, Option<Arc<Secret>>>,
     /// The variables for Services.
     pub(crate) services: Vec<(String, String)>,
-    /// The Node's address.
     pub(crate) host_ip: Option<IpAddr>,
-    /// The Node's allocatable amounts.
     pub(crate) allocatable: Arc<ResourceList>,
 }
 
@@ -128,7 +102,7 @@ pub(crate) fn resolve(pod: &Pod, container: &Container, known: &Snapshot) -> Res
     let sources = Sources { pod, container, known, namespace: pod.namespace().unwrap_or_default() };
     for from in container.env_from.iter().flatten() {
         // As in the kubelet, every name that the API server accepts is one.
-        for (key, value) in sources.whole(from)?.into_iter().flatten() {
+        for (key, value) in sources.whole(from)? {
             let name = format!("{}{key}", from.prefix.as_deref().unwrap_or_default());
             let value = without_nul(&name, value)?;
             variables.set(name, value);
@@ -156,6 +130,19 @@ fn without_nul(name: &str, value: String) -> Result<String, ConfigError> {
     if value.contains('\0') { Err(ConfigError::Nul(name.to_owned())) } else { Ok(value) }
 }
 
+/// An object that an environment names; nothing when it is optional and does not exist.
+fn found<'a, T>(
+    objects: &'a BTreeMap<String, Option<Arc<T>>>,
+    name: &str,
+    optional: Option<bool>,
+    missing: fn(String) -> ConfigError,
+) -> Result<Option<&'a T>, ConfigError> {
+    match objects.get(name).and_then(Option::as_deref) {
+        None if optional != Some(true) => Err(missing(name.to_owned())),
+        found => Ok(found),
+    }
+}
+
 /// Where values come from.
 struct Sources<'a> {
     pod: &'a Pod,
@@ -166,18 +153,17 @@ struct Sources<'a> {
 
 impl Sources<'_> {
     /// All of an object; nothing when it is optional and does not exist.
-    fn whole(&self, from: &EnvFromSource) -> Result<Option<Vec<(String, String)>>, ConfigError> {
+    fn whole(&self, from: &EnvFromSource) -> Result<Vec<(String, String)>, ConfigError> {
+        let (maps, secrets) = (&self.known.config_maps, &self.known.secrets);
         if let Some(source) = &from.config_map_ref {
-            let Some(object) = self.config_map(&source.name, source.optional)? else { return Ok(None) };
-            let data = object.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
-            Ok(Some(data.collect()))
+            let object = found(maps, &source.name, source.optional, ConfigError::ConfigMapMissing)?;
+            Ok(object.and_then(|object| object.data.clone()).into_iter().flatten().collect())
         } else if let Some(source) = &from.secret_ref {
-            let Some(object) = self.secret(&source.name, source.optional)? else { return Ok(None) };
-            let data = object.data.iter().flatten();
-            let data = data.map(|(key, value)| Ok((key.clone(), self.text(&source.name, key, &value.0)?)));
-            Ok(Some(data.collect::<Result<_, ConfigError>>()?))
+            let object = found(secrets, &source.name, source.optional, ConfigError::SecretMissing)?;
+            let data = object.and_then(|object| object.data.as_ref()).into_iter().flatten();
+            data.map(|(key, value)| Ok((key.clone(), self.text(&source.name, key, &value.0)?))).collect()
         } else {
-            Ok(None)
+            Ok(Vec::new())
         }
     }
 
@@ -191,11 +177,13 @@ impl Sources<'_> {
             return Ok(Some(downward::resource(source, self.pod, Some(self.container), allocatable)?));
         }
         let (kind, name, key, optional, value) = if let Some(source) = &from.config_map_key_ref {
-            let object = self.config_map(&source.name, source.optional)?;
+            let object =
+                found(&self.known.config_maps, &source.name, source.optional, ConfigError::ConfigMapMissing)?;
             let value = object.and_then(|object| object.data.as_ref()?.get(&source.key).cloned());
             ("ConfigMap", &source.name, &source.key, source.optional, value)
         } else if let Some(source) = &from.secret_key_ref {
-            let object = self.secret(&source.name, source.optional)?;
+            let object =
+                found(&self.known.secrets, &source.name, source.optional, ConfigError::SecretMissing)?;
             let value = object.and_then(|object| object.data.as_ref()?.get(&source.key));
             let value = value.map(|value| self.text(&source.name, &source.key, &value.0)).transpose()?;
             ("Secret", &source.name, &source.key, source.optional, value)
@@ -213,22 +201,6 @@ impl Sources<'_> {
                 namespace: self.namespace.clone(),
                 name: name.clone(),
             }),
-        }
-    }
-
-    fn config_map(&self, name: &str, optional: Option<bool>) -> Result<Option<&ConfigMap>, ConfigError> {
-        let found = self.known.config_maps.get(name).and_then(Option::as_deref);
-        match found {
-            None if optional != Some(true) => Err(ConfigError::ConfigMapMissing(name.to_owned())),
-            found => Ok(found),
-        }
-    }
-
-    fn secret(&self, name: &str, optional: Option<bool>) -> Result<Option<&Secret>, ConfigError> {
-        let found = self.known.secrets.get(name).and_then(Option::as_deref);
-        match found {
-            None if optional != Some(true) => Err(ConfigError::SecretMissing(name.to_owned())),
-            found => Ok(found),
         }
     }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::env::expansion::lookup;
 use crate::state::POD_IP;
+use crate::testing::{from_json, merged};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -10,41 +11,26 @@ fn known() -> Snapshot {
         "binaryData": {"BIN": "AAE="},
     });
     // `/w==` is no UTF-8, `AGE=` has a NUL byte.
-    let secret = json!({"data": {"PASSWORD": "aHVudGVyMg==", "A": "c2VjcmV0LWE="}});
-    let broken = json!({"data": {"NUL": "AGE="}});
-    let raw = json!({"data": {"RAW": "/w=="}});
-    let object = |value| Some(Arc::new(serde_json::from_value(value).unwrap()));
+    let secret = |name: &str, json| (name.to_owned(), Some(Arc::new(from_json(json))));
     Snapshot {
-        config_maps: [
-            ("map".to_owned(), Some(Arc::new(serde_json::from_value(config_map).unwrap()))),
-            ("gone".to_owned(), None),
-        ]
-        .into(),
+        config_maps: [("map".to_owned(), Some(Arc::new(from_json(config_map)))), ("gone".to_owned(), None)]
+            .into(),
         secrets: [
-            ("secret".to_owned(), object(secret)),
-            ("broken".to_owned(), object(broken)),
-            ("raw".to_owned(), object(raw)),
+            secret("secret", json!({"data": {"PASSWORD": "aHVudGVyMg==", "A": "c2VjcmV0LWE="}})),
+            secret("broken", json!({"data": {"NUL": "AGE="}})),
+            secret("raw", json!({"data": {"RAW": "/w=="}})),
             ("gone".to_owned(), None),
         ]
         .into(),
-        services: vec![
-            ("WEB_SERVICE_HOST".to_owned(), "10.0.0.1".to_owned()),
-            ("A".to_owned(), "service-a".to_owned()),
-        ],
+        services: pairs(&[("WEB_SERVICE_HOST", "10.0.0.1"), ("A", "service-a")]),
         host_ip: Some("192.0.2.1".parse().unwrap()),
         allocatable: Arc::default(),
     }
 }
 
-fn container(value: &Value) -> Container {
-    let mut container = json!({"name": "main"});
-    container.as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
-    serde_json::from_value(container).unwrap()
-}
-
 fn resolved(value: &Value) -> Result<Resolved, ConfigError> {
     let pod = json!({"metadata": {"namespace": "ci", "name": "job"}, "spec": {"containers": []}});
-    resolve(&serde_json::from_value(pod).unwrap(), &container(value), &known())
+    resolve(&from_json(pod), &from_json(merged(&json!({"name": "main"}), value)), &known())
 }
 
 /// The variables without those for Services.
@@ -60,6 +46,10 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 
 fn from(source: &str, body: &Value) -> Value {
     json!({"env": [{"name": "V", "valueFrom": {source: body}}]})
+}
+
+fn key(source: &str, object: &str, key: &str) -> Value {
+    from(source, &json!({"name": object, "key": key}))
 }
 
 #[test]
@@ -110,9 +100,9 @@ fn a_value_that_is_not_text_is_refused_and_not_shown() {
 #[test]
 fn single_values_come_from_every_source() {
     let table = [
-        (from("configMapKeyRef", &json!({"name": "map", "key": "A"})), "map-a"),
-        (from("secretKeyRef", &json!({"name": "secret", "key": "PASSWORD"})), "hunter2"),
-        (from("configMapKeyRef", &json!({"name": "map", "key": "B"})), "$(A)"),
+        (key("configMapKeyRef", "map", "A"), "map-a"),
+        (key("secretKeyRef", "secret", "PASSWORD"), "hunter2"),
+        (key("configMapKeyRef", "map", "B"), "$(A)"),
         (from("fieldRef", &json!({"fieldPath": "metadata.namespace"})), "ci"),
         (from("fieldRef", &json!({"fieldPath": "status.hostIP"})), "192.0.2.1"),
         (from("resourceFieldRef", &json!({"resource": "requests.memory"})), "0"),
@@ -128,26 +118,14 @@ fn a_missing_object_or_key_has_the_kubelets_words() {
     let table = [
         (whole("configMapRef", "gone"), "configmap \"gone\" not found"),
         (whole("secretRef", "gone"), "secret \"gone\" not found"),
-        (from("configMapKeyRef", &json!({"name": "gone", "key": "k"})), "configmap \"gone\" not found"),
-        (from("secretKeyRef", &json!({"name": "gone", "key": "k"})), "secret \"gone\" not found"),
-        (
-            from("configMapKeyRef", &json!({"name": "map", "key": "k"})),
-            "couldn't find key k in ConfigMap ci/map",
-        ),
-        (
-            // Bytes are for files.
-            from("configMapKeyRef", &json!({"name": "map", "key": "BIN"})),
-            "couldn't find key BIN in ConfigMap ci/map",
-        ),
-        (
-            from("secretKeyRef", &json!({"name": "secret", "key": "k"})),
-            "couldn't find key k in Secret ci/secret",
-        ),
+        (key("configMapKeyRef", "gone", "k"), "configmap \"gone\" not found"),
+        (key("secretKeyRef", "gone", "k"), "secret \"gone\" not found"),
+        (key("configMapKeyRef", "map", "k"), "couldn't find key k in ConfigMap ci/map"),
+        // Bytes are for files.
+        (key("configMapKeyRef", "map", "BIN"), "couldn't find key BIN in ConfigMap ci/map"),
+        (key("secretKeyRef", "secret", "k"), "couldn't find key k in Secret ci/secret"),
         (from("fieldRef", &json!({"fieldPath": "status.phase"})), "unsupported fieldPath: status.phase"),
-        (
-            from("secretKeyRef", &json!({"name": "broken", "key": "NUL"})),
-            "the value of environment variable V has a NUL byte",
-        ),
+        (key("secretKeyRef", "broken", "NUL"), "the value of environment variable V has a NUL byte"),
         (whole("secretRef", "broken"), "the value of environment variable NUL has a NUL byte"),
         (
             json!({"env": [{"name": "V", "value": "a\0pod-ip\0"}]}),

@@ -118,9 +118,9 @@ fn judge_own(
     match (vm.holder.clone().map_err(KeepReason::HolderUnknown)?, lock) {
         (Holder::Shim, _) => return Err(KeepReason::Shim),
         (Holder::Tart, VmLock::Free | VmLock::Busy) => return Err(KeepReason::Tart),
-        (Holder::Nobody, VmLock::Busy) => return Err(KeepReason::Busy),
+        (Holder::None, VmLock::Busy) => return Err(KeepReason::Busy),
         // The tart of a dead shim may still run the VM, which the collector then stops.
-        (Holder::Nobody | Holder::Tart, VmLock::Runs) | (Holder::Nobody, VmLock::Free) => {}
+        (Holder::None | Holder::Tart, VmLock::Runs) | (Holder::None, VmLock::Free) => {}
     }
     let age = old_enough(&vm.age, observation.min_age)?;
     Ok(OrphanVerdict::Delete { runs: lock == VmLock::Runs, age })
@@ -153,7 +153,7 @@ fn judge_pod_dir(observation: &OrphanObservation, dir: &ObservedPodDir) -> Resul
     match dir.holder.clone().map_err(KeepReason::HolderUnknown)? {
         Holder::Shim => return Err(KeepReason::Shim),
         Holder::Tart => return Err(KeepReason::Tart),
-        Holder::Nobody => {}
+        Holder::None => {}
     }
     // The directory goes after the VM: its locks tell which process works on the VM.
     let is_of_pod = |vm: &ObservedVm| vm.name.parse::<VmName>().is_ok_and(|name| *name.uid() == dir.uid);

@@ -22,11 +22,11 @@ fn vm(end: &str, restart: u32) -> String {
 }
 
 fn orphan(name: &str) -> ObservedVm {
-    ObservedVm { name: name.into(), holder: Ok(Holder::Nobody), lock: Ok(VmLock::Free), age: Ok(OLD) }
+    ObservedVm { name: name.into(), holder: Ok(Holder::None), lock: Ok(VmLock::Free), age: Ok(OLD) }
 }
 
 fn old_pod_dir(text: &str) -> ObservedPodDir {
-    ObservedPodDir { uid: uid(text), holder: Ok(Holder::Nobody), age: Ok(OLD) }
+    ObservedPodDir { uid: uid(text), holder: Ok(Holder::None), age: Ok(OLD) }
 }
 
 fn observation(vms: Vec<ObservedVm>) -> OrphanObservation {
@@ -140,7 +140,7 @@ fn unknown_base_vms_keep_no_other_vm() {
 
 #[test]
 fn a_running_orphan_is_stopped_first() {
-    for holder in [Holder::Nobody, Holder::Tart] {
+    for holder in [Holder::None, Holder::Tart] {
         let vm = ObservedVm { lock: Ok(VmLock::Runs), holder: Ok(holder), ..orphan(&vm("a", 0)) };
         let verdict = judge(&observation(vec![vm]))[0].verdict.clone();
         assert_eq!(verdict, OrphanVerdict::Delete { runs: true, age: OLD });
@@ -218,7 +218,7 @@ fn perhaps<T: std::fmt::Debug + Clone>(
 }
 
 fn holders() -> impl Strategy<Value = Result<Holder, Unknown>> {
-    perhaps(prop_oneof![4 => Just(Holder::Nobody), 1 => Just(Holder::Shim), 1 => Just(Holder::Tart)])
+    perhaps(prop_oneof![4 => Just(Holder::None), 1 => Just(Holder::Shim), 1 => Just(Holder::Tart)])
 }
 
 fn ages() -> impl Strategy<Value = Result<Duration, Unknown>> {
@@ -307,7 +307,7 @@ fn is_protected(observation: &OrphanObservation, vm: &ObservedVm) -> bool {
     let guards = [
         observation.pods.as_ref().map_or(true, |pods| pods.contains_key(name.uid())),
         observation.active.contains(name.uid()),
-        !matches!(vm.holder, Ok(Holder::Nobody | Holder::Tart)),
+        !matches!(vm.holder, Ok(Holder::None | Holder::Tart)),
         vm.holder == Ok(Holder::Tart) && vm.lock != Ok(VmLock::Runs),
         !matches!(vm.lock, Ok(VmLock::Free | VmLock::Runs)),
         is_young,
@@ -321,7 +321,7 @@ fn is_needed(observation: &OrphanObservation, dir: &ObservedPodDir) -> bool {
     let guards = [
         observation.pods.as_ref().map_or(true, |pods| pods.contains_key(&dir.uid)),
         observation.active.contains(&dir.uid),
-        dir.holder != Ok(Holder::Nobody),
+        dir.holder != Ok(Holder::None),
         observation.vms.as_ref().map_or(true, |vms| vms.iter().any(is_of_pod)),
         dir.age.as_ref().map_or(true, |age| *age < observation.min_age),
     ];

@@ -48,14 +48,14 @@ fn met(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{from_json, merged};
     use serde_json::{Value, json};
 
     fn wanted(spec: &Value) -> bool {
-        let mut full = json!({"containers": []});
-        full.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        let spec = from_json(merged(&json!({"containers": []}), spec));
         let labels = [("disk", "ssd"), ("cores", "8"), ("empty", "")];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        wants(&serde_json::from_value(full).unwrap(), "mac-1", &labels)
+        wants(&spec, "mac-1", &labels)
     }
 
     fn terms(terms: &Value) -> Value {
@@ -90,19 +90,16 @@ mod tests {
             (json!({"key": "disk", "operator": "FromTheFuture"}), false),
         ];
         for (requirement, expected) in table {
-            assert_eq!(
-                wanted(&terms(&json!([{"matchExpressions": [requirement]}]))),
-                expected,
-                "{requirement}"
-            );
+            let term = json!([{"matchExpressions": [requirement]}]);
+            assert_eq!(wanted(&terms(&term)), expected, "{requirement}");
         }
     }
 
     #[test]
     fn one_term_is_enough_and_an_empty_one_is_none() {
-        let here = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["mac-1"]}]});
-        let elsewhere =
-            json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["mac-2"]}]});
+        let named =
+            |name| json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]});
+        let (here, elsewhere) = (named("mac-1"), named("mac-2"));
         assert!(wanted(&terms(&json!([elsewhere, here]))));
         assert!(!wanted(&terms(&json!([elsewhere]))));
         assert!(!wanted(&terms(&json!([{}]))));

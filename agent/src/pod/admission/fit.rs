@@ -11,12 +11,12 @@ use crate::quantity;
 /// Advice: the agent does not admit a refused Pod later.
 const NO_PLACE: &str = "; macOS runs two VMs at a time: when a Pod of this Node has ended or is deleted, create this one again, or add a Mac";
 
-/// What a Pod takes of its Node.
+/// What a Pod asks for of its Node: thousandths of a core, bytes, and ports.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ResourceRequests {
     cpu_milli: u64,
     memory: u64,
-    storage: u64,
+    pub(crate) storage: u64,
     ports: Vec<Port>,
 }
 
@@ -30,7 +30,6 @@ struct Port {
 }
 
 impl ResourceRequests {
-    /// What a Pod asks for.
     pub(crate) fn of(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else { return Self::default() };
         Self {
@@ -39,11 +38,6 @@ impl ResourceRequests {
             storage: request(spec, "ephemeral-storage", quantity::whole),
             ports: spec.containers.iter().flat_map(ports).collect(),
         }
-    }
-
-    /// How much of the Node's disk it asks for, in bytes.
-    pub(crate) fn storage(&self) -> u64 {
-        self.storage
     }
 }
 
@@ -94,45 +88,34 @@ pub(crate) fn fits(pod: &Pod, offer: &NodeInfo, others: &[&ResourceRequests]) ->
     let claim = ResourceRequests::of(pod);
     let spec = pod.spec.clone().unwrap_or_default();
     let pods = u64::try_from(others.len()).unwrap_or(u64::MAX);
-    enough("pods", RefusalReason::OutOfPods, 1, pods, Some(offer.pods))?;
+    enough(RefusalReason::OutOfPods, 1, pods, Some(offer.pods))?;
     let used = |part: fn(&ResourceRequests) -> u64| {
         others.iter().map(|other| part(other)).fold(0, u64::saturating_add)
     };
-    enough("cpu", RefusalReason::OutOfCpu, claim.cpu_milli, used(|c| c.cpu_milli), Some(offer.cpu_milli))?;
-    enough("memory", RefusalReason::OutOfMemory, claim.memory, used(|c| c.memory), Some(offer.memory))?;
-    let storage = used(|c| c.storage);
-    enough("ephemeral-storage", RefusalReason::OutOfEphemeralStorage, claim.storage, storage, offer.storage)?;
+    enough(RefusalReason::OutOfCpu, claim.cpu_milli, used(|c| c.cpu_milli), Some(offer.cpu_milli))?;
+    enough(RefusalReason::OutOfMemory, claim.memory, used(|c| c.memory), Some(offer.memory))?;
+    enough(RefusalReason::OutOfEphemeralStorage, claim.storage, used(|c| c.storage), offer.storage)?;
     if !affinity::wants(&spec, &offer.name, &offer.labels) {
         return Err(failed(RefusalReason::NodeAffinity, "node(s) didn't match Pod's node affinity/selector"));
     }
     let taken =
         |port: &Port| others.iter().any(|other| other.ports.iter().any(|held| port.is_taken_by(held)));
     if claim.ports.iter().any(taken) {
-        return Err(failed(
-            RefusalReason::NodePorts,
-            "node(s) didn't have free ports for the requested pod ports",
-        ));
+        let why = "node(s) didn't have free ports for the requested pod ports";
+        return Err(failed(RefusalReason::NodePorts, why));
     }
     // As in the kubelet: `NoSchedule` is the scheduler's business, `NoExecute` is the agent's.
     let tolerations = spec.tolerations.unwrap_or_default();
     let mut lethal = offer.taints.iter().filter(|taint| taint.effect == "NoExecute");
     if lethal.any(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint))) {
-        return Err(failed(
-            RefusalReason::TaintToleration,
-            "node(s) had taints that the pod didn't tolerate",
-        ));
+        let why = "node(s) had taints that the pod didn't tolerate";
+        return Err(failed(RefusalReason::TaintToleration, why));
     }
     Ok(())
 }
 
 /// Amounts are in thousandths of a core, in bytes, and in Pods. A resource of unknown amount refuses no Pod.
-fn enough(
-    name: &str,
-    reason: RefusalReason,
-    requested: u64,
-    used: u64,
-    capacity: Option<u64>,
-) -> Result<(), Refusal> {
+fn enough(reason: RefusalReason, requested: u64, used: u64, capacity: Option<u64>) -> Result<(), Refusal> {
     let Some(capacity) = capacity else { return Ok(()) };
     if requested == 0 || requested <= capacity.saturating_sub(used) {
         return Ok(());
@@ -145,6 +128,8 @@ fn enough(
     } else {
         ""
     };
+    // The kubelet's reason is the resource's name after `OutOf`.
+    let name = reason.as_str().trim_start_matches("OutOf");
     let message = format!(
         "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}{advice}"
     );
@@ -174,6 +159,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{from_json, merged};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -196,12 +182,9 @@ mod tests {
     }
 
     fn pod(spec: &Value) -> Pod {
-        let mut full = json!({
-            "containers": [{"name": "main"}],
-            "tolerations": [{"key": "lethal", "operator": "Exists"}],
-        });
-        full.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
-        serde_json::from_value(json!({"spec": full})).unwrap()
+        let tolerations = json!([{"key": "lethal", "operator": "Exists"}]);
+        let usual = json!({"containers": [{"name": "main"}], "tolerations": tolerations});
+        from_json(json!({"spec": merged(&usual, spec)}))
     }
 
     fn requesting(requests: &Value) -> Pod {
@@ -214,9 +197,8 @@ mod tests {
 
     #[test]
     fn each_refusal_uses_the_kubelets_words() {
-        let other = ResourceRequests::of(&requesting(
-            &json!({"cpu": "6", "memory": "10Gi", "ephemeral-storage": "60Gi"}),
-        ));
+        let other = json!({"cpu": "6", "memory": "10Gi", "ephemeral-storage": "60Gi"});
+        let other = ResourceRequests::of(&requesting(&other));
         let web = ResourceRequests::of(&on_port(&json!({"containerPort": 80, "hostPort": 8080})));
         let both = [&other, &web];
         let table = vec![
@@ -281,9 +263,8 @@ mod tests {
     #[test]
     fn a_pod_that_takes_exactly_the_rest_is_admitted() {
         let other = ResourceRequests::of(&requesting(&json!({"cpu": "6", "memory": "10Gi"})));
-        let web = ResourceRequests::of(&on_port(
-            &json!({"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"}),
-        ));
+        let web = json!({"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"});
+        let web = ResourceRequests::of(&on_port(&web));
         for (pod, other) in [
             (requesting(&json!({"cpu": "2", "memory": "6Gi", "example.org/gpu": "1"})), &other),
             (on_port(&json!({"containerPort": 80, "hostPort": 8081})), &web),

@@ -14,12 +14,12 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec, VolumeMo
 
 use crate::image::PullPolicy;
 use crate::quantity;
-use crate::state::container_spec::has_command;
+use crate::state::container_spec::{all_containers, has_command};
 use crate::state::{HostPort, Protocol};
 use crate::tart::Size;
 
 /// An admitted Pod, read as one VM.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct VmPlan {
     /// The container's name.
     pub(crate) container: String,
@@ -48,13 +48,7 @@ impl VmPlan {
         Self {
             container: container.map(|container| container.name.clone()).unwrap_or_default(),
             image: container.and_then(|container| container.image.clone()).unwrap_or_default(),
-            pull_secrets: Vec::new(),
-            pull: PullPolicy::IfNotPresent,
-            size: Size::default(),
-            cpu_is_limit: false,
-            memory_is_limit: false,
-            init: Vec::new(),
-            host_ports: Vec::new(),
+            ..Self::default()
         }
     }
 }
@@ -96,8 +90,8 @@ pub(crate) fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
 
 /// The strictest policy of all containers: they share one image.
 fn strictest(spec: &PodSpec) -> PullPolicy {
-    let all = || spec.init_containers.iter().flatten().chain(&spec.containers);
-    let one_says = |policy: &str| all().any(|one| one.image_pull_policy.as_deref() == Some(policy));
+    let one_says =
+        |policy: &str| all_containers(spec).any(|one| one.image_pull_policy.as_deref() == Some(policy));
     if one_says("Always") {
         PullPolicy::Always
     } else if one_says("Never") {

@@ -1,14 +1,19 @@
 use super::*;
+use crate::testing::{from_json, merged};
 use serde_json::{Value, json};
 
 fn pod(spec: &Value) -> Pod {
-    serde_json::from_value(json!({"spec": spec})).unwrap()
+    from_json(json!({"spec": spec}))
 }
 
 fn with_container(extra: &Value) -> Pod {
-    let mut container = json!({"name": "main", "image": "registry.test/macos:15"});
-    container.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let container = merged(&json!({"name": "main", "image": "registry.test/macos:15"}), extra);
     pod(&json!({"containers": [container]}))
+}
+
+/// A Pod with one container that only boots, and these fields.
+fn boot_only(fields: &Value) -> Pod {
+    pod(&merged(&json!({"containers": [{"name": "a", "image": "i"}]}), fields))
 }
 
 #[test]
@@ -52,9 +57,8 @@ fn fields_that_need_a_command_are_refused_for_a_vm_that_only_boots() {
     for field in own {
         let refusal = admit(&with_container(&field)).unwrap_err();
         assert!(refusal.message.contains("needs a container with a command"), "{refusal:?}");
-        let mut with_command = field.clone();
-        with_command["command"] = json!(["true"]);
-        assert_eq!(admit(&with_container(&with_command)).err(), None, "{field}");
+        let with_command = with_container(&merged(&field, &json!({"command": ["true"]})));
+        assert_eq!(admit(&with_command).err(), None, "{field}");
     }
     let whole = [
         json!({"setHostnameAsFQDN": true}),
@@ -62,9 +66,7 @@ fn fields_that_need_a_command_are_refused_for_a_vm_that_only_boots() {
         json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["192.0.2.53"]}}),
     ];
     for field in whole {
-        let mut spec = json!({"containers": [{"name": "a", "image": "i"}]});
-        spec.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
-        assert!(admit(&pod(&spec)).is_err(), "{field}");
+        assert!(admit(&boot_only(&field)).is_err(), "{field}");
     }
     // The API server and StatefulSets fill these in.
     let container = json!({"name": "a", "image": "i", "terminationMessagePath": "/dev/termination-log",
@@ -87,16 +89,13 @@ fn a_vm_that_only_boots_may_name_a_user_for_its_hooks_and_probes() {
         "readinessProbe": {"tcpSocket": {"port": 22}}});
     for user in users {
         let admitted = |container: &Value, of_pod: bool| {
-            let mut container = container.clone();
-            container
-                .as_object_mut()
-                .unwrap()
-                .extend([("name".into(), "a".into()), ("image".into(), "i".into())]);
-            let mut spec = json!({});
-            let place = if of_pod { &mut spec } else { &mut container };
-            place["securityContext"] = user.clone();
-            spec["containers"] = json!([container]);
-            admit(&pod(&spec))
+            let container = merged(container, &json!({"name": "a", "image": "i"}));
+            let context = json!({"securityContext": user});
+            admit(&if of_pod {
+                pod(&merged(&context, &json!({"containers": [container]})))
+            } else {
+                pod(&json!({"containers": [merged(&container, &context)]}))
+            })
         };
         for of_pod in [false, true] {
             for container in commands.iter().chain([&others]) {
@@ -109,12 +108,11 @@ fn a_vm_that_only_boots_may_name_a_user_for_its_hooks_and_probes() {
 #[test]
 fn a_vm_that_only_boots_may_name_groups_only_for_its_hooks_and_probes() {
     let groups = json!({"supplementalGroups": [7], "supplementalGroupsPolicy": "Strict"});
-    let probe = json!({"exec": {"command": ["true"]}});
-    let mut spec = json!({"containers": [{"name": "a", "image": "i"}], "securityContext": groups});
-    let refusal = admit(&pod(&spec)).unwrap_err();
+    let refusal = admit(&boot_only(&json!({"securityContext": groups}))).unwrap_err();
     assert!(refusal.message.contains("needs a container with a command"), "{refusal:?}");
-    spec["containers"][0]["readinessProbe"] = probe;
-    assert_eq!(admit(&pod(&spec)).err(), None);
+    let probe = json!({"exec": {"command": ["true"]}});
+    let container = json!({"name": "a", "image": "i", "readinessProbe": probe});
+    assert_eq!(admit(&pod(&json!({"containers": [container], "securityContext": groups}))).err(), None);
 }
 
 #[test]
@@ -157,14 +155,9 @@ fn a_refusal_names_its_field() {
     let table = vec![
         (pod(&json!({"containers": []})), "spec.containers"),
         (pod(&json!({"containers": [{"name": "a"}, {"name": "b"}]})), "spec.containers"),
-        (pod(&json!({"containers": [{"name": "a", "image": "i"}], "hostNetwork": true})), "spec.hostNetwork"),
-        (pod(&json!({"containers": [{"name": "a", "image": "i"}], "os": {"name": "linux"}})), "spec.os"),
-        (
-            pod(
-                &json!({"containers": [{"name": "a", "image": "i"}], "volumes": [{"name": "v", "nfs": {"path": "/"}}]}),
-            ),
-            "spec.volumes[0].nfs",
-        ),
+        (boot_only(&json!({"hostNetwork": true})), "spec.hostNetwork"),
+        (boot_only(&json!({"os": {"name": "linux"}})), "spec.os"),
+        (boot_only(&json!({"volumes": [{"name": "v", "nfs": {"path": "/"}}]})), "spec.volumes[0].nfs"),
         (
             with_container(&json!({"volumeMounts": [{"name": "v", "mountPath": "/"}]})),
             "spec.containers[0].volumeMounts[0].mountPath",

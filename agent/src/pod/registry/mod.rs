@@ -15,7 +15,7 @@ use slots::VmSlots;
 #[derive(Debug, Clone)]
 pub(crate) struct PodRegistry {
     workers: watch::Sender<Workers>,
-    slots: VmSlots,
+    pub(super) slots: VmSlots,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ pub(crate) struct PlanGuard {
 }
 
 impl PodRegistry {
-    /// A registry without Pods, on a Mac that runs so many VMs at once.
+    /// For a Mac that runs so many VMs at once.
     pub(crate) fn new(vm_limit: usize) -> Self {
         Self { workers: watch::Sender::new(Workers::default()), slots: VmSlots::new(vm_limit) }
     }
@@ -88,10 +88,6 @@ impl PodRegistry {
 
     pub(crate) fn is_planned(&self, uid: &PodUid) -> bool {
         self.workers.borrow().pods.get(uid).is_some_and(|entry| entry.is_planned)
-    }
-
-    pub(super) fn slots(&self) -> &VmSlots {
-        &self.slots
     }
 
     fn note_plan(&self, uid: &PodUid, is_planned: bool) {

@@ -1,5 +1,7 @@
 //! A Pod's conditions, in the kubelet's words.
 
+use std::fmt;
+
 use super::Phase;
 
 /// What the conditions depend on.
@@ -27,16 +29,9 @@ pub(super) enum ConditionKind {
     DisruptionTarget,
 }
 
-impl ConditionKind {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::PodReadyToStartContainers => "PodReadyToStartContainers",
-            Self::Initialized => "Initialized",
-            Self::Ready => "Ready",
-            Self::ContainersReady => "ContainersReady",
-            Self::PodScheduled => "PodScheduled",
-            Self::DisruptionTarget => "DisruptionTarget",
-        }
+impl fmt::Display for ConditionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
     }
 }
 
@@ -74,41 +69,39 @@ fn plain(kind: ConditionKind, holds: bool) -> Condition {
     Condition { kind, holds, reason: None, message: None }
 }
 
+fn fails(kind: ConditionKind, reason: &'static str, message: Option<String>) -> Condition {
+    Condition { kind, holds: false, reason: Some(reason), message }
+}
+
 fn initialized(facts: &ConditionFacts<'_>) -> Condition {
     let kind = ConditionKind::Initialized;
     match facts.phase {
         Phase::Succeeded => Condition { reason: Some("PodCompleted"), ..plain(kind, true) },
         _ if facts.incomplete.is_empty() => plain(kind, true),
-        _ => Condition {
-            kind,
-            holds: false,
-            reason: Some("ContainersNotInitialized"),
-            message: Some(format!("containers with incomplete status: [{}]", facts.incomplete.join(" "))),
-        },
+        _ => {
+            let message = format!("containers with incomplete status: [{}]", facts.incomplete.join(" "));
+            fails(kind, "ContainersNotInitialized", Some(message))
+        }
     }
 }
 
 fn ready(facts: &ConditionFacts<'_>) -> Condition {
     match &facts.unmet_gates {
-        Some(unmet) if facts.ready => Condition {
-            kind: ConditionKind::Ready,
-            holds: false,
-            reason: Some("ReadinessGatesNotReady"),
-            message: Some(unmet.clone()),
-        },
+        Some(unmet) if facts.ready => {
+            fails(ConditionKind::Ready, "ReadinessGatesNotReady", Some(unmet.clone()))
+        }
         _ => containers_ready(ConditionKind::Ready, facts),
     }
 }
 
 fn containers_ready(kind: ConditionKind, facts: &ConditionFacts<'_>) -> Condition {
-    let not_ready = |reason, message| Condition { kind, holds: false, reason: Some(reason), message };
     match facts.phase {
         _ if facts.ready => plain(kind, true),
-        Phase::Succeeded => not_ready("PodCompleted", None),
-        Phase::Failed => not_ready("PodFailed", None),
+        Phase::Succeeded => fails(kind, "PodCompleted", None),
+        Phase::Failed => fails(kind, "PodFailed", None),
         _ => {
             let message = format!("containers with unready status: [{}]", facts.container);
-            not_ready("ContainersNotReady", Some(message))
+            fails(kind, "ContainersNotReady", Some(message))
         }
     }
 }
@@ -132,7 +125,7 @@ mod tests {
     #[test]
     fn conditions_use_the_kubelets_words() {
         let said = |facts: &ConditionFacts<'_>, kind: &str| {
-            let one = all(facts).into_iter().find(|one| one.kind.as_str() == kind).unwrap();
+            let one = all(facts).into_iter().find(|one| one.kind.to_string() == kind).unwrap();
             format!("{} {} {}", one.holds, one.reason.unwrap_or("-"), one.message.as_deref().unwrap_or("-"))
         };
         let unready = ConditionFacts { ready: false, ..facts() };

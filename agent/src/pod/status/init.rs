@@ -1,17 +1,15 @@
 //! Statuses of init containers.
 
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus};
 
-use super::{Context, backing_off, container_id, image_of, terminated, waiting_for};
+use super::{Context, backing_off, container_id, image_of, running, terminated};
 use crate::state::{InitStage, InitState, Outcome, RestartPolicy, VmRunView};
 
 /// The statuses of a Pod's init containers, in the Pod's order.
 pub(super) fn statuses(context: &Context<'_>, current: Option<&VmRunView>) -> Vec<ContainerStatus> {
     let Ok(plan) = context.plan else { return Vec::new() };
     let states = current.map_or(&[][..], VmRunView::init_states);
-    let spec = current.and_then(|attempt| attempt.spec.as_ref());
+    let spec = current.and_then(|run| run.spec.as_ref());
     let status = |name: &String| {
         let state = states.iter().find(|state| state.name == *name);
         let (now, last) =
@@ -40,8 +38,8 @@ pub(super) fn statuses(context: &Context<'_>, current: Option<&VmRunView>) -> Ve
 }
 
 /// Whether a VM has yet to run its init containers. A new VM runs all of them again.
-fn is_to_run(attempt: &VmRunView) -> bool {
-    attempt.spec.is_some() && attempt.outcome.is_none() && attempt.running_since().is_none()
+fn is_to_run(run: &VmRunView) -> bool {
+    run.spec.is_some() && run.outcome.is_none() && run.running_since().is_none()
 }
 
 /// What the API shows of an init container that has ended.
@@ -74,12 +72,8 @@ fn succeeded(state: &InitState) -> bool {
     matches!(&state.now, InitStage::Over(outcome) if outcome.ending.exit_code() == 0)
 }
 
-/// An init container that has not started.
 fn pending(context: &Context<'_>, name: &str) -> ContainerState {
-    match context.trouble_of(name) {
-        Some(error) => waiting_for(error.reason, Some(error.message.clone())),
-        None => waiting_for("PodInitializing", None),
-    }
+    context.waiting_of(name, "PodInitializing")
 }
 
 fn shown(
@@ -87,9 +81,9 @@ fn shown(
     current: Option<&VmRunView>,
     state: &InitState,
 ) -> (ContainerState, Option<ContainerState>) {
-    let spec = current.and_then(|attempt| attempt.spec.as_ref());
+    let spec = current.and_then(|run| run.spec.as_ref());
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
-    let now = match (&state.now, current.and_then(|attempt| attempt.outcome.as_ref())) {
+    let now = match (&state.now, current.and_then(|run| run.outcome.as_ref())) {
         (InitStage::Waiting, _) => pending(context, &state.name),
         (InitStage::BackOff(delay), _) => backing_off(context.pod, &state.name, *delay),
         (InitStage::Running(since), None) => running(*since),
@@ -97,9 +91,4 @@ fn shown(
         (InitStage::Over(outcome), _) => terminated(spec, None, outcome),
     };
     (now, last)
-}
-
-fn running(since: Timestamp) -> ContainerState {
-    let running = ContainerStateRunning { started_at: Some(Time(since)) };
-    ContainerState { running: Some(running), ..ContainerState::default() }
 }

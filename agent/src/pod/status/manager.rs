@@ -144,40 +144,34 @@ async fn publish(
         let body = Patch::Strategic(patch(&uid, &status));
         let is_last = is_final(Some(&status));
         crash_point::point(if is_last { "agent.publish-final.before" } else { "agent.publish.before" });
-        let attempt = call(DEADLINE, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
+        let answer = call(DEADLINE, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
         crash_point::point(if is_last { "agent.publish-final.after" } else { "agent.publish.after" });
-        let done = match attempt {
+        let last = match answer {
             Ok(answer) => {
                 debug!(%pod, phase = status.phase, "status published");
-                Ok(Published::new(status, &answer))
+                Published::new(status, &answer)
             }
             Err(CallError::Refused(answer)) if is_replaced(answer.code, &answer.message) => {
-                Ok(Published::in_vain(status))
+                Published::in_vain(status)
             }
             Err(error) => {
                 // The Pod is most likely gone, but a proxy may have answered. The watch knows for sure.
                 if error.is_not_found() {
                     delays.skip_to_longest();
                 }
-                Err(chain(&error))
-            }
-        };
-        let problem = match done {
-            Ok(last) => {
-                published.send_replace(Some(last));
-                delays.reset();
-                if wanted.changed().await.is_err() {
-                    return;
+                warn!(%pod, problem = chain(&error), "cannot publish the Pod's status; trying again");
+                tokio::select! {
+                    () = sleep(delays.next()) => {}
+                    // A newer status is tried at once.
+                    changed = wanted.changed() => if changed.is_err() { return },
                 }
                 continue;
             }
-            Err(problem) => problem,
         };
-        warn!(%pod, problem, "cannot publish the Pod's status; trying again");
-        tokio::select! {
-            () = sleep(delays.next()) => {}
-            // A newer status is tried at once.
-            changed = wanted.changed() => if changed.is_err() { return },
+        published.send_replace(Some(last));
+        delays.reset();
+        if wanted.changed().await.is_err() {
+            return;
         }
     }
 }
@@ -255,19 +249,18 @@ mod tests {
 
     #[test]
     fn publishing_ends_only_when_another_pod_has_the_name() {
-        assert!(!is_replaced(404, "pods \"a\" not found"));
-        assert!(is_replaced(409, "Precondition failed: UID in precondition: a, UID in object meta: b"));
-        assert!(!is_replaced(409, "the object has been modified"));
-        assert!(is_replaced(
-            422,
-            "Pod \"a\" is invalid: metadata.uid: Invalid value: \"b\": field is immutable"
-        ));
-        assert!(!is_replaced(
-            409,
-            "Operation cannot be fulfilled on pods \"fluid-0\": the object has been modified"
-        ));
-        assert!(!is_replaced(422, "Pod \"metadata.uid\" is invalid: status.hostIPs[0]: Invalid value"));
-        assert!(!is_replaced(500, "uid"));
+        let table = [
+            (404, "pods \"a\" not found", false),
+            (409, "Precondition failed: UID in precondition: a, UID in object meta: b", true),
+            (409, "the object has been modified", false),
+            (422, "Pod \"a\" is invalid: metadata.uid: Invalid value: \"b\": field is immutable", true),
+            (409, "Operation cannot be fulfilled on pods \"fluid-0\": the object has been modified", false),
+            (422, "Pod \"metadata.uid\" is invalid: status.hostIPs[0]: Invalid value", false),
+            (500, "uid", false),
+        ];
+        for (code, message, expected) in table {
+            assert_eq!(is_replaced(code, message), expected, "{code} {message}");
+        }
     }
 
     #[test]
@@ -282,18 +275,13 @@ mod tests {
             }))
             .unwrap()
         };
-        let unready = |version| {
+        let changed = |version, change: fn(&mut Vec<PodCondition>)| {
             let mut pod = pod(version, "True", "Running");
-            pod.status.as_mut().unwrap().conditions.as_mut().unwrap()[1].status = "False".into();
+            change(pod.status.as_mut().unwrap().conditions.as_mut().unwrap());
             pod
         };
-        let without = |version| {
-            let mut pod = pod(version, "True", "Running");
-            pod.status.as_mut().unwrap().conditions.as_mut().unwrap().pop();
-            pod
-        };
-        let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
-        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
+        let unready = |version| changed(version, |conditions| conditions[1].status = "False".into());
+        let status = ready();
         let published = Published::new(status.clone(), &pod("9", "True", "Running"));
         let table = vec![
             (pod("9", "True", "Running"), false),
@@ -302,7 +290,7 @@ mod tests {
             (pod("10", "False", "Running"), false),
             (pod("10", "True", "Pending"), true),
             (unready("10"), true),
-            (without("10"), true),
+            (changed("10", |conditions| drop(conditions.pop())), true),
             // An older version, or one without a version, is no change.
             (unready("8"), false),
             (unready("what"), false),
@@ -313,29 +301,23 @@ mod tests {
         assert!(!Published::in_vain(status).is_undone_by(&unready("10")));
     }
 
-    #[test]
-    fn the_address_of_a_node_that_has_moved_is_replaced() {
-        let host_ips = Some(vec![HostIP { ip: "10.0.0.2".to_owned() }]);
-        let body = patch(&"0b1c".parse().unwrap(), &PodStatus { host_ips, ..PodStatus::default() });
-        assert_eq!(body["status"]["hostIPs"], json!([{"$patch": "replace"}, {"ip": "10.0.0.2"}]));
-    }
-
-    #[test]
-    fn a_field_that_a_condition_no_longer_has_is_removed() {
+    fn ready() -> PodStatus {
         let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
-        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
-        let body = patch(&"0b1c".parse().unwrap(), &status);
-        let expected = json!([{"type": "Ready", "status": "True", "reason": null, "message": null}]);
-        assert_eq!(body["status"]["conditions"], expected);
+        PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() }
     }
 
     #[test]
-    fn a_field_that_a_status_no_longer_has_is_removed() {
-        let body = patch(&"0b1c".parse().unwrap(), &PodStatus::default());
+    fn a_patch_replaces_addresses_and_removes_fields_that_a_status_or_condition_no_longer_has() {
+        let patch = |status: &PodStatus| patch(&"0b1c".parse().unwrap(), status);
+        let host_ips = Some(vec![HostIP { ip: "10.0.0.2".to_owned() }]);
+        let body = patch(&PodStatus { host_ips, ..PodStatus::default() });
+        assert_eq!(body["status"]["hostIPs"], json!([{"$patch": "replace"}, {"ip": "10.0.0.2"}]));
+        let expected = json!([{"type": "Ready", "status": "True", "reason": null, "message": null}]);
+        assert_eq!(patch(&ready())["status"]["conditions"], expected);
+        let body = patch(&PodStatus::default());
         assert_eq!(body["metadata"]["uid"], "0b1c");
-        assert_eq!(
-            body["status"],
-            json!({"reason": null, "message": null, "podIP": null, "podIPs": [{"$patch": "replace"}]})
-        );
+        let expected =
+            json!({"reason": null, "message": null, "podIP": null, "podIPs": [{"$patch": "replace"}]});
+        assert_eq!(body["status"], expected);
     }
 }

@@ -23,15 +23,14 @@ use self::conditions::Condition;
 use super::admission::{Refusal, VmPlan};
 use super::sync::decide::{Desired, Observation};
 use super::sync::restart::RestartDecision;
+use crate::apiserver::events::EventReason;
 use crate::duration;
 use crate::names::{Restart, VmName};
 use crate::state::{
     EndReason, Ending, NotStarted, Outcome, Progress, RestartPolicy, ShimSpec, Stage, StopCause, VmRunView,
 };
 
-/// The kubelet's words for a Pod that `activeDeadlineSeconds` has ended.
-pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
-/// The kubelet's message for it.
+/// The kubelet's message for a Pod that `activeDeadlineSeconds` has ended.
 pub(crate) const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
 
 /// What a status depends on besides the observation.
@@ -67,6 +66,14 @@ impl Context<'_> {
     fn trouble_of(&self, container: &str) -> Option<&Trouble> {
         self.trouble.filter(|trouble| trouble.container.as_deref().is_none_or(|name| name == container))
     }
+
+    /// The state of a container that has not started, with a reason to show if nothing is wrong.
+    fn waiting_of(&self, container: &str, otherwise: &str) -> ContainerState {
+        match self.trouble_of(container) {
+            Some(trouble) => waiting_for(trouble.reason, Some(trouble.message.clone())),
+            None => waiting_for(otherwise, None),
+        }
+    }
 }
 
 /// The status that the API server should show.
@@ -78,11 +85,8 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         // An admitted Pod stays admitted: it waits, and its VM runs on.
         Err(refusal) if seen.accepted => {
             unreadable = VmPlan::unreadable(context.pod);
-            trouble = Trouble {
-                reason: "CreateContainerConfigError",
-                message: refusal.message.clone(),
-                container: None,
-            };
+            let message = refusal.message.clone();
+            trouble = Trouble { reason: "CreateContainerConfigError", message, container: None };
             (&unreadable, Context { trouble: Some(&trouble), ..*context })
         }
         Err(refusal) => {
@@ -98,36 +102,35 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         }
     };
     let context = &context;
-    let container = container(seen, context, plan);
+    let (container, shown) = container(seen, context, plan);
     let failure = failure(seen);
-    let phase = if failure.is_some() { Phase::Failed } else { phase(seen, &container) };
-    let current = seen.attempts.last();
+    let phase = if failure.is_some() { Phase::Failed } else { phase(seen, &shown, container.restart_count) };
+    let current = seen.runs.last();
     let address = address(current);
     let init = init::statuses(context, current);
     let facts = conditions::ConditionFacts {
         phase,
         has_address: address.is_some(),
         incomplete: init::incomplete(&init),
-        ready: matches!(container.state, Shown::Running) && container.status.ready,
-        container: &container.status.name,
+        ready: container.ready,
+        container: &container.name,
         unmet_gates: gates::unmet(context.pod),
         evicted: seen.eviction(),
     };
     let generation = context.pod.metadata.generation;
     let conditions = conditions::all(&facts).into_iter();
     let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
-    let mut statuses = (vec![container.status], init);
+    let (mut main, mut init) = (vec![container], init);
     if phase.is_final() {
-        settle(&mut statuses.0, plan.init.is_empty());
-        settle(&mut statuses.1, false);
+        settle(&mut main, plan.init.is_empty());
+        settle(&mut init, false);
     }
-    let (main, init) = statuses;
     let pod_ip = address.map(|ip| ip.to_string());
     // As in the kubelet, a Pod that is over keeps its address.
     let pod_ip = pod_ip.or_else(|| was_at(current, &old).filter(|_| phase.is_final()));
     PodStatus {
         phase: Some(phase.to_string()),
-        reason: failure.as_ref().map(|(reason, _)| (*reason).to_owned()),
+        reason: failure.as_ref().map(|(reason, _)| reason.to_string()),
         message: failure.map(|(_, message)| message),
         conditions: Some(conditions),
         container_statuses: Some(main),
@@ -144,15 +147,15 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
 }
 
 /// Why the Pod as a whole has failed, once nothing of it runs any more.
-fn failure(seen: &Observation) -> Option<(&'static str, String)> {
+fn failure(seen: &Observation) -> Option<(EventReason, String)> {
     if !seen.is_idle() {
         return None;
     }
     if let Some(why) = seen.eviction() {
-        return Some(("Evicted", why.to_owned()));
+        return Some((EventReason::Evicted, why.to_owned()));
     }
     seen.missed_deadline()?;
-    Some((DEADLINE_EXCEEDED, TOO_LONG.to_owned()))
+    Some((EventReason::DeadlineExceeded, TOO_LONG.to_owned()))
 }
 
 /// Whether a phase is one that a Pod never leaves.
@@ -160,11 +163,7 @@ pub(crate) fn is_final(status: Option<&PodStatus>) -> bool {
     Phase::of(status).is_some_and(Phase::is_final)
 }
 
-struct ShownContainer {
-    status: ContainerStatus,
-    state: Shown,
-}
-
+/// What the main container's status shows.
 enum Shown {
     Waiting,
     Running,
@@ -172,38 +171,36 @@ enum Shown {
     Over(RestartDecision),
 }
 
-fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> ShownContainer {
-    let current = seen.attempts.last();
-    let previous = seen.attempts.len().checked_sub(2).map(|index| &seen.attempts[index]);
-    let restart = current.map_or(Restart(0), |attempt| attempt.restart);
+fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> (ContainerStatus, Shown) {
+    let current = seen.runs.last();
+    let previous = seen.runs.iter().rev().nth(1);
+    let restart = current.map_or(Restart(0), |run| run.restart);
     let (state, last, shown) = match current {
         None => (waiting(context, plan), None, Shown::Waiting),
-        Some(attempt) => match (&attempt.outcome, &attempt.progress) {
-            (Some(outcome), _) => over(seen, context, plan, attempt, outcome),
+        Some(run) => match (&run.outcome, &run.progress) {
+            (Some(outcome), _) => over(seen, context, plan, run, outcome),
             (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
-                let running = ContainerStateRunning { started_at: Some(Time(*since)) };
-                let state = ContainerState { running: Some(running), ..ContainerState::default() };
-                (state, None, Shown::Running)
+                (running(*since), None, Shown::Running)
             }
             (None, _) => (waiting(context, plan), None, Shown::Waiting),
         },
     };
     let before = previous.and_then(|view| view.outcome.as_ref().map(|outcome| end_of(view, outcome)));
-    let running = matches!(shown, Shown::Running);
-    let spec = current.and_then(|attempt| attempt.spec.as_ref());
+    let runs = matches!(shown, Shown::Running);
+    let spec = current.and_then(|run| run.spec.as_ref());
     let status = ContainerStatus {
         name: plan.container.clone(),
         image: image_of(spec, plan),
         image_id: spec.map(|spec| spec.image.clone()).unwrap_or_default(),
         container_id: spec.map(|spec| container_id(&spec.vm)),
-        ready: running && seen.health.is_none_or(|health| health.ready),
-        started: Some(running && seen.health.is_none_or(|health| health.started)),
+        ready: runs && seen.health.is_none_or(|health| health.ready),
+        started: Some(runs && seen.health.is_none_or(|health| health.started)),
         restart_count: i32::try_from(restart.0).unwrap_or(i32::MAX),
         state: Some(state),
         last_state: Some(last.or(before).unwrap_or_default()),
         ..ContainerStatus::default()
     };
-    ShownContainer { status, state: shown }
+    (status, shown)
 }
 
 /// The image of the current VM. The Pod may name another one by now.
@@ -216,15 +213,15 @@ fn over(
     seen: &Observation,
     context: &Context<'_>,
     plan: &VmPlan,
-    attempt: &VmRunView,
+    run: &VmRunView,
     outcome: &Outcome,
 ) -> (ContainerState, Option<ContainerState>, Shown) {
     let end = match &outcome.ending {
         // The main container never started.
         Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
-        _ => end_of(attempt, outcome),
+        _ => end_of(run, outcome),
     };
-    match (seen.verdict(attempt, outcome), context.trouble_of(&plan.container)) {
+    match (seen.verdict(run, outcome), context.trouble_of(&plan.container)) {
         // The restart is due, but the VM cannot be created.
         (next @ RestartDecision::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
             let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
@@ -232,13 +229,13 @@ fn over(
         }
         // The container starts again at once, but the API server would take this end for final.
         (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _)
-            if is_final_end(seen.wanted, &end) =>
+            if is_final_end(seen.desired, &end) =>
         {
             (waiting(context, plan), Some(end), Shown::Over(next))
         }
         (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
         (next @ RestartDecision::Restart { delay, .. }, _) => {
-            let name = attempt.spec.as_ref().map_or("", |spec| &spec.main.name);
+            let name = run.spec.as_ref().map_or("", |spec| &spec.main.name);
             (backing_off(context.pod, name, delay), Some(end), Shown::Over(next))
         }
         (next, _) => (end, None, Shown::Over(next)),
@@ -271,9 +268,9 @@ fn never_ran() -> ContainerState {
 
 /// Whether the API server lets a container never leave this terminated state: the restart policy would not start it again. A failed probe
 /// or another image does.
-fn is_final_end(wanted: Desired, end: &ContainerState) -> bool {
+fn is_final_end(desired: Desired, end: &ContainerState) -> bool {
     let succeeded = end.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
-    match wanted {
+    match desired {
         Desired::Run(RestartPolicy::Always) => false,
         Desired::Run(RestartPolicy::OnFailure) => succeeded,
         _ => true,
@@ -295,22 +292,24 @@ fn backing_off(pod: &Pod, container: &str, delay: Duration) -> ContainerState {
 }
 
 fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
-    match context.trouble_of(&plan.container) {
-        Some(error) => waiting_for(error.reason, Some(error.message.clone())),
-        None if plan.init.is_empty() => waiting_for("ContainerCreating", None),
-        None => waiting_for("PodInitializing", None),
-    }
+    let otherwise = if plan.init.is_empty() { "ContainerCreating" } else { "PodInitializing" };
+    context.waiting_of(&plan.container, otherwise)
+}
+
+fn running(since: Timestamp) -> ContainerState {
+    let running = ContainerStateRunning { started_at: Some(Time(since)) };
+    ContainerState { running: Some(running), ..ContainerState::default() }
 }
 
 /// The guest's current address.
 fn address(current: Option<&VmRunView>) -> Option<IpAddr> {
-    let current = current.filter(|attempt| attempt.outcome.is_none())?;
+    let current = current.filter(|run| run.outcome.is_none())?;
     current.progress.as_ref()?.stage.address()
 }
 
 /// The guest's last known address.
 fn was_at(current: Option<&VmRunView>, old: &PodStatus) -> Option<String> {
-    let progress = current.and_then(|attempt| attempt.progress.as_ref());
+    let progress = current.and_then(|run| run.progress.as_ref());
     let last = progress.and_then(|progress| progress.stage.address());
     last.map(|ip| ip.to_string()).or_else(|| old.pod_ip.clone())
 }
@@ -320,9 +319,9 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
 }
 
-fn end_of(attempt: &VmRunView, outcome: &Outcome) -> ContainerState {
-    let cause = attempt.effective_stop().and_then(|stop| stop.cause);
-    terminated(attempt.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
+fn end_of(run: &VmRunView, outcome: &Outcome) -> ContainerState {
+    let cause = run.effective_stop().and_then(|stop| stop.cause);
+    terminated(run.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
 }
 
 /// The end of a container; `failed` is what it was stopped for, if that was its own failure.
@@ -373,15 +372,15 @@ pub(super) fn vm_of(container_id: &str) -> Option<VmName> {
     container_id.strip_prefix(SCHEME)?.parse().ok()
 }
 
-fn phase(seen: &Observation, container: &ShownContainer) -> Phase {
-    let stopping = matches!(seen.wanted, Desired::Stop(_) | Desired::Finished(_) | Desired::Gone);
-    match container.state {
+fn phase(seen: &Observation, shown: &Shown, restart_count: i32) -> Phase {
+    let stopping = !matches!(seen.desired, Desired::Run(_));
+    match shown {
         Shown::Running | Shown::Over(RestartDecision::Restart { .. }) => Phase::Running,
         Shown::Over(RestartDecision::Succeeded) => Phase::Succeeded,
         Shown::Over(RestartDecision::Failed) => Phase::Failed,
         // A Pod that is deleted before it ever ran has failed.
-        Shown::Waiting if stopping && seen.attempts.is_empty() => Phase::Failed,
-        Shown::Waiting if container.status.restart_count > 0 => Phase::Running,
+        Shown::Waiting if stopping && seen.runs.is_empty() => Phase::Failed,
+        Shown::Waiting if restart_count > 0 => Phase::Running,
         Shown::Waiting => Phase::Pending,
     }
 }
@@ -389,13 +388,14 @@ fn phase(seen: &Observation, container: &ShownContainer) -> Phase {
 /// A condition keeps its transition time until its status changes.
 fn condition(old: &PodStatus, new: Condition, now: Timestamp, generation: Option<i64>) -> PodCondition {
     let status = if new.holds { "True" } else { "False" };
-    let before = old.conditions.iter().flatten().find(|c| c.type_ == new.kind.as_str() && c.status == status);
+    let kind = new.kind.to_string();
+    let before = old.conditions.iter().flatten().find(|one| one.type_ == kind && one.status == status);
     PodCondition {
-        type_: new.kind.as_str().to_owned(),
+        type_: kind,
         status: status.to_owned(),
         reason: new.reason.map(str::to_owned),
         message: new.message,
-        last_transition_time: before.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
+        last_transition_time: before.and_then(|one| one.last_transition_time.clone()).or(Some(Time(now))),
         observed_generation: generation,
         ..PodCondition::default()
     }

@@ -16,13 +16,9 @@ pub(crate) enum Phase {
 impl Phase {
     /// The phase of a status, if it is one that the agent sets.
     pub(crate) fn of(status: Option<&PodStatus>) -> Option<Self> {
-        match status?.phase.as_deref()? {
-            "Pending" => Some(Self::Pending),
-            "Running" => Some(Self::Running),
-            "Succeeded" => Some(Self::Succeeded),
-            "Failed" => Some(Self::Failed),
-            _ => None,
-        }
+        let phase = status?.phase.as_deref()?;
+        let all = [Self::Pending, Self::Running, Self::Succeeded, Self::Failed];
+        all.into_iter().find(|known| known.to_string() == phase)
     }
 
     /// Whether a Pod never leaves this phase.

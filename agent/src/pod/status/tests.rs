@@ -1,31 +1,31 @@
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::*;
-use crate::image::PullPolicy;
+use crate::pod::admission::RefusalReason;
 use crate::pod::sync::decide::Deadline;
 use crate::probe::state::ContainerHealth;
 use crate::state::{InitStage, InitState, RestartPolicy, ShimSpec, StopCause, StopRequest};
-use crate::tart::Size;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
 fn plan() -> VmPlan {
-    VmPlan {
-        container: "main".into(),
-        image: "registry.test/macos:15".into(),
-        pull_secrets: Vec::new(),
-        pull: PullPolicy::IfNotPresent,
-        size: Size::default(),
-        cpu_is_limit: false,
-        memory_is_limit: false,
-        init: Vec::new(),
-        host_ports: Vec::new(),
+    VmPlan { container: "main".into(), image: "registry.test/macos:15".into(), ..VmPlan::default() }
+}
+
+fn with_init() -> VmPlan {
+    VmPlan { init: vec!["init".into()], ..plan() }
+}
+
+impl<'a> Context<'a> {
+    fn example(pod: &'a Pod, plan: Result<&'a VmPlan, &'a Refusal>) -> Self {
+        Self { pod, before: None, plan, accepted_at: None, trouble: None, host_ip: None }
     }
 }
 
-fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
+fn vm_run(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
     VmRunView {
         spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(restart)))),
         begun: stage.is_some(),
@@ -35,8 +35,13 @@ fn attempt(restart: u32, stage: Option<Stage>, ending: Option<Ending>) -> VmRunV
     }
 }
 
-fn seen(wanted: Desired, attempts: Vec<VmRunView>) -> Observation {
-    Observation::example(wanted, attempts, at(100))
+/// A VM whose container had failed once before.
+fn crashed(view: VmRunView) -> VmRunView {
+    VmRunView { spec: view.spec.map(|spec| ShimSpec { crashes: 1, ..spec }), ..view }
+}
+
+fn seen(desired: Desired, runs: Vec<VmRunView>) -> Observation {
+    Observation::example(desired, runs, at(100))
 }
 
 fn shown(seen: &Observation) -> PodStatus {
@@ -52,15 +57,18 @@ fn shown_as(plan: &VmPlan, seen: &Observation) -> PodStatus {
         ..ObjectMeta::default()
     };
     let pod = Pod { metadata, ..Pod::default() };
-    let context = Context {
-        pod: &pod,
-        before: pod.status.as_ref(),
-        plan: Ok(plan),
-        accepted_at: Some(at(40)),
-        trouble: None,
-        host_ip: None,
-    };
-    render(seen, &context)
+    render(seen, &Context { accepted_at: Some(at(40)), ..Context::example(&pod, Ok(plan)) })
+}
+
+/// The status of the main container.
+fn main_of(status: PodStatus) -> ContainerStatus {
+    status.container_statuses.unwrap().remove(0)
+}
+
+const RUNNING: Option<Stage> = Some(Stage::Running { address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9)) });
+
+fn running_vm() -> VmRunView {
+    vm_run(0, RUNNING, None)
 }
 
 fn exited(code: i32) -> Ending {
@@ -73,23 +81,22 @@ const STOP: Desired = Desired::Stop(Duration::from_secs(30));
 
 #[test]
 fn the_phase_follows_from_stage_ending_and_policy() {
-    let running = Some(Stage::Running { address: "127.0.0.9".parse().unwrap() });
     let table = [
         (seen(NEVER, vec![]), "Pending"),
-        (seen(NEVER, vec![attempt(0, Some(Stage::Booting), None)]), "Pending"),
-        (seen(NEVER, vec![attempt(0, running, None)]), "Running"),
-        (seen(NEVER, vec![attempt(0, running, Some(exited(0)))]), "Succeeded"),
-        (seen(NEVER, vec![attempt(0, running, Some(exited(1)))]), "Failed"),
-        (seen(ALWAYS, vec![attempt(0, running, Some(exited(0)))]), "Running"),
+        (seen(NEVER, vec![vm_run(0, Some(Stage::Booting), None)]), "Pending"),
+        (seen(NEVER, vec![vm_run(0, RUNNING, None)]), "Running"),
+        (seen(NEVER, vec![vm_run(0, RUNNING, Some(exited(0)))]), "Succeeded"),
+        (seen(NEVER, vec![vm_run(0, RUNNING, Some(exited(1)))]), "Failed"),
+        (seen(ALWAYS, vec![vm_run(0, RUNNING, Some(exited(0)))]), "Running"),
         (
-            seen(ALWAYS, vec![attempt(0, running, Some(exited(0))), attempt(1, Some(Stage::Booting), None)]),
+            seen(ALWAYS, vec![vm_run(0, RUNNING, Some(exited(0))), vm_run(1, Some(Stage::Booting), None)]),
             "Running",
         ),
-        (seen(STOP, vec![attempt(0, running, Some(Ending::Stopped { killed: false }))]), "Succeeded"),
-        (seen(STOP, vec![attempt(0, running, Some(Ending::Stopped { killed: true }))]), "Failed"),
+        (seen(STOP, vec![vm_run(0, RUNNING, Some(Ending::Stopped { killed: false }))]), "Succeeded"),
+        (seen(STOP, vec![vm_run(0, RUNNING, Some(Ending::Stopped { killed: true }))]), "Failed"),
         (seen(STOP, vec![]), "Failed"),
-        (seen(STOP, vec![attempt(0, running, None)]), "Running"),
-        (seen(NEVER, vec![attempt(0, running, Some(Ending::Lost))]), "Failed"),
+        (seen(STOP, vec![vm_run(0, RUNNING, None)]), "Running"),
+        (seen(NEVER, vec![vm_run(0, RUNNING, Some(Ending::Lost))]), "Failed"),
     ];
     for (observation, phase) in table {
         assert_eq!(shown(&observation).phase.as_deref(), Some(phase), "{observation:#?}");
@@ -98,7 +105,7 @@ fn the_phase_follows_from_stage_ending_and_policy() {
 
 #[test]
 fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
-    let with_init = VmPlan { init: vec!["init".into()], ..plan() };
+    let with_init = with_init();
     let ended: PodStatus = serde_json::from_value(serde_json::json!({"initContainerStatuses": [{
         "name": "init", "image": "i", "imageID": "", "ready": true, "restartCount": 2,
         "state": {"terminated": {"exitCode": 0}},
@@ -110,28 +117,20 @@ fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
         let all = status.conditions.as_ref().unwrap();
         all.iter().find(|one| one.type_ == "Initialized").unwrap().status.clone()
     };
-    let address = "127.0.0.2".parse().unwrap();
-    let unplanned = |attempt: VmRunView| VmRunView { spec: None, ..attempt };
+    let unplanned = |run: VmRunView| VmRunView { spec: None, ..run };
     let table = [
         (None, true),
-        (Some(unplanned(attempt(0, None, None))), true),
-        (Some(unplanned(attempt(0, None, Some(Ending::Lost)))), true),
-        (Some(attempt(0, Some(Stage::Booting), Some(Ending::Lost))), true),
-        (Some(attempt(0, Some(Stage::Running { address }), None)), true),
+        (Some(unplanned(vm_run(0, None, None))), true),
+        (Some(unplanned(vm_run(0, None, Some(Ending::Lost)))), true),
+        (Some(vm_run(0, Some(Stage::Booting), Some(Ending::Lost))), true),
+        (Some(running_vm()), true),
         // The new VM runs its init containers again.
-        (Some(attempt(1, Some(Stage::Booting), None)), false),
+        (Some(vm_run(1, Some(Stage::Booting), None)), false),
     ];
     for (current, is_kept) in table {
         let seen = seen(NEVER, current.into_iter().collect());
         // The API server has refused the agent's last status.
-        let context = Context {
-            pod: &pod,
-            before: Some(&waiting),
-            plan: Ok(&with_init),
-            accepted_at: None,
-            trouble: None,
-            host_ip: None,
-        };
+        let context = Context { before: Some(&waiting), ..Context::example(&pod, Ok(&with_init)) };
         let status = render(&seen, &context);
         assert_eq!(status.init_container_statuses == ended.init_container_statuses, is_kept, "{seen:?}");
         assert_eq!(initialized(&status) == "True", is_kept, "{seen:?}");
@@ -140,12 +139,10 @@ fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
 
 #[test]
 fn an_init_container_that_runs_again_stays_terminated_where_the_api_server_demands_it() {
-    let with_init = VmPlan { init: vec!["init".into()], ..plan() };
+    let with_init = with_init();
     let running = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 1, last: None };
-    let seen = {
-        let again = VmRunView { init: vec![running], ..attempt(1, Some(Stage::Booting), None) };
-        seen(NEVER, vec![attempt(0, None, Some(Ending::Lost)), again])
-    };
+    let again = VmRunView { init: vec![running], ..vm_run(1, Some(Stage::Booting), None) };
+    let seen = seen(NEVER, vec![vm_run(0, None, Some(Ending::Lost)), again]);
     for (policy, code, is_kept) in
         [("Always", 0, false), ("OnFailure", 0, true), ("OnFailure", 1, false), ("Never", 1, true)]
     {
@@ -157,26 +154,23 @@ fn an_init_container_that_runs_again_stays_terminated_where_the_api_server_deman
             }]},
         }))
         .unwrap();
-        let context = Context {
-            pod: &pod,
-            before: None,
-            plan: Ok(&with_init),
-            accepted_at: None,
-            trouble: None,
-            host_ip: None,
-        };
-        let state = render(&seen, &context).init_container_statuses.unwrap().remove(0).state.unwrap();
+        let state = render(&seen, &Context::example(&pod, Ok(&with_init)))
+            .init_container_statuses
+            .unwrap()
+            .remove(0)
+            .state
+            .unwrap();
         assert_eq!(state.terminated.is_some(), is_kept, "{policy} {code}");
     }
 }
 
 #[test]
 fn an_init_container_ends_with_its_vm() {
-    let with_init = VmPlan { init: vec!["init".into()], ..plan() };
+    let with_init = with_init();
     let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
     let state = |ending| {
-        let attempt = VmRunView { init: vec![init.clone()], ..attempt(0, Some(Stage::Booting), ending) };
-        let status = shown_as(&with_init, &seen(NEVER, vec![attempt]));
+        let run = VmRunView { init: vec![init.clone()], ..vm_run(0, Some(Stage::Booting), ending) };
+        let status = shown_as(&with_init, &seen(NEVER, vec![run]));
         let status = status.init_container_statuses.unwrap().remove(0);
         (status.started, status.state.unwrap())
     };
@@ -184,16 +178,13 @@ fn an_init_container_ends_with_its_vm() {
     assert!(started == Some(true) && lives.running.is_some());
     let (started, lost) = state(Some(Ending::Lost));
     let lost = lost.terminated.unwrap();
-    assert_eq!(
-        (started, lost.exit_code, lost.reason.as_deref()),
-        (Some(false), 137, Some("ContainerStatusUnknown"))
-    );
+    assert_eq!(started, Some(false));
+    assert_eq!((lost.exit_code, lost.reason.as_deref()), (137, Some("ContainerStatusUnknown")));
 }
 
 #[test]
 fn a_running_pod_has_an_address_and_is_ready() {
-    let address = "127.0.0.9".parse().unwrap();
-    let status = shown(&seen(NEVER, vec![attempt(0, Some(Stage::Running { address }), None)]));
+    let status = shown(&seen(NEVER, vec![running_vm()]));
     assert_eq!(status.pod_ip.as_deref(), Some("127.0.0.9"));
     assert_eq!(status.pod_ips.unwrap()[0].ip, "127.0.0.9");
     let container = &status.container_statuses.unwrap()[0];
@@ -204,11 +195,7 @@ fn a_running_pod_has_an_address_and_is_ready() {
 
 #[test]
 fn a_pod_that_is_over_keeps_its_address() {
-    let address = "127.0.0.9".parse().unwrap();
-    let ended = |wanted| {
-        let exited = Some(Ending::Exited { code: 1, message: None });
-        shown(&seen(wanted, vec![attempt(0, Some(Stage::Running { address }), exited)]))
-    };
+    let ended = |desired| shown(&seen(desired, vec![vm_run(0, RUNNING, Some(exited(1)))]));
     let over = ended(NEVER);
     assert_eq!((over.phase.as_deref(), over.pod_ip.as_deref()), (Some("Failed"), Some("127.0.0.9")));
     assert_eq!(over.pod_ips.unwrap()[0].ip, "127.0.0.9");
@@ -220,10 +207,9 @@ fn a_pod_that_is_over_keeps_its_address() {
 
 #[test]
 fn probes_say_whether_a_running_pod_is_ready() {
-    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     let shown = |started, ready| {
         let health = Some(ContainerHealth { started, ready, failed: None });
-        shown(&Observation { health, ..seen(NEVER, vec![running.clone()]) })
+        shown(&Observation { health, ..seen(NEVER, vec![running_vm()]) })
     };
     for (started, ready) in [(false, false), (true, false), (true, true)] {
         let status = shown(started, ready);
@@ -246,9 +232,9 @@ fn probes_say_whether_a_running_pod_is_ready() {
 #[test]
 fn a_container_stopped_for_a_failed_probe_shows_the_reason() {
     let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) };
-    let gone = |killed| VmRunView { stop: Some(stop), ..attempt(0, None, Some(Ending::Stopped { killed })) };
+    let gone = |killed| VmRunView { stop: Some(stop), ..vm_run(0, None, Some(Ending::Stopped { killed })) };
     for (killed, code) in [(false, 143), (true, 137)] {
-        let over = shown(&seen(ALWAYS, vec![gone(killed)])).container_statuses.unwrap().remove(0);
+        let over = main_of(shown(&seen(ALWAYS, vec![gone(killed)])));
         let end = over.state.unwrap().terminated.unwrap();
         assert_eq!((end.exit_code, end.reason.as_deref()), (code, Some("Error")));
         assert_eq!(end.message.as_deref(), Some("the container failed liveness probe and was stopped"));
@@ -258,19 +244,17 @@ fn a_container_stopped_for_a_failed_probe_shows_the_reason() {
 
 #[test]
 fn a_restarted_container_shows_how_it_ended_before() {
-    let failed = attempt(0, None, Some(exited(3)));
+    let failed = vm_run(0, None, Some(exited(3)));
     let over = shown(&seen(ALWAYS, vec![failed.clone()]));
     assert_eq!(over.phase.as_deref(), Some("Running"), "it starts again at once");
-    let mut failed = failed;
-    failed.spec.as_mut().unwrap().crashes = 1;
-    let waiting = shown(&seen(ALWAYS, vec![failed.clone()])).container_statuses.unwrap().remove(0);
+    let failed = crashed(failed);
+    let waiting = main_of(shown(&seen(ALWAYS, vec![failed.clone()])));
     let state = waiting.state.unwrap().waiting.unwrap();
     assert_eq!(state.reason.as_deref(), Some("CrashLoopBackOff"));
     let words = "back-off 10s restarting failed container=main pod=web-0_ci(0b1c)";
     assert_eq!(state.message.as_deref(), Some(words));
     assert_eq!(waiting.last_state.unwrap().terminated.unwrap().exit_code, 3);
-    let again =
-        shown(&seen(ALWAYS, vec![failed, attempt(1, None, None)])).container_statuses.unwrap().remove(0);
+    let again = main_of(shown(&seen(ALWAYS, vec![failed, vm_run(1, None, None)])));
     assert_eq!(again.restart_count, 1);
     assert_eq!(again.last_state.unwrap().terminated.unwrap().exit_code, 3);
 }
@@ -283,17 +267,16 @@ fn a_container_shows_its_current_image_until_it_restarts() {
         stop: Some(stop),
         ..view
     };
-    let running = Some(Stage::Running { address: "127.0.0.9".parse().unwrap() });
-    let main = |wanted, view| {
-        let status = shown(&Observation { image: Some("new".into()), ..seen(wanted, vec![view]) });
-        (status.phase.unwrap(), status.container_statuses.unwrap().remove(0))
+    let main = |desired, view| {
+        let status = shown(&Observation { image: Some("new".into()), ..seen(desired, vec![view]) });
+        (status.phase.clone().unwrap(), main_of(status))
     };
-    let (phase, container) = main(NEVER, old(attempt(0, running, None)));
+    let (phase, container) = main(NEVER, old(vm_run(0, RUNNING, None)));
     assert_eq!((phase.as_str(), container.image.as_str()), ("Running", "old"));
     // The container ended for another image and starts again under every policy, unless the Pod is deleted.
-    let gone = || old(attempt(0, running, Some(Ending::Stopped { killed: false })));
-    for (wanted, expected) in [(ALWAYS, "Running"), (STOP, "Succeeded")] {
-        let (phase, container) = main(wanted, gone());
+    let gone = || old(vm_run(0, RUNNING, Some(Ending::Stopped { killed: false })));
+    for (desired, expected) in [(ALWAYS, "Running"), (STOP, "Succeeded")] {
+        let (phase, container) = main(desired, gone());
         let end = container.state.unwrap().terminated.unwrap();
         assert_eq!((phase.as_str(), end.exit_code, end.reason.as_deref()), (expected, 0, Some("Completed")));
     }
@@ -309,9 +292,9 @@ fn a_container_shows_its_current_image_until_it_restarts() {
 fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
     let stop = Some(StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) });
     let on_failure = Desired::Run(RestartPolicy::OnFailure);
-    let kind = |wanted, code| {
-        let ended = VmRunView { stop, ..attempt(0, None, Some(exited(code))) };
-        let container = shown(&seen(wanted, vec![ended])).container_statuses.unwrap().remove(0);
+    let kind = |desired, code| {
+        let ended = VmRunView { stop, ..vm_run(0, None, Some(exited(code))) };
+        let container = main_of(shown(&seen(desired, vec![ended])));
         let last = container.last_state.unwrap().terminated.map(|end| end.exit_code);
         match container.state.unwrap().terminated {
             Some(end) => (end.exit_code, "terminated", last),
@@ -325,35 +308,24 @@ fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
         (on_failure, 0, "waiting"),
         (NEVER, 0, "terminated"),
     ];
-    for (wanted, code, state) in table {
+    for (desired, code, state) in table {
         let last = (state == "waiting").then_some(code);
-        assert_eq!(kind(wanted, code), (code, state, last), "{wanted:?}");
+        assert_eq!(kind(desired, code), (code, state, last), "{desired:?}");
     }
 }
 
 #[test]
 fn a_restart_that_cannot_be_planned_says_why() {
-    let trouble = Trouble {
-        reason: "CreateContainerConfigError",
-        message: "configmap \"c\" not found".into(),
-        container: None,
-    };
+    let message = "configmap \"c\" not found".to_owned();
+    let trouble = Trouble { reason: "CreateContainerConfigError", message, container: None };
     let (pod, plan) = (Pod::default(), plan());
-    let context = Context {
-        pod: &pod,
-        before: None,
-        plan: Ok(&plan),
-        accepted_at: None,
-        trouble: Some(&trouble),
-        host_ip: None,
-    };
-    let mut failed = attempt(1, None, Some(exited(3)));
-    failed.spec.as_mut().unwrap().crashes = 1;
+    let context = Context { trouble: Some(&trouble), ..Context::example(&pod, Ok(&plan)) };
+    let failed = crashed(vm_run(1, None, Some(exited(3))));
     for (now, reason) in [(69, "CrashLoopBackOff"), (70, "CreateContainerConfigError")] {
         let observation = Observation { now: at(now), ..seen(ALWAYS, vec![failed.clone()]) };
         let status = render(&observation, &context);
         assert_eq!(status.phase.as_deref(), Some("Running"));
-        let container = status.container_statuses.unwrap().remove(0);
+        let container = main_of(status);
         assert_eq!(container.state.unwrap().waiting.unwrap().reason.as_deref(), Some(reason), "{now}");
         assert_eq!(container.last_state.unwrap().terminated.unwrap().exit_code, 3);
     }
@@ -363,15 +335,14 @@ fn a_restart_that_cannot_be_planned_says_why() {
 
 #[test]
 fn an_evicted_pod_fails_once_nothing_of_it_runs() {
-    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
     let with = |view| shown(&Observation { evicted: Some("too large".into()), ..seen(ALWAYS, vec![view]) });
-    assert_eq!(with(running).phase.as_deref(), Some("Running"));
-    let status = with(attempt(0, None, Some(Ending::Stopped { killed: false })));
+    assert_eq!(with(running_vm()).phase.as_deref(), Some("Running"));
+    let status = with(vm_run(0, None, Some(Ending::Stopped { killed: false })));
     let told = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
     assert_eq!(told, (Some("Failed"), Some("Evicted"), Some("too large")));
     // A container that had ended by itself keeps its own end.
     for (code, phase) in [(0, "Succeeded"), (3, "Failed")] {
-        let ended = seen(NEVER, vec![attempt(0, None, Some(exited(code)))]);
+        let ended = seen(NEVER, vec![vm_run(0, None, Some(exited(code)))]);
         let status = shown(&Observation { evicted: Some("too large".into()), ..ended });
         assert_eq!((status.phase.as_deref(), status.reason), (Some(phase), None));
         let conditions = status.conditions.unwrap_or_default();
@@ -382,37 +353,30 @@ fn an_evicted_pod_fails_once_nothing_of_it_runs() {
 #[test]
 fn a_missed_deadline_fails_the_pod_once_nothing_of_it_runs() {
     let deadline = Some(Deadline { at: at(100), grace: Duration::ZERO });
-    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
-    let status = shown(&Observation { deadline, ..seen(ALWAYS, vec![running]) });
+    let status = shown(&Observation { deadline, ..seen(ALWAYS, vec![running_vm()]) });
     assert_eq!((status.phase.as_deref(), status.reason), (Some("Running"), None));
-    let stopped = attempt(0, None, Some(Ending::Stopped { killed: false }));
+    let stopped = vm_run(0, None, Some(Ending::Stopped { killed: false }));
     let status = shown(&Observation { deadline, ..seen(ALWAYS, vec![stopped]) });
-    assert_eq!(
-        (status.phase.as_deref(), status.reason.as_deref()),
-        (Some("Failed"), Some("DeadlineExceeded"))
-    );
+    let told = (status.phase.as_deref(), status.reason.as_deref());
+    assert_eq!(told, (Some("Failed"), Some("DeadlineExceeded")));
 }
 
 #[test]
 fn no_container_of_a_pod_that_is_over_waits() {
     let deadline = Some(Deadline { at: at(99), grace: Duration::ZERO });
-    let crashed = || {
-        let mut view = attempt(1, None, Some(exited(7)));
-        view.spec = view.spec.map(|spec| ShimSpec { crashes: 1, ..spec });
-        vec![attempt(0, None, Some(exited(5))), view]
-    };
+    let runs = || vec![vm_run(0, None, Some(exited(5))), crashed(vm_run(1, None, Some(exited(7))))];
     let codes = |observation: &Observation| {
         let status = shown(observation);
         assert_eq!(status.phase.as_deref(), Some("Failed"), "{observation:?}");
-        let container = status.container_statuses.unwrap().remove(0);
+        let container = main_of(status);
         let code =
             |state: Option<ContainerState>| state.and_then(|state| state.terminated).map(|end| end.exit_code);
         (code(container.state), code(container.last_state))
     };
     // Without the deadline the container would start again.
-    assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, crashed()) }), (Some(7), None));
+    assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, runs()) }), (Some(7), None));
     let evicted = Some("too large".to_owned());
-    assert_eq!(codes(&Observation { evicted, ..seen(ALWAYS, crashed()) }), (Some(7), None));
+    assert_eq!(codes(&Observation { evicted, ..seen(ALWAYS, runs()) }), (Some(7), None));
     // The image was never pulled.
     assert_eq!(codes(&Observation { deadline, ..seen(ALWAYS, vec![]) }), (Some(137), None));
     assert_eq!(codes(&seen(STOP, vec![])), (Some(137), None));
@@ -421,10 +385,10 @@ fn no_container_of_a_pod_that_is_over_waits() {
 #[test]
 fn a_pod_that_was_over_before_its_deadline_has_not_missed_it() {
     // The container ended at 60.
-    let told = |deadline, wanted, code| {
+    let told = |deadline, desired, code| {
         let deadline = Some(Deadline { at: at(deadline), grace: Duration::ZERO });
         let status =
-            shown(&Observation { deadline, ..seen(wanted, vec![attempt(0, None, Some(exited(code)))]) });
+            shown(&Observation { deadline, ..seen(desired, vec![vm_run(0, None, Some(exited(code)))]) });
         status.reason.or(status.phase).unwrap_or_default()
     };
     assert_eq!(told(61, NEVER, 0), "Succeeded");
@@ -435,48 +399,18 @@ fn a_pod_that_was_over_before_its_deadline_has_not_missed_it() {
 }
 
 #[test]
-fn a_refused_pod_says_why() {
-    let refusal = Refusal {
-        reason: crate::pod::admission::RefusalReason::UnsupportedPod,
-        message: "spec.volumes: no".into(),
-    };
+fn a_pod_is_refused_with_a_reason_unless_it_was_admitted_before() {
+    let message = "spec.volumes: no".to_owned();
+    let refusal = Refusal { reason: RefusalReason::UnsupportedPod, message };
     let pod = Pod::default();
-    let context = Context {
-        pod: &pod,
-        before: None,
-        plan: Err(&refusal),
-        accepted_at: None,
-        trouble: None,
-        host_ip: None,
-    };
+    let context = Context::example(&pod, Err(&refusal));
     let status = render(&Observation { accepted: false, ..seen(NEVER, vec![]) }, &context);
-    assert_eq!(status.phase.as_deref(), Some("Failed"));
-    assert_eq!(
-        (status.reason.as_deref(), status.message.as_deref()),
-        (Some("UnsupportedPod"), Some("Pod was rejected: spec.volumes: no"))
-    );
-}
-
-#[test]
-fn an_admitted_pod_is_not_refused_later() {
-    let refusal = Refusal {
-        reason: crate::pod::admission::RefusalReason::UnsupportedPod,
-        message: "spec.volumes: no".into(),
-    };
-    let pod = Pod::default();
-    let context = Context {
-        pod: &pod,
-        before: None,
-        plan: Err(&refusal),
-        accepted_at: None,
-        trouble: None,
-        host_ip: None,
-    };
-    let running = attempt(0, Some(Stage::Running { address: "127.0.0.9".parse().unwrap() }), None);
-    assert_eq!(render(&seen(NEVER, vec![running]), &context).phase.as_deref(), Some("Running"));
+    let told = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
+    assert_eq!(told, (Some("Failed"), Some("UnsupportedPod"), Some("Pod was rejected: spec.volumes: no")));
+    assert_eq!(render(&seen(NEVER, vec![running_vm()]), &context).phase.as_deref(), Some("Running"));
     let waiting = render(&seen(NEVER, vec![]), &context);
     assert_eq!(waiting.phase.as_deref(), Some("Pending"));
-    let state = waiting.container_statuses.unwrap().remove(0).state.unwrap().waiting.unwrap();
+    let state = main_of(waiting).state.unwrap().waiting.unwrap();
     assert_eq!(state.message.as_deref(), Some("spec.volumes: no"));
 }
 
@@ -488,10 +422,8 @@ fn an_ephemeral_container_fails_with_advice() {
     .unwrap();
     let plan = plan();
     let told = |before: Option<&PodStatus>, now| {
-        let context =
-            Context { pod: &pod, before, plan: Ok(&plan), accepted_at: None, trouble: None, host_ip: None };
         let observation = Observation { now: at(now), ..seen(NEVER, vec![]) };
-        render(&observation, &context)
+        render(&observation, &Context { before, ..Context::example(&pod, Ok(&plan)) })
     };
     let status = told(None, 100);
     let container = status.ephemeral_container_statuses.clone().unwrap().remove(0);
@@ -507,7 +439,7 @@ fn an_ephemeral_container_fails_with_advice() {
 
 #[test]
 fn a_status_that_does_not_change_is_the_same_status() {
-    let observation = seen(NEVER, vec![attempt(0, Some(Stage::Booting), None)]);
+    let observation = seen(NEVER, vec![vm_run(0, Some(Stage::Booting), None)]);
     let first = shown(&observation);
     let pod = Pod {
         metadata: ObjectMeta { generation: Some(1), ..ObjectMeta::default() },
@@ -515,13 +447,7 @@ fn a_status_that_does_not_change_is_the_same_status() {
         ..Pod::default()
     };
     let plan = plan();
-    let context = Context {
-        pod: &pod,
-        before: pod.status.as_ref(),
-        plan: Ok(&plan),
-        accepted_at: Some(at(40)),
-        trouble: None,
-        host_ip: None,
-    };
+    let (before, accepted_at) = (pod.status.as_ref(), Some(at(40)));
+    let context = Context { before, accepted_at, ..Context::example(&pod, Ok(&plan)) };
     assert_eq!(render(&Observation { now: at(500), ..observation }, &context), first);
 }

@@ -1,11 +1,8 @@
 //! The desired state of a Pod, read from the API object.
 
-use std::future::pending;
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::watch;
 
 use super::decide::{Deadline, Desired};
 use super::time::seconds;
@@ -34,7 +31,7 @@ pub(crate) fn started(pod: &Pod, uid: &PodUid) -> Option<Restart> {
 }
 
 /// The desired state of a Pod.
-pub(crate) fn wanted(pod: &Pod, gone: bool) -> Desired {
+pub(crate) fn desired(pod: &Pod, gone: bool) -> Desired {
     let spec = pod.spec.as_ref();
     if gone {
         Desired::Gone
@@ -47,50 +44,10 @@ pub(crate) fn wanted(pod: &Pod, gone: bool) -> Desired {
     }
 }
 
-/// Waits until the desired state is not `before` any more.
-pub(crate) async fn otherwise_wanted(
-    before: Desired,
-    mut pod: watch::Receiver<Arc<Pod>>,
-    mut gone: watch::Receiver<bool>,
-) {
-    while wanted(&pod.borrow_and_update(), *gone.borrow_and_update()) == before {
-        tokio::select! {
-            Ok(()) = pod.changed() => {}
-            Ok(()) = gone.changed() => {}
-            // Both senders are gone: the desired state cannot change any more.
-            else => return pending().await,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures::FutureExt;
     use serde_json::{Value, json};
-
-    #[tokio::test]
-    async fn a_changed_pod_does_not_always_change_the_desired_state() {
-        let pod = |value: Value| -> Arc<Pod> { Arc::new(serde_json::from_value(value).unwrap()) };
-        let (pods, pod_seen) = watch::channel(pod(json!({})));
-        let (gones, gone_seen) = watch::channel(false);
-        let run = wanted(&pod_seen.borrow(), false);
-        let otherwise = otherwise_wanted(run, pod_seen.clone(), gone_seen.clone());
-        tokio::pin!(otherwise);
-        assert_eq!(otherwise.as_mut().now_or_never(), None);
-        pods.send_replace(pod(json!({"metadata": {"labels": {"a": "b"}}})));
-        assert_eq!(otherwise.as_mut().now_or_never(), None, "it is to run, as before");
-        pods.send_replace(pod(json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}})));
-        otherwise.await;
-        let stop = wanted(&pod_seen.borrow(), false);
-        let otherwise = otherwise_wanted(stop, pod_seen.clone(), gone_seen.clone());
-        tokio::pin!(otherwise);
-        assert_eq!(otherwise.as_mut().now_or_never(), None, "it was to go before");
-        gones.send_replace(true);
-        otherwise.await;
-        drop((pods, gones));
-        assert_eq!(otherwise_wanted(Desired::Gone, pod_seen, gone_seen).now_or_never(), None);
-    }
 
     #[test]
     fn the_last_started_vm_is_read_from_container_ids() {

@@ -17,7 +17,9 @@ const ERROR_SHOWN: Duration = Duration::from_secs(5);
 pub(crate) struct ImageFailure {
     image: String,
     reason: &'static str,
-    message: String,
+    /// Whether it is one that the kubelet shows a back-off for.
+    is_pull: bool,
+    pub(crate) message: String,
     at: Timestamp,
     delay: Duration,
 }
@@ -26,7 +28,8 @@ impl ImageFailure {
     /// A failure at a time, after another one or as the first.
     pub(crate) fn new(image: &str, error: &ImageError, before: Option<&Self>, at: Timestamp) -> Self {
         let delay = IMAGE_PULL.next(before.map(|before| before.delay));
-        Self { image: image.to_owned(), reason: error.reason(), message: chain(error), at, delay }
+        let is_pull = !matches!(error, ImageError::NeverPull(_) | ImageError::Look { .. });
+        Self { image: image.to_owned(), reason: error.reason(), is_pull, message: chain(error), at, delay }
     }
 
     /// Whether this image failed.
@@ -39,20 +42,13 @@ impl ImageFailure {
         self.at + self.delay
     }
 
-    /// What went wrong.
-    pub(crate) fn message(&self) -> &str {
-        &self.message
-    }
-
     /// The container's waiting state.
     pub(crate) fn shown(&self, now: Timestamp) -> Trouble {
-        match self.back_off(now) {
-            Some(words) => {
-                let message = format!("{words}: {}: {}", self.reason, self.message);
-                Trouble { reason: "ImagePullBackOff", message, container: None }
-            }
-            None => Trouble { reason: self.reason, message: self.message.clone(), container: None },
-        }
+        let (reason, message) = match self.back_off(now) {
+            Some(words) => ("ImagePullBackOff", format!("{words}: {}: {}", self.reason, self.message)),
+            None => (self.reason, self.message.clone()),
+        };
+        Trouble { reason, message, container: None }
     }
 
     /// The kubelet's words for a pull in back-off. Failures that are not pulls have no back-off words.
@@ -64,7 +60,7 @@ impl ImageFailure {
 
     /// When the error turns into a back-off.
     pub(crate) fn turns_at(&self) -> Option<Timestamp> {
-        (self.reason == "ErrImagePull").then(|| self.at + ERROR_SHOWN)
+        self.is_pull.then(|| self.at + ERROR_SHOWN)
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::time::later;
+use super::time::{between, later};
 use crate::backoff::CONTAINER_RESTART;
 use crate::state::{Ending, Outcome, RestartPolicy, StopCause, StopRequest};
 
@@ -45,17 +45,13 @@ pub(crate) fn verdict(
         RestartPolicy::Never => RestartDecision::Failed,
         RestartPolicy::OnFailure if ended_well && !failed_probe => RestartDecision::Succeeded,
         RestartPolicy::Always | RestartPolicy::OnFailure => {
-            let crashes = if ran_for(outcome) >= WELL_AFTER { 0 } else { crashes };
+            let ran = outcome.started_at.map(|start| between(start, outcome.finished_at));
+            let crashes = if ran >= Some(WELL_AFTER) { 0 } else { crashes };
             let delay = CONTAINER_RESTART.after(crashes);
             let at = later(outcome.finished_at, delay);
             RestartDecision::Restart { at, crashes: crashes.saturating_add(1), delay }
         }
     }
-}
-
-fn ran_for(outcome: &Outcome) -> Duration {
-    let ran = outcome.started_at.map(|start| outcome.finished_at.duration_since(start));
-    ran.and_then(|ran| Duration::try_from(ran).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -5,24 +5,25 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::decide::{Desired, Observation};
+use super::time::between;
 use crate::node::start_failures::Start;
 use crate::state::{Ending, Holder, HostFault, NotStarted, Outcome, Progress, Stage, VmRunView};
 
 /// Whether a Pod has never run yet. A Pod whose VMs fail to start still waits.
 pub(crate) fn waits(seen: &Observation) -> bool {
-    let has_run = |attempt: &VmRunView| {
-        let runs = attempt.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
-        runs || attempt.outcome.as_ref().is_some_and(|outcome| outcome.started_at.is_some())
+    let has_run = |run: &VmRunView| {
+        let runs = run.progress.as_ref().is_some_and(|p| matches!(p.stage, Stage::Running { .. }));
+        runs || run.outcome.as_ref().is_some_and(|outcome| outcome.started_at.is_some())
     };
-    matches!(seen.wanted, Desired::Run(_))
+    matches!(seen.desired, Desired::Run(_))
         && !seen.refused
         && !seen.is_over()
-        && !seen.attempts.iter().any(has_run)
+        && !seen.runs.iter().any(has_run)
 }
 
 /// What the start of a VM says about the host.
-pub(crate) fn start(attempt: &VmRunView, address_patience: Duration, now: Timestamp) -> Option<Start> {
-    match (&attempt.outcome, &attempt.progress) {
+pub(crate) fn start(run: &VmRunView, address_patience: Duration, now: Timestamp) -> Option<Start> {
+    match (&run.outcome, &run.progress) {
         (
             Some(Outcome {
                 ending: Ending::NotStarted(NotStarted { message, fault: Some(fault), .. }),
@@ -37,7 +38,7 @@ pub(crate) fn start(attempt: &VmRunView, address_patience: Duration, now: Timest
         (None, Some(Progress { stage: Stage::Booting, since, .. })) => {
             let at = *since + address_patience;
             let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
-            let waiting = attempt.holder == Holder::Shim && now >= at;
+            let waiting = run.holder == Holder::Shim && now >= at;
             waiting.then_some(Start::Failed { fault: HostFault::NoAddress, message, at })
         }
         _ => None,
@@ -53,10 +54,7 @@ pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
         Stage::Up { .. } => Some("command"),
         Stage::Running { .. } => None,
     };
-    let took = |step: &Progress, next: &Progress| {
-        let took = Duration::try_from(next.since.duration_since(step.since)).unwrap_or_default();
-        Some((name(&step.stage)?, took))
-    };
+    let took = |step: &Progress, next: &Progress| Some((name(&step.stage)?, between(step.since, next.since)));
     steps.windows(2).filter_map(|pair| took(&pair[0], &pair[1])).collect()
 }
 
@@ -71,7 +69,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn attempt(stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
+    fn vm_run(stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
         VmRunView {
             holder: Holder::Shim,
             begun: stage.is_some(),
@@ -88,7 +86,7 @@ mod tests {
     #[test]
     fn a_start_reports_host_faults_and_successes() {
         let address = "127.0.0.2".parse().unwrap();
-        let said = |attempt: &VmRunView, now| match start(attempt, PATIENCE, at(now)) {
+        let said = |run: &VmRunView, now| match start(run, PATIENCE, at(now)) {
             None => "nothing",
             Some(Start::Up(_)) => "up",
             Some(Start::Failed { fault: HostFault::Session, .. }) => "session",
@@ -97,20 +95,20 @@ mod tests {
         };
         let booting = || Some(Stage::Booting);
         let table = [
-            (attempt(None, None), 9999, "nothing"),
-            (attempt(Some(Stage::Cloning), None), 9999, "nothing"),
-            (attempt(booting(), None), 1299, "nothing"),
-            (attempt(booting(), None), 1300, "no address"),
-            (attempt(Some(Stage::Up { address }), None), 9999, "up"),
-            (attempt(Some(Stage::Running { address }), None), 1001, "up"),
-            (attempt(Some(Stage::Running { address }), Some(Ending::Lost)), 9999, "up"),
-            (attempt(booting(), Some(not_started(Some(HostFault::Session)))), 2001, "session"),
-            (attempt(booting(), Some(not_started(Some(HostFault::VmLimit { ours: 0 })))), 2001, "limit"),
-            (attempt(booting(), Some(not_started(None))), 9999, "nothing"),
-            (attempt(booting(), Some(Ending::Stopped { killed: true })), 9999, "nothing"),
+            (vm_run(None, None), 9999, "nothing"),
+            (vm_run(Some(Stage::Cloning), None), 9999, "nothing"),
+            (vm_run(booting(), None), 1299, "nothing"),
+            (vm_run(booting(), None), 1300, "no address"),
+            (vm_run(Some(Stage::Up { address }), None), 9999, "up"),
+            (vm_run(Some(Stage::Running { address }), None), 1001, "up"),
+            (vm_run(Some(Stage::Running { address }), Some(Ending::Lost)), 9999, "up"),
+            (vm_run(booting(), Some(not_started(Some(HostFault::Session)))), 2001, "session"),
+            (vm_run(booting(), Some(not_started(Some(HostFault::VmLimit { ours: 0 })))), 2001, "limit"),
+            (vm_run(booting(), Some(not_started(None))), 9999, "nothing"),
+            (vm_run(booting(), Some(Ending::Stopped { killed: true })), 9999, "nothing"),
         ];
-        for (attempt, now, expected) in table {
-            assert_eq!(said(&attempt, now), expected, "{attempt:?}");
+        for (run, now, expected) in table {
+            assert_eq!(said(&run, now), expected, "{run:?}");
         }
     }
 
@@ -137,17 +135,17 @@ mod tests {
 
     #[test]
     fn a_pod_waits_until_it_has_run_or_is_over() {
-        let seen = |wanted, attempts| Observation::example(wanted, attempts, at(3000));
+        let seen = |desired, runs| Observation::example(desired, runs, at(3000));
         let run = Desired::Run(RestartPolicy::Always);
         let address = "127.0.0.2".parse().unwrap();
         assert!(waits(&seen(run, vec![])));
-        assert!(waits(&seen(run, vec![attempt(Some(Stage::Up { address }), None)])));
-        assert!(!waits(&seen(run, vec![attempt(Some(Stage::Running { address }), None)])));
-        let failed = || vec![attempt(Some(Stage::Booting), Some(not_started(None)))];
+        assert!(waits(&seen(run, vec![vm_run(Some(Stage::Up { address }), None)])));
+        assert!(!waits(&seen(run, vec![vm_run(Some(Stage::Running { address }), None)])));
+        let failed = || vec![vm_run(Some(Stage::Booting), Some(not_started(None)))];
         assert!(waits(&seen(run, failed())));
         assert!(!waits(&seen(Desired::Run(RestartPolicy::Never), failed())));
         let ran = Some(Stage::Running { address });
-        assert!(!waits(&seen(run, vec![attempt(ran, Some(Ending::Lost)), attempt(None, None)])));
+        assert!(!waits(&seen(run, vec![vm_run(ran, Some(Ending::Lost)), vm_run(None, None)])));
         assert!(!waits(&seen(Desired::Gone, vec![])));
         assert!(!waits(&Observation { refused: true, ..seen(run, vec![]) }));
     }

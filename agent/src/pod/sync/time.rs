@@ -17,6 +17,11 @@ pub(super) fn later(time: Timestamp, by: Duration) -> Timestamp {
     time.saturating_add(by).unwrap_or(Timestamp::MAX)
 }
 
+/// How long it is from one time to another; zero if that comes first.
+pub(crate) fn between(start: Timestamp, end: Timestamp) -> Duration {
+    Duration::try_from(end.duration_since(start)).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

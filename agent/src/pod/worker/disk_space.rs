@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tokio::time::Instant;
 
 use super::Worker;
+use crate::apiserver::events::EventReason;
 use crate::fs::file::FileError;
 use crate::image::gc::{DiskSpace, SpaceRequest, SpaceResult, VmSpaceLimit, VolumeSpaceLimit};
 use crate::names::Restart;
@@ -54,14 +55,14 @@ impl PodDiskSpace {
 }
 
 fn lack_space(failures: &[MountFailure]) -> bool {
-    failures.iter().any(|failure| failure.problem.is_for_want_of_space())
+    failures.iter().any(|failure| failure.problem.no_space)
 }
 
 impl Worker {
     /// Frees disk space for a shim that has found none, and answers it. A Pod that is to go meanwhile does not wait for the deletion of
     /// images.
     pub(super) async fn free_space_for_vm(&mut self, vm: Restart) -> Result<(), FileError> {
-        let otherwise = self.updates.otherwise_wanted();
+        let otherwise = self.updates.desired_otherwise();
         let freed = tokio::select! {
             freed = self.delete_images_for_vm(vm) => freed?,
             () = otherwise => return Ok(()),
@@ -70,7 +71,7 @@ impl Worker {
             let note = format!(
                 "the Pod's VM has found no space on the disk, and {why}; free some disk space on the host"
             );
-            self.reporter.events().warning(&self.updates.pod(), "FreeDiskSpaceFailed", &note);
+            self.reporter.events().warning(&self.updates.pod(), EventReason::FreeDiskSpaceFailed, &note);
         }
         self.dir.run(vm).remove_disk_space_request()
     }

@@ -5,15 +5,15 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tracing::warn;
 
+use super::fetch::inputs::MissingInput;
 use super::host::ReportTargets;
-use super::inputs::MissingInput;
-use crate::apiserver::events::{Events, LastReported};
+use crate::apiserver::events::{EventReason, Events, LastReported};
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
 use crate::names::{PodName, Restart};
 use crate::pod::admission::{Refusal, VmPlan};
 use crate::pod::status::manager::StatusManager;
-use crate::pod::status::{Context, DEADLINE_EXCEEDED, TOO_LONG, Trouble, ephemeral, is_final, render};
+use crate::pod::status::{Context, TOO_LONG, Trouble, ephemeral, is_final, render};
 use crate::pod::sync::decide::{Desired, Observation};
 use crate::pod::sync::image_backoff::ImageFailure;
 use crate::pod::sync::restart::RestartDecision;
@@ -27,20 +27,19 @@ pub(super) struct EventReporter {
     name: PodName,
     dir: PodDir,
     targets: ReportTargets,
-    status: StatusManager,
-    /// The last status that the worker wanted to be published.
+    pub(super) status: StatusManager,
+    /// The last status that the worker has handed to its status manager.
     last_status: Option<PodStatus>,
     reported: ReportedEvents,
 }
 
 /// The Events that this process has written already.
 #[derive(Debug, Default)]
-#[allow(clippy::struct_excessive_bools, reason = "each Event is written on its own")]
 struct ReportedEvents {
-    refused: bool,
-    waits_for_slot: bool,
-    late: bool,
-    image_backs_off: bool,
+    refused: LastReported<()>,
+    waits_for_slot: LastReported<()>,
+    deadline_exceeded: LastReported<()>,
+    image_backs_off: LastReported<()>,
     missing_input: LastReported<String>,
     stale_volumes: Vec<MountFailure>,
     created: LastReported<Restart>,
@@ -81,16 +80,6 @@ impl EventReporter {
         &self.targets.metrics
     }
 
-    /// Whether the API server has taken a final phase from this agent.
-    pub(super) fn has_published_final(&self) -> bool {
-        self.status.has_published_final()
-    }
-
-    /// Waits until the API server has taken another status. Safe to cancel.
-    pub(super) async fn published(&mut self) {
-        self.status.changed().await;
-    }
-
     /// Publishes what was observed, and writes Events about what is new in it.
     pub(super) fn report(&mut self, seen: &Observation, report: &PodReport<'_>) {
         let pod = report.pod;
@@ -98,7 +87,7 @@ impl EventReporter {
         if !waits(seen) {
             self.metrics().pod_waits(self.dir.uid(), None);
         }
-        if seen.wanted == Desired::Gone {
+        if seen.desired == Desired::Gone {
             self.status.cease();
             return;
         }
@@ -126,7 +115,7 @@ impl EventReporter {
         let status = render(seen, &context);
         for name in ephemeral::answered(&status, context.before) {
             let note = format!("Error: container {name} cannot be started: {}", ephemeral::WHY);
-            self.events().warning(pod, "Failed", &note);
+            self.events().warning(pod, EventReason::Failed, &note);
         }
         if let Some(reason) = &status.reason
             && self.last_status.as_ref().and_then(|last| last.reason.as_ref()) != Some(reason)
@@ -138,24 +127,24 @@ impl EventReporter {
     }
 
     fn report_observation(&mut self, seen: &Observation, report: &PodReport<'_>) {
-        let (pod, is_to_run) = (report.pod, matches!(seen.wanted, Desired::Run(_)));
+        let (pod, is_to_run) = (report.pod, matches!(seen.desired, Desired::Run(_)));
         let ReportTargets { events, starts, address_patience, .. } = &self.targets;
         if let Err(refusal) = report.plan
             && is_to_run
-            && !std::mem::replace(&mut self.reported.refused, true)
+            && self.reported.refused.is_new(())
         {
-            events.warning(pod, refusal.reason.as_str(), &refusal.message);
+            events.warning(pod, refusal.reason, &refusal.message);
         }
         if let Some(words) = report.image_failure.and_then(|failure| failure.back_off(seen.now))
             && is_to_run
-            && !std::mem::replace(&mut self.reported.image_backs_off, true)
+            && self.reported.image_backs_off.is_new(())
         {
-            events.normal(pod, "BackOff", &words);
+            events.normal(pod, EventReason::BackOff, &words);
         }
-        if seen.missed_deadline().is_some() && !std::mem::replace(&mut self.reported.late, true) {
-            events.normal(pod, DEADLINE_EXCEEDED, TOO_LONG);
+        if seen.missed_deadline().is_some() && self.reported.deadline_exceeded.is_new(()) {
+            events.normal(pod, EventReason::DeadlineExceeded, TOO_LONG);
         }
-        let Some(run) = seen.attempts.last() else { return };
+        let Some(run) = seen.runs.last() else { return };
         if let Some(start) = start(run, *address_patience, seen.now) {
             starts.report(&start);
         }
@@ -175,12 +164,13 @@ impl EventReporter {
             && self.reported.created.is_new(run.restart)
         {
             let note = format!("Created container {}: VM {} boots", report.container(), place.vm());
-            self.events().normal(pod, "Created", &note);
+            self.events().normal(pod, EventReason::Created, &note);
         }
         if let Stage::Running { address } = progress.stage
             && self.reported.started.is_new(run.restart)
         {
-            self.events().normal(pod, "Started", &format!("VM {} runs at {address}", place.vm()));
+            let note = format!("VM {} runs at {address}", place.vm());
+            self.events().normal(pod, EventReason::Started, &note);
             // Steps that cannot be read cost the metrics only.
             for (stage, took) in stages(&place.steps().unwrap_or_default()) {
                 self.metrics().stage_took(stage, took);
@@ -192,16 +182,16 @@ impl EventReporter {
         let Some(outcome) = &run.outcome else { return };
         // A VM that was asked to stop before it had started has not failed.
         let was_stopped = run.stop.is_some() && matches!(outcome.ending, Ending::NotStarted { .. });
-        if !matches!(seen.wanted, Desired::Run(_)) || was_stopped || !self.reported.ended.is_new(run.restart)
+        if !matches!(seen.desired, Desired::Run(_)) || was_stopped || !self.reported.ended.is_new(run.restart)
         {
             return;
         }
         if let Ending::NotStarted(NotStarted { reason, message, .. }) = &outcome.ending {
             // The kubelet's word for its own reasons.
             if reason.is_kubelets() {
-                self.events().warning(report.pod, "Failed", &format!("Error: {message}"));
+                self.events().warning(report.pod, EventReason::Failed, &format!("Error: {message}"));
             } else {
-                self.events().warning(report.pod, &reason.to_string(), message);
+                self.events().warning(report.pod, reason, message);
             }
         }
         let reason = outcome.ending.reason();
@@ -216,7 +206,7 @@ impl EventReporter {
         if let Some(init) = waiting.map(|init| (init.name.clone(), init.restarts))
             && self.reported.init_backs_off.is_new(init.clone())
         {
-            self.events().warning(report.pod, "BackOff", &self.backs_off(&init.0));
+            self.events().warning(report.pod, EventReason::BackOff, &self.backs_off(&init.0));
         }
         let Some(outcome) = &run.outcome else { return };
         match seen.verdict(run, outcome) {
@@ -224,7 +214,7 @@ impl EventReporter {
             _ => return,
         }
         if self.reported.backs_off.is_new(run.restart) {
-            self.events().warning(report.pod, "BackOff", &self.backs_off(report.container()));
+            self.events().warning(report.pod, EventReason::BackOff, &self.backs_off(report.container()));
         }
     }
 
@@ -257,7 +247,7 @@ impl EventReporter {
         let before = std::mem::replace(&mut self.reported.stale_volumes, stale.to_vec());
         if before != stale {
             for failure in stale {
-                self.events().afresh().warning(pod, "FailedMount", &failure.to_string());
+                self.events().afresh().warning(pod, EventReason::FailedMount, &failure.to_string());
             }
         }
         before
@@ -269,7 +259,7 @@ impl EventReporter {
             return;
         }
         let note = match missing.event {
-            "Failed" => format!("Error: {}", missing.message),
+            EventReason::Failed => format!("Error: {}", missing.message),
             _ => missing.message.clone(),
         };
         self.events().afresh().warning(pod, missing.event, &note);
@@ -281,16 +271,16 @@ impl EventReporter {
     }
 
     pub(super) fn image_failed(&mut self, pod: &Pod, failure: &ImageFailure, reason: &str) {
-        self.events().warning(pod, "Failed", failure.message());
+        self.events().warning(pod, EventReason::Failed, &failure.message);
         self.metrics().failed(reason);
-        self.reported.image_backs_off = false;
+        self.reported.image_backs_off = LastReported::default();
     }
 
     /// Reports that the Pod's VM waits for a slot, once.
     pub(super) fn waits_for_slot(&mut self, pod: &Pod) {
-        if !std::mem::replace(&mut self.reported.waits_for_slot, true) {
+        if self.reported.waits_for_slot.is_new(()) {
             let note = "waiting until the VM of a Pod that has ended is gone; macOS still counts it";
-            self.events().normal(pod, "WaitingForVM", note);
+            self.events().normal(pod, EventReason::WaitingForVM, note);
         }
     }
 }

@@ -1,18 +1,15 @@
 //! One task per Pod: observe, decide, take one step, and again.
 
+mod command_request;
 mod disk_space;
 mod event_reporter;
 mod fetch;
 pub(crate) mod host;
-mod image_pull;
-mod inputs;
-mod late_command;
-mod launch;
 mod plan;
 mod probe_manager;
 mod retry;
-mod shim_history;
 mod shim_spec;
+mod shims;
 mod state_watcher;
 mod teardown;
 mod updates;
@@ -34,6 +31,7 @@ use super::status::manager::StatusManager;
 use super::sync::decide::{Decision, Desired, Observation, decide};
 use super::sync::desired::{deadline, started};
 use super::sync::image_backoff::ImageFailure;
+use super::sync::time::between;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
@@ -42,11 +40,11 @@ use crate::state::{PodDir, PodRecord, VmRun, VmRunView};
 use disk_space::PodDiskSpace;
 use event_reporter::{EventReporter, PodReport};
 use fetch::Fetches;
+use fetch::inputs::Inputs;
 use host::Host;
-use inputs::Inputs;
 use probe_manager::ProbeManager;
 use retry::{Retries, StepError};
-use shim_history::ShimHistory;
+use shims::ShimHistory;
 use state_watcher::StateWatcher;
 pub(super) use updates::PodUpdates;
 
@@ -91,7 +89,7 @@ impl Worker {
         Self {
             watcher: StateWatcher::default(),
             probes: ProbeManager::new(host.tart.clone(), targets.events.clone()),
-            inputs: Inputs::new(&dir, updates.pods(), &host.inputs, &host.tart),
+            inputs: Inputs::new(&dir, updates.pods.clone(), &host.inputs, &host.tart),
             fetches: Fetches::default(),
             shims: ShimHistory::default(),
             retries: Retries::default(),
@@ -113,7 +111,7 @@ impl Worker {
                 Ok(seen) => seen,
                 Err(error) => {
                     warn!(pod = %self.name, error = chain(&error), "cannot read the Pod's state; trying again");
-                    if !matches!(self.updates.wanted(), Desired::Run(_)) {
+                    if !matches!(self.updates.desired, Desired::Run(_)) {
                         self.fetches.keep_for(None);
                     }
                     // Other Pods wait for what a fetch holds, so it goes on.
@@ -124,7 +122,7 @@ impl Worker {
                     continue;
                 }
             };
-            self.host.registry.slots().note(self.dir.uid(), seen.has_vm());
+            self.host.registry.slots.note(self.dir.uid(), seen.has_vm());
             self.report(&seen);
             let decision = decide(&seen);
             debug!(pod = %self.name, ?decision, "decided");
@@ -165,18 +163,19 @@ impl Worker {
     /// Takes in what has changed, and has everything that runs beside the worker follow it. Returns what the Pod's VMs are like.
     fn follow(&mut self) -> Result<Vec<VmRunView>, FileError> {
         self.updates.refresh();
-        let (pod, wanted) = (self.updates.pod(), self.updates.wanted());
+        let (pod, desired) = (self.updates.pod(), self.updates.desired);
         let runs = self.dir.runs()?;
         // Before any of their files is read: a later change wakes the worker.
         let lasting: Vec<_> = runs.iter().filter(|run| !run.is_cleaned()).map(VmRun::path).collect();
         // The file of an eviction is in the Pod's own directory. It may come while the image is fetched.
-        let is_of_interest = !lasting.is_empty() || matches!(wanted, Desired::Run(_));
+        let is_of_interest = !lasting.is_empty() || matches!(desired, Desired::Run(_));
         let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());
         self.watcher.watch(lasting.into_iter().chain(own));
         let runs = runs.iter().map(VmRun::view).collect::<Result<Vec<_>, _>>()?;
-        self.fetches.keep_failure_of(image_of(&pod));
-        self.probes.follow(&pod, wanted, runs.last());
-        if matches!(wanted, Desired::Run(_) | Desired::Stop(_))
+        // The failure of another image says nothing of this one.
+        self.fetches.image_failure.take_if(|failure| !failure.is_about(image_of(&pod)));
+        self.probes.follow(&pod, desired, runs.last());
+        if matches!(desired, Desired::Run(_) | Desired::Stop(_))
             && runs.iter().any(|run| run.outcome.is_none())
         {
             self.inputs.follow();
@@ -192,45 +191,46 @@ impl Worker {
     /// All that a decision rests on. Changes nothing.
     fn observe(&self, runs: Vec<VmRunView>) -> Result<Observation, FileError> {
         let pod = self.updates.pod();
-        let image_retry_at = self.fetches.image_failure().map(ImageFailure::retry_at);
+        let inputs = self.inputs.status();
+        let image_retry_at = self.fetches.image_failure.as_ref().map(ImageFailure::retry_at);
         Ok(Observation {
-            wanted: self.updates.wanted(),
+            desired: self.updates.desired,
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
             image: image_of(&pod).map(str::to_owned),
-            attempts: runs,
+            runs: runs,
             started: started(&pod, self.dir.uid()),
             health: self.probes.health(),
             // A fetch that has begun looks for what is missing by itself.
-            retry_at: image_retry_at.max(self.inputs.retry_at()).filter(|_| !self.fetches.has_begun()),
-            too_large: self.inputs.exceeded().is_some(),
+            retry_at: image_retry_at.max(inputs.retry_at()).filter(|_| !self.fetches.has_begun()),
+            too_large: inputs.exceeded.is_some(),
             evicted: self.dir.evicted()?,
             has_volumes: self.dir.has_volumes(),
-            vain_wipe: self.retries.vain_wipe(),
+            vain_wipe: self.retries.vain_wipe,
             deadline: deadline(&pod),
-            asked: self.shims.asked(),
-            vain_stops: self.shims.vain_stops(),
-            vain_cleans: self.shims.vain_cleans(),
-            final_status_published: is_final(pod.status.as_ref()) || self.reporter.has_published_final(),
+            asked: self.shims.asked,
+            vain_stops: self.shims.vain_stops,
+            vain_cleans: self.shims.vain_cleans,
+            final_status_published: is_final(pod.status.as_ref())
+                || self.reporter.status.has_published_final(),
             now: Timestamp::now(),
         })
     }
 
     /// Publishes what was observed.
     fn report(&mut self, seen: &Observation) {
-        let pod = self.updates.pod();
+        let (pod, inputs) = (self.updates.pod(), self.inputs.status());
         let report = PodReport {
             pod: &pod,
             plan: self.plan.as_ref(),
-            image_failure: self.fetches.image_failure(),
-            input_trouble: self.inputs.trouble(),
+            image_failure: self.fetches.image_failure.as_ref(),
+            input_trouble: inputs.trouble(),
             host_ip: *self.host.vms.address.borrow(),
         };
         self.reporter.report(seen, &report);
-        if !seen.attempts.is_empty() {
-            let stale = self.inputs.stale_volumes();
-            let before = self.reporter.stale_volumes(&pod, &stale);
-            self.disk_space.volumes_are_stale(&stale, &before);
+        if !seen.runs.is_empty() {
+            let before = self.reporter.stale_volumes(&pod, &inputs.stale);
+            self.disk_space.volumes_are_stale(&inputs.stale, &before);
         }
     }
 
@@ -250,11 +250,10 @@ impl Worker {
     }
 
     async fn wait(&mut self, until: Option<Timestamp>) {
-        let failure = self.fetches.image_failure();
+        let failure = self.fetches.image_failure.as_ref();
         let turn = failure.and_then(ImageFailure::turns_at).filter(|at| *at > Timestamp::now());
-        let longest = until.into_iter().chain(turn).min().map_or(SAFETY_NET, |at| {
-            Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(SAFETY_NET)
-        });
+        let until = until.into_iter().chain(turn).min();
+        let longest = until.map_or(SAFETY_NET, |at| between(Timestamp::now(), at).min(SAFETY_NET));
         self.wait_at_most(longest).await;
     }
 
@@ -263,7 +262,7 @@ impl Worker {
         tokio::select! {
             () = self.watcher.changed() => {}
             () = self.updates.changed() => {}
-            () = self.reporter.published() => {}
+            () = self.reporter.status.changed() => {}
             () = self.probes.changed() => {}
             // A fetch has the inputs until it is over.
             () = self.inputs.changed(), if !self.fetches.has_begun() => {}
@@ -282,7 +281,7 @@ impl Worker {
             Decision::Plan { restart, crashes } => self.plan(restart, crashes)?,
             Decision::RecordMissingRun(restart) => self.recall(restart).await?,
             Decision::Launch(restart) => self.launch(restart).await?,
-            Decision::SendCommand(restart) => self.deliver(restart).await?,
+            Decision::SendCommand(restart) => self.answer_command_request(restart).await?,
             Decision::FreeSpace(restart) => self.free_space_for_vm(restart).await?,
             Decision::AskToStop(restart, grace) => self.ask_to_stop(restart, grace)?,
             Decision::StopFor(restart, cause) => self.stop_for(restart, cause)?,

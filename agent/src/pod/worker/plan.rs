@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::Api;
 
 use super::Worker;
-use super::fetch::{Fetch, FetchResult};
-use super::image_pull::{ImagePull, ReadyImage};
-use super::inputs::{MissingInput, ReadyInputs};
+use super::fetch::image_pull::{ImagePull, ReadyImage};
+use super::fetch::inputs::{MissingInput, ReadyInputs};
+use super::fetch::{Fetch, Stage};
 use super::retry::StepError;
 use super::shim_spec::{self, ContainerInputs};
+use crate::apiserver::events::EventReason;
 use crate::guest::script::is_shell_name;
-use crate::image::ImageError;
 use crate::names::{ImageDigest, Restart};
 use crate::pod::admission::{VmPlan, read, runs_commands};
+use crate::pod::sync::image_backoff::ImageFailure;
 use crate::pod::sync::time::seconds;
-use crate::state::container_spec::has_command;
+use crate::state::container_spec::{all_containers, has_command};
 use crate::state::{ContainerSpec, GuestBoot, GuestCommand, HostPort, InitState, RestartPolicy, ShimSpec};
 use crate::tart::Share;
 use crate::volume::boot_share::{self, BootShares};
@@ -37,22 +39,29 @@ impl Worker {
             had: self.last_image()?,
         };
         let guard = self.host.registry.plan(self.dir.uid());
-        self.fetches.begin(Fetch::begin(pull, plan, &self.inputs, guard));
+        self.fetches.current = Some(Fetch::begin(pull, plan, &self.inputs, guard));
         Ok(())
     }
 
     /// Writes the plan of a VM for which everything is fetched, or reports what is missing.
     pub(super) fn plan(&mut self, restart: Restart, crashes: u32) -> Result<(), StepError> {
-        let Some(fetched) = self.fetches.take_result() else { return Ok(()) };
-        let FetchResult { image, inputs, pod, plan, took, _guard } = fetched;
+        let over = self.fetches.current.take_if(|fetch| fetch.is_over());
+        let Some(Fetch { stage: Stage::Over((image, inputs)), pod, plan, begun, guard: _guard, .. }) = over
+        else {
+            return Ok(());
+        };
+        let took = begun.elapsed();
         let image = match image {
             Ok(image) => image,
             Err(error) => {
-                self.image_failed(&pod, &plan.image, &error);
+                let before = self.fetches.image_failure.take();
+                let failure = ImageFailure::new(&plan.image, &error, before.as_ref(), Timestamp::now());
+                self.reporter.image_failed(&pod, &failure, error.reason());
+                self.fetches.image_failure = Some(failure);
                 return Ok(());
             }
         };
-        self.fetches.image_is_here();
+        self.fetches.image_failure = None;
         let inputs = match inputs {
             Ok(inputs) => inputs,
             Err(missing) => {
@@ -69,7 +78,7 @@ impl Worker {
         if image.was_here {
             // The kubelet's words. Only now: missing inputs may be looked for many times.
             let note = format!("Container image \"{}\" already present on machine", plan.image);
-            self.reporter.events().normal(&pod, "Pulled", &note);
+            self.reporter.events().normal(&pod, EventReason::Pulled, &note);
         }
         crash_point::point("agent.plan.gathered");
         self.write_plan(&pod, &plan, image, &inputs, restart, crashes)
@@ -77,7 +86,7 @@ impl Worker {
 
     /// The image that the Pod's last VM was made from.
     fn last_image(&self) -> Result<Option<ImageDigest>, StepError> {
-        let Some(last) = self.dir.runs()?.into_iter().next_back() else { return Ok(None) };
+        let Some(last) = self.dir.runs()?.pop() else { return Ok(None) };
         Ok(last.view()?.spec.and_then(|spec| ImageDigest::parse(&spec.image)))
     }
 
@@ -91,19 +100,17 @@ impl Worker {
         crashes: u32,
     ) -> Result<(), StepError> {
         let spec = pod.spec.clone().unwrap_or_default();
-        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
-        self.dir.create_logs(all.map(|container| container.name.as_str()))?;
+        self.dir.create_logs(all_containers(&spec).map(|container| container.name.as_str()))?;
         crash_point::point("agent.plan.logs");
         let containers = |all: &[Container]| -> Vec<ContainerSpec> {
             let of = |one: &Container| {
                 let variables = inputs.environments.get(&one.name).map(|known| known.variables.clone());
                 let mounts = inputs.volumes.mounts.get(&one.name).cloned();
-                let log = self.dir.log_path(&one.name, restart);
                 let own = ContainerInputs {
                     variables: variables.unwrap_or_default(),
                     mounts: mounts.unwrap_or_default(),
-                    log,
-                    late: env::may_change(one),
+                    log: self.dir.log_path(&one.name, restart),
+                    asks_for_command: env::may_change(one),
                 };
                 shim_spec::container(pod, one, own)
             };
@@ -176,7 +183,7 @@ impl Worker {
                 "Not in the guest's environment file, since no shell can set them: {}",
                 unfit.join(", ")
             );
-            self.reporter.events().warning(pod, "InvalidEnvironmentVariableNames", &words);
+            self.reporter.events().warning(pod, EventReason::InvalidEnvironmentVariableNames, &words);
         }
         let spec = pod.spec.as_ref();
         let pods = spec.and_then(|spec| spec.security_context.as_ref());
@@ -187,7 +194,7 @@ impl Worker {
                 "No effect on what a VM's image boots: {}. Of such fields, hooks and probes by exec heed the securityContext only",
                 left.join(", ")
             );
-            self.reporter.events().normal(pod, "LeftToImage", &words);
+            self.reporter.events().normal(pod, EventReason::LeftToImage, &words);
         }
         let shares = boot_share::create(&self.dir, restart, &variables).map_err(StepError::Boot)?;
         let given = GuestBoot {
@@ -206,11 +213,6 @@ impl Worker {
     fn host_ports(&self, plan: &VmPlan) -> Vec<HostPort> {
         let node = *self.host.vms.address.borrow();
         plan.host_ports.iter().map(|port| HostPort { address: port.address.or(node), ..*port }).collect()
-    }
-
-    fn image_failed(&mut self, pod: &Pod, image: &str, error: &ImageError) {
-        let failure = self.fetches.image_failed(image, error);
-        self.reporter.image_failed(pod, failure, error.reason());
     }
 
     /// Reports an input that is missing, and frees disk space for it where that is the problem.

@@ -1,7 +1,6 @@
 //! Keeps the probes of a Pod's container going: from the moment that its VM runs until it does not.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,6 +9,7 @@ use kube::Resource as _;
 use crate::apiserver::events::Events;
 use crate::names::{Restart, VmName};
 use crate::pod::sync::decide::Desired;
+use crate::pod::sync::time::between;
 use crate::probe::spec::Probes;
 use crate::probe::state::ContainerHealth;
 use crate::probe::{Prober, Target, Tell};
@@ -38,7 +38,7 @@ impl ProbeManager {
     }
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
-    pub(super) fn follow(&mut self, pod: &Arc<Pod>, wanted: Desired, current: Option<&VmRunView>) {
+    pub(super) fn follow(&mut self, pod: &Arc<Pod>, desired: Desired, current: Option<&VmRunView>) {
         let Some((run, target, since)) = current.and_then(|run| running(run, &self.tart)) else {
             self.current = None;
             return;
@@ -51,7 +51,7 @@ impl ProbeManager {
             });
         }
         let Some(current) = &mut self.current else { return };
-        if !matches!(wanted, Desired::Run(_)) {
+        if !matches!(desired, Desired::Run(_)) {
             current.prober.leave();
         }
         current.health = current.prober.health();
@@ -99,7 +99,7 @@ fn begin(
         return None;
     }
     let before = run.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
-    let ran = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
+    let ran = between(since, Timestamp::now());
     Some(Prober::start(probes, before, ran, target, &tell(pod, &container.name, events)))
 }
 

@@ -8,6 +8,7 @@ use tokio::time::sleep;
 
 use super::Worker;
 use crate::apiserver::call::CallError;
+use crate::apiserver::events::EventReason;
 use crate::backoff::POD_STEP;
 use crate::error_chain::{self, chain};
 use crate::fs::file::FileError;
@@ -59,7 +60,7 @@ impl StepError {
 pub(super) struct Retries {
     last: Option<FailedStep>,
     /// Whether the Pod's volumes could not be removed when that was tried last.
-    vain_wipe: bool,
+    pub(super) vain_wipe: bool,
 }
 
 #[derive(Debug)]
@@ -83,10 +84,6 @@ impl Retries {
     /// A fetch was called off: what is planned next fails or succeeds on its own account.
     pub(super) fn called_off(&mut self) {
         self.last = None;
-    }
-
-    pub(super) fn vain_wipe(&self) -> bool {
-        self.vain_wipe
     }
 
     /// A step has failed. Whether it has failed with the same problem before.
@@ -115,7 +112,7 @@ impl Worker {
     pub(super) async fn failed(&mut self, decision: Decision, error: &StepError) {
         let is_full = error.is_for_want_of_space();
         let advice = if is_full { Fault::NoSpace.advice() } else { "" };
-        let problem = format!("{}: {}{advice}", describe(decision), chain(error));
+        let problem = format!("{}: {}{advice}", decision.failure(), chain(error));
         let before = self.retries.failed(decision, &problem);
         if is_full && before.is_none() {
             match self.free_space(error).await {
@@ -123,7 +120,7 @@ impl Worker {
                     self.retries.at_once(problem);
                     if let Decision::AskGuest(_) = decision {
                         // What the guest says can be recorded now.
-                        self.shims.ask_again();
+                        self.shims.asked = None;
                     }
                     return;
                 }
@@ -134,7 +131,7 @@ impl Worker {
         }
         let (delay, is_first) = self.retries.later(problem.clone(), before);
         if is_first {
-            self.reporter.events().warning(&self.updates.pod(), "FailedSync", &problem);
+            self.reporter.events().warning(&self.updates.pod(), EventReason::FailedSync, &problem);
         }
         // The failed step itself may have changed a file. That is no reason to hurry.
         tokio::select! {
@@ -148,36 +145,11 @@ impl Worker {
     async fn free_space(&mut self, error: &StepError) -> Option<bool> {
         let is_tarts = matches!(error, StepError::Tart(_));
         let path = if is_tarts { self.host.tart.home() } else { self.dir.logs_path() };
-        let otherwise = self.updates.otherwise_wanted();
+        let otherwise = self.updates.desired_otherwise();
         tokio::select! {
             freed = self.disk_space.free(path) => Some(freed == SpaceResult::Freed),
             () = otherwise => None,
         }
-    }
-}
-
-/// A step in words, for the Event that says that it failed.
-fn describe(decision: Decision) -> &'static str {
-    match decision {
-        Decision::Accept => "cannot write the Pod down",
-        Decision::Plan { .. } => "cannot plan a VM",
-        Decision::Launch(_) => "cannot start the VM",
-        Decision::SendCommand(_) => "cannot tell the VM's shim what to run",
-        Decision::FreeSpace(_) => "cannot tell the VM's shim that there is room",
-        Decision::AskToStop(..)
-        | Decision::StopFor(..)
-        | Decision::KillShim(_)
-        | Decision::StopWithoutShim(_)
-        | Decision::KillStrayProcesses(_) => "cannot stop the VM",
-        Decision::AskGuest(_) | Decision::RecordMissingRun(_) | Decision::RecordLoss(_) => {
-            "cannot write down how the VM ended"
-        }
-        Decision::DeleteVm(_) => "cannot delete the VM",
-        Decision::Evict => "cannot evict the Pod",
-        Decision::RemoveVolumes => "cannot remove the Pod's volumes",
-        Decision::ForgetRun(_) | Decision::ForgetPod => "cannot clean up after the Pod",
-        Decision::DeletePod => "cannot finish the Pod's deletion",
-        Decision::Wait(_) => "cannot wait",
     }
 }
 
@@ -205,12 +177,12 @@ mod tests {
         assert_eq!(fail("denied"), (Duration::from_secs(2), false), "a start is no success yet");
         retries.succeeded(Decision::Accept);
         let before = retries.failed(Decision::RemoveVolumes, "denied");
-        assert!(before.is_none() && retries.vain_wipe());
+        assert!(before.is_none() && retries.vain_wipe);
         retries.at_once("denied".to_owned());
         let before = retries.failed(Decision::RemoveVolumes, "denied");
         assert!(before.is_some(), "freed space did not help");
         assert_eq!(retries.later("denied".to_owned(), before), (Duration::from_secs(1), true));
         retries.succeeded(Decision::RemoveVolumes);
-        assert!(!retries.vain_wipe());
+        assert!(!retries.vain_wipe);
     }
 }

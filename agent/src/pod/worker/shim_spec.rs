@@ -29,7 +29,7 @@ pub(super) struct ContainerInputs {
     /// Where its output goes.
     pub(super) log: PathBuf,
     /// Whether its variables may be others when the container starts.
-    pub(super) late: bool,
+    pub(super) asks_for_command: bool,
 }
 
 /// One container in the shim's spec.
@@ -39,7 +39,7 @@ pub(super) fn container(pod: &Pod, container: &Container, inputs: ContainerInput
     ContainerSpec {
         name: container.name.clone(),
         command: command(pod, container, inputs.variables),
-        late: inputs.late,
+        asks_for_command: inputs.asks_for_command,
         mounts: inputs.mounts,
         termination: Termination {
             path: container
@@ -153,25 +153,20 @@ fn each_once(names: Vec<String>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{from_json, merged};
     use serde_json::{Value, json};
 
     fn pod(spec: &Value) -> Pod {
-        serde_json::from_value(json!({"metadata": {"name": "web-0", "namespace": "ci"}, "spec": spec}))
-            .unwrap()
+        let spec = merged(&json!({"containers": []}), spec);
+        from_json(json!({"metadata": {"name": "web-0", "namespace": "ci"}, "spec": spec}))
     }
 
     fn spec_of(extra: &Value, pod_extra: &Value) -> ContainerSpec {
-        let mut only = json!({"name": "main", "image": "i"});
-        only.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        let mut spec = json!({"containers": [only]});
-        spec.as_object_mut().unwrap().extend(pod_extra.as_object().unwrap().clone());
-        let pod = pod(&spec);
-        let main = pod.spec.as_ref().unwrap().containers[0].clone();
-        container(
-            &pod,
-            &main,
-            ContainerInputs { variables: vec![("A".into(), "b".into())], ..ContainerInputs::default() },
-        )
+        let main = merged(&json!({"name": "main", "image": "i"}), extra);
+        let pod = pod(&merged(&json!({"containers": [main]}), pod_extra));
+        let variables = vec![("A".into(), "b".into())];
+        let inputs = ContainerInputs { variables, ..ContainerInputs::default() };
+        container(&pod, &pod.spec.as_ref().unwrap().containers[0], inputs)
     }
 
     #[test]
@@ -184,33 +179,31 @@ mod tests {
 
     #[test]
     fn the_containers_user_comes_before_the_pods() {
-        let user = |own: Value, pods: Value| {
+        let user = |own: &Value, pods: &Value| {
             let extra = json!({"args": ["x"], "securityContext": own});
             spec_of(&extra, &json!({"securityContext": pods})).command.unwrap().user
         };
         let of = |uid, gid, not_root| GuestUser { uid, gid, not_root, ..GuestUser::default() };
-        assert_eq!(user(json!({}), json!({})), of(None, None, false));
-        assert_eq!(
-            user(json!({"runAsUser": 1}), json!({"runAsUser": 2, "runAsGroup": 3})),
-            of(Some(1), Some(3), false)
-        );
-        assert_eq!(
-            user(json!({"runAsNonRoot": false}), json!({"runAsNonRoot": true})),
-            of(None, None, false)
-        );
-        assert_eq!(user(json!({}), json!({"runAsNonRoot": true})), of(None, None, true));
         let groups = json!({"supplementalGroups": [5, 6], "supplementalGroupsPolicy": "Strict"});
         let in_groups = GuestUser { groups: vec![5, 6], only_groups: true, ..GuestUser::default() };
-        assert_eq!(user(json!({}), groups), in_groups);
+        let table = [
+            (json!({}), json!({}), of(None, None, false)),
+            (json!({"runAsUser": 1}), json!({"runAsUser": 2, "runAsGroup": 3}), of(Some(1), Some(3), false)),
+            (json!({"runAsNonRoot": false}), json!({"runAsNonRoot": true}), of(None, None, false)),
+            (json!({}), json!({"runAsNonRoot": true}), of(None, None, true)),
+            (json!({}), groups, in_groups),
+        ];
+        for (own, pods, expected) in table {
+            assert_eq!(user(&own, &pods), expected, "{own} {pods}");
+        }
     }
 
     #[test]
     fn what_a_guest_that_only_boots_goes_by_its_image_in_is_named() {
         let named = |names: Value, pods: Value, own: Value| {
-            let mut spec =
-                json!({"containers": [{"name": "main", "securityContext": own}], "securityContext": pods});
-            spec.as_object_mut().unwrap().extend(names.as_object().unwrap().clone());
-            let spec: PodSpec = serde_json::from_value(spec).unwrap();
+            let main = json!({"name": "main", "securityContext": own});
+            let spec = json!({"containers": [main], "securityContext": pods});
+            let spec: PodSpec = from_json(merged(&spec, &names));
             left_to_image(&spec, &spec.containers[0]).join(" ")
         };
         let nothing = json!({"hostname": ""});
@@ -220,10 +213,8 @@ mod tests {
             "securityContext.runAsUser securityContext.runAsNonRoot containers[0].securityContext.runAsGroup"
         );
         let names = json!({"hostname": "web-0", "subdomain": "web"});
-        assert_eq!(
-            named(names, json!({"runAsUser": 1}), json!({})),
-            "hostname subdomain securityContext.runAsUser"
-        );
+        let named = named(names, json!({"runAsUser": 1}), json!({}));
+        assert_eq!(named, "hostname subdomain securityContext.runAsUser");
     }
 
     #[test]
@@ -243,36 +234,38 @@ mod tests {
 
     #[test]
     fn a_guest_is_called_as_its_pod_is() {
-        let names = |spec: Value| {
+        let full = "web-0.b.ci.svc.cluster.local";
+        let (long, cut) = (format!("{}-x", "a".repeat(62)), "a".repeat(62));
+        let table = [
+            (json!({}), "web-0", "web-0"),
+            (json!({"hostname": "a", "subdomain": "b"}), "a", "a.b.ci.svc.cluster.local a"),
+            (json!({"subdomain": "b", "setHostnameAsFQDN": true}), full, &format!("{full} web-0")),
+            (json!({"hostname": "a", "subdomain": "b", "hostnameOverride": "c.test"}), "c.test", "c.test"),
+            (json!({"hostname": long}), &cut, &cut),
+        ];
+        for (spec, hostname, own_names) in table {
             let identity = identity(&pod(&spec), "cluster.local");
-            (identity.hostname, identity.own_names.join(" "))
-        };
-        let expect = |name: &str, own: &str| (name.to_owned(), own.to_owned());
-        assert_eq!(names(json!({"containers": []})), expect("web-0", "web-0"));
-        let sub = json!({"containers": [], "hostname": "a", "subdomain": "b"});
-        assert_eq!(names(sub), expect("a", "a.b.ci.svc.cluster.local a"));
-        let full = json!({"containers": [], "subdomain": "b", "setHostnameAsFQDN": true});
-        assert_eq!(names(full).0, "web-0.b.ci.svc.cluster.local");
-        let chosen =
-            json!({"containers": [], "hostname": "a", "subdomain": "b", "hostnameOverride": "c.test"});
-        assert_eq!(names(chosen), expect("c.test", "c.test"));
-        let long = json!({"containers": [], "hostname": format!("{}-x", "a".repeat(62))});
-        assert_eq!(names(long).0, "a".repeat(62));
+            assert_eq!(
+                (&*identity.hostname, &*identity.own_names.join(" ")),
+                (hostname, own_names),
+                "{spec}"
+            );
+        }
     }
 
     #[test]
     fn names_are_looked_up_as_the_pod_says() {
         let dns = |spec: Value| identity(&pod(&spec), "cluster.local").dns;
-        assert!(dns(json!({"containers": [], "dnsPolicy": "ClusterFirst"})).is_empty());
+        assert!(dns(json!({"dnsPolicy": "ClusterFirst"})).is_empty());
         let config =
             json!({"nameservers": ["192.0.2.53", "192.0.2.53"], "searches": ["b.test", "a.test", "b.test"]});
-        let all = dns(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": config}));
+        let all = dns(json!({"dnsPolicy": "None", "dnsConfig": config}));
         let expected = GuestDns {
             servers: vec!["192.0.2.53".into()],
             searches: vec!["b.test".into(), "a.test".into()],
             replaces: true,
         };
         assert_eq!(all, expected);
-        assert!(!dns(json!({"containers": [], "dnsPolicy": "Default", "dnsConfig": config})).replaces);
+        assert!(!dns(json!({"dnsPolicy": "Default", "dnsConfig": config})).replaces);
     }
 }

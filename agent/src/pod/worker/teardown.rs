@@ -11,9 +11,10 @@ use tracing::warn;
 use super::retry::StepError;
 use super::{RETRY, SAFETY_NET, STOP_LIMIT, Worker};
 use crate::apiserver::call::{DEADLINE, call};
+use crate::apiserver::events::EventReason;
 use crate::names::{PodUid, Restart, VmName};
 use crate::pod::sync::decide::Desired;
-use crate::pod::sync::desired::wanted;
+use crate::pod::sync::desired::desired;
 use crate::pod::sync::time::seconds;
 use crate::state::{Ending, Outcome, RestartPolicy, StopCause, StopRequest, VmRun};
 use crate::{crash_point, probe, shim};
@@ -21,9 +22,9 @@ use crate::{crash_point, probe, shim};
 impl Worker {
     /// Records that the Pod is evicted, before anything is done about it.
     pub(super) fn evict(&self) -> Result<(), StepError> {
-        let Some(exceeded) = self.inputs.exceeded() else { return Ok(()) };
+        let Some(exceeded) = self.inputs.status().exceeded else { return Ok(()) };
         self.dir.evict(&exceeded.to_string())?;
-        self.reporter.events().warning(&self.updates.pod(), "Evicted", &exceeded.to_string());
+        self.reporter.events().warning(&self.updates.pod(), EventReason::Evicted, &exceeded.to_string());
         Ok(())
     }
 
@@ -32,10 +33,14 @@ impl Worker {
     pub(super) fn stop_for(&self, restart: Restart, cause: StopCause) -> Result<(), StepError> {
         let pod = self.updates.pod();
         let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-        let once = matches!(wanted(&pod, false), Desired::Run(RestartPolicy::Never));
+        let once = matches!(desired(&pod, false), Desired::Run(RestartPolicy::Never));
         let restarts = !(once && cause.is_failure());
         let next = if restarts { ", will be restarted" } else { "" };
-        self.reporter.events().normal(&pod, "Killing", &format!("Container {container} {cause}{next}"));
+        self.reporter.events().normal(
+            &pod,
+            EventReason::Killing,
+            &format!("Container {container} {cause}{next}"),
+        );
         let grace = seconds(probe::spec::grace(&pod, cause));
         let request = StopRequest::within(grace, Some(cause));
         Ok(self.dir.run(restart).request_stop(request)?)
@@ -45,7 +50,7 @@ impl Worker {
     pub(super) fn ask_to_stop(&self, restart: Restart, grace: Duration) -> Result<(), StepError> {
         let run = self.dir.run(restart);
         let note = format!("stopping VM {} within {} s", run.vm(), grace.as_secs());
-        self.reporter.events().normal(&self.updates.pod(), "Killing", &note);
+        self.reporter.events().normal(&self.updates.pod(), EventReason::Killing, &note);
         Ok(run.request_stop(StopRequest::within(grace, None))?)
     }
 
@@ -54,7 +59,7 @@ impl Worker {
         let run = self.dir.run(restart);
         warn!(pod = %self.name, vm = %run.vm(), "the VM has lost its shim; asking its guest what it knows");
         // Noted first: the VM is stopped next, also when the answer cannot be recorded.
-        self.shims.asks(restart);
+        self.shims.asked = Some(restart);
         Ok(shim::ask_guest(&run, &self.host.tart).await?)
     }
 
@@ -86,7 +91,7 @@ impl Worker {
         } else {
             format!("the shim of VM {vm} does not go though the VM is over; killing it")
         };
-        self.reporter.events().warning(&self.updates.pod(), "ShimStuck", &note);
+        self.reporter.events().warning(&self.updates.pod(), EventReason::ShimStuck, &note);
         if !run.kill_shim()? {
             // The shim has not recorded its PID.
             block_in_place(|| shim::kill_stray_processes(&run))?;
@@ -102,7 +107,7 @@ impl Worker {
         let Some(_lock) = block_in_place(|| run.take_shim_lock())? else { return Ok(()) };
         let mut view = run.view()?;
         // A guest that had to be stopped has not ended by itself, whatever it says.
-        view.guest_asked |= self.shims.has_stopped(restart);
+        view.guest_asked |= self.shims.stopped == Some(restart);
         if view.outcome.is_some() {
             return Ok(());
         }

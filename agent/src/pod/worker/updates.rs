@@ -11,42 +11,35 @@ use tokio::time::sleep;
 
 use crate::pod::admission::read;
 use crate::pod::sync::decide::Desired;
-use crate::pod::sync::desired::{deadline, otherwise_wanted, wanted};
+use crate::pod::sync::desired::{deadline, desired};
+use crate::pod::sync::time::between;
 
 /// The updates of one Pod, and the last one that its worker has taken in.
 #[derive(Debug)]
 pub(crate) struct PodUpdates {
-    pods: watch::Receiver<Arc<Pod>>,
+    pub(super) pods: watch::Receiver<Arc<Pod>>,
     /// Whether the API server no longer has the Pod.
     gone: watch::Receiver<bool>,
     pod: Arc<Pod>,
-    wanted: Desired,
+    pub(super) desired: Desired,
 }
 
 impl PodUpdates {
     pub(crate) fn new(pods: watch::Receiver<Arc<Pod>>, gone: watch::Receiver<bool>) -> Self {
         let pod = pods.borrow().clone();
-        let wanted = wanted(&pod, *gone.borrow());
-        Self { pods, gone, pod, wanted }
+        let desired = desired(&pod, *gone.borrow());
+        Self { pods, gone, pod, desired }
     }
 
     /// Takes in the last update. Later ones end [`changed`](Self::changed).
     pub(super) fn refresh(&mut self) {
         let gone = *self.gone.borrow_and_update();
         self.pod = self.pods.borrow_and_update().clone();
-        self.wanted = wanted(&self.pod, gone);
+        self.desired = desired(&self.pod, gone);
     }
 
     pub(super) fn pod(&self) -> Arc<Pod> {
         self.pod.clone()
-    }
-
-    pub(super) fn wanted(&self) -> Desired {
-        self.wanted
-    }
-
-    pub(super) fn pods(&self) -> watch::Receiver<Arc<Pod>> {
-        self.pods.clone()
     }
 
     /// Waits for the next update. Safe to cancel.
@@ -59,9 +52,19 @@ impl PodUpdates {
         }
     }
 
-    /// Waits until something else is wanted of the Pod than when the worker last took in an update.
-    pub(super) fn otherwise_wanted(&self) -> impl Future<Output = ()> + Send + use<> {
-        otherwise_wanted(self.wanted, self.pods.clone(), self.gone.clone())
+    /// Waits until something else is desired of the Pod than when the worker last took in an update.
+    pub(super) fn desired_otherwise(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (before, mut pods, mut gone) = (self.desired, self.pods.clone(), self.gone.clone());
+        async move {
+            while desired(&pods.borrow_and_update(), *gone.borrow_and_update()) == before {
+                tokio::select! {
+                    Ok(()) = pods.changed() => {}
+                    Ok(()) = gone.changed() => {}
+                    // Both senders are gone: the desired state cannot change any more.
+                    else => return pending().await,
+                }
+            }
+        }
     }
 
     /// Waits until the Pod is not to run any more, not for longer, or not with this image. The eviction manager and the worker evict
@@ -72,32 +75,23 @@ impl PodUpdates {
         state_changed: Arc<Notify>,
         is_evicted: F,
     ) -> impl Future<Output = ()> + Send + use<F> {
-        called_off(self.pods.clone(), self.gone.clone(), image, state_changed, is_evicted)
-    }
-}
-
-async fn called_off(
-    mut pods: watch::Receiver<Arc<Pod>>,
-    mut gone: watch::Receiver<bool>,
-    image: String,
-    state_changed: Arc<Notify>,
-    is_evicted: impl Fn() -> bool,
-) {
-    loop {
-        let deadline = deadline(&pods.borrow_and_update());
-        let has_changed = read(&pods.borrow()).is_ok_and(|plan| plan.image != image);
-        let is_wanted = matches!(wanted(&pods.borrow(), *gone.borrow_and_update()), Desired::Run(_));
-        let left = deadline.map(|deadline| {
-            Duration::try_from(deadline.at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
-        });
-        if !is_wanted || has_changed || left == Some(Duration::ZERO) || is_evicted() {
-            return;
-        }
-        tokio::select! {
-            () = state_changed.notified() => {}
-            Ok(()) = pods.changed() => {}
-            Ok(()) = gone.changed() => {}
-            () = sleep(left.unwrap_or(Duration::MAX)) => {}
+        let (mut pods, mut gone) = (self.pods.clone(), self.gone.clone());
+        async move {
+            loop {
+                let deadline = deadline(&pods.borrow_and_update());
+                let has_changed = read(&pods.borrow()).is_ok_and(|plan| plan.image != image);
+                let is_to_run = matches!(desired(&pods.borrow(), *gone.borrow_and_update()), Desired::Run(_));
+                let left = deadline.map(|deadline| between(Timestamp::now(), deadline.at));
+                if !is_to_run || has_changed || left == Some(Duration::ZERO) || is_evicted() {
+                    return;
+                }
+                tokio::select! {
+                    () = state_changed.notified() => {}
+                    Ok(()) = pods.changed() => {}
+                    Ok(()) = gone.changed() => {}
+                    () = sleep(left.unwrap_or(Duration::MAX)) => {}
+                }
+            }
         }
     }
 }
@@ -105,7 +99,8 @@ async fn called_off(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use futures::FutureExt;
+    use serde_json::{Value, json};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     fn active_for(seconds: i64) -> Arc<Pod> {
@@ -129,32 +124,25 @@ mod tests {
         let (pods, pod) = watch::channel(active_for(i64::MAX));
         let (gones, gone) = watch::channel(false);
         let (state_changed, evicted) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
-        let begin = || {
+        let updates = PodUpdates::new(pod, gone);
+        let begin = async || {
             let evicted = evicted.clone();
             let is_evicted = move || evicted.load(Ordering::Relaxed);
-            tokio::spawn(called_off(
-                pod.clone(),
-                gone.clone(),
-                "i".to_owned(),
-                state_changed.clone(),
-                is_evicted,
-            ))
+            let called_off = updates.called_off("i".to_owned(), state_changed.clone(), is_evicted);
+            let waiting = tokio::spawn(called_off);
+            tokio::task::yield_now().await;
+            assert!(!waiting.is_finished());
+            waiting
         };
-        let waiting = begin();
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished());
+        let waiting = begin().await;
         gones.send_replace(true);
         waiting.await.unwrap();
         gones.send_replace(false);
-        let waiting = begin();
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished());
+        let waiting = begin().await;
         pods.send_replace(with_image("j"));
         waiting.await.unwrap();
         pods.send_replace(with_image("i"));
-        let waiting = begin();
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished());
+        let waiting = begin().await;
         state_changed.notify_one();
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished(), "another file has changed");
@@ -162,10 +150,32 @@ mod tests {
         state_changed.notify_one();
         waiting.await.unwrap();
         evicted.store(false, Ordering::Relaxed);
-        let waiting = begin();
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished());
+        let waiting = begin().await;
         pods.send_replace(active_for(60));
         waiting.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_changed_pod_does_not_always_change_the_desired_state() {
+        let pod = |value: Value| -> Arc<Pod> { Arc::new(serde_json::from_value(value).unwrap()) };
+        let (pods, pod_seen) = watch::channel(pod(json!({})));
+        let (gones, gone_seen) = watch::channel(false);
+        let mut updates = PodUpdates::new(pod_seen, gone_seen);
+        let otherwise = updates.desired_otherwise();
+        tokio::pin!(otherwise);
+        assert_eq!(otherwise.as_mut().now_or_never(), None);
+        pods.send_replace(pod(json!({"metadata": {"labels": {"a": "b"}}})));
+        assert_eq!(otherwise.as_mut().now_or_never(), None, "it is to run, as before");
+        pods.send_replace(pod(json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}})));
+        otherwise.await;
+        updates.refresh();
+        let otherwise = updates.desired_otherwise();
+        tokio::pin!(otherwise);
+        assert_eq!(otherwise.as_mut().now_or_never(), None, "it was to go before");
+        gones.send_replace(true);
+        otherwise.await;
+        updates.refresh();
+        drop((pods, gones));
+        assert_eq!(updates.desired_otherwise().now_or_never(), None);
     }
 }

@@ -30,9 +30,7 @@ const MAX_REQUESTS: usize = 10;
 /// What a request is made for; servers see it in the `User-Agent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A probe.
     Probe,
-    /// A lifecycle hook.
     Lifecycle,
 }
 
@@ -57,28 +55,14 @@ pub(crate) struct HttpAnswer {
 /// A request that got no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HttpError {
-    /// There is no complete answer. The text is the kubelet's.
+    /// The text is the kubelet's.
     #[error("Get \"{url}\": {why}")]
-    NoAnswer {
-        /// What was asked for.
-        url: String,
-        /// What was in the way.
-        why: String,
-    },
-    /// The server does not speak TLS. The text is the kubelet's.
+    NoAnswer { url: String, why: String },
+    /// The text is the kubelet's.
     #[error("Get \"{url}\": tls: first record does not look like a TLS handshake")]
-    NotTls {
-        /// What was asked for.
-        url: String,
-    },
-    /// The answer broke off.
+    NotTls { url: String },
     #[error("the answer to Get \"{url}\" broke off: {why}")]
-    BrokenBody {
-        /// What was asked for.
-        url: String,
-        /// How.
-        why: String,
-    },
+    BrokenBody { url: String, why: String },
 }
 
 impl HttpGet {
@@ -111,10 +95,7 @@ impl HttpGet {
                 headers.remove(HOST);
             }
             let exchange = match timeout_at(deadline, exchange(&url, headers)).await {
-                Ok(exchange) => exchange.map_err(|failure| match failure {
-                    Failure::NotTls => HttpError::NotTls { url: url.to_string() },
-                    Failure::Other(why) => no_answer(&url, why),
-                })?,
+                Ok(exchange) => exchange?,
                 Err(_) => return Err(no_answer(&url, late("while awaiting headers"))),
             };
             let redirect = redirect::of(&exchange.response, &url).map_err(|why| no_answer(&url, why))?;
@@ -124,15 +105,9 @@ impl HttpGet {
                     url = next.url;
                 }
                 _ => {
-                    return match timeout_at(deadline, exchange.read()).await {
-                        Ok(answer) => {
-                            answer.map_err(|why| HttpError::BrokenBody { url: url.to_string(), why })
-                        }
-                        Err(_) => {
-                            let why = late("while reading body");
-                            Err(HttpError::BrokenBody { url: url.to_string(), why })
-                        }
-                    };
+                    let answer = timeout_at(deadline, exchange.read()).await;
+                    let answer = answer.unwrap_or_else(|_| Err(late("while reading body")));
+                    return answer.map_err(|why| HttpError::BrokenBody { url: url.to_string(), why });
                 }
             }
         }
@@ -207,38 +182,26 @@ impl Exchange {
     }
 }
 
-/// Why a request was not answered.
-enum Failure {
-    /// The server does not speak TLS.
-    NotTls,
-    Other(String),
-}
-
-impl From<String> for Failure {
-    fn from(why: String) -> Self {
-        Self::Other(why)
-    }
-}
-
-async fn exchange(url: &Uri, mut headers: HeaderMap) -> Result<Exchange, Failure> {
+async fn exchange(url: &Uri, mut headers: HeaderMap) -> Result<Exchange, HttpError> {
+    let failed = |why| no_answer(url, why);
+    let broken = |error: http::Error| no_answer(url, error.to_string());
     let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     // Brackets belong to the URL, not to the address.
     let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let https = url.scheme() == Some(&Scheme::HTTPS);
     let port = url.port_u16().unwrap_or(if https { 443 } else { 80 });
     if !headers.contains_key(HOST) {
-        headers.insert(HOST, HeaderValue::from_str(authority).map_err(|error| error.to_string())?);
+        headers.insert(HOST, HeaderValue::from_str(authority).map_err(|error| broken(error.into()))?);
     }
     let target = url.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-    let mut request = Request::get(target).body(Empty::new()).map_err(|error| error.to_string())?;
+    let mut request = Request::get(target).body(Empty::new()).map_err(broken)?;
     *request.headers_mut() = headers;
-    let stream = super::tcp::connect(host, port).await?;
-    let exchange = if https {
-        converse(tls::wrap(host, stream).await?, request).await
+    let stream = super::tcp::connect(host, port).await.map_err(failed)?;
+    if https {
+        converse(tls::wrap(url, host, stream).await?, request).await.map_err(failed)
     } else {
-        converse(stream, request).await
-    };
-    Ok(exchange?)
+        converse(stream, request).await.map_err(failed)
+    }
 }
 
 async fn converse<S>(stream: S, request: Request<Empty<Bytes>>) -> Result<Exchange, String>

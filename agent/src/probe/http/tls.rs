@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use http::Uri;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -11,24 +12,31 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::Failure;
+use super::{HttpError, no_answer};
 use crate::error_chain::chain;
 
-/// Speaks TLS on a connection to `host`.
-pub(super) async fn wrap(host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>, Failure> {
-    let name = ServerName::try_from(host.to_owned()).map_err(|error| format!("tls: {error}"))?;
+/// Speaks TLS on a connection to the host of a URL.
+pub(super) async fn wrap(
+    url: &Uri,
+    host: &str,
+    stream: TcpStream,
+) -> Result<TlsStream<TcpStream>, HttpError> {
+    let failed = |why: String| no_answer(url, format!("tls: {why}"));
+    let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(error.to_string()))?;
     let provider = Arc::new(ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(|error| format!("tls: {error}"))?
+        .map_err(|error| failed(error.to_string()))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
         .with_no_client_auth();
     let connector = TlsConnector::from(Arc::new(config));
     connector.connect(name, stream).await.map_err(|error| {
         match error.get_ref().and_then(|inner| inner.downcast_ref()) {
-            Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => Failure::NotTls,
-            _ => Failure::Other(format!("tls: {}", chain(&error))),
+            Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
+                HttpError::NotTls { url: url.to_string() }
+            }
+            _ => failed(chain(&error)),
         }
     })
 }

@@ -39,13 +39,13 @@ impl Shim {
                 if states[index].last.is_some() {
                     states[index].restarts += 1;
                 }
-                let is_late = planned.late && (index > 0 || failures > 0);
-                let late_restarts = is_late.then_some(states[index].restarts);
-                if is_late {
+                let asks = planned.asks_for_command && (index > 0 || failures > 0);
+                let asked_restarts = asks.then_some(states[index].restarts);
+                if asks {
                     states[index].now = InitStage::Waiting;
                     self.record_init(&states);
                 }
-                let Some(command) = self.command_of(planned, command, late_restarts).await else {
+                let Some(command) = self.command_of(planned, command, asked_restarts).await else {
                     return Err(stopped_before_start().into());
                 };
                 let command = command.as_ref();

@@ -61,8 +61,8 @@ impl Shim {
             return GuestEnd::Ended(ending);
         }
         let is_first = self.spec.init.is_empty();
-        let is_late = self.spec.main.late && !is_first;
-        let Some(command) = self.command_of(&self.spec.main, command, is_late.then_some(0)).await else {
+        let asks = self.spec.main.asks_for_command && !is_first;
+        let Some(command) = self.command_of(&self.spec.main, command, asks.then_some(0)).await else {
             return stopped_before_start().into();
         };
         let start = ContainerStart {

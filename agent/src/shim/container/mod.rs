@@ -1,9 +1,9 @@
 //! One container in the guest, from its set-up to its end.
 
+mod command_request;
 pub(super) mod exec_output;
 pub(super) mod hooks;
 mod init_containers;
-mod late_command;
 pub(super) mod lifecycle;
 pub(super) mod main;
 pub(super) mod set_up;

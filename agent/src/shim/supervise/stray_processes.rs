@@ -37,7 +37,7 @@ pub(crate) enum StrayProcessError {
 pub(crate) async fn gone(run: &VmRun, limit: Duration) -> Result<bool, FileError> {
     let end = Instant::now() + limit;
     // There is no notification for a lock that becomes free.
-    while run.holder()? != Holder::Nobody {
+    while run.holder()? != Holder::None {
         if Instant::now() >= end {
             return Ok(false);
         }

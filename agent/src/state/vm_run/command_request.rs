@@ -1,4 +1,4 @@
-//! The shim's request for the command of a late container, and the agent's response.
+//! The shim's request for a container's command, and the agent's response.
 
 use super::VmRun;
 use crate::fs::file::{self, FileError};

@@ -18,8 +18,9 @@ pub(crate) enum Holder {
     Shim,
     /// A `tart` that its shim had started; the shim is gone.
     Tart,
+    /// No process: nothing of the VM runs.
     #[cfg_attr(test, default)]
-    Nobody,
+    None,
 }
 
 impl VmRun {
@@ -29,7 +30,7 @@ impl VmRun {
         } else if self.is_held("tart.lock")? {
             Holder::Tart
         } else {
-            Holder::Nobody
+            Holder::None
         })
     }
 

@@ -121,7 +121,7 @@ impl VmRun {
         for pod in StateDir::at(state).pods()? {
             for other in pod.runs()?.iter().filter(|other| other.path != self.path) {
                 let progress: Option<Progress> = other.read("progress.json")?;
-                if other.holder()? != Holder::Nobody {
+                if other.holder()? != Holder::None {
                     found.extend(progress.and_then(|progress| progress.stage.address()));
                 }
             }

@@ -16,7 +16,7 @@ fn the_view_shows_every_step_of_a_run() {
     let dir = dir();
     let run = VmRun::planned_example(dir.path());
     let seen = || run.view().unwrap();
-    assert_eq!((seen().holder, seen().begun), (Holder::Nobody, false));
+    assert_eq!((seen().holder, seen().begun), (Holder::None, false));
 
     run.mark_begun().unwrap();
     let lock = run.take_shim_lock().unwrap().unwrap().into_file();
@@ -37,7 +37,7 @@ fn the_view_shows_every_step_of_a_run() {
     drop(shim);
     assert_eq!(seen().holder, Holder::Tart);
     drop(tart);
-    assert_eq!((seen().holder, seen().outcome), (Holder::Nobody, None));
+    assert_eq!((seen().holder, seen().outcome), (Holder::None, None));
     let lock = run.take_shim_lock().unwrap().unwrap().into_file();
     assert!(run.inherit_shim_lock(lock).unwrap().is_none(), "a VM is never run twice");
 
@@ -64,7 +64,7 @@ fn a_spoilt_outcome_is_replaced() {
         std::fs::write(run.path().join(name), "{\"ending\":").unwrap();
     }
     let seen = run.view().unwrap();
-    assert_eq!((seen.holder, seen.begun, seen.result, seen.outcome), (Holder::Nobody, true, None, None));
+    assert_eq!((seen.holder, seen.begun, seen.result, seen.outcome), (Holder::None, true, None, None));
     run.record_outcome(&lost()).unwrap();
     assert_eq!(run.view().unwrap().outcome, Some(lost()));
 }

@@ -7,12 +7,12 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-fn temp_volume() -> (tempfile::TempDir, Dir) {
+fn temp_volume() -> (tempfile::TempDir, PathBuf, Dir) {
     let temp = testing::dir();
-    let root = temp.path().join("volume");
-    fs::create_dir(&root).unwrap();
-    let dir = Dir::trusted(&root).unwrap();
-    (temp, dir)
+    let path = temp.path().join("volume");
+    fs::create_dir(&path).unwrap();
+    let dir = Dir::trusted(&path).unwrap();
+    (temp, path, dir)
 }
 
 fn payload(files: &[(&str, &str)]) -> Payload {
@@ -20,45 +20,47 @@ fn payload(files: &[(&str, &str)]) -> Payload {
     Payload(files.iter().map(|(path, text)| (PathBuf::from(path), file(text))).collect())
 }
 
-/// The files that a user sees, by path, with links followed and without `..` names.
-fn seen(root: &Path) -> BTreeMap<PathBuf, (Vec<u8>, u32)> {
-    fn walk(dir: &Path, prefix: &Path, found: &mut BTreeMap<PathBuf, (Vec<u8>, u32)>) {
-        for entry in fs::read_dir(dir).unwrap() {
-            let name = entry.unwrap().file_name();
-            if name.as_bytes().starts_with(b"..") {
-                continue;
-            }
-            let (path, shown) = (dir.join(&name), prefix.join(&name));
-            if path.is_dir() {
-                walk(&path, &shown, found);
-            } else {
-                let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
-                found.insert(shown, (fs::read(&path).unwrap(), mode));
-            }
+type Files = BTreeMap<PathBuf, (Vec<u8>, u32)>;
+
+/// The files below a directory with their modes, links followed and without `..` names; `None` when they change meanwhile.
+fn read(dir: &Path, prefix: &Path, found: &mut Files) -> Option<()> {
+    for entry in fs::read_dir(dir).ok()? {
+        let name = entry.ok()?.file_name();
+        if name.as_bytes().starts_with(b"..") {
+            continue;
+        }
+        let (path, shown) = (dir.join(&name), prefix.join(&name));
+        let metadata = fs::metadata(&path).ok()?;
+        if metadata.is_dir() {
+            read(&path, &shown, found)?;
+        } else {
+            found.insert(shown, (fs::read(&path).ok()?, metadata.permissions().mode() & 0o7777));
         }
     }
-    let mut found = BTreeMap::new();
-    walk(root, Path::new(""), &mut found);
+    Some(())
+}
+
+/// The files that a user sees.
+fn seen(root: &Path) -> Files {
+    let mut found = Files::new();
+    read(root, Path::new(""), &mut found).unwrap();
     found
 }
 
-fn expected(payload: &Payload) -> BTreeMap<PathBuf, (Vec<u8>, u32)> {
+fn expected(payload: &Payload) -> Files {
     payload.0.iter().map(|(path, file)| (path.clone(), (file.bytes.clone(), file.mode))).collect()
 }
 
 fn names(root: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(root)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-        .collect();
+    let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().into_owned();
+    let mut names: Vec<_> = fs::read_dir(root).unwrap().map(name).collect();
     names.sort();
     names
 }
 
 #[test]
 fn files_are_written_changed_and_removed() {
-    let (temp, root) = temp_volume();
-    let path = temp.path().join("volume");
+    let (_temp, path, root) = temp_volume();
     let first = payload(&[("a", "1"), ("dir/b", "2"), ("dir/deep/c", "3")]);
     assert!(write(&root, &first).unwrap());
     assert_eq!(seen(&path), expected(&first));
@@ -74,8 +76,7 @@ fn files_are_written_changed_and_removed() {
 
 #[test]
 fn nothing_is_rewritten_when_nothing_changed() {
-    let (temp, root) = temp_volume();
-    let path = temp.path().join("volume");
+    let (_temp, path, root) = temp_volume();
     let files = payload(&[("a", "1"), ("dir/b", "2")]);
     write(&root, &files).unwrap();
     let look = || (fs::metadata(path.join("a")).unwrap().ino(), names(&path));
@@ -86,39 +87,38 @@ fn nothing_is_rewritten_when_nothing_changed() {
 
 #[test]
 fn a_changed_mode_is_a_change() {
-    let (temp, root) = temp_volume();
+    let (_temp, path, root) = temp_volume();
     let mut files = payload(&[("a", "1")]);
     for mode in [0o400, 0o777, 0o600] {
         files.0.values_mut().for_each(|file| file.mode = mode);
         assert!(write(&root, &files).unwrap());
-        assert_eq!(seen(&temp.path().join("volume")), expected(&files));
+        assert_eq!(seen(&path), expected(&files));
     }
 }
 
 #[test]
 fn a_file_can_become_a_directory() {
-    let (temp, root) = temp_volume();
+    let (_temp, path, root) = temp_volume();
     for files in [payload(&[("a", "1")]), payload(&[("a/b", "2")]), payload(&[("a", "3")])] {
         write(&root, &files).unwrap();
-        assert_eq!(seen(&temp.path().join("volume")), expected(&files));
+        assert_eq!(seen(&path), expected(&files));
     }
 }
 
 #[test]
 fn paths_out_of_the_volume_are_refused() {
-    let (temp, root) = temp_volume();
+    let (_temp, path, root) = temp_volume();
     write(&root, &payload(&[("kept", "1")])).unwrap();
     for bad in ["", "/etc/passwd", "..", "../x", "a/../../x", "..data", "..data/x", "./a", "a/", "a//b"] {
         assert!(matches!(write(&root, &payload(&[(bad, "x")])), Err(AtomicWriteError::Path(_))), "{bad:?}");
     }
     assert!(matches!(write(&root, &payload(&[("a", "1"), ("a/b", "2")])), Err(AtomicWriteError::Clash(_))));
-    assert_eq!(seen(&temp.path().join("volume")), expected(&payload(&[("kept", "1")])));
+    assert_eq!(seen(&path), expected(&payload(&[("kept", "1")])));
 }
 
 #[test]
 fn the_rest_of_a_crash_is_removed() {
-    let (temp, root) = temp_volume();
-    let path = temp.path().join("volume");
+    let (_temp, path, root) = temp_volume();
     write(&root, &payload(&[("a", "old"), ("gone", "x")])).unwrap();
     let new = payload(&[("a", "new"), ("b", "x")]);
     // The agent died while it wrote the version.
@@ -139,10 +139,9 @@ fn the_rest_of_a_crash_is_removed() {
 
 #[test]
 fn entries_of_a_guest_do_not_mislead_the_agent() {
-    let (temp, root) = temp_volume();
-    let (outside, _) = temp_volume();
+    let (_temp, path, root) = temp_volume();
+    let (outside, ..) = temp_volume();
     fs::write(outside.path().join("kept"), "kept").unwrap();
-    let path = temp.path().join("volume");
     let files = payload(&[("a", "1"), ("dir/b", "2")]);
     let attacks: [&dyn Fn(); 8] = [
         &|| hostile::fill(&path, outside.path()),
@@ -189,9 +188,8 @@ fn entries_of_a_guest_do_not_mislead_the_agent() {
 
 #[test]
 fn no_link_is_followed_whenever_it_appears() {
-    let (temp, root) = temp_volume();
-    let (outside, _) = temp_volume();
-    let path = temp.path().join("volume");
+    let (_temp, path, root) = temp_volume();
+    let (outside, ..) = temp_volume();
     fs::create_dir_all(outside.path().join("dir/deep")).unwrap();
     fs::write(outside.path().join("dir/kept"), "kept").unwrap();
     let before = hostile::snapshot(outside.path());
@@ -218,9 +216,8 @@ fn no_link_is_followed_whenever_it_appears() {
 
 #[test]
 fn a_race_while_the_agent_writes_stays_inside() {
-    let (temp, root) = temp_volume();
-    let (outside, _) = temp_volume();
-    let path = temp.path().join("volume");
+    let (_temp, path, root) = temp_volume();
+    let (outside, ..) = temp_volume();
     fs::create_dir_all(outside.path().join("dir")).unwrap();
     fs::write(outside.path().join("dir/kept"), "kept").unwrap();
     for round in 0..100 {
@@ -239,38 +236,20 @@ fn a_race_while_the_agent_writes_stays_inside() {
 
 /// A payload whose files all have the number of their version.
 fn version(number: u64, shape: &BTreeSet<u8>) -> Payload {
-    let mut files: BTreeMap<PathBuf, PayloadFile> = shape
-        .iter()
-        .map(|n| {
-            let path = if n % 3 == 0 { format!("dir{}/f{n}", n % 2) } else { format!("f{n}") };
-            // Long enough to take more than one write to the disk.
-            (path.into(), PayloadFile { bytes: number.to_string().repeat(3000).into_bytes(), mode: 0o644 })
-        })
-        .collect();
-    let count = files.len().to_string().into_bytes();
-    files.insert("count".into(), PayloadFile { bytes: count, mode: 0o644 });
-    files.insert("version".into(), PayloadFile { bytes: number.to_string().into_bytes(), mode: 0o644 });
-    Payload(files)
+    let path = |n| if n % 3 == 0 { format!("dir{}/f{n}", n % 2) } else { format!("f{n}") };
+    // Long enough to take more than one write to the disk.
+    let (number, text) = (number.to_string(), number.to_string().repeat(3000));
+    let (paths, count): (Vec<_>, _) = (shape.iter().map(path).collect(), shape.len().to_string());
+    let files = paths.iter().map(|path| (path.as_str(), text.as_str()));
+    payload(&files.chain([("count", count.as_str()), ("version", number.as_str())]).collect::<Vec<_>>())
 }
 
 /// Reads the version of one `..data`; `None` when it was replaced meanwhile.
-fn read_once(root: &Path) -> Option<BTreeMap<PathBuf, Vec<u8>>> {
-    fn walk(dir: &Path, prefix: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) -> Option<()> {
-        for entry in fs::read_dir(dir).ok()? {
-            let name = entry.ok()?.file_name();
-            let path = dir.join(&name);
-            if fs::metadata(&path).ok()?.is_dir() {
-                walk(&path, &prefix.join(&name), found)?;
-            } else {
-                found.insert(prefix.join(&name), fs::read(&path).ok()?);
-            }
-        }
-        Some(())
-    }
+fn read_once(root: &Path) -> Option<Files> {
     let link = || fs::read_link(root.join(DATA)).ok();
     let before = link()?;
-    let mut found = BTreeMap::new();
-    walk(&root.join(&before), Path::new(""), &mut found)?;
+    let mut found = Files::new();
+    read(&root.join(&before), Path::new(""), &mut found)?;
     // A version that was removed while it was read does not count.
     (link()? == before).then_some(found)
 }
@@ -281,18 +260,17 @@ proptest! {
     fn a_reader_sees_one_complete_version(
         shapes in prop::collection::vec(prop::collection::btree_set(0u8..12, 0..8), 2..25),
     ) {
-        let (temp, root) = temp_volume();
-        let path = temp.path().join("volume");
+        let (_temp, path, root) = temp_volume();
         write(&root, &version(0, &shapes[0])).unwrap();
         let (ended, reads) = (AtomicBool::new(false), AtomicU64::new(0));
         let torn = std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {
                     let Some(found) = read_once(&path) else { continue };
-                    let text = |name: &str| String::from_utf8_lossy(&found[Path::new(name)]).into_owned();
+                    let text = |name: &str| String::from_utf8_lossy(&found[Path::new(name)].0).into_owned();
                     let (number, count) = (text("version"), text("count"));
                     let whole = found.len().to_string() == (count.parse::<u64>().unwrap() + 2).to_string()
-                        && found.iter().all(|(path, bytes)| {
+                        && found.iter().all(|(path, (bytes, _))| {
                             let named = path == Path::new("version") || path == Path::new("count");
                             named || *bytes == number.repeat(3000).into_bytes()
                         });
@@ -321,8 +299,7 @@ proptest! {
 
 #[test]
 fn names_that_are_the_same_on_a_case_insensitive_disk_are_refused() {
-    let (temp, root) = temp_volume();
-    let path = temp.path().join("volume");
+    let (_temp, path, root) = temp_volume();
     let files = payload(&[("Config", "1"), ("config", "2")]);
     // As on APFS, where a file has both names.
     let fold = {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{Pod, Volume, VolumeMount};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
@@ -22,11 +22,12 @@ use super::size_limit::{self, Exceeded, SizeLimit};
 use super::sub_path::{self, SubPathError};
 use super::updater::{VolumeStatus, update};
 use super::{guest_path, memory};
+use crate::apiserver::events::EventReason;
 use crate::env::sources::InputSources;
 use crate::error_chain::chain;
 use crate::fs::blocking_io::BlockingIo;
 use crate::names::PodUid;
-use crate::state::container_spec::has_command;
+use crate::state::container_spec::{all_containers, has_command};
 use crate::state::{Missing, Mount, PodDir};
 use crate::tart::{Share, Tart};
 use volume_root::{SubPathMount, VolumeRoot};
@@ -44,7 +45,8 @@ pub(crate) struct PodVolumes {
     volumes: Vec<Volume>,
     /// The volumes in the guest's memory, with their sizes.
     in_memory: HashMap<String, u64>,
-    mounts: Vec<ContainerMounts>,
+    /// Each with the name of its container, in the order in which containers start.
+    mounts: Vec<(String, VolumeMount)>,
     /// Whether the guest is boot-only, and has a status share.
     is_boot_only: bool,
     /// The limit of the Pod's disk usage.
@@ -80,18 +82,20 @@ pub(crate) enum PrepareError {
 }
 
 impl PrepareError {
-    /// The kubelet's reason for an Event, or for a waiting container.
-    pub(crate) fn reason(&self) -> &'static str {
+    /// The kubelet's reasons: that of the Event, and that of a container that waits, when it is not just being created.
+    pub(crate) fn reasons(&self) -> (EventReason, Option<&'static str>) {
         match self {
-            Self::Mount(_) => "FailedMount",
-            Self::SubPath(_) | Self::Unknown { .. } => "CreateContainerConfigError",
+            Self::Mount(_) => (EventReason::FailedMount, None),
+            Self::SubPath(_) | Self::Unknown { .. } => {
+                (EventReason::Failed, Some("CreateContainerConfigError"))
+            }
         }
     }
 
     /// Whether the disk is full.
     pub(crate) fn is_for_want_of_space(&self) -> bool {
         match self {
-            Self::Mount(failures) => failures.iter().any(|failure| failure.problem.is_for_want_of_space()),
+            Self::Mount(failures) => failures.iter().any(|failure| failure.problem.no_space),
             Self::SubPath(_) | Self::Unknown { .. } => false,
         }
     }
@@ -116,11 +120,8 @@ impl MountFailure {
     }
 }
 
-#[derive(Debug, Clone)]
-struct ContainerMounts {
-    container: String,
-    mounts: Vec<VolumeMount>,
-}
+/// The directories of volumes on the host, by the volumes' names, and how containers use each.
+type VolumeRoots = BTreeMap<String, (VolumeRoot, ShareAccess)>;
 
 /// The results of the tasks of a Pod's volumes.
 #[derive(Debug, Clone, Default)]
@@ -139,10 +140,11 @@ impl PodVolumes {
         tart: &Tart,
     ) -> Self {
         let spec = pod.borrow().spec.clone().unwrap_or_default();
-        let mounts = mounts_of(&spec);
+        let mounts: Vec<_> = all_containers(&spec)
+            .flat_map(|one| one.volume_mounts.iter().flatten().map(|mount| (one.name.clone(), mount.clone())))
+            .collect();
         let is_boot_only = spec.containers.last().is_some_and(|main| !has_command(main));
-        let is_mounted =
-            |volume: &Volume| mounts.iter().flat_map(|of| &of.mounts).any(|mount| mount.name == volume.name);
+        let is_mounted = |volume: &Volume| mounts.iter().any(|(_, mount)| mount.name == volume.name);
         let mounted = spec.volumes.iter().flatten().filter(|volume| is_mounted(volume)).cloned();
         let (in_memory, volumes): (Vec<_>, Vec<_>) =
             mounted.partition(|volume| memory::is_in_memory(&spec, volume));
@@ -180,46 +182,37 @@ impl PodVolumes {
         self.follow();
         self.wait_until_written().await?;
         let mut wanted = Vec::new();
-        for (turn, ContainerMounts { container, mounts }) in self.mounts.iter().enumerate() {
-            for mount in mounts {
-                let sub_path = sub_path::of(mount, |name| variable(container, name))?;
-                let is_first =
-                    !self.mounts[..turn].iter().flat_map(|of| &of.mounts).any(|it| it.name == mount.name);
-                wanted.push((container.clone(), mount.clone(), sub_path, is_first));
-            }
+        for (container, mount) in &self.mounts {
+            let sub_path = sub_path::of(mount, |name| variable(container, name))?;
+            let mut before = self.mounts.iter().take_while(|(other, _)| other != container);
+            let is_first = !before.any(|(_, other)| other.name == mount.name);
+            wanted.push((container.clone(), mount.clone(), sub_path, is_first));
         }
-        let mut prepared = Prepared { shares: self.shares(&roots), ..Prepared::default() };
-        for ContainerMounts { container, .. } in &self.mounts {
-            prepared.mounts.insert(container.clone(), Vec::new());
-        }
-        let accesses: HashMap<String, ShareAccess> =
-            roots.iter().map(|(volume, root)| (volume.clone(), self.access(volume, root))).collect();
+        let mut prepared = Prepared { shares: shares(&roots), ..Prepared::default() };
         let in_memory = self.in_memory.clone();
         let (host_paths, uid) = (self.host_paths.clone(), self.uid.clone());
         let resolve = move || -> Result<Prepared, PrepareError> {
-            for (volume, root) in &roots {
-                if root.identity.is_some() && accesses.get(volume).is_some_and(|access| access.writable) {
+            for (volume, (root, access)) in &roots {
+                if root.identity.is_some() && access.writable {
                     let failed = |error| PrepareError::Mount(vec![MountFailure::of_host(volume, &error)]);
                     host_paths.may_be_written(&root.path, &uid).map_err(failed)?;
                 }
             }
             for (container, mount, sub_path, is_first) in wanted {
                 let path = guest_path(&mount.mount_path).display().to_string();
-                if let Some(size) = in_memory.get(&mount.name) {
+                let mount = if let Some(size) = in_memory.get(&mount.name) {
                     let (in_memory, missing) = (Some(*size), Missing::Awaited);
-                    let mount = Mount { share: mount.name, sub_path, path, in_memory, missing };
-                    prepared.mounts.entry(container).or_default().push(mount);
-                    continue;
-                }
-                let Some((root, access)) = roots.get(&mount.name).zip(accesses.get(&mount.name)) else {
+                    Mount { share: mount.name, sub_path, path, in_memory, missing }
+                } else if let Some((root, access)) = roots.get(&mount.name) {
+                    let writable = access.writable.then(|| share::name(&mount.name, *access, false));
+                    let (volume, container) = (mount.name.as_str(), container.as_str());
+                    let sub_path = SubPathMount { sub_path, volume, container, is_first, writable };
+                    let (sub_path, missing) = sub_path.resolve(root)?;
+                    let share = share::name(&mount.name, *access, is_read_only(&mount, root.writable));
+                    Mount { share, sub_path, path, in_memory: None, missing }
+                } else {
                     return Err(PrepareError::Unknown { volume: mount.name, container });
                 };
-                let writable = access.writable.then(|| share::name(&mount.name, *access, false));
-                let sub_path =
-                    SubPathMount { sub_path, volume: &mount.name, container: &container, is_first, writable };
-                let (sub_path, missing) = sub_path.resolve(root)?;
-                let share = share::name(&mount.name, *access, is_read_only(&mount, root.writable));
-                let mount = Mount { share, sub_path, path, in_memory: None, missing };
                 prepared.mounts.entry(container).or_default().push(mount);
             }
             Ok(prepared)
@@ -240,14 +233,12 @@ impl PodVolumes {
             let Some(content) = Content::of(volume, self.pod.clone(), &self.sources) else { continue };
             self.report.send_if_modified(|report| report.statuses.remove(&name).is_some());
             let sender = self.report.clone();
-            let report = {
-                let name = name.clone();
-                move |status: VolumeStatus| {
-                    sender.send_if_modified(|report| {
-                        let before = report.statuses.insert(name.clone(), status.clone());
-                        before != Some(status)
-                    });
-                }
+            let reported = name.clone();
+            let report = move |status: VolumeStatus| {
+                sender.send_if_modified(|report| {
+                    let before = report.statuses.insert(reported.clone(), status.clone());
+                    before != Some(status)
+                });
             };
             let updater = self.tasks.spawn(update(self.dir.clone(), name.clone(), content, report));
             self.updaters.insert(name, updater);
@@ -268,23 +259,16 @@ impl PodVolumes {
 
     /// The volumes that are not up to date. Those of a running VM keep their old files.
     pub(crate) fn problems(&self) -> Vec<MountFailure> {
-        let report = self.report.borrow();
-        let failed = report.statuses.iter().filter_map(|(volume, status)| {
-            let problem = status.problem.clone()?;
-            Some(MountFailure { volume: volume.clone(), problem })
-        });
-        failed.collect()
+        let failed = |(volume, status): (&String, &VolumeStatus)| {
+            Some(MountFailure { volume: volume.clone(), problem: status.problem.clone()? })
+        };
+        self.report.borrow().statuses.iter().filter_map(failed).collect()
     }
 
     fn measure(&mut self) {
-        let mut limits: Vec<SizeLimit> = self
-            .volumes
-            .iter()
-            .filter_map(|volume| SizeLimit::of(&volume.name, volume.empty_dir.as_ref()?))
-            .collect();
-        if self.is_boot_only {
-            limits.push(SizeLimit::of_boot_status());
-        }
+        let of = |volume: &Volume| SizeLimit::of(&volume.name, volume.empty_dir.as_ref()?);
+        let mut limits: Vec<SizeLimit> = self.volumes.iter().filter_map(of).collect();
+        limits.extend(self.is_boot_only.then(SizeLimit::of_boot_status));
         limits.extend(self.storage.clone());
         if limits.is_empty() || self.measurer.is_some() {
             return;
@@ -297,14 +281,19 @@ impl PodVolumes {
     }
 
     /// Creates the directories of all volumes.
-    async fn create_roots(&mut self) -> Result<BTreeMap<String, VolumeRoot>, PrepareError> {
-        let (uid, dir) = (self.uid.clone(), self.dir.clone());
+    async fn create_roots(&mut self) -> Result<VolumeRoots, PrepareError> {
+        let (uid, dir, mounts) = (self.uid.clone(), self.dir.clone(), self.mounts.clone());
         let (volumes, host_paths) = (self.volumes.clone(), self.host_paths.clone());
         let create = move || {
             let (mut roots, mut failures) = (BTreeMap::new(), Vec::new());
             for volume in &volumes {
                 match VolumeRoot::create(&uid, &dir, volume, &host_paths) {
-                    Ok(root) => drop(roots.insert(volume.name.clone(), root)),
+                    Ok(root) => {
+                        let mounts = mounts.iter().map(|(_, mount)| mount);
+                        let own = mounts.filter(|mount| mount.name == volume.name);
+                        let access = ShareAccess::of(own, root.writable);
+                        roots.insert(volume.name.clone(), (root, access));
+                    }
                     Err(failure) => failures.push(failure),
                 }
             }
@@ -315,42 +304,24 @@ impl PodVolumes {
 
     /// Waits until the files of all volumes are written, or have failed.
     async fn wait_until_written(&mut self) -> Result<(), PrepareError> {
-        let names: Vec<String> = self.updaters.keys().cloned().collect();
+        let mut names: Vec<String> = self.updaters.keys().cloned().collect();
+        names.sort();
         let settled = |status: &VolumeStatus| status.written || status.problem.is_some();
         let all =
             |report: &VolumesReport| names.iter().all(|name| report.statuses.get(name).is_some_and(settled));
         let mut seen = self.report.subscribe();
         let _ = timeout(DEADLINE, seen.wait_for(all)).await;
         let report = self.seen.borrow_and_update();
-        let failure = |name: &String| match report.statuses.get(name) {
-            Some(VolumeStatus { written: true, .. }) => None,
-            Some(VolumeStatus { problem: Some(problem), .. }) => {
-                Some(MountFailure { volume: name.clone(), problem: problem.clone() })
-            }
-            _ => Some(MountFailure { volume: name.clone(), problem: "timed out".into() }),
+        let failure = |name: &String| {
+            let problem = match report.statuses.get(name) {
+                Some(VolumeStatus { written: true, .. }) => return None,
+                Some(VolumeStatus { problem: Some(problem), .. }) => problem.clone(),
+                _ => "timed out".into(),
+            };
+            Some(MountFailure { volume: name.clone(), problem })
         };
-        let mut failures: Vec<MountFailure> = names.iter().filter_map(failure).collect();
-        failures.sort_by(|a, b| a.volume.cmp(&b.volume));
+        let failures: Vec<MountFailure> = names.iter().filter_map(failure).collect();
         if failures.is_empty() { Ok(()) } else { Err(PrepareError::Mount(failures)) }
-    }
-
-    fn shares(&self, roots: &BTreeMap<String, VolumeRoot>) -> Vec<Share> {
-        let shares = roots.iter().flat_map(|(volume, root)| {
-            let access = self.access(volume, root);
-            let kinds = [(access.writable, false), (access.read_only, true)];
-            kinds.into_iter().filter(|(is_wanted, _)| *is_wanted).map(move |(_, read_only)| Share {
-                name: share::name(volume, access, read_only),
-                path: root.path.clone(),
-                read_only,
-                identity: root.identity,
-            })
-        });
-        shares.collect()
-    }
-
-    fn access(&self, volume: &str, root: &VolumeRoot) -> ShareAccess {
-        let mounts = self.mounts.iter().flat_map(|of| &of.mounts).filter(|mount| mount.name == volume);
-        ShareAccess::of(mounts, root.writable)
     }
 
     fn disk_silent(&self) -> PrepareError {
@@ -360,11 +331,15 @@ impl PodVolumes {
     }
 }
 
-fn mounts_of(spec: &PodSpec) -> Vec<ContainerMounts> {
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let mounts = containers.map(|container| ContainerMounts {
-        container: container.name.clone(),
-        mounts: container.volume_mounts.clone().unwrap_or_default(),
+fn shares(roots: &VolumeRoots) -> Vec<Share> {
+    let shares = roots.iter().flat_map(|(volume, (root, access))| {
+        let kinds = [(access.writable, false), (access.read_only, true)];
+        kinds.into_iter().filter(|(is_wanted, _)| *is_wanted).map(move |(_, read_only)| Share {
+            name: share::name(volume, *access, read_only),
+            path: root.path.clone(),
+            read_only,
+            identity: root.identity,
+        })
     });
-    mounts.collect()
+    shares.collect()
 }

@@ -21,10 +21,20 @@ impl Scene {
         let dir = StateDir::open(&temp.path().join("state")).unwrap().pod("0b1c".parse().unwrap());
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "0b1c"}, "spec": spec});
         let (pod, _) = watch::channel(Arc::new(serde_json::from_value(pod).unwrap()));
-        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        let client = kube::Client::try_from(nobody).unwrap();
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = kube::Client::try_from(nowhere).unwrap();
         let (_, health) = watch::channel(None);
         Self { temp, dir, pod, sources: InputSources::new(&client, Arc::default(), health) }
+    }
+
+    /// A Pod whose only container has these mounts of these volumes.
+    fn with(volumes: &Value, mounts: &Value) -> Self {
+        Self::new(&with_volumes(volumes, mounts))
+    }
+
+    /// A Pod with its labels in a volume.
+    fn with_labels() -> Self {
+        Self::with(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]))
     }
 
     fn volumes(&self) -> PodVolumes {
@@ -40,11 +50,8 @@ impl Scene {
     }
 
     fn label(&self, value: &str) {
-        self.pod.send_modify(|pod| {
-            let mut changed = Pod::clone(pod);
-            changed.metadata.labels = Some([("l".to_owned(), value.to_owned())].into());
-            *pod = Arc::new(changed);
-        });
+        let labels = Some([("l".to_owned(), value.to_owned())].into());
+        self.pod.send_modify(|pod| Arc::make_mut(pod).metadata.labels = labels);
     }
 
     fn path(&self, inside: &str) -> PathBuf {
@@ -56,6 +63,13 @@ impl Scene {
         while fs::read_to_string(&path).ok().as_deref() != Some(text) {
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// Waits until the updaters have found their volumes removed.
+async fn updaters_end(volumes: &PodVolumes) {
+    while volumes.updaters.values().any(|updater| !updater.is_finished()) {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -87,7 +101,7 @@ async fn a_pod_gets_its_volumes_as_shares() {
         {"name": "cache", "mountPath": "/cache/"},
         {"name": "cache", "mountPath": "/old", "readOnly": true, "subPathExpr": "$(NAME)/deep"},
     ]);
-    let scene = Scene::new(&with_volumes(&volumes, &mounts));
+    let scene = Scene::with(&volumes, &mounts);
     let prepared = scene.prepare().await.unwrap();
     let share = |name: &str, volume: &str, read_only| Share {
         name: name.into(),
@@ -140,7 +154,7 @@ async fn a_sub_path_that_an_earlier_container_may_create_is_left_to_the_guest() 
 async fn a_sub_path_with_the_guests_address_is_created_by_the_guest_or_refused() {
     let named = |read_only: bool| {
         let part = json!({"name": "v", "mountPath": "/v", "subPathExpr": "at-$(IP)", "readOnly": read_only});
-        Scene::new(&with_volumes(&json!([{"name": "v", "emptyDir": {}}]), &json!([part])))
+        Scene::with(&json!([{"name": "v", "emptyDir": {}}]), &json!([part]))
     };
     let address = |_: &str, _: &str| Some(POD_IP.to_owned());
     let prepared = named(false).volumes().prepare(address).await.unwrap();
@@ -153,8 +167,7 @@ async fn a_sub_path_with_the_guests_address_is_created_by_the_guest_or_refused()
 
 #[tokio::test]
 async fn files_follow_their_source_also_under_a_later_agent() {
-    let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
-    let scene = Scene::new(&spec);
+    let scene = Scene::with_labels();
     let mut volumes = scene.volumes();
     scene.label("one");
     volumes.prepare(|_, _| None).await.unwrap();
@@ -174,8 +187,7 @@ async fn files_follow_their_source_also_under_a_later_agent() {
 
 #[tokio::test]
 async fn removed_volumes_do_not_come_back() {
-    let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
-    let scene = Scene::new(&spec);
+    let scene = Scene::with_labels();
     let mut volumes = scene.volumes();
     volumes.prepare(|_, _| None).await.unwrap();
     for number in 0..50 {
@@ -184,29 +196,21 @@ async fn removed_volumes_do_not_come_back() {
     }
     scene.dir.wipe_volumes().unwrap();
     scene.label("new");
-    // The updater ends when it finds its volume removed.
-    while volumes.updaters.values().any(|updater| !updater.is_finished()) {
-        tokio::task::yield_now().await;
-    }
+    updaters_end(&volumes).await;
     assert!(!scene.path("").exists());
     volumes.follow();
-    while volumes.updaters.values().any(|updater| !updater.is_finished()) {
-        tokio::task::yield_now().await;
-    }
+    updaters_end(&volumes).await;
     assert!(!scene.path("").exists());
 }
 
 #[tokio::test]
 async fn the_updater_of_a_removed_volume_is_not_restarted() {
-    let spec = with_volumes(&json!([labels()]), &json!([{"name": "info", "mountPath": "/info"}]));
-    let scene = Scene::new(&spec);
+    let scene = Scene::with_labels();
     let mut volumes = scene.volumes();
     volumes.prepare(|_, _| None).await.unwrap();
     scene.dir.wipe_volumes().unwrap();
     scene.label("new");
-    while volumes.updaters.values().any(|updater| !updater.is_finished()) {
-        tokio::task::yield_now().await;
-    }
+    updaters_end(&volumes).await;
     volumes.seen.borrow_and_update();
     volumes.follow();
     assert!(!volumes.seen.has_changed().unwrap(), "the worker is not woken up for nothing");
@@ -217,11 +221,8 @@ async fn the_updater_of_a_removed_volume_is_not_restarted() {
 
 #[tokio::test]
 async fn an_empty_dir_is_kept_from_one_vm_to_the_next() {
-    let spec = with_volumes(
-        &json!([{"name": "cache", "emptyDir": {}}]),
-        &json!([{"name": "cache", "mountPath": "/c", "subPath": "a"}]),
-    );
-    let scene = Scene::new(&spec);
+    let mounts = json!([{"name": "cache", "mountPath": "/c", "subPath": "a"}]);
+    let scene = Scene::with(&json!([{"name": "cache", "emptyDir": {}}]), &mounts);
     scene.prepare().await.unwrap();
     fs::write(scene.path("cache/a/file"), "kept").unwrap();
     fs::set_permissions(scene.path("cache"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -235,16 +236,12 @@ async fn a_volume_that_cannot_be_set_up_is_reported_in_the_kubelets_words() {
     let info = json!({"name": "info", "downwardAPI": {"items": [
         {"path": "x", "fieldRef": {"fieldPath": "metadata.nonsense"}}]}});
     let mounts = json!([{"name": "host", "mountPath": "/host"}, {"name": "info", "mountPath": "/info"}]);
-    let scene = Scene::new(&with_volumes(&json!([host("/etc"), info]), &mounts));
+    let scene = Scene::with(&json!([host("/etc"), info]), &mounts);
     let error = scene.prepare().await.unwrap_err();
-    assert_eq!(error.reason(), "FailedMount");
-    assert!(
-        error.to_string().starts_with(
-            "MountVolume.SetUp failed for volume \"host\" : hostPath /etc is not allowed on this Node"
-        ),
-        "{error}"
-    );
-    let scene = Scene::new(&with_volumes(&json!([info]), &json!([{"name": "info", "mountPath": "/info"}])));
+    assert_eq!(error.reasons(), (EventReason::FailedMount, None));
+    let words = "MountVolume.SetUp failed for volume \"host\" : hostPath /etc is not allowed on this Node";
+    assert!(error.to_string().starts_with(words), "{error}");
+    let scene = Scene::with(&json!([info]), &json!([{"name": "info", "mountPath": "/info"}]));
     let error = scene.prepare().await.unwrap_err().to_string();
     assert!(error.starts_with("MountVolume.SetUp failed for volume \"info\" : "), "{error}");
 }
@@ -253,20 +250,16 @@ async fn a_volume_that_cannot_be_set_up_is_reported_in_the_kubelets_words() {
 async fn a_sub_path_that_a_guest_has_replaced_by_a_link_is_not_used() {
     let volumes = json!([{"name": "cache", "emptyDir": {}}]);
     let mounts = json!([{"name": "cache", "mountPath": "/c", "subPath": "bent/inner"}]);
-    let scene = Scene::new(&with_volumes(&volumes, &mounts));
+    let scene = Scene::with(&volumes, &mounts);
     scene.prepare().await.unwrap();
     let outside = scene.temp.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::remove_dir_all(scene.path("cache/bent")).unwrap();
     symlink(&outside, scene.path("cache/bent")).unwrap();
     let error = scene.prepare().await.unwrap_err();
-    assert_eq!(
-        (error.reason(), error.to_string().as_str()),
-        (
-            "CreateContainerConfigError",
-            "failed to prepare subPath for volumeMount \"cache\" of container \"main\""
-        )
-    );
+    assert_eq!(error.reasons(), (EventReason::Failed, Some("CreateContainerConfigError")));
+    let words = "failed to prepare subPath for volumeMount \"cache\" of container \"main\"";
+    assert_eq!(error.to_string(), words);
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
 }
 
@@ -274,7 +267,7 @@ async fn a_sub_path_that_a_guest_has_replaced_by_a_link_is_not_used() {
 async fn host_directories_are_shared_where_they_are() {
     let scene = |path: &Path| {
         let volumes = json!([{"name": "host", "hostPath": {"path": path}}]);
-        Scene::new(&with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h", "subPath": "new"}])))
+        Scene::with(&volumes, &json!([{"name": "host", "mountPath": "/h", "subPath": "new"}]))
     };
     // The path depends on the directory of the scene.
     let mut here = scene(Path::new("/"));
@@ -295,12 +288,12 @@ async fn a_host_path_that_another_pod_could_replace_has_to_wait() {
     let mut here = Scene::new(&json!({"containers": []}));
     let path = here.temp.path().canonicalize().unwrap().join("host");
     let volumes = json!([{"name": "host", "hostPath": {"path": path.join("data")}}]);
-    here.pod = Scene::new(&with_volumes(&volumes, &json!([{"name": "host", "mountPath": "/h"}]))).pod;
+    here.pod = Scene::with(&volumes, &json!([{"name": "host", "mountPath": "/h"}])).pod;
     let other = StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
     let shares = vec![Share { path: path.clone(), ..Share::default() }];
     other.plan(&ShimSpec { shares, ..ShimSpec::example(other.vm()) }).unwrap();
     let refused = here.prepare().await.unwrap_err();
-    assert_eq!(refused.reason(), "FailedMount");
+    assert_eq!(refused.reasons(), (EventReason::FailedMount, None));
     let words = format!("data is inside {}, which Pod 2d3e can write to", path.display());
     assert!(refused.to_string().contains(&words), "{refused}");
     assert!(!path.exists(), "the agent creates nothing there");
@@ -315,7 +308,7 @@ async fn a_host_path_around_one_that_another_pod_is_about_to_get_has_to_wait() {
     let volumes = json!([{"name": "host", "hostPath": {"path": path}}]);
     let pod = |read_only: bool| {
         let mounts = json!([{"name": "host", "mountPath": "/h", "readOnly": read_only}]);
-        Scene::new(&with_volumes(&volumes, &mounts)).pod
+        Scene::with(&volumes, &mounts).pod
     };
     let other = StateDir::at(&here.temp.path().join("state")).pod("2d3e".parse().unwrap()).run(Restart(0));
     let identity = Some(serde_json::from_value(json!({"inode": 2})).unwrap());
@@ -325,7 +318,7 @@ async fn a_host_path_around_one_that_another_pod_is_about_to_get_has_to_wait() {
     assert!(here.prepare().await.is_ok(), "a guest that only reads replaces nothing");
     here.pod = pod(false);
     let refused = here.prepare().await.unwrap_err();
-    assert_eq!(refused.reason(), "FailedMount");
+    assert_eq!(refused.reasons(), (EventReason::FailedMount, None));
     let (outer, inner) = (path.display(), path.join("data").display().to_string());
     let words = format!("hostPath {outer} has {inner} in it, which Pod 2d3e is about to get");
     assert!(refused.to_string().contains(&words), "{refused}");
@@ -337,7 +330,7 @@ async fn a_host_path_around_one_that_another_pod_is_about_to_get_has_to_wait() {
 #[tokio::test]
 async fn a_volume_that_is_too_large_is_reported() {
     let volumes = json!([{"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}]);
-    let scene = Scene::new(&with_volumes(&volumes, &json!([{"name": "cache", "mountPath": "/c"}])));
+    let scene = Scene::with(&volumes, &json!([{"name": "cache", "mountPath": "/c"}]));
     let mut volumes = scene.volumes();
     volumes.create_roots().await.unwrap();
     fs::write(scene.path("cache/file"), vec![1; 2 << 20]).unwrap();

@@ -164,7 +164,7 @@ async fn agent_crashes_while_a_container_restarts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn agent_crashes_while_it_delivers_a_late_command() -> Result<()> {
+async fn agent_crashes_while_it_answers_a_command_request() -> Result<()> {
     let scene = Scene::new("dies-due").await?;
     scene.secret("keys", "token", SECRET).await?;
     scene.pod("due").sh("echo $TOKEN; exit 7").secret_token().init_sh("init", "true").create().await?;

@@ -60,27 +60,36 @@ pub(crate) enum Decision {
 impl Decision {
     /// A short name, for logs and tests.
     pub(crate) fn name(self) -> &'static str {
+        self.words().0
+    }
+
+    /// The failure of the step, for the Event about it.
+    pub(crate) fn failure(self) -> &'static str {
+        self.words().1
+    }
+
+    fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Accept => "accept",
-            Self::Plan { .. } => "plan",
-            Self::RecordMissingRun(_) => "record-missing-run",
-            Self::Launch(_) => "launch",
-            Self::FreeSpace(_) => "free-space",
-            Self::SendCommand(_) => "send-command",
-            Self::AskToStop(..) => "ask-to-stop",
-            Self::StopFor(..) => "stop-for",
-            Self::KillShim(_) => "kill-shim",
-            Self::AskGuest(_) => "ask-guest",
-            Self::StopWithoutShim(_) => "stop-without-shim",
-            Self::KillStrayProcesses(_) => "kill-stray-processes",
-            Self::RecordLoss(_) => "record-loss",
-            Self::DeleteVm(_) => "delete-vm",
-            Self::Evict => "evict",
-            Self::RemoveVolumes => "remove-volumes",
-            Self::ForgetRun(_) => "forget-run",
-            Self::DeletePod => "delete-pod",
-            Self::ForgetPod => "forget-pod",
-            Self::Wait(_) => "wait",
+            Self::Accept => ("accept", "cannot write the Pod down"),
+            Self::Plan { .. } => ("plan", "cannot plan a VM"),
+            Self::RecordMissingRun(_) => ("record-missing-run", "cannot write down how the VM ended"),
+            Self::Launch(_) => ("launch", "cannot start the VM"),
+            Self::FreeSpace(_) => ("free-space", "cannot tell the VM's shim that there is room"),
+            Self::SendCommand(_) => ("send-command", "cannot tell the VM's shim what to run"),
+            Self::AskToStop(..) => ("ask-to-stop", "cannot stop the VM"),
+            Self::StopFor(..) => ("stop-for", "cannot stop the VM"),
+            Self::KillShim(_) => ("kill-shim", "cannot stop the VM"),
+            Self::AskGuest(_) => ("ask-guest", "cannot write down how the VM ended"),
+            Self::StopWithoutShim(_) => ("stop-without-shim", "cannot stop the VM"),
+            Self::KillStrayProcesses(_) => ("kill-stray-processes", "cannot stop the VM"),
+            Self::RecordLoss(_) => ("record-loss", "cannot write down how the VM ended"),
+            Self::DeleteVm(_) => ("delete-vm", "cannot delete the VM"),
+            Self::Evict => ("evict", "cannot evict the Pod"),
+            Self::RemoveVolumes => ("remove-volumes", "cannot remove the Pod's volumes"),
+            Self::ForgetRun(_) => ("forget-run", "cannot clean up after the Pod"),
+            Self::DeletePod => ("delete-pod", "cannot finish the Pod's deletion"),
+            Self::ForgetPod => ("forget-pod", "cannot clean up after the Pod"),
+            Self::Wait(_) => ("wait", "cannot wait"),
         }
     }
 }

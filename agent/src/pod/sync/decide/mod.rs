@@ -19,7 +19,7 @@ use crate::state::{Ending, Holder, Outcome, RestartPolicy, StopCause, StopReques
 /// How long after its deadline a shim may still be stopping its VM: to kill a VM that hangs takes time.
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);
 /// How often the agent stops a VM that has lost its shim before it kills the shim's processes: a `tart` that hangs does not stop.
-const ORPHAN_STOPS: u32 = 3;
+const MAX_STOPS: u32 = 3;
 /// How often the agent tries to delete a VM before it kills the shim: a shim that has written its outcome should exit at once.
 const VAIN_CLEANS: u32 = 5;
 /// How long the guest of an evicted Pod may take to shut down, as in the kubelet.
@@ -43,7 +43,7 @@ pub(crate) enum Desired {
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact that is seen on its own")]
 pub(crate) struct Observation {
     /// The desired state.
-    pub(crate) wanted: Desired,
+    pub(crate) desired: Desired,
     /// Whether the agent has refused the Pod.
     pub(crate) refused: bool,
     /// Whether the state directory has the Pod's record.
@@ -51,12 +51,12 @@ pub(crate) struct Observation {
     /// The image that the Pod names.
     pub(crate) image: Option<String>,
     /// The Pod's VM runs, oldest first.
-    pub(crate) attempts: Vec<VmRunView>,
+    pub(crate) runs: Vec<VmRunView>,
     /// The last VM that the API shows as started. The state directory may lack it.
     pub(crate) started: Option<Restart>,
     /// What probes say of the current container; absent without probes.
     pub(crate) health: Option<ContainerHealth>,
-    /// When the agent may plan a VM or send a late command again, after an image or input was missing.
+    /// When the agent may plan a VM or answer a command request again, after an image or input was missing.
     pub(crate) retry_at: Option<Timestamp>,
     /// Whether a volume, or the Pod's whole disk usage, exceeds its limit.
     pub(crate) too_large: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Observation {
     pub(crate) evicted: Option<String>,
     /// Whether any of its volumes is on the disk.
     pub(crate) has_volumes: bool,
-    /// Whether the last attempt to remove them failed.
+    /// Whether the agent has failed to remove them when it last tried.
     pub(crate) vain_wipe: bool,
     /// The Pod's active deadline.
     pub(crate) deadline: Option<Deadline>,
@@ -94,7 +94,7 @@ impl Observation {
     pub(crate) fn missed_deadline(&self) -> Option<Deadline> {
         let in_time = |at| self.last_end().is_some_and(|(_, end)| end.finished_at < at);
         self.deadline.filter(|deadline| {
-            deadline.at <= self.now && matches!(self.wanted, Desired::Run(_)) && !in_time(deadline.at)
+            deadline.at <= self.now && matches!(self.desired, Desired::Run(_)) && !in_time(deadline.at)
         })
     }
 
@@ -109,46 +109,45 @@ impl Observation {
     }
 
     fn has_ended_by_itself(&self) -> bool {
-        self.last_end().is_some_and(|(attempt, end)| {
-            attempt.stop.is_none() && matches!(end.ending, Ending::Exited { .. } | Ending::InitFailed { .. })
+        self.last_end().is_some_and(|(run, end)| {
+            run.stop.is_none() && matches!(end.ending, Ending::Exited { .. } | Ending::InitFailed { .. })
         })
     }
 
     /// The end of a container that does not restart.
     fn last_end(&self) -> Option<(&VmRunView, &Outcome)> {
-        let attempt = self.attempts.last()?;
-        let end = attempt.outcome.as_ref().or(attempt.result.as_ref())?;
-        let is_last =
-            matches!(self.verdict(attempt, end), RestartDecision::Succeeded | RestartDecision::Failed);
-        is_last.then_some((attempt, end))
+        let run = self.runs.last()?;
+        let end = run.outcome.as_ref().or(run.result.as_ref())?;
+        let is_last = matches!(self.verdict(run, end), RestartDecision::Succeeded | RestartDecision::Failed);
+        is_last.then_some((run, end))
     }
 
     /// A VM in `containerStatuses` that the state directory lacks, e.g. after a reinstall.
     pub(crate) fn forgotten(&self) -> Option<Restart> {
-        let is_wanted = matches!(self.wanted, Desired::Run(_) | Desired::Stop(_));
-        self.started.filter(|_| self.attempts.is_empty() && is_wanted)
+        let is_desired = matches!(self.desired, Desired::Run(_) | Desired::Stop(_));
+        self.started.filter(|_| self.runs.is_empty() && is_desired)
     }
 
     /// Whether macOS may count a VM of the Pod: a shim has begun it, and it is not known to be over.
     pub(crate) fn has_vm(&self) -> bool {
-        let counts = |attempt: &VmRunView| match attempt.holder {
+        let counts = |run: &VmRunView| match run.holder {
             Holder::Tart => true,
-            Holder::Shim => attempt.outcome.is_none(),
-            Holder::Nobody => attempt.begun && attempt.outcome.is_none(),
+            Holder::Shim => run.outcome.is_none(),
+            Holder::None => run.begun && run.outcome.is_none(),
         };
-        self.attempts.iter().any(counts)
+        self.runs.iter().any(counts)
     }
 
     /// Whether a VM was planned with another image than the Pod names now.
-    pub(crate) fn is_outdated(&self, attempt: &VmRunView) -> bool {
-        let planned = attempt.spec.as_ref().and_then(|spec| spec.image_name.as_ref());
+    pub(crate) fn is_outdated(&self, run: &VmRunView) -> bool {
+        let planned = run.spec.as_ref().and_then(|spec| spec.image_name.as_ref());
         planned.zip(self.image.as_ref()).is_some_and(|(planned, named)| planned != named)
     }
 
     /// What follows the end of a container.
-    pub(crate) fn verdict(&self, attempt: &VmRunView, outcome: &Outcome) -> RestartDecision {
-        let stop = attempt.effective_stop();
-        let Desired::Run(policy) = self.wanted else {
+    pub(crate) fn verdict(&self, run: &VmRunView, outcome: &Outcome) -> RestartDecision {
+        let stop = run.effective_stop();
+        let Desired::Run(policy) = self.desired else {
             // A Pod that is to stop does not restart under any policy.
             return verdict(RestartPolicy::Never, 0, stop, outcome);
         };
@@ -158,14 +157,14 @@ impl Observation {
                 RestartDecision::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
             }
             // Failures with another image do not count.
-            _ if self.is_outdated(attempt) => verdict(policy, 0, stop, outcome),
-            _ => verdict(policy, attempt.crashes(), stop, outcome),
+            _ if self.is_outdated(run) => verdict(policy, 0, stop, outcome),
+            _ => verdict(policy, run.crashes(), stop, outcome),
         }
     }
 
     /// Whether nothing of the Pod runs.
     pub(crate) fn is_idle(&self) -> bool {
-        self.attempts.iter().all(|attempt| attempt.outcome.is_some() && attempt.holder != Holder::Tart)
+        self.runs.iter().all(|run| run.outcome.is_some() && run.holder != Holder::Tart)
     }
 }
 
@@ -183,13 +182,13 @@ pub(crate) fn decide(seen: &Observation) -> Decision {
 fn step(seen: &Observation) -> Decision {
     // This VM may still run, whatever is desired.
     if let Some(restart) = seen.forgotten() {
-        let is_new = matches!(seen.wanted, Desired::Run(_)) && !seen.accepted && !seen.refused;
+        let is_new = matches!(seen.desired, Desired::Run(_)) && !seen.accepted && !seen.refused;
         return if is_new { Decision::Accept } else { Decision::RecordMissingRun(restart) };
     }
     if let Some(Deadline { grace, .. }) = seen.missed_deadline() {
         return put_away(seen, grace).unwrap_or(Decision::Wait(None));
     }
-    if let Desired::Run(_) = seen.wanted {
+    if let Desired::Run(_) = seen.desired {
         if seen.eviction().is_some() {
             return put_away(seen, EVICTION_GRACE).unwrap_or(Decision::Wait(None));
         }
@@ -197,7 +196,7 @@ fn step(seen: &Observation) -> Decision {
             return Decision::Evict;
         }
     }
-    match seen.wanted {
+    match seen.desired {
         Desired::Run(_) if seen.refused && !seen.accepted => Decision::Wait(None),
         Desired::Run(_) if !seen.accepted => Decision::Accept,
         // The container does not restart, even if the API server does not know yet.
@@ -216,7 +215,7 @@ fn step(seen: &Observation) -> Decision {
 }
 
 fn run(seen: &Observation) -> Decision {
-    let Some((current, older)) = seen.attempts.split_last() else {
+    let Some((current, older)) = seen.runs.split_last() else {
         return plan(seen, Restart(0), 0);
     };
     // The records of the previous VM stay: they are the container's `lastState`, and its log can be read.
@@ -229,15 +228,15 @@ fn run(seen: &Observation) -> Decision {
     }
     match (current.holder, &current.outcome, current.begun, &current.spec) {
         (Holder::Shim, None, ..) => attend(seen, current),
-        (Holder::Tart, ..) => stop_orphan(seen, current),
-        (Holder::Nobody, None, false, None) => plan(seen, current.restart, crashes_before(seen, previous)),
-        (Holder::Nobody, None, false, Some(_)) if seen.is_outdated(current) => {
+        (Holder::Tart, ..) => stop_without_shim(seen, current),
+        (Holder::None, None, false, None) => plan(seen, current.restart, crashes_before(seen, previous)),
+        (Holder::None, None, false, Some(_)) if seen.is_outdated(current) => {
             plan(seen, current.restart, current.crashes())
         }
-        (Holder::Nobody, None, false, Some(_)) => Decision::Launch(current.restart),
-        (Holder::Nobody, None, true, _) => Decision::RecordLoss(current.restart),
-        (Holder::Shim | Holder::Nobody, Some(_), ..) if !current.cleaned => clean(seen, current),
-        (Holder::Shim | Holder::Nobody, Some(outcome), ..) => match seen.verdict(current, outcome) {
+        (Holder::None, None, false, Some(_)) => Decision::Launch(current.restart),
+        (Holder::None, None, true, _) => Decision::RecordLoss(current.restart),
+        (Holder::Shim | Holder::None, Some(_), ..) if !current.cleaned => clean(seen, current),
+        (Holder::Shim | Holder::None, Some(outcome), ..) => match seen.verdict(current, outcome) {
             RestartDecision::Restart { at, crashes, .. } if at <= seen.now => {
                 plan(seen, current.restart.next(), crashes)
             }
@@ -294,41 +293,41 @@ fn crashes_before(seen: &Observation, previous: Option<&VmRunView>) -> u32 {
 
 /// The next step until nothing of a Pod runs; `None` when nothing does.
 fn tear_down(seen: &Observation, grace: Duration) -> Option<Decision> {
-    seen.attempts.iter().find_map(|attempt| end(seen, attempt, grace))
+    seen.runs.iter().find_map(|run| end(seen, run, grace))
 }
 
 /// The next step until a VM is gone; `None` when it is.
-fn end(seen: &Observation, attempt: &VmRunView, grace: Duration) -> Option<Decision> {
-    let (restart, now) = (attempt.restart, seen.now);
-    match (attempt.holder, &attempt.outcome) {
+fn end(seen: &Observation, run: &VmRunView, grace: Duration) -> Option<Decision> {
+    let (restart, now) = (run.restart, seen.now);
+    match (run.holder, &run.outcome) {
         (Holder::Shim, None) => {
             // A shortened grace period counts from now. An unchanged one is already running.
-            let Some(stop) = attempt.stop.filter(|stop| stop.deadline <= later(now, grace)) else {
+            let Some(stop) = run.stop.filter(|stop| stop.deadline <= later(now, grace)) else {
                 return Some(Decision::AskToStop(restart, grace));
             };
             Some(await_shim(restart, stop, now))
         }
-        (Holder::Tart, _) => Some(stop_orphan(seen, attempt)),
-        (Holder::Nobody, None) => Some(Decision::RecordLoss(restart)),
-        (Holder::Shim | Holder::Nobody, Some(_)) if !attempt.cleaned => Some(clean(seen, attempt)),
-        (Holder::Shim | Holder::Nobody, Some(_)) => None,
+        (Holder::Tart, _) => Some(stop_without_shim(seen, run)),
+        (Holder::None, None) => Some(Decision::RecordLoss(restart)),
+        (Holder::Shim | Holder::None, Some(_)) if !run.cleaned => Some(clean(seen, run)),
+        (Holder::Shim | Holder::None, Some(_)) => None,
     }
 }
 
 /// The next step for a VM that is over. A shim that has written its outcome should exit.
-fn clean(seen: &Observation, attempt: &VmRunView) -> Decision {
-    let is_stuck = attempt.holder == Holder::Shim && seen.vain_cleans >= VAIN_CLEANS;
-    if is_stuck { Decision::KillShim(attempt.restart) } else { Decision::DeleteVm(attempt.restart) }
+fn clean(seen: &Observation, run: &VmRunView) -> Decision {
+    let is_stuck = run.holder == Holder::Shim && seen.vain_cleans >= VAIN_CLEANS;
+    if is_stuck { Decision::KillShim(run.restart) } else { Decision::DeleteVm(run.restart) }
 }
 
 /// The next step for a VM without a shim of which something still runs.
-fn stop_orphan(seen: &Observation, attempt: &VmRunView) -> Decision {
-    let restart = attempt.restart;
-    let is_asked = attempt.guest_asked || seen.asked == Some(restart);
+fn stop_without_shim(seen: &Observation, run: &VmRunView) -> Decision {
+    let restart = run.restart;
+    let is_asked = run.guest_asked || seen.asked == Some(restart);
     // The API no longer has the Pod, so its exit code is of no use.
-    if attempt.outcome.is_none() && !is_asked && seen.wanted != Desired::Gone {
+    if run.outcome.is_none() && !is_asked && seen.desired != Desired::Gone {
         Decision::AskGuest(restart)
-    } else if seen.vain_stops < ORPHAN_STOPS {
+    } else if seen.vain_stops < MAX_STOPS {
         Decision::StopWithoutShim(restart)
     } else {
         Decision::KillStrayProcesses(restart)

@@ -8,13 +8,13 @@ const GRACE: Duration = Duration::from_secs(30);
 
 impl Observation {
     /// An accepted Pod without a VM.
-    pub(crate) fn example(wanted: Desired, attempts: Vec<VmRunView>, now: Timestamp) -> Self {
+    pub(crate) fn example(desired: Desired, runs: Vec<VmRunView>, now: Timestamp) -> Self {
         Self {
-            wanted,
+            desired,
             refused: false,
             accepted: true,
             image: None,
-            attempts,
+            runs,
             started: None,
             health: None,
             retry_at: None,
@@ -62,7 +62,7 @@ fn without_shim() -> VmRunView {
 fn ended(restart: u32, code: i32) -> VmRunView {
     let ending = Ending::Exited { code, message: None };
     let outcome = Outcome { ending, started_at: Some(at(95)), finished_at: at(99) };
-    VmRunView { holder: Holder::Nobody, outcome: Some(outcome), ..live(restart) }
+    VmRunView { holder: Holder::None, outcome: Some(outcome), ..live(restart) }
 }
 
 /// A VM that runs on after its container has ended.
@@ -85,8 +85,8 @@ fn well(view: VmRunView) -> VmRunView {
     VmRunView { outcome, ..view }
 }
 
-fn seen(wanted: Desired, attempts: Vec<VmRunView>) -> Observation {
-    Observation::example(wanted, attempts, at(100))
+fn seen(desired: Desired, runs: Vec<VmRunView>) -> Observation {
+    Observation::example(desired, runs, at(100))
 }
 
 const RUN: Desired = Desired::Run(RestartPolicy::Never);
@@ -139,13 +139,13 @@ fn a_pod_to_run() {
         (Observation { retry_at: Some(at(110)), ..seen(RUN, vec![due(0)]) }, Decision::Wait(Some(at(110)))),
         (seen(Desired::Stop(GRACE), vec![due(0)]), Decision::AskToStop(Restart(0), GRACE)),
         // The Pod is gone: its exit code is of no use.
-        (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..due(0) }]), Decision::RecordLoss(Restart(0))),
+        (seen(RUN, vec![VmRunView { holder: Holder::None, ..due(0) }]), Decision::RecordLoss(Restart(0))),
         (seen(RUN, vec![without_shim()]), Decision::AskGuest(Restart(0))),
         (
             seen(RUN, vec![VmRunView { guest_asked: true, ..without_shim() }]),
             Decision::StopWithoutShim(Restart(0)),
         ),
-        (seen(RUN, vec![VmRunView { holder: Holder::Nobody, ..live(0) }]), Decision::RecordLoss(Restart(0))),
+        (seen(RUN, vec![VmRunView { holder: Holder::None, ..live(0) }]), Decision::RecordLoss(Restart(0))),
         // A process has outlived a shim that ended well.
         (
             seen(RUN, vec![VmRunView { holder: Holder::Tart, ..ended(0, 0) }]),
@@ -210,8 +210,8 @@ fn a_pod_to_stop() {
 #[test]
 fn a_shim_that_does_not_stop_its_vm_is_killed() {
     let asked = || vec![VmRunView { guest_asked: true, ..without_shim() }];
-    for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
-        let after = |vain_stops| decide(&Observation { vain_stops, ..seen(wanted, asked()) });
+    for desired in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
+        let after = |vain_stops| decide(&Observation { vain_stops, ..seen(desired, asked()) });
         assert_eq!(after(2), Decision::StopWithoutShim(Restart(0)));
         assert_eq!(after(3), Decision::KillStrayProcesses(Restart(0)));
     }
@@ -219,27 +219,27 @@ fn a_shim_that_does_not_stop_its_vm_is_killed() {
 
 #[test]
 fn a_shim_that_does_not_exit_after_its_outcome_is_killed() {
-    for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
+    for desired in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE), Desired::Gone] {
         let after = |holder, vain_cleans| {
             let over = VmRunView { holder, ..ended(0, 0) };
-            decide(&Observation { vain_cleans, ..seen(wanted, vec![over]) })
+            decide(&Observation { vain_cleans, ..seen(desired, vec![over]) })
         };
         assert_eq!(after(Holder::Shim, VAIN_CLEANS - 1), Decision::DeleteVm(Restart(0)));
         assert_eq!(after(Holder::Shim, VAIN_CLEANS), Decision::KillShim(Restart(0)));
-        assert_eq!(after(Holder::Nobody, VAIN_CLEANS), Decision::DeleteVm(Restart(0)), "it is gone");
+        assert_eq!(after(Holder::None, VAIN_CLEANS), Decision::DeleteVm(Restart(0)), "it is gone");
     }
 }
 
 #[test]
 fn a_guest_is_asked_once_and_only_while_the_pod_exists() {
     let (ask, stop) = (Decision::AskGuest(Restart(0)), Decision::StopWithoutShim(Restart(0)));
-    let asked = |wanted, asked| Observation { asked, ..seen(wanted, vec![without_shim()]) };
-    for wanted in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE)] {
-        assert_eq!(decide(&asked(wanted, None)), ask);
+    let asked = |desired, asked| Observation { asked, ..seen(desired, vec![without_shim()]) };
+    for desired in [RUN, Desired::Stop(GRACE), Desired::Finished(GRACE)] {
+        assert_eq!(decide(&asked(desired, None)), ask);
         // Even if that could not be recorded.
-        assert_eq!(decide(&asked(wanted, Some(Restart(0)))), stop);
+        assert_eq!(decide(&asked(desired, Some(Restart(0)))), stop);
         // Another VM was asked.
-        assert_eq!(decide(&asked(wanted, Some(Restart(1)))), ask);
+        assert_eq!(decide(&asked(desired, Some(Restart(1)))), ask);
     }
     assert_eq!(decide(&asked(Desired::Gone, None)), stop);
 }
@@ -258,21 +258,21 @@ fn no_grace_period_is_too_long() {
 #[test]
 fn a_container_that_fails_a_probe() {
     let again = Desired::Run(RestartPolicy::OnFailure);
-    let failed = |wanted, attempt| Observation {
+    let failed = |desired, run| Observation {
         health: Some(ContainerHealth {
             started: true,
             ready: false,
             failed: Some(StopCause::FailedLiveness),
         }),
-        ..seen(wanted, vec![attempt])
+        ..seen(desired, vec![run])
     };
-    let asked = |attempt, second| VmRunView {
+    let asked = |run, second| VmRunView {
         stop: Some(StopRequest {
             deadline: at(second),
             graceful: true,
             cause: Some(StopCause::FailedLiveness),
         }),
-        ..attempt
+        ..run
     };
     let plan = Decision::Plan { restart: Restart(1), crashes: 1 };
     let table = [
@@ -312,7 +312,7 @@ fn made_of(image: &str, view: VmRunView) -> VmRunView {
 #[test]
 fn a_container_that_is_to_have_another_image() {
     let again = Desired::Run(RestartPolicy::Always);
-    let named = |wanted, attempt| Observation { image: Some("b".into()), ..seen(wanted, vec![attempt]) };
+    let named = |desired, run| Observation { image: Some("b".into()), ..seen(desired, vec![run]) };
     let asked = |view, cause| VmRunView {
         stop: Some(StopRequest { deadline: at(129), graceful: true, cause }),
         ..view
@@ -395,8 +395,8 @@ fn a_long_run_resets_the_back_off() {
 
 #[test]
 fn a_pod_that_is_evicted() {
-    let large = |attempts| Observation { too_large: true, ..seen(RUN, attempts) };
-    let evicted = |attempts| Observation { evicted: Some("too large".into()), ..large(attempts) };
+    let large = |runs| Observation { too_large: true, ..seen(RUN, runs) };
+    let evicted = |runs| Observation { evicted: Some("too large".into()), ..large(runs) };
     let going = |view| VmRunView {
         stop: Some(StopRequest { deadline: at(101), graceful: true, cause: None }),
         ..view
@@ -412,12 +412,12 @@ fn a_pod_that_is_evicted() {
         (large(vec![with_result(0, live(0))]), Decision::Wait(None)),
         // Under every restart policy.
         (
-            Observation { wanted: Desired::Run(RestartPolicy::Always), ..evicted(vec![cleaned(0, 0)]) },
+            Observation { desired: Desired::Run(RestartPolicy::Always), ..evicted(vec![cleaned(0, 0)]) },
             Decision::Wait(None),
         ),
         // A Pod that is being deleted keeps its own grace period.
         (
-            Observation { wanted: Desired::Stop(GRACE), ..large(vec![live(0)]) },
+            Observation { desired: Desired::Stop(GRACE), ..large(vec![live(0)]) },
             Decision::AskToStop(Restart(0), GRACE),
         ),
     ];
@@ -428,16 +428,16 @@ fn a_pod_that_is_evicted() {
 
 #[test]
 fn volumes_go_with_the_last_vm() {
-    let with = |wanted, attempts| Observation {
+    let with = |desired, runs| Observation {
         has_volumes: true,
         final_status_published: true,
-        ..seen(wanted, attempts)
+        ..seen(desired, runs)
     };
     let again = Desired::Run(RestartPolicy::Always);
-    let evicted = |attempts| Observation { evicted: Some("too large".into()), ..with(again, attempts) };
+    let evicted = |runs| Observation { evicted: Some("too large".into()), ..with(again, runs) };
     let deadline = Some(Deadline { at: at(90), grace: GRACE });
-    let late = |attempts| Observation { deadline, ..with(again, attempts) };
-    let vain = |attempts| Observation { vain_wipe: true, ..with(Desired::Stop(GRACE), attempts) };
+    let late = |runs| Observation { deadline, ..with(again, runs) };
+    let vain = |runs| Observation { vain_wipe: true, ..with(Desired::Stop(GRACE), runs) };
     let table = [
         // Also while the API server is down.
         (with(RUN, vec![ended(0, 0)]), Decision::RemoveVolumes),
@@ -475,9 +475,9 @@ fn volumes_go_with_the_last_vm() {
 
 #[test]
 fn a_pod_with_a_deadline() {
-    let with = |second, attempts| Observation {
+    let with = |second, runs| Observation {
         deadline: Some(Deadline { at: at(second), grace: GRACE }),
-        ..seen(RUN, attempts)
+        ..seen(RUN, runs)
     };
     let table = [
         (with(101, vec![live(0)]), Decision::Wait(Some(at(101)))),
@@ -487,15 +487,15 @@ fn a_pod_with_a_deadline() {
         (with(100, vec![]), Decision::Wait(None)),
         // The container ended in time, though the API server does not know yet.
         (with(100, vec![with_result(0, live(0))]), Decision::Wait(None)),
-        (Observation { wanted: Desired::Gone, ..with(100, vec![]) }, Decision::ForgetPod),
+        (Observation { desired: Desired::Gone, ..with(100, vec![]) }, Decision::ForgetPod),
     ];
     for (observation, decision) in table {
         assert_eq!(decide(&observation), decision, "{observation:#?}");
     }
 }
 
-fn any_attempt(restart: u32) -> impl Strategy<Value = VmRunView> {
-    let holder = prop_oneof![Just(Holder::Shim), Just(Holder::Tart), Just(Holder::Nobody)];
+fn any_run(restart: u32) -> impl Strategy<Value = VmRunView> {
+    let holder = prop_oneof![Just(Holder::Shim), Just(Holder::Tart), Just(Holder::None)];
     let cause =
         prop_oneof![Just(None), Just(Some(StopCause::FailedLiveness)), Just(Some(StopCause::Changed))];
     (holder, any::<[bool; 7]>(), 0..3i32, cause).prop_map(
@@ -517,7 +517,7 @@ fn any_attempt(restart: u32) -> impl Strategy<Value = VmRunView> {
 }
 
 fn any_observation() -> impl Strategy<Value = Observation> {
-    let wanted = prop_oneof![
+    let desired = prop_oneof![
         Just(RUN),
         Just(Desired::Run(RestartPolicy::Always)),
         Just(Desired::Run(RestartPolicy::OnFailure)),
@@ -525,10 +525,10 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         Just(Desired::Finished(GRACE)),
         Just(Desired::Gone),
     ];
-    let attempts = prop_oneof![
+    let runs = prop_oneof![
         Just(vec![]).boxed(),
-        any_attempt(0).prop_map(|a| vec![a]).boxed(),
-        (any_attempt(0), any_attempt(1)).prop_map(|(a, b)| vec![a, b]).boxed(),
+        any_run(0).prop_map(|a| vec![a]).boxed(),
+        (any_run(0), any_run(1)).prop_map(|(a, b)| vec![a, b]).boxed(),
     ];
     let health = prop_oneof![
         Just(None),
@@ -537,10 +537,10 @@ fn any_observation() -> impl Strategy<Value = Observation> {
     ];
     let asked = prop_oneof![Just(None), (0..2u32).prop_map(|restart| Some(Restart(restart)))];
     let started = asked.clone();
-    (wanted, attempts, health, any::<[bool; 5]>(), asked, started, 0..5u32).prop_map(
+    (desired, runs, health, any::<[bool; 5]>(), asked, started, 0..5u32).prop_map(
         |(
-            wanted,
-            attempts,
+            desired,
+            runs,
             health,
             [refused, accepted, published, volumes, vain],
             asked,
@@ -558,7 +558,7 @@ fn any_observation() -> impl Strategy<Value = Observation> {
                 asked,
                 vain_stops,
                 final_status_published: published,
-                ..seen(wanted, attempts)
+                ..seen(desired, runs)
             }
         },
     )
@@ -569,10 +569,10 @@ proptest! {
     #[test]
     fn a_vm_is_planned_only_when_no_other_is_left(seen in any_observation()) {
         if let Decision::Plan { .. } | Decision::Launch(_) = decide(&seen) {
-            for attempt in &seen.attempts {
-                prop_assert!(attempt.holder == Holder::Nobody || attempt.outcome.is_some() && attempt.holder == Holder::Shim);
-                let untouched = attempt.outcome.is_none() && !attempt.begun;
-                prop_assert!(attempt.cleaned || untouched, "{:?}", attempt);
+            for run in &seen.runs {
+                prop_assert!(run.holder == Holder::None || run.outcome.is_some() && run.holder == Holder::Shim);
+                let untouched = run.outcome.is_none() && !run.begun;
+                prop_assert!(run.cleaned || untouched, "{:?}", run);
             }
         }
     }
@@ -581,7 +581,7 @@ proptest! {
     #[test]
     fn a_started_vm_is_not_planned_again(seen in any_observation()) {
         if let Decision::Plan { restart, .. } = decide(&seen) {
-            prop_assert!(seen.started.is_none() || !seen.attempts.is_empty(), "{:?}", restart);
+            prop_assert!(seen.started.is_none() || !seen.runs.is_empty(), "{:?}", restart);
         }
     }
 
@@ -589,8 +589,8 @@ proptest! {
     #[test]
     fn a_container_is_stopped_only_while_it_lives(seen in any_observation()) {
         if let Decision::StopFor(restart, cause) = decide(&seen) {
-            let current = seen.attempts.last().unwrap();
-            prop_assert!(matches!(seen.wanted, Desired::Run(_)) && current.restart == restart);
+            let current = seen.runs.last().unwrap();
+            prop_assert!(matches!(seen.desired, Desired::Run(_)) && current.restart == restart);
             prop_assert!(current.holder == Holder::Shim && current.outcome.is_none() && current.result.is_none());
             prop_assert!(current.stop.is_none_or(|stop| stop.cause.is_none()));
             match cause {
@@ -604,10 +604,10 @@ proptest! {
     #[test]
     fn a_vm_with_a_shim_is_stopped_by_its_shim(seen in any_observation()) {
         if let Decision::StopWithoutShim(restart) | Decision::KillStrayProcesses(restart) = decide(&seen) {
-            let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
-            prop_assert_eq!(attempt.holder, Holder::Tart);
-            let is_asked = attempt.guest_asked || seen.asked == Some(restart);
-            prop_assert!(is_asked || attempt.outcome.is_some() || seen.wanted == Desired::Gone);
+            let run = seen.runs.iter().find(|a| a.restart == restart).unwrap();
+            prop_assert_eq!(run.holder, Holder::Tart);
+            let is_asked = run.guest_asked || seen.asked == Some(restart);
+            prop_assert!(is_asked || run.outcome.is_some() || seen.desired == Desired::Gone);
         }
     }
 
@@ -615,7 +615,7 @@ proptest! {
     #[test]
     fn no_guest_is_asked_twice(mut seen in any_observation()) {
         if let Decision::AskGuest(restart) = decide(&seen) {
-            prop_assert!(seen.wanted != Desired::Gone);
+            prop_assert!(seen.desired != Desired::Gone);
             seen.asked = Some(restart);
             let next = decide(&seen);
             prop_assert!(next == Decision::StopWithoutShim(restart) || next == Decision::KillStrayProcesses(restart), "{:?}", next);
@@ -628,12 +628,12 @@ proptest! {
         let live = |a: &VmRunView| a.holder == Holder::Tart || (a.holder == Holder::Shim && a.outcome.is_none());
         match decide(&seen) {
             Decision::DeleteVm(restart) => {
-                let attempt = seen.attempts.iter().find(|a| a.restart == restart).unwrap();
-                prop_assert!(!live(attempt) && attempt.outcome.is_some());
+                let run = seen.runs.iter().find(|a| a.restart == restart).unwrap();
+                prop_assert!(!live(run) && run.outcome.is_some());
             }
             Decision::ForgetPod | Decision::DeletePod => {
-                for attempt in &seen.attempts {
-                    prop_assert!(!live(attempt) && attempt.cleaned);
+                for run in &seen.runs {
+                    prop_assert!(!live(run) && run.cleaned);
                 }
             }
             _ => {}
@@ -655,14 +655,14 @@ proptest! {
     #[test]
     fn no_pod_is_deleted_without_a_final_status(seen in any_observation()) {
         if decide(&seen) == Decision::DeletePod {
-            prop_assert!(seen.final_status_published && matches!(seen.wanted, Desired::Stop(_)));
+            prop_assert!(seen.final_status_published && matches!(seen.desired, Desired::Stop(_)));
         }
     }
 
     /// A Pod that has succeeded or failed is not run again.
     #[test]
     fn a_finished_pod_is_not_run_again(mut seen in any_observation(), over in any::<bool>()) {
-        seen.wanted = if over { Desired::Finished(GRACE) } else { Desired::Gone };
+        seen.desired = if over { Desired::Finished(GRACE) } else { Desired::Gone };
         let runs = matches!(decide(&seen), Decision::Plan { .. } | Decision::Launch(_) | Decision::Accept);
         prop_assert!(!runs);
     }
@@ -671,7 +671,7 @@ proptest! {
 #[test]
 fn a_vm_counts_from_its_launch_until_it_is_known_to_be_over() {
     let without_shim = VmRunView { holder: Holder::Tart, ..ended(0, 0) };
-    let lost = VmRunView { holder: Holder::Nobody, ..live(0) };
+    let lost = VmRunView { holder: Holder::None, ..live(0) };
     let leaving = VmRunView { holder: Holder::Shim, ..ended(0, 0) };
     let table = [
         (vec![], false),
@@ -683,7 +683,7 @@ fn a_vm_counts_from_its_launch_until_it_is_known_to_be_over() {
         (vec![cleaned(0, 1), live(1)], true),
         (vec![cleaned(0, 1), planned(1)], false),
     ];
-    for (attempts, expected) in table {
-        assert_eq!(seen(RUN, attempts.clone()).has_vm(), expected, "{attempts:?}");
+    for (runs, expected) in table {
+        assert_eq!(seen(RUN, runs.clone()).has_vm(), expected, "{runs:?}");
     }
 }

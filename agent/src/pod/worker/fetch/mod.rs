@@ -3,57 +3,50 @@
 //! The fetch runs beside the worker's loop: the worker polls it while it waits, and drops it when no VM is to be planned any more. A
 //! dropped fetch drops its share in the pull, the image's pin and the guard in the registry at once.
 
+pub(super) mod image_pull;
+pub(super) mod inputs;
+
 use std::future::{Future, pending};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::future::BoxFuture;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
-use super::image_pull::{ImagePull, ReadyImage};
-use super::inputs::{InputStatus, Inputs, MissingInput, ReadyInputs};
 use crate::image::ImageError;
 use crate::pod::admission::VmPlan;
 use crate::pod::registry::PlanGuard;
 use crate::pod::sync::image_backoff::ImageFailure;
+use image_pull::{ImagePull, ReadyImage};
+use inputs::{InputStatus, Inputs, MissingInput, ReadyInputs};
 
 /// One fetch, under way or over.
 pub(super) struct Fetch {
-    stage: Stage,
+    pub(super) stage: Stage,
     reports: watch::Receiver<InputStatus>,
-    pod: Arc<Pod>,
-    plan: VmPlan,
-    begun: Instant,
+    /// The Pod when the fetch began, and what it asked for.
+    pub(super) pod: Arc<Pod>,
+    pub(super) plan: VmPlan,
+    pub(super) begun: Instant,
     /// Last: the Pod counts as planned until everything else is dropped.
-    guard: PlanGuard,
+    pub(super) guard: PlanGuard,
 }
 
-enum Stage {
+pub(super) enum Stage {
     Running(BoxFuture<'static, Fetched>),
     Over(Fetched),
-}
-
-/// What a worker fetches for its Pod's next VM, and why the image could not be had the last time.
-#[derive(Default)]
-pub(super) struct Fetches {
-    current: Option<Fetch>,
-    image_failure: Option<ImageFailure>,
 }
 
 /// The results of a fetch.
 type Fetched = (Result<ReadyImage, ImageError>, Result<ReadyInputs, MissingInput>);
 
-/// A fetch that is over.
-pub(super) struct FetchResult {
-    pub(super) image: Result<ReadyImage, ImageError>,
-    pub(super) inputs: Result<ReadyInputs, MissingInput>,
-    /// The Pod when the fetch began, and what it asked for.
-    pub(super) pod: Arc<Pod>,
-    pub(super) plan: VmPlan,
-    pub(super) took: Duration,
-    pub(super) _guard: PlanGuard,
+/// What a worker fetches for its Pod's next VM, and why the image could not be had the last time.
+#[derive(Default)]
+pub(super) struct Fetches {
+    /// Until its result is taken.
+    pub(super) current: Option<Fetch>,
+    pub(super) image_failure: Option<ImageFailure>,
 }
 
 /// Something that gathers inputs.
@@ -71,11 +64,6 @@ pub(super) trait GatherInputs {
 }
 
 impl Fetches {
-    pub(super) fn begin(&mut self, fetch: Fetch) {
-        self.current = Some(fetch);
-    }
-
-    /// Whether a fetch has begun and its result was not taken yet.
     pub(super) fn has_begun(&self) -> bool {
         self.current.is_some()
     }
@@ -102,39 +90,20 @@ impl Fetches {
 
     /// Fetches until it is over, or there is a report. Safe to cancel: the fetch goes on when this is called again.
     pub(super) async fn progress(&mut self) {
-        match &mut self.current {
-            Some(fetch) => fetch.progress().await,
-            None => pending().await,
+        let Some(Fetch { stage, reports, .. }) = &mut self.current else { return pending().await };
+        let Stage::Running(running) = stage else { return };
+        tokio::select! {
+            fetched = running => *stage = Stage::Over(fetched),
+            // The report is for `missing`.
+            Ok(()) = reports.changed() => reports.mark_changed(),
         }
     }
 
     /// What a fetch that goes on has found missing since this was called last.
     pub(super) fn missing(&mut self) -> Option<MissingInput> {
-        self.current.as_mut()?.missing()
-    }
-
-    /// Takes the result of a fetch that is over.
-    pub(super) fn take_result(&mut self) -> Option<FetchResult> {
-        self.current.take_if(|fetch| fetch.is_over())?.result()
-    }
-
-    pub(super) fn image_failure(&self) -> Option<&ImageFailure> {
-        self.image_failure.as_ref()
-    }
-
-    /// Notes a failure to fetch an image.
-    pub(super) fn image_failed(&mut self, image: &str, error: &ImageError) -> &ImageFailure {
-        let before = self.image_failure.take();
-        self.image_failure.insert(ImageFailure::new(image, error, before.as_ref(), Timestamp::now()))
-    }
-
-    pub(super) fn image_is_here(&mut self) {
-        self.image_failure = None;
-    }
-
-    /// Drops the failure of another image: it says nothing of this one.
-    pub(super) fn keep_failure_of(&mut self, image: Option<&str>) {
-        self.image_failure.take_if(|failure| !failure.is_about(image));
+        let fetch = self.current.as_mut().filter(|fetch| !fetch.is_over())?;
+        let is_new = fetch.reports.has_changed().unwrap_or(false);
+        is_new.then(|| fetch.reports.borrow_and_update().missing.clone()).flatten()
     }
 }
 
@@ -150,34 +119,8 @@ impl Fetch {
         Self { stage: Stage::Running(Box::pin(fetch)), reports, pod, plan, begun: Instant::now(), guard }
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over(_))
-    }
-
-    async fn progress(&mut self) {
-        let Stage::Running(fetch) = &mut self.stage else { return };
-        let fetched = tokio::select! {
-            fetched = fetch => fetched,
-            Ok(()) = self.reports.changed() => {
-                // The report is for `missing`.
-                self.reports.mark_changed();
-                return;
-            }
-        };
-        self.stage = Stage::Over(fetched);
-    }
-
-    fn missing(&mut self) -> Option<MissingInput> {
-        if self.is_over() || !self.reports.has_changed().unwrap_or(false) {
-            return None;
-        }
-        self.reports.borrow_and_update().missing().cloned()
-    }
-
-    fn result(self) -> Option<FetchResult> {
-        let Self { stage, reports: _, pod, plan, begun, guard } = self;
-        let Stage::Over((image, inputs)) = stage else { return None };
-        Some(FetchResult { image, inputs, pod, plan, took: begun.elapsed(), _guard: guard })
     }
 }
 
@@ -311,7 +254,7 @@ mod tests {
             (Err(ImageError::NeverPull("i".to_owned())), Err(MissingInput::example()))
         };
         let mut fetches = Fetches::default();
-        fetches.begin(Fetch {
+        fetches.current = Some(Fetch {
             stage: Stage::Running(Box::pin(running)),
             reports: watch::channel(InputStatus::default()).1,
             pod: Arc::default(),

@@ -10,16 +10,18 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
-use super::fetch::GatherInputs;
-use super::host::InputSettings;
-use super::shim_spec;
+use super::GatherInputs;
+use crate::apiserver::events::EventReason;
 use crate::apiserver::watched_objects::first_of;
 use crate::env::expansion::lookup;
 use crate::env::sources::InputSources;
 use crate::env::{self, ConfigError, Environment, Resolved};
 use crate::error_chain::chain;
 use crate::pod::status::Trouble;
+use crate::pod::worker::host::InputSettings;
+use crate::pod::worker::shim_spec;
 use crate::state::PodDir;
+use crate::state::container_spec::all_containers;
 use crate::tart::{Fault, Tart};
 use crate::volume::{Exceeded, MountFailure, PodVolumes, PrepareError, Prepared};
 
@@ -28,24 +30,24 @@ const RETRY: Duration = Duration::from_secs(10);
 
 /// The inputs of one Pod. A fetch may gather them beside the worker, which then sees them as the fetch last reported them.
 #[derive(Debug)]
-pub(super) struct Inputs {
+pub(crate) struct Inputs {
     gatherer: Arc<Mutex<InputGatherer>>,
     status: watch::Receiver<InputStatus>,
 }
 
 /// What the worker sees of a Pod's inputs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct InputStatus {
-    missing: Option<MissingInput>,
+pub(crate) struct InputStatus {
+    pub(crate) missing: Option<MissingInput>,
     /// What is larger than it may be.
-    exceeded: Option<Exceeded>,
+    pub(crate) exceeded: Option<Exceeded>,
     /// The volumes that a running VM has in an older version than it should.
-    stale: Vec<MountFailure>,
+    pub(crate) stale: Vec<MountFailure>,
 }
 
 /// Gathers the inputs of one Pod, and watches the objects that they are made of for as long as these matter.
 #[derive(Debug)]
-pub(super) struct InputGatherer {
+pub(crate) struct InputGatherer {
     sources: InputSources,
     pod: watch::Receiver<Arc<Pod>>,
     /// Absent once the Pod is over.
@@ -61,20 +63,19 @@ pub(super) struct InputGatherer {
 
 /// All inputs of a Pod.
 #[derive(Debug)]
-pub(super) struct ReadyInputs {
+pub(crate) struct ReadyInputs {
     /// By the containers' names; without those that are looked up when their container starts.
-    pub(super) environments: BTreeMap<String, Resolved>,
-    pub(super) volumes: Prepared,
+    pub(crate) environments: BTreeMap<String, Resolved>,
+    pub(crate) volumes: Prepared,
 }
 
 /// An input that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct MissingInput {
-    /// The reason of the Event about it.
-    pub(super) event: &'static str,
-    pub(super) message: String,
+pub(crate) struct MissingInput {
+    pub(crate) event: EventReason,
+    pub(crate) message: String,
     /// Whether the disk is full.
-    pub(super) no_space: bool,
+    pub(crate) no_space: bool,
     /// The container's reason to wait, when it is not just being created.
     waiting: Option<&'static str>,
     /// The container that waits; all containers when absent.
@@ -84,7 +85,7 @@ pub(super) struct MissingInput {
 
 impl Inputs {
     /// The inputs of a Pod; nothing is done for them yet.
-    pub(super) fn new(
+    pub(crate) fn new(
         dir: &PodDir,
         pod: watch::Receiver<Arc<Pod>>,
         settings: &InputSettings,
@@ -106,7 +107,7 @@ impl Inputs {
     }
 
     /// Takes in what the tasks of the volumes report.
-    pub(super) fn refresh(&mut self) {
+    pub(crate) fn refresh(&mut self) {
         // A fetch that has the lock reports by itself.
         if let Ok(gatherer) = self.gatherer.try_lock() {
             let missing = self.status.borrow().missing.clone();
@@ -115,7 +116,7 @@ impl Inputs {
     }
 
     /// Keeps the volumes of a VM that an earlier agent has started up to date. A fetch does that by itself.
-    pub(super) fn follow(&mut self) {
+    pub(crate) fn follow(&mut self) {
         if let Ok(mut gatherer) = self.gatherer.try_lock()
             && let Some(volumes) = &mut gatherer.volumes
         {
@@ -124,7 +125,7 @@ impl Inputs {
     }
 
     /// What gathers the inputs, for one fetch, and what it reports.
-    pub(super) fn lend(
+    pub(crate) fn lend(
         &self,
     ) -> (impl Future<Output = OwnedMutexGuard<InputGatherer>> + Send + use<>, watch::Receiver<InputStatus>)
     {
@@ -134,12 +135,12 @@ impl Inputs {
     }
 
     /// The variables of a container that is about to start, or what is missing. Waits some seconds for objects at most.
-    pub(super) async fn variables_of(&mut self, container: &Container) -> Result<Resolved, MissingInput> {
+    pub(crate) async fn variables_of(&mut self, container: &Container) -> Result<Resolved, MissingInput> {
         self.gatherer.lock().await.variables_of(container).await
     }
 
     /// Drops everything: the Pod is over.
-    pub(super) async fn end(&mut self) {
+    pub(crate) async fn end(&mut self) {
         let mut gatherer = self.gatherer.lock().await;
         gatherer.volumes = None;
         gatherer.environments.clear();
@@ -147,38 +148,25 @@ impl Inputs {
     }
 
     /// Waits until an input that was missing may be there, or a volume is too large. Safe to cancel.
-    pub(super) async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         self.gatherer.lock().await.changed().await;
     }
 
-    /// When the worker looks for the missing input again.
-    pub(super) fn retry_at(&self) -> Option<Timestamp> {
-        self.status.borrow().missing.as_ref().map(|missing| missing.retry_at)
-    }
-
-    /// What the containers wait for.
-    pub(super) fn trouble(&self) -> Option<Trouble> {
-        let status = self.status.borrow();
-        let missing = status.missing.as_ref()?;
-        Some(Trouble {
-            reason: missing.waiting?,
-            message: missing.message.clone(),
-            container: missing.container.clone(),
-        })
-    }
-
-    pub(super) fn exceeded(&self) -> Option<Exceeded> {
-        self.status.borrow().exceeded.clone()
-    }
-
-    pub(super) fn stale_volumes(&self) -> Vec<MountFailure> {
-        self.status.borrow().stale.clone()
+    pub(crate) fn status(&self) -> InputStatus {
+        self.status.borrow().clone()
     }
 }
 
 impl InputStatus {
-    pub(super) fn missing(&self) -> Option<&MissingInput> {
-        self.missing.as_ref()
+    /// When the worker looks for the missing input again.
+    pub(crate) fn retry_at(&self) -> Option<Timestamp> {
+        self.missing.as_ref().map(|missing| missing.retry_at)
+    }
+
+    /// What the containers wait for.
+    pub(crate) fn trouble(&self) -> Option<Trouble> {
+        let MissingInput { message, waiting, container, .. } = self.missing.clone()?;
+        Some(Trouble { reason: waiting?, message, container })
     }
 }
 
@@ -238,24 +226,19 @@ impl InputGatherer {
         let spec = pod.spec.clone().unwrap_or_default();
         runs_as_root_against_policy(&pod)?;
         if self.environments.is_empty() {
-            let all = spec.init_containers.iter().flatten().chain(&spec.containers).enumerate();
-            let planned = all.filter(|(turn, one)| *turn == 0 || !env::may_change(one));
+            let planned =
+                all_containers(&spec).enumerate().filter(|(turn, one)| *turn == 0 || !env::may_change(one));
             let environment = |c| Environment::of(pod.clone(), c, &self.sources);
             self.environments = planned.map(|(_, one)| (one.name.clone(), environment(one))).collect();
         }
         self.environments.iter_mut().for_each(|(_, one)| one.follow(&pod));
         let Some(volumes) = &mut self.volumes else {
-            return Err(MissingInput::new("FailedMount", None, "the Pod is over".to_owned()));
+            return Err(MissingInput::new(EventReason::FailedMount, None, "the Pod is over".to_owned()));
         };
         let environments = resolve(&mut self.environments);
         // A `subPathExpr` has to wait for its variables; everything else is fetched at the same time.
-        let has_expressions = spec
-            .init_containers
-            .iter()
-            .flatten()
-            .chain(&spec.containers)
-            .flat_map(|container| container.volume_mounts.iter().flatten())
-            .any(|mount| mount.sub_path_expr.is_some());
+        let mut mounts = all_containers(&spec).flat_map(|one| one.volume_mounts.iter().flatten());
+        let has_expressions = mounts.any(|mount| mount.sub_path_expr.is_some());
         let (environments, volumes) = if has_expressions {
             let environments = environments.await?;
             let variable = |container: &str, name: &str| {
@@ -300,9 +283,8 @@ async fn described(mut pod: watch::Receiver<Arc<Pod>>, tried: Arc<Pod>) {
 /// Refuses a container with `runAsNonRoot` and `runAsUser: 0`. No VM is needed to see that.
 fn runs_as_root_against_policy(pod: &Pod) -> Result<(), MissingInput> {
     let spec = pod.spec.as_ref();
-    let all = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let security = spec.and_then(|spec| spec.security_context.as_ref());
-    for container in all {
+    for container in spec.into_iter().flat_map(all_containers) {
         let user = shim_spec::user(security, container.security_context.as_ref());
         if user.not_root && user.uid == Some(0) {
             let (namespace, uid) = (pod.namespace().unwrap_or_default(), pod.uid().unwrap_or_default());
@@ -312,7 +294,7 @@ fn runs_as_root_against_policy(pod: &Pod) -> Result<(), MissingInput> {
                 pod.name_any(),
                 container.name
             );
-            return Err(MissingInput::new("Failed", Some("CreateContainerConfigError"), message));
+            return Err(MissingInput::new(EventReason::Failed, Some("CreateContainerConfigError"), message));
         }
     }
     Ok(())
@@ -333,19 +315,18 @@ async fn resolve(
 
 impl MissingInput {
     #[cfg(test)]
-    pub(super) fn example() -> Self {
-        Self::new("FailedMount", None, "a volume is missing".to_owned())
+    pub(crate) fn example() -> Self {
+        Self::new(EventReason::FailedMount, None, "a volume is missing".to_owned())
     }
 
-    fn new(event: &'static str, waiting: Option<&'static str>, message: String) -> Self {
+    fn new(event: EventReason, waiting: Option<&'static str>, message: String) -> Self {
         let retry_at = Timestamp::now() + RETRY;
         Self { event, message, no_space: false, waiting, container: None, retry_at }
     }
 
     /// An input of one container's environment.
     fn of(container: &str, error: &ConfigError) -> Self {
-        // The kubelet's own word for the Event.
-        let missing = Self::new("Failed", Some("CreateContainerConfigError"), chain(error));
+        let missing = Self::new(EventReason::Failed, Some("CreateContainerConfigError"), chain(error));
         Self { container: Some(container.to_owned()), ..missing }
     }
 }
@@ -355,10 +336,7 @@ impl From<&PrepareError> for MissingInput {
         let no_space = error.is_for_want_of_space();
         let advice = if no_space { Fault::NoSpace.advice() } else { "" };
         let message = format!("{}{advice}", chain(error));
-        let missing = match error {
-            PrepareError::Mount(_) => Self::new(error.reason(), None, message),
-            _ => Self::new("Failed", Some(error.reason()), message),
-        };
-        Self { no_space, ..missing }
+        let (event, waiting) = error.reasons();
+        Self { no_space, ..Self::new(event, waiting, message) }
     }
 }

@@ -1,4 +1,5 @@
-//! Late containers: the shim asks the agent for their commands, since their variables may have changed since the spec was written.
+//! Command requests: the shim asks the agent for the command of a container that starts after others. Its variables may have changed since
+//! the plan was written.
 
 use std::borrow::Cow;
 
@@ -10,15 +11,15 @@ use crate::shim::Shim;
 use crate::state::{CommandRequest, ContainerSpec, GuestCommand};
 
 impl Shim {
-    /// The command of a container: the planned one, or for a late container the agent's answer for this start. `None` when the agent asks
+    /// The command of a container: the planned one, or the agent's answer where the shim asks for this start. `None` when the agent asks
     /// for a stop first. The shim waits for an agent that is being restarted.
     pub(super) async fn command_of<'a>(
         &self,
         spec: &ContainerSpec,
         planned: &'a GuestCommand,
-        late_restarts: Option<u32>,
+        asked_restarts: Option<u32>,
     ) -> Option<Cow<'a, GuestCommand>> {
-        let Some(restarts) = late_restarts else { return Some(Cow::Borrowed(planned)) };
+        let Some(restarts) = asked_restarts else { return Some(Cow::Borrowed(planned)) };
         let request = CommandRequest { container: spec.name.clone(), restarts };
         let (mut stop, mut directory) = (self.stop.clone(), self.stop.clone());
         let answer = async {

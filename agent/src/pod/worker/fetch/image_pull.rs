@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use kube::api::Api;
 
 use crate::apiserver::call::{CallError, DEADLINE, call};
-use crate::apiserver::events::Events;
+use crate::apiserver::events::{EventReason, Events};
 use crate::error_chain::chain;
 use crate::image::access::{ImageAccess, SecretUid};
 use crate::image::credentials::{self, BadSecret, Login};
@@ -40,25 +40,25 @@ impl Progress {
 
 /// What it takes to fetch the image of one Pod.
 #[derive(Debug)]
-pub(super) struct ImagePull {
-    pub(super) manager: ImageManager,
-    pub(super) events: Events,
+pub(crate) struct ImagePull {
+    pub(crate) manager: ImageManager,
+    pub(crate) events: Events,
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
-    pub(super) secrets: Api<Secret>,
-    pub(super) pod: Arc<Pod>,
+    pub(crate) secrets: Api<Secret>,
+    pub(crate) pod: Arc<Pod>,
     /// The image that the Pod's last VM was made from. The Pod has shown its right to that one.
-    pub(super) had: Option<ImageDigest>,
+    pub(crate) had: Option<ImageDigest>,
 }
 
 /// An image that VMs can be made from.
 #[derive(Debug)]
-pub(super) struct ReadyImage {
-    pub(super) digest: ImageDigest,
-    pub(super) base: BaseName,
+pub(crate) struct ReadyImage {
+    pub(crate) digest: ImageDigest,
+    pub(crate) base: BaseName,
     /// Whether it did not have to be pulled.
-    pub(super) was_here: bool,
+    pub(crate) was_here: bool,
     /// Keeps the image from deletion until the plan that names it is written.
-    pub(super) _pin: Pin,
+    pub(crate) _pin: Pin,
 }
 
 /// An image that is on this host.
@@ -79,7 +79,7 @@ enum SecretError {
 
 impl ImagePull {
     /// Has the image ready for cloning. When there is no space for it, other images are deleted, and it is tried once more.
-    pub(super) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
+    pub(crate) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
         let mut pin = self.manager.images.pin(&plan.image).await;
         let ready = match self.ready(plan, &mut pin).await {
             Err(error) if error.is_for_want_of_space() && self.free_space(plan, &error).await => {
@@ -113,7 +113,7 @@ impl ImagePull {
             "there is no space for image `{}`, and {why}; free some disk space on the host",
             plan.image
         );
-        self.events.warning(&self.pod, "FreeDiskSpaceFailed", &note);
+        self.events.warning(&self.pod, EventReason::FreeDiskSpaceFailed, &note);
         false
     }
 
@@ -141,14 +141,14 @@ impl ImagePull {
     }
 
     async fn pull(&self, plan: &VmPlan, keys: &[(Credential, SecretUid)]) -> Result<Found, ImageError> {
-        self.events.normal(&self.pod, "Pulling", &format!("pulling image `{}`", plan.image));
+        self.events.normal(&self.pod, EventReason::Pulling, &format!("pulling image `{}`", plan.image));
         let start = Instant::now();
         let mut last = Progress { percent: 0, at: start };
         let arrived = |percent| {
             if last.is_due(percent, Instant::now()) {
                 last = Progress { percent, at: Instant::now() };
                 let note = format!("pulling image `{}`: {percent} % are here", plan.image);
-                self.events.normal(&self.pod, "Pulling", &note);
+                self.events.normal(&self.pod, EventReason::Pulling, &note);
             }
         };
         let credentials = keys.iter().map(|(credential, _)| credential.clone()).collect();
@@ -157,11 +157,8 @@ impl ImagePull {
             self.manager.images.grant(&digest, Some(secret));
         }
         let took = start.elapsed().as_secs_f64();
-        self.events.normal(
-            &self.pod,
-            "Pulled",
-            &format!("image `{}` is {digest}, after {took:.1} s", plan.image),
-        );
+        let note = format!("image `{}` is {digest}, after {took:.1} s", plan.image);
+        self.events.normal(&self.pod, EventReason::Pulled, &note);
         Ok(Found { digest, was_here: false })
     }
 
@@ -179,7 +176,7 @@ impl ImagePull {
                          docker-registry {name} --namespace {namespace}`, or take it out of spec.imagePullSecrets",
                         chain(&error)
                     );
-                    self.events.warning(&self.pod, "FailedToRetrieveImagePullSecret", &note);
+                    self.events.warning(&self.pod, EventReason::FailedToRetrieveImagePullSecret, &note);
                 }
             }
         }
