@@ -35,9 +35,10 @@ const USE_PRECISION: Duration = Duration::from_mins(1);
 const PULL_LIMIT: SignedDuration = SignedDuration::from_secs(PULL.as_secs().cast_signed() + 300);
 
 /// A container's `imagePullPolicy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum PullPolicy {
     Always,
+    #[default]
     IfNotPresent,
     Never,
 }

@@ -65,7 +65,12 @@ async fn grace_period_is_kept_when_the_clock_jumps_ahead() -> Result<()> {
     scene.finish_command(&vm).await;
     let ended = scene.until("slow", "over", |pod| pod.main().has_ended()).await?;
     scene.remove_finalizers("slow").await?;
-    assert_eq!(ended.main().exit_code(), Some(3), "the command had its grace period: {:?}", ended.main().end()?);
+    assert_eq!(
+        ended.main().exit_code(),
+        Some(3),
+        "the command had its grace period: {:?}",
+        ended.main().end()?
+    );
     Ok(())
 }
 
