@@ -14,6 +14,7 @@ const ORDER: &[&str] = &[
     "duration",
     "quantity",
     "backoff",
+    "clock",
     "names",
     "os",
     "fs",

@@ -9,7 +9,7 @@
 //! Modules are layers. A module imports only modules that stand before it in this list; the test below keeps it so.
 //!
 //! ```text
-//! words      words mutex error_chain crash_point text_table duration quantity backoff names
+//! words      words mutex error_chain crash_point text_table duration quantity backoff clock names
 //! machine    os fs tart
 //! services   metrics apiserver identity state logs guest env
 //! parts      image probe volume
@@ -26,6 +26,7 @@ mod api;
 mod apiserver;
 mod backoff;
 mod cli;
+mod clock;
 mod crash_point;
 mod duration;
 mod entry_point;

@@ -9,6 +9,7 @@ use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::clock::Clock;
 use crate::mac::Mac;
 use crate::process::{self, Process};
 use crate::programs;
@@ -80,6 +81,13 @@ impl Agent {
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The same, run by a clock that the test moves. Its shims and its tarts are, too.
+    #[must_use]
+    pub fn clock(mut self, clock: &Clock) -> Self {
+        self.environment.extend(clock.environment());
         self
     }
 

@@ -16,6 +16,7 @@
 
 pub mod agent;
 pub mod certificates;
+pub mod clock;
 pub mod control_plane;
 pub mod disk;
 pub mod kubeconfig;

@@ -12,6 +12,7 @@ use tracing::warn;
 
 use super::call::call;
 use crate::backoff::{TOKEN_OF_NEW_POD, TOKEN_RENEWAL};
+use crate::clock;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The Node authorizer may learn later than this Node that a Pod is bound to it, and refuses until then.
@@ -109,7 +110,7 @@ impl std::fmt::Debug for Token {
 impl Token {
     /// A valid token. While a renewal fails, the old token is used until it expires.
     pub(crate) async fn get(&mut self) -> Result<String, TokenError> {
-        let now = Timestamp::now();
+        let now = clock::latest();
         if let Some(held) = &self.held
             && now < self.due.min(held.validity.ends)
         {
@@ -124,7 +125,7 @@ impl Token {
             }
             Err(error) => {
                 self.failures = self.failures.saturating_add(1);
-                self.due = later(Timestamp::now(), TOKEN_RENEWAL.after(self.failures));
+                self.due = later(clock::latest(), TOKEN_RENEWAL.after(self.failures));
                 match self.held.as_ref().filter(|held| now < held.validity.ends) {
                     Some(held) => {
                         warn!(account = self.account, %error, "cannot renew a token; using the old one");
@@ -139,7 +140,7 @@ impl Token {
     /// Waits until `get` would request another token. Safe to cancel.
     pub(crate) async fn due(&self) {
         loop {
-            let left = Duration::try_from(self.due.duration_since(Timestamp::now())).unwrap_or_default();
+            let left = Duration::try_from(self.due.duration_since(clock::latest())).unwrap_or_default();
             if left.is_zero() {
                 return;
             }
@@ -150,8 +151,8 @@ impl Token {
     async fn request(&self) -> Result<Held, TokenError> {
         let mut refusals = 0;
         loop {
-            // By this clock alone: the API server's may differ.
-            let starts = Timestamp::now();
+            // By the agent's clock alone: the API server's may differ.
+            let starts = clock::latest();
             let parameters = PostParams::default();
             let request = self.api.create_token_request(&self.account, &parameters, &self.request);
             match call(DEADLINE, request).await {
@@ -286,7 +287,7 @@ mod tests {
         for expected in ["first", "second"] {
             token.due = Timestamp::MIN;
             assert_eq!([token.get().await.unwrap(), token.get().await.unwrap()], [expected, expected]);
-            assert!(token.due > Timestamp::now());
+            assert!(token.due > clock::latest());
         }
     }
 
@@ -296,7 +297,7 @@ mod tests {
         token.get().await.unwrap();
         token.due = Timestamp::MIN;
         assert_eq!(token.get().await.unwrap(), "old");
-        assert!(token.due > Timestamp::now(), "the agent does not ask again at once");
+        assert!(token.due > clock::latest(), "the agent does not ask again at once");
         token.held.as_mut().unwrap().validity.ends = Timestamp::MIN;
         assert_eq!(token.get().await.unwrap_err().to_string(), "failed to fetch token: no");
         assert_eq!(token.get().await.unwrap(), "new");

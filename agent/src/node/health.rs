@@ -15,6 +15,7 @@ use super::signals::SignalSources;
 use super::signals::pressure::Pressures;
 use super::signals::thresholds::Thresholds;
 use super::start_failures::StartFailures;
+use crate::clock;
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
 use crate::tart::{CachedImage, Tart, TartError, TartVersion};
@@ -137,7 +138,7 @@ fn compose(
 /// Publishes health whenever one of its sources changes, from tart's first answer on.
 pub(crate) async fn follow(mut sources: HealthSources, health: watch::Sender<Option<NodeHealth>>) {
     loop {
-        let now = Timestamp::now();
+        let now = clock::now();
         let tart = sources.tart.borrow_and_update().clone();
         let starts = sources.starts.borrow_and_update().clone();
         let host = sources.host.borrow_and_update().clone();
@@ -228,7 +229,7 @@ impl HostWatch {
                 let observations = self.signals.observe();
                 self.metrics.dhcp_addresses(observations.dhcp_addresses);
                 let period = self.pressure_transition_period;
-                pressures = pressures.after(&observations, &self.thresholds, period, Timestamp::now());
+                pressures = pressures.after(&observations, &self.thresholds, period, clock::now());
                 let address = self.address_source.next(sender.borrow().address);
                 let found = HostHealth { shortages: Shortages::of(&pressures), address };
                 sender.send_if_modified(|known| std::mem::replace(known, found.clone()) != found);

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use super::health::{HealthProblem, NotReadyReason};
 use crate::backoff::START_FAILURE;
+use crate::clock;
 use crate::state::HostFault;
 
 /// The number of macOS guests that macOS runs at once.
@@ -24,6 +25,16 @@ pub(crate) enum Start {
     Up(Timestamp),
     /// A fault of the host kept the VM from starting; `message` is tart's.
     Failed { fault: HostFault, message: String, at: Timestamp },
+}
+
+impl Start {
+    /// The same with its time by the clock that never jumps.
+    fn by_own_clock(&self) -> Self {
+        let mut start = self.clone();
+        let (Self::Up(at) | Self::Failed { at, .. }) = &mut start;
+        *at = clock::of_record(*at);
+        start
+    }
 }
 
 /// The fault that the starts so far have shown.
@@ -47,7 +58,7 @@ impl Failure {
 }
 
 impl StartFailures {
-    /// Adds a start. Only its time counts, not the order of calls: a restarted agent reads old results again.
+    /// Adds a start, whose time is of the clock that never jumps. Only its time counts, not the order of calls: a restarted agent reads old results again.
     #[must_use]
     pub(super) fn after(mut self, start: &Start) -> Self {
         match start {
@@ -112,8 +123,9 @@ impl StartReports {
     }
 
     pub(crate) fn report(&self, start: &Start) {
+        let start = start.by_own_clock();
         self.0.send_if_modified(|starts| {
-            let after = starts.clone().after(start);
+            let after = starts.clone().after(&start);
             std::mem::replace(starts, after.clone()) != after
         });
     }

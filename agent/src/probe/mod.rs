@@ -17,13 +17,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::debug;
 
 use crate::apiserver::events::EventReason;
+use crate::clock;
 use event_budget::EventBudget;
 use result::{ProbeResult, find};
 use spec::{ProbeKind, Probes};
@@ -62,7 +62,7 @@ impl Prober {
     ) -> Self {
         let (judge, seen) = watch::channel(ProbeState::new(&probes, before));
         let (judge, target) = (Arc::new(judge), Arc::new(target));
-        let budget = Arc::new(std::sync::Mutex::new(EventBudget::new(Timestamp::now())));
+        let budget = Arc::new(std::sync::Mutex::new(EventBudget::new(clock::now())));
         let mut tasks = JoinSet::new();
         for (kind, spec) in probes.into_each() {
             let share = if before.is_some() { fastrand::f64() } else { 0.0 };
@@ -73,7 +73,7 @@ impl Prober {
                 let finding = find(&spec, &target).await;
                 debug!(%kind, ?finding, "probed");
                 if let Some((reason, note)) = finding.event(kind)
-                    && budget.lock().is_ok_and(|mut budget| budget.spend(Timestamp::now()))
+                    && budget.lock().is_ok_and(|mut budget| budget.spend(clock::now()))
                 {
                     tell(reason, &note);
                 }

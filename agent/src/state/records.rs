@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::container_spec::GuestCommand;
 use super::outcome::Outcome;
+use crate::clock;
 use crate::names::PodName;
 
 /// What the agent needs of a Pod that the API server no longer has.
@@ -60,9 +61,8 @@ impl Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StopRequest {
     pub(crate) deadline: Timestamp,
-    /// False for grace 0: the shim skips preStop and writes no Event.
-    #[serde(default)]
-    pub(crate) graceful: bool,
+    /// How long before the deadline the agent asks. For zero the shim skips preStop and writes no Event.
+    pub(crate) grace: Duration,
     /// Why the container is stopped while its Pod is to run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cause: Option<StopCause>,
@@ -71,7 +71,13 @@ pub(crate) struct StopRequest {
 impl StopRequest {
     pub(crate) fn within(grace: Duration, cause: Option<StopCause>) -> Self {
         let deadline = Timestamp::now().saturating_add(grace).unwrap_or(Timestamp::MAX);
-        Self { deadline, graceful: !grace.is_zero(), cause }
+        Self { deadline, grace, cause }
+    }
+
+    /// The request with its deadline by the reader's clock: the grace period counts from when the reader first saw the request.
+    pub(super) fn by_own_clock(self) -> Self {
+        let asked_at = clock::first_read(self.deadline);
+        Self { deadline: asked_at.saturating_add(self.grace).unwrap_or(Timestamp::MAX), ..self }
     }
 
     pub(crate) fn time_left(self, now: Timestamp) -> Duration {

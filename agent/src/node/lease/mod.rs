@@ -17,7 +17,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
-use self::owner::{ForeignLease, LeaseOwner, LeaseVersion};
+use self::owner::{ClaimedLease, ForeignLease, LeaseOwner};
 use super::controller::NodeUid;
 use crate::apiserver::call::call;
 use crate::error_chain::chain;
@@ -41,7 +41,7 @@ pub(crate) struct Heartbeat {
     /// The id of this agent.
     pub(crate) instance: String,
     /// The Lease as this agent claimed it. If another agent has taken it since, the first renewal conflicts.
-    pub(crate) claimed: LeaseVersion,
+    pub(crate) claimed: ClaimedLease,
     /// `None` until the Node is registered.
     pub(crate) uid: watch::Receiver<NodeUid>,
     pub(crate) metrics: Metrics,
@@ -76,7 +76,8 @@ impl Heartbeat {
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut missed = false;
-        let mut held = Some(Held { version: self.claimed.take(), whole_for: None });
+        let mut held = Some(Held { version: self.claimed.version.take(), whole_for: None });
+        let mut renewed = self.claimed.renewed;
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
@@ -85,7 +86,9 @@ impl Heartbeat {
             }
             self.metrics.heartbeat_looped();
             let Some(owner) = self.uid.borrow_and_update().clone() else { continue };
-            match call(DEADLINE, self.renew(&api, &owner, held.as_ref())).await {
+            // The node controller counts only a renewal that is later than the one before, wherever the wall clock is.
+            renewed = renewed.forwards();
+            match call(DEADLINE, self.renew(&api, &owner, held.as_ref(), renewed.wall())).await {
                 Ok(Renewal::Renewed(now_held)) => {
                     held = Some(now_held);
                     self.metrics.lease_renewed();
@@ -109,12 +112,13 @@ impl Heartbeat {
         api: &Api<Lease>,
         owner: &str,
         held: Option<&Held>,
+        now: Timestamp,
     ) -> Result<Renewal, kube::Error> {
         let name = self.node.to_string();
         let parameters = PatchParams::default();
         let mut found = None;
         loop {
-            let lease = lease(&self.node, owner, &self.instance, Timestamp::now());
+            let lease = lease(&self.node, owner, &self.instance, now);
             let patch = renewal(&lease, owner, found.as_ref().or(held));
             // The agent needs only the version of the answer.
             match api.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
@@ -125,8 +129,7 @@ impl Heartbeat {
                 }
                 Err(kube::Error::Api(answer)) if answer.code == 409 => {
                     let lease = api.get_opt(&name).await?;
-                    if let LeaseOwner::Other { instance, .. } =
-                        LeaseOwner::of(lease.as_ref(), &self.instance, Timestamp::now())
+                    if let LeaseOwner::Other { instance, .. } = LeaseOwner::of(lease.as_ref(), &self.instance)
                     {
                         return Ok(Renewal::Lost(ForeignLease { node: name, instance }));
                     }

@@ -16,13 +16,12 @@ use tracing::{info, warn};
 
 use super::{DURATION, INSTANCE, lease};
 use crate::apiserver::call::call;
+use crate::clock::Moment;
 use crate::error_chain::chain;
 use crate::names::NodeName;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
-/// A Lease that is this old has no owner, even if clocks differ a little.
-const ABANDONED_AFTER: Duration = Duration::from_mins(2);
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Another agent has this Node. `instance` is its id, if it is a tart-kubelet.
@@ -46,13 +45,12 @@ pub(super) enum LeaseOwner {
 }
 
 impl LeaseOwner {
-    pub(super) fn of(lease: Option<&Lease>, ours: &str, now: Timestamp) -> Self {
+    /// Goes by no clock: one that is wrong must not rob a live agent.
+    pub(super) fn of(lease: Option<&Lease>, ours: &str) -> Self {
         let Some(lease) = lease else { return Self::Free };
         let instance = instance_of(lease);
-        let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
-        let is_abandoned =
-            renewed.is_none_or(|at| now.duration_since(at) > ABANDONED_AFTER.try_into().unwrap_or_default());
-        if is_abandoned || instance.is_some_and(|instance| instance == ours) {
+        let renewed = renewed_at(lease);
+        if renewed.is_none() || instance.is_some_and(|instance| instance == ours) {
             return Self::Free;
         }
         let instance = instance.unwrap_or("which is no tart-kubelet").to_owned();
@@ -61,14 +59,27 @@ impl LeaseOwner {
 }
 
 enum Claim {
-    /// The Lease is this agent's, in this version.
-    Ours(LeaseVersion),
+    /// The Lease is this agent's.
+    Ours(ClaimedLease),
     /// Another agent was faster, or may still be alive.
     NotYet,
 }
 
-/// The version of a Lease: a write with an old version conflicts.
-pub(crate) type LeaseVersion = Option<String>;
+/// The Lease as this agent has found or made it its own.
+#[derive(Debug, Clone)]
+pub(crate) struct ClaimedLease {
+    /// A write with an old version conflicts.
+    pub(super) version: Option<String>,
+    /// The next renewal is later than this.
+    pub(super) renewed: Moment,
+}
+
+impl ClaimedLease {
+    fn of(lease: &Lease) -> Self {
+        let renewed = Moment::now().not_before(renewed_at(lease).unwrap_or(Timestamp::MIN));
+        Self { version: lease.metadata.resource_version.clone(), renewed }
+    }
+}
 
 /// Claims the Lease for this agent, and returns its version. An error means that another agent is alive.
 ///
@@ -78,13 +89,13 @@ pub(crate) async fn claim(
     leases: &Api<Lease>,
     node: &NodeName,
     ours: &str,
-) -> Result<LeaseVersion, ForeignLease> {
+) -> Result<ClaimedLease, ForeignLease> {
     let mut first: Option<(LeaseOwner, Instant)> = None;
     let mut logged: Option<Instant> = None;
     loop {
         let problem = match call(DEADLINE, leases.get_opt(&node.to_string())).await {
             Ok(lease) => {
-                let free = match (LeaseOwner::of(lease.as_ref(), ours, Timestamp::now()), &first) {
+                let free = match (LeaseOwner::of(lease.as_ref(), ours), &first) {
                     (LeaseOwner::Free, _) => true,
                     (LeaseOwner::Other { instance, renewed }, Some((before, _)))
                         if *before != (LeaseOwner::Other { instance: instance.clone(), renewed }) =>
@@ -105,7 +116,7 @@ pub(crate) async fn claim(
                 let claim =
                     async { if free { write(leases, node, ours, lease).await } else { Ok(Claim::NotYet) } };
                 match call(DEADLINE, claim).await {
-                    Ok(Claim::Ours(version)) => return Ok(version),
+                    Ok(Claim::Ours(claimed)) => return Ok(claimed),
                     Ok(Claim::NotYet) => None,
                     Err(error) => Some(chain(&error)),
                 }
@@ -129,10 +140,11 @@ async fn write(
     ours: &str,
     found: Option<Lease>,
 ) -> Result<Claim, kube::Error> {
-    let now = Timestamp::now();
+    let before = found.as_ref().and_then(renewed_at).unwrap_or(Timestamp::MIN);
+    let now = Moment::now().not_before(before).forwards().wall();
     let written = match found {
         Some(lease) if instance_of(&lease) == Some(ours) => {
-            return Ok(Claim::Ours(lease.metadata.resource_version));
+            return Ok(Claim::Ours(ClaimedLease::of(&lease)));
         }
         Some(lease) => {
             let metadata =
@@ -148,10 +160,14 @@ async fn write(
         }
     };
     match written {
-        Ok(lease) => Ok(Claim::Ours(lease.metadata.resource_version)),
+        Ok(lease) => Ok(Claim::Ours(ClaimedLease::of(&lease))),
         Err(kube::Error::Api(answer)) if answer.code == 409 => Ok(Claim::NotYet),
         Err(error) => Err(error),
     }
+}
+
+fn renewed_at(lease: &Lease) -> Option<Timestamp> {
+    lease.spec.as_ref()?.renew_time.as_ref().map(|time| time.0)
 }
 
 fn instance_of(lease: &Lease) -> Option<&str> {
@@ -164,23 +180,20 @@ mod tests {
     use crate::testing::at;
 
     #[test]
-    fn only_a_recent_lease_of_another_agent_has_an_owner() {
+    fn only_a_lease_that_another_agent_has_renewed_has_an_owner() {
         let held = lease(&"mac-1".parse().unwrap(), "uid", "first", at(1000));
         let other = |instance: &str| LeaseOwner::Other { instance: instance.into(), renewed: Some(at(1000)) };
         let mut foreign = held.clone();
         foreign.metadata.annotations = None;
         let never_renewed = Lease { spec: None, ..foreign.clone() };
-        for (lease, ours, second, expected, why) in [
-            (None, "first", 1001, LeaseOwner::Free, "there is no Lease"),
-            (Some(&held), "first", 1001, LeaseOwner::Free, "it is the agent's own"),
-            (Some(&held), "second", 1001, other("first"), "it is another agent's"),
-            (Some(&held), "second", 1100, other("first"), "it is nearly too old"),
-            (Some(&held), "second", 900, other("first"), "the other clock is ahead"),
-            (Some(&held), "second", 1121, LeaseOwner::Free, "it is too old"),
-            (Some(&foreign), "first", 1001, other("which is no tart-kubelet"), "it names no agent"),
-            (Some(&never_renewed), "first", 1001, LeaseOwner::Free, "it was never renewed"),
+        for (lease, ours, expected, why) in [
+            (None, "first", LeaseOwner::Free, "there is no Lease"),
+            (Some(&held), "first", LeaseOwner::Free, "it is the agent's own"),
+            (Some(&held), "second", other("first"), "it is another agent's, however old"),
+            (Some(&foreign), "first", other("which is no tart-kubelet"), "it names no agent"),
+            (Some(&never_renewed), "first", LeaseOwner::Free, "it was never renewed"),
         ] {
-            assert_eq!(LeaseOwner::of(lease, ours, at(second)), expected, "{why}");
+            assert_eq!(LeaseOwner::of(lease, ours), expected, "{why}");
         }
     }
 }

@@ -232,7 +232,11 @@ fn probes_say_whether_a_running_pod_is_ready() {
 
 #[test]
 fn a_container_stopped_for_a_failed_probe_shows_the_reason() {
-    let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) };
+    let stop = StopRequest {
+        deadline: at(55),
+        grace: Duration::from_secs(30),
+        cause: Some(StopCause::FailedLiveness),
+    };
     let gone = |killed| VmRunView { stop: Some(stop), ..vm_run(0, None, Some(Ending::Stopped { killed })) };
     for (killed, code) in [(false, 143), (true, 137)] {
         let over = main_of(shown(&seen(ALWAYS, vec![gone(killed)])));
@@ -262,7 +266,8 @@ fn a_restarted_container_shows_how_it_ended_before() {
 
 #[test]
 fn a_container_shows_its_current_image_until_it_restarts() {
-    let stop = StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::Changed) };
+    let stop =
+        StopRequest { deadline: at(55), grace: Duration::from_secs(30), cause: Some(StopCause::Changed) };
     let old = |view: VmRunView| VmRunView {
         spec: view.spec.map(|spec| ShimSpec { image_name: Some("old".into()), ..spec }),
         stop: Some(stop),
@@ -291,7 +296,11 @@ fn a_container_shows_its_current_image_until_it_restarts() {
 
 #[test]
 fn an_end_that_would_be_final_is_not_shown_before_a_restart() {
-    let stop = Some(StopRequest { deadline: at(55), graceful: true, cause: Some(StopCause::FailedLiveness) });
+    let stop = Some(StopRequest {
+        deadline: at(55),
+        grace: Duration::from_secs(30),
+        cause: Some(StopCause::FailedLiveness),
+    });
     let on_failure = Desired::Run(RestartPolicy::OnFailure);
     let kind = |desired, code| {
         let ended = VmRunView { stop, ..vm_run(0, None, Some(exited(code))) };

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::decide::{Deadline, Desired};
 use super::time::seconds;
+use crate::clock;
 use crate::names::{PodUid, Restart};
 use crate::pod::status::{is_final, vm_of};
 use crate::state::RestartPolicy;
@@ -13,7 +14,7 @@ use crate::state::RestartPolicy;
 /// When `activeDeadlineSeconds` ends. It counts from the start time that the API shows.
 pub(crate) fn deadline(pod: &Pod) -> Option<Deadline> {
     let spec = pod.spec.as_ref()?;
-    let start = pod.status.as_ref()?.start_time.as_ref()?.0;
+    let start = clock::of_record(pod.status.as_ref()?.start_time.as_ref()?.0);
     let active = Duration::from_secs(spec.active_deadline_seconds?.try_into().unwrap_or(0));
     let at = start.checked_add(active).ok()?;
     Some(Deadline { at, grace: seconds(spec.termination_grace_period_seconds) })

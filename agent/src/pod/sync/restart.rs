@@ -26,12 +26,14 @@ pub(crate) enum RestartDecision {
 }
 
 /// What follows the end of a container after `crashes` failures in a row. A container that was stopped for a failed probe counts as failed
-/// for `OnFailure`. With `Never` its own exit code counts; a VM that was shut down has none.
+/// for `OnFailure`. With `Never` its own exit code counts; a VM that was shut down has none. The back-off counts from `ended_at`, the
+/// outcome's time by the agent's clock.
 pub(crate) fn verdict(
     policy: RestartPolicy,
     crashes: u32,
     stop: Option<StopRequest>,
     outcome: &Outcome,
+    ended_at: Timestamp,
 ) -> RestartDecision {
     let failed_probe = stop.and_then(|stop| stop.cause).is_some_and(StopCause::is_failure);
     let has_own_code = matches!(outcome.ending, Ending::Exited { .. });
@@ -44,7 +46,7 @@ pub(crate) fn verdict(
             let ran = outcome.started_at.map(|start| between(start, outcome.finished_at));
             let crashes = if ran >= Some(WELL_AFTER) { 0 } else { crashes };
             let delay = CONTAINER_RESTART.after(crashes);
-            let at = later(outcome.finished_at, delay);
+            let at = later(ended_at, delay);
             RestartDecision::Restart { at, crashes: crashes.saturating_add(1), delay }
         }
     }
@@ -53,6 +55,15 @@ pub(crate) fn verdict(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn verdict(
+        policy: RestartPolicy,
+        crashes: u32,
+        stop: Option<StopRequest>,
+        outcome: &Outcome,
+    ) -> RestartDecision {
+        super::verdict(policy, crashes, stop, outcome, outcome.finished_at)
+    }
 
     fn outcome(code: i32, seconds: i64) -> Outcome {
         Outcome {
@@ -77,7 +88,7 @@ mod tests {
     #[test]
     fn a_container_that_failed_a_probe_starts_again_or_is_what_its_exit_code_says() {
         let stopped = |policy, cause, outcome: &Outcome| {
-            let stop = StopRequest { deadline: Timestamp::UNIX_EPOCH, graceful: true, cause };
+            let stop = StopRequest { deadline: Timestamp::UNIX_EPOCH, grace: Duration::from_secs(30), cause };
             verdict(policy, 0, Some(stop), outcome)
         };
         let after = |policy, cause| stopped(policy, cause, &outcome(0, 1));

@@ -32,6 +32,7 @@ use super::sync::decide::{Decision, Desired, Observation, decide};
 use super::sync::desired::{deadline, started};
 use super::sync::image_backoff::ImageFailure;
 use super::sync::time::between;
+use crate::clock;
 use crate::crash_point;
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
@@ -213,7 +214,7 @@ impl Worker {
             vain_cleans: self.shims.vain_cleans,
             final_status_published: is_final(pod.status.as_ref())
                 || self.reporter.status.has_published_final(),
-            now: Timestamp::now(),
+            now: clock::now(),
         })
     }
 
@@ -247,9 +248,9 @@ impl Worker {
 
     async fn wait(&mut self, until: Option<Timestamp>) {
         let failure = self.fetches.image_failure.as_ref();
-        let turn = failure.and_then(ImageFailure::turns_at).filter(|at| *at > Timestamp::now());
+        let turn = failure.and_then(ImageFailure::turns_at).filter(|at| *at > clock::now());
         let until = until.into_iter().chain(turn).min();
-        let longest = until.map_or(SAFETY_NET, |at| between(Timestamp::now(), at).min(SAFETY_NET));
+        let longest = until.map_or(SAFETY_NET, |at| between(clock::now(), at).min(SAFETY_NET));
         self.wait_at_most(longest).await;
     }
 

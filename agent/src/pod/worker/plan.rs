@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::Api;
 
@@ -13,6 +12,7 @@ use super::fetch::{Fetch, Stage};
 use super::retry::StepError;
 use super::shim_spec::{self, ContainerInputs};
 use crate::apiserver::events::EventReason;
+use crate::clock;
 use crate::guest::script::is_shell_name;
 use crate::names::{ImageDigest, Restart};
 use crate::pod::admission::{VmPlan, read, runs_commands};
@@ -55,7 +55,7 @@ impl Worker {
             Ok(image) => image,
             Err(error) => {
                 let before = self.fetches.image_failure.take();
-                let failure = ImageFailure::new(&plan.image, &error, before.as_ref(), Timestamp::now());
+                let failure = ImageFailure::new(&plan.image, &error, before.as_ref(), clock::now());
                 self.reporter.image_failed(&pod, &failure, error.reason());
                 self.fetches.image_failure = Some(failure);
                 return Ok(());

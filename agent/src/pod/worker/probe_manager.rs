@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Resource as _;
 
 use crate::apiserver::events::Events;
+use crate::clock;
 use crate::names::{Restart, VmName};
 use crate::pod::sync::decide::Desired;
 use crate::pod::sync::time::between;
@@ -96,7 +97,7 @@ fn begin(
         return None;
     }
     let before = run.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
-    let ran = between(since, Timestamp::now());
+    let ran = between(clock::of_record(since), clock::now());
     Some(Prober::start(probes, before, ran, target, &tell(pod, &container.name, events)))
 }
 

@@ -4,11 +4,11 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 
+use crate::clock;
 use crate::pod::admission::read;
 use crate::pod::sync::decide::Desired;
 use crate::pod::sync::desired::{deadline, desired};
@@ -81,7 +81,7 @@ impl PodUpdates {
                 let deadline = deadline(&pods.borrow_and_update());
                 let has_changed = read(&pods.borrow()).is_ok_and(|plan| plan.image != image);
                 let is_to_run = matches!(desired(&pods.borrow(), *gone.borrow_and_update()), Desired::Run(_));
-                let left = deadline.map(|deadline| between(Timestamp::now(), deadline.at));
+                let left = deadline.map(|deadline| between(clock::now(), deadline.at));
                 if !is_to_run || has_changed || left == Some(Duration::ZERO) || is_evicted() {
                     return;
                 }

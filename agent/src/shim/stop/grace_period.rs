@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 
 use super::request::StopSignal;
+use crate::clock;
 
 /// The agent may shorten it at any moment.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ impl GracePeriod {
 
     /// Whether the agent's stop request has a grace period.
     pub(in crate::shim) fn is_graceful(&self) -> bool {
-        self.stop.latest().is_some_and(|request| request.graceful)
+        self.stop.latest().is_some_and(|request| !request.grace.is_zero())
     }
 
     pub(in crate::shim) fn is_over(&self) -> bool {
@@ -56,7 +56,7 @@ impl GracePeriod {
     /// `None` without any deadline.
     fn left(&self) -> Option<Duration> {
         let now = Instant::now();
-        let asked = self.stop.latest().map(|request| request.time_left(Timestamp::now()));
+        let asked = self.stop.latest().map(|request| request.time_left(clock::now()));
         let own = self.own_deadline.map(|deadline| deadline.saturating_duration_since(now));
         let left = asked.into_iter().chain(own).min()?;
         let least = self.not_before.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));

@@ -225,7 +225,7 @@ impl VmRun {
     }
 
     pub(crate) fn stop_request(&self) -> Result<Option<StopRequest>, FileError> {
-        self.read("stop.json")
+        Ok(self.read("stop.json")?.map(StopRequest::by_own_clock))
     }
 
     /// Records the outcome of the container before the VM is gone, so that it survives the shim.

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 
 use super::{Holder, VmRun};
+use crate::clock;
 use crate::fs::file::FileError;
 use crate::names::Restart;
 use crate::state::outcome::Outcome;
@@ -34,6 +35,8 @@ pub(crate) struct VmRunView {
     pub(crate) guest_asked: bool,
     /// The outcome of the run; nothing of it runs any more.
     pub(crate) outcome: Option<Outcome>,
+    /// The time of the outcome or the result, by the clock that never jumps.
+    pub(crate) ended_at: Option<Timestamp>,
     /// Whether tart has deleted the VM.
     pub(crate) cleaned: bool,
 }
@@ -43,7 +46,7 @@ impl VmRun {
         // The lock first: a shim writes its outcome before it releases its lock, so a lock that is free makes the outcome, or its
         // absence, final.
         let holder = self.holder()?;
-        Ok(VmRunView {
+        let mut view = VmRunView {
             restart: self.restart,
             holder,
             spec: self.read("spec.json")?,
@@ -59,8 +62,12 @@ impl VmRun {
             guest_asked: self.path.join("guest-asked").exists(),
             // A spoilt outcome counts as none: the agent writes `Lost` in its place.
             outcome: self.read("outcome.json")?,
+            ended_at: None,
             cleaned: self.is_cleaned(),
-        })
+        };
+        let end = view.outcome.as_ref().or(view.result.as_ref());
+        view.ended_at = end.map(|end| clock::of_record(end.finished_at));
+        Ok(view)
     }
 }
 
@@ -76,6 +83,11 @@ impl VmRunView {
             Some(spec) if self.init.is_empty() => &spec.init_before,
             _ => &self.init,
         }
+    }
+
+    /// When the container ended, by the clock that never jumps.
+    pub(crate) fn ended_at(&self, outcome: &Outcome) -> Timestamp {
+        self.ended_at.unwrap_or(outcome.finished_at)
     }
 
     /// The stop request, unless the container had ended before the shim read it.

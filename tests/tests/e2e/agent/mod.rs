@@ -1,5 +1,8 @@
 //! The agent as a process: how it starts, what it tells of itself, and how it does without the API server.
 
+// The clock is moved by a library that only Linux can put in front of a program.
+#[cfg(target_os = "linux")]
+mod clock;
 mod metrics;
 // Only there can it be told what another process has open.
 #[cfg(target_os = "linux")]

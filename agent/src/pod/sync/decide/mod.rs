@@ -72,6 +72,7 @@ pub(crate) struct Observation {
     pub(crate) vain_cleans: u32,
     /// Whether the API server has accepted a final phase for this Pod.
     pub(crate) final_status_published: bool,
+    /// The time of the observation. All times here are of the clock that never jumps.
     pub(crate) now: Timestamp,
 }
 
@@ -86,7 +87,7 @@ pub(crate) struct Deadline {
 impl Observation {
     /// The active deadline, if the Pod has missed it. A Pod that was over in time has not, whenever the API server learns of it.
     pub(crate) fn missed_deadline(&self) -> Option<Deadline> {
-        let in_time = |at| self.last_end().is_some_and(|(_, end)| end.finished_at < at);
+        let in_time = |at| self.last_end().is_some_and(|(run, end)| run.ended_at(end) < at);
         self.deadline.filter(|deadline| {
             deadline.at <= self.now && matches!(self.desired, Desired::Run(_)) && !in_time(deadline.at)
         })
@@ -140,19 +141,19 @@ impl Observation {
 
     /// What follows the end of a container.
     pub(crate) fn verdict(&self, run: &VmRunView, outcome: &Outcome) -> RestartDecision {
-        let stop = run.effective_stop();
+        let (stop, ended_at) = (run.effective_stop(), run.ended_at(outcome));
         let Desired::Run(policy) = self.desired else {
             // A Pod that is to stop does not restart under any policy.
-            return verdict(RestartPolicy::Never, 0, stop, outcome);
+            return verdict(RestartPolicy::Never, 0, stop, outcome, ended_at);
         };
         match stop.and_then(|stop| stop.cause) {
             // As in the kubelet: a container that was stopped for another image restarts with it under every policy.
             Some(StopCause::Changed) => {
-                RestartDecision::Restart { at: outcome.finished_at, crashes: 0, delay: Duration::ZERO }
+                RestartDecision::Restart { at: ended_at, crashes: 0, delay: Duration::ZERO }
             }
             // Failures with another image do not count.
-            _ if self.is_outdated(run) => verdict(policy, 0, stop, outcome),
-            _ => verdict(policy, run.crashes(), stop, outcome),
+            _ if self.is_outdated(run) => verdict(policy, 0, stop, outcome, ended_at),
+            _ => verdict(policy, run.crashes(), stop, outcome, ended_at),
         }
     }
 

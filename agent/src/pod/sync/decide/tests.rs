@@ -180,7 +180,7 @@ fn a_pod_to_run() {
 fn a_pod_to_stop() {
     let stop = Desired::Stop(GRACE);
     let asked = |second| VmRunView {
-        stop: Some(StopRequest { deadline: at(second), graceful: true, cause: None }),
+        stop: Some(StopRequest { deadline: at(second), grace: Duration::from_secs(30), cause: None }),
         ..live(0)
     };
     let table = [
@@ -251,7 +251,7 @@ fn no_grace_period_is_too_long() {
     for grace in [Duration::from_secs(1_000_000_000_000), Duration::MAX] {
         let stop = Desired::Stop(grace);
         assert_eq!(decide(&seen(stop, vec![live(0)])), Decision::AskToStop(Restart(0), grace));
-        let request = StopRequest { deadline: Timestamp::MAX, graceful: true, cause: None };
+        let request = StopRequest { deadline: Timestamp::MAX, grace: Duration::from_secs(30), cause: None };
         let asked = VmRunView { stop: Some(request), ..live(0) };
         assert_eq!(decide(&seen(stop, vec![asked])), Decision::Wait(Some(Timestamp::MAX)));
     }
@@ -271,7 +271,7 @@ fn a_container_that_fails_a_probe() {
     let asked = |run, second| VmRunView {
         stop: Some(StopRequest {
             deadline: at(second),
-            graceful: true,
+            grace: Duration::from_secs(30),
             cause: Some(StopCause::FailedLiveness),
         }),
         ..run
@@ -314,7 +314,7 @@ fn a_container_that_is_to_have_another_image() {
     let again = Desired::Run(RestartPolicy::Always);
     let named = |desired, run| Observation { image: Some("b".into()), ..seen(desired, vec![run]) };
     let asked = |view, cause| VmRunView {
-        stop: Some(StopRequest { deadline: at(129), graceful: true, cause }),
+        stop: Some(StopRequest { deadline: at(129), grace: Duration::from_secs(30), cause }),
         ..view
     };
     let asked_late = |view, cause| VmRunView { ended_before_stop: true, ..asked(view, cause) };
@@ -396,7 +396,7 @@ fn a_pod_that_is_evicted() {
     let large = |runs| Observation { too_large: true, ..seen(RUN, runs) };
     let evicted = |runs| Observation { evicted: Some("too large".into()), ..large(runs) };
     let going = |view| VmRunView {
-        stop: Some(StopRequest { deadline: at(101), graceful: true, cause: None }),
+        stop: Some(StopRequest { deadline: at(101), grace: Duration::from_secs(30), cause: None }),
         ..view
     };
     let table = [
@@ -498,7 +498,11 @@ fn any_run(restart: u32) -> impl Strategy<Value = VmRunView> {
                 spec: full.spec.filter(|_| spec),
                 begun,
                 progress: full.progress.filter(|_| begun),
-                stop: stop.then_some(StopRequest { deadline: at(120), graceful: true, cause }),
+                stop: stop.then_some(StopRequest {
+                    deadline: at(120),
+                    grace: Duration::from_secs(30),
+                    cause,
+                }),
                 guest_asked: asked,
                 outcome: full.outcome.filter(|_| over),
                 cleaned,

@@ -13,6 +13,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 use super::GatherInputs;
 use crate::apiserver::events::EventReason;
 use crate::apiserver::watched_objects::first_of;
+use crate::clock;
 use crate::env::expansion::lookup;
 use crate::env::sources::InputSources;
 use crate::env::{self, ConfigError, Environment, Resolved};
@@ -206,7 +207,7 @@ impl GatherInputs for InputGatherer {
         self.tried = Some(self.pod.borrow().clone());
         self.status.send_if_modified(|status| {
             if let Some(missing) = &mut status.missing {
-                missing.retry_at = Timestamp::now();
+                missing.retry_at = clock::now();
             }
             false
         });
@@ -326,7 +327,7 @@ impl MissingInput {
     }
 
     fn new(event: EventReason, waiting: Option<&'static str>, message: String) -> Self {
-        let retry_at = Timestamp::now() + RETRY;
+        let retry_at = clock::now() + RETRY;
         Self { event, message, no_space: false, waiting, container: None, retry_at }
     }
 
