@@ -40,7 +40,7 @@ use crate::os::host::HostFacts;
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::registry::PodRegistry;
 use crate::pod::worker::host::{Host, InputSettings, ReportTargets, VmSettings};
-use crate::state::{StateDir, TartHomeError, TartHomeOwner};
+use crate::state::{StateDir, TartHomeError, TartHomeOwner, TartHomeRecordError};
 use crate::tart::{self, Tart};
 use crate::volume::HostPaths;
 
@@ -69,6 +69,8 @@ pub(crate) enum AgentError {
     Twice(PathBuf),
     #[error(transparent)]
     TartHomeOwner(#[from] TartHomeError),
+    #[error(transparent)]
+    TartHomeRecord(#[from] TartHomeRecordError),
     /// The operating system refused something that every process can do.
     #[error("cannot start")]
     Start(#[source] io::Error),
@@ -101,6 +103,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let tart = Tart::new(&args.tart_binary);
     tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
     let node = node_config(&args, &tart).await?;
+    state.belong_to(tart.home())?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
     let images = open_images(&args, &tart, &state, &metrics)?;
     let address_source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);

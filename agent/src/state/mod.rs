@@ -7,6 +7,7 @@
 //! images.json.spoilt            an images.json that could not be read: the base VMs in it are unknown
 //! images.sock                   where `tart-kubelet images pull` asks the agent for a pull, see `image::pull_socket`
 //! instance.json                 a random name of this agent, to tell it from another agent with the same Node name
+//! tart-home.json                the tart home that has the VMs of these Pods
 //! reserve                       disk space for records that must be written when the disk is full
 //! pods/<uid>/pod.json           the Pod as the agent accepted it
 //! pods/<uid>/evicted.json       why the agent evicts the Pod
@@ -46,6 +47,8 @@ mod records;
 mod restart_policy;
 mod shim_spec;
 mod tart_home_owner;
+mod tart_home_record;
+mod tolerant;
 mod vm_run;
 
 pub(crate) use crate::fs::file::FileError;
@@ -64,6 +67,7 @@ pub(crate) use records::{
 pub(crate) use restart_policy::RestartPolicy;
 pub(crate) use shim_spec::{HostPort, Protocol, ShimSpec};
 pub(crate) use tart_home_owner::{TartHomeError, TartHomeOwner};
+pub(crate) use tart_home_record::TartHomeRecordError;
 pub(crate) use vm_run::{Holder, UsedImage, VmRun, VmRunView};
 
 use std::collections::{BTreeSet, HashSet};
@@ -184,6 +188,9 @@ impl StateDir {
         PodDir { uid, path, logs, volumes }
     }
 }
+
+#[cfg(test)]
+mod golden_tests;
 
 #[cfg(test)]
 mod tests {

@@ -23,7 +23,7 @@ use kube::Client;
 use kube::api::Api;
 use tokio::task::block_in_place;
 use tokio::time::sleep;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::admission::{Refusal, VmPlan};
 use super::status::manager::StatusManager;
@@ -34,7 +34,6 @@ use super::sync::image_backoff::ImageFailure;
 use super::sync::time::between;
 use crate::clock;
 use crate::crash_point;
-use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::names::{PodName, PodUid};
 use crate::state::{PodDir, PodRecord, VmRun, VmRunView};
@@ -111,7 +110,7 @@ impl Worker {
             let seen = match self.follow().and_then(|runs| self.observe(runs)) {
                 Ok(seen) => seen,
                 Err(error) => {
-                    warn!(pod = %self.name, error = chain(&error), "cannot read the Pod's state; trying again");
+                    self.reporter.state_is_unreadable(&self.updates.pod(), &error);
                     if !matches!(self.updates.desired, Desired::Run(_)) {
                         self.fetches.keep_for(None);
                     }
