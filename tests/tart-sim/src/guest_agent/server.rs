@@ -2,15 +2,18 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::os::unix::net::UnixListener;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::UnixListener;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 use tokio_stream::Stream;
 use tonic::body::Body;
 use tonic::codegen::http;
@@ -62,11 +65,30 @@ pub(crate) trait Agent: Send + Sync + 'static {
     fn resolve_ip(&self) -> Result<String, Status>;
 }
 
+/// The first and the longest pause between two looks for a new connection.
+const ACCEPT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
 /// Answers every connection of the listener, for ever.
+///
+/// The real agent's listener is non-blocking, and its server takes the lack of a connection for a failure that passes: it looks
+/// again after a pause that doubles from 5 ms to 1 s. So an agent that has been idle for a while answers a new connection up to a
+/// second late.
 pub(crate) async fn serve<A: Agent>(listener: UnixListener, agent: A) {
+    // Fails for no socket.
+    let _ = listener.set_nonblocking(true);
     let agent = Arc::new(agent);
+    let mut pause = Duration::ZERO;
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let accepted = listener.accept().and_then(|(stream, _)| {
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream)
+        });
+        let Ok(stream) = accepted else {
+            pause = longer(pause);
+            sleep(pause).await;
+            continue;
+        };
+        pause = Duration::ZERO;
         let router = TowerToHyperService::new(Router(Arc::clone(&agent)));
         tokio::spawn(async move {
             // The client notices a connection that breaks.
@@ -76,6 +98,11 @@ pub(crate) async fn serve<A: Agent>(listener: UnixListener, agent: A) {
                 .await;
         });
     }
+}
+
+/// The pause after this one, if there is still no connection.
+fn longer(pause: Duration) -> Duration {
+    (pause * 2).clamp(ACCEPT_PAUSES.0, ACCEPT_PAUSES.1)
 }
 
 /// Chooses the call by the request's path.
@@ -142,5 +169,17 @@ impl<A: Agent> Service<Request<ResolveIpRequest>> for ResolveIp<A> {
 
     fn call(&mut self, _: Request<ResolveIpRequest>) -> Self::Future {
         std::future::ready(self.0.resolve_ip().map(|ip| Response::new(ResolveIpResponse { ip })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_agent_looks_for_a_connection_once_a_second() {
+        let pauses = std::iter::successors(Some(longer(Duration::ZERO)), |pause| Some(longer(*pause)));
+        let milliseconds: Vec<_> = pauses.take(10).map(|pause| pause.as_millis()).collect();
+        assert_eq!(milliseconds, [5, 10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tart_sim::fault::{self, Fault};
 
 use crate::host::{self, faults};
+use crate::output::file_error;
 
 /// How long macOS lends an address unless told otherwise by the knob `dhcp-lease-time`.
 const LEASE_TIME: Duration = Duration::from_hours(24);
@@ -60,6 +61,32 @@ impl Leases {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Reads the file as `tart ip` does, which fails for all VMs if one entry is not as it expects.
+    pub(crate) fn read_strictly() -> Result<Self, String> {
+        match fs::read(path()) {
+            Ok(content) => Self::parse_strictly(content),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(file_error::reading(&path(), &error)),
+        }
+    }
+
+    fn parse_strictly(content: Vec<u8>) -> Result<Self, String> {
+        let text = String::from_utf8(content)
+            .map_err(|_| "The file “dhcpd_leases” couldn’t be opened using text encoding Unicode (UTF-8).")?;
+        for (number, line) in (1..).zip(text.lines().filter(|line| !line.is_empty())) {
+            let pair = line.trim_start_matches([' ', '\t']);
+            let has_value =
+                pair.split_once('=').is_some_and(|(key, value)| !key.is_empty() && !value.is_empty());
+            if !["", "{", "}"].contains(&pair) && !has_value {
+                return Err(format!(
+                    "UnexpectedFormat(name: \"unexpected DHCPD leases file format\", \
+                     message: \"key-value pair with only a key\", line: {number})"
+                ));
+            }
+        }
+        Ok(Self::parse(&text))
     }
 
     /// The address that is lent to this hardware address: of several leases the one that expires last. Expired ones do not count.
@@ -174,6 +201,18 @@ mod tests {
                     identifier=1,e:0:2:ab:c:d\n\tlease=0x66a5b3c2\n}\n";
         assert_eq!(leases.text(), text);
         assert_eq!(Leases::parse(text), leases);
+    }
+
+    #[test]
+    fn tart_reads_no_lease_of_a_file_with_one_bad_entry() {
+        let good =
+            "{\n\tname=a\n\tip_address=127.64.0.6\n\thw_address=1,e:0:2:ab:c:d\n\tlease=0x7fffffff\n}\n";
+        assert_eq!(Leases::parse_strictly(good.into()), Ok(Leases::parse(good)));
+        let nameless = format!("{good}{{\n\tname=\n}}\n");
+        let words = Leases::parse_strictly(nameless.into()).unwrap_err();
+        assert!(words.ends_with("message: \"key-value pair with only a key\", line: 8)"), "{words}");
+        let words = Leases::parse_strictly([good.as_bytes(), b"{\n\tname=\xff\n}\n"].concat()).unwrap_err();
+        assert!(words.contains("text encoding"), "{words}");
     }
 
     #[test]

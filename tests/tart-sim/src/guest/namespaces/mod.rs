@@ -8,7 +8,7 @@ mod shares;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, lchown, symlink};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
@@ -26,6 +26,7 @@ use super::{Boot, INIT, programs};
 use crate::home::file_lock::FileLock;
 
 pub(super) use mounts::{mount_memory, with_open_devices};
+pub(super) use root::CLIPBOARD;
 pub(super) use shares::mount_share;
 
 /// The argument that tells init that it is root only in a user namespace of its own.
@@ -102,13 +103,29 @@ pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> 
         if boot.sudo {
             install_sudo()?;
         }
-        chown(boot.home(), Some(boot.uid), Some(boot.gid()))?;
+        give_home(boot)?;
     }
     settings::write(boot)?;
     if boot.sealed {
         root::seal()?;
     }
     Ok(Environment::new(boot, Path::new("/"), own_program.into(), SEARCH_PATH.into()))
+}
+
+/// Gives the user the home directory, at the guest's first boot: the image's files are those of the user who wrote them.
+fn give_home(boot: &Boot) -> io::Result<()> {
+    let home = boot.home();
+    if fs::symlink_metadata(&home)?.uid() == boot.uid {
+        return Ok(());
+    }
+    let mut left = vec![home];
+    while let Some(path) = left.pop() {
+        lchown(&path, Some(boot.uid), Some(boot.gid()))?;
+        if path.symlink_metadata()?.is_dir() {
+            left.extend(fs::read_dir(&path)?.flatten().map(|entry| entry.path()));
+        }
+    }
+    Ok(())
 }
 
 /// Makes `sudo` a setuid copy of this binary. It is in memory that only this guest sees, so that the machine's disk never has a
