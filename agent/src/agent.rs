@@ -15,6 +15,7 @@ use crate::apiserver::call_metrics::CountCalls;
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
 use crate::env::sources::InputSources;
+use crate::error_chain::chain;
 use crate::eviction::EvictionManager;
 use crate::fs::file::FileError;
 use crate::gc::collector::OrphanCollector;
@@ -38,11 +39,13 @@ use crate::node::signals::SignalSources;
 use crate::node::start_failures::StartReports;
 use crate::os::availability::volume;
 use crate::os::host::HostFacts;
+use crate::os::power_assertion;
+use crate::os::privacy::{self, AccessError};
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::registry::PodRegistry;
 use crate::pod::worker::host::{Host, InputSettings, ReportTargets, VmSettings};
 use crate::state::{StateDir, TartHomeError, TartHomeOwner};
-use crate::tart::{self, Tart};
+use crate::tart::{self, HomeError, Tart};
 use crate::volume::HostPaths;
 
 /// Why the agent could not start or go on.
@@ -78,6 +81,12 @@ pub(crate) enum AgentError {
     /// Another agent runs.
     #[error("another tart-kubelet uses the state directory {}", .0.display())]
     Twice(PathBuf),
+    /// tart cannot use its home.
+    #[error(transparent)]
+    TartHome(#[from] HomeError),
+    /// macOS keeps a directory from the agent.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// Another agent has tart's home.
     #[error(transparent)]
     TartHomeOwner(#[from] TartHomeError),
@@ -112,6 +121,9 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
     let tart = Tart::new(&args.tart_binary);
+    tart::check_home(tart.home())?;
+    check_access(&args, &tart).await?;
+    tokio::spawn(power_assertion::hold());
     tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
     let node = node_config(&args, &tart).await?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
@@ -185,6 +197,7 @@ impl Agent {
                 shim: std::env::current_exe().map_err(AgentError::Start)?,
                 boot_limit: args.host.vm_boot_timeout,
                 dhcp_leases: args.host.dhcp_leases.clone(),
+                serial: args.host.vm_serial,
                 cluster_domain: args.host.cluster_domain.clone(),
                 address: addresses.clone(),
             },
@@ -262,6 +275,20 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// Looks whether macOS lets the agent read the directories that it works in: else it would find out Pod by Pod.
+async fn check_access(args: &AgentArgs, tart: &Tart) -> Result<(), AgentError> {
+    for dir in [&*args.state_dir, tart.home()] {
+        privacy::check_access(dir).await?;
+    }
+    for allowed in &args.allowed_host_path {
+        // Pods can do without it.
+        if let Err(error) = privacy::check_access(&allowed.path).await {
+            warn!(error = chain(&error), "no Pod can use an allowed host path");
+        }
+    }
+    Ok(())
 }
 
 /// Waits until the agent is told to end, and has it leave in order.

@@ -16,7 +16,10 @@ use crate::image::PullPolicy;
 use crate::quantity;
 use crate::state::container_spec::has_command;
 use crate::state::{HostPort, Protocol};
-use crate::tart::Size;
+use crate::tart::{Serial, Size};
+
+/// The Pod's annotation that chooses its VM's serial number: `random` or `image`.
+const SERIAL: &str = "tart-kubelet.tuist.dev/serial";
 
 /// An admitted Pod, read as one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +38,8 @@ pub(crate) struct VmPlan {
     pub(crate) cpu_is_limit: bool,
     /// Whether `size.memory_mib` is a limit.
     pub(crate) memory_is_limit: bool,
+    /// The serial number that the Pod's annotation asks for.
+    pub(crate) serial: Option<Serial>,
     /// The names of the init containers.
     pub(crate) init: Vec<String>,
     /// Host ports. One without an address is at the Node's address.
@@ -53,6 +58,7 @@ impl VmPlan {
             size: Size::default(),
             cpu_is_limit: false,
             memory_is_limit: false,
+            serial: None,
             init: Vec::new(),
             host_ports: Vec::new(),
         }
@@ -68,6 +74,9 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
         let is_os = field.starts_with("spec.os");
         let reason = if is_os { RefusalReason::PodOsNotSupported } else { RefusalReason::UnsupportedPod };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
+    }
+    if let Some(Err(why)) = serial(pod) {
+        return Err(unsupported(&format!("metadata.annotations[{SERIAL}]"), &why));
     }
     mounts::check(spec)?;
     groups(spec)?;
@@ -89,9 +98,15 @@ pub(crate) fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
         size: largest(spec)?,
         cpu_is_limit: has_limit(container, "cpu"),
         memory_is_limit: has_limit(container, "memory"),
+        serial: serial(pod).and_then(Result::ok),
         init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
         host_ports: host_ports(container)?,
     })
+}
+
+/// The serial number that the Pod's annotation asks for.
+fn serial(pod: &Pod) -> Option<Result<Serial, String>> {
+    pod.metadata.annotations.as_ref()?.get(SERIAL).map(|text| text.parse())
 }
 
 /// The strictest policy of all containers: they share one image.

@@ -20,6 +20,7 @@ fn plan() -> VmPlan {
         size: Size::default(),
         cpu_is_limit: false,
         memory_is_limit: false,
+        serial: None,
         init: Vec::new(),
         host_ports: Vec::new(),
     }

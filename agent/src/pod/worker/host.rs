@@ -13,7 +13,7 @@ use crate::image::manager::ImageManager;
 use crate::metrics::Metrics;
 use crate::node::start_failures::StartReports;
 use crate::pod::registry::PodRegistry;
-use crate::tart::Tart;
+use crate::tart::{Serial, Tart};
 use crate::volume::HostPaths;
 
 /// This Mac, as workers use it.
@@ -36,6 +36,8 @@ pub(crate) struct VmSettings {
     pub(crate) boot_limit: Duration,
     /// The file in which macOS records the addresses that it has leased.
     pub(crate) dhcp_leases: PathBuf,
+    /// The serial numbers of VMs whose Pods do not choose.
+    pub(crate) serial: Serial,
     /// The domain of the cluster's Services and Pods.
     pub(crate) cluster_domain: String,
     /// The Node's address.

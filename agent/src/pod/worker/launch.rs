@@ -1,7 +1,9 @@
 //! The start of a VM's shim.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
+use nix::libc;
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::timeout;
 
@@ -55,7 +57,8 @@ impl Worker {
     async fn shim_died(&mut self, Launched { restart, end }: Launched) -> StepError {
         // The shim holds no lock any more, so its exit status comes in a moment.
         let status = timeout(RETRY, end).await.ok().and_then(|joined| joined.ok().flatten());
+        let killed = status.is_some_and(|status| status.signal() == Some(libc::SIGKILL));
         let status = status.map_or_else(|| "exit status unknown".to_owned(), |status| status.to_string());
-        StepError::ShimDied { status, log: self.dir.shim_log_path(restart) }
+        StepError::ShimDied { status, killed, log: self.dir.shim_log_path(restart) }
     }
 }

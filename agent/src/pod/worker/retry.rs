@@ -16,6 +16,10 @@ use crate::pod::sync::decide::Decision;
 use crate::shim::{LaunchError, StrayProcessError};
 use crate::tart::{Fault, TartError};
 
+/// What to do about a shim that was killed at once.
+const REPLACED: &str = "; macOS kills a program whose file was overwritten: install tart-kubelet again under another name, and rename it to \
+                        this one";
+
 /// A step that failed; the worker tries again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
@@ -25,8 +29,11 @@ pub(super) enum StepError {
     Tart(#[from] TartError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    #[error("its shim has ended ({status}) before it had taken the VM up; what it has said is in {}", .log.display())]
-    ShimDied { status: String, log: PathBuf },
+    #[error(
+        "its shim has ended ({status}) before it had taken the VM up; what it has said is in {}{}",
+        .log.display(), if *killed { REPLACED } else { "" }
+    )]
+    ShimDied { status: String, killed: bool, log: PathBuf },
     #[error(transparent)]
     Leftovers(#[from] StrayProcessError),
     #[error("cannot see which VMs there are")]

@@ -187,7 +187,9 @@ async fn run_as_non_root_is_enforced() -> Result<()> {
     scene.delete("said").await?;
 
     // Only the guest knows that its user is root.
-    let pod = scene.pod("is").sh("true").security_context(json!({"runAsNonRoot": true}));
+    let rooted = "registry.test/macos/rooted:1";
+    scene.mac.add_image(rooted, &json!({"uid": 0}))?;
+    let pod = scene.pod("is").image(rooted).sh("true").security_context(json!({"runAsNonRoot": true}));
     let pod = pod.create_until("Failed").await?;
     assert_eq!(pod.main().reason(), Some("CreateContainerConfigError"));
     scene.event("is", "Failed", "Error: container has runAsNonRoot and image will run as root").await?;
