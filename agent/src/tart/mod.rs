@@ -2,6 +2,7 @@
 
 mod cache;
 mod call;
+mod call_record;
 mod credential;
 mod error;
 mod home;
