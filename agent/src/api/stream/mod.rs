@@ -7,15 +7,19 @@
 //! that does not take its input makes the reader wait, and the peer with it. A peer that does not read makes the writer wait, and the
 //! handler with it.
 
+pub(crate) mod forwarded_ports;
 pub(crate) mod negotiation;
+pub(crate) mod remote_command;
 pub(crate) mod spdy;
+pub(crate) mod websocket;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 /// How many chunks of one direction of a stream wait. A chunk has 16 KiB at most.
 const QUEUE: usize = 4;
@@ -146,5 +150,31 @@ impl Closed {
     pub(crate) async fn wait(&mut self) {
         // A sender that is gone has ended with the connection.
         let _ = self.0.wait_for(|closed| *closed).await;
+    }
+}
+
+/// When data last passed on a connection, in either direction. Pings do not count.
+#[derive(Debug)]
+struct Activity {
+    last: Mutex<Instant>,
+    limit: Duration,
+}
+
+impl Activity {
+    fn new(limit: Duration) -> Self {
+        Self { last: Mutex::new(Instant::now()), limit }
+    }
+
+    fn touch(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Whether no data has passed for so long that the connection is to be closed.
+    fn is_idle(&self) -> bool {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed() > self.limit
+    }
+
+    fn limit(&self) -> Duration {
+        self.limit
     }
 }

@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::frame::{Decoder, Encoder, Frame, FrameError, ResetStatus, StreamId};
 pub(crate) use super::header_block::Headers;
-use crate::api::stream::{Closed, Input, InputQueue, KEEP_ALIVE, LINGER, Outgoing, Output, QUEUE};
+use crate::api::stream::{Activity, Closed, Input, InputQueue, KEEP_ALIVE, LINGER, Outgoing, Output, QUEUE};
 
 /// How many bytes one read takes, and how many the writer collects for one write.
 const READ: usize = 16 << 10;
@@ -74,9 +74,9 @@ impl Connection {
         // As many as there may be streams, so that the reader never waits for the handler to accept.
         let (accepted, streams) = mpsc::channel(limits.streams.max(1));
         let (closing, closed) = watch::channel(false);
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::new(limits.idle));
         let reader = Reader { io: read, limits, shared: shared.clone(), accepted, queue: queue.downgrade() };
-        let writer = Writer { io: write, limits, shared, outgoing };
+        let writer = Writer { io: write, shared, outgoing };
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut reader = reader;
@@ -125,6 +125,7 @@ impl Connection {
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
+    activity: Activity,
     /// The writer has control frames to send.
     control: Notify,
 }
@@ -134,7 +135,6 @@ struct Table {
     streams: HashMap<StreamId, Entry>,
     control: VecDeque<Frame>,
     last: StreamId,
-    active: Instant,
 }
 
 #[derive(Debug)]
@@ -148,14 +148,9 @@ struct Entry {
 }
 
 impl Shared {
-    fn new() -> Self {
-        let table = Table {
-            streams: HashMap::new(),
-            control: VecDeque::new(),
-            last: StreamId(0),
-            active: Instant::now(),
-        };
-        Self { table: Mutex::new(table), control: Notify::new() }
+    fn new(idle: Duration) -> Self {
+        let table = Table { streams: HashMap::new(), control: VecDeque::new(), last: StreamId(0) };
+        Self { table: Mutex::new(table), activity: Activity::new(idle), control: Notify::new() }
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
@@ -264,7 +259,7 @@ impl<T: AsyncRead> Reader<T> {
                 self.open(stream, fin, unidirectional, headers)
             }
             Frame::Data { stream, fin, data } => {
-                self.shared.with(|table| table.active = Instant::now());
+                self.shared.activity.touch();
                 if !data.is_empty() {
                     self.deliver(stream, data).await?;
                 }
@@ -312,10 +307,8 @@ impl<T: AsyncRead> Reader<T> {
         let reset = input_queue.reset.clone();
         let entry =
             Entry { input: (!fin).then_some(input_queue), ended: unidirectional, reset: reset.clone() };
-        self.shared.with(|table| {
-            table.active = Instant::now();
-            table.streams.insert(stream, entry);
-        });
+        self.shared.activity.touch();
+        self.shared.with(|table| table.streams.insert(stream, entry));
         // The peer drops data that comes before the reply.
         self.shared.send(Frame::SynReply { stream, fin: false, headers: Headers::default() })?;
         let dropped = Some(DroppedOutput { shared: self.shared.clone(), stream, armed: true });
@@ -368,7 +361,6 @@ impl<T: AsyncRead> Reader<T> {
 
 struct Writer<T> {
     io: WriteHalf<T>,
-    limits: Limits,
     shared: Arc<Shared>,
     outgoing: mpsc::Receiver<Outgoing>,
 }
@@ -390,7 +382,7 @@ impl<T: AsyncWrite> Writer<T> {
                     None => is_over = true,
                 },
                 _ = keep_alive.tick() => {
-                    if self.shared.with(|table| table.active.elapsed()) > self.limits.idle {
+                    if self.shared.activity.is_idle() {
                         return Err(ConnectionError::Idle);
                     }
                     ping = ping.wrapping_add(2);
@@ -416,7 +408,7 @@ impl<T: AsyncWrite> Writer<T> {
                 let last = self.shared.with(|table| table.last);
                 encoder.encode(&Frame::GoAway { last, status: 0 }, &mut out);
             }
-            timeout(self.limits.idle, self.io.write_all_buf(&mut out))
+            timeout(self.shared.activity.limit(), self.io.write_all_buf(&mut out))
                 .await
                 .map_err(|_| ConnectionError::NotRead)??;
             self.io.flush().await?;
@@ -429,7 +421,7 @@ impl<T: AsyncWrite> Writer<T> {
     fn encode(&self, outgoing: Outgoing, encoder: &mut Encoder, out: &mut BytesMut) {
         match outgoing {
             Outgoing::Data { stream, bytes } => {
-                self.shared.with(|table| table.active = Instant::now());
+                self.shared.activity.touch();
                 let frame = Frame::Data { stream: StreamId(stream), fin: false, data: bytes };
                 encoder.encode(&frame, out);
             }

@@ -1,7 +1,7 @@
 //! `control.sock`: `run` forwards every connection to the guest agent, byte by byte.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ const BUFFER: usize = 64 * 1024;
 pub(super) struct ControlSocket {
     listener: UnixListener,
     agent_socket: PathBuf,
+    /// One byte for each connection that was accepted, for tests to count.
+    accepted: File,
     faults: VmFaults,
 }
 
@@ -31,13 +33,16 @@ impl ControlSocket {
     pub(super) fn bind(name: &str, agent_socket: PathBuf, faults: VmFaults) -> io::Result<Self> {
         // The last `run` has left it, as the real tart does.
         let _ = fs::remove_file(name);
-        Ok(Self { listener: UnixListener::bind(name)?, agent_socket, faults })
+        let accepted = File::create(format!("{name}.accepted"))?;
+        Ok(Self { listener: UnixListener::bind(name)?, agent_socket, accepted, faults })
     }
 
     /// Forwards connections for ever.
     pub(super) async fn serve(self) {
         loop {
             let Ok((client, _)) = self.listener.accept().await else { continue };
+            // A count that is too low fails the test that reads it.
+            let _ = (&self.accepted).write_all(b".");
             let (agent_socket, faults) = (self.agent_socket.clone(), self.faults.clone());
             tokio::spawn(async move {
                 // Both sides notice a failure by the connection's end.
