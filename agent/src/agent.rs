@@ -20,6 +20,7 @@ use crate::eviction::EvictionManager;
 use crate::fs::file::FileError;
 use crate::gc::collector::OrphanCollector;
 use crate::gc::observer::Observer;
+use crate::guest::connections::GuestConnections;
 use crate::identity::{self, ApiAccess, Identity, IdentityError};
 use crate::image::gc::{BadWatermarks, DiskSpace, ImageCollector};
 use crate::image::manager::ImageManager;
@@ -191,6 +192,7 @@ impl Agent {
         let allowed = args.allowed_host_path.clone();
         Ok(Host {
             tart: tart.clone(),
+            guests: GuestConnections::default(),
             images: self.images.clone(),
             registry: PodRegistry::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
             vms: VmSettings {

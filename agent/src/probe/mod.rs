@@ -14,7 +14,6 @@ mod tcp;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::debug;
 
+use crate::guest::Guest;
 use event_budget::EventBudget;
 use result::{ProbeResult, find};
 use spec::{ProbeKind, Probes};
@@ -34,8 +34,8 @@ use state::{ContainerHealth, DueProbe, ProbeState};
 pub(crate) struct Target {
     /// The Pod's address.
     pub(crate) address: IpAddr,
-    /// The way to the guest agent.
-    pub(crate) control_socket: PathBuf,
+    /// The connection to the guest agent.
+    pub(crate) guest: Guest,
     /// The argv prefix that runs a command as the container's user; empty if the guest's user runs it directly.
     pub(crate) enter: Vec<String>,
     /// The same prefix with a time limit that the guest enforces; the seconds follow it. Empty if only the guest agent can end a command.

@@ -93,7 +93,7 @@ async fn a_prober_reports_failures_as_events() {
     let bad = ProbeSpec { action: Err(spec::BadAction::UnknownPort("web".into())), ..spec(1) };
     let target = Target {
         address: "127.0.0.1".parse().unwrap(),
-        control_socket: "/nowhere".into(),
+        guest: crate::guest::Guest::new("/nowhere".as_ref()),
         enter: Vec::new(),
         probe: Vec::new(),
     };
@@ -131,7 +131,7 @@ fn a_random_share_is_between_0_and_1() {
 async fn a_guest_agent_that_is_not_there_is_a_failure() {
     let target = Target {
         address: "127.0.0.1".parse().unwrap(),
-        control_socket: "/nowhere".into(),
+        guest: crate::guest::Guest::new("/nowhere".as_ref()),
         enter: Vec::new(),
         probe: Vec::new(),
     };

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::apiserver::events::Events;
 use crate::env::sources::InputSources;
+use crate::guest::connections::GuestConnections;
 use crate::image::manager::ImageManager;
 use crate::metrics::Metrics;
 use crate::node::start_failures::StartReports;
@@ -20,6 +21,7 @@ use crate::volume::HostPaths;
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) tart: Tart,
+    pub(crate) guests: GuestConnections,
     pub(crate) images: ImageManager,
     pub(crate) registry: PodRegistry,
     pub(crate) vms: VmSettings,

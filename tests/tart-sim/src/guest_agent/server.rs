@@ -24,6 +24,10 @@ use tower::Service;
 
 use super::{EXEC_PATH, ExecRequest, ExecResponse, RESOLVE_IP_PATH, ResolveIpRequest, ResolveIpResponse};
 
+/// How much input one command may have waiting, and the most that HTTP/2 can let all commands have.
+const STREAM_WINDOW: u32 = 64 << 10;
+const MAX_WINDOW: u32 = (1 << 31) - 1;
+
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 type Answer = Result<ExecResponse, Status>;
@@ -91,11 +95,14 @@ pub(crate) async fn serve<A: Agent>(listener: UnixListener, agent: A) {
         pause = Duration::ZERO;
         let router = TowerToHyperService::new(Router(Arc::clone(&agent)));
         tokio::spawn(async move {
+            let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
+            // As gRPC for Go: a command that does not read its input holds up no other command.
+            builder
+                .http2()
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(MAX_WINDOW);
             // The client notices a connection that breaks.
-            let _ = auto::Builder::new(TokioExecutor::new())
-                .http2_only()
-                .serve_connection(TokioIo::new(stream), router)
-                .await;
+            let _ = builder.serve_connection(TokioIo::new(stream), router).await;
         });
     }
 }

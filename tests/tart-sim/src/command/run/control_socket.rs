@@ -1,6 +1,7 @@
 //! `control.sock`: `run` forwards every connection to the guest agent, byte by byte.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,8 @@ const GOAWAY: (usize, u8) = (3, 7);
 pub(super) struct ControlSocket {
     listener: UnixListener,
     agent_socket: PathBuf,
+    /// One byte for each connection that was accepted, for tests to count.
+    accepted: File,
     faults: VmFaults,
 }
 
@@ -44,7 +47,8 @@ impl ControlSocket {
         if path.as_os_str().len() >= SUN_PATH {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok(Self { listener: UnixListener::bind(path)?, agent_socket, faults })
+        let accepted = File::create(path.with_extension("sock.accepted"))?;
+        Ok(Self { listener: UnixListener::bind(path)?, agent_socket, accepted, faults })
     }
 
     /// Forwards connections until there are more than this process can have files open. Then the socket is closed for good: tart
@@ -54,6 +58,8 @@ impl ControlSocket {
         let connections = Arc::new(());
         loop {
             let Ok((client, _)) = self.listener.accept().await else { continue };
+            // A count that is too low fails the test that reads it.
+            let _ = (&self.accepted).write_all(b".");
             if Arc::strong_count(&connections) > limit.unwrap_or(CONNECTIONS) {
                 return;
             }
