@@ -77,7 +77,10 @@ pub(crate) enum AgentError {
     #[error(transparent)]
     ForeignLease(#[from] ForeignLease),
     /// The state directory cannot be used.
-    #[error("cannot use the state directory; name another one with --state-dir")]
+    #[error(
+        "cannot use the state directory; make it for this user, e.g. with `sudo install -d -m 0700 -o \"$(id -un)\" DIRECTORY`, or name \
+         another one with --state-dir"
+    )]
     State(#[from] FileError),
     /// Another agent runs.
     #[error("another tart-kubelet uses the state directory {}", .0.display())]

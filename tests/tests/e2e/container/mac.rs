@@ -81,7 +81,7 @@ async fn share_that_the_guests_user_cannot_use_is_reported() -> Result<()> {
     assert_eq!(pod.sh(script).output().await?, ["cat: keys/token: Permission denied", "written"]);
     scene.event("closed", "SharePermissions", "user 501 of the guest cannot read all of volume keys").await?;
     scene.event("closed", "SharePermissions", "what user 501 of the guest creates in volume data").await?;
-    let open = scene.pod("root").sh("cat /Users/admin/keys/token").secret("keys");
+    let open = scene.pod("root").sh("cat /private/tmp/keys/token").secret("keys");
     let open = open.security_context(json!({"runAsUser": 0}));
     open.create_until("Succeeded").await.map(drop)
 }
