@@ -31,7 +31,7 @@ pub(crate) async fn hold() {
                 return std::future::pending().await;
             }
             Err(error) => {
-                warn!(%error, "cannot run {PROGRAM}, so that the Mac may fall asleep; `pmset` can forbid it")
+                warn!(%error, "cannot run {PROGRAM}, so that the Mac may fall asleep; `pmset` can forbid it");
             }
         }
         sleep(RETRY).await;

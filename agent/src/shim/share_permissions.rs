@@ -113,18 +113,18 @@ mod tests {
     #[test]
     fn only_a_user_with_another_number_is_shut_out() {
         let of = |owner, mode| Access { owner, mode };
-        let table: [(u32, bool, Access, &[Access], Option<&str>); 8] = [
-            (501, false, of(501, 0o700), &[of(501, 0o600)], None),
-            (0, false, of(501, 0o700), &[], None),
-            (501, true, of(502, 0o755), &[of(502, 0o644)], None),
-            (501, true, of(502, 0o755), &[of(502, 0o400)], Some("cannot read all of volume data")),
-            (501, true, of(502, 0o700), &[], Some("cannot read all of volume data")),
-            (501, false, of(502, 0o755), &[], Some("cannot write to volume data")),
-            (501, false, of(502, 0o777), &[], Some("belongs to user 502 of the Mac")),
-            (12345, false, of(501, 0o777), &[], Some("user 12345 may not be able")),
+        let table = [
+            (501, false, of(501, 0o700), vec![of(501, 0o600)], None),
+            (0, false, of(501, 0o700), vec![], None),
+            (501, true, of(502, 0o755), vec![of(502, 0o644)], None),
+            (501, true, of(502, 0o755), vec![of(502, 0o400)], Some("cannot read all of volume data")),
+            (501, true, of(502, 0o700), vec![], Some("cannot read all of volume data")),
+            (501, false, of(502, 0o755), vec![], Some("cannot write to volume data")),
+            (501, false, of(502, 0o777), vec![], Some("belongs to user 502 of the Mac")),
+            (12345, false, of(501, 0o777), vec![], Some("user 12345 may not be able")),
         ];
         for (user, read_only, root, files, expected) in table {
-            let told = words("data", read_only, user, root, files);
+            let told = words("data", read_only, user, root, &files);
             assert_eq!(told.is_some(), expected.is_some(), "{user} {root:?}: {told:?}");
             assert!(told.is_none_or(|told| told.contains(expected.unwrap_or(""))), "{user} {root:?}");
         }

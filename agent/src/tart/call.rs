@@ -25,7 +25,7 @@ pub(super) async fn call_with_lines(
     let marks = stale_calls::mark(&mut command, deadline);
     // Removed when the call ends, or is dropped.
     let mut record = None;
-    let on_start = |pid| record = marks.and_then(|marks| CallRecord::write(pid, marks));
+    let on_start = |pid| record = marks.as_ref().and_then(|marks| CallRecord::write(pid, marks));
     match run_with_pid_and_lines(command, deadline, on_start, on_line).await {
         Ok(output) if output.status.success() => Ok(output.stdout),
         Ok(output) => Err(TartError::failed(line, output.status, &output.stderr)),

@@ -38,10 +38,10 @@ pub(super) struct CallRecord(PathBuf);
 
 impl CallRecord {
     /// Writes a record. Without one, the environment still tells.
-    pub(super) fn write(pid: u32, marks: Marks) -> Option<Self> {
+    pub(super) fn write(pid: u32, marks: &Marks) -> Option<Self> {
         let directory = marks.home.join(DIRECTORY);
         let path = directory.join(pid.to_string());
-        let text = serde_json::to_vec(&marks).ok()?;
+        let text = serde_json::to_vec(marks).ok()?;
         let written = fs::create_dir_all(&directory).and_then(|()| fs::write(&path, text));
         match written {
             Ok(()) => Some(Self(path)),
@@ -109,7 +109,7 @@ mod tests {
             call.started = started;
             call
         };
-        let records = [(2, 1000), (3, 1000), (4, 1000)].map(|(pid, at)| CallRecord::write(pid, marks(at)));
+        let records = [(2, 1000), (3, 1000), (4, 1000)].map(|(pid, at)| CallRecord::write(pid, &marks(at)));
         let known = complete(vec![call(2, 1002), call(3, 1900), call(5, 1000)], dir.path());
         let home = |index: usize| known[index].variable(stale_calls::HOME);
         assert_eq!((home(0), home(1), home(2)), (dir.path().to_str(), None, None));

@@ -71,19 +71,18 @@ impl Shim {
 
     /// The address that is leased to the VM's own MAC address. No other VM ever had it, so that the lease is never a stale one.
     async fn leased(&self) -> IpAddr {
-        let path = self.spec.dhcp_leases.as_deref().unwrap_or(Path::new(LEASES));
+        let path = self.spec.dhcp_leases.as_deref().unwrap_or_else(|| Path::new(LEASES));
         let mut warned = false;
         loop {
             let mac = self.tart.mac_address(&self.spec.vm);
             match mac.and_then(|mac| dhcp_leases::leased_to(path, mac, Timestamp::now())) {
                 Ok(Some(address)) => return address.into(),
-                Ok(None) => {}
                 // There is no file before the first lease.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) if !std::mem::replace(&mut warned, true) => {
                     warn!(vm = %self.spec.vm, path = %path.display(), %error, "cannot look for the VM's lease; trying again");
                 }
-                Err(_) => {}
+                Ok(None) | Err(_) => {}
             }
             sleep(LEASE_INTERVAL).await;
         }

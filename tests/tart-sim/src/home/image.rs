@@ -131,7 +131,7 @@ impl Image {
     /// The number of the user that commands run as: that of the first user of a Mac, as in the real images. Only root can start
     /// processes of another user, so that without root the user is root in a namespace of its own.
     pub(crate) fn user_number(&self) -> u32 {
-        self.uid.unwrap_or(if geteuid().is_root() { FIRST_USER } else { 0 })
+        self.uid.unwrap_or_else(|| if geteuid().is_root() { FIRST_USER } else { 0 })
     }
 
     /// Whether the guest agent is older than 0.10, which knows neither `env` nor `workdir` nor `detach`.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tart_sim::Fault;
 
-use crate::mac::{Mac, eventually, processes_with};
+use crate::mac::{Mac, eventually, processes_with, write_shared};
 
 #[test]
 fn a_macos_guest_has_a_read_only_system_and_a_writable_rest() {
@@ -133,7 +133,7 @@ fn named_shares_are_mounted_side_by_side() {
     let mac = Mac::new();
     mac.create("a");
     let (x, y) = (mac.directory("x"), mac.directory("y"));
-    mac.write_shared(&x.join("file"), "from the host\n");
+    write_shared(&x.join("file"), "from the host\n");
     let _a =
         mac.run(&["a", "--dir", &format!("x:{}", x.display()), "--dir", &format!("y:{}:ro", y.display())]);
     mac.wait_for_agent("a");

@@ -29,6 +29,12 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
+/// Writes a file of the first user of the Mac.
+pub(crate) fn write_shared(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    give_to_first_user(path);
+}
+
 /// Only root can give files away. Without root, guests are their host's user.
 fn give_to_first_user(path: &Path) {
     if geteuid().is_root() {
@@ -98,12 +104,6 @@ impl Mac {
         fs::create_dir_all(&path).unwrap();
         give_to_first_user(&path);
         path
-    }
-
-    /// Writes a file of that user.
-    pub(crate) fn write_shared(&self, path: &Path, text: &str) {
-        fs::write(path, text).unwrap();
-        give_to_first_user(path);
     }
 
     pub(crate) fn vm_dir(&self, vm: &str) -> PathBuf {

@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::sys::signal::Signal;
 use tart_sim::Fault;
 
-use crate::mac::{Mac, eventually};
+use crate::mac::{Mac, eventually, write_shared};
 
 const LIMIT: &str = "The number of VMs exceeds the system limit";
 
@@ -466,7 +466,7 @@ fn a_guest_has_the_users_clipboard_unless_run_is_told_otherwise() {
     let mac = Mac::new();
     mac.create("a");
     let clipboard = mac.host().join("clipboard");
-    mac.write_shared(&clipboard, "secret");
+    write_shared(&clipboard, "secret");
     let a = mac.run(&["a"]);
     mac.wait_for_agent("a");
     assert_eq!(mac.sh("a", "pbpaste; printf changed | pbcopy").ok(), "secret");
