@@ -193,6 +193,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_shim_that_was_killed_at_once_is_explained() {
+        let words =
+            |killed| StepError::ShimDied { status: "?".to_owned(), killed, log: "/log".into() }.to_string();
+        assert!(words(true).contains("overwritten") && words(true).contains("rename"), "{}", words(true));
+        assert!(words(false).ends_with("what it has said is in /log"), "{}", words(false));
+    }
+
+    #[test]
     fn a_step_that_keeps_failing_waits_longer_each_time_and_is_reported_once() {
         let mut retries = Retries::default();
         let mut fail = |decision, problem: &str| {

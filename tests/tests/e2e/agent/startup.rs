@@ -109,6 +109,7 @@ async fn flag_that_the_machine_cannot_satisfy_ends_the_agent_with_one_line() -> 
     let scene = Scene::new("limits").await?;
     let table = [
         ("--node-ip", "0.0.0.0", "is not an address that other machines can reach"),
+        ("--state-dir", "/dev/null/state", "make it for this user, e.g. with `sudo install -d"),
         ("--kube-reserved", "memory=1000Ti", "nothing of this machine's memory would be left"),
     ];
     for (flag, value, why) in table {
