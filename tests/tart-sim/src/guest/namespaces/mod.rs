@@ -8,7 +8,7 @@ mod shares;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, lchown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
@@ -96,6 +96,9 @@ pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> 
     if is_rootless && boot.uid != 0 {
         return Err(io::Error::other("an image whose user is not root needs root on this machine"));
     }
+    if boot.uid != 0 {
+        give_home(boot)?;
+    }
     root::enter(boot, is_rootless)?;
     let own_program = Path::new(if boot.uid == 0 { "/proc/1/exe" } else { root::OWN_PROGRAM });
     programs::install(own_program, |directory| directory.into())?;
@@ -103,7 +106,7 @@ pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> 
         if boot.sudo {
             install_sudo()?;
         }
-        give_home(boot)?;
+        chown(boot.home(), Some(boot.uid), Some(boot.gid()))?;
     }
     settings::write(boot)?;
     if boot.sealed {
@@ -112,13 +115,16 @@ pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> 
     Ok(Environment::new(boot, Path::new("/"), own_program.into(), SEARCH_PATH.into()))
 }
 
-/// Gives the user the home directory, at the guest's first boot: the image's files are those of the user who wrote them.
+/// Gives the user the home directory of the image: its files are those of the user who wrote them. In the image itself, all of whose guests
+/// have the same user: the guest would need a copy of each file.
 fn give_home(boot: &Boot) -> io::Result<()> {
-    let home = boot.home();
-    if fs::symlink_metadata(&home)?.uid() == boot.uid {
+    let home = Path::new("lower").join(boot.home().strip_prefix("/").map_err(io::Error::other)?);
+    let Ok(real) = fs::canonicalize(&home) else { return Ok(()) };
+    // Never through an image's link, which is meant for the guest's root.
+    if !real.starts_with(fs::canonicalize("lower")?) || real.metadata()?.uid() == boot.uid {
         return Ok(());
     }
-    let mut left = vec![home];
+    let mut left = vec![real];
     while let Some(path) = left.pop() {
         lchown(&path, Some(boot.uid), Some(boot.gid()))?;
         if path.symlink_metadata()?.is_dir() {
