@@ -14,10 +14,12 @@ use crate::api::local;
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
 use crate::env::sources::InputSources;
+use crate::error_chain::chain;
 use crate::eviction::EvictionManager;
 use crate::fs::file::FileError;
 use crate::gc::collector::OrphanCollector;
 use crate::gc::observer::Observer;
+use crate::guest::connections::GuestConnections;
 use crate::identity::{ApiAccess, CredentialSources, Identity, IdentityError};
 use crate::image::gc::{BadWatermarks, DiskSpace, ImageCollector};
 use crate::image::manager::ImageManager;
@@ -37,11 +39,13 @@ use crate::node::signals::SignalSources;
 use crate::node::start_failures::StartReports;
 use crate::os::availability::volume;
 use crate::os::host::HostFacts;
+use crate::os::power_assertion;
+use crate::os::privacy::{self, AccessError};
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::registry::PodRegistry;
 use crate::pod::worker::host::{Host, InputSettings, ReportTargets, VmSettings};
 use crate::state::{StateDir, TartHomeError, TartHomeOwner, TartHomeRecordError};
-use crate::tart::{self, Tart};
+use crate::tart::{self, HomeError, Tart};
 use crate::volume::HostPaths;
 
 /// Why the agent could not start or go on.
@@ -63,10 +67,17 @@ pub(crate) enum AgentError {
     Listen(SocketAddr, #[source] io::Error),
     #[error(transparent)]
     ForeignLease(#[from] ForeignLease),
-    #[error("cannot use the state directory; name another one with --state-dir")]
+    #[error(
+        "cannot use the state directory; make it for this user, e.g. with `sudo install -d -m 0700 -o \"$(id -un)\" DIRECTORY`, or name \
+         another one with --state-dir"
+    )]
     State(#[from] FileError),
     #[error("another tart-kubelet uses the state directory {}", .0.display())]
     Twice(PathBuf),
+    #[error(transparent)]
+    TartHome(#[from] HomeError),
+    #[error(transparent)]
+    Access(#[from] AccessError),
     #[error(transparent)]
     TartHomeOwner(#[from] TartHomeError),
     #[error(transparent)]
@@ -101,6 +112,9 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
     let tart = Tart::new(&args.tart_binary);
+    tart::check_home(tart.home())?;
+    check_access(&args, &tart).await?;
+    tokio::spawn(power_assertion::hold());
     tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
     let node = node_config(&args, &tart).await?;
     state.belong_to(tart.home())?;
@@ -173,12 +187,14 @@ impl Agent {
         let allowed = args.allowed_host_path.clone();
         Ok(Host {
             tart: tart.clone(),
+            guests: GuestConnections::default(),
             images: self.images.clone(),
             registry: PodRegistry::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
             vms: VmSettings {
                 shim: std::env::current_exe().map_err(AgentError::Start)?,
                 boot_limit: args.host.vm_boot_timeout,
                 dhcp_leases: args.host.dhcp_leases.clone(),
+                serial: args.host.vm_serial,
                 cluster_domain: args.host.cluster_domain.clone(),
                 address: addresses.clone(),
             },
@@ -256,6 +272,20 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// Looks whether macOS lets the agent read the directories that it works in: else it would find out Pod by Pod.
+async fn check_access(args: &AgentArgs, tart: &Tart) -> Result<(), AgentError> {
+    for dir in [&*args.state_dir, tart.home()] {
+        privacy::check_access(dir).await?;
+    }
+    for allowed in &args.allowed_host_path {
+        // Pods can do without it.
+        if let Err(error) = privacy::check_access(&allowed.path).await {
+            warn!(error = chain(&error), "no Pod can use an allowed host path");
+        }
+    }
+    Ok(())
 }
 
 /// Waits until the agent is told to end, and has it leave in order.

@@ -4,4 +4,6 @@ pub(crate) mod availability;
 pub(crate) mod dhcp_leases;
 pub(crate) mod host;
 pub(crate) mod open_files;
+pub(crate) mod power_assertion;
+pub(crate) mod privacy;
 pub(crate) mod process_table;

@@ -13,7 +13,6 @@ pub(crate) mod state;
 mod tcp;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use tracing::debug;
 
 use crate::apiserver::events::EventReason;
 use crate::clock;
+use crate::guest::Guest;
 use event_budget::EventBudget;
 use result::{ProbeResult, find};
 use spec::{ProbeKind, Probes};
@@ -33,7 +33,8 @@ use state::{ContainerHealth, DueProbe, ProbeState};
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) address: IpAddr,
-    pub(crate) control_socket: PathBuf,
+    /// The connection to the guest agent.
+    pub(crate) guest: Guest,
     /// The argv prefix that runs a command as the container's user; empty if the guest's user runs it directly.
     pub(crate) enter: Vec<String>,
     /// The same prefix with a time limit that the guest enforces; the seconds follow it. Empty if only the guest agent can end a command.

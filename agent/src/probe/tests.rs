@@ -11,7 +11,7 @@ fn spec(failure_threshold: u32) -> ProbeSpec {
 fn target() -> Target {
     Target {
         address: "127.0.0.1".parse().unwrap(),
-        control_socket: "/nowhere".into(),
+        guest: crate::guest::Guest::new("/nowhere".as_ref()),
         enter: Vec::new(),
         probe: Vec::new(),
     }

@@ -88,7 +88,7 @@ impl Worker {
         let targets = host.reports.clone();
         Self {
             watcher: StateWatcher::default(),
-            probes: ProbeManager::new(host.tart.clone(), targets.events.clone()),
+            probes: ProbeManager::new(host.tart.clone(), host.guests.clone(), targets.events.clone()),
             inputs: Inputs::new(&dir, updates.pods.clone(), &host.inputs, &host.tart),
             fetches: Fetches::default(),
             shims: ShimHistory::default(),

@@ -1,5 +1,6 @@
 //! Keeps the probes of a Pod's container going: from the moment that its VM runs until it does not.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
@@ -8,6 +9,8 @@ use kube::Resource as _;
 
 use crate::apiserver::events::Events;
 use crate::clock;
+use crate::guest::connections::GuestConnections;
+use crate::guest::{CONTROL_SOCKET, Guest};
 use crate::names::{Restart, VmName};
 use crate::pod::sync::decide::Desired;
 use crate::pod::sync::time::between;
@@ -21,7 +24,10 @@ use crate::tart::Tart;
 #[derive(Debug)]
 pub(super) struct ProbeManager {
     tart: Tart,
+    guests: GuestConnections,
     events: Events,
+    /// The control socket of the VM that last ran.
+    control_socket: Option<PathBuf>,
     current: Option<CurrentProbes>,
 }
 
@@ -34,14 +40,21 @@ struct CurrentProbes {
 }
 
 impl ProbeManager {
-    pub(super) fn new(tart: Tart, events: Events) -> Self {
-        Self { tart, events, current: None }
+    pub(super) fn new(tart: Tart, guests: GuestConnections, events: Events) -> Self {
+        Self { tart, guests, events, control_socket: None, current: None }
     }
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
     pub(super) fn follow(&mut self, pod: &Arc<Pod>, desired: Desired, current: Option<&VmRunView>) {
-        let running = current.and_then(|run| Some((run, running(run, &self.tart)?)));
-        let Some((run, (target, since))) = running else {
+        let control_socket = current.and_then(|run| control_socket(run, &self.tart));
+        if self.control_socket != control_socket
+            && let Some(ended) = std::mem::replace(&mut self.control_socket, control_socket)
+        {
+            self.guests.close(&ended);
+        }
+        let running = current.zip(self.control_socket.as_deref());
+        let running = running.and_then(|(run, socket)| running_target(run, || self.guests.to(socket)));
+        let Some((run, target, since)) = running else {
             self.current = None;
             return;
         };
@@ -73,12 +86,20 @@ impl ProbeManager {
     }
 }
 
-/// The target of probes of a container that runs, and the time of its start.
-fn running(run: &VmRunView, tart: &Tart) -> Option<(Target, Timestamp)> {
-    let control_socket = tart.vm_dir(&run.spec.as_ref()?.vm).join("control.sock");
-    match run.progress.clone()? {
-        Progress { stage: Stage::Running { address }, since, enter, probe } if run.outcome.is_none() => {
-            Some((Target { address, control_socket, enter, probe }, since))
+/// The control socket of a VM that may run.
+fn control_socket(run: &VmRunView, tart: &Tart) -> Option<PathBuf> {
+    let vm = &run.spec.as_ref()?.vm;
+    run.outcome.is_none().then(|| tart.vm_dir(vm).join(CONTROL_SOCKET))
+}
+
+/// A VM whose container runs, with the target of its probes and the time of its start.
+fn running_target(run: &VmRunView, guest: impl FnOnce() -> Guest) -> Option<(&VmRunView, Target, Timestamp)> {
+    match &run.progress {
+        Some(Progress { stage: Stage::Running { address }, since, enter, probe })
+            if run.outcome.is_none() =>
+        {
+            let (enter, probe) = (enter.clone(), probe.clone());
+            Some((run, Target { address: *address, guest: guest(), enter, probe }, *since))
         }
         _ => None,
     }
