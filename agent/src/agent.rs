@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::api::server::{self, ApiServer};
-use crate::api::{self, ClientCa, ClientCaError, local};
+use crate::api::{self, ClientCa, ClientCaError, KubeletSettings, Sampler, local};
 use crate::apiserver::call_metrics::CountCalls;
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
@@ -235,6 +235,10 @@ impl Agent {
         })
     }
 
+    fn local_source(&self) -> local::Source {
+        local::Source { metrics: self.metrics.clone(), health: self.health.clone() }
+    }
+
     /// Starts to serve the kubelet API, and returns what keeps its certificate valid.
     fn serve_api(&self, listener: TcpListener, host: &Host) -> Result<ServingCertificate, AgentError> {
         let client_ca = match &self.args.api.client_ca_file {
@@ -244,10 +248,19 @@ impl Agent {
         let (serving, certificate) = ServingCertificate::new(&self.state.pki_path(), self.node.name.clone())?;
         let context = api::Context {
             node: self.node.name.clone(),
+            facts: self.node.facts.clone(),
+            settings: KubeletSettings {
+                address: self.args.api.address,
+                port: self.node.ports.kubelet,
+                max_pods: self.args.max_pods,
+                client_ca_file: self.args.api.client_ca_file.clone(),
+                cluster_domain: self.args.host.cluster_domain.clone(),
+            },
             pods: host.registry.clone(),
             state: self.state.clone(),
             tart: self.tart.clone(),
-            metrics: self.metrics.clone(),
+            local: self.local_source(),
+            sampler: Sampler::new(host.registry.clone(), self.state.clone(), self.tart.clone()),
         };
         let access = self.access.clone();
         let server = ApiServer { listener, access, certificate: Arc::new(certificate), client_ca, context };

@@ -1,7 +1,10 @@
 //! What the handlers of the kubelet API answer from.
 
-use crate::metrics::Metrics;
+use super::configz::KubeletSettings;
+use super::figures::Sampler;
+use super::local::Source;
 use crate::names::NodeName;
+use crate::os::host::HostFacts;
 use crate::pod::registry::PodRegistry;
 use crate::state::StateDir;
 use crate::tart::Tart;
@@ -10,8 +13,13 @@ use crate::tart::Tart;
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     pub(crate) node: NodeName,
+    pub(crate) facts: HostFacts,
+    pub(crate) settings: KubeletSettings,
     pub(crate) pods: PodRegistry,
     pub(crate) state: StateDir,
+    #[allow(dead_code, reason = "for the handlers of streams")]
     pub(crate) tart: Tart,
-    pub(crate) metrics: Metrics,
+    /// The agent's own health and metrics.
+    pub(crate) local: Source,
+    pub(crate) sampler: Sampler,
 }

@@ -5,12 +5,15 @@
 
 mod attach;
 mod auth;
+mod configz;
 mod connections;
 mod context;
 mod exec;
+mod figures;
 pub(crate) mod local;
 mod logs;
 mod path;
+mod pods;
 mod port_forward;
 mod response;
 mod router;
@@ -18,4 +21,6 @@ mod run;
 pub(crate) mod server;
 
 pub(crate) use auth::{ClientCa, ClientCaError};
+pub(crate) use configz::KubeletSettings;
 pub(crate) use context::Context;
+pub(crate) use figures::Sampler;

@@ -27,6 +27,14 @@ pub(crate) struct ContainerPath {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
     Healthz,
+    Configz,
+    Pods,
+    RunningPods,
+    StatsSummary,
+    Metrics,
+    ResourceMetrics,
+    CadvisorMetrics,
+    ProbeMetrics,
     ContainerLogs(ContainerPath),
     Exec(ContainerPath),
     Attach(ContainerPath),
@@ -44,6 +52,14 @@ impl Route {
         let words: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
         match words.as_slice() {
             ["healthz"] => Some(Self::Healthz),
+            ["configz"] => Some(Self::Configz),
+            ["pods"] => Some(Self::Pods),
+            ["runningpods"] | ["runningpods", ""] => Some(Self::RunningPods),
+            ["stats", "summary"] => Some(Self::StatsSummary),
+            ["metrics"] => Some(Self::Metrics),
+            ["metrics", "resource"] => Some(Self::ResourceMetrics),
+            ["metrics", "cadvisor"] => Some(Self::CadvisorMetrics),
+            ["metrics", "probes"] => Some(Self::ProbeMetrics),
             // The kubelet's path has no UID.
             ["containerLogs", container @ ..] if container.len() == 3 => {
                 ContainerPath::parse(container).map(Self::ContainerLogs)
@@ -110,6 +126,11 @@ mod tests {
     fn a_path_names_a_pod_or_a_container_with_or_without_the_uid() {
         for (path, expected) in [
             ("/healthz", Some(Route::Healthz)),
+            ("/runningpods/", Some(Route::RunningPods)),
+            ("/stats/summary", Some(Route::StatsSummary)),
+            ("/metrics", Some(Route::Metrics)),
+            ("/metrics/resource", Some(Route::ResourceMetrics)),
+            ("/metrics/", None),
             ("/containerLogs/n/p/c", Some(Route::ContainerLogs(container(None)))),
             ("/containerLogs/n/p/u/c", None),
             ("/exec/n/p/c", Some(Route::Exec(container(None)))),

@@ -12,6 +12,7 @@ use serde_json::json;
 /// The body of every answer. An error in the middle of it closes the connection, so that the client sees that the end is missing.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
+#[allow(dead_code, reason = "for the handlers of streams")]
 pub(crate) fn empty() -> Body {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
 }

@@ -93,7 +93,7 @@ impl ApiServer {
     async fn serve(self, tls: Arc<ServerConfig>) {
         let Self { listener, access, client_ca, context, .. } = self;
         let client_ca = Arc::new(client_ca);
-        let client = match access.client(&CountCalls(context.metrics.clone())) {
+        let client = match access.client(&CountCalls(context.local.metrics.clone())) {
             Ok(client) => client,
             Err(error) => {
                 warn!(error = chain(&error), "the kubelet API is not served: the API client cannot be made");

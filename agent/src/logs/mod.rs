@@ -10,3 +10,6 @@ mod rotation;
 mod selection;
 mod tail;
 pub(crate) mod writer;
+
+pub(crate) use rotation::MAX_FILES;
+pub(crate) use writer::MAX_FILE_SIZE;

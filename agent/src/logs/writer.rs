@@ -16,7 +16,7 @@ use crate::state::disk_space_request::{self, DiskSpaceRequest};
 /// A line longer than this is written in parts, as container runtimes do.
 const MAX_LINE: usize = 16 << 10;
 /// A larger file is rotated: the kubelet's `containerLogMaxSize`.
-const MAX_FILE: u64 = 10 << 20;
+pub(crate) const MAX_FILE_SIZE: u64 = 10 << 20;
 /// How much waits in memory while the agent frees disk space.
 const MAX_WAITING: usize = 1 << 20;
 /// The shortest time between two requests for disk space: each may cost an image, and a disk may be full, take a short line, and be full
@@ -69,7 +69,7 @@ impl LogWriter {
             file: None,
             warned: false,
             size: 0,
-            max_file: MAX_FILE,
+            max_file: MAX_FILE_SIZE,
             pending: Default::default(),
             request: None,
             requested_at: None,

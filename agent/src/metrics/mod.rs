@@ -6,6 +6,7 @@ mod api_calls;
 mod images;
 mod node;
 mod pods;
+mod probes;
 mod vm_gc;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,8 @@ use api_calls::ApiCallMetrics;
 use images::{ImageGcMetrics, ImagePullMetrics};
 use node::NodeMetrics;
 use pods::PodMetrics;
+use probes::ProbeMetrics;
+pub(crate) use probes::ProbedContainer;
 use vm_gc::VmGcMetrics;
 
 /// The format of [`Metrics::text`]: the only text format that the crate writes. Prometheus goes by this header.
@@ -36,6 +39,7 @@ struct Inner {
     registry: Mutex<Registry>,
     node: NodeMetrics,
     pods: PodMetrics,
+    probes: ProbeMetrics,
     image_pulls: ImagePullMetrics,
     image_gc: ImageGcMetrics,
     vm_gc: VmGcMetrics,
@@ -53,6 +57,7 @@ impl Metrics {
             registry: Mutex::new(registry),
             node,
             pods,
+            probes: ProbeMetrics::new(),
             image_pulls,
             // Both are registered later: a host without a collector serves no metrics of one.
             image_gc: ImageGcMetrics::default(),

@@ -32,10 +32,10 @@ use crate::error_chain::chain;
 use crate::names::NodeName;
 
 /// How long the agent believes what it was told; the kubelet's figures, apart from that for unknown tokens, which may become known soon.
-const KNOWN_TOKEN: Duration = Duration::from_mins(2);
+pub(super) const KNOWN_TOKEN: Duration = Duration::from_mins(2);
 const UNKNOWN_TOKEN: Duration = Duration::from_secs(10);
-const ALLOWED: Duration = Duration::from_mins(5);
-const DENIED: Duration = Duration::from_secs(30);
+pub(super) const ALLOWED: Duration = Duration::from_mins(5);
+pub(super) const DENIED: Duration = Duration::from_secs(30);
 
 /// Entries of each cache. A cluster has a handful of scrapers; more are made by a client that tries tokens.
 const CACHE_SIZE: usize = 256;

@@ -64,7 +64,7 @@ async fn kubectl_logs_shows_what_a_container_wrote_with_every_flag() -> Result<(
 }
 
 #[tokio::test]
-async fn kubectl_logs_follows_a_container_across_an_agent_restart_to_its_end() -> Result<()> {
+async fn kubectl_logs_follows_a_container_to_its_end() -> Result<()> {
     let (scene, _agent) = Scene::with_api("follows").await?;
     let pod = scene
         .pod("slow")
