@@ -76,6 +76,9 @@ pub(crate) enum AgentError {
         "cannot listen at {0} for the kubelet API; choose another port with --port, or another address with --address"
     )]
     ListenApi(SocketAddr, #[source] io::Error),
+    /// A Pod of an earlier agent has the port.
+    #[error("the Pod {pod} has the host port {port}; delete the Pod, or choose another port with --port")]
+    PortOfPod { pod: String, port: u16 },
     /// The authority of the kubelet API's clients cannot be used.
     #[error(transparent)]
     ClientCa(#[from] ClientCaError),
@@ -166,6 +169,10 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     // Before the Node publishes the port: no other process may answer there in the Node's name.
     let address = args.api.socket_address();
     let (listener, bound) = server::bind(address).map_err(|error| AgentError::ListenApi(address, error))?;
+    // macOS lets a shim keep the port at one address, and prefers its listener there.
+    if let Some(pod) = state.holder_of_port(bound.port())? {
+        return Err(AgentError::PortOfPod { pod, port: bound.port() });
+    }
     let source = local::Source { metrics: metrics.clone(), health: health_seen.clone() };
     let (local, server) = listen(args.host.metrics_bind_address, source).await?;
     node.ports = OwnPorts { kubelet: bound.port(), local: local.map(|address| address.port()) };

@@ -6,16 +6,11 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Empty, Full};
+use http_body_util::{BodyExt, Full};
 use serde_json::json;
 
 /// The body of every answer. An error in the middle of it closes the connection, so that the client sees that the end is missing.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
-
-#[allow(dead_code, reason = "for the handlers of streams")]
-pub(crate) fn empty() -> Body {
-    Empty::new().map_err(|never| match never {}).boxed_unsync()
-}
 
 pub(crate) fn full(content: impl Into<Bytes>) -> Body {
     Full::new(content.into()).map_err(|never| match never {}).boxed_unsync()

@@ -1,7 +1,7 @@
 //! A flood on the kubelet API keeps no other client out, and delays neither the heartbeat nor Pods.
 
 use anyhow::{Context, Result, ensure};
-use http::Method;
+use http::{Method, Request};
 use serde_json::json;
 use tart_kubelet_tests::kubeconfig::Credentials;
 use tokio::io::AsyncWriteExt;
@@ -32,9 +32,12 @@ async fn silent_and_slow_connections_keep_no_client_out_and_delay_nothing() -> R
     assert_eq!(scene.logs(["starts"]).await?, "here\n");
     scene.next_lease_renewal().await?;
 
-    let long = format!("/healthz?{}", "a".repeat(200 << 10));
-    let (status, _) = ask(&client, Method::GET, &long).await?;
-    ensure!(matches!(status, 414 | 431), "{status}");
+    let long = Request::get("/healthz").header("x-long", "a".repeat(200 << 10));
+    // The agent may close the connection before the client has sent all of it.
+    match client.send(long.body(kube::client::Body::empty())?).await {
+        Ok(answer) => assert_eq!(answer.status(), 431),
+        Err(error) => ensure!(!format!("{error:?}").contains("Elapsed"), "{error:?}"),
+    }
     Ok(())
 }
 

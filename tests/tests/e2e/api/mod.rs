@@ -5,3 +5,4 @@ mod figures;
 mod limits;
 mod logs;
 mod serving_certificate;
+mod top;
