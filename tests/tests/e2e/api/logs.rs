@@ -81,6 +81,28 @@ async fn kubectl_logs_follows_a_container_to_its_end() -> Result<()> {
 }
 
 #[tokio::test]
+async fn kubectl_logs_loses_no_line_of_a_log_that_is_rotated() -> Result<()> {
+    // With the time and the stream of each line, that is two files and a half.
+    const LINES: u32 = 170_000;
+    let (scene, _agent) = Scene::with_api("rotates").await?;
+    let script = format!("{UNTIL_FINISHED}; seq -f %0100.0f 1 {LINES}");
+    let pod = scene.pod("writes").sh(script).create_until("Running").await?;
+    let kubectl = scene.follow_logs(["writes"])?;
+    scene.finish_command(&pod.vm()?).await;
+    scene.phase("writes", "Succeeded").await?;
+    ensure!(kubectl.wait_for_exit(DEADLINE).await?.success(), "{}", kubectl.last_lines());
+    let logs = scene.logs_dir(pod.uid_of()?).join("main");
+    ensure!(logs.join("0.log.2").exists(), "it was not rotated");
+    for (what, text) in [("followed", kubectl.log()?), ("afterwards", scene.logs(["writes"]).await?)] {
+        let numbers = text.lines().map(str::parse::<u32>).collect::<Result<Vec<_>, _>>()?;
+        ensure!(numbers.into_iter().eq(1..=LINES), "{what}: not every line in order");
+    }
+    let tail = scene.logs(["writes", "--tail=1"]).await?;
+    assert_eq!(tail.trim_end().parse::<u32>()?, LINES);
+    Ok(())
+}
+
+#[tokio::test]
 async fn kubectl_logs_has_init_containers_previous_containers_and_vms_that_only_boot() -> Result<()> {
     let (scene, _agent) = Scene::with_api("starts").await?;
     let init = json!([{
