@@ -36,7 +36,7 @@ const HEAD: Duration = Duration::from_secs(30);
 /// The most bytes of a request's head. A command is in its URL.
 const MAX_HEAD: usize = 128 << 10;
 /// A client that has vanished is noticed after about two minutes.
-const KEEP_ALIVE: Duration = Duration::from_secs(60);
+const KEEP_ALIVE: Duration = Duration::from_mins(1);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_RETRIES: u32 = 4;
 /// How often the file of the clients' authority is read; the kubelet's interval.

@@ -170,7 +170,7 @@ mod tests {
             log.write(LogStream::Stdout, format!("{number}\n").as_bytes());
         }
         assert!(path.with_extension("log.1").exists());
-        let expected: String = (10..30).map(|number| format!("{number}\n")).collect();
+        let expected = (10..30).map(|number| format!("{number}\n")).collect::<Vec<_>>().concat();
         assert_eq!(rest(&mut open(&path, "tailLines=20")), expected);
         assert_eq!(rest(&mut open(&path, "tailLines=1")), "29\n");
         assert_eq!(rest(&mut open(&path, "tailLines=1000")), rest(&mut open(&path, "")));

@@ -36,6 +36,25 @@ impl Exposition {
         self.0.register(name, help, family);
     }
 
+    /// Registers a counter without labels.
+    fn total(&mut self, name: &str, help: &str, value: Option<f64>) {
+        let counter = Counter::<f64, AtomicU64>::default();
+        if let Some(value) = value {
+            counter.inc_by(value);
+            self.0.register(name, help, counter);
+        }
+    }
+
+    /// Registers a gauge without labels.
+    #[expect(clippy::cast_precision_loss, reason = "no host has so many bytes")]
+    fn amount(&mut self, name: &str, help: &str, value: Option<u64>) {
+        let gauge = Gauge::<f64, AtomicU64>::default();
+        if let Some(value) = value {
+            gauge.set(value as f64);
+            self.0.register(name, help, gauge);
+        }
+    }
+
     fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
@@ -47,15 +66,10 @@ impl Exposition {
 /// `/metrics/resource`.
 pub(in crate::api) fn resource(sample: &Sample) -> String {
     let mut all = Exposition::default();
-    let node_cpu = sample.node.cpu.map(|cpu| (Vec::new(), cpu.total.as_secs_f64()));
-    all.counter(
-        "node_cpu_usage_seconds",
-        "Cumulative cpu time consumed by the node in core-seconds",
-        node_cpu,
-    );
+    let node_cpu = sample.node.cpu.map(|cpu| cpu.total.as_secs_f64());
+    all.total("node_cpu_usage_seconds", "Cumulative cpu time consumed by the node in core-seconds", node_cpu);
     let node_memory = sample.node.memory.map(|memory| memory.total.saturating_sub(memory.available));
-    let working_set = "Current working set of the node in bytes";
-    all.gauge("node_memory_working_set_bytes", working_set, node_memory.map(|bytes| (Vec::new(), bytes)));
+    all.amount("node_memory_working_set_bytes", "Current working set of the node in bytes", node_memory);
     let of = |labels: fn(&VmSample) -> Labels| sample.vms.iter().map(move |vm| (labels(vm), vm));
     all.counter(
         "container_cpu_usage_seconds",
@@ -82,11 +96,8 @@ pub(in crate::api) fn resource(sample: &Sample) -> String {
         "Current working set of the pod in bytes",
         of(pod_labels).map(|(labels, vm)| (labels, vm.memory)),
     );
-    all.gauge(
-        "resource_scrape_error",
-        "1 if there was an error while getting container metrics, 0 otherwise",
-        [(Vec::new(), 0)],
-    );
+    let help = "1 if there was an error while getting container metrics, 0 otherwise";
+    all.amount("resource_scrape_error", help, Some(0));
     all.text()
 }
 
@@ -120,10 +131,9 @@ pub(in crate::api) fn cadvisor(sample: &Sample, cores: usize) -> String {
         "Last time a container was seen by the exporter",
         sample.vms.iter().map(|vm| (cadvisor_labels(vm), seen)),
     );
-    let cores = u64::try_from(cores).unwrap_or_default();
-    all.gauge("machine_cpu_cores", "Number of logical CPU cores", [(Vec::new(), cores)]);
-    let memory = sample.node.memory.map(|memory| (Vec::new(), memory.total));
-    all.gauge("machine_memory_bytes", "Amount of memory installed on the machine", memory);
+    all.amount("machine_cpu_cores", "Number of logical CPU cores", u64::try_from(cores).ok());
+    let memory = sample.node.memory.map(|memory| memory.total);
+    all.amount("machine_memory_bytes", "Amount of memory installed on the machine", memory);
     all.text()
 }
 

@@ -70,7 +70,7 @@ impl LogError {
 pub(super) async fn handle(query: Option<&str>, target: &ContainerPath, context: &Context) -> Response<Body> {
     match open(query.unwrap_or_default(), target, context).await {
         Ok(log) => {
-            let content = stream::unfold(log, |log| log.next());
+            let content = stream::unfold(log, OpenLog::next);
             let mut response = Response::new(StreamBody::new(content).boxed_unsync());
             let text = HeaderValue::from_static("text/plain; charset=utf-8");
             response.headers_mut().insert(CONTENT_TYPE, text);
@@ -149,7 +149,7 @@ impl ContainerInPod {
             }
             Ok(ContainerStart::Init { run, numbers }) => {
                 let log = |number: u32| dir.log_path(&self.name, Restart(number));
-                let number = numbers.iter().find(|number| log(**number).exists()).or(numbers.first());
+                let number = numbers.iter().find(|number| log(**number).exists()).or_else(|| numbers.first());
                 let number = number.copied().unwrap_or_default();
                 let start = WatchedStart { run: dir.run(run), init: Some((self.name.clone(), number)) };
                 Ok((log(number), start))

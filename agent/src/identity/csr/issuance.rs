@@ -12,7 +12,7 @@ use rcgen::KeyPair;
 use tokio::time::{Instant, interval_at, sleep};
 use tracing::{info, warn};
 
-use super::{CsrAnswer, WantedCertificate, answer, request};
+use super::{CsrAnswer, Signer, WantedCertificate, answer, request};
 use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::backoff::CSR;
 use crate::error_chain::chain;
@@ -21,6 +21,8 @@ use crate::identity::store::{CertificateStore, StoreError};
 
 /// A cluster that approves automatically has signed by then.
 const FIRST_REMINDER: Duration = Duration::from_secs(5);
+const REMIND_EVERY: Duration = Duration::from_mins(1);
+const REMIND_OF_OPTIONAL_EVERY: Duration = Duration::from_hours(1);
 
 /// Why the cluster issued no usable certificate.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +76,7 @@ pub(in crate::identity) async fn request_certificate(
         let how = if existed { "asked before" } else { "asked" };
         let signer = wanted.signer.name;
         info!(csr = name, signer, "{how} for a certificate; waiting until it is approved and signed");
-        let certificate = match wait(&api, &name, wanted.signer.remind_every).await {
+        let certificate = match wait(&api, &name, wanted.signer).await {
             WaitResult::Issued(certificate) => certificate,
             WaitResult::Refused(words) => return Err(IssuanceError::Refused { name, words }),
             WaitResult::Deleted => {
@@ -128,7 +130,8 @@ async fn create(
     }
 }
 
-async fn wait(api: &Api<CertificateSigningRequest>, name: &str, remind_every: Duration) -> WaitResult {
+async fn wait(api: &Api<CertificateSigningRequest>, name: &str, signer: Signer) -> WaitResult {
+    let remind_every = if signer.is_needed { REMIND_EVERY } else { REMIND_OF_OPTIONAL_EVERY };
     let only_ours = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut requests = watcher(api.clone(), only_ours).default_backoff().boxed();
     let mut reminder = interval_at(Instant::now() + FIRST_REMINDER, remind_every);
@@ -139,7 +142,7 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str, remind_every: Du
         let event = tokio::select! {
             Some(event) = requests.next() => event,
             _ = reminder.tick() => {
-                remind(name, approved, problem.as_deref());
+                remind(name, signer, approved, problem.as_deref());
                 continue;
             }
         };
@@ -172,13 +175,19 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str, remind_every: Du
     }
 }
 
-fn remind(name: &str, approved: bool, problem: Option<&str>) {
+fn remind(name: &str, signer: Signer, approved: bool, problem: Option<&str>) {
     if let Some(problem) = problem {
         warn!(csr = name, problem, "cannot watch the certificate signing request; trying again");
     } else if approved {
         warn!(
             csr = name,
             "the certificate signing request is approved, but the cluster has not signed it: is the controller csrsigning of kube-controller-manager running?"
+        );
+    } else if !signer.is_needed {
+        info!(
+            csr = name,
+            signer = signer.name,
+            "the certificate signing request still waits for approval: run `kubectl certificate approve {name}`, or have an approver in the cluster do it"
         );
     } else {
         warn!(

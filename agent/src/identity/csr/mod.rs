@@ -2,8 +2,6 @@
 
 pub(super) mod issuance;
 
-use std::time::Duration;
-
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestSpec,
@@ -20,22 +18,22 @@ use crate::names::NodeName;
 pub(super) struct Signer {
     name: &'static str,
     usages: [&'static str; 2],
-    /// How often the log says that a request waits. Many clusters approve no serving certificate, and Nodes work without.
-    remind_every: Duration,
+    /// Whether the agent can do nothing without the certificate. Many clusters approve no serving certificate, and Nodes work without.
+    is_needed: bool,
 }
 
 /// Signs the certificates with which Nodes are clients of the API server.
 pub(super) const CLIENT: Signer = Signer {
     name: "kubernetes.io/kube-apiserver-client-kubelet",
     usages: ["digital signature", "client auth"],
-    remind_every: Duration::from_mins(1),
+    is_needed: true,
 };
 
 /// Signs the certificates with which Nodes serve the kubelet API.
 pub(super) const SERVING: Signer = Signer {
     name: "kubernetes.io/kubelet-serving",
     usages: ["digital signature", "server auth"],
-    remind_every: Duration::from_hours(1),
+    is_needed: false,
 };
 const GROUP: &str = "system:nodes";
 

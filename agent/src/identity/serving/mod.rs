@@ -212,7 +212,7 @@ enum Never {}
 async fn changed(addresses: &mut watch::Receiver<Option<IpAddr>>) {
     if addresses.changed().await.is_err() {
         // The agent is ending.
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -28,7 +28,6 @@ pub(crate) fn processes() -> Option<u64> {
 }
 
 /// Everything of a simulated VM is below its `tart run`.
-#[expect(clippy::unused_async, reason = "on macOS it runs a program")]
 pub(crate) async fn vm_helpers(_disk: &Path) -> Vec<Pid> {
     Vec::new()
 }
