@@ -3,7 +3,9 @@
 pub(crate) mod availability;
 pub(crate) mod dhcp_leases;
 pub(crate) mod host;
+pub(crate) mod host_cpu;
 pub(crate) mod open_files;
 pub(crate) mod power_assertion;
 pub(crate) mod privacy;
 pub(crate) mod process_table;
+pub(crate) mod process_usage;

@@ -9,7 +9,7 @@ use sysinfo::{Process, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Sys
 /// The process table cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the processes of this host")]
-pub(crate) struct TableError(#[source] sysinfo::Error);
+pub(crate) struct TableError(#[source] pub(super) sysinfo::Error);
 
 /// A process that is no zombie.
 #[derive(Debug, Clone, PartialEq, Eq)]

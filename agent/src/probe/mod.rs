@@ -44,6 +44,9 @@ pub(crate) struct Target {
 /// Where warnings go: a reason and a note.
 pub(crate) type Tell = Arc<dyn Fn(EventReason, &str) + Send + Sync>;
 
+/// Where results are counted: the kind of the probe, and the kubelet's word for its result.
+pub(crate) type Count = Arc<dyn Fn(ProbeKind, &'static str) + Send + Sync>;
+
 /// The probes of one container while it runs; dropping it ends them.
 #[derive(Debug)]
 pub(crate) struct Prober {
@@ -60,6 +63,7 @@ impl Prober {
         ran: Duration,
         target: Target,
         tell: &Tell,
+        count: &Count,
     ) -> Self {
         let (judge, seen) = watch::channel(ProbeState::new(&probes, before));
         let (judge, target) = (Arc::new(judge), Arc::new(target));
@@ -68,11 +72,12 @@ impl Prober {
         for (kind, spec) in probes.into_each() {
             let share = if before.is_some() { fastrand::f64() } else { 0.0 };
             let first = spec.first_after(ran, share);
-            let (target, tell, budget) = (target.clone(), tell.clone(), budget.clone());
+            let (target, tell, count, budget) = (target.clone(), tell.clone(), count.clone(), budget.clone());
             let period = spec.period;
             let ask = async move || {
                 let finding = find(&spec, &target).await;
                 debug!(%kind, ?finding, "probed");
+                count(kind, finding.word());
                 if let Some((reason, note)) = finding.event(kind)
                     && budget.lock().is_ok_and(|mut budget| budget.spend(clock::now()))
                 {

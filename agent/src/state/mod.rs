@@ -145,6 +145,22 @@ impl StateDir {
         self.0.join("images.json.spoilt")
     }
 
+    /// The Pod whose VM has a TCP port of the host, at whatever address.
+    pub(crate) fn holder_of_port(&self, port: u16) -> Result<Option<String>, FileError> {
+        for pod in self.pods()? {
+            for run in pod.runs()? {
+                let ports = run.live_spec()?.map(|spec| spec.host_ports).unwrap_or_default();
+                if ports.iter().any(|held| held.protocol == Protocol::Tcp && held.port == port) {
+                    let record = pod.record()?;
+                    return Ok(Some(
+                        record.map_or_else(|| pod.uid().to_string(), |record| record.pod.to_string()),
+                    ));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// The base VMs of all VMs that are planned and not deleted, whether or not they were cloned from them; `None` when one of them is
     /// unknown.
     pub(crate) fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, FileError> {
@@ -226,6 +242,20 @@ mod tests {
         assert_eq!(in_use(), None);
         run.mark_cleaned().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
+    }
+
+    #[test]
+    fn a_vm_holds_its_host_ports_until_it_is_over() {
+        let dir = dir();
+        let state = StateDir::open(dir.path()).unwrap();
+        let run = state.pod("0b1c".parse().unwrap()).run(Restart(0));
+        let port = |protocol, port| HostPort { protocol, address: None, port, guest_port: 1 };
+        let host_ports = vec![port(Protocol::Udp, 10250), port(Protocol::Tcp, 80)];
+        run.plan(&ShimSpec { host_ports, ..ShimSpec::example(run.vm()) }).unwrap();
+        let holder = |port| state.holder_of_port(port).unwrap();
+        assert_eq!((holder(80).as_deref(), holder(10250)), (Some("0b1c"), None));
+        run.mark_cleaned().unwrap();
+        assert_eq!(holder(80), None);
     }
 
     #[test]

@@ -88,7 +88,12 @@ impl Worker {
         let targets = host.reports.clone();
         Self {
             watcher: StateWatcher::default(),
-            probes: ProbeManager::new(host.tart.clone(), host.guests.clone(), targets.events.clone()),
+            probes: ProbeManager::new(
+                host.tart.clone(),
+                host.guests.clone(),
+                targets.events.clone(),
+                targets.metrics.clone(),
+            ),
             inputs: Inputs::new(&dir, updates.pods.clone(), &host.inputs, &host.tart),
             fetches: Fetches::default(),
             shims: ShimHistory::default(),
@@ -154,6 +159,7 @@ impl Worker {
             crash_point::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::ForgetPod {
                 self.reporter.metrics().pod_waits(self.dir.uid(), None);
+                self.reporter.metrics().forget_probes(&self.dir.uid().to_string());
                 info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
                 return self.dir.uid().clone();
             }

@@ -11,12 +11,13 @@ use crate::apiserver::events::Events;
 use crate::clock;
 use crate::guest::connections::GuestConnections;
 use crate::guest::{CONTROL_SOCKET, Guest};
+use crate::metrics::{Metrics, ProbedContainer};
 use crate::names::{Restart, VmName};
 use crate::pod::sync::decide::Desired;
 use crate::pod::sync::time::between;
 use crate::probe::spec::Probes;
 use crate::probe::state::ContainerHealth;
-use crate::probe::{Prober, Target, Tell};
+use crate::probe::{Count, Prober, Target, Tell};
 use crate::state::{Progress, Stage, VmRunView};
 use crate::tart::Tart;
 
@@ -26,6 +27,7 @@ pub(super) struct ProbeManager {
     tart: Tart,
     guests: GuestConnections,
     events: Events,
+    metrics: Metrics,
     /// The control socket of the VM that last ran.
     control_socket: Option<PathBuf>,
     current: Option<CurrentProbes>,
@@ -40,8 +42,8 @@ struct CurrentProbes {
 }
 
 impl ProbeManager {
-    pub(super) fn new(tart: Tart, guests: GuestConnections, events: Events) -> Self {
-        Self { tart, guests, events, control_socket: None, current: None }
+    pub(super) fn new(tart: Tart, guests: GuestConnections, events: Events, metrics: Metrics) -> Self {
+        Self { tart, guests, events, metrics, control_socket: None, current: None }
     }
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
@@ -59,11 +61,8 @@ impl ProbeManager {
             return;
         };
         if self.current.as_ref().is_none_or(|current| current.restart != run.restart) {
-            self.current = begin(pod, run, target, since, &self.events).map(|mut prober| CurrentProbes {
-                restart: run.restart,
-                health: prober.health(),
-                prober,
-            });
+            self.current = begin(pod, run, target, since, (&self.events, &self.metrics))
+                .map(|mut prober| CurrentProbes { restart: run.restart, health: prober.health(), prober });
         }
         let Some(current) = &mut self.current else { return };
         if !matches!(desired, Desired::Run(_)) {
@@ -110,7 +109,7 @@ fn begin(
     run: &VmRunView,
     target: Target,
     since: Timestamp,
-    events: &Events,
+    (events, metrics): (&Events, &Metrics),
 ) -> Option<Prober> {
     let container = pod.spec.as_ref()?.containers.first()?;
     let probes = Probes::of(container);
@@ -119,7 +118,8 @@ fn begin(
     }
     let before = run.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
     let ran = between(clock::of_record(since), clock::now());
-    Some(Prober::start(probes, before, ran, target, &tell(pod, &container.name, events)))
+    let (tell, count) = (tell(pod, &container.name, events), count(pod, &container.name, metrics));
+    Some(Prober::start(probes, before, ran, target, &tell, &count))
 }
 
 /// The health that the API server shows of a VM that runs. It shows nothing yet of a VM that was started a moment ago.
@@ -129,6 +129,18 @@ fn shown(pod: &Pod, vm: &VmName) -> Option<ContainerHealth> {
     let status = statuses.iter().find(|status| status.container_id.as_deref() == Some(&*id))?;
     status.state.as_ref()?.running.as_ref()?;
     Some(ContainerHealth { started: status.started.unwrap_or(false), ready: status.ready, failed: None })
+}
+
+/// Counts the results of the container's probes.
+fn count(pod: &Pod, container: &str, metrics: &Metrics) -> Count {
+    let probed = ProbedContainer {
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        pod: pod.metadata.name.clone().unwrap_or_default(),
+        uid: pod.metadata.uid.clone().unwrap_or_default(),
+        container: container.to_owned(),
+    };
+    let metrics = metrics.clone();
+    Arc::new(move |kind, result| metrics.probed(&probed, &kind.to_string(), result))
 }
 
 /// Writes Events about the container. The same note again is counted; another note is another Event.

@@ -40,6 +40,23 @@ async fn unusable_kubeconfig_ends_the_agent_with_one_line() -> Result<()> {
 }
 
 #[tokio::test]
+async fn unusable_settings_of_the_kubelet_api_end_the_agent_with_one_line() -> Result<()> {
+    let scene = Scene::new("kubelet-api").await?;
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let address = taken.local_addr()?;
+    let agent = scene.agent.clone().without("--port").flag("--port", &address.port().to_string()).start()?;
+    let line = exit_line(&agent).await?;
+    ensure!(line.contains(&format!("cannot listen at {address}")) && line.contains("--port"), "{line}");
+
+    let empty = scene.agent.state_dir().with_file_name("empty");
+    std::fs::write(&empty, "")?;
+    let agent = scene.agent.clone().flag("--client-ca-file", &empty.display().to_string()).start()?;
+    let line = exit_line(&agent).await?;
+    ensure!(line.contains("--client-ca-file") && line.contains("no certificate"), "{line}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn bad_flag_ends_the_agent_with_one_line_that_names_it() -> Result<()> {
     let scene = Scene::new("flags").await?;
     let table = [

@@ -194,7 +194,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].ports[].hostPort",
         Honoured(
-            "leads into the guest, which sees the host as the other side; a port that is taken fails the start",
+            "leads into the guest, which sees the host as the other side; a port that is taken fails the start, and one of the agent itself is refused",
         ),
     ),
     ("spec.containers[].ports[].name", Elsewhere("Services")),
