@@ -1,16 +1,18 @@
 //! The agent: all its tasks, from start to SIGTERM.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::{Api, Client};
+use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::api::local;
+use crate::api::server::{self, ApiServer};
+use crate::api::{self, ClientCa, ClientCaError, local};
 use crate::apiserver::call_metrics::CountCalls;
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
@@ -20,6 +22,7 @@ use crate::fs::file::FileError;
 use crate::gc::collector::OrphanCollector;
 use crate::gc::observer::Observer;
 use crate::guest::connections::GuestConnections;
+use crate::identity::serving::{ServingCertificate, ServingError};
 use crate::identity::{self, ApiAccess, Identity, IdentityError};
 use crate::image::gc::{BadWatermarks, DiskSpace, ImageCollector};
 use crate::image::manager::ImageManager;
@@ -34,7 +37,7 @@ use crate::node::health::{self, HealthSources, HostWatch, NodeHealth};
 use crate::node::lease::owner::{self, ForeignLease};
 use crate::node::lease::{self, Heartbeat};
 use crate::node::node_info::NodeInfos;
-use crate::node::object::NodeConfig;
+use crate::node::object::{NodeConfig, OwnPorts};
 use crate::node::signals::SignalSources;
 use crate::node::start_failures::StartReports;
 use crate::os::availability::volume;
@@ -70,6 +73,17 @@ pub(crate) enum AgentError {
     /// The port for metrics is taken.
     #[error("cannot listen at {0}; choose another address with --metrics-bind-address")]
     Listen(SocketAddr, #[source] io::Error),
+    /// The port for the kubelet API is taken.
+    #[error(
+        "cannot listen at {0} for the kubelet API; choose another port with --port, or another address with --address"
+    )]
+    ListenApi(SocketAddr, #[source] io::Error),
+    /// The authority of the kubelet API's clients cannot be used.
+    #[error(transparent)]
+    ClientCa(#[from] ClientCaError),
+    /// The kubelet API has no certificate.
+    #[error(transparent)]
+    Serving(#[from] ServingError),
     /// Another agent has the Node.
     #[error(transparent)]
     ForeignLease(#[from] ForeignLease),
@@ -98,6 +112,7 @@ struct Agent {
     node: NodeConfig,
     images: ImageManager,
     metrics: Metrics,
+    access: ApiAccess,
     client: Client,
     events: Events,
     health: watch::Receiver<Option<NodeHealth>>,
@@ -114,7 +129,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
 
     let tart = Tart::new(&args.tart_binary);
     tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
-    let node = node_config(&args, &tart).await?;
+    let mut node = node_config(&args, &tart).await?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
     let images = open_images(&args, &tart, &state, &metrics)?;
     let address_source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
@@ -150,18 +165,38 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let sources =
         HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: store.local_images() };
 
+    // Before the Node publishes the port: no other process may answer there in the Node's name.
+    let address = args.api.socket_address();
+    let (listener, bound) = server::bind(address).map_err(|error| AgentError::ListenApi(address, error))?;
+    let source = local::Source { metrics: metrics.clone(), health: health_seen.clone() };
+    let (local, server) = listen(args.host.metrics_bind_address, source).await?;
+    node.ports = OwnPorts { kubelet: bound.port(), local: local.map(|address| address.port()) };
+    info!(address = %bound, "listening for the kubelet API");
+
     let events = Events::new(client.clone(), &node.name);
-    let agent =
-        Agent { args, state, tart: tart.clone(), node, images, metrics, client, events, health: health_seen };
+    let agent = Agent {
+        args,
+        state,
+        tart: tart.clone(),
+        node,
+        images,
+        metrics,
+        access,
+        client,
+        events,
+        health: health_seen,
+    };
     let host = Arc::new(agent.host(starts)?);
     let eviction = agent.eviction(&host, signals);
     let collector = agent.vm_collector(&host);
-    let source = local::Source { metrics: agent.metrics.clone(), health: agent.health.clone() };
-    let server = listen(agent.args.host.metrics_bind_address, source).await?;
+    let serving = agent.serve_api(listener, &host)?;
+    let addresses = host.vms.address.clone();
+    let serving = serving.rotate(agent.client.clone(), addresses);
     tokio::select! {
-        result = agent.manage(host, (eviction, collector), access, instance) => result?,
+        result = agent.manage(host, (eviction, collector), instance) => result?,
         // On a task of its own: the Node must not lose its identity because another part takes long.
         Ok(lost) = tokio::spawn(identity.rotate()) => return Err(lost.into()),
+        () = serving => {}
         () = health::watch_tart(tart, tart_health) => {}
         () = health::follow(sources, health) => {}
         () = store.clone().watch() => {}
@@ -180,7 +215,7 @@ impl Agent {
         let allowed = args.allowed_host_path.clone();
         Ok(Host {
             tart: tart.clone(),
-            guests: GuestConnections::default(),
+            guests: GuestConnections::on(Handle::current()),
             images: self.images.clone(),
             registry: PodRegistry::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
             vms: VmSettings {
@@ -201,6 +236,27 @@ impl Agent {
                 address_patience: args.host.vm_address_timeout,
             },
         })
+    }
+
+    /// Starts to serve the kubelet API, and returns what keeps its certificate valid.
+    fn serve_api(&self, listener: TcpListener, host: &Host) -> Result<ServingCertificate, AgentError> {
+        let client_ca = match &self.args.api.client_ca_file {
+            Some(path) => ClientCa::from_file(path)?,
+            None => ClientCa::of_cluster(&self.access.authorities()),
+        };
+        let (serving, certificate) = ServingCertificate::new(&self.state.pki_path(), self.node.name.clone())?;
+        let context = api::Context {
+            node: self.node.name.clone(),
+            pods: host.registry.clone(),
+            state: self.state.clone(),
+            tart: self.tart.clone(),
+            guests: host.guests.clone(),
+            metrics: self.metrics.clone(),
+        };
+        let access = self.access.clone();
+        let server = ApiServer { listener, access, certificate: Arc::new(certificate), client_ca, context };
+        server.spawn().map_err(AgentError::Start)?;
+        Ok(serving)
     }
 
     fn eviction(&self, host: &Host, signals: SignalSources) -> EvictionManager {
@@ -239,10 +295,9 @@ impl Agent {
         self,
         host: Arc<Host>,
         (eviction, collector): (EvictionManager, Option<OrphanCollector>),
-        access: ApiAccess,
         instance: String,
     ) -> Result<(), AgentError> {
-        let Self { state, node: config, images, metrics, client, events, health, .. } = self;
+        let Self { state, node: config, images, metrics, access, client, events, health, .. } = self;
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
         let claimed = owner::claim(&leases, &config.name, &instance).await?;
@@ -296,26 +351,27 @@ async fn collect(collector: Option<OrphanCollector>) {
     std::future::pending::<()>().await;
 }
 
-/// Serves health and metrics, for as long as the returned future is polled.
+/// Serves health and metrics, for as long as the returned future is polled. Returns the address, too.
 async fn listen(
     ListenAddress(address): ListenAddress,
     source: local::Source,
-) -> Result<impl Future<Output = ()>, AgentError> {
-    let server = match address {
+) -> Result<(Option<SocketAddr>, impl Future<Output = ()>), AgentError> {
+    let (bound, server) = match address {
         Some(address) => {
             let failed = |error| AgentError::Listen(address, error);
             let (bound, server) = local::serve(address, source).await.map_err(failed)?;
             info!(address = %bound, "serving health and metrics");
-            Some(server)
+            (Some(bound), Some(server))
         }
-        None => None,
+        None => (None, None),
     };
-    Ok(async move {
+    let serving = async move {
         match server {
             Some(server) => server.await,
             None => std::future::pending().await,
         }
-    })
+    };
+    Ok((bound, serving))
 }
 
 /// The images of this host, and their collector. From here on a user can pull images with `tart-kubelet images pull`, even before the API
@@ -358,5 +414,7 @@ async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentE
         taints: args.host.register_with_taints.clone(),
         resources: Resources::new(machine, *kube_reserved, eviction_hard, overrides)?,
         facts,
+        // Known when the agent listens.
+        ports: OwnPorts::default(),
     })
 }

@@ -51,6 +51,8 @@ impl Agent {
             .flag("--tart-binary", &mac.tart_binary().display().to_string())
             // Many agents run on the machine at once.
             .flag("--metrics-bind-address", "127.0.0.1:0")
+            .flag("--address", "127.0.0.1")
+            .flag("--port", "0")
             // How much is left on the machine that runs the tests is not what most of them are about.
             .flag("--eviction-hard", ""))
     }

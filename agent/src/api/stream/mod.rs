@@ -84,10 +84,6 @@ enum Outgoing {
     End {
         stream: u32,
     },
-    /// Both sides of it are.
-    Reset {
-        stream: u32,
-    },
     /// All is written: the connection is closed.
     Close,
 }
@@ -115,13 +111,6 @@ impl Output {
     /// Closes the handler's side of the stream.
     pub(crate) async fn end(mut self) -> Result<(), Gone> {
         self.send(Outgoing::End { stream: self.stream }).await?;
-        self.close();
-        Ok(())
-    }
-
-    /// Closes both sides of the stream, with an error for the peer.
-    pub(crate) async fn reset(mut self) -> Result<(), Gone> {
-        self.send(Outgoing::Reset { stream: self.stream }).await?;
         self.close();
         Ok(())
     }

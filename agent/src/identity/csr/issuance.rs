@@ -12,17 +12,15 @@ use rcgen::KeyPair;
 use tokio::time::{Instant, interval_at, sleep};
 use tracing::{info, warn};
 
-use super::{CsrAnswer, Requester, Signer, answer, request};
+use super::{CsrAnswer, WantedCertificate, answer, request};
 use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::backoff::CSR;
 use crate::error_chain::chain;
 use crate::identity::certificate::CertifiedKey;
 use crate::identity::store::{CertificateStore, StoreError};
-use crate::names::NodeName;
 
 /// A cluster that approves automatically has signed by then.
 const FIRST_REMINDER: Duration = Duration::from_secs(5);
-const REMIND_EVERY: Duration = Duration::from_mins(1);
 
 /// Why the cluster issued no usable certificate.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +40,9 @@ pub(crate) enum IssuanceError {
         "the certificate of {name} has ended at {ends:.0} already; is this machine's clock right? It shows {now:.0}"
     )]
     Expired { name: String, ends: Timestamp, now: Timestamp },
+    /// The certificate is for other names than the agent asked for.
+    #[error("the cluster's certificate is not for {0}")]
+    OtherNames(String),
     #[error("cannot make a certificate signing request")]
     Make(#[source] rcgen::Error),
     #[error(transparent)]
@@ -61,20 +62,19 @@ enum WaitResult {
 /// until then a restarted agent finds the same certificate again.
 pub(in crate::identity) async fn request_certificate(
     client: Client,
-    signer: Signer,
-    requester: Requester,
+    wanted: &WantedCertificate<'_>,
     store: &CertificateStore,
-    node: &NodeName,
 ) -> Result<CertifiedKey, IssuanceError> {
     let api: Api<CertificateSigningRequest> = Api::all(client);
     loop {
         let key = store.pending_key()?;
-        let request = request(signer, node, &key, requester).map_err(IssuanceError::Make)?;
+        let request = request(wanted, &key).map_err(IssuanceError::Make)?;
         let name = request.name_any();
         let existed = create(&api, &request).await?;
         let how = if existed { "asked before" } else { "asked" };
-        info!(csr = name, "{how} for a certificate; waiting until it is approved and signed");
-        let certificate = match wait(&api, &name).await {
+        let signer = wanted.signer.name;
+        info!(csr = name, signer, "{how} for a certificate; waiting until it is approved and signed");
+        let certificate = match wait(&api, &name, wanted.signer.remind_every).await {
             WaitResult::Issued(certificate) => certificate,
             WaitResult::Refused(words) => return Err(IssuanceError::Refused { name, words }),
             WaitResult::Deleted => {
@@ -128,10 +128,10 @@ async fn create(
     }
 }
 
-async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> WaitResult {
+async fn wait(api: &Api<CertificateSigningRequest>, name: &str, remind_every: Duration) -> WaitResult {
     let only_ours = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut requests = watcher(api.clone(), only_ours).default_backoff().boxed();
-    let mut reminder = interval_at(Instant::now() + FIRST_REMINDER, REMIND_EVERY);
+    let mut reminder = interval_at(Instant::now() + FIRST_REMINDER, remind_every);
     let mut approved = false;
     let mut listed = false;
     let mut problem = None;

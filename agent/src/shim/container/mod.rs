@@ -140,10 +140,15 @@ impl Shim {
         Ending::Exited { code, message }
     }
 
-    /// Records how the agent can ask for the exit code if the shim dies.
+    /// Records how the agent can ask for the exit code if the shim dies, and how it runs a user's commands beside it.
     fn record_command(&self, spec: &ContainerSpec, started_at: Timestamp, scripts: &ContainerScripts) {
-        let exit_code_line = scripts.exit_code();
-        let command = LastCommand { container: spec.name.clone(), started_at, exit_code_line };
+        let command = LastCommand {
+            container: spec.name.clone(),
+            started_at,
+            exit_code_line: scripts.exit_code(),
+            exec_line: scripts.exec(),
+            kill_line: scripts.kill(),
+        };
         if let Err(error) = self.vm_run.record_command(&command) {
             warn!(error = chain(&error), "cannot write how to ask for the exit code");
         }
