@@ -11,6 +11,7 @@ mod connections;
 mod context;
 mod exec;
 pub(crate) mod local;
+mod logs;
 mod path;
 mod port_forward;
 mod response;

@@ -27,6 +27,7 @@ pub(crate) struct ContainerPath {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
     Healthz,
+    ContainerLogs(ContainerPath),
     Exec(ContainerPath),
     Attach(ContainerPath),
     Run(ContainerPath),
@@ -43,6 +44,10 @@ impl Route {
         let words: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
         match words.as_slice() {
             ["healthz"] => Some(Self::Healthz),
+            // The kubelet's path has no UID.
+            ["containerLogs", container @ ..] if container.len() == 3 => {
+                ContainerPath::parse(container).map(Self::ContainerLogs)
+            }
             ["exec", container @ ..] => ContainerPath::parse(container).map(Self::Exec),
             ["attach", container @ ..] => ContainerPath::parse(container).map(Self::Attach),
             ["run", container @ ..] => ContainerPath::parse(container).map(Self::Run),
@@ -105,6 +110,8 @@ mod tests {
     fn a_path_names_a_pod_or_a_container_with_or_without_the_uid() {
         for (path, expected) in [
             ("/healthz", Some(Route::Healthz)),
+            ("/containerLogs/n/p/c", Some(Route::ContainerLogs(container(None)))),
+            ("/containerLogs/n/p/u/c", None),
             ("/exec/n/p/c", Some(Route::Exec(container(None)))),
             ("/exec/n/p/u/c", Some(Route::Exec(container(Some("u"))))),
             ("/attach/n/p/c", Some(Route::Attach(container(None)))),

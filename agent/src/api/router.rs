@@ -7,7 +7,7 @@ use super::auth::{Auth, PeerCertificates};
 use super::context::Context;
 use super::path::Route;
 use super::response::{self, Body};
-use super::{attach, exec, port_forward, run};
+use super::{attach, exec, logs, port_forward, run};
 
 /// No request of this API has a body, but some clients send an empty object.
 const MAX_BODY: u64 = 64 << 10;
@@ -39,6 +39,7 @@ pub(super) async fn answer(
     }
     match route {
         Route::Healthz => response::text(StatusCode::OK, "ok"),
+        Route::ContainerLogs(container) => logs::handle(request.uri().query(), &container, context).await,
         Route::Exec(container) => exec::handle(request, &container, context).await,
         Route::Attach(container) => attach::handle(request, &container, context).await,
         Route::Run(container) => run::handle(request, &container, context).await,
@@ -54,7 +55,7 @@ impl Route {
                 [Method::GET, Method::POST].contains(method)
             }
             Self::Run(_) => *method == Method::POST,
-            Self::Healthz => [Method::GET, Method::HEAD].contains(method),
+            Self::Healthz | Self::ContainerLogs(_) => [Method::GET, Method::HEAD].contains(method),
         }
     }
 }

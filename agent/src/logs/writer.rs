@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use super::line::LogStream;
+use super::rotation::{MAX_FILES, numbered};
 use crate::error_chain;
 use crate::state::disk_space_request::{self, DiskSpaceRequest};
 
@@ -15,8 +17,6 @@ use crate::state::disk_space_request::{self, DiskSpaceRequest};
 const MAX_LINE: usize = 16 << 10;
 /// A larger file is rotated: the kubelet's `containerLogMaxSize`.
 const MAX_FILE: u64 = 10 << 20;
-/// How many files are kept, with the current one: the kubelet's `containerLogMaxFiles`.
-const MAX_FILES: usize = 5;
 /// How much waits in memory while the agent frees disk space.
 const MAX_WAITING: usize = 1 << 20;
 /// The shortest time between two requests for disk space: each may cost an image, and a disk may be full, take a short line, and be full
@@ -24,12 +24,6 @@ const MAX_WAITING: usize = 1 << 20;
 const REQUEST_INTERVAL: Duration = Duration::from_mins(1);
 /// How long `close` waits for disk space.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LogStream {
-    Stdout,
-    Stderr,
-}
 
 /// A log file that is rotated by size. Its memory and disk space are bounded.
 #[derive(Debug)]
@@ -120,11 +114,7 @@ impl LogWriter {
     }
 
     fn flush(&mut self, source: LogStream, tag: u8) {
-        let name = match source {
-            LogStream::Stdout => "stdout",
-            LogStream::Stderr => "stderr",
-        };
-        let mut line = format!("{:.9} {name} ", Timestamp::now()).into_bytes();
+        let mut line = format!("{:.9} {} ", Timestamp::now(), source.name()).into_bytes();
         line.extend([tag, b' ']);
         line.append(&mut self.pending[source as usize]);
         line.push(b'\n');
@@ -235,10 +225,12 @@ fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-fn numbered(path: &Path, age: usize) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{age}"));
-    name.into()
+#[cfg(test)]
+impl LogWriter {
+    /// A log whose files are this large at most.
+    pub(crate) fn rotating_at(path: &Path, max_file: u64) -> Self {
+        Self { max_file, ..Self::open(path, None) }
+    }
 }
 
 #[cfg(test)]

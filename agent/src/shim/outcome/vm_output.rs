@@ -12,7 +12,8 @@ use tokio::process::Child;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::logs::writer::{LogStream, LogWriter};
+use crate::logs::line::LogStream;
+use crate::logs::writer::LogWriter;
 use crate::names::VmName;
 use crate::state::{Ending, HostFault, KILLED, NotStarted, NotStartedReason};
 use crate::tart::{Fault, running_vms};

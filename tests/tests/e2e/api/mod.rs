@@ -1,0 +1,5 @@
+//! The kubelet API: what kubectl, the API server and scrapers get from the agent's own port.
+
+mod auth;
+mod logs;
+mod serving_certificate;
