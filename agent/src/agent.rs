@@ -416,5 +416,6 @@ async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentE
         facts,
         // Known when the agent listens.
         ports: OwnPorts::default(),
+        features: args.host.feature_gates.0.clone(),
     })
 }

@@ -99,6 +99,11 @@ impl RunningContainer {
         self.view.spec.as_ref().is_some_and(|spec| spec.main.name == self.name)
     }
 
+    /// Whether it has no command of its own.
+    pub(super) fn only_boots(&self) -> bool {
+        self.is_main() && self.view.spec.as_ref().is_some_and(|spec| spec.main.command.is_none())
+    }
+
     fn runs(&self) -> bool {
         let Some(spec) = &self.view.spec else { return false };
         if !self.is_main() {

@@ -68,6 +68,7 @@ impl Shim {
             let _ = self.main.command_started_at.set(started_at);
         }
         self.record_command(start.spec, started_at, &scripts);
+        let (attached, inputs) = self.attach.begin(&start.spec.name, &command);
         let (mut runner, mut waiter) = (guest.clone(), guest.clone());
         let exited = Cell::new(None);
         // At once: the VM, or the grace period, may end while the output is read.
@@ -85,8 +86,8 @@ impl Shim {
                 let received = Cell::new(0);
                 let end = {
                     let follow = async {
-                        match runner.exec(exec).await {
-                            Ok(events) => follow(events, &mut log, &mut tail, &received).await,
+                        match runner.exec_interactively(exec, inputs).await {
+                            Ok(events) => follow(events, (&mut log, &attached), &mut tail, &received).await,
                             Err(error) => disconnected(&error),
                         }
                     };

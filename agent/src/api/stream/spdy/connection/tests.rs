@@ -250,3 +250,21 @@ async fn output_is_taken_only_as_fast_as_the_client_reads_it() {
     assert_eq!(received, 2_000_000);
     writer.await.unwrap();
 }
+
+#[test]
+fn fuzz_a_spdy_connection() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    crate::api::stream::fuzz::run(include_str!("../../corpus/spdy.txt"), |bytes| {
+        runtime.block_on(async {
+            let (mut client, server) = tokio::io::duplex(64 << 10);
+            let mut connection = Connection::new(server, LIMITS);
+            client.write_all(bytes).await.unwrap();
+            client.shutdown().await.unwrap();
+            while let Some(Stream { mut input, mut output, .. }) = connection.accept().await {
+                while let Ok(Some(_)) = input.recv().await {}
+                let _ = output.write(Bytes::from_static(b"x")).await;
+            }
+            connection.closed().wait().await;
+        });
+    });
+}
