@@ -11,3 +11,4 @@ pub(crate) mod hostile;
 pub(crate) mod lock;
 pub(crate) mod remove;
 pub(crate) mod secret_file;
+pub(crate) mod socket;

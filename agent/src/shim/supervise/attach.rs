@@ -42,7 +42,8 @@ impl AttachedCommand {
     /// Attaches to the command of a container.
     pub(crate) async fn open(socket: &Path, container: &str, stdin: bool) -> Result<Self, AttachError> {
         let joined = async {
-            let (mut output, mut input) = UnixStream::connect(socket).await?.into_split();
+            let (mut output, mut input) =
+                UnixStream::from_std(crate::fs::socket::connect(socket)?)?.into_split();
             Frame::Hello(Hello { container: container.to_owned(), stdin }).write(&mut input).await?;
             match Frame::read(&mut output).await? {
                 Some(Frame::Joined) => {}

@@ -1,9 +1,9 @@
 //! `kubectl attach` through the API server, over WebSockets and over SPDY.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
 use super::kubectl::{TRANSPORTS, Transport, pipes};
@@ -14,6 +14,7 @@ const ANSWERS: &str = "while read -r line; do echo \"got $line\"; done; echo ove
 
 struct Client {
     child: Child,
+    stderr: ChildStderr,
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -21,8 +22,8 @@ struct Client {
 impl Client {
     fn attach(transport: Transport, scene: &Scene, pod: &str) -> Result<Self> {
         let mut child = transport.start(scene, &["attach", "-i", pod])?;
-        let (stdin, stdout, _) = pipes(&mut child)?;
-        Ok(Self { child, stdin, lines: BufReader::new(stdout).lines() })
+        let (stdin, stdout, stderr) = pipes(&mut child)?;
+        Ok(Self { child, stderr, stdin, lines: BufReader::new(stdout).lines() })
     }
 
     /// Says something until it is answered: kubectl does not tell when it is attached.
@@ -34,7 +35,12 @@ impl Client {
     async fn hear(&mut self, expected: &str) -> Result<()> {
         loop {
             let line = timeout(DEADLINE, self.lines.next_line()).await.context("no output")??;
-            if line.context("kubectl has ended")? == expected {
+            let Some(line) = line else {
+                let mut words = String::new();
+                self.stderr.read_to_string(&mut words).await?;
+                bail!("kubectl has ended: {words}");
+            };
+            if line == expected {
                 return Ok(());
             }
         }

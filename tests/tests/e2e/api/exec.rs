@@ -46,7 +46,13 @@ async fn commands_have_streams_exit_codes_and_the_containers_environment(scene: 
         }
         let bytes = noise(8 << 20);
         let done = transport.run(scene, &["exec", "-i", "one", "--", "cat"], bytes.clone()).await?;
-        assert!(done.code == Some(0) && done.stdout == bytes, "{transport:?}: {} bytes", done.stdout.len());
+        assert!(
+            done.code == Some(0) && done.stdout == bytes,
+            "{transport:?}: {} bytes, {:?}, {}",
+            done.stdout.len(),
+            done.code,
+            done.stderr
+        );
         let missing = transport.run(scene, &["exec", "one", "--", "/no/such"], Vec::new()).await?;
         assert_eq!(missing.code, Some(127), "{missing:?}");
     }
@@ -128,7 +134,7 @@ async fn a_command_is_killed_when_its_client_vanishes() -> Result<()> {
 #[tokio::test]
 async fn probes_and_commands_share_one_connection_to_the_guest() -> Result<()> {
     let (scene, _agent) = Scene::with_api("connections").await?;
-    let probe = every_second(exec(["true"]));
+    let probe = every_second(exec("true"));
     let pod = scene.pod("one").command(SLEEP).readiness(probe.clone()).liveness(probe);
     let vm = pod.create_until("Running").await?.vm()?;
     scene.until("one", "ready", |pod| pod.is_ready()).await?;
@@ -154,12 +160,14 @@ async fn a_terminal_has_the_clients_size_and_its_keys() -> Result<()> {
         let mut child = transport.start_on_terminal(&scene, (33, 101), &arguments)?;
         let (mut stdin, stdout, _stderr) = pipes(&mut child)?;
         stdin.write_all(b"hello\n").await?;
-        let mut lines = BufReader::new(stdout).lines();
+        let (mut lines, mut said) = (BufReader::new(stdout).lines(), Vec::new());
         loop {
             let line = timeout(DEADLINE, lines.next_line()).await.context("no output")??;
-            if line.context("kubectl has ended")?.trim() == "got hello" {
+            let line = line.with_context(|| format!("kubectl has ended: {said:?}"))?;
+            if line.trim() == "got hello" {
                 break;
             }
+            said.push(line);
         }
         drop(stdin);
         let status = timeout(DEADLINE, child.wait()).await.context("no end")??;

@@ -81,7 +81,7 @@ impl Transport {
         let (mut stdin, mut stdout, mut stderr) = pipes(&mut child)?;
         let (mut out, mut err) = (Vec::new(), String::new());
         let run = async {
-            tokio::join!(
+            let (_, read, told) = tokio::join!(
                 async {
                     // kubectl may end before it has read all.
                     let _ = stdin.write_all(&input).await;
@@ -90,6 +90,7 @@ impl Transport {
                 stdout.read_to_end(&mut out),
                 stderr.read_to_string(&mut err)
             );
+            read.and(told)?;
             child.wait().await
         };
         let status = timeout(DEADLINE, run).await.context("kubectl does not end")??;

@@ -45,9 +45,10 @@ async fn kubectl_port_forward_carries_many_connections_and_tells_of_a_refused_on
             let (number, _) = rest.split_once(' ').context("no port")?;
             local.push(number.parse::<u16>()?);
         }
+        let open = local[0];
         let talk = |number: u8| async move {
             let sent = vec![number; 200_000];
-            let mut stream = TcpStream::connect(("127.0.0.1", local[0])).await?;
+            let mut stream = TcpStream::connect(("127.0.0.1", open)).await?;
             let (mut from, mut to) = stream.split();
             let mut received = Vec::new();
             let (written, read) = tokio::join!(
