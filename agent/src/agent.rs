@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::{Api, Client};
+use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -225,7 +226,7 @@ impl Agent {
         let allowed = args.allowed_host_path.clone();
         Ok(Host {
             tart: tart.clone(),
-            guests: GuestConnections::default(),
+            guests: GuestConnections::on(Handle::current()),
             images: self.images.clone(),
             registry: PodRegistry::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
             vms: VmSettings {
@@ -273,6 +274,7 @@ impl Agent {
             pods: host.registry.clone(),
             state: self.state.clone(),
             tart: self.tart.clone(),
+            guests: host.guests.clone(),
             local: self.local_source(),
             sampler: Sampler::new(host.registry.clone(), self.state.clone(), self.tart.clone()),
         };
@@ -443,5 +445,6 @@ async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentE
         facts,
         // Known when the agent listens.
         ports: OwnPorts::default(),
+        features: args.host.feature_gates.0.clone(),
     })
 }

@@ -2,20 +2,107 @@
 
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
+use tokio::sync::mpsc;
 
+use super::command_query::CommandQuery;
 use super::context::Context;
+use super::exec::{PROTOCOLS, connect, feed};
 use super::path::ContainerPath;
 use super::response::{self, Body};
+use super::running_container::RunningContainer;
+use super::stream::Gone;
+use super::stream::remote_command::{CommandStatus, RemoteCommand};
+use super::upgrade;
+use crate::error_chain::chain;
+use crate::guest::ExecInput;
+use crate::logs::line::LogStream;
+use crate::shim::{AttachError, AttachedCommand, AttachedInput, AttachedReader};
 
-/// Answers a request that is authenticated and authorized.
-///
-/// A handler that takes the connection over takes `hyper::upgrade::on(request)`, returns 101 and goes on in a task. The connection counts
-/// until the upgraded stream is dropped.
-#[expect(clippy::unused_async, reason = "the handler of a stream waits for the guest")]
+/// Answers a request that is authenticated and authorized, and goes on in a task.
 pub(super) async fn handle(
-    _request: Request<Incoming>,
-    _target: &ContainerPath,
-    _context: &Context,
+    mut request: Request<Incoming>,
+    target: &ContainerPath,
+    context: &Context,
 ) -> Response<Body> {
-    response::failure(StatusCode::NOT_IMPLEMENTED, "NotImplemented", "tart-kubelet does not serve attach yet")
+    let wanted = match CommandQuery::parse(request.uri()) {
+        Ok(query) => query.wanted,
+        Err(words) => return response::text(StatusCode::BAD_REQUEST, words),
+    };
+    let container = match RunningContainer::find(target, context).await {
+        Ok(container) => container,
+        Err(answer) => return answer,
+    };
+    if container.only_boots() {
+        let words =
+            "the container has no command to attach to: its VM only boots; use kubectl exec, or kubectl logs";
+        return response::text(StatusCode::BAD_REQUEST, words);
+    }
+    let socket = container.run.attach_socket_path();
+    let command = match AttachedCommand::open(&socket, &target.container, wanted.stdin).await {
+        Ok(command) => command,
+        Err(error @ (AttachError::Unreachable(_) | AttachError::Late | AttachError::Refused(_))) => {
+            let words = format!("unable to attach to container {:?}: {}", target.container, chain(&error));
+            return response::text(StatusCode::INTERNAL_SERVER_ERROR, words);
+        }
+    };
+    let (upgrade, answer) = match upgrade::accept(&mut request, PROTOCOLS) {
+        Ok(accepted) => accepted,
+        Err(answer) => return answer,
+    };
+    tokio::spawn(async move {
+        if let Some(remote) = connect(upgrade, wanted).await {
+            serve(remote, command).await;
+        }
+    });
+    answer
+}
+
+/// Copies both directions, to the end of the client or of the command.
+async fn serve(mut remote: RemoteCommand, command: AttachedCommand) {
+    let AttachedCommand { input, output } = command;
+    let (inputs, received) = mpsc::channel(1);
+    let (stdin, resizes, mut closed) = (remote.stdin.take(), remote.resizes.take(), remote.closed());
+    let end = tokio::select! {
+        end = give(&mut remote, output) => end,
+        Gone = feed(stdin, resizes, inputs) => Err(End::Gone),
+        () = take(received, input) => Err(End::Gone),
+        () = closed.wait() => Err(End::Gone),
+    };
+    let status = match end {
+        Ok(()) => CommandStatus::Exit(0),
+        Err(End::Gone) => return,
+        // The kubelet's words.
+        Err(End::Shim(error)) => {
+            CommandStatus::Failed(format!("error attaching to container: {}", chain(&error)))
+        }
+    };
+    remote.finish(status).await;
+}
+
+enum End {
+    Gone,
+    Shim(AttachError),
+}
+
+async fn give(remote: &mut RemoteCommand, mut output: AttachedReader) -> Result<(), End> {
+    while let Some((stream, bytes)) = output.recv().await.map_err(End::Shim)? {
+        let output = match stream {
+            LogStream::Stdout => &mut remote.stdout,
+            LogStream::Stderr => &mut remote.stderr,
+        };
+        if let Some(output) = output {
+            output.write(bytes).await.map_err(|Gone| End::Gone)?;
+        }
+    }
+    Ok(())
+}
+
+/// Hands the client's input to the shim. A shim that takes no more still has output.
+async fn take(mut received: mpsc::Receiver<ExecInput>, mut input: AttachedInput) {
+    while let Some(next) = received.recv().await {
+        if input.send(next).await.is_err() {
+            break;
+        }
+    }
+    std::future::pending::<()>().await;
 }

@@ -3,6 +3,7 @@
 use super::configz::KubeletSettings;
 use super::figures::Sampler;
 use super::local::Source;
+use crate::guest::connections::GuestConnections;
 use crate::names::NodeName;
 use crate::os::host::HostFacts;
 use crate::pod::registry::PodRegistry;
@@ -17,8 +18,8 @@ pub(crate) struct Context {
     pub(crate) settings: KubeletSettings,
     pub(crate) pods: PodRegistry,
     pub(crate) state: StateDir,
-    #[allow(dead_code, reason = "for the handlers of streams")]
     pub(crate) tart: Tart,
+    pub(crate) guests: GuestConnections,
     /// The agent's own health and metrics.
     pub(crate) local: Source,
     pub(crate) sampler: Sampler,

@@ -1,10 +1,12 @@
 //! The ports that the agent serves. `local` is the host's own port for health and metrics. All other modules are the kubelet API: HTTPS on
 //! port 10250, for the API server and for scrapers.
 //!
-//! `server` accepts connections, `auth` decides who may ask for what, `router` hands the request to its handler.
+//! `server` accepts connections, `auth` decides who may ask for what, `router` hands the request to its handler. `stream` is
+//! what the handlers of streams speak.
 
 mod attach;
 mod auth;
+mod command_query;
 mod configz;
 mod connections;
 mod context;
@@ -18,8 +20,10 @@ mod port_forward;
 mod response;
 mod router;
 mod run;
+mod running_container;
 pub(crate) mod server;
-pub(crate) mod stream;
+mod stream;
+mod upgrade;
 
 pub(crate) use auth::{ClientCa, ClientCaError};
 pub(crate) use configz::KubeletSettings;

@@ -1,25 +1,177 @@
 //! Connections to ports of a guest: `kubectl port-forward`.
 
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::debug;
 
 use super::context::Context;
 use super::path::PodPath;
 use super::response::{self, Body};
+use super::running_container::{find_pod, find_vm};
+use super::stream::forwarded_ports::{
+    ForwardedConnection, ForwardedPorts, SPDY_PROTOCOLS, WEB_SOCKET_PROTOCOLS, parse_ports,
+};
+use super::stream::{Gone, Input, MAX_CHUNK, Output};
+use super::upgrade::{self, Protocol, Protocols};
 
-/// Answers a request that is authenticated and authorized.
-///
-/// A handler that takes the connection over takes `hyper::upgrade::on(request)`, returns 101 and goes on in a task. The connection counts
-/// until the upgraded stream is dropped.
-#[expect(clippy::unused_async, reason = "the handler of a stream waits for the guest")]
+const PROTOCOLS: Protocols = Protocols { spdy: SPDY_PROTOCOLS, web_socket: WEB_SOCKET_PROTOCOLS };
+/// How long a connection to the guest may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+
+/// The Pod that ports are forwarded to.
+#[derive(Debug, Clone)]
+struct Target {
+    pod: String,
+    uid: String,
+    address: IpAddr,
+}
+
+/// Answers a request that is authenticated and authorized, and goes on in a task.
 pub(super) async fn handle(
-    _request: Request<Incoming>,
-    _target: &PodPath,
-    _context: &Context,
+    mut request: Request<Incoming>,
+    target: &PodPath,
+    context: &Context,
 ) -> Response<Body> {
-    response::failure(
-        StatusCode::NOT_IMPLEMENTED,
-        "NotImplemented",
-        "tart-kubelet does not serve port-forward yet",
-    )
+    let target = match find(target, context).await {
+        Ok(target) => target,
+        Err(answer) => return answer,
+    };
+    let ports = {
+        let query = form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());
+        let values: Vec<_> = query.filter(|(name, _)| name == "port").map(|(_, value)| value).collect();
+        parse_ports(values.iter().map(AsRef::as_ref))
+    };
+    let (upgrade, answer) = match upgrade::accept(&mut request, PROTOCOLS) {
+        Ok(accepted) => accepted,
+        Err(answer) => return answer,
+    };
+    let protocol = upgrade.protocol;
+    let ports = match (protocol, ports) {
+        (_, Ok(ports)) => ports,
+        (Protocol::WebSocket(protocol), Err(words)) if ForwardedPorts::needs_ports(protocol) => {
+            return response::text(StatusCode::BAD_REQUEST, words);
+        }
+        (_, Err(_)) => Vec::new(),
+    };
+    tokio::spawn(async move {
+        let Some(connection) = upgrade.connection().await else { return };
+        let forwarded = match protocol {
+            Protocol::Spdy(_) => ForwardedPorts::over_spdy(connection),
+            Protocol::WebSocket(protocol) => {
+                ForwardedPorts::over_web_socket(connection, protocol, &ports).await
+            }
+        };
+        serve(forwarded, &target).await;
+    });
+    answer
+}
+
+async fn find(path: &PodPath, context: &Context) -> Result<Target, Response<Body>> {
+    let (uid, _) = find_pod(path, context)?;
+    let vm = find_vm(uid.clone(), context).await?;
+    let address = vm.and_then(|(_, view, _)| view.progress?.stage.address());
+    let address = address.ok_or_else(|| {
+        let words = format!(
+            "unable to forward port because pod is not running: {} has no address yet, or no more",
+            path.name
+        );
+        response::text(StatusCode::INTERNAL_SERVER_ERROR, words)
+    })?;
+    Ok(Target { pod: path.name.clone(), uid: uid.to_string(), address })
+}
+
+/// Serves all connections of a client; they end with it.
+async fn serve(mut forwarded: ForwardedPorts, target: &Target) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            connection = forwarded.accept() => match connection {
+                Some(connection) => drop(connections.spawn(forward(connection, target.clone()))),
+                None => return,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Copies both directions of one connection, and tells the client why it failed.
+async fn forward(connection: ForwardedConnection, target: Target) {
+    let ForwardedConnection { port, input, output, mut error } = connection;
+    let Target { pod, uid, address } = &target;
+    let result = copy((input, output), SocketAddr::new(*address, port)).await;
+    if let Err(Failure::Guest(reason)) = result {
+        // The kubelet's words.
+        let words = format!("error forwarding port {port} to pod {pod}, uid {uid}: {reason}");
+        debug!(words, "a connection could not be forwarded");
+        // A client that is gone does not read them.
+        let _ = error.write(words.into()).await;
+    }
+    // kubectl waits for the end of this stream.
+    let _ = error.end().await;
+}
+
+enum Failure {
+    /// The client is gone, or has reset the connection.
+    Gone,
+    Guest(String),
+}
+
+impl From<Gone> for Failure {
+    fn from(_: Gone) -> Self {
+        Self::Gone
+    }
+}
+
+async fn copy((input, output): (Input, Output), address: SocketAddr) -> Result<(), Failure> {
+    let connected = timeout(CONNECT_LIMIT, TcpStream::connect(address)).await;
+    let failed =
+        |words: String| Failure::Guest(format!("failed to connect to {address} in the guest: {words}"));
+    let stream = match connected {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return Err(failed(error.to_string())),
+        Err(_) => return Err(failed(format!("no answer within {} s", CONNECT_LIMIT.as_secs()))),
+    };
+    // Interactive protocols do not wait for full packets.
+    let _ = stream.set_nodelay(true);
+    let (from_guest, to_guest) = stream.into_split();
+    let (sent, received) = tokio::join!(send(input, to_guest), receive(from_guest, output));
+    sent?;
+    received
+}
+
+/// Copies what the client sends, and its end.
+async fn send(mut input: Input, mut guest: OwnedWriteHalf) -> Result<(), Failure> {
+    while let Some(bytes) = input.recv().await? {
+        if guest.write_all(&bytes).await.is_err() {
+            // The server has closed its side. What it had to say goes the other way.
+            return Ok(());
+        }
+    }
+    let _ = guest.shutdown().await;
+    Ok(())
+}
+
+/// Copies what the server sends, and its end.
+async fn receive(mut guest: OwnedReadHalf, mut output: Output) -> Result<(), Failure> {
+    let broken = |error: io::Error| Failure::Guest(format!("the connection in the guest broke: {error}"));
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(MAX_CHUNK);
+        if guest.read_buf(&mut buffer).await.map_err(broken)? == 0 {
+            output.end().await?;
+            return Ok(());
+        }
+        let bytes: Bytes = buffer.split().freeze();
+        output.write(bytes).await?;
+    }
 }

@@ -83,6 +83,28 @@ pub(crate) struct NodeArgs {
     /// Where the agent serves `/healthz`, `/readyz` and `/metrics`, without encryption and authentication; empty for nowhere
     #[arg(long, default_value = "127.0.0.1:10248", value_parser = listen_address)]
     pub(crate) metrics_bind_address: ListenAddress,
+
+    /// Features of the kubelet that the Node declares, `Name=true` or `Name=false`. With ExtendWebSocketsToKubelet the API server (1.36 and
+    /// later) passes kubectl's WebSockets on to the agent; without it, it translates them to SPDY
+    #[arg(long, default_value = "ExtendWebSocketsToKubelet=true", value_parser = feature_gates)]
+    pub(crate) feature_gates: FeatureGates,
+}
+
+/// The features that are on, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FeatureGates(pub(crate) Vec<String>);
+
+fn feature_gates(text: &str) -> Result<FeatureGates, String> {
+    const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
+    let mut web_sockets = true;
+    for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        web_sockets = match item.split_once('=') {
+            Some((WEB_SOCKETS, "true")) => true,
+            Some((WEB_SOCKETS, "false")) => false,
+            _ => return Err(format!("`{item}` is neither `{WEB_SOCKETS}=true` nor `{WEB_SOCKETS}=false`")),
+        };
+    }
+    Ok(FeatureGates(web_sockets.then(|| WEB_SOCKETS.to_owned()).into_iter().collect()))
 }
 
 /// An address to listen at, or none.

@@ -11,6 +11,7 @@ pub(crate) mod hostile;
 pub(crate) mod lock;
 pub(crate) mod remove;
 pub(crate) mod secret_file;
+pub(crate) mod socket;
 
 use std::io;
 

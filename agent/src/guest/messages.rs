@@ -4,7 +4,7 @@ use super::Exec;
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ExecRequest {
-    #[prost(oneof = "exec_request::Type", tags = "1, 2")]
+    #[prost(oneof = "exec_request::Type", tags = "1, 2, 3")]
     pub(super) r#type: Option<exec_request::Type>,
 }
 
@@ -15,6 +15,8 @@ pub(super) mod exec_request {
         Command(super::CommandMessage),
         #[prost(message, tag = "2")]
         StandardInput(super::IoChunk),
+        #[prost(message, tag = "3")]
+        TerminalResize(super::TerminalSize),
     }
 }
 
@@ -37,9 +39,9 @@ pub(super) struct CommandMessage {
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct TerminalSize {
     #[prost(uint32, tag = "1")]
-    rows: u32,
+    pub(super) rows: u32,
     #[prost(uint32, tag = "2")]
-    cols: u32,
+    pub(super) cols: u32,
 }
 
 impl CommandMessage {
@@ -133,6 +135,8 @@ mod tests {
         assert_eq!(request.encode_to_vec(), [0x0a, 0x03, 0x0a, 0x01, b'a']);
         let input = exec_request::Type::StandardInput(IoChunk { data: vec![b'x'] });
         assert_eq!(ExecRequest { r#type: Some(input) }.encode_to_vec(), [0x12, 0x03, 0x0a, 0x01, b'x']);
+        let resize = exec_request::Type::TerminalResize(TerminalSize { rows: 2, cols: 3 });
+        assert_eq!(ExecRequest { r#type: Some(resize) }.encode_to_vec(), [0x1a, 0x04, 0x08, 2, 0x10, 3]);
         let tty = CommandMessage { interactive: true, tty: true, ..CommandMessage::default() };
         assert_eq!(tty.encode_to_vec(), [0x18, 0x01, 0x20, 0x01]);
     }

@@ -13,14 +13,16 @@ use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use messages::{
-    CommandMessage, ExecRequest, ExecResponse, IoChunk, ResolveIpRequest, ResolveIpResponse, exec_request,
-    exec_response,
+    CommandMessage, ExecRequest, ExecResponse, IoChunk, ResolveIpRequest, ResolveIpResponse, TerminalSize,
+    exec_request, exec_response,
 };
 use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
@@ -75,6 +77,17 @@ pub(crate) enum Stdin {
     Bytes(Vec<u8>),
     /// No bytes, but it stays open.
     Open,
+}
+
+/// What a program in the guest is given while it runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExecInput {
+    /// A part of its standard input.
+    Stdin(Bytes),
+    /// The end of its standard input; a terminal is sent the character for it.
+    EndOfStdin,
+    /// The size of its terminal.
+    Resize { rows: u16, columns: u16 },
 }
 
 /// The end of a program.
@@ -132,10 +145,31 @@ impl Guest {
         &mut self,
         exec: Exec,
     ) -> Result<impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin + use<>, GuestError> {
+        self.start(requests(exec)).await
+    }
+
+    /// Starts a program that is given what `inputs` has, besides what `stdin` of it says. It returns only with the program's first message,
+    /// and the program may wait for input before that.
+    pub(crate) async fn exec_interactively(
+        &mut self,
+        exec: Exec,
+        inputs: mpsc::Receiver<ExecInput>,
+    ) -> Result<impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin + use<>, GuestError> {
+        let interactive = exec.stdin != Stdin::Empty;
+        let command = exec_request::Type::Command(CommandMessage::new(exec, interactive));
+        let inputs = stream::unfold(inputs, async |mut inputs| Some((inputs.recv().await?.into(), inputs)));
+        let types = stream::iter([command]).chain(inputs).chain(stream::pending());
+        self.start(types.map(|part| ExecRequest { r#type: Some(part) }).boxed()).await
+    }
+
+    async fn start(
+        &mut self,
+        requests: Pin<Box<dyn Stream<Item = ExecRequest> + Send>>,
+    ) -> Result<impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin + use<>, GuestError> {
         self.ready().await?;
         let codec = ProstCodec::<ExecRequest, ExecResponse>::default();
         let path = PathAndQuery::from_static("/Agent/Exec");
-        let answer = self.0.streaming(Request::new(requests(exec)), path, codec).await;
+        let answer = self.0.streaming(Request::new(requests), path, codec).await;
         let responses = answer.map_err(|status| GuestError::of(&status))?.into_inner();
         Ok(responses.filter_map(|item| {
             std::future::ready(match item {
@@ -209,6 +243,19 @@ fn requests(exec: Exec) -> Pin<Box<dyn Stream<Item = ExecRequest> + Send>> {
         );
     }
     stream::iter(first).chain(stream::pending()).boxed()
+}
+
+impl From<ExecInput> for exec_request::Type {
+    fn from(input: ExecInput) -> Self {
+        match input {
+            ExecInput::Stdin(bytes) => Self::StandardInput(IoChunk { data: bytes.into() }),
+            // An empty chunk is the end of the input.
+            ExecInput::EndOfStdin => Self::StandardInput(IoChunk { data: Vec::new() }),
+            ExecInput::Resize { rows, columns } => {
+                Self::TerminalResize(TerminalSize { rows: rows.into(), cols: columns.into() })
+            }
+        }
+    }
 }
 
 impl GuestError {

@@ -36,6 +36,8 @@ pub(crate) struct NodeConfig {
     pub(crate) resources: Resources,
     pub(crate) facts: HostFacts,
     pub(crate) ports: OwnPorts,
+    /// Features of the kubelet that the API server is to know of, in order.
+    pub(crate) features: Vec<String>,
 }
 
 /// The ports at which the agent itself listens.
@@ -113,6 +115,8 @@ impl NodeConfig {
                 kubelet_endpoint: Some(DaemonEndpoint { port: self.ports.kubelet.into() }),
             }),
             images: Some(images::status(&health.images)),
+            // An API server that does not know the field drops it.
+            declared_features: Some(self.features.clone()),
             ..NodeStatus::default()
         }
     }
@@ -246,6 +250,7 @@ mod tests {
                 .unwrap(),
             facts: HostFacts { os_version: "26.1".into(), model: "Mac16,10".into(), ..HostFacts::default() },
             ports: OwnPorts { kubelet: 10250, local: Some(10248) },
+            features: vec!["ExtendWebSocketsToKubelet".to_owned()],
         }
     }
 

@@ -1,6 +1,7 @@
 //! The process that owns one VM: it makes the VM, runs the Pod's containers in it, and writes how it ended. It has its own session and
 //! needs no API server, so that VMs run on while the agent is restarted.
 
+mod attach;
 mod boot_only;
 mod container;
 mod create_vm;
@@ -14,6 +15,7 @@ mod shares;
 mod stop;
 mod supervise;
 
+pub(crate) use supervise::attach::{AttachError, AttachedCommand, AttachedInput, AttachedReader};
 pub(crate) use supervise::launch::{LaunchError, launch};
 pub(crate) use supervise::recover_exit::{ask_guest, known_outcome};
 pub(crate) use supervise::stray_processes::{
@@ -32,6 +34,7 @@ use crate::fs::file::FileError;
 use crate::state::disk_space_request::DiskSpaceRequest;
 use crate::state::{NotStarted, NotStartedReason, ShimSpec, VmRun};
 use crate::tart::Tart;
+use attach::AttachServer;
 use container::main::MainContainer;
 use network::host_ports::HostPorts;
 use outcome::messages::{host_port_taken, stopped_before_start};
@@ -61,6 +64,7 @@ pub(crate) async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
         stop: StopSignal::watch(&vm_run),
         progress: ProgressWriter::new(&vm_run),
         main: MainContainer::default(),
+        attach: AttachServer::listen(&vm_run.attach_socket_path()),
         vm_run,
         spec,
     };
@@ -82,6 +86,7 @@ struct Shim {
     spec: ShimSpec,
     stop: StopSignal,
     main: MainContainer,
+    attach: AttachServer,
     progress: ProgressWriter,
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct GuestCommand {
     pub(crate) user: GuestUser,
     /// Whether standard input stays open.
     pub(crate) stdin: bool,
+    /// Whether it ends with the first client that was attached to it.
+    pub(crate) stdin_once: bool,
     pub(crate) tty: bool,
 }
 

@@ -17,6 +17,7 @@
 //!     progress.json             the stages that the shim has reached
 //!     init.json                 the states of the init containers
 //!     last-command.json         the command that the shim last started in the guest, and how to ask for its exit code
+//!     attach.sock               where the agent attaches clients to the command, see `shim::attach`
 //!     notices.json              Events that the agent is to write for the shim
 //!     notices-reported.json     how many of them the agent has written
 //!     disk-space-request        the shim has found no disk space; the agent removes the file when it has freed what it can

@@ -209,6 +209,12 @@ pub(crate) struct LastCommand {
     pub(crate) started_at: Timestamp,
     /// The line that prints its exit code in the guest once it has ended.
     pub(crate) exit_code_line: Vec<String>,
+    /// The words in front of a user's command in the same container, and its name; the shim of an older agent has none.
+    #[serde(default)]
+    pub(crate) exec_line: Vec<String>,
+    /// The words in front of the name of a user's command, to kill it, or to print its exit code.
+    #[serde(default)]
+    pub(crate) kill_line: Vec<String>,
 }
 
 /// An Event that the agent writes for the shim, which has no access to the API server.

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::spdy::connection::{Connection, Headers, Limits, Stream};
 use super::websocket::channels::{Channels, Encoding, Rules};
 use super::websocket::tunnel::Tunnel;
-use super::{Closed, Input, Output, websocket};
+use super::{Input, Output, websocket};
 
 pub(crate) const SPDY_PROTOCOLS: &[&str] = &["portforward.k8s.io"];
 /// SPDY in the messages of a WebSocket.
@@ -150,14 +150,6 @@ impl ForwardedPorts {
                     self.halves.insert((id, port), Half { stream, kind, deadline });
                 }
             }
-        }
-    }
-
-    /// Tells that the client is gone.
-    pub(crate) fn closed(&self) -> Closed {
-        match &self.link {
-            Link::Spdy(connection) => connection.closed(),
-            Link::WebSocket(channels) => channels.closed(),
         }
     }
 }

@@ -8,6 +8,8 @@
 //! handler with it.
 
 pub(crate) mod forwarded_ports;
+#[cfg(test)]
+mod fuzz;
 pub(crate) mod negotiation;
 pub(crate) mod remote_command;
 pub(crate) mod spdy;
@@ -84,10 +86,6 @@ enum Outgoing {
     End {
         stream: u32,
     },
-    /// Both sides of it are.
-    Reset {
-        stream: u32,
-    },
     /// All is written: the connection is closed.
     Close,
 }
@@ -115,13 +113,6 @@ impl Output {
     /// Closes the handler's side of the stream.
     pub(crate) async fn end(mut self) -> Result<(), Gone> {
         self.send(Outgoing::End { stream: self.stream }).await?;
-        self.close();
-        Ok(())
-    }
-
-    /// Closes both sides of the stream, with an error for the peer.
-    pub(crate) async fn reset(mut self) -> Result<(), Gone> {
-        self.send(Outgoing::Reset { stream: self.stream }).await?;
         self.close();
         Ok(())
     }

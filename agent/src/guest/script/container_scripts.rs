@@ -92,6 +92,16 @@ impl ContainerScripts {
         self.line("enter", &[])
     }
 
+    /// The words in front of a command that a user runs in the container: the name of its start comes between these words and the command.
+    pub(crate) fn exec(&self) -> Vec<String> {
+        self.line("exec", &[])
+    }
+
+    /// The words that end what runs after [`exec`](Self::exec), or print its exit code: the name of its start follows.
+    pub(crate) fn kill(&self) -> Vec<String> {
+        self.line("kill", &[])
+    }
+
     /// The words in front of a hook: as [`enter`](Self::enter), and the exit code is kept under `name`.
     pub(crate) fn hook(&self, name: &str) -> Vec<String> {
         self.line("hook", &[name.to_owned()])

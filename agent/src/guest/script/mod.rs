@@ -115,7 +115,15 @@ fn environment(script: &mut String, command: &GuestCommand) -> String {
     // `enter` uses no variable of its own: it could be one of the container's. No shell may start after it: macOS removes some variables
     // (`DYLD_…`) from every shell that it starts.
     let enter = format!(". \"${{0%/*}}/env\"\n{}{odd}exec \"$@\"\n", change_to(directory));
-    for (name, text) in [("enter", enter.as_str()), ("within", WITHIN), ("probe", PROBE), ("hook", HOOK)] {
+    let scripts = [
+        ("enter", enter.as_str()),
+        ("within", WITHIN),
+        ("probe", PROBE),
+        ("hook", HOOK),
+        ("exec", EXEC),
+        ("kill", KILL),
+    ];
+    for (name, text) in scripts {
         let _ = writeln!(script, "put {name} {}", quote(text));
     }
     enter
@@ -208,6 +216,8 @@ pub(crate) fn is_shell_name(name: &str) -> bool {
 
 const RUN: &str = include_str!("run.sh");
 const WITHIN: &str = include_str!("within.sh");
+const EXEC: &str = include_str!("exec.sh");
+const KILL: &str = include_str!("kill.sh");
 /// A command in the container's environment. Its exit code is kept under a name: the guest agent may lose it.
 const HOOK: &str = r#"d=${0%/*} name=$1
 shift

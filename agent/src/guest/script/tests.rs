@@ -403,3 +403,48 @@ proptest! {
         prop_assert_eq!(result_of(&command).1, format!("{value}|{argument}"));
     }
 }
+
+#[test]
+fn a_users_command_has_its_exit_code_and_can_be_killed_with_all_that_it_has_started() {
+    let mut command = GuestCommand::example(&["true"]);
+    command.env = vec![("V".into(), "known".into())];
+    let scripts = prepare(&container(), &command).unwrap();
+    let line = |script: &str| {
+        let mut line = scripts.exec();
+        line.extend(["7", "/bin/sh", "-c", script].map(str::to_owned));
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let kill = || {
+        let mut line = scripts.kill();
+        line.push("7".to_owned());
+        let done = Command::new(&line[0]).args(&line[1..]).output().unwrap();
+        assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    assert_eq!(kill(), "");
+    for (script, code, output) in
+        [("echo $V; exit 3", 3, "known\n"), ("kill -9 $$", 137, ""), ("true", 0, "")]
+    {
+        let done = line(script).output().unwrap();
+        assert_eq!(done.status.code(), Some(code), "{script}");
+        assert_eq!(
+            (String::from_utf8(done.stdout).unwrap().as_str(), done.stderr.as_slice()),
+            (output, &[][..])
+        );
+        assert_eq!(kill(), format!("{code}\n"));
+    }
+    // Its child would hold the output open.
+    let mut child = line("trap '' HUP; echo up; sleep 1000 & sleep 1000; echo never").spawn().unwrap();
+    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    std::io::BufRead::read_line(&mut output, &mut first).unwrap();
+    assert_eq!(first, "up\n");
+    assert_eq!(kill(), "");
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut output, &mut rest).unwrap();
+    assert_eq!(rest, "");
+    child.wait().unwrap();
+    std::fs::remove_dir_all(&scripts.dir).unwrap();
+}

@@ -60,7 +60,8 @@ pub(super) fn command(pod: &Pod, container: &Container, env: Vec<(String, String
     let argv: Vec<String> = words.map(|word| expand(word, |name| lookup(&env, name))).collect();
     let working_dir = container.working_dir.clone().filter(|dir| !dir.is_empty());
     let (stdin, tty) = (container.stdin == Some(true), container.tty == Some(true));
-    (!argv.is_empty()).then_some(GuestCommand { argv, env, working_dir, user, stdin, tty })
+    let stdin_once = container.stdin_once == Some(true);
+    (!argv.is_empty()).then_some(GuestCommand { argv, env, working_dir, user, stdin, stdin_once, tty })
 }
 
 /// The user that a container runs as. The container's own security context comes before the Pod's.

@@ -15,6 +15,7 @@ use crate::guest::script::ContainerScripts;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
 use crate::logs::line::LogStream;
 use crate::logs::writer::LogWriter;
+use crate::shim::attach::AttachedOutput;
 
 /// A pause of this length is the end of the output of a command that has ended.
 const DRAIN_PAUSE: Duration = Duration::from_secs(1);
@@ -71,10 +72,10 @@ pub(in crate::shim) fn read_exit_code(output: &[u8]) -> Option<i32> {
     text.strip_suffix('\n')?.parse::<u8>().ok().map(i32::from)
 }
 
-/// Copies a command's output to the log until it ends.
+/// Copies a command's output to the log, and to the clients that are attached, until it ends.
 pub(in crate::shim) async fn follow(
     mut events: impl Stream<Item = Result<ExecEvent, GuestError>> + Unpin,
-    log: &mut LogWriter,
+    (log, attached): (&mut LogWriter, &AttachedOutput),
     tail: &mut Tail,
     received: &Cell<u64>,
 ) -> ExecResult {
@@ -85,10 +86,12 @@ pub(in crate::shim) async fn follow(
             Ok(ExecEvent::Stdout(bytes)) => {
                 tail.add(&bytes);
                 log.write(LogStream::Stdout, &bytes);
+                attached.send(LogStream::Stdout, &bytes);
             }
             Ok(ExecEvent::Stderr(bytes)) => {
                 tail.add(&bytes);
                 log.write(LogStream::Stderr, &bytes);
+                attached.send(LogStream::Stderr, &bytes);
             }
             Ok(ExecEvent::Exit(code)) => return ExecResult::Exit(code),
             // A command with output has started, whatever the guest agent says now.
@@ -115,10 +118,14 @@ fn lost(error: &GuestError) -> ExecResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::GuestCommand;
 
     async fn followed(events: Vec<Result<ExecEvent, GuestError>>) -> String {
         let (mut log, mut tail, received) = (LogWriter::nowhere(), Tail::default(), Cell::new(0));
-        match follow(futures::stream::iter(events), &mut log, &mut tail, &received).await {
+        let (attached, _) =
+            crate::shim::attach::AttachServer::default().begin("main", &GuestCommand::default());
+        let events = futures::stream::iter(events);
+        match follow(events, (&mut log, &attached), &mut tail, &received).await {
             ExecResult::Exit(code) => format!("exit {code}"),
             ExecResult::Refused(why) => format!("refused: {why}"),
             ExecResult::Lost => "lost".to_owned(),

@@ -66,6 +66,7 @@ impl Shim {
             let _ = self.main.command_started_at.set(started_at);
         }
         self.record_command(start.spec, started_at, &scripts);
+        let (attached, inputs) = self.attach.begin(&start.spec.name, &command);
         let (mut runner, mut waiter) = (guest.clone(), guest.clone());
         let exited = Cell::new(None);
         // At once: the VM, or the grace period, may end while the output is read.
@@ -83,8 +84,8 @@ impl Shim {
                 let received = Cell::new(0);
                 let end = {
                     let follow = async {
-                        match runner.exec(exec).await {
-                            Ok(events) => follow(events, &mut log, &mut tail, &received).await,
+                        match runner.exec_interactively(exec, inputs).await {
+                            Ok(events) => follow(events, (&mut log, &attached), &mut tail, &received).await,
                             Err(error) => disconnected(&error),
                         }
                     };
@@ -138,10 +139,15 @@ impl Shim {
         Ending::Exited { code, message }
     }
 
-    /// Records how the agent can ask for the exit code if the shim dies.
+    /// Records how the agent can ask for the exit code if the shim dies, and how it runs a user's commands beside it.
     fn record_command(&self, spec: &ContainerSpec, started_at: Timestamp, scripts: &ContainerScripts) {
-        let exit_code_line = scripts.exit_code();
-        let command = LastCommand { container: spec.name.clone(), started_at, exit_code_line };
+        let command = LastCommand {
+            container: spec.name.clone(),
+            started_at,
+            exit_code_line: scripts.exit_code(),
+            exec_line: scripts.exec(),
+            kill_line: scripts.kill(),
+        };
         if let Err(error) = self.vm_run.record_command(&command) {
             warn!(error = chain(&error), "cannot write how to ask for the exit code");
         }

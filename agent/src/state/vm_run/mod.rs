@@ -116,6 +116,11 @@ impl VmRun {
         Ok(self.read("init.json")?.unwrap_or_default())
     }
 
+    /// The socket at which the shim takes clients that attach to the container's command.
+    pub(crate) fn attach_socket_path(&self) -> PathBuf {
+        self.path.join("attach.sock")
+    }
+
     /// Whether the guest has an address.
     pub(crate) fn is_up(&self) -> Result<bool, FileError> {
         let progress: Option<Progress> = self.read("progress.json")?;

@@ -87,6 +87,8 @@ pub(crate) struct RemoteCommand {
     /// Absent with a terminal, which has one output.
     pub(crate) stderr: Option<Output>,
     pub(crate) resizes: Option<Resizes>,
+    /// The other sides of the client's inputs: a client takes the end of one for the end of the input.
+    unused: Vec<Output>,
     error: Output,
     version: Version,
     link: Link,
@@ -108,11 +110,20 @@ impl RemoteCommand {
         let mut streams = streams?;
         let mut take = |name: &str| streams.remove(name);
         let error = take("error")?.output;
+        let (stdout, stderr) = (take("stdout"), take("stderr"));
+        let mut unused = Vec::new();
+        let mut input = |stream: Option<Stream>| {
+            let Stream { input, output, .. } = stream?;
+            unused.push(output);
+            Some(input)
+        };
+        let (stdin, resizes) = (input(take("stdin")), input(take("resize")));
         Some(Self {
-            stdin: take("stdin").map(|stream| stream.input),
-            stdout: take("stdout").map(|stream| stream.output),
-            stderr: take("stderr").map(|stream| stream.output),
-            resizes: take("resize").map(|stream| Resizes::new(stream.input)),
+            stdin,
+            stdout: stdout.map(|stream| stream.output),
+            stderr: stderr.map(|stream| stream.output),
+            resizes: resizes.map(Resizes::new),
+            unused,
             error,
             version,
             link: Link::Spdy(connection),
@@ -140,6 +151,7 @@ impl RemoteCommand {
             stdout,
             stderr,
             resizes: resizes.filter(|_| wanted.tty).map(Resizes::new),
+            unused: Vec::new(),
             error: channels.output(ERROR),
             version,
             link: Link::WebSocket(channels),
@@ -156,12 +168,16 @@ impl RemoteCommand {
 
     /// Ends all outputs, tells how the command ended, and closes the connection.
     pub(crate) async fn finish(self, status: CommandStatus) {
-        let Self { stdin, stdout, stderr, resizes, mut error, version, link } = self;
+        let Self { stdin, stdout, stderr, resizes, unused, mut error, version, link } = self;
         drop((stdin, resizes));
         // A client that is gone needs no goodbye.
         let told = async {
             for output in [stdout, stderr].into_iter().flatten() {
                 output.end().await?;
+            }
+            for output in unused {
+                // The client may have reset it.
+                let _ = output.end().await;
             }
             if let Some(message) = status.message(version) {
                 error.write(message.into()).await?;

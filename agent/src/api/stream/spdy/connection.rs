@@ -436,11 +436,6 @@ impl<T: AsyncWrite> Writer<T> {
                     encoder.encode(&Frame::Data { stream, fin: true, data: bytes::Bytes::new() }, out);
                 }
             }
-            Outgoing::Reset { stream } => {
-                let stream = StreamId(stream);
-                self.shared.remove(stream);
-                encoder.encode(&Frame::RstStream { stream, status: ResetStatus::CANCEL }, out);
-            }
             Outgoing::Close => {}
         }
     }

@@ -242,7 +242,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Writer<T> {
                         message(self.rules.encoding, u8::try_from(stream).unwrap_or(u8::MAX), &bytes)
                     }
                     // These protocols have no sign for it.
-                    Some(Outgoing::End { .. } | Outgoing::Reset { .. }) => continue,
+                    Some(Outgoing::End { .. }) => continue,
                 },
                 // kubectl gives up when its pings stay unanswered for a minute. The reader sees none of them while the handler does not
                 // take its input.

@@ -276,10 +276,13 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].stdin",
         Honoured(
-            "the command's standard input stays open; without it there is none; a container without a command cannot have it",
+            "the command's standard input stays open, for `kubectl attach`; without it there is none; a container without a command cannot have it",
         ),
     ),
-    ("spec.containers[].stdinOnce", Moot("nothing is attached to a container yet")),
+    (
+        "spec.containers[].stdinOnce",
+        Honoured("standard input ends with the first client that was attached to it by `kubectl attach`"),
+    ),
     (
         "spec.containers[].terminationMessagePath",
         Honoured(

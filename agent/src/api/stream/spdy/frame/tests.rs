@@ -146,3 +146,35 @@ proptest! {
         prop_assert!(input.len() <= before);
     }
 }
+
+/// Bytes that arrive at once and bytes that arrive in parts make the same frames, or the same error, and no memory is held for them.
+#[test]
+fn fuzz_the_spdy_decoder() {
+    crate::api::stream::fuzz::run(include_str!("../../corpus/spdy.txt"), |bytes| {
+        let mut whole = BytesMut::from(bytes);
+        let expected = decode_until_error(&mut Decoder::new(), &mut whole);
+        let (mut decoder, mut input, mut found) = (Decoder::new(), BytesMut::new(), (Vec::new(), None));
+        for part in bytes.chunks(3) {
+            input.extend_from_slice(part);
+            let (frames, error) = decode_until_error(&mut decoder, &mut input);
+            found.0.extend(frames);
+            found.1 = error;
+            if error.is_some() {
+                break;
+            }
+        }
+        assert_eq!((joined(found.0), found.1), (joined(expected.0), expected.1));
+        assert!(input.len() <= MAX_CONTROL + HEADER);
+    });
+}
+
+fn decode_until_error(decoder: &mut Decoder, input: &mut BytesMut) -> (Vec<Frame>, Option<FrameError>) {
+    let mut frames = Vec::new();
+    loop {
+        match decoder.decode(input) {
+            Ok(Some(frame)) => frames.push(frame),
+            Ok(None) => return (frames, None),
+            Err(error) => return (frames, Some(error)),
+        }
+    }
+}

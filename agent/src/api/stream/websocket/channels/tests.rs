@@ -189,3 +189,24 @@ proptest! {
         let _ = read(encoding, &Bytes::from(bytes));
     }
 }
+
+#[test]
+fn fuzz_the_channels_of_a_web_socket() {
+    use tokio::io::AsyncWriteExt as _;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    crate::api::stream::fuzz::run(include_str!("../../corpus/websocket.txt"), |bytes| {
+        runtime.block_on(async {
+            for encoding in [Encoding::Binary, Encoding::Base64] {
+                let (mut client, server) = tokio::io::duplex(64 << 10);
+                let rules = Rules { encoding, half_close: true };
+                let mut channels = Channels::new(websocket::open(server).await, rules, &[0, 4], LONG);
+                let mut stdin = channels.input(0).unwrap();
+                // The agent may hang up before all is sent.
+                let _ = client.write_all(bytes).await;
+                drop(client);
+                while let Ok(Some(_)) = stdin.recv().await {}
+                channels.closed().wait().await;
+            }
+        });
+    });
+}

@@ -1,0 +1,188 @@
+//! The container that a request is about, as long as it runs.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{Response, StatusCode};
+use k8s_openapi::api::core::v1::Pod;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::context::Context;
+use super::path::{ContainerPath, PodPath};
+use super::response::{self, Body};
+use crate::error_chain::chain;
+use crate::guest::connections::ExecName;
+use crate::guest::script::{self, ContainerScripts};
+use crate::guest::{CONTROL_SOCKET, Exec, Guest, Stdin};
+use crate::names::PodUid;
+use crate::state::{GuestCommand, InitStage, LastCommand, StateDir, VmRun, VmRunView};
+
+/// How long the guest may take to be prepared for commands.
+const SET_UP_LIMIT: Duration = Duration::from_secs(30);
+const MAX_OUTPUT: usize = 64 << 10;
+
+/// A container that runs.
+#[derive(Debug)]
+pub(super) struct RunningContainer {
+    pub(super) run: VmRun,
+    pub(super) view: VmRunView,
+    pub(super) control_socket: PathBuf,
+    name: String,
+    last: Option<LastCommand>,
+}
+
+/// How a user's command runs in a container.
+#[derive(Debug)]
+pub(super) struct CommandLine {
+    pub(super) argv: Vec<String>,
+    /// The line that kills it, or prints its exit code; empty where the guest agent alone can kill it.
+    pub(super) kill: Vec<String>,
+    /// Its name, for as long as it runs.
+    pub(super) _name: ExecName,
+}
+
+/// The Pod of a path; the kubelet's answer if the Node has none.
+pub(super) fn find_pod(
+    path: &PodPath,
+    context: &Context,
+) -> Result<(PodUid, std::sync::Arc<Pod>), Response<Body>> {
+    path.find(&context.pods).ok_or_else(|| response::text(StatusCode::NOT_FOUND, "pod does not exist"))
+}
+
+/// The Pod's VM that may run, with what is known of it.
+pub(super) async fn find_vm(
+    uid: PodUid,
+    context: &Context,
+) -> Result<Option<(VmRun, VmRunView, Option<LastCommand>)>, Response<Body>> {
+    let state = context.state.clone();
+    let found = spawn_blocking(move || read(&state, uid)).await;
+    let found =
+        found.map_err(|error| response::text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    found.map_err(|error| response::text(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)))
+}
+
+fn read(
+    state: &StateDir,
+    uid: PodUid,
+) -> Result<Option<(VmRun, VmRunView, Option<LastCommand>)>, crate::state::FileError> {
+    let Some(run) = state.pod(uid).runs()?.pop() else { return Ok(None) };
+    let view = run.view()?;
+    let last = run.last_command()?;
+    let is_over = view.result.is_some() || view.outcome.is_some();
+    Ok((!is_over).then_some((run, view, last)))
+}
+
+impl RunningContainer {
+    /// The container of a path; the kubelet's answer if it does not run.
+    pub(super) async fn find(path: &ContainerPath, context: &Context) -> Result<Self, Response<Body>> {
+        let (uid, pod) = find_pod(&path.pod, context)?;
+        let name = &path.container;
+        let spec = pod.spec.as_ref();
+        let ephemeral = spec.and_then(|spec| spec.ephemeral_containers.as_deref()).unwrap_or_default();
+        if ephemeral.iter().any(|container| container.name == *name) {
+            return Err(response::text(StatusCode::BAD_REQUEST, no_ephemeral(name)));
+        }
+        let not_found = || {
+            // The kubelet's words and code.
+            response::text(StatusCode::INTERNAL_SERVER_ERROR, format!("container not found ({name:?})"))
+        };
+        let (run, view, last) = find_vm(uid, context).await?.ok_or_else(not_found)?;
+        let vm = view.spec.as_ref().map(|spec| spec.vm.clone()).ok_or_else(not_found)?;
+        let control_socket = context.tart.vm_dir(&vm).join(CONTROL_SOCKET);
+        let container = Self { run, view, control_socket, name: name.clone(), last };
+        if container.runs() { Ok(container) } else { Err(not_found()) }
+    }
+
+    pub(super) fn is_main(&self) -> bool {
+        self.view.spec.as_ref().is_some_and(|spec| spec.main.name == self.name)
+    }
+
+    /// Whether it has no command of its own.
+    pub(super) fn only_boots(&self) -> bool {
+        self.is_main() && self.view.spec.as_ref().is_some_and(|spec| spec.main.command.is_none())
+    }
+
+    fn runs(&self) -> bool {
+        let Some(spec) = &self.view.spec else { return false };
+        if !self.is_main() {
+            let states = self.view.init.iter();
+            return states
+                .filter(|it| it.name == self.name)
+                .any(|it| matches!(it.now, InitStage::Running(_)));
+        }
+        match spec.main.command {
+            Some(_) => self.last.as_ref().is_some_and(|last| last.container == self.name),
+            None => self.address().is_some(),
+        }
+    }
+
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        self.view.progress.as_ref()?.stage.address()
+    }
+
+    /// The line for a user's command, as the container's user, in its directory and with its environment.
+    pub(super) async fn line(&self, command: &[String], context: &Context) -> Result<CommandLine, String> {
+        let name = context.guests.exec_name(&self.control_socket);
+        let (exec, kill) = match &self.last {
+            Some(last) if last.container == self.name && !last.exec_line.is_empty() => {
+                (last.exec_line.clone(), last.kill_line.clone())
+            }
+            _ => match self.boot_environment() {
+                Some(environment) => {
+                    let scripts = self.boot_scripts(&environment, context).await?;
+                    (scripts.exec(), scripts.kill())
+                }
+                // The shim of an older agent has left these words.
+                None => {
+                    let enter = self.view.progress.as_ref().map(|progress| progress.enter.clone());
+                    let argv = enter.unwrap_or_default().into_iter().chain(command.iter().cloned());
+                    return Ok(CommandLine { argv: argv.collect(), kill: Vec::new(), _name: name });
+                }
+            },
+        };
+        let named = |line: Vec<String>| line.into_iter().chain([name.to_string()]);
+        let argv = named(exec).chain(command.iter().cloned()).collect();
+        Ok(CommandLine { argv, kill: named(kill).collect(), _name: name })
+    }
+
+    /// The environment of a guest that only boots.
+    fn boot_environment(&self) -> Option<GuestCommand> {
+        let boot = self.view.spec.as_ref()?.boot.as_ref()?;
+        Some(boot.environment.at(&self.address()?.to_string()))
+    }
+
+    /// The shim prepares a guest that only boots for no more than its hooks and probes.
+    async fn boot_scripts(
+        &self,
+        environment: &GuestCommand,
+        context: &Context,
+    ) -> Result<ContainerScripts, String> {
+        let set_up = async |mut guest: Guest| {
+            let argv = ["/bin/sh", "-s"].map(str::to_owned).to_vec();
+            let stdin = Stdin::Bytes(script::set_up_boot_only(environment).into_bytes());
+            let done = guest.run(Exec { argv, stdin, ..Exec::default() }, SET_UP_LIMIT, MAX_OUTPUT).await;
+            match script::read_set_up(&done.output, &environment.user) {
+                Some(Ok(scripts)) => Ok(scripts),
+                Some(Err(not_started)) => Err(not_started.message),
+                None => Err(done
+                    .end
+                    .err()
+                    .map_or_else(|| script::incomplete_set_up(&done.output).message, |error| chain(&error))),
+            }
+        };
+        let scripts = context.guests.boot_scripts(&self.control_socket, set_up);
+        timeout(SET_UP_LIMIT, scripts)
+            .await
+            .unwrap_or_else(|_| Err("the guest agent does not answer".to_owned()))
+    }
+}
+
+/// Why a Pod has no container that was added to it.
+fn no_ephemeral(name: &str) -> String {
+    format!(
+        "tart-kubelet does not run the ephemeral container {name:?}: a Pod is one VM, and its image is the VM's. Use kubectl exec, which \
+         has all that is in the VM"
+    )
+}

@@ -1,0 +1,82 @@
+//! `kubectl attach` through the API server, over WebSockets and over SPDY.
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
+use tokio::time::timeout;
+
+use super::kubectl::{TRANSPORTS, Transport, pipes};
+use crate::scene::{DEADLINE, Scene};
+
+/// A command that answers each line of its standard input, and ends with it.
+const ANSWERS: &str = "while read -r line; do echo \"got $line\"; done; echo over";
+
+struct Client {
+    child: Child,
+    stderr: ChildStderr,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Client {
+    fn attach(transport: Transport, scene: &Scene, pod: &str) -> Result<Self> {
+        let mut child = transport.start(scene, &["attach", "-i", pod])?;
+        let (stdin, stdout, stderr) = pipes(&mut child)?;
+        Ok(Self { child, stderr, stdin, lines: BufReader::new(stdout).lines() })
+    }
+
+    /// Says something until it is answered: kubectl does not tell when it is attached.
+    async fn talk(&mut self, word: &str) -> Result<()> {
+        self.stdin.write_all(format!("{word}\n").as_bytes()).await?;
+        self.hear(&format!("got {word}")).await
+    }
+
+    async fn hear(&mut self, expected: &str) -> Result<()> {
+        loop {
+            let line = timeout(DEADLINE, self.lines.next_line()).await.context("no output")??;
+            let Some(line) = line else {
+                let mut words = String::new();
+                self.stderr.read_to_string(&mut words).await?;
+                bail!("kubectl has ended: {words}");
+            };
+            if line == expected {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn kubectl_attach_joins_the_command_also_after_a_restart_of_the_agent() -> Result<()> {
+    let (scene, mut agent) = Scene::with_api("attach").await?;
+    scene.pod("one").sh(ANSWERS).container(json!({"stdin": true})).create_until("Running").await?;
+    for transport in TRANSPORTS {
+        let mut first = Client::attach(transport, &scene, "one")?;
+        first.talk("first").await?;
+        let mut second = Client::attach(transport, &scene, "one")?;
+        second.talk("second").await?;
+        first.hear("got second").await?;
+        first.child.kill().await?;
+        // Its standard input stays open for others.
+        second.talk("third").await?;
+    }
+    agent.kill9()?;
+    agent = agent.restart()?;
+    scene.node_ready(&agent).await?;
+    let mut again = Client::attach(Transport::WebSockets, &scene, "one")?;
+    again.talk("again").await?;
+    drop(agent);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_standard_input_for_once_ends_with_its_client() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("attach-once").await?;
+    let once = scene.pod("once").sh(ANSWERS).container(json!({"stdin": true, "stdinOnce": true}));
+    once.create_until("Running").await?;
+    let mut client = Client::attach(Transport::WebSockets, &scene, "once")?;
+    client.talk("hello").await?;
+    drop(client);
+    scene.phase("once", "Succeeded").await.map(drop)
+}

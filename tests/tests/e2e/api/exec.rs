@@ -1,0 +1,177 @@
+//! `kubectl exec` and `kubectl cp` through the API server, over WebSockets and over SPDY.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use tart_kubelet_tests::wait;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::time::timeout;
+
+use super::kubectl::{TRANSPORTS, Transport, pipes};
+use crate::scene::{DEADLINE, PodView as _, SLEEP, Scene, every_second, exec};
+
+/// Bytes of all values that no compression makes small.
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(length).collect()
+}
+
+/// Whether the Node declares that it takes WebSockets itself.
+fn declares_web_sockets(node: &Node) -> bool {
+    let declared = node.status.as_ref().and_then(|status| status.declared_features.as_deref());
+    declared.unwrap_or_default().iter().any(|feature| feature == "ExtendWebSocketsToKubelet")
+}
+
+async fn commands_have_streams_exit_codes_and_the_containers_environment(scene: &Scene) -> Result<()> {
+    scene
+        .pod("one")
+        .command(SLEEP)
+        .env("GREETING", "hello")
+        .container(serde_json::json!({"workingDir": "/private/tmp/work"}))
+        .create_until("Running")
+        .await?;
+    for transport in TRANSPORTS {
+        let script = "echo $GREETING; pwd; echo err >&2";
+        let done = transport.run(scene, &["exec", "one", "--", "sh", "-c", script], Vec::new()).await?;
+        assert_eq!((done.code, done.text().as_str()), (Some(0), "hello\n/private/tmp/work\n"), "{done:?}");
+        assert_eq!(done.stderr, "err\n");
+        for (script, code) in [("exit 1", 1), ("kill -9 $$", 137)] {
+            let done = transport.run(scene, &["exec", "one", "--", "sh", "-c", script], Vec::new()).await?;
+            assert_eq!(done.code, Some(code), "{transport:?} {script}: {done:?}");
+        }
+        let bytes = noise(8 << 20);
+        let done = transport.run(scene, &["exec", "-i", "one", "--", "cat"], bytes.clone()).await?;
+        assert!(
+            done.code == Some(0) && done.stdout == bytes,
+            "{transport:?}: {} bytes, {:?}, {}",
+            done.stdout.len(),
+            done.code,
+            done.stderr
+        );
+        let missing = transport.run(scene, &["exec", "one", "--", "/no/such"], Vec::new()).await?;
+        assert_eq!(missing.code, Some(127), "{missing:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn kubectl_exec_has_streams_exit_codes_and_the_containers_environment() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("exec").await?;
+    assert!(declares_web_sockets(&scene.nodes.get(&scene.node).await?));
+    Box::pin(commands_have_streams_exit_codes_and_the_containers_environment(&scene)).await
+}
+
+#[tokio::test]
+async fn kubectl_exec_works_on_a_node_that_declares_no_web_sockets() -> Result<()> {
+    let mut scene = Scene::new("exec-spdy").await?;
+    scene.agent = scene.agent.clone().flag("--feature-gates", "ExtendWebSocketsToKubelet=false");
+    let agent = scene.start(&scene.agent).await?;
+    scene.approve_serving_certificate(&agent).await?;
+    assert!(!declares_web_sockets(&scene.nodes.get(&scene.node).await?));
+    Box::pin(commands_have_streams_exit_codes_and_the_containers_environment(&scene)).await
+}
+
+#[tokio::test]
+async fn kubectl_exec_works_in_a_vm_that_only_boots_and_is_refused_in_words_otherwise() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("exec-boot").await?;
+    scene.pod("boots").env("GREETING", "hello").create_until("Running").await?;
+    for transport in TRANSPORTS {
+        let arguments = ["exec", "boots", "--", "sh", "-c", "echo $GREETING"];
+        let done = transport.run(&scene, &arguments, Vec::new()).await?;
+        assert_eq!((done.code, done.text().as_str()), (Some(0), "hello\n"), "{done:?}");
+        let attach = transport.run(&scene, &["attach", "boots"], Vec::new()).await?;
+        ensure!(attach.code == Some(1) && attach.stderr.contains("only boots"), "{attach:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn kubectl_cp_copies_both_ways() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("cp").await?;
+    scene.pod("one").command(SLEEP).create_until("Running").await?;
+    let directory = tempfile::tempdir_in(scene.control_plane.sandbox().path())?;
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let bytes = noise(3 << 20);
+    for transport in TRANSPORTS {
+        std::fs::write(at("there"), &bytes)?;
+        let there = transport.run(&scene, &["cp", &at("there"), "one:/private/tmp/copy"], Vec::new()).await?;
+        ensure!(there.code == Some(0), "{there:?}");
+        let back = transport.run(&scene, &["cp", "one:/private/tmp/copy", &at("back")], Vec::new()).await?;
+        ensure!(back.code == Some(0), "{back:?}");
+        ensure!(std::fs::read(at("back"))? == bytes, "{transport:?}");
+        std::fs::remove_file(at("back"))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_command_is_killed_when_its_client_vanishes() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("vanish").await?;
+    let vm = scene.pod("one").command(SLEEP).create_until("Running").await?.vm()?;
+    for transport in TRANSPORTS {
+        let script = "trap '' HUP; echo $$ >/private/tmp/pid; echo up; sleep 1000 & wait";
+        let mut child = transport.start(&scene, &["exec", "one", "--", "sh", "-c", script])?;
+        let (_stdin, stdout, _stderr) = pipes(&mut child)?;
+        let mut lines = BufReader::new(stdout).lines();
+        let first = timeout(DEADLINE, lines.next_line()).await.context("no output")??;
+        assert_eq!(first.as_deref(), Some("up"));
+        child.kill().await?;
+        wait::eventually("the end of the command", DEADLINE, async || {
+            let alive = ["exec", &vm, "/bin/sh", "-c", "kill -0 $(cat /private/tmp/pid)"];
+            ensure!(scene.mac.tart(alive).await.is_err(), "{transport:?}: it runs");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn probes_and_commands_share_one_connection_to_the_guest() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("connections").await?;
+    let probe = every_second(exec("true"));
+    let pod = scene.pod("one").command(SLEEP).readiness(probe.clone()).liveness(probe);
+    let vm = pod.create_until("Running").await?.vm()?;
+    scene.until("one", "ready", |pod| pod.is_ready()).await?;
+    // The shim has its own.
+    let accepted =
+        || Ok::<_, std::io::Error>(std::fs::metadata(scene.vm_dir(&vm).join("control.sock.accepted"))?.len());
+    let before = accepted()?;
+    for _ in 0..3 {
+        let done = Transport::WebSockets.run(&scene, &["exec", "one", "--", "true"], Vec::new()).await?;
+        ensure!(done.code == Some(0), "{done:?}");
+    }
+    assert_eq!(accepted()?, before, "no command has made another connection");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_terminal_has_the_clients_size_and_its_keys() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("tty").await?;
+    scene.pod("one").command(SLEEP).create_until("Running").await?;
+    for transport in TRANSPORTS {
+        let script = "until [ \"$(stty size)\" = '33 101' ]; do sleep 0.1; done; read -r word; echo \"got $word\"; exit 5";
+        let arguments = ["exec", "-it", "one", "--", "sh", "-c", script];
+        let mut child = transport.start_on_terminal(&scene, (33, 101), &arguments)?;
+        let (mut stdin, stdout, _stderr) = pipes(&mut child)?;
+        stdin.write_all(b"hello\n").await?;
+        let (mut lines, mut said) = (BufReader::new(stdout).lines(), Vec::new());
+        loop {
+            let line = timeout(DEADLINE, lines.next_line()).await.context("no output")??;
+            let line = line.with_context(|| format!("kubectl has ended: {said:?}"))?;
+            if line.trim() == "got hello" {
+                break;
+            }
+            said.push(line);
+        }
+        drop(stdin);
+        let status = timeout(DEADLINE, child.wait()).await.context("no end")??;
+        assert_eq!(status.code(), Some(5), "{transport:?}");
+    }
+    Ok(())
+}
