@@ -50,7 +50,7 @@ fn call(input: &[u8], target: &mut impl FnMut(&[u8])) {
 
 /// Parts of one or two inputs, with some bytes changed, added and removed.
 fn changed(inputs: &[Vec<u8>], random: &mut fastrand::Rng) -> Vec<u8> {
-    let mut pick = |random: &mut fastrand::Rng| inputs[random.usize(..inputs.len())].clone();
+    let pick = |random: &mut fastrand::Rng| inputs[random.usize(..inputs.len())].clone();
     let mut bytes = pick(random);
     if random.bool() {
         bytes.truncate(random.usize(..=bytes.len()));
