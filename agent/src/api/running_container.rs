@@ -44,6 +44,7 @@ pub(super) struct CommandLine {
 }
 
 /// The Pod of a path; the kubelet's answer if the Node has none.
+#[expect(clippy::result_large_err, reason = "the error is the answer, sent once")]
 pub(super) fn find_pod(
     path: &PodPath,
     context: &Context,

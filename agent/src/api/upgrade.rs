@@ -39,6 +39,7 @@ pub(super) struct Upgrade {
 }
 
 /// The upgrade that the client asks for, and the answer to it; or the refusal.
+#[expect(clippy::result_large_err, reason = "the error is the answer, sent once")]
 pub(super) fn accept(
     request: &mut Request<Incoming>,
     protocols: Protocols,

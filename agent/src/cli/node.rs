@@ -84,8 +84,8 @@ pub(crate) struct NodeArgs {
     #[arg(long, default_value = "127.0.0.1:10248", value_parser = listen_address)]
     pub(crate) metrics_bind_address: ListenAddress,
 
-    /// Features of the kubelet that the Node declares, `Name=true` or `Name=false`. With ExtendWebSocketsToKubelet the API server (1.36 and
-    /// later) passes kubectl's WebSockets on to the agent; without it, it translates them to SPDY
+    /// Features of the kubelet that the Node declares, `Name=true` or `Name=false`. With `ExtendWebSocketsToKubelet` the API server (1.36 and
+    /// later) passes kubectl's `WebSockets` on to the agent; without it, it translates them to SPDY
     #[arg(long, default_value = "ExtendWebSocketsToKubelet=true", value_parser = feature_gates)]
     pub(crate) feature_gates: FeatureGates,
 }

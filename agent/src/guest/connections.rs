@@ -68,7 +68,7 @@ impl GuestConnections {
         let names = self.connection(control_socket).names;
         let number = {
             let mut used = names.lock().unwrap_or_else(PoisonError::into_inner);
-            let number = (0..).find(|number| !used.contains(number)).unwrap_or(u32::MAX);
+            let number = (0..u32::MAX).find(|number| !used.contains(number)).unwrap_or(u32::MAX);
             used.insert(number);
             number
         };
@@ -128,7 +128,7 @@ mod tests {
 
     #[tokio::test]
     async fn calls_share_a_connection_and_a_broken_one_is_made_again() {
-        const LIMIT: Duration = Duration::from_secs(60);
+        const LIMIT: Duration = Duration::from_mins(1);
         let dir = dir();
         let socket = dir.path().join("control.sock");
         let connections = GuestConnections::on(Handle::current());

@@ -17,10 +17,10 @@ use super::spdy::connection::{Connection, Limits, Stream};
 use super::websocket::channels::{Channels, Encoding, Rules};
 use super::{Closed, Input, Output, websocket};
 
-/// The protocols of SPDY, the newest first. v5 is for WebSockets only.
+/// The protocols of SPDY, the newest first. v5 is for `WebSockets` only.
 pub(crate) const SPDY_PROTOCOLS: &[&str] =
     &["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
-/// The protocols of WebSockets.
+/// The protocols of `WebSockets`.
 pub(crate) const WEB_SOCKET_PROTOCOLS: &[&str] = &[
     "v5.channel.k8s.io",
     "v4.channel.k8s.io",
@@ -43,6 +43,7 @@ const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
 
 /// What the client asks for in its query.
+#[allow(clippy::struct_excessive_bools, reason = "each is a parameter of the query")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) stdin: bool,

@@ -296,7 +296,7 @@ impl<T: AsyncRead> Reader<T> {
     ) -> Result<(), ConnectionError> {
         let refuse = |status| self.shared.send(Frame::RstStream { stream, status });
         let (number, last) = self.shared.with(|table| (table.streams.len(), table.last));
-        if stream.0 % 2 == 0 || stream <= last {
+        if stream.0.is_multiple_of(2) || stream <= last {
             return refuse(ResetStatus::PROTOCOL_ERROR);
         }
         self.shared.with(|table| table.last = stream);

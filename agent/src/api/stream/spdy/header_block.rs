@@ -100,13 +100,12 @@ impl Inflater {
             let (read, written) = (progress(read, self.0.total_in()), progress(written, self.0.total_out()));
             rest = rest.get(read..).unwrap_or_default();
             match status {
-                Ok(Status::StreamEnd) => return Err(HeaderError::Zlib),
                 Ok(Status::Ok | Status::BufError) => {}
                 Err(error) if error.needs_dictionary() == Some(CHECKSUM) => {
                     self.0.set_dictionary(&DICTIONARY).map_err(|_| HeaderError::Zlib)?;
                     continue;
                 }
-                Err(_) => return Err(HeaderError::Zlib),
+                Ok(Status::StreamEnd) | Err(_) => return Err(HeaderError::Zlib),
             }
             block.extend_from_slice(part.get(..written).unwrap_or(&part));
             if block.len() > MAX_BLOCK {

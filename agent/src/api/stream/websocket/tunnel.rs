@@ -49,13 +49,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<T> {
             match ready!(Pin::new(&mut self.messages).poll_next(context)) {
                 Some(Ok(Message::Binary(bytes))) => self.rest = bytes,
                 Some(Ok(Message::Text(text))) => self.rest = text.into(),
-                Some(Ok(Message::Close(_))) | None => return Poll::Ready(Ok(())),
                 // A client that goes without a goodbye has ended, too.
-                Some(Err(
-                    Error::ConnectionClosed
-                    | Error::AlreadyClosed
-                    | Error::Protocol(ProtocolError::ResetWithoutClosingHandshake),
-                )) => return Poll::Ready(Ok(())),
+                None
+                | Some(
+                    Ok(Message::Close(_))
+                    | Err(
+                        Error::ConnectionClosed
+                        | Error::AlreadyClosed
+                        | Error::Protocol(ProtocolError::ResetWithoutClosingHandshake),
+                    ),
+                ) => return Poll::Ready(Ok(())),
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
                 Some(Err(error)) => return Poll::Ready(Err(broken(error))),
             }

@@ -83,7 +83,7 @@ fn a_stream_that_begins_has_the_bytes_of_the_specification() {
         unidirectional: false,
         headers: Headers::default(),
     };
-    let bytes = encoded(&[begin.clone()]);
+    let bytes = encoded(std::slice::from_ref(&begin));
     assert_eq!(&bytes[..8], [0x80, 3, 0, 1, 1, 0, 0, 10 + 6 + 9 + 5]);
     assert_eq!(&bytes[8..18], [0, 0, 0, 1, 0, 0, 0, 0, 0x60, 0]);
     assert_eq!(decode_all(&mut Decoder::new(), &mut bytes.clone()), Ok(vec![begin]));
