@@ -12,11 +12,8 @@ use nix::unistd::{chdir, pivot_root, sethostname};
 
 use super::mounts::{bind, make_read_only, mount_at};
 use super::shares;
-use crate::guest::{Boot, layout};
+use crate::guest::{Boot, MACHINE, layout};
 use crate::home::config::Os;
-
-/// The environment variable that names the root of the machine's files, for a machine whose own programs are no guest's.
-const MACHINE: &str = "TART_SIM_MACHINE";
 
 /// The machine's directories that hold its programs.
 const PROGRAMS: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
