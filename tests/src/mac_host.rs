@@ -141,7 +141,8 @@ impl MacHostBuilder {
 
 impl MacHost {
     /// A Mac in a sandbox, with tart.
-    pub fn builder(sandbox: &Sandbox) -> Result<MacHostBuilder> {
+    #[expect(clippy::new_ret_no_self, reason = "a Mac is described before it is started")]
+    pub fn new(sandbox: &Sandbox) -> Result<MacHostBuilder> {
         let path = sandbox.directory("mac-host")?;
         std::fs::create_dir(HostDirectory::new(&path).root())?;
         Ok(MacHostBuilder { sandbox: sandbox.clone(), has_tart: true, has_key: true, pfctl: None, path })

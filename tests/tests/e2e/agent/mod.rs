@@ -1,5 +1,6 @@
 //! The agent as a process: how it starts, what it tells of itself, and how it does without the API server.
 
+mod launchd;
 mod metrics;
 // Only there can it be told what another process has open.
 #[cfg(target_os = "linux")]
