@@ -26,6 +26,7 @@ pub(super) fn main() -> ExitCode {
         power::BOOTER => power::boot(),
         power::LAUNCHD => launchd::main(),
         "xpcproxy" => launchd::xpcproxy::main(),
+        sshd::WRAPPER => sshd::main(),
         "mac-sim" => match words.as_slice() {
             [command, host] if command == "power" => power::run(Path::new(host)),
             _ => {

@@ -3,10 +3,12 @@
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 use mac_sim::settings::{HostDirectory, LINUX, SIMULATOR, Settings, TART_HOST};
+use nix::sys::signal::SigSet;
 
 use super::launchd::xpcproxy::PATH;
 use super::programs::machine;
@@ -92,14 +94,20 @@ pub(super) fn write_settings(root: &Path, host: &HostDirectory, settings: &Setti
     Ok(())
 }
 
-/// The command that serves one connection on its stdin.
-pub(super) fn command() -> Command {
+/// The name under which this binary becomes the sshd of one connection, as on a Mac.
+pub(super) const WRAPPER: &str = "sshd-keygen-wrapper";
+
+/// Becomes the sshd that serves the connection on stdin.
+pub(super) fn main() -> ExitCode {
     let own = openssh().join("usr/sbin/sshd");
     let program = if own.exists() { own } else { Path::new(LINUX).join("usr/sbin/sshd") };
     // sshd insists on this directory.
     let _ = fs::create_dir_all("/run/sshd");
-    let mut command = Command::new(program);
+    let mut command = Command::new(&program);
     command.args(["-i", "-e", "-f", "/etc/ssh/sshd_config"]).env_clear().env("PATH", PATH);
     command.env("LD_LIBRARY_PATH", openssh().join("usr/lib"));
-    command
+    // launchd blocks signals, and programs inherit that.
+    let error = SigSet::empty().thread_set_mask().map_or_else(io::Error::from, |()| command.exec());
+    eprintln!("{}: {error}", program.display());
+    ExitCode::FAILURE
 }

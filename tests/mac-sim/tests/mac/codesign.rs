@@ -102,10 +102,8 @@ async fn a_user_runs_vms() -> Result<()> {
     let outcome = mac.sh(script).await?;
     let console =
         std::fs::read_to_string(mac.host.path("/Users/m1/.tart/vms/a/guest/console.log")).unwrap_or_default();
-    ensure!(
-        outcome.stdout == "macOS\na\nregistry.test/base:1\n" || outcome.stdout.starts_with("macOS\n"),
-        "{outcome:?}\n{console}"
-    );
-    ensure!(!console.contains("no namespaces"), "{console}");
+    ensure!(outcome.stdout.starts_with("macOS\na\n"), "{outcome:?}\n{console}");
+    // The guest says nothing unless it could not have a root of its own.
+    ensure!(console.is_empty(), "{console}");
     Ok(())
 }

@@ -33,15 +33,15 @@ async fn nothing_is_left_of_a_mac_that_is_dropped() -> Result<()> {
 #[tokio::test]
 async fn a_full_disk_stops_whatever_is_written() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let builder = MacHost::builder(&sandbox)?;
+    let builder = MacHost::new(&sandbox)?;
     let Some(disk) = SmallDisk::mount(&builder.disk(), 64 << 20)? else { return Ok(()) };
     let Some(host) = builder.start().await? else { return Ok(()) };
     host.ssh("dd if=/dev/zero of=kept bs=1024 count=100 2>/dev/null").await?.ok()?;
     disk.fill_up()?;
-    let outcome = host.ssh_with_input("cat >new", &[1; 1 << 20]).await?;
+    let outcome = host.ssh_with_input("cat >new", &vec![1; 1 << 20]).await?;
     ensure!(outcome.code() == 1 && outcome.stderr.contains("No space left on device"), "{outcome:?}");
     disk.fill(0)?;
-    host.ssh_with_input("cat >new", &[1; 1 << 20]).await?.ok()?;
+    host.ssh_with_input("cat >new", &vec![1; 1 << 20]).await?.ok()?;
     Ok(())
 }
 

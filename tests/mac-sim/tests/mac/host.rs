@@ -17,7 +17,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 /// A Mac in a sandbox of its own; `None` where there can be none.
 pub(crate) async fn start(change: impl Fn(MacHostBuilder) -> MacHostBuilder) -> Result<Option<Mac>> {
     let sandbox = Sandbox::new()?;
-    let Some(host) = change(MacHost::builder(&sandbox)?).start().await? else { return Ok(None) };
+    let Some(host) = change(MacHost::new(&sandbox)?).start().await? else { return Ok(None) };
     let mac = Mac { host };
     mac.allow_sudo().await?;
     Ok(Some(mac))

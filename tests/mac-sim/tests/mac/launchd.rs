@@ -147,7 +147,7 @@ async fn a_job_has_the_environment_limits_and_files_of_its_list() -> Result<()> 
     let program = [
         "/bin/sh",
         "-c",
-        "id -un; pwd; echo $A; echo $PATH; echo ${HOME:-no home}; ulimit -n; echo error &gt;&amp;2",
+        "id -un; pwd; echo $A; echo $PATH; echo ${HOME:-no home}; ulimit -n; grep SigBlk /proc/self/status; echo error &gt;&amp;2",
     ];
     mac.write_job(&program, keys).await?;
     // launchd opens it as the job's user, who may not write there.
@@ -158,8 +158,9 @@ async fn a_job_has_the_environment_limits_and_files_of_its_list() -> Result<()> 
         .ok()?;
     mac.check(&format!("sudo -n launchctl kickstart system/{LABEL}"), 0, "", "").await?;
     mac.wait_for("last exit code", "0").await?;
-    let log = "before\nm1\n/Users/m1\nb & c\n/usr/bin:/bin:/usr/sbin:/sbin\nno home\n1000\nerror\n";
+    let log = "before\nm1\n/Users/m1\nb & c\n/usr/bin:/bin:/usr/sbin:/sbin\nno home\n1000\nSigBlk:\t0000000000000000\nerror\n";
     mac.check("cat /var/log/job.log", 0, log, "").await?;
+    mac.check("grep SigBlk /proc/self/status", 0, "SigBlk:\t0000000000000000\n", "").await?;
     let found = std::fs::read_to_string(mac.host.path("/var/log/job.log"))?;
     ensure!(found == log, "{found}");
     for (name, value) in
@@ -295,6 +296,12 @@ async fn faults_of_jobs_hit_as_they_say() -> Result<()> {
         .await?;
     mac.check(&format!("sudo -n launchctl kickstart system/{LABEL}"), 0, "", "").await?;
     ensure!(mac.field("state").await? == "running", "kickstart does not start it");
+
+    mac.host.set_fault(Fault::SpawnThrottle, "1000s")?;
+    mac.check(&format!("sudo -n launchctl kill TERM system/{LABEL}"), 0, "", "").await?;
+    mac.wait_for("state", "spawn scheduled").await?;
+    mac.check(&format!("sudo -n launchctl kickstart system/{LABEL}"), 0, "", "").await?;
+    mac.wait_for("state", "running").await?;
 
     mac.host.set_fault(Fault::BtmExhausted, "")?;
     mac.check(&format!("sudo -n launchctl kill KILL system/{LABEL}"), 0, "", "").await?;

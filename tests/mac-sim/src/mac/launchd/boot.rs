@@ -6,11 +6,12 @@ use std::net::TcpListener;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use mac_sim::control::Domain;
 use mac_sim::fault::Fault;
-use mac_sim::settings::{HostDirectory, Settings, UID};
+use mac_sim::settings::{HostDirectory, Settings, TART_HOST, UID};
 use nix::unistd::dup2_stdout;
 
 use super::job::{Job, Kind};
@@ -46,9 +47,30 @@ pub(super) fn prepare() -> io::Result<Booted> {
     for directory in ["/private/tmp", "/private/var/run", "/run"] {
         clear(directory.as_ref())?;
     }
+    load_packet_filter();
     let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     programs::host_facts::write_boot(started, &uuid())?;
     Ok(Booted { settings, listener })
+}
+
+/// A boot forgets the rules and references of the packet filter, and loads the stock rules.
+fn load_packet_filter() {
+    let _ = fs::remove_dir_all(Path::new(TART_HOST).join("pf"));
+    let program = Path::new("/sbin/pfctl");
+    if !program.exists() {
+        return;
+    }
+    let mut command = Command::new(program);
+    command
+        .args(["-q", "-f", "/etc/pf.conf"])
+        .env_clear()
+        .env("TART_SIM_HOST", TART_HOST)
+        .stdin(Stdio::null());
+    match command.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => log(&format!("pfctl: {status}")),
+        Err(error) => log(&format!("pfctl: {error}")),
+    }
 }
 
 /// A new session of the kernel has a new name.

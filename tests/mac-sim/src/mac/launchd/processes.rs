@@ -215,7 +215,8 @@ fn start(spec: &Spec) -> std::io::Result<Process> {
 
 fn start_sshd(stream: TcpStream) -> std::io::Result<i32> {
     let log = std::fs::File::options().create(true).append(true).open("/private/var/log/sshd.log")?;
-    let mut command = sshd::command();
+    let mut command = Command::new(Path::new(SIMULATOR).join("mac-sim"));
+    command.arg0(sshd::WRAPPER).env_clear();
     let input = OwnedFd::from(stream);
     let output = input.try_clone()?;
     let child = command.process_group(0).stdin(input).stdout(output).stderr(log).spawn()?;

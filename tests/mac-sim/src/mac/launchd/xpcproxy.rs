@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 
 use mac_sim::settings::{LINUX, TART_HOST};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Group, User, dup2_stderr, dup2_stdin, dup2_stdout, getpid, initgroups, setgid, setuid};
 use serde::{Deserialize, Serialize};
@@ -97,6 +97,8 @@ pub(in crate::mac) fn main() -> ExitCode {
 enum Never {}
 
 fn become_job(spec: &Spec) -> io::Result<Never> {
+    // launchd blocks signals, and programs inherit that.
+    SigSet::empty().thread_set_mask()?;
     spec.program.metadata().map_err(told(&spec.program))?;
     if spec.is_killed_by_signature || signature::execution(&spec.program)? == Execution::Killed {
         write!(io::stdout(), "{CODESIGN}")?;
