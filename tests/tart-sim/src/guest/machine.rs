@@ -9,7 +9,7 @@ use std::process::{ExitStatus, Stdio};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin, Command};
 
-use super::{Boot, INIT};
+use super::{Boot, INIT, MACHINE};
 
 /// The launcher's or init's exit codes, by which `tart run` learns why a guest ended.
 pub(super) mod exit {
@@ -89,6 +89,7 @@ async fn spawn(guest_dir: &Path, boot: &Boot, isolated: bool) -> io::Result<(Chi
         // A Ctrl-C in the terminal is for `tart run` alone: a real guest is no member of its process group.
         .process_group(0)
         .env_clear()
+        .envs(env::var_os(MACHINE).map(|machine| (MACHINE, machine)))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         // Append: an isolated guest that failed has written there why.

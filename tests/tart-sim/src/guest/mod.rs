@@ -28,6 +28,9 @@ pub(crate) use machine::{Halt, Machine};
 /// The tag that a macOS guest mounts by itself.
 pub(crate) const AUTOMOUNT_TAG: &str = "com.apple.virtio-fs.automount";
 
+/// The environment variable that names the root of the machine's files, for a machine whose own programs are no guest's.
+const MACHINE: &str = "TART_SIM_MACHINE";
+
 /// The name under which this binary prepares the namespaces of a guest.
 const LAUNCHER: &str = "tart-guest-launcher";
 

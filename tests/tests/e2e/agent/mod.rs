@@ -3,6 +3,7 @@
 // The clock is moved by a library that only Linux can put in front of a program.
 #[cfg(target_os = "linux")]
 mod clock;
+mod launchd;
 mod metrics;
 // Only there can it be told what another process has open.
 #[cfg(target_os = "linux")]
