@@ -1,0 +1,4 @@
+//! The simulated Mac over real SSH: exact words and exit codes.
+
+mod host;
+mod launchd;
