@@ -1,0 +1,3 @@
+//! A Mac as the provider wants it to be.
+
+pub mod firewall;
