@@ -12,7 +12,7 @@
 mod artifact;
 mod cli;
 mod error_chain;
-mod host;
+pub mod host;
 mod program;
 mod progress;
 mod ssh;

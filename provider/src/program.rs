@@ -11,6 +11,7 @@ use tracing_subscriber::EnvFilter;
 use crate::artifact::Artifact;
 use crate::cli::{Cli, ConfigArgs, HostCommand, SshArgs, SubCommand, password};
 use crate::error_chain::chain;
+use crate::host::firewall::FirewallConfig;
 use crate::host::{
     AgentSettings, Credential, HostConfig, Inputs, Mode, NodeExporter, Secret, Step, Tart, converge,
     prepare_steps,
@@ -123,6 +124,7 @@ fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
             further: args.agent_flag.clone(),
         },
         tart,
+        firewall: FirewallConfig { allowed: args.allow_vm_destination.clone(), ..FirewallConfig::default() },
         dhcp_lease_seconds: args.dhcp_lease_time,
         node_exporter,
     })

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::host::firewall::AllowedDestination;
 use crate::ssh::{Fingerprint, SshAddress};
 
 /// Prepares Macs for tart-kubelet and keeps it up to date on them.
@@ -128,6 +129,11 @@ pub(crate) struct ConfigArgs {
     /// The version in the archive
     #[arg(long, requires = "tart_archive", value_parser = version)]
     pub(crate) tart_version: Option<String>,
+
+    /// A private destination that guests may reach, such as `tcp 10.1.2.3 443` or `any 10.4.0.0/16`. Can be given several times. All other
+    /// private addresses are closed to guests
+    #[arg(long, value_name = "PROTOCOL NETWORK [PORTS]")]
+    pub(crate) allow_vm_destination: Vec<AllowedDestination>,
 
     /// For how many seconds macOS lends an address to a VM
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(60..=86400))]

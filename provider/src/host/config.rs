@@ -9,9 +9,10 @@ use launchd::{
 use serde::Serialize;
 
 use super::Secret;
+use super::firewall::FirewallConfig;
 use super::part::{
     AutoLogin, Binary, Bundle, Contents, Directory, File, JobPart, Part, Reading, Removed, Setting,
-    SettingOf, Sudo,
+    SettingOf, Sudo, VmFirewall,
 };
 use super::step::Step;
 use crate::artifact::{Artifact, Sha256Hash};
@@ -44,6 +45,8 @@ pub(crate) struct HostConfig {
     pub(crate) settings: AgentSettings,
     /// Where tart comes from.
     pub(crate) tart: Tart,
+    /// What guests may reach.
+    pub(crate) firewall: FirewallConfig,
     /// For how many seconds macOS lends an address to a VM.
     pub(crate) dhcp_lease_seconds: u32,
     /// The exporter of the Mac's metrics.
@@ -126,6 +129,9 @@ impl HostConfig {
             step("addresses for VMs", vec![self.dhcp_lease_time()]),
             step("local network", local_network()),
         ]);
+        // No VM may start without it.
+        let firewall = vec![Part::VmFirewall(VmFirewall::of(&self.firewall))];
+        steps.push(Step { is_required: true, ..step("firewall of VMs", firewall) });
         if let Some(parts) = self.tart() {
             steps.push(Step { deadline: LONG, ..step("tart", parts) });
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use launchd::{Access, Call, CallOutput, Host, HostError, Job, Owner};
 
 use super::Remote;
+use super::firewall::{self, ANCHOR};
 use crate::artifact::{Artifact, Sha256Hash};
 
 /// A file or a directory.
@@ -192,6 +193,15 @@ impl State {
             ["/usr/bin/defaults", "-currentHost", rest @ ..] => self.defaults("host ", rest),
             ["/usr/bin/defaults", rest @ ..] => self.defaults("", rest),
             ["/bin/launchctl", rest @ ..] => self.launchctl(rest),
+            ["/bin/mkdir", "-p", paths @ ..] => {
+                for path in paths {
+                    self.entry(path, None, "root:wheel", "755");
+                }
+                done()
+            }
+            ["/sbin/pfctl", "-s", "rules"] => printed("anchor \"com.apple/*\" all\n"),
+            ["/sbin/pfctl", "-a", ANCHOR, "-s", "rules"] => printed("block drop in quick\n"),
+            ["/sbin/pfctl", ..] => done(),
             [program, "--version"] => match self.files[*program].bytes.as_deref().unwrap() {
                 bytes if bytes.starts_with(BROKEN) => failed(137),
                 bytes => printed(String::from_utf8_lossy(bytes).into_owned()),
@@ -233,8 +243,13 @@ impl State {
     }
 
     fn start(&mut self, job: Job) {
-        let program = self.files[job.program()].bytes.clone().unwrap();
+        let program = self.files.get(job.program()).and_then(|entry| entry.bytes.clone()).unwrap_or_default();
         self.next_pid += 1;
+        if job.label.as_str() == firewall::LABEL {
+            // The script has loaded the rules.
+            let rules = self.files[firewall::RULES_FILE].clone();
+            self.files.insert("/var/run/tart-kubelet-firewall/loaded".to_owned(), rules);
+        }
         self.jobs.insert(job.label.to_string(), Loaded { job, pid: self.next_pid, program });
     }
 
@@ -263,7 +278,7 @@ impl State {
                 self.has_session = true;
                 done()
             }
-            ["kickstart", "-k", target] => {
+            ["kickstart", "-k", target] | ["kickstart", target] => {
                 let job = self.jobs[&label(target)].job.clone();
                 self.start(job);
                 done()

@@ -3,6 +3,7 @@
 mod change;
 mod config;
 mod converge;
+pub mod firewall;
 mod kcpassword;
 #[cfg(test)]
 mod memory_mac;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use launchd::{AGENT_BINARY, AGENT_KUBECONFIG, AGENT_LABEL};
 use tempfile::TempDir;
 
+use super::firewall::FirewallConfig;
 use super::memory_mac::{BROKEN, MemoryMac};
 use super::*;
 use crate::host::part::Inputs;
@@ -32,6 +33,7 @@ impl Files {
             agent: self.artifact(b"agent 1"),
             settings: AgentSettings::default(),
             tart: Tart::Archive { archive: self.artifact(b"2.32.1"), version: "2.32.1".to_owned() },
+            firewall: FirewallConfig::default(),
             dhcp_lease_seconds: 600,
             node_exporter: None,
         }
@@ -46,6 +48,7 @@ impl Files {
             agent: _,
             settings: AgentSettings { provider_id: _, node_labels: _, max_pods: _, is_builder: _, further: _ },
             tart: _,
+            firewall: FirewallConfig { vm_network: _, allowed: _ },
             dhcp_lease_seconds: _,
             node_exporter: _,
         } = self.config();
@@ -87,6 +90,26 @@ impl Files {
             (
                 "tart's place",
                 HostConfig { tart: Tart::Installed("/opt/homebrew/bin/tart".to_owned()), ..base() },
+            ),
+            (
+                "firewall's network",
+                HostConfig {
+                    firewall: FirewallConfig {
+                        vm_network: "192.168.80.0/22".parse().unwrap(),
+                        ..FirewallConfig::default()
+                    },
+                    ..base()
+                },
+            ),
+            (
+                "firewall's exceptions",
+                HostConfig {
+                    firewall: FirewallConfig {
+                        allowed: vec!["tcp 10.1.2.3 443".parse().unwrap()],
+                        ..FirewallConfig::default()
+                    },
+                    ..base()
+                },
             ),
             ("dhcp_lease_seconds", HostConfig { dhcp_lease_seconds: 60, ..base() }),
             ("node_exporter", HostConfig { node_exporter: Some(exporter), ..base() }),
@@ -192,7 +215,11 @@ async fn no_file_is_pushed_that_is_not_in_the_steps() {
 
 /// Directories above files of the steps.
 fn config_directory(path: &str) -> bool {
-    ["/etc/newsyslog.d", "/usr/local/bin", "/usr/local/lib/tart", "/etc/tart-kubelet"].contains(&path)
+    let made = ["/etc/newsyslog.d", "/usr/local/bin", "/usr/local/lib/tart", "/etc/tart-kubelet"];
+    // What the firewall's own job writes, or is made for it.
+    made.contains(&path)
+        || path.starts_with("/var/run/")
+        || ["/usr/local/libexec", "/etc/pf.anchors"].contains(&path)
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ mod job;
 mod removed;
 mod setting;
 mod sudo;
+mod vm_firewall;
 
 pub(super) use auto_login::AutoLogin;
 pub(super) use binary::Binary;
@@ -19,6 +20,7 @@ pub(super) use job::JobPart;
 pub(super) use removed::Removed;
 pub(super) use setting::{Reading, Setting, SettingOf};
 pub(super) use sudo::Sudo;
+pub(super) use vm_firewall::VmFirewall;
 
 use std::time::Duration;
 
@@ -26,6 +28,7 @@ use launchd::{Call, CallOutput, HostError, RollError};
 use serde::Serialize;
 
 use super::change::Change;
+use super::firewall::FirewallError;
 use super::{Remote, Secret};
 
 /// How long a small command may take.
@@ -46,6 +49,7 @@ pub(super) enum Part {
     Binary(Binary),
     Bundle(Bundle),
     Job(JobPart),
+    VmFirewall(VmFirewall),
 }
 
 /// What a part may need once and does not keep.
@@ -74,6 +78,9 @@ pub(crate) enum PartError {
     /// launchd did not get the job to run.
     #[error(transparent)]
     Roll(#[from] RollError),
+    /// The firewall of VMs is not in force.
+    #[error(transparent)]
+    Firewall(#[from] FirewallError),
     /// The Mac has other bytes than were sent.
     #[error("{path} arrived with SHA-256 {is} instead of {wanted}; the old file is untouched")]
     Damaged { path: String, is: String, wanted: String },
@@ -110,6 +117,7 @@ impl Part {
             Self::Binary(part) => part.check(mac).await,
             Self::Bundle(part) => part.check(mac).await,
             Self::Job(part) => part.check(mac).await,
+            Self::VmFirewall(part) => part.check(mac).await,
         }
     }
 
@@ -125,6 +133,7 @@ impl Part {
             Self::Binary(part) => part.apply(mac).await,
             Self::Bundle(part) => part.apply(mac).await,
             Self::Job(part) => part.apply(mac).await,
+            Self::VmFirewall(part) => part.apply(mac).await,
         }
     }
 }
