@@ -141,7 +141,7 @@ impl MacHostBuilder {
 
 impl MacHost {
     /// A Mac in a sandbox, with tart.
-    pub fn new(sandbox: &Sandbox) -> Result<MacHostBuilder> {
+    pub fn builder(sandbox: &Sandbox) -> Result<MacHostBuilder> {
         let path = sandbox.directory("mac-host")?;
         std::fs::create_dir(HostDirectory::new(&path).root())?;
         Ok(MacHostBuilder { sandbox: sandbox.clone(), has_tart: true, has_key: true, pfctl: None, path })
@@ -293,7 +293,7 @@ impl MacHost {
         let mut stdin = child.stdin.take().context("its stdin is not a pipe")?;
         let talk = async {
             // A script that does not read its input says so by its exit code.
-            let (_, output) = tokio::join!(
+            let ((), output) = tokio::join!(
                 async move {
                     let _ = stdin.write_all(input).await;
                 },

@@ -156,7 +156,7 @@ fn make_user(root: &Path, settings: &Settings) -> io::Result<()> {
         chown(&path, Some(UID), Some(GID))?;
     }
     let keys = home.join(".ssh/authorized_keys");
-    fs::write(&keys, settings.authorized_keys.iter().map(|key| format!("{key}\n")).collect::<String>())?;
+    fs::write(&keys, settings.authorized_keys.join("\n") + "\n")?;
     fs::set_permissions(&keys, Permissions::from_mode(0o600))?;
     chown(keys, Some(UID), Some(GID))?;
     let host = inside(root, TART_HOST);

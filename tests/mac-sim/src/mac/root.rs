@@ -101,6 +101,8 @@ fn install_setuid(place: &Path) -> io::Result<()> {
 /// The few devices that programs need, and terminals of the Mac's own.
 fn mount_devices(dev: &Path) -> io::Result<()> {
     mount_at(Some("dev".as_ref()), dev, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755"))?;
+    // Its owner is the user at the screen.
+    File::create(dev.join("console"))?;
     for name in ["full", "null", "random", "tty", "urandom", "zero"] {
         File::create(dev.join(name))?;
         bind(&Path::new("/dev").join(name), &dev.join(name))?;

@@ -11,6 +11,13 @@ use mac_sim::settings::{HostDirectory, LINUX, SIMULATOR, Settings, TART_HOST};
 use super::launchd::xpcproxy::PATH;
 use super::programs::machine;
 
+/// The job that stands for sshd. launchd has its socket, and starts an sshd for each connection.
+pub(super) const PROPERTY_LIST: &str = r#"<plist version="1.0"><dict>
+<key>Label</key><string>com.openssh.sshd</string>
+<key>Program</key><string>/usr/libexec/sshd-keygen-wrapper</string>
+<key>ProgramArguments</key><array><string>sshd-keygen-wrapper</string></array>
+</dict></plist>"#;
+
 /// The name of the file with the host key, in `/etc/ssh`.
 const HOST_KEY: &str = "ssh_host_ed25519_key";
 

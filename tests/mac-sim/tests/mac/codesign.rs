@@ -39,10 +39,7 @@ async fn a_program_that_was_overwritten_in_place_is_killed() -> Result<()> {
     mac.sh(&format!("sudo -n launchctl bootout system/{LABEL}")).await?;
     mac.wait_until_gone().await?;
     mac.sh(&copy("cat", PROGRAM)).await?.ok()?;
-    let modified = format!(
-        "{PROGRAM}: invalid signature (code or signature have been modified)\nIn architecture: arm64\n"
-    );
-    mac.check(&format!("codesign --verify {PROGRAM}"), 1, "", &modified).await?;
+    mac.check(&format!("codesign --verify {PROGRAM}"), 1, "", &unsigned).await?;
     mac.bootstrap().await?;
     mac.wait_for("last exit reason", "OS_REASON_CODESIGNING").await?;
 
@@ -54,6 +51,11 @@ async fn a_program_that_was_overwritten_in_place_is_killed() -> Result<()> {
     );
     mac.check(&script, 0, "", "").await?;
     mac.wait_for("state", "running").await?;
+    // A signature is part of the bytes: it goes to a copy, and does not fit others.
+    mac.check(&format!("cp {PROGRAM} copy && codesign --verify copy"), 0, "", "").await?;
+    let modified = "copy: invalid signature (code or signature have been modified)\nIn architecture: arm64\n";
+    let change = "printf x | dd of=copy bs=1 seek=4096 conv=notrunc 2>/dev/null; codesign --verify copy";
+    mac.check(change, 1, "", modified).await?;
     let again = format!("{PROGRAM}: replacing existing signature\n");
     mac.check(&format!("sudo -n codesign --force --sign - {PROGRAM}"), 0, "", &again).await?;
     mac.check("codesign --force --sign - /nowhere", 1, "", "/nowhere: No such file or directory\n").await?;

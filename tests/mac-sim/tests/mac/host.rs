@@ -17,7 +17,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 /// A Mac in a sandbox of its own; `None` where there can be none.
 pub(crate) async fn start(change: impl Fn(MacHostBuilder) -> MacHostBuilder) -> Result<Option<Mac>> {
     let sandbox = Sandbox::new()?;
-    let Some(host) = change(MacHost::new(&sandbox)?).start().await? else { return Ok(None) };
+    let Some(host) = change(MacHost::builder(&sandbox)?).start().await? else { return Ok(None) };
     let mac = Mac { host };
     mac.allow_sudo().await?;
     Ok(Some(mac))
@@ -56,7 +56,7 @@ impl Mac {
 
     /// Puts a job's property list where it belongs.
     pub(crate) async fn write_job(&self, program: &[&str], keys: &str) -> Result<()> {
-        let arguments: String = program.iter().map(|word| format!("<string>{word}</string>")).collect();
+        let arguments = format!("<string>{}</string>", program.join("</string><string>"));
         let list = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<plist version=\"1.0\"><dict><key>Label</key><string>{LABEL}</string>\
              <key>ProgramArguments</key><array>{arguments}</array>{keys}</dict></plist>\n"

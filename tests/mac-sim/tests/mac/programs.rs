@@ -10,7 +10,7 @@ use crate::host::{DEADLINE, start};
 #[tokio::test]
 async fn sudo_asks_for_a_password_until_a_file_says_otherwise() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let Some(host) = tart_kubelet_tests::mac_host::MacHost::new(&sandbox)?.start().await? else {
+    let Some(host) = tart_kubelet_tests::mac_host::MacHost::builder(&sandbox)?.start().await? else {
         return Ok(());
     };
     let check = async |script: &str, input: &str, code: i32, stdout: &str, stderr: &str| -> Result<()> {
@@ -101,7 +101,7 @@ async fn sudo_asks_for_a_password_until_a_file_says_otherwise() -> Result<()> {
 #[tokio::test]
 async fn only_keys_open_the_mac() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let Some(host) = tart_kubelet_tests::mac_host::MacHost::new(&sandbox)?.without_key().start().await?
+    let Some(host) = tart_kubelet_tests::mac_host::MacHost::builder(&sandbox)?.without_key().start().await?
     else {
         return Ok(());
     };

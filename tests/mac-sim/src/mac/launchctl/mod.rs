@@ -210,7 +210,7 @@ fn refuse(refusal: &Refusal, verb: Verb, domain: Domain, label: &str) {
     let number = format!("{}: {}", refusal.code, errors::text(refusal.code).unwrap_or("Unknown error"));
     match (verb, refusal.code) {
         (Verb::List, 113) => {
-            eprintln!("Could not find service \"{label}\" in domain for {}", domain_words(domain))
+            eprintln!("Could not find service \"{label}\" in domain for {}", domain_words(domain));
         }
         (Verb::Bootstrap, _) => {
             eprintln!("Bootstrap failed: {number}");

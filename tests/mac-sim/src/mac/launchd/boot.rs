@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -14,7 +15,7 @@ use nix::unistd::dup2_stdout;
 
 use super::job::{Job, Kind};
 use super::{Launchd, definition::Definition, disabled, log};
-use crate::mac::{programs, root};
+use crate::mac::{programs, root, sshd};
 
 /// What the loop needs.
 pub(super) struct Booted {
@@ -22,8 +23,17 @@ pub(super) struct Booted {
     pub(super) listener: TcpListener,
 }
 
-/// The property lists of the Mac's own jobs that are simulated.
+/// The Mac's own jobs.
 pub(super) const LOGINWINDOW: &str = "com.apple.loginwindow";
+const SSHD: &str = "com.openssh.sshd";
+
+/// Whether a job belongs to macOS, which protects it.
+pub(super) fn is_apples(label: &str) -> bool {
+    [LOGINWINDOW, SSHD].contains(&label)
+}
+
+/// The device whose owner is the user at the screen.
+const CONSOLE: &str = "/dev/console";
 
 /// Enters the Mac's root, and clears what a boot clears. The current directory is that of the simulated Mac.
 pub(super) fn prepare() -> io::Result<Booted> {
@@ -72,12 +82,16 @@ fn lists(directory: &Path) -> Vec<PathBuf> {
 impl Launchd {
     /// Loads the Mac's own jobs, then those in `/Library/LaunchDaemons`. A list that cannot be loaded is skipped without a word.
     pub(super) fn load_at_boot(&mut self) {
-        match Definition::parse(programs::loginwindow::PROPERTY_LIST.as_bytes()) {
-            Ok(definition) => {
-                let path = PathBuf::from("/System/Library/LaunchDaemons/com.apple.loginwindow.plist");
-                self.load(Domain::System, Job::new(definition, path, Kind::LaunchDaemon));
+        for (file, list) in
+            [(LOGINWINDOW, programs::loginwindow::PROPERTY_LIST), ("ssh", sshd::PROPERTY_LIST)]
+        {
+            match Definition::parse(list.as_bytes()) {
+                Ok(definition) => {
+                    let path = PathBuf::from(format!("/System/Library/LaunchDaemons/{file}.plist"));
+                    self.load(Domain::System, Job::new(definition, path, Kind::LaunchDaemon));
+                }
+                Err(error) => log(&format!("{file}: {error}")),
             }
-            Err(error) => log(&format!("{LOGINWINDOW}: {error}")),
         }
         for path in lists("/Library/LaunchDaemons".as_ref()) {
             self.load_quietly(Domain::System, &path);
@@ -87,6 +101,7 @@ impl Launchd {
     /// Opens the session of a user at the screen, and loads the user's agents.
     pub(super) fn open_session(&mut self, uid: u32) {
         self.sessions.insert(uid);
+        own_console(uid);
         let own = (uid == UID).then(|| format!("/Users/{}/Library/LaunchAgents", self.settings.user));
         for directory in ["/Library/LaunchAgents".to_owned()].into_iter().chain(own) {
             for path in lists(directory.as_ref()) {
@@ -96,7 +111,7 @@ impl Launchd {
     }
 
     fn load_quietly(&mut self, domain: Domain, path: &Path) {
-        let loaded = self.definition(domain, path).and_then(|definition| {
+        let loaded = Self::definition(domain, path).and_then(|definition| {
             let label = definition.label.clone();
             if disabled::is_disabled(domain, &label, definition.disabled) {
                 return Ok(());
@@ -111,6 +126,13 @@ impl Launchd {
         if let Err(refusal) = loaded {
             log(&format!("{} is not loaded: {refusal}", path.display()));
         }
+    }
+}
+
+/// Makes a user the one at the screen.
+pub(super) fn own_console(uid: u32) {
+    if let Err(error) = chown(CONSOLE, Some(uid), None) {
+        log(&format!("{CONSOLE}: {error}"));
     }
 }
 

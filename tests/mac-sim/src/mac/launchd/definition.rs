@@ -42,6 +42,7 @@ pub(super) enum KeepAlive {
 
 /// A job as its property list had it when it was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of its own")]
 pub(super) struct Definition {
     pub(super) label: String,
     pub(super) program: PathBuf,

@@ -109,7 +109,7 @@ impl Launchd {
                 next.map_or(Duration::from_hours(1), |at| at.saturating_duration_since(Instant::now()));
             match events.recv_timeout(wait) {
                 Ok(Event::Child) => self.reap(),
-                Ok(Event::Request(request, caller, answer)) => self.answer(request, caller, answer),
+                Ok(Event::Request(request, caller, answer)) => self.answer(request, caller, &answer),
                 Ok(Event::Connection(stream)) => self.connect(stream),
                 Ok(Event::PowerCut) => return Ok(Halt::PowerOff),
                 Err(RecvTimeoutError::Timeout) => {}

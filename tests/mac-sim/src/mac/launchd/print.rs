@@ -246,7 +246,7 @@ impl Launchd {
     pub(super) fn list(&self, domain: Domain) -> String {
         let jobs = self.jobs.iter().filter(|((of, _), _)| *of == domain);
         let rows = jobs.map(|((_, label), job)| {
-            let pid = job.pid().map_or("-".to_owned(), |pid| pid.to_string());
+            let pid = job.pid().map_or_else(|| "-".to_owned(), |pid| pid.to_string());
             format!("{pid}\t{}\t{label}\n", status(job.last_exit))
         });
         format!("PID\tStatus\tLabel\n{}", rows.collect::<String>())
@@ -270,7 +270,7 @@ impl Launchd {
         }
         text.push_str("\n\tservices = {\n");
         for ((_, label), job) in jobs {
-            let pid = job.pid().map_or("0".to_owned(), |pid| pid.to_string());
+            let pid = job.pid().map_or_else(|| "0".to_owned(), |pid| pid.to_string());
             let _ = writeln!(text, "\t{pid:>8} {:>6} \t{label}", status(job.last_exit));
         }
         text.push_str("\t}\n}\n");

@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::boot::LOGINWINDOW;
+use super::boot::{LOGINWINDOW, is_apples, own_console};
 use super::job::{AfterExit, Process, State};
 use super::respawn::Exit;
 use super::xpcproxy::{CODESIGN, Spec};
@@ -110,7 +110,7 @@ impl Launchd {
             match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::Exited(pid, code)) => self.ended(pid.as_raw(), Exit::Code(code)),
                 Ok(WaitStatus::Signaled(pid, signal, _)) => {
-                    self.ended(pid.as_raw(), Exit::Signal(signal as i32))
+                    self.ended(pid.as_raw(), Exit::Signal(signal as i32));
                 }
                 Ok(WaitStatus::StillAlive) | Err(nix::errno::Errno::ECHILD) => return,
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
@@ -154,6 +154,7 @@ impl Launchd {
 
     /// Without loginwindow no user is logged in, and the agents of their sessions end.
     fn close_sessions(&mut self) {
+        own_console(0);
         for uid in std::mem::take(&mut self.sessions) {
             let domain = Domain::Gui(uid);
             let keys: Vec<_> = self.jobs.keys().filter(|key| key.0 == domain).cloned().collect();
@@ -182,8 +183,8 @@ impl Launchd {
 
     /// Whether a fault of jobs is on. A fault that is refused is told in the log, and by every simulated program.
     pub(super) fn hits(&self, fault: Fault, label: &str) -> bool {
-        // loginwindow is the Mac's, and an empty file stands for all jobs of others.
-        let of_others = label != LOGINWINDOW;
+        // An empty file stands for all jobs but the Mac's own.
+        let of_others = !is_apples(label);
         self.faults.hits_label(fault, label).unwrap_or_else(|error| {
             log(&format!("mac-sim: {error}"));
             false

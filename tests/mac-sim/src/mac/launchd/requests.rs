@@ -10,7 +10,7 @@ use mac_sim::settings::UID;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, sethostname};
 
-use super::boot::{LOGINWINDOW, kind};
+use super::boot::{is_apples, kind};
 use super::definition::{Definition, DefinitionError};
 use super::job::{Job, State};
 use super::{Answer, Caller, Halt, Key, Launchd, disabled, print, refuse};
@@ -37,9 +37,9 @@ type Answered = Result<Reply, Refusal>;
 
 impl Launchd {
     /// Carries out a request, and answers now or, for `kickstart`, when the process is there.
-    pub(super) fn answer(&mut self, request: Request, caller: Caller, answer: Answer) {
+    pub(super) fn answer(&mut self, request: Request, caller: Caller, answer: &Answer) {
         if let Request::Kickstart { domain, label, kill } = request {
-            let answered = self.kickstart(&(domain, label), kill, caller, &answer);
+            let answered = self.kickstart(&(domain, label), kill, caller, answer);
             if let Some(answered) = answered.transpose() {
                 let _ = answer.send(answered);
             }
@@ -141,7 +141,7 @@ impl Launchd {
     fn try_bootstrap(&mut self, domain: Domain, path: &Path, caller: Caller) -> Answered {
         allow(domain, caller)?;
         self.ensure_domain(domain, code::NO_SESSION)?;
-        let definition = self.definition(domain, path)?;
+        let definition = Self::definition(domain, path)?;
         let told = |words: &str| format!("{}: {words}", path.display());
         if self.jobs.contains_key(&(domain, definition.label.clone())) {
             return Err(match self.knob(Fault::LoadedCode, 5)? {
@@ -160,7 +160,7 @@ impl Launchd {
     }
 
     /// Reads and checks a property list.
-    pub(super) fn definition(&self, domain: Domain, path: &Path) -> Result<Definition, Refusal> {
+    pub(super) fn definition(domain: Domain, path: &Path) -> Result<Definition, Refusal> {
         let told = |number: u8, words: &str| Refusal::with(number, format!("{}: {words}", path.display()));
         let metadata =
             std::fs::metadata(path).map_err(|_| told(code::NO_SUCH_FILE, "No such file or directory"))?;
@@ -207,7 +207,7 @@ impl Launchd {
         allow(key.0, caller)?;
         self.ensure_domain(key.0, code::NO_SESSION)?;
         let Some(job) = self.jobs.get(key) else { return Err(Refusal::new(code::NO_SUCH_PROCESS)) };
-        if key.1 == LOGINWINDOW {
+        if is_apples(&key.1) {
             return Err(Refusal::new(code::INTEGRITY_PROTECTION));
         }
         let still_runs = job.pid().is_some();

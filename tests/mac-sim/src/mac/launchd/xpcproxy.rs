@@ -15,7 +15,7 @@ use nix::unistd::{Group, User, dup2_stderr, dup2_stdin, dup2_stdout, getpid, ini
 use serde::{Deserialize, Serialize};
 
 use super::definition::Definition;
-use crate::mac::signature;
+use crate::mac::signature::{self, Execution};
 
 /// What xpcproxy tells launchd when the kernel would kill the program because of its signature.
 pub(super) const CODESIGN: &str = "codesign";
@@ -98,7 +98,7 @@ enum Never {}
 
 fn become_job(spec: &Spec) -> io::Result<Never> {
     spec.program.metadata().map_err(told(&spec.program))?;
-    if spec.is_killed_by_signature || signature::execution(&spec.program)?.is_killed() {
+    if spec.is_killed_by_signature || signature::execution(&spec.program)? == Execution::Killed {
         write!(io::stdout(), "{CODESIGN}")?;
         io::stdout().flush()?;
         kill(getpid(), Signal::SIGKILL)?;
@@ -121,7 +121,7 @@ fn become_job(spec: &Spec) -> io::Result<Never> {
     if let Some(user) = &spec.user {
         become_user(user, spec.group.as_deref())?;
     }
-    let directory = spec.working_directory.as_deref().unwrap_or(Path::new("/"));
+    let directory = spec.working_directory.as_deref().unwrap_or_else(|| Path::new("/"));
     std::env::set_current_dir(directory).map_err(told(directory))?;
     let null = Path::new("/dev/null");
     let input = spec.stdin.as_deref().unwrap_or(null);
@@ -144,7 +144,7 @@ fn told(path: &Path) -> impl Fn(io::Error) -> io::Error {
 
 /// Opens what a job writes to. What it did not name goes nowhere.
 fn open(path: Option<&Path>) -> io::Result<File> {
-    let path = path.unwrap_or(Path::new("/dev/null"));
+    let path = path.unwrap_or_else(|| Path::new("/dev/null"));
     let opened = File::options().create(true).append(true).open(path);
     opened.map_err(told(path))
 }

@@ -82,7 +82,7 @@ fn expand(format: &str, metadata: &fs::Metadata, path: &str) -> Option<String> {
             ("Sg", group().unwrap_or_else(|| metadata.gid().to_string())),
             ("HT", kind.to_owned()),
             ("OLp", format!("{:03o}", metadata.mode() & 0o777)),
-            ("Lp", format!("{:04o}", metadata.mode() & 0o7777).trim_start_matches('0').to_owned()),
+            ("Lp", format!("{:o}", metadata.mode() & 0o777)),
             ("Mp", format!("{:o}", metadata.mode() >> 9 & 7)),
             ("Op", format!("{:o}", metadata.mode())),
             ("p", format!("{:o}", metadata.mode())),
@@ -142,7 +142,7 @@ pub(super) fn shasum(words: &[String]) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for file in files {
         let from = if file == "-" { Path::new("/dev/stdin") } else { Path::new(file) };
-        match digest(from, &program) {
+        match File::open(from).and_then(|mut content| digest(&mut content, &program)) {
             Ok(hash) => println!("{hash}  {file}"),
             Err(error) => {
                 let words = if error.kind() == io::ErrorKind::NotFound {

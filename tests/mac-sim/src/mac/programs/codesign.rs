@@ -94,6 +94,9 @@ fn sign(path: &Path, identity: &str, options: &Options) -> Result<(), String> {
         io::ErrorKind::StorageFull => "No space left on device".to_owned(),
         _ => "internal error in Code Signing subsystem".to_owned(),
     };
+    if !signature::is_compiled(path).map_err(told)? {
+        return Err("mac-sim: only compiled programs can be signed here".to_owned());
+    }
     if signature::signature(path).map_err(told)?.is_some() {
         if !options.force {
             return Err("is already signed".to_owned());
@@ -151,7 +154,7 @@ fn display(path: &Path, verbosity: usize) -> Result<(), String> {
         eprintln!("Identifier={}\nFormat=Mach-O thin (arm64)", signature.identifier);
         eprintln!("CodeDirectory v=20400 size=12345 flags=0x2(adhoc) hashes=383+0 location=embedded");
         if verbosity > 2 {
-            eprintln!("CDHash={}", &signature.code.hash[..40]);
+            eprintln!("CDHash={}", &signature.hash[..40]);
         }
         eprintln!("Signature=adhoc\nInfo.plist=not bound\nTeamIdentifier=not set\nSealed Resources=none");
         eprintln!("Internal requirements count=0 size=12");

@@ -9,14 +9,14 @@ use plist::{Dictionary, Value};
 
 use super::not_simulated;
 
+/// What the file of a domain for this Mac alone has in its name.
+const HARDWARE: &str = "00000000-0000-1000-8000-00005E005301";
+
 /// The file of a domain: a path with or without `.plist`, a reverse host name, or the domain of all programs.
-fn file(domain: &str) -> PathBuf {
+fn file(domain: &str, of_this_host: bool) -> PathBuf {
     if domain.starts_with('/') {
-        return PathBuf::from(if domain.ends_with(".plist") {
-            domain.to_owned()
-        } else {
-            format!("{domain}.plist")
-        });
+        let stem = domain.strip_suffix(".plist").unwrap_or(domain);
+        return PathBuf::from(format!("{stem}.plist"));
     }
     let domain = if ["-g", "-globalDomain", "NSGlobalDomain"].contains(&domain) {
         ".GlobalPreferences"
@@ -25,7 +25,11 @@ fn file(domain: &str) -> PathBuf {
     };
     let home =
         if super::is_root() { "/var/root".to_owned() } else { std::env::var("HOME").unwrap_or_default() };
-    Path::new(&home).join("Library/Preferences").join(format!("{domain}.plist"))
+    let directory = Path::new(&home).join("Library/Preferences");
+    if of_this_host {
+        return directory.join("ByHost").join(format!("{domain}.{HARDWARE}.plist"));
+    }
+    directory.join(format!("{domain}.plist"))
 }
 
 /// The value of a key in a property list.
@@ -105,52 +109,60 @@ fn shown(value: &Value, indent: usize) -> String {
 }
 
 pub(super) fn main(words: &[String]) -> ExitCode {
-    let strings: Vec<_> = words.iter().map(String::as_str).collect();
+    let mut strings: Vec<_> = words.iter().map(String::as_str).collect();
+    let of_this_host = strings.first() == Some(&"-currentHost");
+    if of_this_host {
+        strings.remove(0);
+    }
     match strings.as_slice() {
-        ["read", domain] => match dictionary(&file(domain)) {
-            Some(content) => {
-                println!("{}", shown(&Value::Dictionary(content), 0));
-                ExitCode::SUCCESS
-            }
+        ["read", domain] => match dictionary(&file(domain, of_this_host)) {
+            Some(content) => show(&Value::Dictionary(content)),
             None => missing_domain(domain),
         },
-        ["read", domain, key] => match read(&file(domain), key) {
-            Some(value) => {
-                println!("{}", shown(&value, 0));
-                ExitCode::SUCCESS
-            }
+        ["read", domain, key] => match read(&file(domain, of_this_host), key) {
+            Some(value) => show(&value),
             None => missing_pair(domain, key),
         },
+        ["write", domain, key, "-dict-add", pairs @ ..] => {
+            let Some(Value::Dictionary(added)) = value(&[&["-dict"], pairs].concat()) else {
+                return not_simulated("defaults", words);
+            };
+            change(&file(domain, of_this_host), |content| {
+                let kept = content.remove(key).and_then(Value::into_dictionary).unwrap_or_default();
+                let all = kept.into_iter().chain(added).collect();
+                content.insert((*key).to_owned(), Value::Dictionary(all));
+            })
+        }
         ["write", domain, key, rest @ ..] if !rest.is_empty() => match value(rest) {
-            Some(value) => change(domain, |content| {
+            Some(value) => change(&file(domain, of_this_host), |content| {
                 content.insert((*key).to_owned(), value);
-                true
             }),
             None => not_simulated("defaults", words),
         },
-        ["delete", domain, key] => match dictionary(&file(domain)) {
-            Some(content) if content.contains_key(key) => {
-                change(domain, |content| content.remove(key).is_some())
-            }
-            _ => missing_pair(domain, key),
+        ["delete", domain, key] => match read(&file(domain, of_this_host), key) {
+            Some(_) => change(&file(domain, of_this_host), |content| {
+                content.remove(key);
+            }),
+            None => missing_pair(domain, key),
         },
         _ => not_simulated("defaults", words),
     }
 }
 
-fn change(domain: &str, edit: impl FnOnce(&mut Dictionary) -> bool) -> ExitCode {
-    let path = file(domain);
-    let mut content = dictionary(&path).unwrap_or_default();
+fn show(value: &Value) -> ExitCode {
+    println!("{}", shown(value, 0));
+    ExitCode::SUCCESS
+}
+
+fn change(path: &Path, edit: impl FnOnce(&mut Dictionary)) -> ExitCode {
+    let mut content = dictionary(path).unwrap_or_default();
     edit(&mut content);
-    match write(&path, content) {
+    match write(path, content) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => {
-            eprintln!(
-                "{} defaults[{}] Could not write domain {}; exiting",
-                stamp(),
-                std::process::id(),
-                path.with_extension("").display()
-            );
+            let domain = path.with_extension("");
+            let (when, id) = (stamp(), std::process::id());
+            eprintln!("{when} defaults[{id}] Could not write domain {}; exiting", domain.display());
             ExitCode::FAILURE
         }
     }

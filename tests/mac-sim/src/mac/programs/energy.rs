@@ -92,7 +92,7 @@ pub(super) fn caffeinate(words: &[String]) -> ExitCode {
             (flags, tail)
                 if flags.starts_with('-') && flags[1..].chars().all(|flag| "dimsu".contains(flag)) =>
             {
-                rest = tail
+                rest = tail;
             }
             (flags, _) if flags.starts_with('-') => return not_simulated("caffeinate", words),
             _ => break,
@@ -120,7 +120,7 @@ pub(super) fn systemsetup(words: &[String]) -> ExitCode {
         ["-getremotelogin"] => println!("Remote Login: On"),
         ["-setremotelogin", "on"] => println!("setremotelogin: remote login is already On."),
         ["-setremotelogin", ..] => {
-            println!("setremotelogin: Turning Remote Login on or off requires Full Disk Access privileges.")
+            println!("setremotelogin: Turning Remote Login on or off requires Full Disk Access privileges.");
         }
         ["-getusingnetworktime"] => println!("Network Time: On"),
         ["-getcomputersleep"] => println!("Computer Sleep: {}", minutes("sleep")),

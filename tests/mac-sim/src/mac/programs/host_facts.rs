@@ -74,6 +74,23 @@ pub(super) fn arch(words: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Whether the disk is encrypted: with `FileVault` no user is logged in automatically.
+pub(super) fn fdesetup(words: &[String]) -> ExitCode {
+    match words {
+        [command] if command == "status" => println!("FileVault is Off."),
+        _ => return super::not_simulated("fdesetup", words),
+    }
+    ExitCode::SUCCESS
+}
+
+pub(super) fn csrutil(words: &[String]) -> ExitCode {
+    match words {
+        [command] if command == "status" => println!("System Integrity Protection status: enabled."),
+        _ => return super::not_simulated("csrutil", words),
+    }
+    ExitCode::SUCCESS
+}
+
 pub(super) fn uname(words: &[String]) -> ExitCode {
     let host = gethostname().unwrap_or_default().to_string_lossy().into_owned();
     let version = format!("Darwin Kernel Version {RELEASE}: root:xnu-12377/RELEASE_ARM64_T8132");

@@ -13,12 +13,12 @@ use super::{defaults, host_facts, launchd};
 
 pub(super) const PROGRAM: &str = "/System/Library/CoreServices/loginwindow.app/Contents/MacOS/loginwindow";
 
-/// The job by which launchd keeps loginwindow running.
+/// The job by which launchd starts loginwindow. It does not start it again after SIGHUP, as `killall -HUP loginwindow` finds out.
 pub(in crate::mac) const PROPERTY_LIST: &str = r#"<plist version="1.0"><dict>
 <key>Label</key><string>com.apple.loginwindow</string>
 <key>ProgramArguments</key><array>
 <string>/System/Library/CoreServices/loginwindow.app/Contents/MacOS/loginwindow</string><string>console</string></array>
-<key>KeepAlive</key><true/><key>ThrottleInterval</key><integer>1</integer>
+<key>RunAtLoad</key><true/><key>KeepAlive</key><dict><key>Crashed</key><true/></dict>
 </dict></plist>"#;
 
 /// The file with the password of the user who is logged in automatically.

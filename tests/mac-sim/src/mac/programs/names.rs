@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use mac_sim::control::Request;
 use nix::unistd::gethostname;
-use plist::{Dictionary, Value};
+use plist::Value;
 
 use super::{is_root, launchd, not_simulated};
 
@@ -22,7 +22,7 @@ pub(in crate::mac) fn read(path: &Path, name: &str) -> Option<String> {
 
 fn write(name: &str, value: &str) -> io::Result<()> {
     let kept = fs::read(FILE).ok().and_then(|bytes| plist::from_bytes::<Value>(&bytes).ok());
-    let mut names = kept.and_then(Value::into_dictionary).unwrap_or_else(Dictionary::new);
+    let mut names = kept.and_then(Value::into_dictionary).unwrap_or_default();
     names.insert(name.to_owned(), value.into());
     let hidden = format!("{FILE}.new");
     Value::Dictionary(names).to_file_xml(&hidden).map_err(io::Error::other)?;

@@ -26,7 +26,7 @@ pub(super) fn softwareupdate(words: &[String]) -> ExitCode {
     match strings.as_slice() {
         ["--schedule"] => println!("Automatic checking for updates is turned on"),
         ["-l" | "--list"] => {
-            println!("Software Update Tool\n\nFinding available software\nNo new software available.")
+            println!("Software Update Tool\n\nFinding available software\nNo new software available.");
         }
         _ => return not_simulated("softwareupdate", words),
     }

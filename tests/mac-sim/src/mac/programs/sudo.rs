@@ -27,6 +27,7 @@ const UNLOCKED_AFTER: Duration = Duration::from_mins(10);
 const TRIES: usize = 3;
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 struct Options {
     never_asks: bool,
     from_stdin: bool,
