@@ -1,5 +1,6 @@
 //! What people see while a Mac is taken through its steps.
 
+use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 
 use crate::error_chain::chain;
@@ -36,23 +37,32 @@ pub(crate) fn print_outcome(out: &mut impl Write, name: &str, outcome: &Outcome)
 
 /// One line about all steps.
 pub(crate) fn summary(report: &Report, mode: &Mode) -> String {
-    let (changed, failed) = (report.changed(), report.failed());
+    let (changed, failed, skipped) = (report.changed(), report.failed(), report.skipped());
     let steps = |count| if count == 1 { "1 step".to_owned() } else { format!("{count} steps") };
-    match (mode, changed, failed) {
-        (_, 0, 0) => "nothing to change: the Mac is as it should be".to_owned(),
-        (Mode::Plan, _, 0) => format!("{} would change the Mac", steps(changed)),
-        (Mode::Plan, ..) => {
-            format!("{} would change the Mac, {} failed or were skipped", steps(changed), steps(failed))
+    let mut words = match mode {
+        _ if changed + failed + skipped == 0 => {
+            return "nothing to change: the Mac is as it should be".to_owned();
         }
-        (Mode::Apply(_), _, 0) => format!("done: {} changed the Mac", steps(changed)),
-        (Mode::Apply(_), ..) => {
-            format!(
-                "not done: {} changed the Mac, {} failed or were skipped; run it again to go on",
-                steps(changed),
-                steps(failed)
-            )
+        Mode::Plan => format!("{} would change the Mac", steps(changed)),
+        Mode::Apply(_) if failed == 0 => format!("done: {} changed the Mac", steps(changed)),
+        Mode::Apply(_) => format!("not done: {} changed the Mac", steps(changed)),
+    };
+    if failed > 0 {
+        let _ = write!(words, ", {} failed", steps(failed));
+    }
+    match mode {
+        _ if skipped == 0 => (),
+        Mode::Plan => {
+            let _ = write!(words, ", {} cannot be looked at before", steps(skipped));
+        }
+        Mode::Apply(_) => {
+            let _ = write!(words, ", {} were skipped", steps(skipped));
         }
     }
+    if failed > 0 && matches!(mode, Mode::Apply(_)) {
+        words.push_str("; run it again to go on");
+    }
+    words
 }
 
 /// What to do with a Mac that does not accept the key.

@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
     Changed(Vec<Change>),
     /// It failed.
     Failed(StepError),
-    /// A step before it failed, without which it makes no sense.
+    /// A step before it failed, or would have to be taken first.
     Skipped,
 }
 
@@ -41,9 +41,14 @@ impl Report {
         self.count(|outcome| matches!(outcome, Outcome::Changed(_) | Outcome::Planned(_)))
     }
 
-    /// How many steps have failed, or were skipped because of that.
+    /// How many steps have failed.
     pub(crate) fn failed(&self) -> usize {
-        self.count(|outcome| matches!(outcome, Outcome::Failed(_) | Outcome::Skipped))
+        self.count(|outcome| matches!(outcome, Outcome::Failed(_)))
+    }
+
+    /// How many steps were skipped, because a step before them failed or has to be taken first.
+    pub(crate) fn skipped(&self) -> usize {
+        self.count(|outcome| matches!(outcome, Outcome::Skipped))
     }
 
     fn count(&self, is: impl Fn(&Outcome) -> bool) -> usize {
