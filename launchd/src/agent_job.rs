@@ -60,7 +60,11 @@ pub fn agent_job(user: &ConsoleUser, flags: impl IntoIterator<Item = String>) ->
         [("HOME", user.home.as_str()), ("LANG", "en_US.UTF-8"), ("PATH", PATH), ("USER", &user.name)];
     Job {
         label: agent_label(),
-        program_arguments: std::iter::once(AGENT_BINARY.to_owned()).chain(flags).collect(),
+        // launchd opens the log before the agent starts, and newsyslog renames it: the agent must know its name.
+        program_arguments: [AGENT_BINARY.to_owned(), format!("--log-file={AGENT_LOG}")]
+            .into_iter()
+            .chain(flags)
+            .collect(),
         user_name: Some(user.name.clone()),
         environment_variables: variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         run_at_load: true,
@@ -100,7 +104,10 @@ mod tests {
         let user = ConsoleUser::named("m1");
         let job = agent_job(&user, ["--node-name=mac-1".to_owned()]);
         assert_eq!(job.label.as_str(), AGENT_LABEL);
-        assert_eq!(job.program_arguments, [AGENT_BINARY, "--node-name=mac-1"]);
+        assert_eq!(
+            job.program_arguments,
+            [AGENT_BINARY, "--log-file=/var/log/tart-kubelet.log", "--node-name=mac-1"]
+        );
         let xml = String::from_utf8(job.to_plist().unwrap()).unwrap();
         for line in [
             "<key>UserName</key>\n\t<string>m1</string>",

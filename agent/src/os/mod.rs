@@ -3,5 +3,6 @@
 pub(crate) mod availability;
 pub(crate) mod dhcp_leases;
 pub(crate) mod host;
+pub(crate) mod log_file;
 pub(crate) mod open_files;
 pub(crate) mod process_table;

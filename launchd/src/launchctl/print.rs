@@ -317,8 +317,9 @@ mod tests {
         let job = agent_job(&ConsoleUser::named("m1"), ["--a".to_owned()]);
         assert!(Service::default().is_of(&job, AGENT_PLIST));
         let same = format!(
-            "x = {{\n\tpath = {AGENT_PLIST}\n\tprogram = {0}\n\targuments = {{\n\t\t{0}\n\t\t--a\n\t}}\n\tenvironment = {{\n\t\tHOME => /Users/m1\n\t\tXPC => 1\n\t}}\n\texit timeout = 20\n}}\n",
-            job.program()
+            "x = {{\n\tpath = {AGENT_PLIST}\n\tprogram = {0}\n\targuments = {{\n\t\t{1}\n\t}}\n\tenvironment = {{\n\t\tHOME => /Users/m1\n\t\tXPC => 1\n\t}}\n\texit timeout = 20\n}}\n",
+            job.program(),
+            job.program_arguments.join("\n\t\t"),
         );
         assert!(Service::parse(&same).is_of(&job, AGENT_PLIST));
         for (from, to) in

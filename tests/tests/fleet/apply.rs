@@ -1,6 +1,9 @@
 //! A new Mac, from nothing to a Node.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
+use tart_kubelet_tests::wait::eventually;
 
 use super::scene::{BINARY, PLIST, Scene};
 
@@ -38,4 +41,25 @@ async fn a_mac_with_another_host_key_gets_nothing() -> Result<()> {
     ensure!(!scene.mac.path(BINARY).exists(), "the agent was installed");
     let right = format!("--host-key={}", scene.mac.host_key_fingerprint());
     scene.host("plan", scene.agent(), &[&right]).await?.ok().map(drop)
+}
+
+#[tokio::test]
+async fn the_agent_follows_its_log_when_newsyslog_rotates_it() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-log").await? else { return Ok(()) };
+    let log = "/var/log/tart-kubelet.log";
+    let (pid, before) = (scene.pid().await?, scene.inode(log)?);
+    scene.mac.ssh("sudo -n newsyslog -F -f /etc/newsyslog.d/tart-kubelet.conf").await?.ok()?;
+    ensure!(scene.inode(log)? != before, "newsyslog has made no new log");
+    let access = scene.mac.ssh(&format!("stat -f '%Su:%Sg %Lp' {log}")).await?.ok()?;
+    assert_eq!(access.trim(), "m1:staff 600");
+    // A process of the Mac is a process of this machine, under another number.
+    let open = format!("sudo -n readlink /proc/{pid}/fd/2");
+    eventually("the agent to open its new log", Duration::from_mins(1), async || {
+        let target = scene.mac.ssh(&open).await?.ok()?;
+        ensure!(target.trim().ends_with("/var/log/tart-kubelet.log"), "it writes to {target}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(scene.pid().await?, pid, "the agent was restarted");
+    Ok(())
 }
