@@ -1,8 +1,9 @@
 //! A Mac that has an agent gets another one, or other flags.
 
+use std::path::Path;
+
 use anyhow::{Result, ensure};
 use tart_kubelet_tests::mac_host::Fault;
-use tart_kubelet_tests::programs;
 
 use super::scene::{BINARY, LABEL, PLIST, Scene};
 
@@ -35,17 +36,27 @@ async fn a_new_binary_restarts_the_agent_in_place_and_a_new_flag_registers_it_an
 async fn a_broken_binary_leaves_the_agent_that_runs() -> Result<()> {
     let Some(scene) = Scene::applied("fleet-broken").await? else { return Ok(()) };
     let (pid, binary) = (scene.pid().await?, scene.inode(BINARY)?);
-    let broken = scene.agent().with_extension("broken");
-    programs::write(&broken, "#!/bin/sh\necho 'no such library' >&2\nexit 3\n")?;
-    let failed = scene.host("roll", &broken, &[]).await?.failed()?;
-    ensure!(
-        failed.contains("the new tart-kubelet does not run") && failed.contains("no such library"),
-        "{failed}"
-    );
+    let broken = Path::new("/usr/bin/false");
+    let failed = scene.host("roll", broken, &[]).await?.failed()?;
+    ensure!(failed.contains("the new tart-kubelet does not run: `--version` ended with 1"), "{failed}");
     assert_eq!((scene.pid().await?, scene.inode(BINARY)?), (pid, binary));
     // The drift is still there.
-    let plan = scene.host("plan", &broken, &[]).await?.ok()?;
+    let plan = scene.host("plan", broken, &[]).await?.ok()?;
     ensure!(plan.contains("differs  agent's binary"), "{plan}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_ends_at_once_gives_way_to_the_old_one() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-ends").await? else { return Ok(()) };
+    // It prints a version, so that nothing is wrong with it until launchd starts it.
+    let failed = scene.host("roll", Path::new("/usr/bin/true"), &[]).await?.failed()?;
+    ensure!(failed.contains("the program ends soon after each start"), "{failed}");
+    ensure!(failed.contains("the old one was put back and runs as PID"), "{failed}");
+    scene.pid().await?;
+    scene.until_ready().await?;
+    let healed = scene.host("roll", scene.agent(), &[]).await?.ok()?;
+    ensure!(healed.contains("changed  agent's binary"), "{healed}");
     Ok(())
 }
 
