@@ -179,7 +179,6 @@ impl State {
                 }
                 done()
             }
-            ["/usr/sbin/chown" | "/bin/chmod", ..] => done(),
             ["/usr/bin/pmset", "-g"] => {
                 let lines = self
                     .settings
@@ -201,7 +200,7 @@ impl State {
             }
             ["/sbin/pfctl", "-s", "rules"] => printed("anchor \"com.apple/*\" all\n"),
             ["/sbin/pfctl", "-a", ANCHOR, "-s", "rules"] => printed("block drop in quick\n"),
-            ["/sbin/pfctl", ..] => done(),
+            ["/sbin/pfctl" | "/usr/sbin/chown" | "/bin/chmod", ..] => done(),
             [program, "--version"] => match self.files[*program].bytes.as_deref().unwrap() {
                 bytes if bytes.starts_with(BROKEN) => failed(137),
                 bytes => printed(String::from_utf8_lossy(bytes).into_owned()),

@@ -98,7 +98,7 @@ pub async fn differences<H: Host>(host: &H, config: &FirewallConfig) -> Result<V
         match host.read_file(file.path).await? {
             None => found.push(format!("{} is missing", file.path)),
             Some(contents) if contents != file.contents.as_bytes() => {
-                found.push(format!("{} has other contents", file.path))
+                found.push(format!("{} has other contents", file.path));
             }
             Some(_) => (),
         }
