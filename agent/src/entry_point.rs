@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 use crate::cli::images_pull::{self, Said};
 use crate::cli::{AgentArgs, Cli, GcArgs, ImagesCommand, PullArgs, SubCommand, gc_dry_run, images_list};
 use crate::error_chain::chain;
-use crate::os::open_files;
+use crate::os::{log_file, open_files};
 use crate::{agent, shim};
 
 /// Runs what the command line asks for.
@@ -48,6 +48,10 @@ pub fn run() -> ExitCode {
 }
 
 fn run_agent(args: AgentArgs) -> Result<(), String> {
+    if let Some(path) = &args.log_file {
+        let followed = log_file::follow(path.clone());
+        followed.map_err(|error| format!("cannot write the log {}: {error}", path.display()))?;
+    }
     open_files::raise_limit();
     let runtime = start(Builder::new_multi_thread().worker_threads(2))?;
     let ended = runtime.block_on(agent::run(args)).map_err(|error| chain(&error));

@@ -12,7 +12,8 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use tokio::process::Command;
+use tokio::io::AsyncWriteExt;
+use tokio::process::{ChildStdin, Command};
 use tokio::time::timeout;
 
 use output::{Lines, drain};
@@ -66,20 +67,41 @@ pub async fn run_with_pid_and_lines(
     on_start: impl FnOnce(u32),
     on_line: impl FnMut(&str),
 ) -> Result<Output, CommandError> {
+    command.stdin(Stdio::null());
+    run_with_stdin(command, &[], deadline, on_line).await
+}
+
+/// Runs a command to its end, with `input` as its standard input. A command may end without reading all of it.
+pub async fn run_with_input(
+    mut command: Command,
+    input: &[u8],
+    deadline: Duration,
+) -> Result<Output, CommandError> {
+    command.stdin(Stdio::piped());
+    run_with_stdin(command, input, deadline, |_| ()).await
+}
+
+/// Runs a command whose standard input is chosen already. `input` goes into it if it is a pipe.
+async fn run_with_stdin(
+    mut command: Command,
+    input: &[u8],
+    deadline: Duration,
+    on_line: impl FnMut(&str),
+) -> Result<Output, CommandError> {
     let program = command.as_std().get_program().to_owned();
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|source| CommandError::run(&program, source))?;
     let mut group = ProcessGroup::of(&child);
     if let Some(pid) = child.id() {
         on_start(pid);
     }
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+    let (stdin, mut out, mut err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let ended = {
         let mut lines = Lines::new(on_line);
         let read = async {
             let out = drain(&mut out, &mut stdout, |chunk| lines.push(chunk));
-            tokio::join!(out, drain(&mut err, &mut stderr, |_| ()))
+            tokio::join!(feed(stdin, input), out, drain(&mut err, &mut stderr, |_| ()))
         };
         tokio::pin!(read);
         let run = async {
@@ -104,6 +126,13 @@ pub async fn run_with_pid_and_lines(
     group.release();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok(Output { status, stdout: text(&stdout), stderr: text(&stderr) })
+}
+
+/// Writes `input` into a pipe and closes it. The program's exit status says whether it missed what it did not read.
+async fn feed(stdin: Option<ChildStdin>, input: &[u8]) {
+    if let Some(mut stdin) = stdin {
+        let _ = stdin.write_all(input).await;
+    }
 }
 
 #[cfg(test)]
@@ -136,6 +165,19 @@ mod tests {
     async fn output_is_bounded_and_never_blocks_the_program() {
         let output = run(shell("head -c 20000000 /dev/zero"), LONG).await.unwrap();
         assert_eq!(output.stdout.len(), output::MAX_OUTPUT);
+    }
+
+    #[tokio::test]
+    async fn input_larger_than_a_pipe_reaches_the_program_while_it_prints() {
+        let input = vec![b'x'; 1 << 20];
+        let output = run_with_input(shell("cat"), &input, LONG).await.unwrap();
+        assert_eq!(output.stdout.len(), input.len());
+    }
+
+    #[tokio::test]
+    async fn a_program_that_reads_no_input_ends_by_itself() {
+        let output = run_with_input(shell("exit 7"), &vec![0; 1 << 20], LONG).await.unwrap();
+        assert_eq!(output.status.code(), Some(7));
     }
 
     #[tokio::test]

@@ -103,6 +103,10 @@ pub(crate) struct AgentArgs {
     #[arg(long, default_value = "/var/lib/tart-kubelet")]
     pub(crate) state_dir: PathBuf,
 
+    /// The file for everything that the agent prints. When it has been renamed, as newsyslog does, the agent opens it anew
+    #[arg(long)]
+    pub(crate) log_file: Option<PathBuf>,
+
     /// A directory of this machine that Pods may mount as hostPath, with everything in it; with `:ro` at the end, read-only. Can be given
     /// several times. Without it, hostPath is refused
     #[arg(long, value_name = "PATH[:ro]")]

@@ -4,6 +4,7 @@ pub(crate) mod availability;
 pub(crate) mod dhcp_leases;
 pub(crate) mod host;
 pub(crate) mod host_cpu;
+pub(crate) mod log_file;
 pub(crate) mod open_files;
 pub(crate) mod power_assertion;
 pub(crate) mod privacy;

@@ -1,0 +1,105 @@
+//! Which way a job comes to its new binary or definition. A pure function.
+
+use crate::job::Job;
+use crate::launchctl::Registration;
+
+/// The property list on the disk, compared with the wanted one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PlistOnDisk {
+    /// There is none.
+    Missing,
+    /// It has other bytes.
+    Different,
+    /// It has the same bytes.
+    Same,
+}
+
+/// What a roll does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// Nothing: the job runs as it should.
+    Keep,
+    /// `kickstart -k`. It leaves the job's registration alone: macOS counts registrations, and no longer starts a job that has had too many.
+    Restart,
+    /// `bootout` and `bootstrap`, for launchd reads a property list only then.
+    Register {
+        /// Whether the property list is written first.
+        write: bool,
+    },
+}
+
+/// Chooses the way. `restart` says that a running process is outdated, for instance by a new binary.
+pub(super) fn plan(job: &Job, path: &str, plist: PlistOnDisk, loaded: &Registration, restart: bool) -> Plan {
+    match loaded.service() {
+        // A roll that died after it wrote the property list has left launchd with the old definition: the bytes alone do not tell.
+        Some(service) if plist == PlistOnDisk::Same && service.is_of(job, path) => match service.pid {
+            Some(_) if !restart => Plan::Keep,
+            _ => Plan::Restart,
+        },
+        _ => Plan::Register { write: plist != PlistOnDisk::Same },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent_job::{AGENT_PLIST, ConsoleUser, agent_job};
+    use crate::launchctl::Service;
+    use proptest::prelude::*;
+
+    fn job() -> Job {
+        agent_job(&ConsoleUser::named("m1"), ["--a".to_owned()])
+    }
+
+    fn loaded(pid: Option<u32>, arguments: Option<Vec<String>>) -> Registration {
+        Registration::Loaded(Box::new(Service { arguments, pid, ..Service::default() }))
+    }
+
+    #[test]
+    fn a_job_is_registered_anew_only_when_its_definition_changes() {
+        use PlistOnDisk::{Different, Missing, Same};
+        let running = || loaded(Some(7), Some(job().program_arguments));
+        let ended = || loaded(None, None);
+        let outdated = || loaded(Some(7), Some(vec!["/usr/local/bin/tart-kubelet".to_owned()]));
+        let unloaded = || Registration::NotLoaded;
+        let register = |write| Plan::Register { write };
+        let table = [
+            (Same, running(), false, Plan::Keep),
+            (Same, running(), true, Plan::Restart),
+            (Same, ended(), false, Plan::Restart),
+            (Same, ended(), true, Plan::Restart),
+            (Same, outdated(), false, register(false)),
+            (Same, unloaded(), false, register(false)),
+            (Different, running(), false, register(true)),
+            (Different, running(), true, register(true)),
+            (Different, unloaded(), true, register(true)),
+            (Missing, running(), false, register(true)),
+            (Missing, unloaded(), false, register(true)),
+        ];
+        for (plist, loaded, restart, wanted) in table {
+            assert_eq!(
+                plan(&job(), AGENT_PLIST, plist, &loaded, restart),
+                wanted,
+                "{plist:?} {loaded:?} {restart}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_follows_its_rules(
+            plist in prop::sample::select(&[PlistOnDisk::Missing, PlistOnDisk::Different, PlistOnDisk::Same][..]),
+            is_loaded: bool, is_ours: bool, pid in prop::option::of(1_u32..99), restart: bool,
+        ) {
+            let arguments = if is_ours { job().program_arguments } else { vec!["/other".to_owned()] };
+            let registration = if is_loaded { loaded(pid, Some(arguments)) } else { Registration::NotLoaded };
+            let same = is_loaded && is_ours && plist == PlistOnDisk::Same;
+            match plan(&job(), AGENT_PLIST, plist, &registration, restart) {
+                // A job that is loaded with the same definition is never registered again.
+                Plan::Register { write } => prop_assert!(!same && write == (plist != PlistOnDisk::Same)),
+                Plan::Restart => prop_assert!(same && (restart || pid.is_none())),
+                Plan::Keep => prop_assert!(same && !restart && pid.is_some()),
+            }
+        }
+    }
+}

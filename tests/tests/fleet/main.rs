@@ -1,0 +1,6 @@
+//! Macs over SSH, end to end: the shipped `tart-provider`, a real sshd, a simulated Mac, and a real control plane that the agent joins.
+
+mod apply;
+mod prepare;
+mod roll;
+mod scene;

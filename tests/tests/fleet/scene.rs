@@ -1,0 +1,174 @@
+//! A simulated Mac, and the provider that works on it.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::mac_host::MacHost;
+use tart_kubelet_tests::programs;
+use tart_kubelet_tests::wait::until;
+use tokio::io::AsyncWriteExt as _;
+
+pub(crate) const LABEL: &str = "dev.tuist.tart-kubelet";
+pub(crate) const PLIST: &str = "/Library/LaunchDaemons/dev.tuist.tart-kubelet.plist";
+pub(crate) const BINARY: &str = "/usr/local/bin/tart-kubelet";
+
+/// An upload of a debug build on a busy machine is the slowest of all.
+const PROVIDER_DEADLINE: Duration = Duration::from_mins(10);
+const READY_DEADLINE: Duration = Duration::from_mins(3);
+
+/// A Mac, a control plane, and the agent that the Mac should run.
+pub(crate) struct Scene {
+    pub(crate) mac: MacHost,
+    control_plane: &'static ControlPlane,
+    node: String,
+    agent: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+/// How `tart-provider` ended, and what it printed.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Said {
+    /// What it printed, if it succeeded.
+    pub(crate) fn ok(self) -> Result<String> {
+        ensure!(
+            self.status.success(),
+            "tart-provider failed ({}):\n{}{}",
+            self.status,
+            self.stdout,
+            self.stderr
+        );
+        Ok(self.stdout)
+    }
+
+    /// What it printed, if it failed.
+    pub(crate) fn failed(self) -> Result<String> {
+        ensure!(!self.status.success(), "tart-provider succeeded:\n{}", self.stdout);
+        Ok(self.stdout + &self.stderr)
+    }
+}
+
+impl Scene {
+    /// A new Mac; `None`, with a word about it, where it cannot be simulated.
+    pub(crate) async fn new(node: &str) -> Result<Option<Self>> {
+        let control_plane = ControlPlane::shared().await?;
+        let sandbox = control_plane.sandbox();
+        let builder = MacHost::builder(sandbox)?.pfctl(&programs::find("pfctl")?);
+        let Some(mac) = builder.start().await? else { return Ok(None) };
+        let agent = sandbox.directory("agent-binary")?.join("tart-kubelet");
+        // The symbols of a debug build are most of it.
+        let stripped = Command::new("strip").arg("-o").arg(&agent).arg(programs::agent()?).status();
+        ensure!(stripped.is_ok_and(|status| status.success()), "cannot strip the agent");
+        let kubeconfig = control_plane.node_kubeconfig(node)?;
+        Ok(Some(Self { mac, control_plane, node: node.to_owned(), agent, kubeconfig }))
+    }
+
+    /// The agent that the Mac should run.
+    pub(crate) fn agent(&self) -> &Path {
+        &self.agent
+    }
+
+    /// An agent that does the same with other bytes.
+    pub(crate) fn other_agent(&self) -> Result<PathBuf> {
+        let other = self.agent.with_extension("other");
+        let mut bytes = std::fs::read(&self.agent)?;
+        bytes.extend_from_slice(b"another release");
+        std::fs::write(&other, bytes)?;
+        Ok(other)
+    }
+
+    /// Runs `tart-provider host VERB` with this agent and further flags.
+    pub(crate) async fn host(&self, verb: &str, agent: &Path, further: &[&str]) -> Result<Said> {
+        let mut arguments = vec![
+            format!("--node-name={}", self.node),
+            format!("--agent-binary={}", agent.display()),
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            // Many agents run on the machine at once, and how much is left on it is not what these tests are about.
+            "--agent-flag=--metrics-bind-address=127.0.0.1:0".to_owned(),
+            "--agent-flag=--eviction-hard=".to_owned(),
+        ];
+        arguments.extend(further.iter().map(ToString::to_string));
+        let input = if verb == "apply" { self.mac.password() } else { "" };
+        if verb == "apply" {
+            arguments.push("--password-stdin".to_owned());
+        }
+        provider(&self.mac, verb, &arguments, input).await
+    }
+
+    /// A new Mac that has been taken through all steps.
+    pub(crate) async fn applied(node: &str) -> Result<Option<Self>> {
+        let Some(scene) = Self::new(node).await? else { return Ok(None) };
+        scene.host("apply", &scene.agent, &[]).await?.ok()?;
+        scene.until_ready().await?;
+        Ok(Some(scene))
+    }
+
+    /// Waits until the Node is Ready.
+    pub(crate) async fn until_ready(&self) -> Result<()> {
+        let nodes = Api::<Node>::all(self.control_plane.client().await?);
+        until(&nodes, &self.node, "Ready", READY_DEADLINE, |node| {
+            let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+            conditions.is_some_and(|all| all.iter().any(|is| is.type_ == "Ready" && is.status == "True"))
+        })
+        .await
+        .map(drop)
+    }
+
+    /// The PID of the agent, as launchd knows it.
+    pub(crate) async fn pid(&self) -> Result<u32> {
+        let printed = self.mac.ssh(&format!("launchctl print system/{LABEL}")).await?.ok()?;
+        let line = printed.lines().find_map(|line| line.strip_prefix("\tpid = "));
+        line.context("the agent does not run")?.parse().context("a PID")
+    }
+
+    /// The inode of a file of the Mac.
+    pub(crate) fn inode(&self, path: &str) -> Result<u64> {
+        Ok(self.mac.path(path).metadata()?.ino())
+    }
+
+    /// What `launchctl` was told to change since its `from`th call.
+    pub(crate) fn launchctl_changes(&self, from: usize) -> Result<Vec<String>> {
+        let calls = self.mac.calls()?.into_iter().skip(from);
+        let is_change =
+            |call: &String| call.starts_with("launchctl ") && !call.starts_with("launchctl print");
+        Ok(calls
+            .filter(is_change)
+            .filter(|call| call.contains(LABEL))
+            .filter(|call| !call.contains("firewall"))
+            .collect())
+    }
+}
+
+/// Runs `tart-provider host VERB` on a Mac.
+pub(crate) async fn provider(mac: &MacHost, verb: &str, arguments: &[String], input: &str) -> Result<Said> {
+    let mut command = mac.sandbox().command(programs::find("tart-provider")?);
+    command.args(["host", verb]).arg(format!("--ssh={}@{}", mac.user(), mac.address()));
+    command.arg("-i").arg(mac.private_key()).args(arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;
+    let mut stdin = child.stdin.take().context("its stdin is not a pipe")?;
+    stdin.write_all(format!("{input}\n").as_bytes()).await?;
+    drop(stdin);
+    let output = tokio::time::timeout(PROVIDER_DEADLINE, child.wait_with_output())
+        .await
+        .context("tart-provider hangs")??;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let said = Said { status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) };
+    for canary in [mac.password(), "client-key-data"] {
+        ensure!(!format!("{said:?}").contains(canary), "a secret was printed: {said:?}");
+    }
+    let calls = mac.calls()?.join("\n");
+    ensure!(!calls.contains(mac.password()), "the password is in a command line:\n{calls}");
+    Ok(said)
+}
