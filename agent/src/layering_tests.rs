@@ -32,6 +32,7 @@ const ORDER: &[&str] = &[
     "eviction",
     "gc",
     "api",
+    "install",
     "cli",
     "agent",
     "program",

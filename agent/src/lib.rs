@@ -15,7 +15,7 @@
 //! parts      image probe volume
 //! VM         shim
 //! Kubernetes node pod eviction gc
-//! program    api cli agent program
+//! program    api install cli agent program
 //! ```
 
 mod agent;
@@ -33,6 +33,7 @@ mod gc;
 mod guest;
 mod identity;
 mod image;
+mod install;
 mod logs;
 mod metrics;
 mod names;
