@@ -50,6 +50,7 @@ fmt: rust ## Format the code
 docs: rust ## Write the documentation that is made from code
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-kubelet the_documentation_is_the_table
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-sim --lib the_readme_lists_every_fault
+	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p mac-sim --lib the_readme_lists_every_fault
 
 deny: rust ## Check licences, duplicates and sources of all dependencies; ADVISORIES=1 for known holes too (needs the network)
 	@command -v cargo-deny >/dev/null || { $(say) "installing cargo-deny"; $(CARGO) install --locked --quiet cargo-deny; }
@@ -60,6 +61,8 @@ deny: rust ## Check licences, duplicates and sources of all dependencies; ADVISO
 assets:
 	@$(say) "control plane: $(CONTROL_PLANE)"
 	@tests/control-plane/build $(CONTROL_PLANE)
+	@$(say) "sshd of the simulated Mac"
+	@tests/mac-sim/openssh || echo "the tests on a simulated Mac are skipped"
 
 build: rust
 	@$(say) "building the workspace"

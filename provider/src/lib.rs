@@ -1,3 +1,20 @@
-//! The provider: it puts the node agent on Macs, and rolls it.
+//! The provider: it takes Macs over SSH to where tart-kubelet runs on them, and keeps it up to date.
+//!
+//! ```text
+//! HostConfig ──► steps ──► hash
+//!                  │
+//!                  └──► for each step: check ──► apply ──► check        over one SSH connection
+//! ```
+//!
+//! A step is plain data, and holds all that it puts on a Mac. Its hash is the hash of that data, so that what is hashed and what is pushed are
+//! the same by construction. A first bootstrap and a later roll run the same steps.
 
+mod artifact;
+mod cli;
+mod error_chain;
 pub mod host;
+mod program;
+mod progress;
+mod ssh;
+
+pub use program::run;

@@ -21,6 +21,7 @@ pub mod disk;
 pub mod kubeconfig;
 pub mod kubectl;
 pub mod mac;
+pub mod mac_host;
 pub mod process;
 pub mod programs;
 pub mod proxy;

@@ -1,6 +1,8 @@
 //! The Mac that an agent runs on: simulated, or the real one when `TART_KUBELET_TEST_TART` names its tart.
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -117,12 +119,7 @@ impl Mac {
     /// Returns the image's directory; a guest file system goes into `rootfs` below it.
     pub fn add_image(&self, name: &str, description: &impl Serialize) -> Result<PathBuf> {
         self.ensure_simulated("images")?;
-        let (repository, tag) = name.rsplit_once(':').with_context(|| format!("image {name} has no tag"))?;
-        let directory = self.host.join("registry").join(repository).join(tag);
-        std::fs::create_dir_all(&directory)
-            .with_context(|| format!("cannot make {}", directory.display()))?;
-        replace(&directory.join("image.json"), &serde_json::to_string_pretty(description)?)?;
-        Ok(directory)
+        add_image(&self.host, name, description)
     }
 
     /// Makes a registry ask for a name and a password.
@@ -157,6 +154,19 @@ impl Mac {
         ensure!(self.simulated, "a real Mac ({REAL_TART} is set) cannot be given {what}");
         Ok(())
     }
+}
+
+/// Puts an image into a registry of a `TART_SIM_HOST`.
+pub(crate) fn add_image(host: &Path, name: &str, description: &impl Serialize) -> Result<PathBuf> {
+    let (repository, tag) = name.rsplit_once(':').with_context(|| format!("image {name} has no tag"))?;
+    let directory = host.join("registry").join(repository).join(tag);
+    std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let file = directory.join("image.json");
+    replace(&file, &serde_json::to_string_pretty(description)?)?;
+    // A Mac's tart may run as another user than the test.
+    std::fs::set_permissions(&file, Permissions::from_mode(0o644))
+        .with_context(|| format!("cannot publish {}", file.display()))?;
+    Ok(directory)
 }
 
 /// Where tart keeps a user's images and VMs.

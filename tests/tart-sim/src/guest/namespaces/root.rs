@@ -1,5 +1,6 @@
 //! The guest's root file system: the image's files or the machine's programs, under what the guest wrote.
 
+use std::env;
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -13,6 +14,9 @@ use super::mounts::{bind, make_read_only, mount_at};
 use super::shares;
 use crate::guest::{Boot, layout};
 use crate::home::config::Os;
+
+/// The environment variable that names the root of the machine's files, for a machine whose own programs are no guest's.
+const MACHINE: &str = "TART_SIM_MACHINE";
 
 /// The machine's directories that hold its programs.
 const PROGRAMS: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
@@ -29,7 +33,8 @@ pub(super) fn enter(boot: &Boot, rootless: bool) -> io::Result<()> {
     sethostname(boot.host_name())?;
     mount_at(None, "/".as_ref(), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;
     let root = Path::new("root");
-    let files = Files { rootless };
+    let machine = env::var_os(MACHINE).map_or_else(|| "/".into(), PathBuf::from);
+    let files = Files { rootless, machine };
     files.mount_base(root)?;
     layout::build(root, boot)?;
     if !brings_programs() {
@@ -80,6 +85,8 @@ pub(super) fn seal() -> io::Result<()> {
 /// The guest's files. Each mount has an upper directory for what the guest writes.
 struct Files {
     rootless: bool,
+    /// The root of the machine's files.
+    machine: PathBuf,
 }
 
 impl Files {
@@ -96,7 +103,7 @@ impl Files {
     /// The machine's programs and their settings, under what this guest wrote.
     fn mount_machine(&self, root: &Path, os: Os) -> io::Result<()> {
         for name in PROGRAMS {
-            let machine = Path::new("/").join(name);
+            let machine = self.machine.join(name);
             let target = root.join(name);
             if let Ok(link) = fs::read_link(&machine) {
                 if target.symlink_metadata().is_err() {
@@ -104,7 +111,7 @@ impl Files {
                 }
             } else if machine.is_dir() {
                 layout::make_directory(root, name.as_ref())?;
-                own_directories(name)?;
+                self.own_directories(name)?;
                 self.overlay(name, &layers(&Path::new("lower").join(name), machine), &target)?;
             }
         }
@@ -117,11 +124,13 @@ impl Files {
             Os::Linux => "etc",
         };
         let target = root.join(settings);
-        self.overlay("etc", &layers(&Path::new("lower").join(settings), "/etc".into()), &target)?;
+        let machine = self.machine.join("etc");
+        let resolver = machine.join("resolv.conf");
+        self.overlay("etc", &layers(&Path::new("lower").join(settings), machine), &target)?;
         // On many machines it links to a directory that the guest does not have.
-        if Path::new("/etc/resolv.conf").is_symlink()
+        if resolver.is_symlink()
             && !Path::new("lower").join(settings).join("resolv.conf").exists()
-            && let Ok(content) = fs::read("/etc/resolv.conf")
+            && let Ok(content) = fs::read(&resolver)
         {
             let _ = fs::remove_file(target.join("resolv.conf"));
             fs::write(target.join("resolv.conf"), content)?;
@@ -144,23 +153,23 @@ impl Files {
         );
         mount_at(Some("overlay".as_ref()), target, Some("overlay"), MsFlags::empty(), Some(&options))
     }
-}
 
-/// Gives this guest directories of its own where it has to create files. Without a user id for the machine's root in
-/// its namespace it could write to none of root's directories, not even in an overlay.
-fn own_directories(name: &str) -> io::Result<()> {
-    if name != "usr" {
-        return Ok(());
+    /// Gives this guest directories of its own where it has to create files. Without a user id for the machine's root in
+    /// its namespace it could write to none of root's directories, not even in an overlay.
+    fn own_directories(&self, name: &str) -> io::Result<()> {
+        if name != "usr" {
+            return Ok(());
+        }
+        fs::create_dir_all("upper/usr")?;
+        let children = fs::read_dir(self.machine.join("usr/local")).into_iter().flatten().flatten();
+        let directories = children.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let local = directories.map(|entry| Path::new("local").join(entry.file_name()));
+        for directory in ["bin".into(), "sbin".into(), "local".into()].into_iter().chain(local) {
+            // Skips what the guest has put there instead.
+            layout::make_directory("upper/usr".as_ref(), &directory)?;
+        }
+        Ok(())
     }
-    fs::create_dir_all("upper/usr")?;
-    let children = fs::read_dir("/usr/local").into_iter().flatten().flatten();
-    let directories = children.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    let local = directories.map(|entry| Path::new("local").join(entry.file_name()));
-    for directory in ["bin".into(), "sbin".into(), "local".into()].into_iter().chain(local) {
-        // Skips what the guest has put there instead.
-        layout::make_directory("upper/usr".as_ref(), &directory)?;
-    }
-    Ok(())
 }
 
 fn layers(image: &Path, machine: PathBuf) -> Vec<PathBuf> {

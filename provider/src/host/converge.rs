@@ -1,0 +1,94 @@
+//! Takes a Mac through its steps, and reports each.
+
+use launchd::HostError;
+
+use super::Remote;
+use super::change::Change;
+use super::part::{Inputs, PartError};
+use super::step::{Step, StepError};
+
+/// What is done with the differences.
+#[derive(Debug, Clone)]
+pub(crate) enum Mode {
+    /// They are shown.
+    Plan,
+    /// They are removed.
+    Apply(Inputs),
+}
+
+/// How a step went.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Nothing had to be done.
+    Unchanged,
+    /// The Mac differs.
+    Planned(Vec<Change>),
+    /// The Mac differed, and is now as it should be.
+    Changed(Vec<Change>),
+    /// It failed.
+    Failed(StepError),
+    /// A step before it failed, without which it makes no sense.
+    Skipped,
+}
+
+/// How all steps went, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Report(pub(crate) Vec<Outcome>);
+
+impl Report {
+    /// How many steps have changed something, or would.
+    pub(crate) fn changed(&self) -> usize {
+        self.count(|outcome| matches!(outcome, Outcome::Changed(_) | Outcome::Planned(_)))
+    }
+
+    /// How many steps have failed, or were skipped because of that.
+    pub(crate) fn failed(&self) -> usize {
+        self.count(|outcome| matches!(outcome, Outcome::Failed(_) | Outcome::Skipped))
+    }
+
+    fn count(&self, is: impl Fn(&Outcome) -> bool) -> usize {
+        self.0.iter().filter(|outcome| is(outcome)).count()
+    }
+}
+
+/// Takes a Mac through all steps. A step that fails holds up only those that need it: a broken exporter of metrics keeps no agent from its
+/// new binary. `on_step` is told of each step as it begins and ends.
+pub(crate) async fn converge<R: Remote>(
+    mac: &R,
+    steps: &[Step],
+    mode: &Mode,
+    mut on_step: impl FnMut(&'static str, Option<&Outcome>),
+) -> Report {
+    let mut report = Report::default();
+    let mut is_over = false;
+    for step in steps {
+        on_step(step.name, None);
+        let outcome = match mode {
+            _ if is_over => Outcome::Skipped,
+            Mode::Plan => match step.check(mac).await {
+                Ok(changes) if changes.is_empty() => Outcome::Unchanged,
+                Ok(changes) => Outcome::Planned(changes),
+                Err(error) => Outcome::Failed(error),
+            },
+            Mode::Apply(inputs) => match step.apply(mac, inputs).await {
+                Ok(changes) if changes.is_empty() => Outcome::Unchanged,
+                Ok(changes) => Outcome::Changed(changes),
+                Err(error) => Outcome::Failed(error),
+            },
+        };
+        match (&outcome, mode) {
+            // Without sudo nothing more can be looked at.
+            (Outcome::Planned(_), Mode::Plan) => is_over |= step.is_first,
+            (Outcome::Failed(error), _) => is_over |= step.is_required || is_lost(error),
+            _ => (),
+        }
+        on_step(step.name, Some(&outcome));
+        report.0.push(outcome);
+    }
+    report
+}
+
+/// Whether the Mac itself gave no answer, so that no other step will get one.
+fn is_lost(error: &StepError) -> bool {
+    matches!(error, StepError::Part(PartError::Host(HostError::Run { .. } | HostError::Read { .. })))
+}

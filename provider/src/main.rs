@@ -1,0 +1,7 @@
+//! The `tart-provider` program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tart_provider::run()
+}

@@ -1,0 +1,221 @@
+//! One connection to a Mac: connect, authenticate by key, run commands. Everything has a deadline.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use russh::client::{self, AuthResult, Handle};
+use russh::keys::{PrivateKeyWithHashAlg, PublicKeyOrCertificate};
+use russh::{ChannelMsg, ChannelReadHalf, Disconnect, Sig};
+use tokio::io::{AsyncRead, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::{Fingerprint, SshAddress, SshError, SshKey};
+
+const CONNECT_DEADLINE: Duration = Duration::from_secs(15);
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(20);
+const OPEN_DEADLINE: Duration = Duration::from_secs(15);
+/// A Mac that is silent for this long is asked whether it is there, and is lost when it misses three questions.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Output beyond this is read and dropped.
+const MAX_OUTPUT: usize = 4 << 20;
+
+/// What is known about a Mac's host key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HostKeyPolicy {
+    /// It has this one.
+    Pinned(Fingerprint),
+    /// Nothing yet: the first one is trusted. The caller keeps it for the next time.
+    TrustOnFirstUse,
+}
+
+/// A connection to a Mac. Commands run on channels of their own, side by side.
+pub(crate) struct Connection {
+    handle: Handle<HostKeyCheck>,
+    address: SshAddress,
+    fingerprint: Fingerprint,
+}
+
+/// How a command ended, and what it printed.
+pub(super) struct Ended {
+    pub(super) code: i32,
+    pub(super) stdout: Vec<u8>,
+    pub(super) stderr: Vec<u8>,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+struct HostKeyCheck {
+    policy: HostKeyPolicy,
+    seen: Arc<Mutex<Option<Fingerprint>>>,
+}
+
+impl client::Handler for HostKeyCheck {
+    type Error = russh::Error;
+
+    async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, russh::Error> {
+        let fingerprint = Fingerprint::of(&key.public_key());
+        let is_trusted = match &self.policy {
+            HostKeyPolicy::Pinned(pinned) => *pinned == fingerprint,
+            HostKeyPolicy::TrustOnFirstUse => true,
+        };
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(fingerprint);
+        Ok(is_trusted)
+    }
+}
+
+impl Connection {
+    /// Connects to a Mac and authenticates.
+    pub(crate) async fn open(
+        address: &SshAddress,
+        key: &SshKey,
+        policy: &HostKeyPolicy,
+    ) -> Result<Self, SshError> {
+        let late = |what, deadline| SshError::DeadlineExceeded { address: address.clone(), what, deadline };
+        let connected =
+            timeout(CONNECT_DEADLINE, TcpStream::connect((address.host.as_str(), address.port))).await;
+        let stream = connected
+            .map_err(|_| late("accept a connection", CONNECT_DEADLINE))?
+            .map_err(|source| SshError::Connect { address: address.clone(), source })?;
+        let seen = Arc::new(Mutex::new(None));
+        let config = client::Config {
+            keepalive_interval: Some(KEEPALIVE),
+            keepalive_max: 3,
+            nodelay: true,
+            ..client::Config::default()
+        };
+        let check = HostKeyCheck { policy: policy.clone(), seen: Arc::clone(&seen) };
+        let shaken =
+            timeout(HANDSHAKE_DEADLINE, client::connect_stream(Arc::new(config), stream, check)).await;
+        let shaken = shaken.map_err(|_| late("finish the handshake", HANDSHAKE_DEADLINE))?;
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (mut handle, fingerprint) = match (shaken, seen, policy) {
+            (Ok(handle), Some(fingerprint), _) => (handle, fingerprint),
+            (Err(russh::Error::UnknownKey), Some(seen), HostKeyPolicy::Pinned(pinned)) => {
+                return Err(SshError::HostKey { address: address.clone(), pinned: pinned.clone(), seen });
+            }
+            (Err(source), ..) => return Err(broken(address, source)),
+            (Ok(_), None, _) => return Err(broken(address, russh::Error::UnknownKey)),
+        };
+        let offered = PrivateKeyWithHashAlg::new(key.private(), None);
+        let accepted =
+            timeout(HANDSHAKE_DEADLINE, handle.authenticate_publickey(&address.user, offered)).await;
+        match accepted {
+            Ok(Ok(AuthResult::Success)) => Ok(Self { handle, address: address.clone(), fingerprint }),
+            Ok(Ok(AuthResult::Failure { .. })) => {
+                Err(SshError::KeyRefused { address: address.clone(), key: key.authorized_key() })
+            }
+            Ok(Err(source)) => Err(broken(address, source)),
+            Err(_) => Err(late("answer to the key", HANDSHAKE_DEADLINE)),
+        }
+    }
+
+    /// The Mac.
+    pub(crate) fn address(&self) -> &SshAddress {
+        &self.address
+    }
+
+    /// The Mac's host key.
+    pub(crate) fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    /// Says good-bye.
+    pub(crate) async fn close(self) {
+        let bye = self.handle.disconnect(Disconnect::ByApplication, "", "");
+        // The Mac notices a connection that just ends, too.
+        let _ = timeout(OPEN_DEADLINE, bye).await;
+    }
+
+    /// Runs a command line to its end, with `input` as its standard input. The input is read in pieces, no faster than the Mac takes it.
+    pub(super) async fn exec(
+        &self,
+        line: &str,
+        input: impl AsyncRead + Unpin,
+        deadline: Duration,
+    ) -> Result<Ended, SshError> {
+        let opening = async {
+            let channel = self.handle.channel_open_session().await?;
+            channel.exec(true, line).await?;
+            Ok(channel)
+        };
+        let opened = timeout(OPEN_DEADLINE, opening).await;
+        let late =
+            |what, deadline| SshError::DeadlineExceeded { address: self.address.clone(), what, deadline };
+        let channel = match opened {
+            Ok(channel) => channel.map_err(|source| broken(&self.address, source))?,
+            Err(_) => return Err(late("open a channel", OPEN_DEADLINE)),
+        };
+        let (mut read, write) = channel.split();
+        let mut writer = write.make_writer();
+        let run = async {
+            let feed = async {
+                let mut input = input;
+                // A command may end without reading all of it. Its exit code says whether it missed the rest.
+                let fed = tokio::io::copy(&mut input, &mut writer).await;
+                let _ = writer.shutdown().await;
+                fed
+            };
+            let collect = collect(&mut read);
+            tokio::pin!(feed, collect);
+            tokio::select! {
+                ended = &mut collect => ended,
+                _ = &mut feed => collect.await,
+            }
+        };
+        match timeout(deadline, run).await {
+            Ok(Some(ended)) => Ok(ended),
+            Ok(None) => Err(SshError::Cut { address: self.address.clone() }),
+            Err(_) => {
+                let stop = async {
+                    let _ = write.signal(Sig::KILL).await;
+                    let _ = write.close().await;
+                };
+                let _ = timeout(OPEN_DEADLINE, stop).await;
+                Err(late("end a command", deadline))
+            }
+        }
+    }
+}
+
+fn broken(address: &SshAddress, source: russh::Error) -> SshError {
+    SshError::Protocol { address: address.clone(), source: Box::new(source) }
+}
+
+/// Reads until the command has ended; `None` when the channel ends without its exit code.
+async fn collect(channel: &mut ChannelReadHalf) -> Option<Ended> {
+    let (mut code, mut stdout, mut stderr) = (None, Vec::new(), Vec::new());
+    let keep = |into: &mut Vec<u8>, data: &[u8]| {
+        let left = MAX_OUTPUT.saturating_sub(into.len());
+        into.extend_from_slice(&data[..data.len().min(left)]);
+    };
+    while let Some(message) = channel.wait().await {
+        match message {
+            ChannelMsg::Data { data } => keep(&mut stdout, &data),
+            ChannelMsg::ExtendedData { data, .. } => keep(&mut stderr, &data),
+            ChannelMsg::ExitStatus { exit_status } => code = i32::try_from(exit_status).ok(),
+            ChannelMsg::ExitSignal { signal_name, .. } => code = Some(signal_code(&signal_name)),
+            ChannelMsg::Failure => return None,
+            _ => (),
+        }
+    }
+    code.map(|code| Ended { code, stdout, stderr })
+}
+
+/// The exit code by which shells tell of a signal.
+fn signal_code(signal: &Sig) -> i32 {
+    128 + match signal {
+        Sig::HUP => 1,
+        Sig::INT => 2,
+        Sig::ABRT => 6,
+        Sig::KILL => 9,
+        Sig::SEGV => 11,
+        Sig::PIPE => 13,
+        Sig::TERM => 15,
+        _ => 0,
+    }
+}

@@ -1,0 +1,80 @@
+//! Why a Mac could not be reached.
+
+use std::io;
+use std::time::Duration;
+
+use super::{Fingerprint, SshAddress};
+
+/// A Mac that could not be reached, or was lost.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SshError {
+    /// No connection.
+    #[error("cannot connect to {address}")]
+    Connect {
+        /// The Mac.
+        address: SshAddress,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The Mac did not answer in time.
+    #[error("{address} did not {what} within {} s", deadline.as_secs())]
+    DeadlineExceeded {
+        /// The Mac.
+        address: SshAddress,
+        /// What it did not do.
+        what: &'static str,
+        /// The deadline.
+        deadline: Duration,
+    },
+    /// The Mac has another host key than the one that is known.
+    #[error(
+        "{address} has the host key {seen}, but {pinned} is expected: another machine answers there, or this one was installed anew; if it \
+         was, give the new key with --host-key"
+    )]
+    HostKey {
+        /// The Mac.
+        address: SshAddress,
+        /// The key that it should have.
+        pinned: Fingerprint,
+        /// The key that it has.
+        seen: Fingerprint,
+    },
+    /// The Mac does not accept the key.
+    #[error("{address} does not accept the SSH key {key}")]
+    KeyRefused {
+        /// The Mac.
+        address: SshAddress,
+        /// The public key, as `authorized_keys` has it.
+        key: String,
+    },
+    /// The connection broke, or the Mac does not speak SSH.
+    #[error("the connection to {address} failed")]
+    Protocol {
+        /// The Mac.
+        address: SshAddress,
+        /// Why.
+        #[source]
+        source: Box<russh::Error>,
+    },
+    /// The connection ended in the middle of a command.
+    #[error("the connection to {address} was cut")]
+    Cut {
+        /// The Mac.
+        address: SshAddress,
+    },
+    /// sudo wants a password.
+    #[error(
+        "sudo on {address} wants a password; `tart-provider host prepare --ssh {address}` installs the rule that it needs"
+    )]
+    SudoPassword {
+        /// The Mac.
+        address: SshAddress,
+    },
+    /// The command failed.
+    #[error("{message}")]
+    Failed {
+        /// The last line of its standard error.
+        message: String,
+    },
+}

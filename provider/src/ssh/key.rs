@@ -1,0 +1,116 @@
+//! Keys: the private key that opens a Mac, and the host key by which the Mac is known.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use russh::keys::{HashAlg, PrivateKey, PublicKey};
+
+/// The SHA-256 fingerprint of a host key, as `ssh-keygen -l` prints it: `SHA256:…`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fingerprint(String);
+
+/// A text that is no fingerprint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no fingerprint of a host key; it is SHA256: and 43 letters, as `ssh-keygen -l` prints it")]
+pub(crate) struct BadFingerprint(String);
+
+impl Fingerprint {
+    pub(super) fn of(key: &PublicKey) -> Self {
+        Self(key.fingerprint(HashAlg::Sha256).to_string())
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = BadFingerprint;
+
+    fn from_str(text: &str) -> Result<Self, BadFingerprint> {
+        let is_base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/');
+        match text.strip_prefix("SHA256:") {
+            Some(hash) if hash.len() == 43 && hash.chars().all(is_base64) => Ok(Self(text.to_owned())),
+            _ => Err(BadFingerprint(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A private key.
+#[derive(Clone)]
+pub(crate) struct SshKey(Arc<PrivateKey>);
+
+/// A private key that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SshKeyError {
+    /// The file cannot be read.
+    #[error("cannot read the SSH key {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is no private key, or one with a passphrase.
+    #[error("the SSH key is no private key of OpenSSH without a passphrase")]
+    Parse(#[source] Box<russh::keys::Error>),
+}
+
+impl SshKey {
+    /// Reads a private key from a file.
+    pub(crate) fn read(path: &Path) -> Result<Self, SshKeyError> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|source| SshKeyError::Read { path: path.to_owned(), source })?;
+        text.parse()
+    }
+
+    /// The public key, as `authorized_keys` has it.
+    pub(crate) fn authorized_key(&self) -> String {
+        self.0.public_key().to_openssh().unwrap_or_default()
+    }
+
+    pub(super) fn private(&self) -> Arc<PrivateKey> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl FromStr for SshKey {
+    type Err = SshKeyError;
+
+    fn from_str(text: &str) -> Result<Self, SshKeyError> {
+        let key = russh::keys::decode_secret_key(text, None);
+        Ok(Self(Arc::new(key.map_err(|error| SshKeyError::Parse(Box::new(error)))?)))
+    }
+}
+
+impl fmt::Debug for SshKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SshKey({})", self.authorized_key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_what_ssh_keygen_prints() {
+        let text = format!("SHA256:{}", "a".repeat(43));
+        assert_eq!(text.parse::<Fingerprint>().unwrap().to_string(), text);
+        for text in ["", "SHA256:abc", "MD5:00", &format!("SHA256:{}=", "a".repeat(42))] {
+            assert!(text.parse::<Fingerprint>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_key_is_refused_without_being_shown() {
+        let error = "canary".parse::<SshKey>().unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("canary"), "{error:?}");
+    }
+}

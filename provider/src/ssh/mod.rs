@@ -1,0 +1,13 @@
+//! SSH to a Mac: by key only, with the Mac's host key pinned, one connection for everything. No other module knows russh.
+
+mod address;
+mod connection;
+mod error;
+mod key;
+mod quote;
+mod remote_mac;
+
+pub(crate) use address::SshAddress;
+pub(crate) use connection::{Connection, HostKeyPolicy};
+pub(crate) use error::SshError;
+pub(crate) use key::{Fingerprint, SshKey};
