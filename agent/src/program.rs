@@ -13,7 +13,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::images_pull::{self, Said};
 use crate::cli::{
-    AgentArgs, Cli, GcArgs, ImagesCommand, PullArgs, SubCommand, gc_dry_run, images_list, join,
+    AgentArgs, Cli, DoctorArgs, GcArgs, ImagesCommand, PullArgs, StatusArgs, SubCommand, gc_dry_run,
+    images_list, join,
 };
 use crate::error_chain::chain;
 use crate::os::open_files;
@@ -48,6 +49,13 @@ pub fn run() -> ExitCode {
         Some(command @ (SubCommand::Join(_) | SubCommand::Install(_) | SubCommand::Leave(_))) => {
             run_join(&command, &matches)
         }
+        Some(SubCommand::Doctor(args)) => match run_doctor(&args) {
+            Ok(true) => Ok(()),
+            // The report says what is broken.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(message) => Err(message),
+        },
+        Some(SubCommand::Status(args)) => run_status(&args),
         None => run_agent(cli.agent),
     };
     match ended {
@@ -116,6 +124,21 @@ fn run_join(command: &SubCommand, matches: &ArgMatches) -> Result<(), String> {
             ended = told_to_end() => Err(ended),
         }
     })
+}
+
+#[expect(clippy::print_stdout, reason = "the report that was asked for")]
+fn run_doctor(args: &DoctorArgs) -> Result<bool, String> {
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let (report, is_well) = runtime.block_on(join::doctor(args)).map_err(|error| chain(&error))?;
+    print!("{report}");
+    Ok(is_well)
+}
+
+#[expect(clippy::print_stdout, reason = "the report that was asked for")]
+fn run_status(args: &StatusArgs) -> Result<(), String> {
+    let runtime = start(&mut Builder::new_current_thread())?;
+    print!("{}", runtime.block_on(join::status(args)).map_err(|error| chain(&error))?);
+    Ok(())
 }
 
 fn run_pull(args: &PullArgs) -> Result<bool, String> {

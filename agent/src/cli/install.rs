@@ -8,6 +8,7 @@ use clap::Args;
 use super::AgentArgs;
 use crate::duration;
 use crate::install::discovery::{ApiEndpoint, CaCertHash};
+use crate::install::doctor::Format;
 
 /// Flags of `join`. The agent's flags become those of its job.
 #[derive(Debug, Args)]
@@ -84,4 +85,24 @@ pub(crate) struct LeaveArgs {
     /// Leave although VMs run; they run on
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+/// Flags of `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Mend what can be mended; needs sudo
+    #[arg(long)]
+    pub(crate) fix: bool,
+
+    /// For whom the report is
+    #[arg(long, short, value_enum, default_value_t = Format::Text)]
+    pub(crate) output: Format,
+}
+
+/// Flags of `status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// For whom the report is
+    #[arg(long, short, value_enum, default_value_t = Format::Text)]
+    pub(crate) output: Format,
 }

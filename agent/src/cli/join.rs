@@ -8,13 +8,15 @@ use clap::builder::Resettable;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use launchd::{AGENT_KUBECONFIG, AGENT_PLIST, Host, Job, LocalHost};
 
-use super::install::{InstallArgs, InstallOptions, JoinArgs, LeaveArgs};
+use super::install::{DoctorArgs, InstallArgs, InstallOptions, JoinArgs, LeaveArgs, StatusArgs};
 use super::{AgentArgs, Cli, agent_flags};
 use crate::install::AgentSettings;
 use crate::install::apply::{InstallError, InstallOutcome, install};
 use crate::install::credentials::{self, Credentials, CredentialsError};
 use crate::install::discovery::{BadToken, BootstrapToken, Discovery, DiscoveryError, discover};
+use crate::install::doctor::{Finding, Fix, Level, judge, mend, observe, render};
 use crate::install::leave::{LeaveError, LeaveOptions, LeaveOutcome, leave};
+use crate::install::status::Status;
 use crate::names::BadNodeName;
 use crate::os::host::HostFacts;
 
@@ -51,6 +53,11 @@ pub(crate) enum JoinError {
     /// The kubeconfig cannot be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
+    /// This Mac cannot run VMs.
+    #[error(
+        "this Mac is not ready to be a Node: {0} (`tart-kubelet doctor` looks again; --ignore-preflight-errors goes on)"
+    )]
+    Preflight(String),
     /// The installation failed.
     #[error(transparent)]
     Install(#[from] InstallError),
@@ -114,6 +121,7 @@ async fn run(
         return Ok(());
     }
     require_root()?;
+    preflight(settings, options.ignore_preflight_errors, &mut say).await?;
     match install(&LocalHost, settings, credentials, options.timeout, &mut say).await? {
         InstallOutcome::AlreadyJoined { server } => {
             say(&format!(
@@ -125,6 +133,51 @@ async fn run(
         }
     }
     Ok(())
+}
+
+/// Looks whether this Mac can run VMs, and tells what it lacks.
+async fn preflight(
+    settings: &AgentSettings,
+    ignores_errors: bool,
+    mut say: impl FnMut(&str),
+) -> Result<(), JoinError> {
+    let findings = judge(&observe(&LocalHost, settings).await.map_err(InstallError::from)?);
+    // The agent is about to be installed.
+    let lacks =
+        findings.into_iter().filter(|finding| finding.level != Level::Ok && !finding.is_cured_by_install());
+    let (broken, warnings): (Vec<Finding>, Vec<Finding>) =
+        lacks.partition(|finding| finding.level == Level::Broken && !ignores_errors);
+    for finding in warnings {
+        say(&format!("warning: {finding}"));
+    }
+    if broken.is_empty() {
+        return Ok(());
+    }
+    let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
+    Err(JoinError::Preflight(broken.join("; ")))
+}
+
+/// Says how this Mac is: whether it has all that a Node needs. With `fix`, mends what can be mended first.
+pub(crate) async fn doctor(args: &DoctorArgs) -> Result<(String, bool), JoinError> {
+    let settings = installed_settings(&LocalHost).await?;
+    let mut findings = judge(&observe(&LocalHost, &settings).await.map_err(InstallError::from)?);
+    let fixes: Vec<Fix> = findings.iter().filter_map(|finding| finding.fix).collect();
+    if args.fix && !fixes.is_empty() {
+        require_root()?;
+        for fix in fixes {
+            mend(&LocalHost, fix).await.map_err(InstallError::from)?;
+        }
+        findings = judge(&observe(&LocalHost, &settings).await.map_err(InstallError::from)?);
+    }
+    let is_well = findings.iter().all(|finding| finding.level != Level::Broken);
+    Ok((render(&findings, args.output), is_well))
+}
+
+/// Says how the agent of this Mac and its Node are.
+pub(crate) async fn status(args: &StatusArgs) -> Result<String, JoinError> {
+    let settings = installed_settings(&LocalHost).await?;
+    let status = Status::observe(&LocalHost, &settings).await.map_err(InstallError::from)?;
+    Ok(status.render(args.output))
 }
 
 /// Leaves the cluster.
@@ -168,11 +221,16 @@ fn read_token(path: &Path) -> io::Result<String> {
 }
 
 async fn settings(args: &AgentArgs, flags: Vec<String>) -> Result<AgentSettings, BadNodeName> {
+    // Homebrew puts it there on Macs with Apple silicon.
+    let homebrew = Path::new("/opt/homebrew/bin/tart");
+    let is_named = flags.iter().any(|flag| flag.starts_with("--tart-binary"));
+    let is_homebrew = !is_named && !args.tart_binary.exists() && homebrew.exists();
     Ok(AgentSettings {
         node: args.node_name(&HostFacts::discover().await.hostname)?,
         kubeconfig: AGENT_KUBECONFIG.into(),
         state_dir: args.state_dir.clone(),
-        tart: args.tart_binary.clone(),
+        tart: if is_homebrew { homebrew.to_owned() } else { args.tart_binary.clone() },
+        metrics: args.host.metrics_bind_address.0,
         flags,
     })
 }

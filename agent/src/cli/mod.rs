@@ -11,7 +11,7 @@ pub(crate) mod join;
 mod node;
 
 pub(crate) use images::{ImageArgs, ImagesCommand, PullArgs};
-pub(crate) use install::{InstallArgs, JoinArgs, LeaveArgs};
+pub(crate) use install::{DoctorArgs, InstallArgs, JoinArgs, LeaveArgs, StatusArgs};
 pub(crate) use node::{ListenAddress, NodeArgs};
 
 use std::net::IpAddr;
@@ -61,6 +61,10 @@ pub(crate) enum SubCommand {
     /// Undoes join and install
     #[command(visible_alias = "uninstall")]
     Leave(LeaveArgs),
+    /// Says what this Mac lacks to be a Node, and how to mend it. Ends with 1 if something is broken
+    Doctor(DoctorArgs),
+    /// Says how this Mac's agent and its Node are. With sudo it can ask the API server
+    Status(StatusArgs),
 }
 
 /// Flags of `gc`. The agent's flags mean the same here.

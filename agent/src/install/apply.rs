@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kube::config::Kubeconfig;
 use launchd::{
-    AGENT_BINARY, AGENT_LABEL, AGENT_PLIST, ConsoleUser, Host, HostError, Label, Launchctl, LaunchctlError,
-    Roll, RollError, Rolled, roll,
+    AGENT_BINARY, AGENT_LABEL, AGENT_PLIST, Host, HostError, Label, Launchctl, LaunchctlError, Roll,
+    RollError, Rolled, roll,
 };
 use tokio::time::{Instant, sleep};
 
@@ -18,8 +18,6 @@ use super::plan::{InstallDecision, InstallPlan, Installed, decide, plan};
 
 /// How often the API server is asked whether the Node is Ready.
 const POLL: Duration = Duration::from_secs(1);
-/// Where Homebrew puts tart on Macs with Apple silicon.
-const HOMEBREW_TART: &str = "/opt/homebrew/bin/tart";
 
 /// Why this Mac is no Node.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +96,7 @@ pub(crate) async fn install<H: Host>(
     let installer = Installer { host, mac: MacPrograms::of(host), settings };
     let server = credentials.server().ok_or(InstallError::NoServer)?.to_owned();
     let user = installer.mac.console_user().await?.ok_or(InstallError::NoConsoleUser)?;
-    let plan = installer.plan(user, credentials).await?;
+    let plan = plan(settings, user, credentials)?;
     let program = Program::observe(&installer.mac).await?;
     let installed = installer.observe(&plan, &program).await?;
     match decide(&installed, &server) {
@@ -148,16 +146,6 @@ impl Program {
 }
 
 impl<H: Host> Installer<'_, H> {
-    /// What is to be there. tart is where Homebrew puts it, unless a flag or a file says otherwise.
-    async fn plan(&self, user: ConsoleUser, credentials: &Credentials) -> Result<InstallPlan, InstallError> {
-        let mut settings = self.settings.clone();
-        let given = settings.tart.to_string_lossy().into_owned();
-        if !self.mac.exists(&given).await? && self.mac.exists(HOMEBREW_TART).await? {
-            settings.tart = HOMEBREW_TART.into();
-        }
-        Ok(plan(&settings, user, credentials)?)
-    }
-
     async fn observe(&self, plan: &InstallPlan, program: &Program) -> Result<Installed, InstallError> {
         let own = self.server_of(&self.settings.kubeconfig).await?;
         let bootstrap = self.server_of(&self.settings.bootstrap_kubeconfig()).await?;

@@ -5,12 +5,15 @@
 pub(crate) mod apply;
 pub(crate) mod credentials;
 pub(crate) mod discovery;
+pub(crate) mod doctor;
 pub(crate) mod drain;
 pub(crate) mod leave;
 pub(crate) mod mac;
 pub(crate) mod node_watch;
 pub(crate) mod plan;
+pub(crate) mod status;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::names::NodeName;
@@ -26,6 +29,8 @@ pub(crate) struct AgentSettings {
     pub(crate) state_dir: PathBuf,
     /// The tart program.
     pub(crate) tart: PathBuf,
+    /// Where the agent serves its metrics, if it does.
+    pub(crate) metrics: Option<SocketAddr>,
     /// The flags that were given, but for those of credentials.
     pub(crate) flags: Vec<String>,
 }

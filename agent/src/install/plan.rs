@@ -143,6 +143,7 @@ mod tests {
             kubeconfig: AGENT_KUBECONFIG.into(),
             state_dir: "/var/lib/tart-kubelet".into(),
             tart: "/opt/homebrew/bin/tart".into(),
+            metrics: None,
             flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
         }
     }
