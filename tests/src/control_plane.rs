@@ -241,7 +241,7 @@ impl ControlPlane {
         let der = CertificateDer::from_pem_slice(authority.as_bytes())?;
         let (_, certificate) = x509_parser::parse_x509_certificate(&der)?;
         let hash = Sha256::digest(certificate.public_key().raw);
-        let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digits = hash.iter().fold(String::new(), |digits, byte| digits + &format!("{byte:02x}"));
         let api_server = self.server.trim_start_matches("https://").to_owned();
         Ok(JoinCommand { api_server, token, ca_cert_hash: format!("sha256:{digits}") })
     }

@@ -176,7 +176,7 @@ pub(crate) async fn doctor(args: &DoctorArgs) -> Result<(String, bool), JoinErro
 /// Says how the agent of this Mac and its Node are.
 pub(crate) async fn status(args: &StatusArgs) -> Result<String, JoinError> {
     let settings = installed_settings(&LocalHost).await?;
-    let status = Status::observe(&LocalHost, &settings).await.map_err(InstallError::from)?;
+    let status = Status::observe(&LocalHost, &settings).await?;
     Ok(status.render(args.output))
 }
 

@@ -49,7 +49,7 @@ pub(crate) async fn drain(
         if left.is_empty() {
             return Ok(());
         }
-        let names: Vec<String> = left.iter().map(|pod| pod.name_any()).collect();
+        let names: Vec<String> = left.iter().map(ResourceExt::name_any).collect();
         let names = names.join(", ");
         if start.elapsed() >= timeout {
             return Err(DrainError::Timeout { timeout, pods: names });
@@ -76,7 +76,7 @@ async fn evict(client: &Client, pod: &Pod) -> Result<(), CallError> {
     }
 }
 
-/// Whether a Pod has to end before the Mac leaves. A DaemonSet would make it anew.
+/// Whether a Pod has to end before the Mac leaves. A `DaemonSet` would make it anew.
 fn must_go(pod: &Pod) -> bool {
     let is_over = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let is_over = matches!(is_over, Some("Succeeded" | "Failed"));

@@ -94,7 +94,7 @@ pub(super) async fn create_token(client: &Client, expiration: Option<&str>) -> R
     Ok((id, token))
 }
 
-/// Shows the cluster to those who join, as kubeadm does: the ConfigMap that bootstrap tokens sign, readable without credentials.
+/// Shows the cluster to those who join, as kubeadm does: the `ConfigMap` that bootstrap tokens sign, readable without credentials.
 pub(super) async fn show_cluster_info(client: &Client, kubeconfig: &str) -> Result<()> {
     const NAMESPACE: &str = "kube-public";
     let info = ConfigMap {

@@ -17,7 +17,7 @@ use super::token::BootstrapToken;
 /// The name of the one cluster, user and context in the kubeconfig.
 const ONLY: &str = "default";
 
-/// The ConfigMap `cluster-info`.
+/// The `ConfigMap` `cluster-info`.
 #[derive(Debug)]
 pub(super) struct ClusterInfo(BTreeMap<String, String>);
 

@@ -1,6 +1,6 @@
 //! Discovery: from the address of an API server and a bootstrap token to a cluster that is known to be the right one.
 //!
-//! It is kubeadm's protocol. The ConfigMap `cluster-info` in `kube-public` has a kubeconfig with the cluster's CA, and a signature of it
+//! It is kubeadm's protocol. The `ConfigMap` `cluster-info` in `kube-public` has a kubeconfig with the cluster's CA, and a signature of it
 //! for each bootstrap token. The Mac fetches it without knowing the API server, checks the signature with the token and the CA with the
 //! given hash, and fetches it once more from a server that the CA vouches for.
 

@@ -82,7 +82,8 @@ pub(crate) async fn observe<H: Host>(host: &H, settings: &AgentSettings) -> Resu
         is_home_readable = mac.can_list(&user.name, &format!("{}/.tart", user.home)).await?;
     }
     let has_program = mac.exists(AGENT_BINARY).await?;
-    let disk = availability::volume(user.as_ref().map_or(Path::new("/"), |user| Path::new(&user.home)));
+    let home = user.as_ref().map_or("/", |user| user.home.as_str());
+    let disk = availability::volume(Path::new(home));
     Ok(Observation {
         tart: Some(tart(&settings.tart, mac.exists(&settings.tart.to_string_lossy()).await?).await),
         has_session,

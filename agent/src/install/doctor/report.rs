@@ -1,5 +1,7 @@
 //! How `doctor` tells what it thinks.
 
+use std::fmt::Write;
+
 use super::judge::{Finding, Level};
 
 /// For whom a report is.
@@ -27,9 +29,9 @@ fn text(findings: &[Finding]) -> String {
             Level::Warning => "warning",
             Level::Broken => "BROKEN",
         };
-        lines.push_str(&format!("{level:<8} {:<22} {}\n", finding.check, finding.found));
+        let _ = writeln!(lines, "{level:<8} {:<22} {}", finding.check, finding.found);
         if let Some(mend) = &finding.mend {
-            lines.push_str(&format!("{:<8} {:<22} → {mend}\n", "", ""));
+            let _ = writeln!(lines, "{:<8} {:<22} → {mend}", "", "");
         }
     }
     lines
