@@ -6,21 +6,28 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::images_pull::{self, Said};
-use crate::cli::{AgentArgs, Cli, GcArgs, ImagesCommand, PullArgs, SubCommand, gc_dry_run, images_list};
+use crate::cli::{
+    AgentArgs, Cli, DoctorArgs, GcArgs, ImagesCommand, PullArgs, StatusArgs, SubCommand, gc_dry_run,
+    images_list, join,
+};
 use crate::error_chain::chain;
 use crate::os::{log_file, open_files};
 use crate::{agent, shim};
 
 /// Runs what the command line asks for.
 pub fn run() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let parsed = Cli::command().try_get_matches().and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, matches))
+    });
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         // Help and version are what was asked for.
         Err(error) if !error.use_stderr() => error.exit(),
         Err(error) => return fail(&first_paragraph(&error.render().to_string())),
@@ -39,6 +46,16 @@ pub fn run() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(message) => Err(message),
         },
+        Some(command @ (SubCommand::Join(_) | SubCommand::Install(_) | SubCommand::Leave(_))) => {
+            run_join(&command, &matches)
+        }
+        Some(SubCommand::Doctor(args)) => match run_doctor(&args) {
+            Ok(true) => Ok(()),
+            // The report says what is broken.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(message) => Err(message),
+        },
+        Some(SubCommand::Status(args)) => run_status(&args),
         None => run_agent(cli.agent),
     };
     match ended {
@@ -86,6 +103,45 @@ fn run_gc(args: &GcArgs) -> Result<(), String> {
 #[expect(clippy::print_stdout, reason = "the table that was asked for")]
 fn run_list(args: &AgentArgs) -> Result<(), String> {
     print!("{}", images_list::table(args).map_err(|error| chain(&error))?);
+    Ok(())
+}
+
+fn run_join(command: &SubCommand, matches: &ArgMatches) -> Result<(), String> {
+    // The flags as they were given go into the agent's job.
+    let given = matches.subcommand().map_or(matches, |(_, given)| given);
+    let say = |words: &str| {
+        // The terminal may be gone.
+        let _ = writeln!(io::stdout(), "{words}");
+    };
+    let runtime = start(&mut Builder::new_current_thread())?;
+    runtime.block_on(async {
+        let work = async {
+            match command {
+                SubCommand::Join(args) => join::join(args, given, say).await,
+                SubCommand::Install(args) => join::install_with_kubeconfig(args, given, say).await,
+                SubCommand::Leave(args) => join::leave_cluster(args, say).await,
+                _ => Ok(()),
+            }
+        };
+        tokio::select! {
+            done = work => done.map_err(|error| chain(&error)),
+            ended = told_to_end() => Err(ended),
+        }
+    })
+}
+
+#[expect(clippy::print_stdout, reason = "the report that was asked for")]
+fn run_doctor(args: &DoctorArgs) -> Result<bool, String> {
+    let runtime = start(&mut Builder::new_current_thread())?;
+    let (report, is_well) = runtime.block_on(join::doctor(args)).map_err(|error| chain(&error))?;
+    print!("{report}");
+    Ok(is_well)
+}
+
+#[expect(clippy::print_stdout, reason = "the report that was asked for")]
+fn run_status(args: &StatusArgs) -> Result<(), String> {
+    let runtime = start(&mut Builder::new_current_thread())?;
+    print!("{}", runtime.block_on(join::status(args)).map_err(|error| chain(&error))?);
     Ok(())
 }
 

@@ -35,6 +35,7 @@ const ORDER: &[&str] = &[
     "eviction",
     "gc",
     "api",
+    "install",
     "cli",
     "agent",
     "entry_point",

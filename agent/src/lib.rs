@@ -15,7 +15,7 @@
 //! parts      image probe volume
 //! VM         shim
 //! Kubernetes node pod eviction gc
-//! program    api cli agent entry_point
+//! program    api install cli agent entry_point
 //! ```
 
 #[macro_use]
@@ -38,6 +38,7 @@ mod gc;
 mod guest;
 mod identity;
 mod image;
+mod install;
 mod logs;
 mod metrics;
 mod mutex;

@@ -68,7 +68,7 @@ pub async fn run_with_pid_and_lines(
     on_line: impl FnMut(&str),
 ) -> Result<Output, CommandError> {
     command.stdin(Stdio::null());
-    run_with_stdin(command, &[], deadline, on_line).await
+    run_with_stdin(command, &[], deadline, on_start, on_line).await
 }
 
 /// Runs a command to its end, with `input` as its standard input. A command may end without reading all of it.
@@ -78,7 +78,7 @@ pub async fn run_with_input(
     deadline: Duration,
 ) -> Result<Output, CommandError> {
     command.stdin(Stdio::piped());
-    run_with_stdin(command, input, deadline, |_| ()).await
+    run_with_stdin(command, input, deadline, |_| (), |_| ()).await
 }
 
 /// Runs a command whose standard input is chosen already. `input` goes into it if it is a pipe.
@@ -86,6 +86,7 @@ async fn run_with_stdin(
     mut command: Command,
     input: &[u8],
     deadline: Duration,
+    on_start: impl FnOnce(u32),
     on_line: impl FnMut(&str),
 ) -> Result<Output, CommandError> {
     let program = command.as_std().get_program().to_owned();

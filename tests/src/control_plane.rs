@@ -12,7 +12,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use kube::Client;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::OnceCell;
 
 use crate::certificates::{Authority, Pair};
@@ -42,6 +46,18 @@ pub struct ControlPlane {
     pki: Pki,
     admin: PathBuf,
     components: Vec<Process>,
+    cluster_info: OnceCell<()>,
+}
+
+/// What a user needs to join a cluster, as `kubeadm token create --print-join-command` prints it.
+#[derive(Debug, Clone)]
+pub struct JoinCommand {
+    /// The address of the API server, `host:port`.
+    pub api_server: String,
+    /// A bootstrap token.
+    pub token: String,
+    /// The hash of the public key of the cluster's CA.
+    pub ca_cert_hash: String,
 }
 
 /// How a control plane is to differ from the usual one.
@@ -102,6 +118,7 @@ impl Builder {
             pki: Pki::new(&directory)?,
             admin: directory.join("admin.kubeconfig"),
             components: Vec::new(),
+            cluster_info: OnceCell::new(),
             directory,
         };
         let admin = control_plane.pki.cluster.client("admin", Some("system:masters"))?;
@@ -193,6 +210,40 @@ impl ControlPlane {
         })
         .await?;
         Ok(path)
+    }
+
+    /// Makes a bootstrap token, for which the cluster has signed its information.
+    pub async fn join_command(&self) -> Result<JoinCommand> {
+        let command = self.join_command_until(None).await?;
+        let id = command.token.split('.').next().unwrap_or_default();
+        objects::cluster_info_signed(&self.client().await?, id, START_DEADLINE).await?;
+        Ok(command)
+    }
+
+    /// The same with a token that is no longer valid.
+    pub async fn expired_join_command(&self) -> Result<JoinCommand> {
+        self.join_command_until(Some("2020-01-01T00:00:00Z")).await
+    }
+
+    async fn join_command_until(&self, expiration: Option<&str>) -> Result<JoinCommand> {
+        let client = self.client().await?;
+        let authority = &self.authority().pair().certificate;
+        let shown = async || {
+            let data = BASE64_STANDARD.encode(authority);
+            let server = &self.server;
+            let cluster = format!("{{server: '{server}', certificate-authority-data: {data}}}");
+            let kubeconfig =
+                format!("apiVersion: v1\nkind: Config\nclusters:\n- cluster: {cluster}\n  name: ''\n");
+            objects::show_cluster_info(&client, &kubeconfig).await
+        };
+        self.cluster_info.get_or_try_init(shown).await?;
+        let (_, token) = objects::create_token(&client, expiration).await?;
+        let der = CertificateDer::from_pem_slice(authority.as_bytes())?;
+        let (_, certificate) = x509_parser::parse_x509_certificate(&der)?;
+        let hash = Sha256::digest(certificate.public_key().raw);
+        let digits = hash.iter().fold(String::new(), |digits, byte| digits + &format!("{byte:02x}"));
+        let api_server = self.server.trim_start_matches("https://").to_owned();
+        Ok(JoinCommand { api_server, token, ca_cert_hash: format!("sha256:{digits}") })
     }
 
     /// A client that may do everything; it belongs to the runtime of the caller.

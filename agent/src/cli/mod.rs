@@ -1,15 +1,19 @@
 //! The command line.
 
+mod agent_flags;
 mod api;
 pub(crate) mod gc_dry_run;
 pub(crate) mod gc_table;
 mod images;
 pub(crate) mod images_list;
 pub(crate) mod images_pull;
+mod install;
+pub(crate) mod join;
 mod node;
 
 pub(crate) use api::ApiArgs;
 pub(crate) use images::{ImageArgs, ImagesCommand, PullArgs};
+pub(crate) use install::{DoctorArgs, InstallArgs, JoinArgs, LeaveArgs, StatusArgs};
 pub(crate) use node::{ListenAddress, NodeArgs};
 
 use std::net::IpAddr;
@@ -50,6 +54,19 @@ pub(crate) enum SubCommand {
     /// Pulls images before a Pod needs them, and lists them
     #[command(subcommand)]
     Images(ImagesCommand),
+    /// Makes this Mac a Node of a cluster, by a bootstrap token. Run it with sudo; any flag of the agent can be added
+    #[command(args_override_self = true)]
+    Join(Box<JoinArgs>),
+    /// Makes this Mac a Node of a cluster, by a kubeconfig. Run it with sudo; any flag of the agent can be added
+    #[command(args_override_self = true)]
+    Install(Box<InstallArgs>),
+    /// Undoes join and install
+    #[command(visible_alias = "uninstall")]
+    Leave(LeaveArgs),
+    /// Says what this Mac lacks to be a Node, and how to mend it. Ends with 1 if something is broken
+    Doctor(DoctorArgs),
+    /// Says how this Mac's agent and its Node are. With sudo it can ask the API server
+    Status(StatusArgs),
 }
 
 /// Flags of `gc`. The agent's flags mean the same here.

@@ -18,7 +18,7 @@ pub(crate) use access::ApiAccess;
 pub(crate) use cluster::Cluster;
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -69,6 +69,11 @@ pub(crate) enum IdentityError {
     Write(PathBuf, #[source] FileError),
     #[error("cannot write the kubeconfig {}", .0.display())]
     Render(PathBuf, #[source] serde_saphyr::ser::Error),
+}
+
+/// When the agent's own certificate expires; `None` if it has none.
+pub(crate) fn certificate_end(pki: &Path) -> Option<Timestamp> {
+    CertificateStore::client(pki).current().ok().map(|(certified, _)| certified.facts.ends)
 }
 
 /// The files of the agent's identity.

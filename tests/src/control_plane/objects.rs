@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding, RoleRef, Subject};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, Resource};
 use rand::Rng;
 use rand::distr::Uniform;
+use serde_json::json;
 
 use crate::wait::eventually;
 
@@ -69,22 +70,62 @@ pub(super) async fn allow_nodes_to_join(client: &Client) -> Result<()> {
 
 /// Makes a bootstrap token, and returns its id and itself.
 pub(super) async fn create_bootstrap_token(client: &Client) -> Result<(String, String)> {
+    create_token(client, None).await
+}
+
+/// Makes a bootstrap token that is valid until a time, and returns its id and itself.
+pub(super) async fn create_token(client: &Client, expiration: Option<&str>) -> Result<(String, String)> {
     let (id, secret) = (random(6), random(16));
-    let data = [
+    let mut data = vec![
         ("token-id", id.as_str()),
         ("token-secret", secret.as_str()),
         ("usage-bootstrap-authentication", "true"),
         ("usage-bootstrap-signing", "true"),
     ];
+    data.extend(expiration.map(|expiration| ("expiration", expiration)));
     let object = Secret {
         metadata: named(&format!("bootstrap-token-{id}")),
         type_: Some("bootstrap.kubernetes.io/token".to_owned()),
-        string_data: Some(data.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
+        string_data: Some(data.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()),
         ..Secret::default()
     };
     create(&Api::namespaced(client.clone(), "kube-system"), &object).await?;
     let token = format!("{id}.{secret}");
     Ok((id, token))
+}
+
+/// Shows the cluster to those who join, as kubeadm does: the `ConfigMap` that bootstrap tokens sign, readable without credentials.
+pub(super) async fn show_cluster_info(client: &Client, kubeconfig: &str) -> Result<()> {
+    const NAMESPACE: &str = "kube-public";
+    let info = ConfigMap {
+        metadata: named("cluster-info"),
+        data: Some([("kubeconfig".to_owned(), kubeconfig.to_owned())].into()),
+        ..ConfigMap::default()
+    };
+    let name = "kubeadm:bootstrap-signer-clusterinfo";
+    let rules = json!([{ "apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["cluster-info"], "verbs": ["get"] }]);
+    let role: Role = serde_json::from_value(json!({ "metadata": { "name": name }, "rules": rules }))?;
+    let group = "rbac.authorization.k8s.io";
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": { "name": name },
+        "subjects": [{ "kind": "User", "name": "system:anonymous", "apiGroup": group }],
+        "roleRef": { "kind": "Role", "name": name, "apiGroup": group },
+    }))?;
+    create(&Api::namespaced(client.clone(), NAMESPACE), &role).await?;
+    create(&Api::namespaced(client.clone(), NAMESPACE), &binding).await?;
+    create(&Api::namespaced(client.clone(), NAMESPACE), &info).await
+}
+
+/// Waits until the cluster has signed its information for a bootstrap token.
+pub(super) async fn cluster_info_signed(client: &Client, token_id: &str, deadline: Duration) -> Result<()> {
+    let config_maps = Api::<ConfigMap>::namespaced(client.clone(), "kube-public");
+    let key = format!("jws-kubeconfig-{token_id}");
+    eventually(&format!("a signature for the token {token_id}"), deadline, async || {
+        let info = config_maps.get("cluster-info").await?;
+        anyhow::ensure!(info.data.is_some_and(|data| data.contains_key(&key)), "there is none");
+        Ok(())
+    })
+    .await
 }
 
 /// Makes a namespace with a name of its own.

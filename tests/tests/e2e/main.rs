@@ -8,6 +8,7 @@ mod disk_space;
 mod gc;
 mod identity;
 mod image;
+mod install;
 mod node;
 mod pod;
 mod probe;

@@ -9,7 +9,7 @@ use super::scene::provider;
 #[tokio::test]
 async fn prepare_gives_a_mac_passwordless_sudo_and_a_session_at_its_screen() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let Some(mac) = MacHost::builder(&sandbox)?.start().await? else { return Ok(()) };
+    let Some(mac) = MacHost::new(&sandbox)?.start().await? else { return Ok(()) };
     let stdin = ["--password-stdin".to_owned()];
 
     let wrong = provider(&mac, "prepare", &stdin, "wrong").await?.failed()?;
@@ -32,7 +32,7 @@ async fn prepare_gives_a_mac_passwordless_sudo_and_a_session_at_its_screen() -> 
 #[tokio::test]
 async fn a_mac_that_refuses_the_key_is_told_how_to_let_it_in() -> Result<()> {
     let sandbox = Sandbox::new()?;
-    let Some(mac) = MacHost::builder(&sandbox)?.without_key().start().await? else { return Ok(()) };
+    let Some(mac) = MacHost::new(&sandbox)?.without_key().start().await? else { return Ok(()) };
     let refused =
         provider(&mac, "prepare", &["--password-stdin".to_owned()], mac.password()).await?.failed()?;
     ensure!(refused.contains("does not accept the SSH key ssh-ed25519 "), "{refused}");

@@ -64,7 +64,7 @@ impl Scene {
     pub(crate) async fn new(node: &str) -> Result<Option<Self>> {
         let control_plane = ControlPlane::shared().await?;
         let sandbox = control_plane.sandbox();
-        let builder = MacHost::builder(sandbox)?.pfctl(&programs::find("pfctl")?);
+        let builder = MacHost::new(sandbox)?.pfctl(&programs::find("pfctl")?);
         let Some(mac) = builder.start().await? else { return Ok(None) };
         let agent = sandbox.directory("agent-binary")?.join("tart-kubelet");
         // The symbols of a debug build are most of it.

@@ -107,6 +107,8 @@ fn mount_devices(dev: &Path) -> io::Result<()> {
         File::create(dev.join(name))?;
         bind(&Path::new("/dev").join(name), &dev.join(name))?;
     }
+    // The user who is logged in at the screen owns it, and root while there is none.
+    File::create(dev.join("console"))?;
     for (name, target) in [
         ("fd", "/proc/self/fd"),
         ("stdin", "fd/0"),

@@ -1,6 +1,7 @@
 //! loginwindow: logs a user in at the screen when the Mac starts, if it knows the password.
 
 use std::fs;
+use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -62,6 +63,8 @@ fn log_in() {
     let (Some(user), Ok(bytes)) = (user, fs::read(PASSWORD_FILE)) else { return };
     if user == settings.user && password(&bytes).as_deref() == Some(settings.password.as_bytes()) {
         let _ = launchd(&Request::OpenSession(UID));
+        // The user at the screen owns it.
+        let _ = chown("/dev/console", Some(UID), None);
     } else {
         let _ = fs::write(PASSWORD_FILE, disguise(SEALED));
     }

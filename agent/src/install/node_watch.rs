@@ -1,0 +1,109 @@
+//! The Node of this Mac, as the API server has it, asked with the agent's own credentials.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use kube::{Api, Client};
+
+use super::AgentSettings;
+use crate::apiserver::call::{CallError, DEADLINE, call};
+use crate::error_chain::chain;
+use crate::identity::{CredentialSources, Identity, IdentityError};
+use crate::state::StateDir;
+
+/// How far the Mac is on its way to a Node that is Ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The agent has no certificate yet.
+    NoCertificate,
+    /// The API server cannot be asked.
+    NoAnswer(String),
+    /// The API server has no such Node.
+    NotRegistered,
+    /// The Node is not ready.
+    NotReady(String),
+    /// The Node is ready.
+    Ready,
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoCertificate => f.write_str(
+                "the agent has no certificate yet; if the cluster does not approve it by itself, look at `kubectl get csr` and \
+                 approve it with `kubectl certificate approve`",
+            ),
+            Self::NoAnswer(why) => write!(f, "the API server gives no answer: {why}"),
+            Self::NotRegistered => f.write_str("the agent has not registered the Node yet"),
+            Self::NotReady(why) => write!(f, "the Node is not ready: {why}"),
+            Self::Ready => f.write_str("the Node is ready"),
+        }
+    }
+}
+
+/// A client with the agent's own credentials.
+pub(crate) async fn client(settings: &AgentSettings) -> Result<Client, IdentityError> {
+    let pki = StateDir::at(&settings.state_dir).pki_path();
+    // Without a bootstrap this only reads.
+    let sources = CredentialSources { kubeconfig: settings.kubeconfig.clone(), bootstrap: None, pki };
+    let access = Identity::establish(sources, settings.node.clone()).await?.access();
+    access
+        .client(None)
+        .map_err(|error| IdentityError::Credentials(settings.kubeconfig.clone(), Box::new(error)))
+}
+
+/// The Node.
+pub(crate) async fn node(client: &Client, settings: &AgentSettings) -> Result<Option<Node>, CallError> {
+    call(DEADLINE, Api::<Node>::all(client.clone()).get_opt(&settings.node.to_string())).await
+}
+
+/// How far the Mac is.
+pub(crate) async fn look(settings: &AgentSettings) -> Progress {
+    if !settings.kubeconfig.exists() {
+        return Progress::NoCertificate;
+    }
+    let client = match client(settings).await {
+        Ok(client) => client,
+        Err(error) => return Progress::NoAnswer(chain(&error)),
+    };
+    match node(&client, settings).await {
+        Ok(Some(node)) => judge(&node),
+        Ok(None) => Progress::NotRegistered,
+        // The Node authorizer knows a new Node a moment later.
+        Err(error) if error.is_forbidden() => Progress::NotRegistered,
+        Err(error) => Progress::NoAnswer(error.without_content()),
+    }
+}
+
+/// The conditions of a Node.
+pub(crate) fn conditions(node: &Node) -> &[NodeCondition] {
+    node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
+}
+
+fn judge(node: &Node) -> Progress {
+    let ready = conditions(node).iter().find(|condition| condition.type_ == "Ready");
+    match ready {
+        Some(condition) if condition.status == "True" => Progress::Ready,
+        Some(condition) => {
+            let message = condition.message.as_deref().or(condition.reason.as_deref());
+            Progress::NotReady(message.unwrap_or("it does not say why").to_owned())
+        }
+        None => Progress::NotReady("the agent has not said so yet".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_node_is_ready_when_its_condition_says_so() {
+        let node =
+            |conditions| serde_json::from_value(json!({ "status": { "conditions": conditions } })).unwrap();
+        assert_eq!(judge(&node(json!([{ "type": "Ready", "status": "True" }]))), Progress::Ready);
+        let told = json!([{ "type": "Ready", "status": "False", "reason": "R", "message": "no tart" }]);
+        assert_eq!(judge(&node(told)), Progress::NotReady("no tart".into()));
+        assert!(matches!(judge(&node(json!([]))), Progress::NotReady(_)));
+    }
+}

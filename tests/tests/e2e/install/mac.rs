@@ -1,0 +1,177 @@
+//! `join` and `leave` on a whole simulated Mac: launchd runs the shipped agent, and the Node is Ready.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use serde_json::Value;
+use tart_kubelet_tests::control_plane::{ControlPlane, JoinCommand};
+use tart_kubelet_tests::mac_host::{MacHost, Outcome};
+use tart_kubelet_tests::programs;
+use tart_kubelet_tests::sandbox::Sandbox;
+use tart_kubelet_tests::wait::eventually;
+
+use crate::scene::DEADLINE;
+
+/// A Mac with the agent's program in its user's home, as a download leaves it, and `sudo` without a password.
+async fn start(sandbox: &Sandbox) -> Result<Option<MacHost>> {
+    let Some(mac) = MacHost::new(sandbox)?.start().await? else { return Ok(None) };
+    let sudo =
+        "sudo -S tee /etc/sudoers.d/m1-nopasswd >/dev/null && sudo -n chmod 440 /etc/sudoers.d/m1-nopasswd";
+    let input = format!("{}\nm1 ALL=(ALL) NOPASSWD: ALL\n", mac.password());
+    mac.ssh_with_input(sudo, input.as_bytes()).await?.ok()?;
+    let program = std::fs::read(programs::agent()?)?;
+    let upload = "cat >tart-kubelet && chmod 755 tart-kubelet && codesign --force --sign - tart-kubelet";
+    mac.ssh_with_input(upload, &program).await?.ok()?;
+    Ok(Some(mac))
+}
+
+/// Logs the user in at the screen, now and after each boot.
+async fn log_in(mac: &MacHost) -> Result<()> {
+    const KEY: [u8; 11] = [0x7d, 0x89, 0x52, 0x23, 0xd2, 0xbc, 0xdd, 0xea, 0xa3, 0xb9, 0x1f];
+    let mut password = mac.password().as_bytes().to_vec();
+    password.resize(password.len() + 12 - password.len() % 12, 0);
+    let disguised: Vec<u8> = password.iter().zip(KEY.iter().cycle()).map(|(byte, key)| byte ^ key).collect();
+    mac.ssh_with_input(
+        "sudo -n tee /etc/kcpassword >/dev/null && sudo -n chmod 600 /etc/kcpassword",
+        &disguised,
+    )
+    .await?
+    .ok()?;
+    let script = "sudo -n defaults write /Library/Preferences/com.apple.loginwindow autoLoginUser m1 && \
+                  sudo -n launchctl kickstart -k system/com.apple.loginwindow";
+    mac.ssh(script).await?.ok()?;
+    eventually("the user to be logged in", DEADLINE, async || {
+        let owner = mac.ssh("stat -f %Su /dev/console").await?.ok()?;
+        ensure!(owner.trim() == "m1", "{owner} has the screen");
+        Ok(())
+    })
+    .await
+}
+
+/// Joins with the token on stdin.
+async fn join(mac: &MacHost, node: &str, join: &JoinCommand) -> Result<Outcome> {
+    let JoinCommand { api_server, token, ca_cert_hash } = join;
+    let script = format!(
+        "sudo -n ./tart-kubelet join {api_server} --token-file=- --discovery-token-ca-cert-hash={ca_cert_hash} \
+         --node-name={node} --metrics-bind-address=127.0.0.1:0 --eviction-hard= --timeout=90s"
+    );
+    mac.ssh_with_input(&script, token.as_bytes()).await
+}
+
+/// The exit code and all that was said.
+fn said(outcome: &Outcome) -> String {
+    format!("{}: {}{}", outcome.code(), outcome.stdout, outcome.stderr)
+}
+
+#[tokio::test]
+async fn a_mac_joins_with_one_command_and_leaves_with_another() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    let Some(mac) = start(control_plane.sandbox()).await? else { return Ok(()) };
+    let command = control_plane.join_command().await?;
+    let node = format!("mac-join-{}", &command.token[..6]);
+    let nodes: Api<Node> = Api::all(control_plane.client().await?);
+
+    log_in(&mac).await?;
+    let joined = join(&mac, &node, &command).await?;
+    let log = || std::fs::read_to_string(mac.path("/var/log/tart-kubelet.log")).unwrap_or_default();
+    ensure!(joined.code() == 0, "{}\n{}\n{}", said(&joined), log(), mac.log()?);
+    ensure!(joined.stdout.contains(&format!("the Node {node} is ready")), "{}", said(&joined));
+    let ready = nodes.get(&node).await?.status.and_then(|status| status.conditions).unwrap_or_default();
+    ensure!(
+        ready.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+        "{ready:?}"
+    );
+
+    // Only the user can read what has secrets, and the token is nowhere else.
+    let modes = mac
+        .ssh("sudo -n stat -f '%Su %Lp %N' /etc/tart-kubelet /etc/tart-kubelet/* /var/lib/tart-kubelet /var/log/tart-kubelet.log")
+        .await?
+        .ok()?;
+    for line in modes.lines() {
+        ensure!(line.starts_with("m1 700 ") || line.starts_with("m1 600 "), "{modes}");
+    }
+    let secret = command.token.split('.').nth(1).context("a token has a secret")?;
+    ensure!(!log().contains(secret) && !said(&joined).contains(secret));
+    ensure!(!mac.calls()?.iter().any(|call| call.contains(secret)), "the token is in an argument");
+
+    let pid = |outcome: String| outcome.lines().find(|line| line.contains("pid = ")).map(str::to_owned);
+    let print = "launchctl print system/dev.tuist.tart-kubelet";
+    let before = pid(mac.ssh(print).await?.ok()?);
+    let again = join(&mac, &node, &command).await?;
+    ensure!(
+        again.code() == 0 && again.stdout.contains("has joined") && again.stdout.contains("already"),
+        "{}",
+        said(&again)
+    );
+    ensure!(before.is_some() && pid(mac.ssh(print).await?.ok()?) == before, "the agent was restarted");
+
+    let doctor = mac.ssh("sudo -n ./tart-kubelet doctor -o json").await?;
+    let findings: Vec<Value> = serde_json::from_str(&doctor.stdout).with_context(|| said(&doctor))?;
+    let level = |findings: &[Value], check: &str| {
+        findings.iter().find(|finding| finding["check"] == check).map(|finding| finding["level"].clone())
+    };
+    for (check, expected) in
+        [("tart", "ok"), ("GUI session", "ok"), ("API server", "ok"), ("clock", "ok"), ("sleep", "warning")]
+    {
+        ensure!(level(&findings, check) == Some(expected.into()), "{check}: {}", said(&doctor));
+    }
+    let fixed = mac.ssh("sudo -n ./tart-kubelet doctor --fix -o json").await?;
+    let findings: Vec<Value> = serde_json::from_str(&fixed.stdout).with_context(|| said(&fixed))?;
+    for check in ["sleep", "DHCP lease time"] {
+        ensure!(level(&findings, check) == Some("ok".into()), "{check}: {}", said(&fixed));
+    }
+    let status = mac.ssh("sudo -n ./tart-kubelet status -o json").await?;
+    let status: Value = serde_json::from_str(&status.stdout).with_context(|| said(&status))?;
+    ensure!(status["node"]["name"] == node.as_str() && status["job"]["pid"].is_u64(), "{status}");
+    ensure!(
+        status["certificateEnds"].is_string() && status["node"]["conditions"][0]["type"].is_string(),
+        "{status}"
+    );
+
+    let left = mac.ssh("sudo -n ./tart-kubelet leave --drain").await?;
+    ensure!(left.code() == 0 && left.stdout.contains("this Mac has left"), "{}", said(&left));
+    ensure!(nodes.get(&node).await?.spec.is_some_and(|spec| spec.unschedulable == Some(true)));
+    ensure!(mac.ssh(print).await?.code() == 113);
+    let rest = mac
+        .ssh("sudo -n ls /etc/tart-kubelet /var/lib /Library/LaunchDaemons /etc/newsyslog.d /var/log")
+        .await?;
+    ensure!(
+        !rest.stdout.contains("kubeconfig") && !rest.stdout.contains("dev.tuist.tart-kubelet"),
+        "{}",
+        said(&rest)
+    );
+    ensure!(
+        !rest.stdout.contains("tart-kubelet.conf") && !rest.stdout.contains("tart-kubelet.log"),
+        "{}",
+        said(&rest)
+    );
+    let twice = mac.ssh("sudo -n ./tart-kubelet leave").await?;
+    ensure!(twice.code() == 0 && twice.stdout.contains("has not joined"), "{}", said(&twice));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_mac_that_cannot_join_says_what_to_do_and_is_left_as_it_was() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    let Some(mac) = start(control_plane.sandbox()).await? else { return Ok(()) };
+    let command = control_plane.join_command().await?;
+    let other = JoinCommand { ca_cert_hash: format!("sha256:{}", "00".repeat(32)), ..command.clone() };
+    let wrong = join(&mac, "mac-never", &other).await?;
+    ensure!(wrong.code() == 2 && wrong.stderr.contains("another cluster"), "{}", said(&wrong));
+    let user = mac
+        .ssh_with_input(
+            &format!(
+                "./tart-kubelet join {} --token-file=- --discovery-token-ca-cert-hash={}",
+                command.api_server, command.ca_cert_hash
+            ),
+            command.token.as_bytes(),
+        )
+        .await?;
+    ensure!(user.code() == 2 && user.stderr.contains("with sudo"), "{}", said(&user));
+    // The login window is shown.
+    let nobody = join(&mac, "mac-never", &command).await?;
+    ensure!(nobody.code() == 2 && nobody.stderr.contains("no user is logged in"), "{}", said(&nobody));
+    let rest = mac.ssh("ls /etc /Library/LaunchDaemons").await?.ok()?;
+    ensure!(!rest.contains("tart-kubelet"), "{rest}");
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! `tart-kubelet join` and `leave`: one Mac, one command.
+
+mod discovery;
+mod mac;
