@@ -36,7 +36,7 @@ pub(crate) fn start(run: &VmRunView, address_patience: Duration, now: Timestamp)
     let Progress { stage, since, .. } = run.progress.as_ref()?;
     match stage {
         Stage::Up { .. } | Stage::Running { .. } => {
-            let last_seen = run.ended_at.or((run.holder == Holder::Shim).then_some(now));
+            let last_seen = run.ended_at.or_else(|| (run.holder == Holder::Shim).then_some(now));
             Some(Start::Up { since: *since, last_seen })
         }
         Stage::Booting if run.outcome.is_none() => {
@@ -65,6 +65,7 @@ pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::{Restart, VmName};
     use crate::state::{NotStarted, NotStartedReason, RestartPolicy, ShimSpec};
 
     const PATIENCE: Duration = Duration::from_mins(5);
@@ -76,7 +77,7 @@ mod tests {
     fn vm_run(stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
         VmRunView {
             holder: if ending.is_some() { Holder::None } else { Holder::Shim },
-            spec: Some(ShimSpec::example("tk-0b1c-0".parse().unwrap())),
+            spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0)))),
             begun: stage.is_some(),
             progress: stage.map(|stage| Progress { since: at(1000), ..Progress::example(stage) }),
             outcome: ending.map(|ending| Outcome { ending, started_at: None, finished_at: at(2000) }),
