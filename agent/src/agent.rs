@@ -1,7 +1,7 @@
 //! The agent: all its tasks, from start to SIGTERM.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,14 +10,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::api::local;
+use crate::api::server::{self, ApiServer};
+use crate::api::{self, ClientCa, ClientCaError, KubeletSettings, Sampler, local};
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
 use crate::env::sources::InputSources;
+use crate::error_chain::chain;
 use crate::eviction::EvictionManager;
 use crate::fs::file::FileError;
 use crate::gc::collector::OrphanCollector;
 use crate::gc::observer::Observer;
+use crate::guest::connections::GuestConnections;
+use crate::identity::serving::{ServingCertificate, ServingError};
 use crate::identity::{ApiAccess, CredentialSources, Identity, IdentityError};
 use crate::image::gc::{BadWatermarks, DiskSpace, ImageCollector};
 use crate::image::manager::ImageManager;
@@ -33,17 +37,19 @@ use crate::node::health::{self, HealthSources, HostWatch, NodeHealth};
 use crate::node::lease::owner::{self, ForeignLease};
 use crate::node::lease::{self, Heartbeat};
 use crate::node::node_info::NodeInfos;
-use crate::node::object::NodeConfig;
+use crate::node::object::{NodeConfig, OwnPorts};
 use crate::node::pulse::Pulse;
 use crate::node::signals::SignalSources;
 use crate::node::start_failures::StartReports;
 use crate::os::availability::volume;
 use crate::os::host::HostFacts;
+use crate::os::power_assertion;
+use crate::os::privacy::{self, AccessError};
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::registry::PodRegistry;
 use crate::pod::worker::host::{Host, InputSettings, ReportTargets, VmSettings};
-use crate::state::{StateDir, TartHomeError, TartHomeOwner};
-use crate::tart::{self, Tart};
+use crate::state::{StateDir, TartHomeError, TartHomeOwner, TartHomeRecordError};
+use crate::tart::{self, HomeError, Tart};
 use crate::volume::HostPaths;
 
 /// Why the agent could not start or go on.
@@ -63,14 +69,34 @@ pub(crate) enum AgentError {
     Watermarks(#[from] BadWatermarks),
     #[error("cannot listen at {0}; choose another address with --metrics-bind-address")]
     Listen(SocketAddr, #[source] io::Error),
+    #[error(
+        "cannot listen at {0} for the kubelet API; choose another port with --port, or another address with --address"
+    )]
+    ListenApi(SocketAddr, #[source] io::Error),
+    /// A Pod of an earlier agent has the port.
+    #[error("the Pod {pod} has the host port {port}; delete the Pod, or choose another port with --port")]
+    PortOfPod { pod: String, port: u16 },
+    #[error(transparent)]
+    ClientCa(#[from] ClientCaError),
+    #[error(transparent)]
+    Serving(#[from] ServingError),
     #[error(transparent)]
     ForeignLease(#[from] ForeignLease),
-    #[error("cannot use the state directory; name another one with --state-dir")]
+    #[error(
+        "cannot use the state directory; make it for this user, e.g. with `sudo install -d -m 0700 -o \"$(id -un)\" DIRECTORY`, or name \
+         another one with --state-dir"
+    )]
     State(#[from] FileError),
     #[error("another tart-kubelet uses the state directory {}", .0.display())]
     Twice(PathBuf),
     #[error(transparent)]
+    TartHome(#[from] HomeError),
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    #[error(transparent)]
     TartHomeOwner(#[from] TartHomeError),
+    #[error(transparent)]
+    TartHomeRecord(#[from] TartHomeRecordError),
     /// The operating system refused something that every process can do.
     #[error("cannot start")]
     Start(#[source] io::Error),
@@ -86,6 +112,7 @@ struct Agent {
     node: NodeConfig,
     images: ImageManager,
     metrics: Metrics,
+    access: ApiAccess,
     client: Client,
     /// A connection of its own for what Pods name: no Pod can take the requests of another part of the agent.
     object_client: Client,
@@ -103,8 +130,12 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
     let tart = Tart::new(&args.tart_binary);
+    tart::check_home(tart.home())?;
+    check_access(&args, &tart).await?;
+    tokio::spawn(power_assertion::hold());
     tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
-    let node = node_config(&args, &tart, &state).await?;
+    let mut node = node_config(&args, &tart, &state).await?;
+    state.belong_to(tart.home())?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
     let images = open_images(&args, &tart, &state, &metrics)?;
     let address_source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
@@ -151,6 +182,18 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let sources =
         HealthSources { tart: tart_seen, starts: starts_seen, host: host_seen, images: store.local_images() };
 
+    // Before the Node publishes the port: no other process may answer there in the Node's name.
+    let address = args.api.socket_address();
+    let (listener, bound) = server::bind(address).map_err(|error| AgentError::ListenApi(address, error))?;
+    // macOS lets a shim keep the port at one address, and prefers its listener there.
+    if let Some(pod) = state.holder_of_port(bound.port())? {
+        return Err(AgentError::PortOfPod { pod, port: bound.port() });
+    }
+    let source = local::Source { metrics: metrics.clone(), health: health_seen.clone() };
+    let (local, server) = listen(args.host.metrics_bind_address, source).await?;
+    node.ports = OwnPorts { kubelet: bound.port(), local: local.map(|address| address.port()) };
+    info!(address = %bound, "listening for the kubelet API");
+
     let events = Events::new(client.clone(), &node.name);
     let agent = Agent {
         args,
@@ -159,6 +202,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         node,
         images,
         metrics,
+        access,
         client,
         object_client,
         events,
@@ -167,12 +211,14 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let host = Arc::new(agent.host(starts)?);
     let eviction = agent.eviction(&host, signals);
     let collector = agent.vm_collector(&host);
-    let source = local::Source { metrics: agent.metrics.clone(), health: agent.health.clone() };
-    let server = listen(agent.args.host.metrics_bind_address, source).await?;
+    let serving = agent.serve_api(listener, &host)?;
+    let addresses = host.vms.address.clone();
+    let serving = serving.rotate(agent.client.clone(), addresses);
     tokio::select! {
-        result = agent.manage(host, (eviction, collector), access, (instance, pulse.clone())) => result?,
+        result = agent.manage(host, (eviction, collector), (instance, pulse.clone())) => result?,
         // On a task of its own: the Node must not lose its identity because another part takes long.
         Ok(lost) = tokio::spawn(identity.rotate()) => return Err(lost.into()),
+        () = serving => {}
         () = health::watch_tart(tart, tart_health) => {}
         () = session => {}
         () = pulse.clone().run() => {}
@@ -193,12 +239,14 @@ impl Agent {
         let allowed = args.allowed_host_path.clone();
         Ok(Host {
             tart: tart.clone(),
+            guests: GuestConnections::default(),
             images: self.images.clone(),
             registry: PodRegistry::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
             vms: VmSettings {
                 shim: std::env::current_exe().map_err(AgentError::Start)?,
                 boot_limit: args.host.vm_boot_timeout,
                 dhcp_leases: args.host.dhcp_leases.clone(),
+                serial: args.host.vm_serial,
                 cluster_domain: args.host.cluster_domain.clone(),
                 address: addresses.clone(),
             },
@@ -213,6 +261,39 @@ impl Agent {
                 address_patience: args.host.vm_address_timeout,
             },
         })
+    }
+
+    fn local_source(&self) -> local::Source {
+        local::Source { metrics: self.metrics.clone(), health: self.health.clone() }
+    }
+
+    /// Starts to serve the kubelet API, and returns what keeps its certificate valid.
+    fn serve_api(&self, listener: TcpListener, host: &Host) -> Result<ServingCertificate, AgentError> {
+        let client_ca = match &self.args.api.client_ca_file {
+            Some(path) => ClientCa::from_file(path)?,
+            None => ClientCa::of_cluster(&self.access.authorities()),
+        };
+        let (serving, certificate) = ServingCertificate::new(&self.state.pki_path(), self.node.name.clone())?;
+        let context = api::Context {
+            node: self.node.name.clone(),
+            facts: self.node.facts.clone(),
+            settings: KubeletSettings {
+                address: self.args.api.address,
+                port: self.node.ports.kubelet,
+                max_pods: self.args.max_pods,
+                client_ca_file: self.args.api.client_ca_file.clone(),
+                cluster_domain: self.args.host.cluster_domain.clone(),
+            },
+            pods: host.registry.clone(),
+            state: self.state.clone(),
+            tart: self.tart.clone(),
+            local: self.local_source(),
+            sampler: Sampler::new(host.registry.clone(), self.state.clone(), self.tart.clone()),
+        };
+        let access = self.access.clone();
+        let server = ApiServer { listener, access, certificate: Arc::new(certificate), client_ca, context };
+        server.spawn().map_err(AgentError::Start)?;
+        Ok(serving)
     }
 
     fn eviction(&self, host: &Host, signals: SignalSources) -> EvictionManager {
@@ -251,11 +332,10 @@ impl Agent {
         self,
         host: Arc<Host>,
         (eviction, collector): (EvictionManager, Option<OrphanCollector>),
-        access: ApiAccess,
         (instance, pulse): (String, Pulse),
     ) -> Result<(), AgentError> {
         let stall_limit = self.args.host.stall_timeout;
-        let Self { state, node: config, images, metrics, client, events, health, .. } = self;
+        let Self { state, node: config, images, metrics, access, client, events, health, .. } = self;
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
         let claimed = owner::claim(&leases, &config.name, &instance).await?;
@@ -280,6 +360,20 @@ impl Agent {
     }
 }
 
+/// Looks whether macOS lets the agent read the directories that it works in: else it would find out Pod by Pod.
+async fn check_access(args: &AgentArgs, tart: &Tart) -> Result<(), AgentError> {
+    for dir in [&*args.state_dir, tart.home()] {
+        privacy::check_access(dir).await?;
+    }
+    for allowed in &args.allowed_host_path {
+        // Pods can do without it.
+        if let Err(error) = privacy::check_access(&allowed.path).await {
+            warn!(error = chain(&error), "no Pod can use an allowed host path");
+        }
+    }
+    Ok(())
+}
+
 /// Waits until the agent is told to end, and has it leave in order.
 async fn end(mut terminate: Signal, mut interrupt: Signal, images: &ImageStore) {
     tokio::select! {
@@ -301,26 +395,27 @@ async fn collect(collector: Option<OrphanCollector>) {
     std::future::pending::<()>().await;
 }
 
-/// Serves health and metrics, for as long as the returned future is polled.
+/// Serves health and metrics, for as long as the returned future is polled. Returns the address, too.
 async fn listen(
     ListenAddress(address): ListenAddress,
     source: local::Source,
-) -> Result<impl Future<Output = ()>, AgentError> {
-    let server = match address {
+) -> Result<(Option<SocketAddr>, impl Future<Output = ()>), AgentError> {
+    let (bound, server) = match address {
         Some(address) => {
             let failed = |error| AgentError::Listen(address, error);
             let (bound, server) = local::serve(address, source).await.map_err(failed)?;
             info!(address = %bound, "serving health and metrics");
-            Some(server)
+            (Some(bound), Some(server))
         }
-        None => None,
+        None => (None, None),
     };
-    Ok(async move {
+    let serving = async move {
         match server {
             Some(server) => server.await,
             None => std::future::pending().await,
         }
-    })
+    };
+    Ok((bound, serving))
 }
 
 /// The images of this host, and their collector. From here on a user can pull images with `tart-kubelet images pull`, even before the API
@@ -363,5 +458,7 @@ async fn node_config(args: &AgentArgs, tart: &Tart, state: &StateDir) -> Result<
         taints: args.host.register_with_taints.clone(),
         resources: Resources::new(machine, *kube_reserved, eviction_hard, overrides)?,
         facts,
+        // Known when the agent listens.
+        ports: OwnPorts::default(),
     })
 }

@@ -33,6 +33,8 @@ pub(crate) const TOKEN_RENEWAL: Backoff = Backoff::doubling(secs(1), mins(1));
 pub(crate) const TOKEN_OF_NEW_POD: Backoff = Backoff::doubling(millis(100), millis(3200));
 /// A certificate signing request.
 pub(crate) const CSR: Backoff = Backoff::doubling(millis(500), secs(30));
+/// A certificate for the kubelet API that the cluster has refused.
+pub(crate) const SERVING_CERTIFICATE: Backoff = Backoff::doubling(mins(1), mins(60));
 /// The write of an Event.
 pub(crate) const EVENT: Backoff = Backoff { factor: 50, ..Backoff::doubling(secs(1), secs(5)) };
 /// A watch. Short at first, because the Node authorizer may learn of a Pod after this Node; random, because all Nodes lose the API

@@ -52,14 +52,27 @@ pub async fn run(command: Command, deadline: Duration) -> Result<Output, Command
 /// The same, and passes each line of its standard output to `on_line` as it comes. A line ends with `\n` or `\r`, and is cut after
 /// 256 bytes.
 pub async fn run_with_lines(
+    command: Command,
+    deadline: Duration,
+    on_line: impl FnMut(&str),
+) -> Result<Output, CommandError> {
+    run_with_pid_and_lines(command, deadline, |_| (), on_line).await
+}
+
+/// The same, and passes the ID of its process to `on_start` as soon as it runs.
+pub async fn run_with_pid_and_lines(
     mut command: Command,
     deadline: Duration,
+    on_start: impl FnOnce(u32),
     on_line: impl FnMut(&str),
 ) -> Result<Output, CommandError> {
     let program = command.as_std().get_program().to_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|source| CommandError::run(&program, source))?;
     let mut group = ProcessGroup::of(&child);
+    if let Some(pid) = child.id() {
+        on_start(pid);
+    }
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
     let ended = {

@@ -50,8 +50,11 @@ impl Agent {
             .flag("--node-name", node_name)
             .flag("--state-dir", &state)
             .flag("--tart-binary", &mac.tart_binary().display().to_string())
+            .flag("--dhcp-leases", &mac.dhcp_leases().display().to_string())
             // Many agents run on the machine at once.
             .flag("--metrics-bind-address", "127.0.0.1:0")
+            .flag("--address", "127.0.0.1")
+            .flag("--port", "0")
             // How much is left on the machine that runs the tests is not what most of them are about.
             .flag("--eviction-hard", ""))
     }

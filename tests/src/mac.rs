@@ -146,6 +146,11 @@ impl Mac {
         &self.host
     }
 
+    /// The file of its DHCP server.
+    pub fn dhcp_leases(&self) -> PathBuf {
+        if self.simulated { self.host.join("dhcpd_leases") } else { PathBuf::from("/var/db/dhcpd_leases") }
+    }
+
     /// A command in the Mac's environment.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.sandbox.command(program);

@@ -80,7 +80,7 @@ pub(crate) struct Source {
 }
 
 /// One thing that must hold, and why it does not.
-type Check = (&'static str, Result<(), String>);
+pub(super) type Check = (&'static str, Result<(), String>);
 
 impl Source {
     fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
@@ -103,7 +103,7 @@ impl Source {
     }
 
     /// Fails only for what a restart of the agent could cure.
-    fn alive(&self) -> Vec<Check> {
+    pub(super) fn alive(&self) -> Vec<Check> {
         let stuck = self.metrics.heartbeat().looped.map(|at| at.elapsed()).filter(|age| *age > STUCK);
         let result =
             stuck.map_or(Ok(()), |age| Err(format!("has not looked at the clock for {} s", age.as_secs())));
@@ -129,7 +129,7 @@ impl Source {
         checks
     }
 
-    fn metrics(&self) -> String {
+    pub(super) fn metrics(&self) -> String {
         if let Some(health) = self.health.borrow().as_ref() {
             let conditions =
                 statuses(health).map(|(kind, status)| (kind.as_str(), status == ConditionStatus::True));
@@ -140,7 +140,7 @@ impl Source {
 }
 
 /// Checks in the format of Kubernetes' own components.
-fn report(name: &str, checks: &[Check]) -> (StatusCode, &'static str, String) {
+pub(super) fn report(name: &str, checks: &[Check]) -> (StatusCode, &'static str, String) {
     let lines = checks.iter().map(|(check, result)| match result {
         Ok(()) => format!("[+]{check} ok\n"),
         Err(why) => format!("[-]{check} failed: {why}\n"),

@@ -1,3 +1,27 @@
-//! The ports that the agent serves. `local` is the host's own port for health and metrics.
+//! The ports that the agent serves. `local` is the host's own port for health and metrics. All other modules are the kubelet API: HTTPS on
+//! port 10250, for the API server and for scrapers.
+//!
+//! `server` accepts connections, `auth` decides who may ask for what, `router` hands the request to its handler.
 
+mod attach;
+mod auth;
+mod configz;
+mod connections;
+mod context;
+mod exec;
+mod figures;
 pub(crate) mod local;
+mod logs;
+mod path;
+mod pods;
+mod port_forward;
+mod response;
+mod router;
+mod run;
+pub(crate) mod server;
+pub(crate) mod stream;
+
+pub(crate) use auth::{ClientCa, ClientCaError};
+pub(crate) use configz::KubeletSettings;
+pub(crate) use context::Context;
+pub(crate) use figures::Sampler;

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod api;
 pub(crate) mod gc_dry_run;
 pub(crate) mod gc_table;
 mod images;
@@ -7,6 +8,7 @@ pub(crate) mod images_list;
 pub(crate) mod images_pull;
 mod node;
 
+pub(crate) use api::ApiArgs;
 pub(crate) use images::{ImageArgs, ImagesCommand, PullArgs};
 pub(crate) use node::{ListenAddress, NodeArgs};
 
@@ -126,6 +128,10 @@ pub(crate) struct AgentArgs {
     /// The machine and what it offers.
     #[command(flatten)]
     pub(crate) host: NodeArgs,
+
+    /// The kubelet API.
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 impl AgentArgs {

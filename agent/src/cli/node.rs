@@ -11,6 +11,7 @@ use crate::node::address::AddressSource;
 use crate::node::capacity::{self, Reserved};
 use crate::node::signals::thresholds::{self, Thresholds};
 use crate::node::taints::{self, Taints};
+use crate::tart::Serial;
 
 /// Where the Node's address comes from when none is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -74,6 +75,11 @@ pub(crate) struct NodeArgs {
     /// How long the agent's tasks or the disk of its state may stand still before the agent lets the Node's Lease expire
     #[arg(long, default_value = "3m", value_parser = stall_timeout)]
     pub(crate) stall_timeout: Duration,
+
+    /// The serial numbers of VMs: `random` for one of its own for each VM, `image` for that of its image. A Pod chooses with the annotation
+    /// `tart-kubelet.tuist.dev/serial`. Some versions of macOS greet a new serial number with their Setup Assistant
+    #[arg(long, default_value = "random", value_parser = <Serial as std::str::FromStr>::from_str, value_name = "random|image")]
+    pub(crate) vm_serial: Serial,
 
     /// Domain of the cluster, for the full names of Pods with a subdomain
     #[arg(long, default_value = "cluster.local")]

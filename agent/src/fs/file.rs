@@ -90,7 +90,8 @@ pub(crate) fn remove_half_written(path: &Path) -> Result<(), FileError> {
     remove(&path.with_extension("tmp"))
 }
 
-/// Reads a file; `None` if it is absent, or if a power cut or a bad disk has spoilt it.
+/// Reads a file; `None` if it is absent, or if a power cut or a bad disk has spoilt it. JSON of another format is an error: another
+/// release has written it, and what it says must not be lost.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
     match read_strictly(path) {
         Err(FileError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
@@ -101,10 +102,14 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileEr
     }
 }
 
-/// Whether a file exists that cannot be read as a `T`.
+/// Whether a file exists that cannot be read as a `T`: it is spoilt, or another release has written it.
 pub(crate) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, FileError> {
     match read_strictly::<T>(path) {
-        Err(FileError { source, .. }) if source.kind() == io::ErrorKind::InvalidData => Ok(true),
+        Err(FileError { source, .. })
+            if matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Unsupported) =>
+        {
+            Ok(true)
+        }
         other => other.map(|_| false),
     }
 }
@@ -115,6 +120,10 @@ fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileErro
         let value = serde_json::from_reader(io::Read::take(io::BufReader::new(file), MAX_BYTES));
         value.map(Some).map_err(|error| match error.io_error_kind() {
             Some(kind) => io::Error::new(kind, error),
+            None if error.is_data() => {
+                let words = format!("another release of the agent may have written it: {error}");
+                io::Error::new(io::ErrorKind::Unsupported, words)
+            }
             None => io::Error::new(io::ErrorKind::InvalidData, error),
         })
     };
@@ -182,6 +191,16 @@ mod tests {
         let error = write(&dir.path().join("a.json"), &"x".repeat(5 << 20)).unwrap_err();
         assert_eq!(error.source.kind(), io::ErrorKind::FileTooLarge);
         assert!(entries(dir.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_file_of_another_format_is_an_error_and_stays() {
+        let dir = testing::dir();
+        let path = dir.path().join("a.json");
+        fs::write(&path, "{\"next\": \"year\"}").unwrap();
+        let error = read::<u32>(&path).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::Unsupported);
+        assert!(is_spoilt::<u32>(&path).unwrap() && path.exists());
     }
 
     #[test]

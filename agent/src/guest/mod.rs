@@ -3,6 +3,7 @@
 //! The guest is not trusted: messages are bounded, answers are parsed, and callers set a deadline. Only the container's command has none:
 //! a silent one sends nothing until it ends.
 
+pub(crate) mod connections;
 mod messages;
 
 pub(crate) mod script;
@@ -26,8 +27,14 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
+/// The name of the socket in a VM's directory that `tart run` forwards to the guest agent.
+pub(crate) const CONTROL_SOCKET: &str = "control.sock";
 /// Standard input in one message.
 const CHUNK: usize = 32 << 10;
+/// How much of one command's output waits for the agent to take it, and how much of all commands'. A client that does not read holds up its
+/// own command only.
+const STREAM_WINDOW: u32 = 128 << 10;
+const CONNECTION_WINDOW: u32 = 16 << 20;
 /// How much of the guest agent's words an error quotes.
 const MAX_QUOTE: usize = 300;
 
@@ -93,17 +100,16 @@ pub(crate) enum ExecEvent {
 impl Guest {
     /// Connects to the control socket at `socket`; `tart run` accepts before the guest agent listens.
     pub(crate) async fn connect(socket: &Path) -> Result<Self, GuestError> {
-        let socket = socket.to_owned();
-        let connector = service_fn(move |_| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        // The connector ignores the address.
-        let channel = Endpoint::from_static("http://guest")
-            .connect_with_connector(connector)
+        let channel = endpoint()
+            .connect_with_connector(connector(socket))
             .await
             .map_err(|error| GuestError::Unreachable(error.into()))?;
         Ok(Self(tonic::client::Grpc::new(channel)))
+    }
+
+    /// A guest that is connected to by the first call, and again by the first call after the connection broke.
+    pub(crate) fn new(socket: &Path) -> Self {
+        Self(tonic::client::Grpc::new(endpoint().connect_with_connector_lazy(connector(socket))))
     }
 
     /// The address that the guest says it has.
@@ -163,6 +169,25 @@ impl Guest {
     async fn ready(&mut self) -> Result<(), GuestError> {
         self.0.ready().await.map_err(|error| GuestError::Unreachable(error.into()))
     }
+}
+
+/// The connector ignores the address.
+fn endpoint() -> Endpoint {
+    Endpoint::from_static("http://guest")
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+}
+
+fn connector(
+    socket: &Path,
+) -> impl tower::Service<http::Uri, Response = TokioIo<UnixStream>, Error = std::io::Error, Future: Send>
++ Send
++ use<> {
+    let socket = socket.to_owned();
+    service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    })
 }
 
 /// The command, then its standard input. The stream stays open: the guest agent would kill the command at its end.

@@ -35,6 +35,11 @@ impl ApiAccess {
         self.0.borrow().cluster_url.clone()
     }
 
+    /// The authorities in the kubeconfig, in DER; empty if the client trusts the system's authorities.
+    pub(crate) fn authorities(&self) -> Vec<Vec<u8>> {
+        self.0.borrow().root_cert.clone().unwrap_or_default()
+    }
+
     pub(crate) fn cluster(&self) -> Cluster {
         Cluster::of(&self.0.borrow())
     }

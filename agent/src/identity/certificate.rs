@@ -7,6 +7,8 @@ use rustls::pki_types::pem::PemObject;
 use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
+use super::alt_names::AltNames;
+
 /// The first line of the key in a file with both.
 const KEY_BEGINS: &str = "-----BEGIN PRIVATE KEY-----";
 
@@ -33,6 +35,8 @@ pub(crate) struct CertificateFacts {
     pub(super) user: String,
     /// The first bytes of its digest.
     pub(super) number: u32,
+    /// The names and addresses of the server that it is for.
+    pub(super) alt_names: AltNames,
     public_key: Vec<u8>,
 }
 
@@ -48,6 +52,7 @@ impl CertificateFacts {
             ends: ends.map_err(CertificateError::Date)?,
             user: user.unwrap_or_default().to_owned(),
             number: u32::from_be_bytes([a, b, c, d]),
+            alt_names: AltNames::of_certificate(&certificate),
             public_key: certificate.public_key().subject_public_key.data.to_vec(),
         })
     }

@@ -133,7 +133,7 @@ mod tests {
 
     fn test_files() -> TestFiles {
         let dir = crate::testing::dir();
-        let store = CertificateStore::new(&dir.path().join("pki"));
+        let store = CertificateStore::client(&dir.path().join("pki"));
         TestFiles { path: dir.path().join("kubeconfig"), store, _dir: dir }
     }
 

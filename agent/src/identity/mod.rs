@@ -4,12 +4,14 @@
 //! certificate in the state directory, which the agent rotates before it expires.
 
 mod access;
+mod alt_names;
 mod certificate;
 mod cluster;
 mod connection;
 mod csr;
 mod decide;
 mod kubeconfig;
+pub(crate) mod serving;
 mod store;
 
 pub(crate) use access::ApiAccess;
@@ -28,7 +30,7 @@ use tracing::{info, warn};
 use self::access::AccessUpdater;
 use self::certificate::CertifiedKey;
 use self::csr::issuance::{IssuanceError, request_certificate};
-use self::csr::{CLIENT, Requester};
+use self::csr::{CLIENT, Requester, WantedCertificate};
 use self::decide::{FoundCredentials, IdentityDecision, Lifetime, UnusableReason, decide, pause};
 use self::kubeconfig::{after_bootstrap, inspect, load, with_certificate};
 use self::store::{CertificateStore, StoreError};
@@ -100,7 +102,7 @@ struct Rotation {
 impl Identity {
     /// Finds the agent's identity, or bootstraps one, however long that takes.
     pub(crate) async fn establish(sources: CredentialSources, node: NodeName) -> Result<Self, IdentityError> {
-        let store = CertificateStore::new(&sources.pki);
+        let store = CertificateStore::client(&sources.pki);
         let path = &sources.kubeconfig;
         let mut may_bootstrap = sources.bootstrap.is_some();
         loop {
@@ -192,7 +194,8 @@ impl Rotation {
             self.store.forget_pending()?;
         }
         info!(ends = %self.lifetime.ends, "the certificate is due: asking for its successor");
-        let certified = request_certificate(client, CLIENT, Requester::Node, &self.store, &self.node).await?;
+        let wanted = client_certificate(Requester::Node, &self.node);
+        let certified = request_certificate(client, &wanted, &self.store).await?;
         self.store.set_current(&certified)?;
         self.store.forget_pending()?;
         Ok(certified)
@@ -225,7 +228,7 @@ async fn bootstrap(
         .ok_or_else(|| unusable(KubeconfigError::CurrentContextNotSet))?;
     let client = Client::try_from(config)
         .map_err(|error| IdentityError::Credentials(path.clone(), Box::new(error)))?;
-    let certified = request_certificate(client, CLIENT, Requester::Bootstrap, store, node)
+    let certified = request_certificate(client, &client_certificate(Requester::Bootstrap, node), store)
         .await
         .map_err(|source| IdentityError::Issuance { node: node.clone(), path: path.to_owned(), source })?;
     store.set_current(&certified)?;
@@ -235,6 +238,10 @@ async fn bootstrap(
     store.forget_pending()?;
     info!(kubeconfig = %target.display(), ends = %certified.facts.ends, "got a certificate and wrote the kubeconfig");
     Ok(certified)
+}
+
+fn client_certificate(requester: Requester, node: &NodeName) -> WantedCertificate<'_> {
+    WantedCertificate { signer: CLIENT, requester, node, alt_names: None }
 }
 
 fn until(then: Timestamp, now: Timestamp) -> Duration {

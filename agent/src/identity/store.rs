@@ -1,8 +1,10 @@
 //! The certificate store: the agent's keys and certificates on disk.
 //!
 //! ```text
-//! pki/client-current.pem    the certificate in use, with its key
+//! pki/client-current.pem    the certificate in use for the API server, with its key
 //! pki/client-pending.key    the key of the certificate signing request that is under way
+//! pki/server-current.pem    the same for the kubelet API
+//! pki/server-pending.key
 //! ```
 //!
 //! The name of a request follows from its key. So a restarted agent finds its request again by the pending key.
@@ -30,22 +32,31 @@ pub(crate) enum StoreError {
     NoKey(#[source] rcgen::Error),
 }
 
+/// The files of one of the agent's certificates.
 #[derive(Debug, Clone)]
-pub(super) struct CertificateStore(PathBuf);
+pub(super) struct CertificateStore {
+    directory: PathBuf,
+    name: &'static str,
+}
 
 impl CertificateStore {
-    /// The store in a directory, which the first write creates.
-    pub(super) fn new(directory: &Path) -> Self {
-        Self(directory.to_owned())
+    /// The certificate for the API server, in a directory that the first write creates.
+    pub(super) fn client(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), name: "client" }
+    }
+
+    /// The certificate for the kubelet API.
+    pub(super) fn server(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), name: "server" }
     }
 
     /// The file with the certificate in use and its key.
     pub(super) fn current_path(&self) -> PathBuf {
-        self.0.join("client-current.pem")
+        self.directory.join(format!("{}-current.pem", self.name))
     }
 
     fn pending_path(&self) -> PathBuf {
-        self.0.join("client-pending.key")
+        self.directory.join(format!("{}-pending.key", self.name))
     }
 
     /// The certificate in use, and when the agent wrote it.
@@ -104,10 +115,10 @@ mod tests {
     #[test]
     fn a_pending_key_survives_until_it_is_forgotten() {
         let dir = crate::testing::dir();
-        let store = CertificateStore::new(&dir.path().join("pki"));
+        let store = CertificateStore::client(&dir.path().join("pki"));
         let key = store.pending_key().unwrap();
         assert_eq!(mode(&store.pending_path()), 0o600);
-        assert_eq!(mode(&store.0), 0o700);
+        assert_eq!(mode(&store.directory), 0o700);
         assert_eq!(store.pending_key().unwrap().public_key_raw(), key.public_key_raw());
         store.forget_pending().unwrap();
         store.forget_pending().unwrap();
@@ -117,7 +128,7 @@ mod tests {
     #[test]
     fn a_broken_pending_key_is_replaced() {
         let dir = crate::testing::dir();
-        let store = CertificateStore::new(dir.path());
+        let store = CertificateStore::client(dir.path());
         std::fs::write(store.pending_path(), "half a k").unwrap();
         let key = store.pending_key().unwrap();
         assert_eq!(store.pending_key().unwrap().public_key_raw(), key.public_key_raw());
@@ -127,7 +138,7 @@ mod tests {
     #[test]
     fn the_current_certificate_comes_back_with_its_key() {
         let dir = crate::testing::dir();
-        let store = CertificateStore::new(dir.path());
+        let store = CertificateStore::client(dir.path());
         let absent = store.current().unwrap_err();
         assert!(
             matches!(&absent, StoreError::File(_)) && absent.to_string().starts_with("cannot read"),

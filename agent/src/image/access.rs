@@ -3,6 +3,7 @@
 //! A Pod without the pull secret of a private image has to ask the registry, even if the image is here.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The number of secrets that the record keeps per image. A Pod with a forgotten one asks the registry again.
 const MOST: usize = 100;
@@ -19,6 +20,9 @@ pub(crate) enum ImageAccess {
     Everyone,
     /// Pods with one of these secrets, which the registry has accepted; the latest one is last.
     With(Vec<SecretUid>),
+    /// A word of a newer agent: no Pod, until the registry grants the image.
+    #[serde(untagged)]
+    Newer(Value),
 }
 
 impl ImageAccess {
@@ -31,6 +35,7 @@ impl ImageAccess {
     pub(crate) fn is_for<'a>(&self, secrets: impl IntoIterator<Item = &'a SecretUid>) -> bool {
         match self {
             Self::Everyone => true,
+            Self::Newer(_) => false,
             Self::With(known) => secrets.into_iter().any(|secret| known.contains(secret)),
         }
     }
@@ -39,8 +44,12 @@ impl ImageAccess {
     pub(crate) fn grant(&mut self, secret: Option<&SecretUid>) -> bool {
         match (self, secret) {
             (Self::Everyone, _) => false,
-            (access @ Self::With(_), None) => {
+            (access @ (Self::With(_) | Self::Newer(_)), None) => {
                 *access = Self::Everyone;
+                true
+            }
+            (access @ Self::Newer(_), Some(secret)) => {
+                *access = Self::With(vec![secret.clone()]);
                 true
             }
             (Self::With(known), Some(secret)) if known.contains(secret) => false,

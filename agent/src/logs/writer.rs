@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use super::line::LogStream;
+use super::rotation::{MAX_FILES, numbered};
 use crate::error_chain;
 use crate::fs::absent_is_fine;
 use crate::state::disk_space_request::{self, DiskSpaceRequest};
@@ -15,9 +17,7 @@ use crate::state::disk_space_request::{self, DiskSpaceRequest};
 /// A line longer than this is written in parts, as container runtimes do.
 const MAX_LINE: usize = 16 << 10;
 /// A larger file is rotated: the kubelet's `containerLogMaxSize`.
-const MAX_FILE: u64 = 10 << 20;
-/// How many files are kept, with the current one: the kubelet's `containerLogMaxFiles`.
-const MAX_FILES: usize = 5;
+pub(crate) const MAX_FILE_SIZE: u64 = 10 << 20;
 /// How much waits in memory while the agent frees disk space.
 const MAX_WAITING: usize = 1 << 20;
 /// The shortest time between two requests for disk space: each may cost an image, and a disk may be full, take a short line, and be full
@@ -25,13 +25,6 @@ const MAX_WAITING: usize = 1 << 20;
 const REQUEST_INTERVAL: Duration = Duration::from_mins(1);
 /// How long `close` waits for disk space.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
-
-words! {
-    pub(crate) enum LogStream {
-        Stdout = "stdout",
-        Stderr = "stderr",
-    }
-}
 
 /// A log file that is rotated by size. Its memory and disk space are bounded.
 #[derive(Debug)]
@@ -75,7 +68,7 @@ impl LogWriter {
             file: None,
             warned: false,
             size: 0,
-            max_file: MAX_FILE,
+            max_file: MAX_FILE_SIZE,
             pending: Default::default(),
             request: None,
             requested_at: None,
@@ -224,10 +217,12 @@ fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-fn numbered(path: &Path, age: usize) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{age}"));
-    name.into()
+#[cfg(test)]
+impl LogWriter {
+    /// A log whose files are this large at most.
+    pub(crate) fn rotating_at(path: &Path, max_file: u64) -> Self {
+        Self { max_file, ..Self::open(path, None) }
+    }
 }
 
 #[cfg(test)]

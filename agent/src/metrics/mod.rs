@@ -29,6 +29,7 @@ mod api_calls;
 mod images;
 mod node;
 mod pods;
+mod probes;
 mod vm_gc;
 
 use std::sync::{Arc, Mutex};
@@ -42,6 +43,8 @@ use api_calls::ApiCallMetrics;
 use images::{ImageGcMetrics, ImagePullMetrics};
 use node::NodeMetrics;
 use pods::PodMetrics;
+use probes::ProbeMetrics;
+pub(crate) use probes::ProbedContainer;
 use vm_gc::VmGcMetrics;
 
 use crate::mutex::lock;
@@ -61,6 +64,7 @@ struct Inner {
     registry: Mutex<Registry>,
     node: NodeMetrics,
     pods: PodMetrics,
+    probes: ProbeMetrics,
     image_pulls: ImagePullMetrics,
     image_gc: ImageGcMetrics,
     vm_gc: VmGcMetrics,

@@ -9,7 +9,7 @@ use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::object::NodeConfig;
+use super::object::{NodeConfig, OwnPorts};
 use crate::apiserver::call::call;
 use crate::error_chain::chain;
 use crate::quantity;
@@ -29,6 +29,8 @@ pub(crate) struct NodeInfo {
     pub(crate) memory: u64,
     /// In bytes; `None` if unknown.
     pub(crate) storage: Option<u64>,
+    /// The agent's own ports, which no Pod can have.
+    pub(crate) own_ports: OwnPorts,
 }
 
 /// Provides [`NodeInfo`]: resources from the agent's configuration, labels and taints from the API server.
@@ -52,6 +54,7 @@ impl NodeInfos {
             cpu_milli: amount("cpu", quantity::milli).unwrap_or(0),
             memory: amount("memory", quantity::whole).unwrap_or(0),
             storage: amount("ephemeral-storage", quantity::whole),
+            own_ports: config.ports,
         };
         Self { own, api, seen }
     }

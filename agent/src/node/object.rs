@@ -23,8 +23,6 @@ pub(super) const STATUS_INTERVAL: Duration = Duration::from_mins(5);
 
 /// The Kubernetes whose API this agent is written for. Tools that upgrade clusters compare it with the control plane's version.
 const KUBERNETES: &str = "1.36.0";
-/// The port at which the API server and scrapers expect a Node's kubelet API.
-const KUBELET_PORT: i32 = 10250;
 
 /// What the Node object is made from, apart from health.
 #[derive(Debug, Clone)]
@@ -37,6 +35,16 @@ pub(crate) struct NodeConfig {
     pub(crate) taints: Taints,
     pub(crate) resources: Resources,
     pub(crate) facts: HostFacts,
+    pub(crate) ports: OwnPorts,
+}
+
+/// The ports at which the agent itself listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct OwnPorts {
+    /// Of the kubelet API, where the API server and scrapers expect it.
+    pub(crate) kubelet: u16,
+    /// Of health and metrics.
+    pub(crate) local: Option<u16>,
 }
 
 impl NodeConfig {
@@ -112,7 +120,7 @@ impl NodeConfig {
             conditions: Some(conditions(health, before, now)),
             node_info: Some(self.node_info(health)),
             daemon_endpoints: Some(NodeDaemonEndpoints {
-                kubelet_endpoint: Some(DaemonEndpoint { port: KUBELET_PORT }),
+                kubelet_endpoint: Some(DaemonEndpoint { port: self.ports.kubelet.into() }),
             }),
             images: Some(images::status(&health.images)),
             ..NodeStatus::default()
@@ -248,6 +256,7 @@ mod tests {
             resources: Resources::new(machine, Reserved::default(), &Thresholds::default(), overrides)
                 .unwrap(),
             facts: HostFacts { os_version: "26.1".into(), model: "Mac16,10".into(), ..HostFacts::default() },
+            ports: OwnPorts { kubelet: 10250, local: Some(10248) },
         }
     }
 

@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::str::FromStr;
 
 use jiff::Timestamp;
 
@@ -44,12 +45,40 @@ pub(crate) fn holder(path: &Path, address: Ipv4Addr, now: Timestamp) -> LeaseHol
         Err(error) if error.kind() == io::ErrorKind::NotFound => return LeaseHolder::NoFile,
         Err(_) => return LeaseHolder::Unknown,
     };
-    let has_mac = leases(&text, now).filter(|lease| lease.address == address).map(|lease| lease.has_mac);
+    let has_mac =
+        leases(&text, now).filter(|lease| lease.address == address).map(|lease| lease.mac.is_some());
     match has_mac.max() {
         Some(true) => LeaseHolder::Mac,
         Some(false) => LeaseHolder::Other,
         None => LeaseHolder::None,
     }
+}
+
+/// A hardware address, however it is written: macOS leaves out leading zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MacAddress([u8; 6]);
+
+/// A text is no hardware address.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is no MAC address")]
+pub(crate) struct BadMacAddress(String);
+
+impl FromStr for MacAddress {
+    type Err = BadMacAddress;
+
+    fn from_str(text: &str) -> Result<Self, BadMacAddress> {
+        let octets = text.split(':').map(|octet| u8::from_str_radix(octet, 16).ok());
+        let octets = octets.collect::<Option<Vec<_>>>().and_then(|octets| octets.try_into().ok());
+        octets.map(Self).ok_or_else(|| BadMacAddress(text.to_owned()))
+    }
+}
+
+/// The address that is leased to a MAC address: of several, the one that is leased for longest. Unlike `tart ip`, this skips entries that
+/// cannot be read: a guest chooses the name in its entry, and must not hide the addresses of others.
+pub(crate) fn leased_to(path: &Path, mac: MacAddress, now: Timestamp) -> io::Result<Option<Ipv4Addr>> {
+    let text = text(path)?;
+    let own = leases(&text, now).filter(|lease| lease.mac == Some(mac));
+    Ok(own.max_by_key(|lease| lease.until).map(|lease| lease.address))
 }
 
 fn text(path: &Path) -> io::Result<String> {
@@ -76,7 +105,10 @@ pub(crate) fn shortage(left: Availability) -> Option<String> {
 
 struct Lease {
     address: Ipv4Addr,
-    has_mac: bool,
+    /// The client's MAC address, if that is what macOS knows the client by.
+    mac: Option<MacAddress>,
+    /// In seconds since 1970.
+    until: i64,
 }
 
 /// The leases that have not expired.
@@ -87,10 +119,10 @@ fn leases(text: &str, now: Timestamp) -> impl Iterator<Item = Lease> {
         let address = field("ip_address").and_then(|address| address.parse::<Ipv4Addr>().ok());
         let until = field("lease").and_then(|hex| i64::from_str_radix(hex.strip_prefix("0x")?, 16).ok());
         // The address follows its type; Ethernet is 1.
-        let has_mac = field("hw_address").is_some_and(|hardware| hardware.starts_with("1,"));
+        let mac = field("hw_address").and_then(|hardware| hardware.strip_prefix("1,")?.parse().ok());
         // macOS leases an expired address again.
-        let is_valid = until.is_some_and(|until| until > now.as_second());
-        address.filter(|_| is_valid).map(|address| Lease { address, has_mac })
+        let until = until.filter(|until| *until > now.as_second())?;
+        Some(Lease { address: address?, mac, until })
     })
 }
 
@@ -159,6 +191,24 @@ mod tests {
         assert_eq!(of(dir.path(), 2), LeaseHolder::Unknown);
         File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
         assert_eq!(of(&path, 2), LeaseHolder::Unknown);
+    }
+
+    #[test]
+    fn one_bad_entry_does_not_hide_the_lease_of_another_vm() {
+        let dir = testing::dir();
+        let path = dir.path().join("dhcpd_leases");
+        let (mac, other): (MacAddress, MacAddress) =
+            ("0e:00:02:ab:0c:0d".parse().unwrap(), "e:0:2:ab:c:e".parse().unwrap());
+        let mut text = b"{\n\tname=\n\tip_address=\n}\n{\n\tname=\xff}\n\tlease=\n}\n{\n".to_vec();
+        text.extend((entry("192.168.64.2", 2000) + &entry("192.168.64.3", 3000)).into_bytes());
+        text.extend((entry("192.168.64.4", 1000) + "{\n\tname=truncated").into_bytes());
+        fs::write(&path, text).unwrap();
+        assert_eq!(leased_to(&path, mac, now()).unwrap(), Some(Ipv4Addr::new(192, 168, 64, 3)));
+        assert_eq!(leased_to(&path, other, now()).unwrap(), None);
+        assert!(leased_to(Path::new("/nowhere"), mac, now()).is_err());
+        for bad in ["", "e:0:2", "e:0:2:ab:c:d:e", "e:0:2:ab:c:100"] {
+            assert!(bad.parse::<MacAddress>().is_err(), "{bad}");
+        }
     }
 
     #[test]

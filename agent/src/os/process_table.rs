@@ -9,7 +9,7 @@ use sysinfo::{Process, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Sys
 /// The process table cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the processes of this host")]
-pub(crate) struct TableError(#[source] sysinfo::Error);
+pub(crate) struct TableError(#[source] pub(super) sysinfo::Error);
 
 /// A process that is no zombie.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub(crate) struct RunningProcess {
     pub(crate) pid: Pid,
     pub(crate) parent: Option<Pid>,
     pub(crate) session: Option<Pid>,
+    /// When it was started, in seconds since 1970, give or take a few.
+    pub(crate) started: i64,
     command: Vec<OsString>,
     /// Its variables with the agent's prefix.
     environment: Vec<(String, String)>,
@@ -41,6 +43,7 @@ impl RunningProcess {
             pid: pid_of(process.pid()).filter(|_| !is_dead)?,
             parent: process.parent().and_then(pid_of),
             session: process.session_id().and_then(pid_of),
+            started: process.start_time().try_into().unwrap_or(i64::MAX),
             command: process.cmd().to_vec(),
             environment: process.environ().iter().filter_map(|variable| own_variable(variable)).collect(),
         })
@@ -59,6 +62,11 @@ impl RunningProcess {
     /// The value of one of the agent's variables. macOS hides the environment of some programs.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         self.environment.iter().find(|(one, _)| one == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Adds what is known of its environment from elsewhere.
+    pub(crate) fn add_variable(&mut self, name: &str, value: String) {
+        self.environment.push((name.to_owned(), value));
     }
 
     pub(crate) fn kill(&self) {
@@ -83,6 +91,7 @@ impl RunningProcess {
             pid: Pid::from_raw(pid),
             parent: None,
             session: Some(Pid::from_raw(session)),
+            started: 0,
             command: command.iter().map(OsString::from).collect(),
             environment: environment
                 .iter()
@@ -106,6 +115,8 @@ mod tests {
         let found = others().unwrap().into_iter().find(|one| one.pid.as_raw() == pid).unwrap();
         assert_eq!((found.names("-"), found.variable("TART_KUBELET_TEST")), (true, Some("here=there")));
         assert_eq!(found.parent, Some(getpid()));
+        let age = jiff::Timestamp::now().as_second() - found.started;
+        assert!(age.abs() < 60, "{age}");
         assert_eq!((found.names("TART_KUBELET_TEST"), found.variable("HOME")), (false, None));
         found.kill();
         assert!(!child.wait().unwrap().success());

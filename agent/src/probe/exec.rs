@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 use super::Target;
 use super::result::ProbeResult;
 use crate::error_chain::chain;
-use crate::guest::{Completed, Exec, Guest, GuestError};
+use crate::guest::{Completed, Exec, GuestError};
 
 /// How much of what the command writes is kept.
 const MAX_OUTPUT: usize = 10 << 10;
@@ -22,8 +22,8 @@ pub(super) async fn probe(target: &Target, command: &[String], limit: Duration) 
     };
     let begun = Instant::now();
     let run = async {
-        let mut guest = Guest::connect(&target.control_socket).await?;
-        let Completed { end, output } = guest.run(Exec { argv, ..Exec::default() }, limit, MAX_OUTPUT).await;
+        let Completed { end, output } =
+            target.guest.clone().run(Exec { argv, ..Exec::default() }, limit, MAX_OUTPUT).await;
         Ok((end?, output))
     };
     let end = timeout(limit, run).await.unwrap_or(Err(GuestError::Late(limit)));

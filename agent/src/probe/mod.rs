@@ -13,7 +13,6 @@ pub(crate) mod state;
 mod tcp;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use tracing::debug;
 
 use crate::apiserver::events::EventReason;
 use crate::clock;
+use crate::guest::Guest;
 use event_budget::EventBudget;
 use result::{ProbeResult, find};
 use spec::{ProbeKind, Probes};
@@ -33,7 +33,8 @@ use state::{ContainerHealth, DueProbe, ProbeState};
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) address: IpAddr,
-    pub(crate) control_socket: PathBuf,
+    /// The connection to the guest agent.
+    pub(crate) guest: Guest,
     /// The argv prefix that runs a command as the container's user; empty if the guest's user runs it directly.
     pub(crate) enter: Vec<String>,
     /// The same prefix with a time limit that the guest enforces; the seconds follow it. Empty if only the guest agent can end a command.
@@ -42,6 +43,9 @@ pub(crate) struct Target {
 
 /// Where warnings go: a reason and a note.
 pub(crate) type Tell = Arc<dyn Fn(EventReason, &str) + Send + Sync>;
+
+/// Where results are counted: the kind of the probe, and the kubelet's word for its result.
+pub(crate) type Count = Arc<dyn Fn(ProbeKind, &'static str) + Send + Sync>;
 
 /// The probes of one container while it runs; dropping it ends them.
 #[derive(Debug)]
@@ -59,6 +63,7 @@ impl Prober {
         ran: Duration,
         target: Target,
         tell: &Tell,
+        count: &Count,
     ) -> Self {
         let (judge, seen) = watch::channel(ProbeState::new(&probes, before));
         let (judge, target) = (Arc::new(judge), Arc::new(target));
@@ -67,11 +72,12 @@ impl Prober {
         for (kind, spec) in probes.into_each() {
             let share = if before.is_some() { fastrand::f64() } else { 0.0 };
             let first = spec.first_after(ran, share);
-            let (target, tell, budget) = (target.clone(), tell.clone(), budget.clone());
+            let (target, tell, count, budget) = (target.clone(), tell.clone(), count.clone(), budget.clone());
             let period = spec.period;
             let ask = async move || {
                 let finding = find(&spec, &target).await;
                 debug!(%kind, ?finding, "probed");
+                count(kind, finding.word());
                 if let Some((reason, note)) = finding.event(kind)
                     && budget.lock().is_ok_and(|mut budget| budget.spend(clock::now()))
                 {

@@ -30,6 +30,15 @@ impl ProbeResult {
         }
     }
 
+    /// The kubelet's word for it, for metrics.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Passed | Self::PassedWith(_) => "successful",
+            Self::Failed(_) => "failed",
+            Self::Errored(_) => "unknown",
+        }
+    }
+
     /// Reason and note of the Event that tells of it.
     pub(super) fn event(&self, kind: ProbeKind) -> Option<(EventReason, String)> {
         match self {

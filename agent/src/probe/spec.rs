@@ -187,7 +187,7 @@ pub(crate) fn grace(pod: &Pod, cause: StopCause) -> Option<i64> {
     let probe = container.and_then(|container| match cause {
         StopCause::FailedStartup => container.startup_probe.as_ref(),
         StopCause::FailedLiveness => container.liveness_probe.as_ref(),
-        StopCause::Changed => None,
+        StopCause::Changed | StopCause::Newer => None,
     });
     let own = probe.and_then(|probe| probe.termination_grace_period_seconds);
     own.or(spec.termination_grace_period_seconds)

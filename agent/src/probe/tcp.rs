@@ -7,6 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::result::ProbeResult;
+use crate::os::privacy;
 
 pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> ProbeResult {
     match timeout(limit, connect(host, port)).await {
@@ -19,7 +20,7 @@ pub(super) async fn probe(host: &str, port: u16, limit: Duration) -> ProbeResult
 /// Connects; the error is in the kubelet's words, as far as the system's go.
 pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
     let connected = TcpStream::connect((host, port)).await;
-    connected.map_err(|error| format!("dial tcp {}: {}", address(host, port), describe(&error)))
+    connected.map_err(|error| format!("dial tcp {}: {}", address(host, port), describe(&error, host)))
 }
 
 /// An address as it is written in a URL.
@@ -27,10 +28,13 @@ pub(super) fn address(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-fn describe(error: &io::Error) -> String {
+fn describe(error: &io::Error, host: &str) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),
-        io::ErrorKind::HostUnreachable => "connect: no route to host".to_owned(),
+        io::ErrorKind::HostUnreachable => match privacy::local_network_hint(error, host) {
+            Some(hint) => format!("connect: no route to host; {hint}"),
+            None => "connect: no route to host".to_owned(),
+        },
         _ => error.to_string(),
     }
 }
@@ -50,6 +54,14 @@ mod tests {
         drop(server);
         let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
         assert_eq!(probe("127.0.0.1", port, LIMIT).await, ProbeResult::Failed(refused));
+    }
+
+    #[test]
+    fn a_guest_without_a_route_may_be_hidden_by_a_privacy_setting() {
+        let error = io::Error::from(io::ErrorKind::HostUnreachable);
+        let words = describe(&error, "192.168.64.5");
+        assert!(words.starts_with("connect: no route to host; macOS may keep"), "{words}");
+        assert_eq!(describe(&error, "203.0.113.7"), "connect: no route to host");
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ fn spec(failure_threshold: u32) -> ProbeSpec {
 fn target() -> Target {
     Target {
         address: "127.0.0.1".parse().unwrap(),
-        control_socket: "/nowhere".into(),
+        guest: crate::guest::Guest::new("/nowhere".as_ref()),
         enter: Vec::new(),
         probe: Vec::new(),
     }
@@ -95,19 +95,23 @@ async fn a_prober_reports_failures_as_events() {
     let bad = ProbeSpec { action: Err(spec::BadAction::UnknownPort("web".into())), ..spec(1) };
     let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
     let tell: Tell = Arc::new(move |reason, note| _ = sender.send(format!("{reason}: {note}")));
+    let (counter, mut counted) = tokio::sync::mpsc::unbounded_channel();
+    let count: Count = Arc::new(move |kind, result| _ = counter.send(format!("{kind} {result}")));
     let probes = Probes { startup: Some(at(port)), liveness: Some(bad), readiness: None };
-    let mut prober = Prober::start(probes, None, Duration::ZERO, target(), &tell);
+    let mut prober = Prober::start(probes, None, Duration::ZERO, target(), &tell, &count);
     while !prober.health().started {
         prober.changed().await;
     }
     let words = "Unhealthy: Liveness probe errored and resulted in unknown state: port web not found";
     assert_eq!(told.recv().await.unwrap(), words);
+    assert_eq!(counted.recv().await.unwrap(), "Startup successful");
+    assert_eq!(counted.recv().await.unwrap(), "Liveness unknown");
     drop(prober);
     drop(listener);
 
     let probes = Probes { readiness: Some(at(port)), liveness: Some(at(port)), startup: None };
     let before = Some(ContainerHealth { started: true, ready: true, failed: None });
-    let mut prober = Prober::start(probes, before, Duration::ZERO, target(), &tell);
+    let mut prober = Prober::start(probes, before, Duration::ZERO, target(), &tell, &count);
     assert!(prober.health().ready, "until a probe says otherwise");
     while prober.health().ready || prober.health().failed.is_none() {
         prober.changed().await;

@@ -53,11 +53,12 @@ impl Shim {
 
     async fn configure(&self) -> Result<(), TartError> {
         let asked = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
-        let mut result = self.tart.configure(&self.spec.vm, asked).await;
+        let serial = self.spec.serial;
+        let mut result = self.tart.configure(&self.spec.vm, asked, serial).await;
         for size in larger(asked) {
             match result {
                 Err(error) if error.fault() == Some(Fault::BadSize) => {
-                    result = self.tart.configure(&self.spec.vm, size).await;
+                    result = self.tart.configure(&self.spec.vm, size, serial).await;
                 }
                 done => return done,
             }

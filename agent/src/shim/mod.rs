@@ -9,6 +9,7 @@ mod outcome;
 mod progress;
 mod records;
 mod run_vm;
+mod share_permissions;
 mod shares;
 mod stop;
 mod supervise;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
@@ -99,6 +100,9 @@ pub(crate) enum Missing {
     },
     /// It mounts an empty directory.
     Empty,
+    /// A word of a newer agent: as if it were awaited.
+    #[serde(untagged)]
+    Newer(Value),
 }
 
 /// `terminationMessagePath` and `terminationMessagePolicy`.
@@ -132,6 +136,9 @@ pub(crate) enum Hook {
     Sleep(Duration),
     /// A hook that cannot run, with the reason.
     Impossible(String),
+    /// A hook of a newer agent.
+    #[serde(untagged)]
+    Newer(Value),
 }
 
 /// The guest's names and DNS, set before the first container starts.

@@ -9,6 +9,7 @@
 //! instance.json                 a random name of this agent, to tell it from another agent with the same Node name
 //! node.json                     the Node's name: it stays when macOS renames the Mac
 //! pulse                         an empty file that the agent creates again and again, to see whether the disk answers
+//! tart-home.json                the tart home that has the VMs of these Pods
 //! reserve                       disk space for records that must be written when the disk is full
 //! pods/<uid>/pod.json           the Pod as the agent accepted it
 //! pods/<uid>/evicted.json       why the agent evicts the Pod
@@ -48,6 +49,8 @@ mod records;
 mod restart_policy;
 mod shim_spec;
 mod tart_home_owner;
+mod tart_home_record;
+mod tolerant;
 mod vm_run;
 
 pub(crate) use crate::fs::file::FileError;
@@ -66,6 +69,7 @@ pub(crate) use records::{
 pub(crate) use restart_policy::RestartPolicy;
 pub(crate) use shim_spec::{HostPort, Protocol, ShimSpec};
 pub(crate) use tart_home_owner::{TartHomeError, TartHomeOwner};
+pub(crate) use tart_home_record::TartHomeRecordError;
 pub(crate) use vm_run::{Holder, UsedImage, VmRun, VmRunView};
 
 use std::collections::{BTreeSet, HashSet};
@@ -165,6 +169,22 @@ impl StateDir {
         self.0.join("images.json.spoilt")
     }
 
+    /// The Pod whose VM has a TCP port of the host, at whatever address.
+    pub(crate) fn holder_of_port(&self, port: u16) -> Result<Option<String>, FileError> {
+        for pod in self.pods()? {
+            for run in pod.runs()? {
+                let ports = run.live_spec()?.map(|spec| spec.host_ports).unwrap_or_default();
+                if ports.iter().any(|held| held.protocol == Protocol::Tcp && held.port == port) {
+                    let record = pod.record()?;
+                    return Ok(Some(
+                        record.map_or_else(|| pod.uid().to_string(), |record| record.pod.to_string()),
+                    ));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// The base VMs of all VMs that are planned and not deleted, whether or not they were cloned from them; `None` when one of them is
     /// unknown.
     pub(crate) fn bases_in_use(&self) -> Result<Option<HashSet<BaseName>>, FileError> {
@@ -208,6 +228,9 @@ impl StateDir {
         PodDir { uid, path, logs, volumes }
     }
 }
+
+#[cfg(test)]
+mod golden_tests;
 
 #[cfg(test)]
 mod tests {
@@ -254,6 +277,20 @@ mod tests {
         assert_eq!(in_use(), None);
         run.mark_cleaned().unwrap();
         assert_eq!(in_use(), Some(HashSet::new()));
+    }
+
+    #[test]
+    fn a_vm_holds_its_host_ports_until_it_is_over() {
+        let dir = dir();
+        let state = StateDir::open(dir.path()).unwrap();
+        let run = state.pod("0b1c".parse().unwrap()).run(Restart(0));
+        let port = |protocol, port| HostPort { protocol, address: None, port, guest_port: 1 };
+        let host_ports = vec![port(Protocol::Udp, 10250), port(Protocol::Tcp, 80)];
+        run.plan(&ShimSpec { host_ports, ..ShimSpec::example(run.vm()) }).unwrap();
+        let holder = |port| state.holder_of_port(port).unwrap();
+        assert_eq!((holder(80).as_deref(), holder(10250)), (Some("0b1c"), None));
+        run.mark_cleaned().unwrap();
+        assert_eq!(holder(80), None);
     }
 
     #[test]

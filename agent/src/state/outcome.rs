@@ -7,12 +7,16 @@ use std::fmt;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::tolerant::{self, OrNewer};
 
 /// The exit code of a command that SIGKILL ended.
 pub(crate) const KILLED: i32 = 137;
 
 /// An [`Ending`] with its times.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "OutcomeFile", into = "OutcomeFile")]
 pub(crate) struct Outcome {
     pub(crate) ending: Ending,
     /// Absent when the container never started.
@@ -24,6 +28,38 @@ impl Outcome {
     /// The outcome of an init container that ran when its VM ended.
     pub(crate) fn lost_with_vm(since: Timestamp, vm: &Self) -> Self {
         Self { ending: Ending::Lost, started_at: Some(since), finished_at: vm.finished_at }
+    }
+}
+
+/// An [`Outcome`] as it is written. The exit code stands beside the ending: no release may lose or invent one.
+#[derive(Serialize, Deserialize)]
+struct OutcomeFile {
+    ending: OrNewer<Ending>,
+    exit_code: i32,
+    started_at: Option<Timestamp>,
+    finished_at: Timestamp,
+}
+
+impl From<Outcome> for OutcomeFile {
+    fn from(outcome: Outcome) -> Self {
+        let Outcome { ending, started_at, finished_at } = outcome;
+        let exit_code = ending.exit_code();
+        let ending = match ending {
+            Ending::Newer { ending, .. } => OrNewer::Newer(ending),
+            known => OrNewer::Known(known),
+        };
+        Self { ending, exit_code, started_at, finished_at }
+    }
+}
+
+impl From<OutcomeFile> for Outcome {
+    fn from(file: OutcomeFile) -> Self {
+        let OutcomeFile { ending, exit_code, started_at, finished_at } = file;
+        let ending = match ending {
+            OrNewer::Known(ending) => ending,
+            OrNewer::Newer(ending) => Ending::Newer { ending, code: exit_code },
+        };
+        Self { ending, started_at, finished_at }
     }
 }
 
@@ -47,6 +83,9 @@ pub(crate) enum Ending {
     InitFailed { container: String, code: i32 },
     /// Unknown: the shim or the guest agent is gone, e.g. after a restart of the host.
     Lost,
+    /// An ending that a newer release has written, and its exit code.
+    #[serde(skip)]
+    Newer { ending: Value, code: i32 },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +94,7 @@ pub(crate) struct NotStarted {
     /// What a user can do about it.
     pub(crate) message: String,
     /// What is wrong with the host, if it is the host's fault.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "tolerant::optional")]
     pub(crate) fault: Option<HostFault>,
 }
 
@@ -140,17 +179,25 @@ impl Ending {
         match self {
             Self::NotStarted(NotStarted { reason, .. }) => EndReason::NotStarted(reason.clone()),
             Self::Lost => EndReason::ContainerStatusUnknown,
-            Self::Exited { code: 0, .. } | Self::Stopped { killed: false } => EndReason::Completed,
-            Self::Exited { .. } | Self::InitFailed { .. } | Self::Stopped { killed: true } => {
-                EndReason::Error
+            Self::Exited { code: 0, .. } | Self::Newer { code: 0, .. } | Self::Stopped { killed: false } => {
+                EndReason::Completed
             }
+            Self::Exited { .. }
+            | Self::Newer { .. }
+            | Self::InitFailed { .. }
+            | Self::Stopped { killed: true } => EndReason::Error,
         }
+    }
+
+    /// Whether the container ended by itself, and so has an exit code of its own.
+    pub(crate) fn has_own_code(&self) -> bool {
+        matches!(self, Self::Exited { .. } | Self::Newer { .. })
     }
 
     /// The exit code that the container's status shows.
     pub(crate) fn exit_code(&self) -> i32 {
         match self {
-            Self::Exited { code, .. } | Self::InitFailed { code, .. } => *code,
+            Self::Exited { code, .. } | Self::InitFailed { code, .. } | Self::Newer { code, .. } => *code,
             Self::Stopped { killed: false } => 0,
             Self::Stopped { killed: true } | Self::Lost => KILLED,
             Self::NotStarted(_) => 128,

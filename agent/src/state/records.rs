@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::container_spec::GuestCommand;
 use super::outcome::Outcome;
+use super::tolerant::OrNewer;
 use crate::clock;
 use crate::names::PodName;
 
@@ -21,15 +23,47 @@ pub(crate) struct PodRecord {
 
 /// The stage that a shim has reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "ProgressFile", into = "ProgressFile")]
 pub(crate) struct Progress {
     pub(crate) stage: Stage,
     pub(crate) since: Timestamp,
     /// The words in front of a command that runs in the main container's environment; empty while there is none.
-    #[serde(default)]
     pub(crate) enter: Vec<String>,
     /// The same for a command with a limit: these words, the seconds, the command. The shim of an older agent has none.
-    #[serde(default)]
     pub(crate) probe: Vec<String>,
+}
+
+/// A [`Progress`] as it is written. Beside the stage stands what every release has to know of it.
+#[derive(Serialize, Deserialize)]
+struct ProgressFile {
+    stage: OrNewer<Stage>,
+    address: Option<IpAddr>,
+    is_running: bool,
+    since: Timestamp,
+    #[serde(default)]
+    enter: Vec<String>,
+    #[serde(default)]
+    probe: Vec<String>,
+}
+
+impl From<Progress> for ProgressFile {
+    fn from(progress: Progress) -> Self {
+        let Progress { stage, since, enter, probe } = progress;
+        let is_running = matches!(stage, Stage::Running { .. });
+        Self { stage: OrNewer::Known(stage), address: stage.address(), is_running, since, enter, probe }
+    }
+}
+
+impl From<ProgressFile> for Progress {
+    fn from(file: ProgressFile) -> Self {
+        let stage = match (file.stage, file.address) {
+            (OrNewer::Known(stage), _) => stage,
+            (OrNewer::Newer(_), Some(address)) if file.is_running => Stage::Running { address },
+            (OrNewer::Newer(_), Some(address)) => Stage::Up { address },
+            (OrNewer::Newer(_), None) => Stage::Booting,
+        };
+        Self { stage, since: file.since, enter: file.enter, probe: file.probe }
+    }
 }
 
 /// The stages of a shim, in order.
@@ -94,6 +128,9 @@ words! {
         FailedLiveness = "failed liveness probe",
         /// The Pod names another image now.
         Changed = "definition changed",
+        /// A word of a newer agent.
+        #[serde(other)]
+        Newer = "met a condition of a newer release",
     }
 }
 
@@ -101,7 +138,8 @@ impl StopCause {
     /// Whether the container has failed, whatever its exit code.
     pub(crate) fn is_failure(self) -> bool {
         match self {
-            Self::FailedStartup | Self::FailedLiveness => true,
+            // Of a cause that is not known, the container starts again: work that is done twice hurts less than work that is not done.
+            Self::FailedStartup | Self::FailedLiveness | Self::Newer => true,
             Self::Changed => false,
         }
     }
@@ -126,6 +164,9 @@ pub(crate) enum InitStage {
     /// Since this time.
     Running(Timestamp),
     Over(Outcome),
+    /// A stage of a newer shim.
+    #[serde(untagged)]
+    Newer(Value),
 }
 
 impl InitState {
@@ -140,7 +181,7 @@ impl InitState {
         let last = match &self.now {
             InitStage::Over(outcome) => Some(outcome.clone()),
             InitStage::Running(since) => Some(Outcome::lost_with_vm(*since, vm)),
-            InitStage::Waiting | InitStage::BackOff(_) => self.last.clone(),
+            InitStage::Waiting | InitStage::BackOff(_) | InitStage::Newer(_) => self.last.clone(),
         };
         Self { name: self.name.clone(), now: InitStage::Waiting, restarts: self.restarts, last }
     }

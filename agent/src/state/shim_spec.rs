@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::container_spec::{ContainerSpec, GuestBoot, GuestCommand, GuestIdentity};
 use super::records::InitState;
 use crate::names::{BaseName, VmName};
-use crate::tart::Share;
+use crate::tart::{Serial, Share};
 
 /// What a shim runs. A newer agent reads the specs of older ones: a new field needs a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +36,9 @@ pub(crate) struct ShimSpec {
     /// The same for `memory_mib`.
     #[serde(default)]
     pub(crate) memory_is_limit: bool,
+    /// The VM's serial number.
+    #[serde(default)]
+    pub(crate) serial: Serial,
     /// Directories of the host for the guest.
     #[serde(default)]
     pub(crate) shares: Vec<Share>,

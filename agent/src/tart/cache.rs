@@ -47,7 +47,9 @@ pub(super) fn has(cache: &Path, image: &ImageDigest) -> bool {
 
 /// Whether a directory has all files of an image or a VM.
 pub(super) fn is_complete(dir: &Path) -> bool {
-    ["config.json", "disk.img", "nvram.bin"].iter().all(|file| dir.join(file).is_file())
+    let has = |files: &[&str]| files.iter().all(|file| dir.join(file).is_file());
+    // tarts after 2.35 can have an image as the difference to another one.
+    has(&["config.json", "nvram.bin"]) && (has(&["disk.img"]) || has(&["manifest.json", "overlay.asif"]))
 }
 
 /// The inode of an image's directory.
@@ -149,6 +151,7 @@ mod tests {
             ('a', vec!["config.json", "disk.img", "nvram.bin"]),
             ('b', vec!["config.json", "disk.img", "nvram.bin"]),
             ('c', vec!["config.json", "disk.img"]),
+            ('e', vec!["config.json", "manifest.json", "overlay.asif", "nvram.bin"]),
         ] {
             let image = repository.join(format!("sha256:{}", hex(digit)));
             fs::create_dir_all(&image).unwrap();
@@ -166,6 +169,7 @@ mod tests {
         let expected = [
             (format!("{name}@sha256:{}", hex('a')), vec![]),
             (format!("{name}@sha256:{}", hex('b')), vec![format!("{name}:1"), format!("{name}:2")]),
+            (format!("{name}@sha256:{}", hex('e')), vec![]),
         ];
         assert_eq!(names, expected);
         assert!(found[0].bytes >= 10_000, "{found:?}");
@@ -174,7 +178,7 @@ mod tests {
         assert!(!has(cache, &partial));
         let mut known = siblings(cache, &format!("{name}:1")).unwrap();
         known.sort();
-        assert_eq!(known, [hex('a'), hex('b'), hex('c')]);
+        assert_eq!(known, ['a', 'b', 'c', 'e'].map(hex));
         assert_eq!(siblings(cache, "registry.test/other:1").unwrap(), Vec::<String>::new());
     }
 

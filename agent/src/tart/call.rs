@@ -3,9 +3,10 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use command::{CommandError, run_with_lines};
+use command::{CommandError, run_with_pid_and_lines};
 use tokio::process::Command;
 
+use super::call_record::CallRecord;
 use super::error::TartError;
 use super::stale_calls;
 
@@ -21,8 +22,11 @@ pub(super) async fn call_with_lines(
     on_line: impl FnMut(&str),
 ) -> Result<String, TartError> {
     let line = command_line(&command);
-    stale_calls::mark(&mut command, deadline);
-    match run_with_lines(command, deadline, on_line).await {
+    let marks = stale_calls::mark(&mut command, deadline);
+    // Removed when the call ends, or is dropped.
+    let mut record = None;
+    let on_start = |pid| record = marks.as_ref().and_then(|marks| CallRecord::write(pid, marks));
+    match run_with_pid_and_lines(command, deadline, on_start, on_line).await {
         Ok(output) if output.status.success() => Ok(output.stdout),
         Ok(output) => Err(TartError::failed(line, output.status, &output.stderr)),
         Err(CommandError::Run { program, source }) => Err(TartError::Spawn { program, source }),
@@ -55,6 +59,16 @@ mod tests {
         let printed = call(shell("echo $TART_KUBELET_DEADLINE"), deadline).await.unwrap();
         let left = printed.trim().parse::<i64>().unwrap() - jiff::Timestamp::now().as_second();
         assert!(left > 0 && left <= 3600, "{left}");
+    }
+
+    #[tokio::test]
+    async fn a_call_is_on_record_while_it_runs() {
+        let dir = crate::testing::dir();
+        let mut command = shell("cat \"$TART_KUBELET_TART_HOME\"/tart-kubelet.calls/$$");
+        command.env(stale_calls::HOME, dir.path());
+        let printed = call(command, Duration::from_mins(1)).await.unwrap();
+        assert!(printed.contains("deadline") && printed.contains("caller"), "{printed}");
+        assert_eq!(std::fs::read_dir(dir.path().join("tart-kubelet.calls")).unwrap().count(), 0);
     }
 
     #[tokio::test]

@@ -68,7 +68,7 @@ pub(crate) enum Fault {
     BadSize,
     /// The host does not have what was asked for.
     TooLarge,
-    /// tart read half a configuration: another tart may be writing it.
+    /// tart read half a configuration, or one that was gone: another tart may be writing or deleting it.
     TornConfig,
     Other,
 }
@@ -141,7 +141,9 @@ impl Fault {
         {
             Self::HostSession
         } else if says("there isn’t enough space")
+            || says("there isn't enough space")
             || says("No space left on device")
+            || says("database or disk is full")
             || says("is out of space")
             || says("VZErrorDomain Code=8")
         {
@@ -150,7 +152,9 @@ impl Fault {
             Self::BadSize
         } else if says("greater than the maximum allowed") {
             Self::TooLarge
-        } else if says("couldn’t be read because it isn’t in the correct format") {
+        } else if ["not valid JSON", "dataCorrupted", "DecodingError"].iter().any(|words| says(words))
+            || (says("config.json") && says("there is no such file"))
+        {
             Self::TornConfig
         } else if says("code: 404") {
             Self::ImageNotFound
@@ -175,9 +179,25 @@ pub(crate) fn running_vms(stderr: &str) -> Vec<&str> {
     listed.map_or_else(Vec::new, |(names, _)| names.split(", ").collect())
 }
 
+/// The line of tart's output that says why it failed: the last one that begins with `Error`, or with something that the agent knows.
+/// How to use tart, or a line of macOS' own log, may follow it.
+pub(crate) fn reason(output: &str) -> Option<&str> {
+    let lines = || output.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    lines()
+        .find(|line| line.starts_with("Error"))
+        .or_else(|| lines().find(|line| Fault::of(line) != Fault::Other))
+        .or_else(|| lines().find(|line| !is_usage(line)))
+}
+
+/// Whether a line says how to use tart, as follows every error about its arguments.
+fn is_usage(line: &str) -> bool {
+    line.starts_with("Usage: tart") || line.starts_with("See 'tart")
+}
+
 /// The last lines of a message, joined into one line of bounded length.
 fn one_line(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let lines: Vec<&str> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !is_usage(line)).collect();
     let tail = lines[lines.len().saturating_sub(4)..].join("; ");
     let tail = tail.strip_prefix("Error: ").unwrap_or(&tail);
     if tail.is_empty() { "it said nothing".to_owned() } else { tail.chars().take(600).collect() }
@@ -193,7 +213,19 @@ mod tests {
             ("the specified VM \"x\" does not exist", Fault::MissingVm),
             ("Error: the specified VM \"x\" does not exist", Fault::MissingVm),
             ("VM \"x\" is not running", Fault::NotRunning),
-            ("Error: The data couldn’t be read because it isn’t in the correct format.", Fault::TornConfig),
+            (
+                "Error: dataCorrupted(Swift.DecodingError.Context(codingPath: [], debugDescription: \"The given data was not valid JSON.\"))",
+                Fault::TornConfig,
+            ),
+            (
+                "Error: DecodingError.dataCorrupted: Data was corrupted. Debug description: The given data was not valid JSON.",
+                Fault::TornConfig,
+            ),
+            (
+                "Error: The file “config.json” couldn’t be opened because there is no such file.",
+                Fault::TornConfig,
+            ),
+            ("Error: The file “disk.img” couldn’t be opened because there is no such file.", Fault::Other),
             ("VM \"x\" is already running!", Fault::AlreadyRunning),
             ("OCI storage error: a/b:c is not a digest and doesn't point to a digest", Fault::NotCached),
             ("The number of VMs exceeds the system limit (other running VMs: a, b)", Fault::VmLimit),
@@ -209,6 +241,8 @@ mod tests {
             ("Error Domain=VZErrorDomain Code=-9 \"Failed to create new HostKey\"", Fault::HostSession),
             ("Error Domain=VZErrorDomain Code=10 \"unsupported\"", Fault::Other),
             ("Error: “disk.img” couldn’t be copied to “U” because there isn’t enough space.", Fault::NoSpace),
+            ("Error: \"disk.img\" couldn't be copied because there isn't enough space.", Fault::NoSpace),
+            ("Error: database or disk is full", Fault::NoSpace),
             (
                 "You can’t save the file “disk.img” because the volume “Macintosh HD” is out of space.",
                 Fault::NoSpace,
@@ -244,6 +278,25 @@ mod tests {
         let words = "The number of VMs exceeds the system limit (other running VMs: a, tk-0b1c-0)";
         assert_eq!(running_vms(words), ["a", "tk-0b1c-0"]);
         assert_eq!(running_vms("The number of VMs exceeds the system limit"), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn the_reason_is_found_among_usage_and_noise() {
+        let noise = "2026-11-18 03:40:19.123 tart[812:4711] [default] CGSConnection: no window server";
+        let usage =
+            "Usage: tart run <name> [--dir <name:path>]\n  See 'tart run --help' for more information.";
+        let table = [
+            (format!("Error: no such flag\n{usage}\n"), "Error: no such flag"),
+            (format!("Error: no such flag\n{usage}\n{noise}\n"), "Error: no such flag"),
+            (format!("VM \"x\" is already running!\n{noise}"), "VM \"x\" is already running!"),
+            (format!("Softnet failed\n{usage}"), "Softnet failed"),
+            ("Error: one\nError: two\n\n".to_owned(), "Error: two"),
+        ];
+        for (output, expected) in table {
+            assert_eq!(reason(&output), Some(expected), "{output}");
+        }
+        assert_eq!(reason(" \n"), None);
+        assert_eq!(one_line(&format!("Error: no such flag\n{usage}\n")), "no such flag");
     }
 
     #[test]

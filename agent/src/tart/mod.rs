@@ -2,8 +2,10 @@
 
 mod cache;
 mod call;
+mod call_record;
 mod credential;
 mod error;
+mod home;
 mod list;
 mod lock;
 mod own_pulls;
@@ -15,7 +17,8 @@ mod version;
 
 pub(crate) use cache::CachedImage;
 pub(crate) use credential::Credential;
-pub(crate) use error::{Fault, TartError, running_vms};
+pub(crate) use error::{Fault, TartError, reason, running_vms};
+pub(crate) use home::{HomeError, check as check_home};
 pub(crate) use list::VmSource;
 pub(crate) use lock::{VmLock, touched, vm_lock};
 pub(crate) use own_pulls::OwnPulls;
@@ -32,10 +35,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
 use crate::names::{BaseName, ImageDigest, VmName, full_name};
+use crate::os::dhcp_leases::MacAddress;
 use crate::os::process_table::TableError;
 
 const QUICK: Duration = Duration::from_secs(30);
@@ -62,6 +67,36 @@ pub(crate) struct Tart {
 pub(crate) struct Size {
     pub(crate) cpu: Option<u32>,
     pub(crate) memory_mib: Option<u64>,
+}
+
+/// The serial number of a VM, by which Apple's services know a Mac.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Serial {
+    /// One of its own.
+    #[default]
+    Random,
+    /// That of its image, as all VMs of the image have.
+    Image,
+}
+
+impl FromStr for Serial {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "random" => Ok(Self::Random),
+            "image" => Ok(Self::Image),
+            _ => Err(format!("must be `random` or `image`, not `{text}`")),
+        }
+    }
+}
+
+/// The part of a VM's configuration that the agent reads.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Config {
+    mac_address: String,
 }
 
 impl Tart {
@@ -253,10 +288,12 @@ impl Tart {
         self.call_for_all(&["clone", &base.to_string(), &vm.to_string()], CLONE).await.map(drop)
     }
 
-    /// Gives a VM its own MAC address and serial number, and its size.
-    pub(crate) async fn configure(&self, vm: &VmName, size: Size) -> Result<(), TartError> {
-        let mut args =
-            vec!["set".to_owned(), vm.to_string(), "--random-mac".into(), "--random-serial".into()];
+    /// Gives a VM its own MAC address, a serial number, and its size.
+    pub(crate) async fn configure(&self, vm: &VmName, size: Size, serial: Serial) -> Result<(), TartError> {
+        let mut args = vec!["set".to_owned(), vm.to_string(), "--random-mac".into()];
+        if serial == Serial::Random {
+            args.push("--random-serial".into());
+        }
         if let Some(cpu) = size.cpu {
             args.extend(["--cpu".into(), cpu.to_string()]);
         }
@@ -268,9 +305,10 @@ impl Tart {
 
     /// Starts a VM; the child lives as long as the VM does.
     pub(crate) fn run(&self, vm: &VmName, shares: &[Share]) -> Result<Child, TartError> {
-        let args =
-            ["run", &vm.to_string(), "--no-graphics", "--no-audio", "--root-disk-opts", "caching=cached"];
-        let mut command = self.command(&args);
+        let mut command = self.command(&["run", &vm.to_string(), "--no-graphics", "--no-audio"]);
+        // Else the guest could read and change the clipboard of the user at the Mac's screen, and so those of other guests.
+        command.arg("--no-clipboard");
+        command.args(["--root-disk-opts", "caching=cached"]);
         for Share { name, path, read_only, .. } in shares {
             let mut share = std::ffi::OsString::from(format!("--dir={name}:"));
             share.push(path);
@@ -283,16 +321,11 @@ impl Tart {
         command.spawn().map_err(|source| TartError::Spawn { program: self.program.clone(), source })
     }
 
-    /// Waits for the address that a VM has leased, for guests without a guest agent.
-    pub(crate) async fn wait_for_address(
-        &self,
-        vm: &VmName,
-        wait: Duration,
-    ) -> Result<std::net::IpAddr, TartError> {
-        let seconds = wait.as_secs().to_string();
-        let printed = self.call(&["ip", &vm.to_string(), "--wait", &seconds], wait + QUICK).await?;
-        let address = printed.trim();
-        address.parse().map_err(|_| TartError::garbage("ip", address))
+    /// The MAC address of a VM. `tart run` changes it when another VM has the same.
+    pub(crate) fn mac_address(&self, vm: &VmName) -> io::Result<MacAddress> {
+        let config = std::fs::read(self.vm_dir(vm).join("config.json"))?;
+        let config: Config = serde_json::from_slice(&config)?;
+        config.mac_address.parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
     /// Stops a VM, and kills it after `grace`; a VM that does not run is fine.

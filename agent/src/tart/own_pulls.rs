@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::stale_calls;
+use super::{call_record, stale_calls};
 use crate::names::full_name;
 use crate::os::process_table::{self, RunningProcess, TableError};
 
@@ -13,7 +13,7 @@ pub(crate) struct OwnPulls(Vec<String>);
 impl OwnPulls {
     /// Reads the process table for the pulls in one home of tart.
     pub(super) fn read(home: &Path) -> Result<Self, TableError> {
-        Ok(Self::among(&process_table::others()?, home))
+        Ok(Self::among(&call_record::complete(process_table::others()?, home), home))
     }
 
     pub(crate) fn has(&self, image: &str) -> bool {
@@ -21,7 +21,7 @@ impl OwnPulls {
     }
 
     /// Only tarts with the agent's mark count: a user may pull the same images.
-    fn among(running: &[RunningProcess], home: &Path) -> Self {
+    pub(super) fn among(running: &[RunningProcess], home: &Path) -> Self {
         let ours = running.iter().filter(|call| call.variable(stale_calls::HOME) == home.to_str());
         let pulled = ours.filter_map(|call| call.words().skip_while(|word| *word != "pull").nth(1));
         Self(pulled.map(full_name).collect())

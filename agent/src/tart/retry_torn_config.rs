@@ -1,4 +1,5 @@
-//! Calls that read the configuration of every VM. tart writes configurations in place, so another tart may read half of one.
+//! Calls that read the configuration of every VM. tart writes configurations in place and takes no lock to delete them, so another tart may
+//! read half of one, or find one gone that it has just seen.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -15,8 +16,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const TRIES: u32 = 5;
 
 impl Tart {
-    /// Runs `tart`, and runs it again while it finds the configuration of some VM half written. One that stays so is broken, and fails the
-    /// call.
+    /// Runs `tart`, and runs it again while it finds the configuration of some VM half written, or gone. One that stays so is broken, and
+    /// fails the call.
     pub(super) async fn call_for_all<S: AsRef<OsStr>>(
         &self,
         args: &[S],
@@ -28,7 +29,7 @@ impl Tart {
                 Err(error) if error.fault() == Some(Fault::TornConfig) && tries < TRIES => {
                     warn!(
                         error = chain(&error),
-                        "tart read a configuration that another tart may be writing; trying again"
+                        "tart read a configuration that another tart may be writing or deleting; trying again"
                     );
                     tries += 1;
                     sleep(PAUSE).await;
@@ -50,7 +51,7 @@ mod tests {
     async fn a_call_is_repeated_while_a_configuration_is_half_written() {
         let dir = testing::dir();
         let (program, calls) = (dir.path().join("tart"), dir.path().join("calls"));
-        let words = "Error: The data couldn’t be read because it isn’t in the correct format.";
+        let words = "Error: The file “config.json” couldn’t be opened because there is no such file.";
         let script = format!(
             "#!/bin/sh\necho x >>{0}\n[ $(grep -c x {0}) -ge $1 ] || {{ echo '{words}' >&2; exit 1; }}\n",
             calls.display()

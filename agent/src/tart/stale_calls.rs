@@ -13,13 +13,14 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::warn;
 
+use super::call_record::{self, Marks};
 use crate::error_chain::chain;
 use crate::os::process_table::{self, RunningProcess};
 
 /// The environment variable with the second of a call's deadline.
-const DEADLINE: &str = "TART_KUBELET_DEADLINE";
+pub(super) const DEADLINE: &str = "TART_KUBELET_DEADLINE";
 /// The environment variable with the PID of the caller.
-const CALLER: &str = "TART_KUBELET_CALLER";
+pub(super) const CALLER: &str = "TART_KUBELET_CALLER";
 /// The environment variable with tart's home. A call that hangs in another home does no harm in this one.
 pub(super) const HOME: &str = "TART_KUBELET_TART_HOME";
 /// A living caller kills its own calls before that.
@@ -27,20 +28,25 @@ const MARGIN: i64 = 60;
 /// The clock may be set meanwhile.
 const LONGEST_SLEEP: Duration = Duration::from_mins(10);
 
-/// Marks a call with its deadline and its caller, for the next agent.
-pub(super) fn mark(command: &mut Command, deadline: Duration) {
+/// Marks a call with its deadline and its caller, for the next agent. Returns the same as a record: macOS may hide the environment of
+/// tart, which has entitlements. A call without a home has none.
+pub(super) fn mark(command: &mut Command, deadline: Duration) -> Option<Marks> {
     let seconds = i64::try_from(deadline.as_secs()).unwrap_or(i64::MAX);
-    command.env(DEADLINE, Timestamp::now().as_second().saturating_add(seconds).to_string());
-    command.env(CALLER, std::process::id().to_string());
+    let now = Timestamp::now().as_second();
+    let (deadline, caller) = (now.saturating_add(seconds), std::process::id());
+    command.env(DEADLINE, deadline.to_string()).env(CALLER, caller.to_string());
+    let home = command.as_std().get_envs().find(|(name, _)| *name == HOME)?.1?;
+    Some(Marks { home: home.into(), started: now, deadline, caller })
 }
 
 /// Kills each call of earlier agents in this home after its deadline. Returns when there are no more.
 pub(crate) async fn kill_stale_calls(home: PathBuf) {
     loop {
         let running: Vec<RunningProcess> = match spawn_blocking(process_table::others).await {
-            Ok(Ok(running)) => {
-                running.into_iter().filter(|call| call.variable(HOME) == home.to_str()).collect()
-            }
+            Ok(Ok(running)) => call_record::complete(running, &home)
+                .into_iter()
+                .filter(|call| call.variable(HOME) == home.to_str())
+                .collect(),
             Ok(Err(error)) => {
                 return warn!(error = chain(&error), "cannot look for calls of tart past their deadline");
             }

@@ -1,9 +1,9 @@
 //! The shares of a boot-only guest besides its volumes: its environment, and its exit status.
 
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::crash_point;
@@ -43,8 +43,12 @@ pub(crate) fn create(
 ) -> io::Result<BootShares> {
     let root = pod.volumes_path().join(boot_dir_name(restart));
     let (environment_dir, status_dir) = (root.join(ENVIRONMENT), root.join(STATUS));
-    for dir in [&environment_dir, &status_dir] {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    // The guest sees the numbers and modes of the host, and its user may have another number than the agent's. Other users of the host
+    // cannot pass the directory above.
+    DirBuilder::new().recursive(true).mode(0o700).create(&root)?;
+    for (dir, mode) in [(&environment_dir, 0o755), (&status_dir, 0o777)] {
+        DirBuilder::new().recursive(true).create(dir)?;
+        fs::set_permissions(dir, Permissions::from_mode(mode))?;
     }
     let environment_file = environment_dir.join("environment");
     let temp = write_aside(&environment_file, variables)?;
@@ -69,7 +73,8 @@ pub(crate) fn rewrite(environment_file: &Path, variables: &[(String, String)]) -
 
 fn write_aside(path: &Path, variables: &[(String, String)]) -> io::Result<PathBuf> {
     let temp = path.with_extension("tmp");
-    let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&temp)?;
+    let mut file = OpenOptions::new().create(true).write(true).truncate(true).open(&temp)?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(for_shell(variables).as_bytes())?;
     Ok(temp)
 }
@@ -87,6 +92,20 @@ fn for_shell(variables: &[(String, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_user_of_the_guest_can_read_the_environment_and_write_the_status() {
+        let dir = crate::testing::dir();
+        let pod = crate::state::StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
+        let made = create(&pod, Restart(0), &[("A".to_owned(), "secret".to_owned())]).unwrap();
+        rewrite(&made.environment_file, &[]).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(&made.environment_file), 0o644);
+        let modes = made.shares.iter().map(|share| mode(&share.path)).collect::<Vec<_>>();
+        assert_eq!(modes, [0o755, 0o777]);
+        // No other user of the host.
+        assert_eq!(mode(made.status_dir.parent().unwrap()), 0o700);
+    }
 
     #[test]
     fn a_shell_can_read_the_environment_file() {

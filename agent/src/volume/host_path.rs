@@ -21,7 +21,7 @@ const DIR_MODE: u32 = 0o755;
 /// A directory of the host that Pods may use, with its content: `--allowed-host-path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AllowedHostPath {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     read_only: bool,
 }
 

@@ -1,6 +1,7 @@
 //! End to end: real API server, scheduler and kubectl; the shipped agent; a simulated Mac.
 
 mod agent;
+mod api;
 mod container;
 mod crash;
 mod disk_space;

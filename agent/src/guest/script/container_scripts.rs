@@ -14,6 +14,8 @@ pub(crate) struct ContainerScripts {
     pub(super) dir: String,
     /// The words that make a command run as the container's user; empty when that is the guest's own user.
     become_user: Vec<String>,
+    /// The number of the container's user in the guest.
+    pub(crate) user: Option<u32>,
     /// What the set-up could not do, and did not fail for.
     pub(crate) notices: Vec<String>,
 }
@@ -21,10 +23,11 @@ pub(crate) struct ContainerScripts {
 /// The result of the set-up by the script's own account; `None` when the script's last line is missing or incomplete.
 pub(crate) fn read_set_up(output: &[u8], user: &GuestUser) -> Option<Result<ContainerScripts, NotStarted>> {
     let text = String::from_utf8_lossy(output);
-    let mut notices = Vec::new();
+    let (mut notices, mut number) = (Vec::new(), None);
     for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
         match line.split_once(' ') {
             Some(("notice", words)) => notices.push(words.chars().take(MAX_QUOTE).collect()),
+            Some(("user", words)) => number = words.parse().ok(),
             Some(("failed", rest)) => {
                 let (reason, words) = rest.split_once(' ').unwrap_or(("", rest));
                 let message = words.chars().take(MAX_QUOTE).collect();
@@ -33,7 +36,8 @@ pub(crate) fn read_set_up(output: &[u8], user: &GuestUser) -> Option<Result<Cont
             Some(("ready", rest)) => {
                 let (how, dir) = rest.split_once(' ').unwrap_or((rest, ""));
                 let become_user = become_user(how, user);
-                return Some(Ok(ContainerScripts { dir: dir.to_owned(), become_user, notices }));
+                let dir = dir.to_owned();
+                return Some(Ok(ContainerScripts { dir, become_user, user: number, notices }));
             }
             _ => {}
         }

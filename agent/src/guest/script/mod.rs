@@ -64,7 +64,7 @@ pub(crate) fn set_up(
             (Some(bytes), _) => {
                 writeln!(script, "in_memory {share} {bytes} {source} {path}\nmount_at {source} {path}")
             }
-            (None, Missing::Awaited) => writeln!(script, "mount_at {source} {path}"),
+            (None, Missing::Awaited | Missing::Newer(_)) => writeln!(script, "mount_at {source} {path}"),
             (None, Missing::Made { share, mode }) => {
                 let writable = format!("{root}/{share}");
                 let part = quote(&format!("{writable}/{}", mount.sub_path));

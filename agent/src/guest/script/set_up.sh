@@ -1,5 +1,5 @@
 # Prepares a guest for a container: functions, called by the lines that the shim adds. The script reports on standard output, one line
-# each: `notice WORDS`, `failed REASON WORDS`, or at last `ready HOW DIRECTORY`.
+# each: `notice WORDS`, `failed REASON WORDS`, `user NUMBER`, or at last `ready HOW DIRECTORY`.
 #
 # The shell of macOS is bash 3.2 as a POSIX shell. It ends when it cannot open a file for one of its special commands, e.g. `:`. Inside of
 # `$(` it takes the `)` of a `case` for the end unless there is a `(`, too.
@@ -237,4 +237,4 @@ find_program() {
 		fail StartError "cannot start \`$1\` in the guest: it has no such program; check \`command\` and the image"
 }
 
-ready() { printf 'ready %s %s\n' "$as" "$dir"; }
+ready() { printf 'user %s\nready %s %s\n' "${owner:-$(id -u)}" "$as" "$dir"; }

@@ -12,17 +12,17 @@ use rcgen::KeyPair;
 use tokio::time::{Instant, interval_at, sleep};
 use tracing::{info, warn};
 
-use super::{CsrAnswer, Requester, Signer, answer, request};
+use super::{CsrAnswer, Signer, WantedCertificate, answer, request};
 use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::backoff::CSR;
 use crate::error_chain::chain;
 use crate::identity::certificate::CertifiedKey;
 use crate::identity::store::{CertificateStore, StoreError};
-use crate::names::NodeName;
 
 /// A cluster that approves automatically has signed by then.
 const FIRST_REMINDER: Duration = Duration::from_secs(5);
 const REMIND_EVERY: Duration = Duration::from_mins(1);
+const REMIND_OF_OPTIONAL_EVERY: Duration = Duration::from_hours(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IssuanceError {
@@ -39,6 +39,9 @@ pub(crate) enum IssuanceError {
         "the certificate of {name} has ended at {ends:.0} already; is this machine's clock right? It shows {now:.0}"
     )]
     Expired { name: String, ends: Timestamp, now: Timestamp },
+    /// The certificate is for other names than the agent asked for.
+    #[error("the cluster's certificate is not for {0}")]
+    OtherNames(String),
     #[error("cannot make a certificate signing request")]
     Make(#[source] rcgen::Error),
     #[error(transparent)]
@@ -57,20 +60,19 @@ enum WaitResult {
 /// until then a restarted agent finds the same certificate again.
 pub(in crate::identity) async fn request_certificate(
     client: Client,
-    signer: Signer,
-    requester: Requester,
+    wanted: &WantedCertificate<'_>,
     store: &CertificateStore,
-    node: &NodeName,
 ) -> Result<CertifiedKey, IssuanceError> {
     let api: Api<CertificateSigningRequest> = Api::all(client);
     loop {
         let key = store.pending_key()?;
-        let request = request(signer, node, &key, requester).map_err(IssuanceError::Make)?;
+        let request = request(wanted, &key).map_err(IssuanceError::Make)?;
         let name = request.name_any();
         let existed = create(&api, &request).await?;
         let how = if existed { "asked before" } else { "asked" };
-        info!(csr = name, "{how} for a certificate; waiting until it is approved and signed");
-        let certificate = match wait(&api, &name).await {
+        let signer = wanted.signer.name;
+        info!(csr = name, signer, "{how} for a certificate; waiting until it is approved and signed");
+        let certificate = match wait(&api, &name, wanted.signer).await {
             WaitResult::Issued(certificate) => certificate,
             WaitResult::Refused(words) => return Err(IssuanceError::Refused { name, words }),
             WaitResult::Deleted => {
@@ -124,10 +126,11 @@ async fn create(
     }
 }
 
-async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> WaitResult {
+async fn wait(api: &Api<CertificateSigningRequest>, name: &str, signer: Signer) -> WaitResult {
+    let remind_every = if signer.is_needed { REMIND_EVERY } else { REMIND_OF_OPTIONAL_EVERY };
     let only_ours = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut requests = watcher(api.clone(), only_ours).default_backoff().boxed();
-    let mut reminder = interval_at(Instant::now() + FIRST_REMINDER, REMIND_EVERY);
+    let mut reminder = interval_at(Instant::now() + FIRST_REMINDER, remind_every);
     let mut approved = false;
     let mut listed = false;
     let mut problem = None;
@@ -135,7 +138,7 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> WaitResult {
         let event = tokio::select! {
             Some(event) = requests.next() => event,
             _ = reminder.tick() => {
-                remind(name, approved, problem.as_deref());
+                remind(name, signer, approved, problem.as_deref());
                 continue;
             }
         };
@@ -156,7 +159,7 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> WaitResult {
             Err(error) => {
                 let words = chain(&error);
                 if problem.is_none() {
-                    remind(name, approved, Some(&words));
+                    remind(name, signer, approved, Some(&words));
                 }
                 problem = Some(words);
             }
@@ -165,13 +168,19 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str) -> WaitResult {
 }
 
 /// Logs what the agent waits for.
-fn remind(name: &str, approved: bool, problem: Option<&str>) {
+fn remind(name: &str, signer: Signer, approved: bool, problem: Option<&str>) {
     if let Some(problem) = problem {
         warn!(csr = name, problem, "cannot watch the certificate signing request; trying again");
     } else if approved {
         warn!(
             csr = name,
             "the certificate signing request is approved, but the cluster has not signed it: is the controller csrsigning of kube-controller-manager running?"
+        );
+    } else if !signer.is_needed {
+        info!(
+            csr = name,
+            signer = signer.name,
+            "the certificate signing request still waits for approval: run `kubectl certificate approve {name}`, or have an approver in the cluster do it"
         );
     } else {
         warn!(

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use sha2::{Digest, Sha256};
 
+use super::alt_names::AltNames;
 use crate::names::NodeName;
 
 /// A signer of the cluster, and the usages that it allows for a key that is not RSA.
@@ -17,12 +18,22 @@ use crate::names::NodeName;
 pub(super) struct Signer {
     name: &'static str,
     usages: [&'static str; 2],
+    /// Whether the agent can do nothing without the certificate. Many clusters approve no serving certificate, and Nodes work without.
+    is_needed: bool,
 }
 
 /// Signs the certificates with which Nodes are clients of the API server.
 pub(super) const CLIENT: Signer = Signer {
     name: "kubernetes.io/kube-apiserver-client-kubelet",
     usages: ["digital signature", "client auth"],
+    is_needed: true,
+};
+
+/// Signs the certificates with which Nodes serve the kubelet API.
+pub(super) const SERVING: Signer = Signer {
+    name: "kubernetes.io/kubelet-serving",
+    usages: ["digital signature", "server auth"],
+    is_needed: false,
 };
 const GROUP: &str = "system:nodes";
 
@@ -39,37 +50,48 @@ words! {
     }
 }
 
+/// The certificate that the agent asks for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WantedCertificate<'a> {
+    pub(super) signer: Signer,
+    pub(super) requester: Requester,
+    pub(super) node: &'a NodeName,
+    /// Absent for the certificate of a client.
+    pub(super) alt_names: Option<&'a AltNames>,
+}
+
 /// The request for a Node's certificate.
 ///
 /// Its name follows from its content, so that a second request finds the first one. It also follows from the requester: the bootstrap
 /// credentials, which may have other rights, can send a request although the Node's own is not approved.
-fn request(
-    signer: Signer,
-    node: &NodeName,
-    key: &KeyPair,
-    requester: Requester,
-) -> Result<CertificateSigningRequest, rcgen::Error> {
+fn request(wanted: &WantedCertificate, key: &KeyPair) -> Result<CertificateSigningRequest, rcgen::Error> {
     let mut subject = DistinguishedName::new();
     subject.push(DnType::OrganizationName, GROUP);
-    subject.push(DnType::CommonName, user(node));
+    subject.push(DnType::CommonName, user(wanted.node));
     let mut params = CertificateParams::default();
     params.distinguished_name = subject;
+    if let Some(alt_names) = wanted.alt_names {
+        params.subject_alt_names = alt_names.to_sans()?;
+    }
     let pem = params.serialize_request(key)?.pem()?;
     Ok(CertificateSigningRequest {
-        metadata: ObjectMeta { name: Some(name(signer, node, key, requester)), ..ObjectMeta::default() },
+        metadata: ObjectMeta { name: Some(name(wanted, key)), ..ObjectMeta::default() },
         spec: CertificateSigningRequestSpec {
             request: ByteString(pem.into_bytes()),
-            signer_name: signer.name.to_owned(),
-            usages: Some(signer.usages.map(str::to_owned).to_vec()),
+            signer_name: wanted.signer.name.to_owned(),
+            usages: Some(wanted.signer.usages.map(str::to_owned).to_vec()),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,
     })
 }
 
-fn name(signer: Signer, node: &NodeName, key: &KeyPair, requester: Requester) -> String {
+fn name(wanted: &WantedCertificate, key: &KeyPair) -> String {
+    let WantedCertificate { signer, requester, node, alt_names } = wanted;
+    let (user, alt_names) = (user(node), alt_names.map(AltNames::to_strings).unwrap_or_default());
     let mut digest = Sha256::new();
-    for part in [requester.as_str(), signer.name, GROUP, &user(node)].into_iter().chain(signer.usages) {
+    let parts = [requester.as_str(), signer.name, GROUP, &user].into_iter().chain(signer.usages);
+    for part in parts.chain(alt_names.iter().map(String::as_str)) {
         digest.update(part);
         // Separates the parts: no two lists of parts have the same bytes.
         digest.update([0]);
@@ -117,14 +139,14 @@ mod tests {
     use serde_json::{Value, json};
     use x509_parser::prelude::{FromDer, X509CertificationRequest};
 
-    fn node() -> NodeName {
-        "mac-1".parse().unwrap()
+    fn client(node: &NodeName, requester: Requester) -> WantedCertificate<'_> {
+        WantedCertificate { signer: CLIENT, requester, node, alt_names: None }
     }
 
     #[test]
     fn a_request_names_the_node_as_its_subject() {
         let key = KeyPair::generate().unwrap();
-        let request = request(CLIENT, &node(), &key, Requester::Node).unwrap();
+        let request = request(&client(&"mac-1".parse().unwrap(), Requester::Node), &key).unwrap();
         let pem = String::from_utf8(request.spec.request.0).unwrap();
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();
         let (_, parsed) = X509CertificationRequest::from_der(&pem.contents).unwrap();
@@ -137,7 +159,7 @@ mod tests {
     fn the_name_of_a_request_follows_from_its_content() {
         let (one, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
         let named = |node: &str, key, requester| {
-            request(CLIENT, &node.parse().unwrap(), key, requester).unwrap().metadata.name.unwrap()
+            request(&client(&node.parse().unwrap(), requester), key).unwrap().metadata.name.unwrap()
         };
         let name = named("a", &one, Requester::Node);
         assert_eq!(named("a", &one, Requester::Node), name);
@@ -149,6 +171,30 @@ mod tests {
             assert_ne!(another, name);
         }
         assert_eq!(name.len(), "node-csr-".len() + 40);
+    }
+
+    #[test]
+    fn a_request_for_a_serving_certificate_has_the_addresses_of_the_node() {
+        let (key, node) = (KeyPair::generate().unwrap(), "mac-1".parse().unwrap());
+        let request = |address: &str| {
+            let alt_names = AltNames::of_node(&node, address.parse().unwrap());
+            let wanted = WantedCertificate {
+                signer: SERVING,
+                requester: Requester::Node,
+                node: &node,
+                alt_names: Some(&alt_names),
+            };
+            request(&wanted, &key).unwrap()
+        };
+        let one = request("10.0.0.1");
+        assert_eq!(one.metadata.name, request("10.0.0.1").metadata.name);
+        assert_ne!(one.metadata.name, request("10.0.0.2").metadata.name, "another address, another request");
+        assert_eq!(one.spec.usages.unwrap(), ["digital signature", "server auth"]);
+        let (_, pem) = x509_parser::pem::parse_x509_pem(&one.spec.request.0).unwrap();
+        let (_, parsed) = X509CertificationRequest::from_der(&pem.contents).unwrap();
+        let extensions = format!("{:?}", parsed.requested_extensions().unwrap().collect::<Vec<_>>());
+        assert!(extensions.contains("DNSName(\"mac-1\")"), "{extensions}");
+        assert!(extensions.contains("IPAddress([10, 0, 0, 1])"), "{extensions}");
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The facts of a Linux host, where the agent runs in tests only.
 
 use std::fs;
+use std::path::Path;
+
+use nix::unistd::Pid;
 
 use super::SystemFacts;
 
@@ -22,4 +25,9 @@ pub(crate) fn processes() -> Option<u64> {
         })
         .count();
     u64::try_from(count).ok()
+}
+
+/// Everything of a simulated VM is below its `tart run`.
+pub(crate) async fn vm_helpers(_disk: &Path) -> Vec<Pid> {
+    Vec::new()
 }

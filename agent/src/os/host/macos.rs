@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use nix::unistd::Pid;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 use tracing::warn;
 
@@ -37,4 +38,14 @@ pub(crate) fn processes() -> Option<u64> {
     let mut system = System::new().ok()?;
     system.refresh_processes_specifics(ProcessesToUpdate::All, true, ProcessRefreshKind::nothing());
     u64::try_from(system.processes().len()).ok()
+}
+
+/// The processes that have a VM's disk open: `tart run`, and the helper of the Virtualization framework in which the guest runs. launchd
+/// starts the helper, so that it is no child of tart.
+pub(crate) async fn vm_helpers(disk: &Path) -> Vec<Pid> {
+    let arguments = [std::ffi::OsStr::new("-t"), std::ffi::OsStr::new("--"), disk.as_os_str()];
+    // It fails when no process has the file open.
+    let printed =
+        command::stdout(Path::new("/usr/sbin/lsof"), &arguments, DEADLINE).await.unwrap_or_default();
+    printed.lines().filter_map(|line| line.trim().parse().ok()).map(Pid::from_raw).collect()
 }

@@ -4,7 +4,7 @@
 #[cfg_attr(not(target_os = "macos"), path = "linux.rs")]
 mod system;
 
-pub(crate) use system::processes;
+pub(crate) use system::{processes, vm_helpers};
 
 use sysinfo::{Product, System};
 

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{Refusal, RefusalReason, affinity};
 use crate::node::node_info::NodeInfo;
+use crate::node::object::OwnPorts;
 use crate::quantity;
 
 /// Advice: the agent does not admit a refused Pod later.
@@ -81,6 +82,12 @@ impl Port {
         };
         self.protocol == other.protocol && self.number == other.number && same_address
     }
+
+    fn is_agents(&self, own: OwnPorts) -> bool {
+        let is_own =
+            [Some(own.kubelet), own.local].into_iter().flatten().any(|port| i32::from(port) == self.number);
+        self.protocol == "TCP" && is_own
+    }
 }
 
 /// Whether a Pod fits on a Node beside `others`.
@@ -97,6 +104,11 @@ pub(crate) fn fits(pod: &Pod, offer: &NodeInfo, others: &[&ResourceRequests]) ->
     enough(RefusalReason::OutOfEphemeralStorage, claim.storage, used(|c| c.storage), offer.storage)?;
     if !affinity::wants(&spec, &offer.name, &offer.labels) {
         return Err(failed(RefusalReason::NodeAffinity, "node(s) didn't match Pod's node affinity/selector"));
+    }
+    if let Some(port) = claim.ports.iter().find(|port| port.is_agents(offer.own_ports)) {
+        // At any address: macOS gives connections to the listener with the most specific one, and the Node's users trust this port.
+        let why = format!("hostPort {} is a port of the Node's agent; choose another one", port.number);
+        return Err(failed(RefusalReason::NodePorts, &why));
     }
     let taken =
         |port: &Port| others.iter().any(|other| other.ports.iter().any(|held| port.is_taken_by(held)));
@@ -178,6 +190,7 @@ mod tests {
             cpu_milli: 8000,
             memory: 16 << 30,
             storage: Some(100 << 30),
+            own_ports: OwnPorts { kubelet: 10250, local: Some(10248) },
         }
     }
 
@@ -248,6 +261,18 @@ mod tests {
                 "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
             ),
             (
+                on_port(&json!({"containerPort": 1, "hostPort": 10250, "hostIP": "10.0.0.1"})),
+                &[],
+                "NodePorts",
+                "Predicate NodePorts failed: hostPort 10250 is a port of the Node's agent; choose another one",
+            ),
+            (
+                on_port(&json!({"containerPort": 1, "hostPort": 10248})),
+                &[],
+                "NodePorts",
+                "Predicate NodePorts failed: hostPort 10248 is a port of the Node's agent; choose another one",
+            ),
+            (
                 pod(&json!({"tolerations": []})),
                 &[],
                 "TaintToleration",
@@ -271,6 +296,7 @@ mod tests {
             (on_port(&json!({"containerPort": 80, "hostPort": 8080, "protocol": "UDP"})), &web),
             (on_port(&json!({"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.2"})), &web),
             (on_port(&json!({"containerPort": 8080})), &web),
+            (on_port(&json!({"containerPort": 10250, "hostPort": 10250, "protocol": "UDP"})), &web),
         ] {
             assert_eq!(fits(&pod, &offer(), &[other]), Ok(()), "{pod:?}");
         }

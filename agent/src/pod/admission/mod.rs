@@ -16,7 +16,10 @@ use crate::image::PullPolicy;
 use crate::quantity;
 use crate::state::container_spec::{all_containers, has_command};
 use crate::state::{HostPort, Protocol};
-use crate::tart::Size;
+use crate::tart::{Serial, Size};
+
+/// The Pod's annotation that chooses its VM's serial number: `random` or `image`.
+const SERIAL: &str = "tart-kubelet.tuist.dev/serial";
 
 /// An admitted Pod, read as one VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,6 +35,8 @@ pub(crate) struct VmPlan {
     pub(crate) size: Size,
     pub(crate) cpu_is_limit: bool,
     pub(crate) memory_is_limit: bool,
+    /// The serial number that the Pod's annotation asks for.
+    pub(crate) serial: Option<Serial>,
     pub(crate) init: Vec<String>,
     /// Host ports. One without an address is at the Node's address.
     pub(crate) host_ports: Vec<HostPort>,
@@ -59,6 +64,9 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
         let reason = if is_os { RefusalReason::PodOsNotSupported } else { RefusalReason::UnsupportedPod };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
     }
+    if let Some(Err(why)) = serial(pod) {
+        return Err(unsupported(&format!("metadata.annotations[{SERIAL}]"), &why));
+    }
     mounts::check(spec)?;
     groups(spec)?;
     initial(spec, container)?;
@@ -79,9 +87,15 @@ pub(crate) fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
         size: largest(spec)?,
         cpu_is_limit: has_limit(container, "cpu"),
         memory_is_limit: has_limit(container, "memory"),
+        serial: serial(pod).and_then(Result::ok),
         init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
         host_ports: host_ports(container)?,
     })
+}
+
+/// The serial number that the Pod's annotation asks for.
+fn serial(pod: &Pod) -> Option<Result<Serial, String>> {
+    pod.metadata.annotations.as_ref()?.get(SERIAL).map(|text| text.parse())
 }
 
 /// The strictest policy of all containers: they share one image.

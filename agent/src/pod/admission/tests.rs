@@ -189,6 +189,22 @@ fn a_refusal_names_its_field() {
 }
 
 #[test]
+fn the_annotation_for_the_serial_number_is_read_or_refused() {
+    let annotated = |text: &str| {
+        let mut pod = with_container(&json!({}));
+        pod.metadata.annotations = Some([(SERIAL.to_owned(), text.to_owned())].into());
+        pod
+    };
+    assert_eq!(admit(&annotated("image")).unwrap().serial, Some(Serial::Image));
+    assert_eq!(admit(&annotated("random")).unwrap().serial, Some(Serial::Random));
+    assert_eq!(admit(&with_container(&json!({}))).unwrap().serial, None);
+    let refused = admit(&annotated("yes")).unwrap_err().message;
+    assert!(refused.starts_with("metadata.annotations[tart-kubelet.tuist.dev/serial]: "), "{refused}");
+    // A Pod that an agent of another version admitted stays admitted.
+    assert_eq!(read(&annotated("yes")).unwrap().serial, None);
+}
+
+#[test]
 fn the_service_account_token_volume_is_admitted() {
     let sources = json!([
         {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},

@@ -84,7 +84,7 @@ fn shown(
     let spec = current.and_then(|run| run.spec.as_ref());
     let last = state.last.as_ref().map(|outcome| terminated(spec, None, outcome));
     let now = match (&state.now, current.and_then(|run| run.outcome.as_ref())) {
-        (InitStage::Waiting, _) => pending(context, &state.name),
+        (InitStage::Waiting | InitStage::Newer(_), _) => pending(context, &state.name),
         (InitStage::BackOff(delay), _) => backing_off(context.pod, &state.name, *delay),
         (InitStage::Running(since), None) => running(*since),
         (InitStage::Running(since), Some(end)) => terminated(spec, None, &Outcome::lost_with_vm(*since, end)),

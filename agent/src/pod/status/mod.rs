@@ -344,6 +344,9 @@ fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outc
             Some("the VM did not shut down within its grace period and was killed".to_owned())
         }
         Ending::NotStarted(NotStarted { message, .. }) => Some(message.clone()),
+        Ending::Newer { ending, .. } => {
+            Some(format!("a newer release of the agent has recorded this end: {ending}"))
+        }
         Ending::Lost => Some(
             "the VM was gone when the agent looked for it: it was killed, or the host was restarted"
                 .to_owned(),

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::time::{between, later};
 use crate::backoff::CONTAINER_RESTART;
-use crate::state::{Ending, Outcome, RestartPolicy, StopCause, StopRequest};
+use crate::state::{Outcome, RestartPolicy, StopCause, StopRequest};
 
 /// A container that ran for this long starts with a fresh back-off, as in the kubelet.
 const WELL_AFTER: Duration = Duration::from_mins(10);
@@ -36,7 +36,7 @@ pub(crate) fn verdict(
     ended_at: Timestamp,
 ) -> RestartDecision {
     let failed_probe = stop.and_then(|stop| stop.cause).is_some_and(StopCause::is_failure);
-    let has_own_code = matches!(outcome.ending, Ending::Exited { .. });
+    let has_own_code = outcome.ending.has_own_code();
     let ended_well = outcome.ending.exit_code() == 0;
     match policy {
         RestartPolicy::Never if ended_well && (has_own_code || !failed_probe) => RestartDecision::Succeeded,
@@ -55,6 +55,7 @@ pub(crate) fn verdict(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::Ending;
 
     fn verdict(
         policy: RestartPolicy,

@@ -7,6 +7,7 @@ use super::fetch::inputs::MissingInput;
 use super::host::ReportTargets;
 use crate::apiserver::events::{EventReason, Events, LastReported};
 use crate::error_chain::chain;
+use crate::fs::file::FileError;
 use crate::metrics::Metrics;
 use crate::names::{PodName, Restart};
 use crate::pod::status::manager::StatusManager;
@@ -38,6 +39,7 @@ struct ReportedEvents {
     deadline_exceeded: LastReported<()>,
     image_backs_off: LastReported<()>,
     missing_input: LastReported<String>,
+    unreadable_state: LastReported<String>,
     stale_volumes: Vec<MountFailure>,
     created: LastReported<Restart>,
     started: LastReported<Restart>,
@@ -54,6 +56,15 @@ impl EventReporter {
 
     pub(super) fn events(&self) -> &Events {
         &self.targets.events
+    }
+
+    /// Reports that the Pod's state cannot be read. Nothing happens to the Pod until it can be.
+    pub(super) fn state_is_unreadable(&mut self, pod: &Pod, error: &FileError) {
+        let problem = chain(error);
+        if self.reported.unreadable_state.is_new(problem.clone()) {
+            warn!(pod = %self.name, error = problem, "cannot read the Pod's state; trying again");
+            self.events().warning(pod, EventReason::FailedSync, &problem);
+        }
     }
 
     pub(super) fn metrics(&self) -> &Metrics {

@@ -9,17 +9,19 @@ use tokio::sync::watch;
 
 use crate::apiserver::events::Events;
 use crate::env::sources::InputSources;
+use crate::guest::connections::GuestConnections;
 use crate::image::manager::ImageManager;
 use crate::metrics::Metrics;
 use crate::node::start_failures::StartReports;
 use crate::pod::registry::PodRegistry;
-use crate::tart::Tart;
+use crate::tart::{Serial, Tart};
 use crate::volume::HostPaths;
 
 /// This Mac, as workers use it.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) tart: Tart,
+    pub(crate) guests: GuestConnections,
     pub(crate) images: ImageManager,
     pub(crate) registry: PodRegistry,
     pub(crate) vms: VmSettings,
@@ -35,6 +37,8 @@ pub(crate) struct VmSettings {
     pub(crate) boot_limit: Duration,
     /// The file in which macOS records the addresses that it has leased.
     pub(crate) dhcp_leases: PathBuf,
+    /// The serial numbers of VMs whose Pods do not choose.
+    pub(crate) serial: Serial,
     /// The domain of the cluster's Services and Pods.
     pub(crate) cluster_domain: String,
     pub(crate) address: watch::Receiver<Option<IpAddr>>,

@@ -23,7 +23,7 @@ use kube::Client;
 use kube::api::Api;
 use tokio::task::block_in_place;
 use tokio::time::sleep;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::admission::{Refusal, VmPlan};
 use super::status::manager::StatusManager;
@@ -34,7 +34,6 @@ use super::sync::image_backoff::ImageFailure;
 use super::sync::time::between;
 use crate::clock;
 use crate::crash_point;
-use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::names::{PodName, PodUid};
 use crate::state::{PodDir, PodRecord, VmRun, VmRunView};
@@ -89,7 +88,12 @@ impl Worker {
         let status = StatusManager::spawn(pods, name.clone(), dir.uid().clone(), targets.events.clone());
         Self {
             watcher: StateWatcher::default(),
-            probes: ProbeManager::new(host.tart.clone(), targets.events.clone()),
+            probes: ProbeManager::new(
+                host.tart.clone(),
+                host.guests.clone(),
+                targets.events.clone(),
+                targets.metrics.clone(),
+            ),
             inputs: Inputs::new(&dir, updates.pods.clone(), &host.inputs, &host.tart),
             fetches: Fetches::default(),
             shims: ShimHistory::default(),
@@ -111,7 +115,7 @@ impl Worker {
             let seen = match self.follow().and_then(|runs| self.observe(runs)) {
                 Ok(seen) => seen,
                 Err(error) => {
-                    warn!(pod = %self.name, error = chain(&error), "cannot read the Pod's state; trying again");
+                    self.reporter.state_is_unreadable(&self.updates.pod(), &error);
                     if !matches!(self.updates.desired, Desired::Run(_)) {
                         self.fetches.keep_for(None);
                     }
@@ -155,6 +159,7 @@ impl Worker {
             crash_point::point(&format!("agent.{}.after", decision.name()));
             if decision == Decision::ForgetPod {
                 self.reporter.metrics().pod_waits(self.dir.uid(), None);
+                self.reporter.metrics().forget_probes(&self.dir.uid().to_string());
                 info!(pod = %self.name, uid = %self.dir.uid(), "the Pod is gone");
                 return self.dir.uid().clone();
             }

@@ -133,6 +133,7 @@ impl Worker {
             memory_mib: plan.size.memory_mib,
             cpu_is_limit: plan.cpu_is_limit,
             memory_is_limit: plan.memory_is_limit,
+            serial: plan.serial.unwrap_or(self.host.vms.serial),
             shares,
             identity: shim_spec::identity(pod, &self.host.vms.cluster_domain),
             init: containers(spec.init_containers.as_deref().unwrap_or_default()),

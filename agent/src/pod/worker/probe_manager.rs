@@ -1,5 +1,6 @@
 //! Keeps the probes of a Pod's container going: from the moment that its VM runs until it does not.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
@@ -8,12 +9,15 @@ use kube::Resource as _;
 
 use crate::apiserver::events::Events;
 use crate::clock;
+use crate::guest::connections::GuestConnections;
+use crate::guest::{CONTROL_SOCKET, Guest};
+use crate::metrics::{Metrics, ProbedContainer};
 use crate::names::{Restart, VmName};
 use crate::pod::sync::decide::Desired;
 use crate::pod::sync::time::between;
 use crate::probe::spec::Probes;
 use crate::probe::state::ContainerHealth;
-use crate::probe::{Prober, Target, Tell};
+use crate::probe::{Count, Prober, Target, Tell};
 use crate::state::{Progress, Stage, VmRunView};
 use crate::tart::Tart;
 
@@ -21,7 +25,11 @@ use crate::tart::Tart;
 #[derive(Debug)]
 pub(super) struct ProbeManager {
     tart: Tart,
+    guests: GuestConnections,
     events: Events,
+    metrics: Metrics,
+    /// The control socket of the VM that last ran.
+    control_socket: Option<PathBuf>,
     current: Option<CurrentProbes>,
 }
 
@@ -34,23 +42,27 @@ struct CurrentProbes {
 }
 
 impl ProbeManager {
-    pub(super) fn new(tart: Tart, events: Events) -> Self {
-        Self { tart, events, current: None }
+    pub(super) fn new(tart: Tart, guests: GuestConnections, events: Events, metrics: Metrics) -> Self {
+        Self { tart, guests, events, metrics, control_socket: None, current: None }
     }
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
     pub(super) fn follow(&mut self, pod: &Arc<Pod>, desired: Desired, current: Option<&VmRunView>) {
-        let running = current.and_then(|run| Some((run, running(run, &self.tart)?)));
-        let Some((run, (target, since))) = running else {
+        let control_socket = current.and_then(|run| control_socket(run, &self.tart));
+        if self.control_socket != control_socket
+            && let Some(ended) = std::mem::replace(&mut self.control_socket, control_socket)
+        {
+            self.guests.close(&ended);
+        }
+        let running = current.zip(self.control_socket.as_deref());
+        let running = running.and_then(|(run, socket)| running_target(run, || self.guests.to(socket)));
+        let Some((run, target, since)) = running else {
             self.current = None;
             return;
         };
         if self.current.as_ref().is_none_or(|current| current.restart != run.restart) {
-            self.current = begin(pod, run, target, since, &self.events).map(|mut prober| CurrentProbes {
-                restart: run.restart,
-                health: prober.health(),
-                prober,
-            });
+            self.current = begin(pod, run, target, since, (&self.events, &self.metrics))
+                .map(|mut prober| CurrentProbes { restart: run.restart, health: prober.health(), prober });
         }
         let Some(current) = &mut self.current else { return };
         if !matches!(desired, Desired::Run(_)) {
@@ -73,12 +85,20 @@ impl ProbeManager {
     }
 }
 
-/// The target of probes of a container that runs, and the time of its start.
-fn running(run: &VmRunView, tart: &Tart) -> Option<(Target, Timestamp)> {
-    let control_socket = tart.vm_dir(&run.spec.as_ref()?.vm).join("control.sock");
-    match run.progress.clone()? {
-        Progress { stage: Stage::Running { address }, since, enter, probe } if run.outcome.is_none() => {
-            Some((Target { address, control_socket, enter, probe }, since))
+/// The control socket of a VM that may run.
+fn control_socket(run: &VmRunView, tart: &Tart) -> Option<PathBuf> {
+    let vm = &run.spec.as_ref()?.vm;
+    run.outcome.is_none().then(|| tart.vm_dir(vm).join(CONTROL_SOCKET))
+}
+
+/// A VM whose container runs, with the target of its probes and the time of its start.
+fn running_target(run: &VmRunView, guest: impl FnOnce() -> Guest) -> Option<(&VmRunView, Target, Timestamp)> {
+    match &run.progress {
+        Some(Progress { stage: Stage::Running { address }, since, enter, probe })
+            if run.outcome.is_none() =>
+        {
+            let (enter, probe) = (enter.clone(), probe.clone());
+            Some((run, Target { address: *address, guest: guest(), enter, probe }, *since))
         }
         _ => None,
     }
@@ -89,7 +109,7 @@ fn begin(
     run: &VmRunView,
     target: Target,
     since: Timestamp,
-    events: &Events,
+    (events, metrics): (&Events, &Metrics),
 ) -> Option<Prober> {
     let container = pod.spec.as_ref()?.containers.first()?;
     let probes = Probes::of(container);
@@ -98,7 +118,8 @@ fn begin(
     }
     let before = run.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
     let ran = between(clock::of_record(since), clock::now());
-    Some(Prober::start(probes, before, ran, target, &tell(pod, &container.name, events)))
+    let (tell, count) = (tell(pod, &container.name, events), count(pod, &container.name, metrics));
+    Some(Prober::start(probes, before, ran, target, &tell, &count))
 }
 
 /// The health that the API server shows of a VM that runs. It shows nothing yet of a VM that was started a moment ago.
@@ -108,6 +129,18 @@ fn shown(pod: &Pod, vm: &VmName) -> Option<ContainerHealth> {
     let status = statuses.iter().find(|status| status.container_id.as_deref() == Some(&*id))?;
     status.state.as_ref()?.running.as_ref()?;
     Some(ContainerHealth { started: status.started.unwrap_or(false), ready: status.ready, failed: None })
+}
+
+/// Counts the results of the container's probes.
+fn count(pod: &Pod, container: &str, metrics: &Metrics) -> Count {
+    let probed = ProbedContainer {
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        pod: pod.metadata.name.clone().unwrap_or_default(),
+        uid: pod.metadata.uid.clone().unwrap_or_default(),
+        container: container.to_owned(),
+    };
+    let metrics = metrics.clone();
+    Arc::new(move |kind, result| metrics.probed(&probed, &kind.to_string(), result))
 }
 
 /// Writes Events about the container. The same note again is counted; another note is another Event.

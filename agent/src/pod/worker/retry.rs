@@ -17,6 +17,10 @@ use crate::pod::sync::decide::Decision;
 use crate::shim::{LaunchError, StrayProcessError};
 use crate::tart::{Fault, TartError};
 
+/// What to do about a shim that was killed at once.
+const REPLACED: &str = "; macOS kills a program whose file was overwritten: install tart-kubelet again under another name, and rename it to \
+                        this one";
+
 /// A step that failed; the worker tries again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
@@ -26,8 +30,11 @@ pub(super) enum StepError {
     Tart(#[from] TartError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    #[error("its shim has ended ({status}) before it had taken the VM up; what it has said is in {}", .log.display())]
-    ShimDied { status: String, log: PathBuf },
+    #[error(
+        "its shim has ended ({status}) before it had taken the VM up; what it has said is in {}{}",
+        .log.display(), if *killed { REPLACED } else { "" }
+    )]
+    ShimDied { status: String, killed: bool, log: PathBuf },
     #[error(transparent)]
     Leftovers(#[from] StrayProcessError),
     #[error("cannot see which VMs there are")]
@@ -156,6 +163,14 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shim_that_was_killed_at_once_is_explained() {
+        let words =
+            |killed| StepError::ShimDied { status: "?".to_owned(), killed, log: "/log".into() }.to_string();
+        assert!(words(true).contains("overwritten") && words(true).contains("rename"), "{}", words(true));
+        assert!(words(false).ends_with("what it has said is in /log"), "{}", words(false));
+    }
 
     #[test]
     fn a_step_that_keeps_failing_waits_longer_each_time_and_is_reported_once() {

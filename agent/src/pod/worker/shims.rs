@@ -1,8 +1,10 @@
 //! The shims of a Pod's VMs: the start of one, and what the worker has done about those that are gone or stuck. Only the worker's memory has
 //! the latter: after a restart of the agent each step is tried anew.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
+use nix::libc;
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::timeout;
 
@@ -55,8 +57,9 @@ impl Worker {
         if let Some((_, end)) = self.shims.launched.take().filter(|(vm, _)| *vm == restart) {
             // That shim holds no lock any more, so its exit status comes in a moment.
             let status = timeout(RETRY, end).await.ok().and_then(|joined| joined.ok().flatten());
+            let killed = status.is_some_and(|status| status.signal() == Some(libc::SIGKILL));
             let status = status.map_or_else(|| "exit status unknown".to_owned(), |status| status.to_string());
-            return Err(StepError::ShimDied { status, log: self.dir.shim_log_path(restart) });
+            return Err(StepError::ShimDied { status, killed, log: self.dir.shim_log_path(restart) });
         }
         if let Some(unknown) = self.unknown_vm(restart)? {
             // A user has deleted the Pod's directory while that VM ran. Recorded as begun again, it does not run twice.

@@ -13,7 +13,8 @@ use super::termination_message::Tail;
 use crate::error_chain::chain;
 use crate::guest::script::ContainerScripts;
 use crate::guest::{Exec, ExecEvent, Guest, GuestError};
-use crate::logs::writer::{LogStream, LogWriter};
+use crate::logs::line::LogStream;
+use crate::logs::writer::LogWriter;
 
 /// A pause of this length is the end of the output of a command that has ended.
 const DRAIN_PAUSE: Duration = Duration::from_secs(1);

@@ -103,6 +103,9 @@ pub(in crate::shim) async fn run_outside(hook: &Hook, address: IpAddr) -> HookRe
             Ok(None)
         }
         Hook::Impossible(why) => Err(HookError::Impossible(why.clone())),
+        Hook::Newer(_) => {
+            Err(HookError::Impossible("a newer release of the agent has planned it".to_owned()))
+        }
         Hook::HttpGet(get) => send(get, address).await,
         Hook::Exec(_) => Err(HookError::Impossible("a command cannot run outside of the guest".to_owned())),
     }

@@ -30,7 +30,12 @@ impl Shim {
         let identity = start.identity.map(|identity| (identity, address.as_str()));
         let mounts = start.spec.mounts.iter().map(|mount| mount.at(&address)).collect();
         let container = ContainerSpec { mounts, ..start.spec.clone() };
-        self.run_set_up(guest, script::set_up(&container, command, identity), &command.user).await
+        let script = script::set_up(&container, command, identity);
+        let scripts = self.run_set_up(guest, script, &command.user).await?;
+        if let Some(user) = scripts.user {
+            self.report_share_permissions(user, &container.mounts).await;
+        }
+        Ok(scripts)
     }
 
     /// Runs a set-up script. It fails with [`Ending::Lost`] when the guest agent is gone, and with

@@ -1,5 +1,6 @@
 //! The guest's address. Host ports and probes lead there, so that the guest's own word is checked.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
@@ -17,10 +18,10 @@ use crate::shim::Shim;
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long one answer may take.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
-/// How long tart waits for a lease before it is asked again.
-const LEASE_WAIT: Duration = Duration::from_mins(1);
-/// How soon tart is asked again after a failure.
+/// How often the file of leases is read for the VM's lease.
 const LEASE_INTERVAL: Duration = Duration::from_secs(1);
+/// The file of leases for the spec of an agent that names none.
+const LEASES: &str = "/var/db/dhcpd_leases";
 /// How soon a guest is asked again whose address may be another machine's: that machine may be gone by then.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -43,45 +44,48 @@ impl Shim {
     /// The guest's address, from the guest agent or from its DHCP lease, whichever is there first.
     pub(in crate::shim) async fn address(&self) -> IpAddr {
         let claimed = async {
-            let claimed = self.guest_agent().await.1;
-            if self.is_credible(claimed).await {
-                return claimed;
-            }
+            let mut warned = false;
             loop {
-                sleep(CLAIM_INTERVAL).await;
-                let claimed = self.guest_agent().await.1;
-                if self.claimant(claimed) == Claimant::Free {
-                    return claimed;
-                }
-            }
-        };
-        let leased = async {
-            loop {
-                // No other VM ever had this MAC address, so that its lease is never a stale one.
-                match self.tart.wait_for_address(&self.spec.vm, LEASE_WAIT).await {
-                    Ok(address) => break address,
-                    Err(error) => {
-                        warn!(error = chain(&error), "no address yet");
-                        sleep(LEASE_INTERVAL).await;
+                // By one connection: tart keeps every connection that was closed.
+                let (mut guest, mut answer) = self.guest_agent().await;
+                loop {
+                    if let Some(claimed) = answer {
+                        let claimant = self.claimant(claimed);
+                        if claimant == Claimant::Free {
+                            return claimed;
+                        }
+                        if !std::mem::replace(&mut warned, true) {
+                            warn!(vm = %self.spec.vm, %claimed, ?claimant, "the guest claims an address that another machine may have; waiting for its lease");
+                        }
+                    }
+                    sleep(CLAIM_INTERVAL).await;
+                    match timeout(ASK_LIMIT, answered(&mut guest)).await {
+                        Ok(Ok(address)) => answer = address,
+                        _ => break,
                     }
                 }
             }
         };
-        tokio::select! { address = claimed => address, address = leased => address }
+        tokio::select! { address = claimed => address, address = self.leased() => address }
     }
 
-    /// Whether the guest has the address that it claims. If another machine may have it, the lease of the VM's own MAC address proves it.
-    async fn is_credible(&self, claimed: IpAddr) -> bool {
-        let claimant = self.claimant(claimed);
-        if claimant == Claimant::Free {
-            return true;
+    /// The address that is leased to the VM's own MAC address. No other VM ever had it, so that the lease is never a stale one.
+    async fn leased(&self) -> IpAddr {
+        let path = self.spec.dhcp_leases.as_deref().unwrap_or_else(|| Path::new(LEASES));
+        let mut warned = false;
+        loop {
+            let mac = self.tart.mac_address(&self.spec.vm);
+            match mac.and_then(|mac| dhcp_leases::leased_to(path, mac, Timestamp::now())) {
+                Ok(Some(address)) => return address.into(),
+                // There is no file before the first lease.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) if !std::mem::replace(&mut warned, true) => {
+                    warn!(vm = %self.spec.vm, path = %path.display(), %error, "cannot look for the VM's lease; trying again");
+                }
+                Ok(None) | Err(_) => {}
+            }
+            sleep(LEASE_INTERVAL).await;
         }
-        let leased = self.tart.wait_for_address(&self.spec.vm, Duration::ZERO).await;
-        let proven = matches!(leased, Ok(leased) if leased == claimed);
-        if !proven {
-            warn!(vm = %self.spec.vm, %claimed, ?claimant, "the guest claims an address that another machine may have; waiting for its lease");
-        }
-        proven
     }
 
     fn claimant(&self, claimed: IpAddr) -> Claimant {
@@ -102,15 +106,15 @@ impl Shim {
         }
     }
 
-    /// The guest agent, once it answers, and the address that it says the guest has.
+    /// The guest agent, once it answers, and the address that it says the guest has, if it knows one.
     ///
     /// The address is asked for first: unlike a command, this question can be asked twice.
-    pub(in crate::shim) async fn guest_agent(&self) -> (Guest, IpAddr) {
+    pub(in crate::shim) async fn guest_agent(&self) -> (Guest, Option<IpAddr>) {
         let socket = self.tart.vm_dir(&self.spec.vm).join("control.sock");
         loop {
             let ask = async {
                 let mut guest = Guest::connect(&socket).await?;
-                let address = guest.address().await?;
+                let address = answered(&mut guest).await?;
                 Ok::<_, GuestError>((guest, address))
             };
             // tart accepts the connection before the guest agent answers.
@@ -119,6 +123,16 @@ impl Shim {
             }
             sleep(ASK_INTERVAL).await;
         }
+    }
+}
+
+/// The address that the guest agent tells. One that knows none answers all the same: the guest may have none yet, and guest agents before 0.5
+/// cannot tell.
+async fn answered(guest: &mut Guest) -> Result<Option<IpAddr>, GuestError> {
+    match guest.address().await {
+        Ok(address) => Ok(Some(address)),
+        Err(GuestError::Refused(_)) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -12,11 +12,12 @@ use tokio::process::Child;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::logs::writer::{LogStream, LogWriter};
+use crate::logs::line::LogStream;
+use crate::logs::writer::LogWriter;
 use crate::mutex::lock;
 use crate::names::VmName;
 use crate::state::{Ending, HostFault, KILLED, NotStarted, NotStartedReason};
-use crate::tart::{Fault, running_vms};
+use crate::tart::{Fault, reason, running_vms};
 
 /// How much of the last output explains an end.
 const MAX_TAIL: usize = 8 << 10;
@@ -81,8 +82,7 @@ async fn read(mut pipe: impl AsyncRead + Unpin, source: LogStream, kept: Arc<Mut
 
 /// `tart run` exits with 0 also when the guest crashed: only its output tells.
 fn ending_of(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
-    let last_line =
-        || said.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("tart said nothing");
+    let reason = || reason(said).unwrap_or("tart said nothing");
     let crash = ["guest has stopped the virtual machine due to error", "network attachment"];
     match (code, signal) {
         (Some(0), _) => match said.lines().find(|line| crash.iter().any(|words| line.contains(words))) {
@@ -98,13 +98,13 @@ fn ending_of(code: Option<i32>, signal: Option<i32>, said: &str) -> Ending {
         },
         (Some(_), _) => Ending::NotStarted(NotStarted {
             reason: NotStartedReason::StartError,
-            message: explain(last_line()),
-            fault: host_fault(last_line()),
+            message: explain(reason(), Fault::of(said)),
+            fault: host_fault(said),
         }),
         (None, Some(signal)) => {
             Ending::Exited { code: 128 + signal, message: Some(format!("signal {signal} killed the VM")) }
         }
-        (None, None) => Ending::Exited { code: 255, message: Some(last_line().to_owned()) },
+        (None, None) => Ending::Exited { code: 255, message: Some(reason().to_owned()) },
     }
 }
 
@@ -118,17 +118,17 @@ pub(in crate::shim) fn is_for_want_of_space(ending: &Ending) -> bool {
     }
 }
 
-fn explain(line: &str) -> String {
+fn explain(line: &str, fault: Fault) -> String {
     let line = line.strip_prefix("Error: ").unwrap_or(line);
-    format!("tart cannot run the VM: {line}{}", Fault::of(line).advice())
+    format!("tart cannot run the VM: {line}{}", fault.advice())
 }
 
-/// The fault of the host in tart's message, if there is one.
-fn host_fault(line: &str) -> Option<HostFault> {
-    match Fault::of(line) {
+/// The fault of the host in tart's output, if there is one.
+fn host_fault(said: &str) -> Option<HostFault> {
+    match Fault::of(said) {
         Fault::HostSession => Some(HostFault::Session),
         Fault::VmLimit => {
-            let ours = running_vms(line).into_iter().filter(|name| name.parse::<VmName>().is_ok()).count();
+            let ours = running_vms(said).into_iter().filter(|name| name.parse::<VmName>().is_ok()).count();
             Some(HostFault::VmLimit { ours: u32::try_from(ours).unwrap_or(u32::MAX) })
         }
         _ => None,
@@ -170,6 +170,22 @@ mod tests {
         };
         assert_eq!((reason, fault), (NotStartedReason::StartError, Some(HostFault::VmLimit { ours: 1 })));
         assert!(message.contains("exceeds the system limit") && message.contains("two VMs"), "{message}");
+    }
+
+    #[test]
+    fn what_follows_the_reason_hides_neither_it_nor_the_fault() {
+        let noise = "2026-11-18 03:40:19.123 tart[812:4711] Metal is away";
+        let said = format!("The number of VMs exceeds the system limit (other running VMs: a)\n{noise}\n");
+        let Ending::NotStarted(NotStarted { message, fault, .. }) = ending_of(Some(1), None, &said) else {
+            panic!("a VM that tart refused has not started")
+        };
+        assert_eq!(fault, Some(HostFault::VmLimit { ours: 0 }));
+        assert!(message.contains("exceeds the system limit") && message.contains("two VMs"), "{message}");
+        let said = "Error: invalid --dir syntax\nUsage: tart run <name>\n  See 'tart run --help' for more information.\n";
+        let Ending::NotStarted(NotStarted { message, .. }) = ending_of(Some(64), None, said) else {
+            panic!("a VM that tart refused has not started")
+        };
+        assert_eq!(message, "tart cannot run the VM: invalid --dir syntax");
     }
 
     #[test]

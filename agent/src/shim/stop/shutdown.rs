@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::grace_period::GracePeriod;
 use crate::crash_point;
 use crate::error_chain::chain;
-use crate::guest::{Exec, ExecEvent, Guest, GuestError};
+use crate::guest::{CONTROL_SOCKET, Exec, ExecEvent, Guest, GuestError};
 use crate::names::VmName;
 use crate::tart::Tart;
 
@@ -64,7 +64,7 @@ async fn ask_guest(tart: &Tart, vm: &VmName) -> Infallible {
     let mut warned = false;
     loop {
         let ask = async {
-            let mut guest = Guest::connect(&tart.vm_dir(vm).join("control.sock")).await?;
+            let mut guest = Guest::connect(&tart.vm_dir(vm).join(CONTROL_SOCKET)).await?;
             let mut events = guest.exec(exec.clone()).await?;
             while let Some(event) = events.next().await {
                 if let ExecEvent::Exit(code) = event? {

@@ -10,7 +10,7 @@ use tracing::info;
 
 use super::stray_processes::gone;
 use crate::fs::file::FileError;
-use crate::guest::{Exec, Guest};
+use crate::guest::{CONTROL_SOCKET, Exec, Guest};
 use crate::names::VmName;
 use crate::shim::container::exec_output::read_exit_code;
 use crate::shim::container::termination_message::{Tail, TerminationMessage};
@@ -136,7 +136,7 @@ async fn exit_code_of(
     known: Option<i32>,
 ) -> Option<(Guest, i32)> {
     let ask = async {
-        let mut guest = Guest::connect(&tart.vm_dir(vm).join("control.sock")).await.ok()?;
+        let mut guest = Guest::connect(&tart.vm_dir(vm).join(CONTROL_SOCKET)).await.ok()?;
         if let Some(code) = known {
             return Some((guest, code));
         }

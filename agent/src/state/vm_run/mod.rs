@@ -106,6 +106,16 @@ impl VmRun {
         Ok(spec.filter(|_: &ShimSpec| !is_over()))
     }
 
+    /// Whether the run is over, or removed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.path.join("outcome.json").exists() || !self.path.exists()
+    }
+
+    /// The init containers, as the shim has recorded them; empty before the first one starts.
+    pub(crate) fn init_states(&self) -> Result<Vec<InitState>, FileError> {
+        Ok(self.read("init.json")?.unwrap_or_default())
+    }
+
     /// Whether the guest has an address.
     pub(crate) fn is_up(&self) -> Result<bool, FileError> {
         let progress: Option<Progress> = self.read("progress.json")?;

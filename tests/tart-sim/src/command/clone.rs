@@ -1,10 +1,15 @@
 //! `tart clone`.
 
+use std::io;
+
+use tart_sim::Fault;
+
 use crate::command::validation::{at_least_one_connection, local_name};
 use crate::error::{Error, Result};
 use crate::home::config::Config;
 use crate::home::vm_dir::{State, VmDir};
 use crate::home::{Home, identity, prunable};
+use crate::host::faults;
 use crate::oci::{self, Cache, RemoteName};
 use crate::output::file_error;
 use crate::{cli, interrupt};
@@ -39,7 +44,10 @@ pub(crate) fn clone(home: &Home, args: &cli::Clone) -> Result<()> {
 /// included.
 pub(crate) fn avoid_mac_collision(home: &Home, vm: &VmDir) -> Result<()> {
     let mut config = read_config(vm)?;
-    for (_, other) in home.local_vms()? {
+    for (name, other) in home.local_vms()? {
+        if faults::is_on_for(Fault::ListRace, &name) {
+            return Err(vanished(&other));
+        }
         if read_config(&other)?.mac_address == config.mac_address {
             config.mac_address = identity::random_mac_address();
             return config.write(&vm.config_path());
@@ -48,7 +56,12 @@ pub(crate) fn avoid_mac_collision(home: &Home, vm: &VmDir) -> Result<()> {
     Ok(())
 }
 
-/// Reads a VM's configuration, failing in Foundation's words.
+/// What Foundation says of a VM that is deleted between a look at all VMs and a look at its configuration.
+pub(crate) fn vanished(vm: &VmDir) -> Error {
+    Error::other(file_error::reading(&vm.config_path(), &io::ErrorKind::NotFound.into()))
+}
+
+/// Reads a VM's configuration, failing in the words of Foundation and of Swift's decoder.
 pub(crate) fn read_config(vm: &VmDir) -> Result<Config> {
     vm.config().map_err(|error| Error::other(file_error::reading(&vm.config_path(), &error)))
 }

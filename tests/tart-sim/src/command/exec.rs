@@ -1,6 +1,5 @@
 //! `tart exec`.
 
-use std::env;
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd as _;
@@ -38,7 +37,7 @@ pub(crate) fn exec(args: cli::Exec) -> Result<ExitCode> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::other)?;
     // The path of a socket is limited in length.
-    env::set_current_dir(vm.path()).map_err(Error::other)?;
+    vm.enter();
     let _raw = if args.tty { RawTerminal::enter() } else { None };
     let code = runtime.block_on(converse(args))?;
     // Do not wait for the thread that reads standard input: it may be blocked in a read.

@@ -1,6 +1,5 @@
 //! `tart ip`.
 
-use std::env;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 use tart_sim::Fault;
 
 use crate::cli::{self, Resolver};
+use crate::command::clone::read_config;
 use crate::error::{Error, Result};
 use crate::guest_agent::client::Client;
 use crate::home::Home;
@@ -28,7 +28,7 @@ const AGENT_DEADLINE: Duration = Duration::from_secs(1);
 /// Prints a VM's address.
 pub(crate) fn ip(args: &cli::Ip) -> Result<ExitCode> {
     let vm = Home::open()?.open_local(&args.name)?;
-    let config = vm.config().map_err(Error::other)?;
+    let config = read_config(&vm)?;
     let mac = MacAddress::parse(&config.mac_address).ok_or_else(|| Error::other("invalid MAC address"))?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     loop {
@@ -45,7 +45,7 @@ pub(crate) fn ip(args: &cli::Ip) -> Result<ExitCode> {
 
 fn resolve(resolver: Resolver, vm: &VmDir, mac: MacAddress) -> Result<Option<Ipv4Addr>> {
     match resolver {
-        Resolver::Dhcp => Ok(Leases::read().map_err(Error::other)?.find(mac)),
+        Resolver::Dhcp => Ok(Leases::read_strictly().map_err(Error::other)?.find(mac)),
         Resolver::Arp => ask_arp(mac),
         Resolver::Agent => ask_agent(vm),
     }
@@ -64,7 +64,7 @@ fn ask_arp(mac: MacAddress) -> Result<Option<Ipv4Addr>> {
 fn ask_agent(vm: &VmDir) -> Result<Option<Ipv4Addr>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::other)?;
     // The path of a socket is limited in length.
-    env::set_current_dir(vm.path()).map_err(Error::other)?;
+    vm.enter();
     Ok(runtime.block_on(async {
         let answer = async {
             let mut client = Client::connect(Path::new("control.sock"), AGENT_DEADLINE).await?;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use tart_sim::Fault;
 
 use crate::cli::{self, Format};
-use crate::command::clone::read_config;
+use crate::command::clone::{self, read_config};
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::home::vm_dir::VmDir;
@@ -63,7 +63,7 @@ pub(crate) fn list(home: &Home, args: &cli::List) -> Result<()> {
 fn row(source: &'static str, name: String, vm: &VmDir) -> Result<Row> {
     let vanished = |error: io::Error| Error::other(file_error::reading(&vm.config_path(), &error));
     if faults::is_on_for(Fault::ListRace, &name) {
-        return Err(vanished(io::ErrorKind::NotFound.into()));
+        return Err(clone::vanished(vm));
     }
     read_config(vm)?;
     Ok(Row {

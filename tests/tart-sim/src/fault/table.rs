@@ -88,7 +88,7 @@ faults! {
         Capacity "capacity" (Parameter::Gigabytes)
             "the size of the volume: pulls and auto-pruning have what VMs and caches leave of it"
         ListRace "list-race" (Parameter::VmNames)
-            "`list` fails as if one of these VMs were being deleted at that moment"
+            "`list` and `clone` fail as if one of these VMs were being deleted at that moment"
         KeychainLocked "keychain-locked" (Parameter::Nothing)
             "tart can neither read nor write stored credentials"
     }
@@ -145,10 +145,14 @@ faults! {
             "the control socket accepts and nothing more arrives, also for commands that run, until the file is gone"
         AgentGarbage "agent-garbage" (Parameter::Nothing)
             "the control socket answers something that is no HTTP/2"
+        ControlSocketConnections "control-socket-connections" (Parameter::Number)
+            "`run` can have that many connections to the guest agent, also those that clients have closed; then it closes the control socket for good; default 10,000"
         AgentConnectTimeout "agent-connect-timeout" (Parameter::Duration)
             "`exec` tries that long to reach the guest agent; default ten seconds"
         StaleLease "stale-lease" (Parameter::Nothing)
             "the guest gets another address than the one that `ip` shows"
+        GuestName "guest-name" (Parameter::Reason)
+            "the name that the guest gives the DHCP server, and that its lease has; it may be empty"
         DhcpExhausted "dhcp-exhausted" (Parameter::Nothing)
             "the guest gets no address"
         NoNamespaces "no-namespaces" (Parameter::Nothing)

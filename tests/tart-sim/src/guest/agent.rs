@@ -47,7 +47,7 @@ type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// A running command, as its streams.
 struct Running {
-    group: Pid,
+    leader: Pid,
     stdin: Option<Writer>,
     /// Each with the message that carries its chunks.
     outputs: Vec<(Reader, Label)>,
@@ -95,7 +95,7 @@ impl GuestAgent {
         drop(process);
 
         let mut running = Running {
-            group: started.group,
+            leader: started.leader,
             stdin: None,
             outputs: Vec::new(),
             exit_code: started.exit_code,
@@ -145,13 +145,16 @@ impl Agent for GuestAgent {
             let _ = responses.try_send(Ok(Output::Exit(Exit { code: 0 }).into()));
         } else {
             let (processes, user) = (self.processes.clone(), self.environment.user());
-            let kill = move |group| processes.kill(group, user);
+            let kill = move |process| processes.kill(process, user);
             tokio::spawn(forward_streams(running, requests, responses, self.boot.forgets_exit, kill));
         }
         Ok(Responses::begin(stream).await)
     }
 
     fn resolve_ip(&self) -> Result<String, Status> {
+        if !self.boot.resolves_ip {
+            return Err(Status::unimplemented("unknown method ResolveIP for service Agent"));
+        }
         match self.boot.address {
             Some(address) => Ok(address.to_string()),
             None => Err(Status::unknown("cannot resolve VM's IP address")),
@@ -167,7 +170,7 @@ async fn forward_streams(
     forgets_exit: bool,
     kill: impl FnOnce(Pid),
 ) {
-    let Running { group, stdin, outputs, exit_code, terminal } = running;
+    let Running { leader, stdin, outputs, exit_code, terminal } = running;
     let outputs =
         outputs.into_iter().map(|(from, label)| tokio::spawn(forward_output(from, label, responses.clone())));
     let outputs: Vec<_> = outputs.collect();
@@ -187,8 +190,8 @@ async fn forward_streams(
             };
             let _ = responses.send(end).await;
         }
-        () = responses.closed() => kill(group),
-        _ = forward_input(requests, stdin, terminal) => kill(group),
+        () = responses.closed() => kill(leader),
+        _ = forward_input(requests, stdin, terminal) => kill(leader),
     }
 }
 
@@ -244,10 +247,10 @@ fn resize(terminal: impl AsFd, size: TerminalSize) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
     use std::time::Duration;
 
     use tempfile::TempDir;
-    use tokio::net::UnixListener;
 
     use super::super::boot::tests::boot;
     use super::*;
@@ -320,6 +323,33 @@ mod tests {
     async fn a_signal_is_exit_code_minus_one() {
         let (_dir, mut client) = guest(boot()).await;
         assert_eq!(run(&mut client, shell("kill -9 $$")).await.unwrap(), (String::new(), Some(-1)));
+    }
+
+    #[tokio::test]
+    async fn an_agent_before_0_5_does_not_know_the_address() {
+        let (_dir, mut client) = guest(Boot { resolves_ip: false, ..boot() }).await;
+        assert_eq!(client.resolve_ip().await.unwrap_err().code(), tonic::Code::Unimplemented);
+    }
+
+    #[tokio::test]
+    async fn a_broken_stream_kills_the_command_and_nothing_that_it_has_started() {
+        let (dir, mut client) = guest(boot()).await;
+        let (requests, stream) = mpsc::channel(1);
+        let script = "sleep 1000 & echo $! >child; echo $$ >command; echo; wait";
+        requests.try_send(Input::Command(shell(script)).into()).unwrap();
+        let mut responses = client.exec(ReceiverStream::new(stream)).await.unwrap();
+        responses.message().await.unwrap().unwrap();
+        let pid = |file: &str| {
+            let text = std::fs::read_to_string(dir.path().join("Users/admin").join(file)).unwrap();
+            Pid::from_raw(text.trim().parse().unwrap())
+        };
+        let is_alive = |pid| nix::sys::signal::kill(pid, None).is_ok();
+        drop((responses, requests));
+        while is_alive(pid("command")) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert!(is_alive(pid("child")));
+        nix::sys::signal::kill(pid("child"), nix::sys::signal::Signal::SIGKILL).unwrap();
     }
 
     #[tokio::test]

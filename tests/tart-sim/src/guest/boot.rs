@@ -36,6 +36,10 @@ pub(crate) struct Boot {
     pub(crate) agent_delay: Duration,
     /// Whether the guest agent is older than 0.10, which knows neither `env` nor `workdir` nor `detach`.
     pub(crate) old_agent: bool,
+    /// Whether the guest agent knows `ResolveIP`.
+    pub(crate) resolves_ip: bool,
+    /// The file that stands for the clipboard of the Mac's user, if the guest shares it.
+    pub(crate) clipboard: Option<PathBuf>,
     /// Whether the guest agent says that a command has started, as newer ones do.
     pub(crate) says_started: bool,
     /// Whether the guest agent breaks off at the end of a command, without its exit code.
@@ -115,6 +119,8 @@ pub(super) mod tests {
             agent: true,
             agent_delay: Duration::ZERO,
             old_agent: false,
+            resolves_ip: true,
+            clipboard: None,
             says_started: false,
             forgets_exit: false,
             shutdown_delay: Duration::ZERO,

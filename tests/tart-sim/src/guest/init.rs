@@ -4,14 +4,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener as StdUnixListener;
+use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
-use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -105,9 +104,7 @@ impl Guest {
             sleep(boot.agent_delay).await;
             if boot.agent {
                 listen(&agent_socket, Backlog::MAXCONN)?;
-                let listener = StdUnixListener::from(agent_socket);
-                listener.set_nonblocking(true)?;
-                server::serve(UnixListener::from_std(listener)?, agent).await;
+                server::serve(UnixListener::from(agent_socket), agent).await;
             }
             std::future::pending::<io::Result<()>>().await
         };

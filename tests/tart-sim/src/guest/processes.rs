@@ -64,7 +64,7 @@ pub(super) enum Kind {
 /// A process that was just started, leader of its own group.
 #[derive(Debug)]
 pub(super) struct Started {
-    pub(super) group: Pid,
+    pub(super) leader: Pid,
     pub(super) stdin: Option<ChildStdin>,
     pub(super) stdout: Option<ChildStdout>,
     pub(super) stderr: Option<ChildStderr>,
@@ -90,7 +90,7 @@ impl Processes {
         let (ended, exit_code) = oneshot::channel();
         running.0.insert(id, Some(ended));
         Ok(Started {
-            group: Pid::from_raw(id),
+            leader: Pid::from_raw(id),
             stdin: child.stdin,
             stdout: child.stdout,
             stderr: child.stderr,
@@ -98,18 +98,17 @@ impl Processes {
         })
     }
 
-    /// Kills a process that was started here, and its group, as far as the user with that number and group may. Without a
-    /// user, init kills them itself.
-    pub(super) fn kill(&self, group: Pid, user: Option<(u32, u32)>) {
+    /// Kills a process that was started here, if the user with that number and group may, and none of the processes that it has
+    /// started: Go's `exec.CommandContext` kills no more. Without a user, init kills the process itself.
+    pub(super) fn kill(&self, leader: Pid, user: Option<(u32, u32)>) {
         let Some((uid, gid)) = user else {
-            // The group may not exist yet, or its leader may have ended.
-            let _ = kill(group, Signal::SIGKILL);
-            let _ = killpg(group, Signal::SIGKILL);
+            // The leader may have ended.
+            let _ = kill(leader, Signal::SIGKILL);
             return;
         };
         // The kernel decides which processes the user may signal.
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", "kill -KILL $0; kill -KILL -$0"]).arg(group.to_string()).uid(uid).gid(gid);
+        command.args(["-c", "kill -KILL $0"]).arg(leader.to_string()).uid(uid).gid(gid);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // Fails in a guest without a shell.
         let _ = self.start(&mut command, Kind::Plain);

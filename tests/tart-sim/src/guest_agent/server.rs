@@ -2,15 +2,18 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::os::unix::net::UnixListener;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::UnixListener;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 use tokio_stream::Stream;
 use tonic::body::Body;
 use tonic::codegen::http;
@@ -20,6 +23,10 @@ use tonic_prost::ProstCodec;
 use tower::Service;
 
 use super::{EXEC_PATH, ExecRequest, ExecResponse, RESOLVE_IP_PATH, ResolveIpRequest, ResolveIpResponse};
+
+/// How much input one command may have waiting, and the most that HTTP/2 can let all commands have.
+const STREAM_WINDOW: u32 = 64 << 10;
+const MAX_WINDOW: u32 = (1 << 31) - 1;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -62,20 +69,47 @@ pub(crate) trait Agent: Send + Sync + 'static {
     fn resolve_ip(&self) -> Result<String, Status>;
 }
 
+/// The first and the longest pause between two looks for a new connection.
+const ACCEPT_PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
 /// Answers every connection of the listener, for ever.
+///
+/// The real agent's listener is non-blocking, and its server takes the lack of a connection for a failure that passes: it looks
+/// again after a pause that doubles from 5 ms to 1 s. So an agent that has been idle for a while answers a new connection up to a
+/// second late.
 pub(crate) async fn serve<A: Agent>(listener: UnixListener, agent: A) {
+    // Fails for no socket.
+    let _ = listener.set_nonblocking(true);
     let agent = Arc::new(agent);
+    let mut pause = Duration::ZERO;
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let accepted = listener.accept().and_then(|(stream, _)| {
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream)
+        });
+        let Ok(stream) = accepted else {
+            pause = longer(pause);
+            sleep(pause).await;
+            continue;
+        };
+        pause = Duration::ZERO;
         let router = TowerToHyperService::new(Router(Arc::clone(&agent)));
         tokio::spawn(async move {
+            let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
+            // As gRPC for Go: a command that does not read its input holds up no other command.
+            builder
+                .http2()
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(MAX_WINDOW);
             // The client notices a connection that breaks.
-            let _ = auto::Builder::new(TokioExecutor::new())
-                .http2_only()
-                .serve_connection(TokioIo::new(stream), router)
-                .await;
+            let _ = builder.serve_connection(TokioIo::new(stream), router).await;
         });
     }
+}
+
+/// The pause after this one, if there is still no connection.
+fn longer(pause: Duration) -> Duration {
+    (pause * 2).clamp(ACCEPT_PAUSES.0, ACCEPT_PAUSES.1)
 }
 
 /// Chooses the call by the request's path.
@@ -142,5 +176,17 @@ impl<A: Agent> Service<Request<ResolveIpRequest>> for ResolveIp<A> {
 
     fn call(&mut self, _: Request<ResolveIpRequest>) -> Self::Future {
         std::future::ready(self.0.resolve_ip().map(|ip| Response::new(ResolveIpResponse { ip })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_agent_looks_for_a_connection_once_a_second() {
+        let pauses = std::iter::successors(Some(longer(Duration::ZERO)), |pause| Some(longer(*pause)));
+        let milliseconds: Vec<_> = pauses.take(10).map(|pause| pause.as_millis()).collect();
+        assert_eq!(milliseconds, [5, 10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
     }
 }

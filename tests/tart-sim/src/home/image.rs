@@ -6,9 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use fastrand::Rng;
+use nix::unistd::geteuid;
 use serde::Deserialize;
 
 use crate::home::config::{Config, Os};
+
+/// The number of the first user of a Mac.
+const FIRST_USER: u32 = 501;
 
 /// The keys of `image.json`; all of them are optional.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -58,8 +62,8 @@ pub(crate) struct Image {
     pub(crate) sealed: bool,
     /// The user that commands run as.
     pub(crate) user: String,
-    /// That user's number; 0 is one who is refused nothing.
-    pub(crate) uid: u32,
+    /// That user's number; 0 is one who is refused nothing. See [`Image::user_number`] for the default.
+    pub(crate) uid: Option<u32>,
     /// Whether that user can use `sudo` without a password.
     pub(crate) sudo: bool,
 }
@@ -86,7 +90,7 @@ impl Default for Image {
             shutdown_delay: 0.1,
             sealed: true,
             user: "admin".into(),
-            uid: 0,
+            uid: None,
             sudo: true,
         }
     }
@@ -124,10 +128,25 @@ impl Image {
         gigabytes(self.compressed_gb)
     }
 
+    /// The number of the user that commands run as: that of the first user of a Mac, as in the real images. Only root can start
+    /// processes of another user, so that without root the user is root in a namespace of its own.
+    pub(crate) fn user_number(&self) -> u32 {
+        self.uid.unwrap_or_else(|| if geteuid().is_root() { FIRST_USER } else { 0 })
+    }
+
     /// Whether the guest agent is older than 0.10, which knows neither `env` nor `workdir` nor `detach`.
     pub(crate) fn has_old_agent(&self) -> bool {
+        self.agent_is_before(10)
+    }
+
+    /// Whether the guest agent knows `ResolveIP`, as all do since 0.5.
+    pub(crate) fn agent_resolves_ip(&self) -> bool {
+        !self.agent_is_before(5)
+    }
+
+    fn agent_is_before(&self, minor: u32) -> bool {
         let mut numbers = self.agent_version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
-        (numbers.next(), numbers.next()) < (Some(0), Some(10))
+        (numbers.next(), numbers.next()) < (Some(0), Some(minor))
     }
 
     /// How long a pull of the layers takes.

@@ -42,7 +42,8 @@ impl Home {
                 file_error::creating(missing, &error)
             ))
         })?;
-        let home = Self { path: fs::canonicalize(&path).map_err(Error::other)? };
+        // A link stays what it is, as in tart: its target may have characters that tart cannot take.
+        let home = Self { path };
         for dir in [home.vms(), home.oci_cache(), home.ipsw_cache(), home.tmp()] {
             fs::create_dir_all(&dir).map_err(|error| Error::other(file_error::creating(&dir, &error)))?;
         }

@@ -1,5 +1,7 @@
 //! One VM's directory: its files, its locks, its sizes.
 
+use std::env;
+use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -65,6 +67,38 @@ impl VmDir {
     /// The directory itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Makes this the process's directory, since the path of a socket is limited in length. tart passes the directory's path as
+    /// it is in a URL: if that has to escape a character, the directory is not found, and tart goes on where it is.
+    pub(crate) fn enter(&self) {
+        let _ = env::set_current_dir(self.path_in_url());
+    }
+
+    /// The path as a URL has it.
+    fn path_in_url(&self) -> PathBuf {
+        let escaped =
+            self.path.as_os_str().as_encoded_bytes().iter().fold(String::new(), |mut url, &byte| {
+                if byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,=:@".contains(&byte) {
+                    url.push(byte.into());
+                } else {
+                    // Writing to a string cannot fail.
+                    let _ = write!(url, "%{byte:02X}");
+                }
+                url
+            });
+        escaped.into()
+    }
+
+    /// The socket by which the host's programs reach the guest agent, as a path from the directory that `enter` leads to.
+    pub(crate) fn control_socket_path(&self) -> PathBuf {
+        // Releases before 2.30.6 have no such directory.
+        if version::at_least((2, 30, 6)) { "control.sock".into() } else { self.path.join("control.sock") }
+    }
+
+    /// Removes the socket that an earlier `run` has left, by the same path.
+    pub(crate) fn remove_control_socket(&self) {
+        let _ = fs::remove_file(self.path_in_url().join("control.sock"));
     }
 
     /// The VM's configuration; also the file whose lock means "running".

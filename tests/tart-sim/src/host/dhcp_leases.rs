@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tart_sim::fault::{self, Fault};
 
 use crate::host::{self, faults};
+use crate::output::file_error;
 
 /// How long macOS lends an address unless told otherwise by the knob `dhcp-lease-time`.
 const LEASE_TIME: Duration = Duration::from_hours(24);
@@ -50,7 +51,11 @@ struct Lease {
 
 /// All leases, also those that have expired or whose VMs are gone.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Leases(Vec<Lease>);
+pub(crate) struct Leases {
+    lent: Vec<Lease>,
+    /// The entries of clients that are not known by an Ethernet address, as they are in the file.
+    others: String,
+}
 
 impl Leases {
     /// Reads the file; there is none before the first lease.
@@ -62,42 +67,68 @@ impl Leases {
         }
     }
 
+    /// Reads the file as `tart ip` does, which fails for all VMs if one entry is not as it expects.
+    pub(crate) fn read_strictly() -> Result<Self, String> {
+        match fs::read(path()) {
+            Ok(content) => Self::parse_strictly(content),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(file_error::reading(&path(), &error)),
+        }
+    }
+
+    fn parse_strictly(content: Vec<u8>) -> Result<Self, String> {
+        let text = String::from_utf8(content)
+            .map_err(|_| "The file “dhcpd_leases” couldn’t be opened using text encoding Unicode (UTF-8).")?;
+        for (number, line) in (1..).zip(text.lines().filter(|line| !line.is_empty())) {
+            let pair = line.trim_start_matches([' ', '\t']);
+            let has_value =
+                pair.split_once('=').is_some_and(|(key, value)| !key.is_empty() && !value.is_empty());
+            if !["", "{", "}"].contains(&pair) && !has_value {
+                return Err(format!(
+                    "UnexpectedFormat(name: \"unexpected DHCPD leases file format\", \
+                     message: \"key-value pair with only a key\", line: {number})"
+                ));
+            }
+        }
+        Ok(Self::parse(&text))
+    }
+
     /// The address that is lent to this hardware address: of several leases the one that expires last. Expired ones do not count.
     pub(crate) fn find(&self, mac: MacAddress) -> Option<Ipv4Addr> {
         let now = unix_time();
-        let valid = self.0.iter().filter(|lease| lease.mac == mac && lease.expires > now);
+        let valid = self.lent.iter().filter(|lease| lease.mac == mac && lease.expires > now);
         valid.max_by_key(|lease| lease.expires).map(|lease| lease.address)
     }
 
     /// Lends an address that is not in use: the one from last time if possible.
     pub(crate) fn lend(&mut self, mac: MacAddress, name: &str, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
-        let known = self.0.iter().find(|lease| lease.mac == mac && !in_use.contains(&lease.address));
+        let known = self.lent.iter().find(|lease| lease.mac == mac && !in_use.contains(&lease.address));
         let address = known.map(|lease| lease.address).or_else(|| self.unused(in_use))?;
-        self.0.retain(|lease| lease.mac != mac && lease.address != address);
+        self.lent.retain(|lease| lease.mac != mac && lease.address != address);
         let expires = unix_time() + faults::duration(Fault::DhcpLeaseTime).unwrap_or(LEASE_TIME).as_secs();
         // The newest comes first.
-        self.0.insert(0, Lease { name: name.into(), address, mac, expires });
+        self.lent.insert(0, Lease { name: name.into(), address, mac, expires });
         Some(address)
     }
 
     /// An address without a lease. If there is none, the one whose lease expired first.
     pub(crate) fn unused(&self, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
         let [first, second, third] = subnet();
-        let lent = |address: &Ipv4Addr| self.0.iter().any(|lease| lease.address == *address);
+        let lent = |address: &Ipv4Addr| self.lent.iter().any(|lease| lease.address == *address);
         let fresh = (2..=254)
             .map(|last| Ipv4Addr::new(first, second, third, last))
             .find(|address| !in_use.contains(address) && !lent(address));
         fresh.or_else(|| {
             let now = unix_time();
             let expired =
-                self.0.iter().filter(|lease| lease.expires <= now && !in_use.contains(&lease.address));
+                self.lent.iter().filter(|lease| lease.expires <= now && !in_use.contains(&lease.address));
             expired.min_by_key(|lease| lease.expires).map(|lease| lease.address)
         })
     }
 
     /// Whether there is an entry for this hardware address, expired or not.
     pub(crate) fn knows(&self, mac: MacAddress) -> bool {
-        self.0.iter().any(|lease| lease.mac == mac)
+        self.lent.iter().any(|lease| lease.mac == mac)
     }
 
     /// Replaces the file.
@@ -109,7 +140,7 @@ impl Leases {
     }
 
     fn text(&self) -> String {
-        self.0.iter().fold(String::new(), |mut text, Lease { name, address, mac, expires }| {
+        self.lent.iter().fold(self.others.clone(), |mut text, Lease { name, address, mac, expires }| {
             // Writing to a string cannot fail.
             let _ = write!(
                 text,
@@ -119,19 +150,29 @@ impl Leases {
         })
     }
 
-    /// Reads the file. Skips entries that are not of an Ethernet address.
+    /// Reads the file, and keeps what is not of an Ethernet address as it is.
     fn parse(text: &str) -> Self {
-        let entries = text.split('}').filter_map(|entry| {
-            let field =
-                |name: &str| entry.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
-            Some(Lease {
-                name: field("name").unwrap_or_default().into(),
-                address: field("ip_address")?.parse().ok()?,
-                mac: MacAddress::parse(field("hw_address")?.strip_prefix("1,")?)?,
-                expires: u64::from_str_radix(field("lease")?.strip_prefix("0x")?, 16).ok()?,
-            })
-        });
-        Self(entries.collect())
+        let mut leases = Self::default();
+        for entry in text.split_inclusive("}\n") {
+            match Lease::parse(entry) {
+                Some(lease) => leases.lent.push(lease),
+                None => leases.others.push_str(entry),
+            }
+        }
+        leases
+    }
+}
+
+impl Lease {
+    fn parse(entry: &str) -> Option<Self> {
+        let field =
+            |name: &str| entry.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
+        Some(Self {
+            name: field("name").unwrap_or_default().into(),
+            address: field("ip_address")?.parse().ok()?,
+            mac: MacAddress::parse(field("hw_address")?.strip_prefix("1,")?)?,
+            expires: u64::from_str_radix(field("lease")?.strip_prefix("0x")?, 16).ok()?,
+        })
     }
 }
 
@@ -164,12 +205,8 @@ mod tests {
     #[test]
     fn the_file_has_the_form_of_macos() {
         let address = Ipv4Addr::new(127, 64, 0, 5);
-        let leases = Leases(vec![Lease {
-            name: "admins-Virtual-Machine".into(),
-            address,
-            mac: MAC,
-            expires: 0x66a5_b3c2,
-        }]);
+        let lease = Lease { name: "admins-Virtual-Machine".into(), address, mac: MAC, expires: 0x66a5_b3c2 };
+        let leases = Leases { lent: vec![lease], ..Leases::default() };
         let text = "{\n\tname=admins-Virtual-Machine\n\tip_address=127.64.0.5\n\thw_address=1,e:0:2:ab:c:d\n\t\
                     identifier=1,e:0:2:ab:c:d\n\tlease=0x66a5b3c2\n}\n";
         assert_eq!(leases.text(), text);
@@ -177,9 +214,22 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_other_kinds_are_skipped() {
+    fn tart_reads_no_lease_of_a_file_with_one_bad_entry() {
+        let good =
+            "{\n\tname=a\n\tip_address=127.64.0.6\n\thw_address=1,e:0:2:ab:c:d\n\tlease=0x7fffffff\n}\n";
+        assert_eq!(Leases::parse_strictly(good.into()), Ok(Leases::parse(good)));
+        let nameless = format!("{good}{{\n\tname=\n}}\n");
+        let words = Leases::parse_strictly(nameless.into()).unwrap_err();
+        assert!(words.ends_with("message: \"key-value pair with only a key\", line: 8)"), "{words}");
+        let words = Leases::parse_strictly([good.as_bytes(), b"{\n\tname=\xff\n}\n"].concat()).unwrap_err();
+        assert!(words.contains("text encoding"), "{words}");
+    }
+
+    #[test]
+    fn entries_of_other_kinds_are_kept_and_no_vms() {
         let text = "{\n\tname=ubuntu\n\tip_address=127.64.0.6\n\thw_address=ff,f1:f5:dd:7f:0:2\n\tlease=0x66a5b3c2\n}\n";
-        assert_eq!(Leases::parse(text), Leases::default());
+        let leases = Leases::parse(text);
+        assert_eq!((leases.lent.len(), leases.text().as_str()), (0, text));
     }
 
     #[test]
@@ -198,8 +248,9 @@ mod tests {
             expires,
         };
         let now = unix_time();
-        assert_eq!(Leases(vec![lease(2, now - 1)]).find(MAC), None);
-        let leases = Leases(vec![lease(3, now + 10), lease(4, now + 20), lease(5, now - 1)]);
+        let of = |lent| Leases { lent, ..Leases::default() };
+        assert_eq!(of(vec![lease(2, now - 1)]).find(MAC), None);
+        let leases = of(vec![lease(3, now + 10), lease(4, now + 20), lease(5, now - 1)]);
         assert_eq!(leases.find(MAC), Some(Ipv4Addr::new(127, 64, 0, 4)));
     }
 
@@ -220,7 +271,7 @@ mod tests {
             assert!(leases.lend(MacAddress([2, 0, 0, 0, 0, last]), "guest", &[]).is_some());
         }
         assert_eq!(leases.lend(MAC, "guest", &[]), None);
-        let oldest = leases.0.last_mut().unwrap();
+        let oldest = leases.lent.last_mut().unwrap();
         oldest.expires = 1;
         let address = oldest.address;
         assert_eq!(leases.lend(MAC, "guest", &[]), Some(address));

@@ -9,6 +9,11 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+/// The file that stands for the clipboard of the user who is logged in at the Mac's screen.
+pub(crate) fn clipboard() -> PathBuf {
+    dir().join("clipboard")
+}
+
 /// The directory that stands for the Mac and what it can reach.
 pub(crate) fn dir() -> PathBuf {
     static DIR: OnceLock<PathBuf> = OnceLock::new();

@@ -43,11 +43,16 @@ pub(crate) fn reading(path: &Path, error: &io::Error) -> String {
         ErrorKind::PermissionDenied => {
             format!("The file “{file}” couldn’t be opened because you don’t have permission to view it.")
         }
-        ErrorKind::InvalidData | ErrorKind::UnexpectedEof => {
-            "The data couldn’t be read because it isn’t in the correct format.".into()
-        }
+        ErrorKind::InvalidData | ErrorKind::UnexpectedEof => not_json().into(),
         _ => format!("The file “{file}” couldn’t be opened."),
     }
+}
+
+/// A file is no JSON. The argument parser prints the decoder's error as Swift describes it.
+fn not_json() -> &'static str {
+    "dataCorrupted(Swift.DecodingError.Context(codingPath: [], debugDescription: \"The given data was not valid JSON.\", \
+     underlyingError: Optional(Error Domain=NSCocoaErrorDomain Code=3840 \"Unexpected end of file\" \
+     UserInfo={NSDebugDescription=Unexpected end of file})))"
 }
 
 fn name(path: &Path) -> String {

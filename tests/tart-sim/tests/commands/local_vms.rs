@@ -139,17 +139,25 @@ fn a_vm_runs_while_its_configuration_is_locked() {
 }
 
 #[test]
-fn one_broken_vm_fails_the_whole_list() {
+fn one_broken_vm_fails_the_list_and_every_clone() {
     let mac = Mac::new();
     mac.create("good");
-    mac.create("racing");
-    mac.switch_on(Fault::ListRace, "racing");
-    mac.tart(&["list"])
-        .fails(1, "Error: The file “config.json” couldn’t be opened because there is no such file.");
+    mac.create("a-racing");
+    let looks: [&[&str]; 2] = [&["list", "--format=json"], &["clone", "good", "new"]];
+    mac.switch_on(Fault::ListRace, "a-racing");
+    for look in looks {
+        mac.tart(look)
+            .fails(1, "Error: The file “config.json” couldn’t be opened because there is no such file.");
+    }
     mac.switch_off(Fault::ListRace);
-    fs::write(mac.vm("racing").join("config.json"), "{").unwrap();
-    mac.tart(&["list", "--format=json"])
-        .fails(1, "Error: The data couldn’t be read because it isn’t in the correct format.");
+    fs::write(mac.vm("a-racing").join("config.json"), "{").unwrap();
+    for look in looks {
+        let failed = mac.tart(look);
+        let words = "Error: dataCorrupted(Swift.DecodingError.Context(codingPath: [], \
+                     debugDescription: \"The given data was not valid JSON.\"";
+        assert_eq!(failed.code, Some(1), "{failed:?}");
+        assert!(failed.stderr.starts_with(words), "{failed:?}");
+    }
     assert_eq!(mac.tart(&["get", "good"]).code, Some(0));
 }
 

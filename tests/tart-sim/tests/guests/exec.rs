@@ -149,16 +149,40 @@ fn largest_resident_set(names: &[&str]) -> u64 {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_command_ends_with_its_client() {
+fn the_guest_does_not_hear_of_a_client_that_dies() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     let mark = format!("{}.25", 86_400 + std::process::id());
-    let mut client =
-        mac.command(&["exec", "a", "sh", "-c", &format!("sleep {mark} & wait")]).spawn().unwrap();
+    let mut client = mac.command(&["exec", "a", "sh", "-c", &format!("exec sleep {mark}")]).spawn().unwrap();
     eventually("the command runs", || (processes_with(&format!("sleep\0{mark}")) == 1).then_some(()));
     client.kill().unwrap();
     client.wait().unwrap();
-    eventually("the command is gone", || (processes_with(&format!("sleep\0{mark}")) == 0).then_some(()));
+    // By the time that the agent has answered others, it would have heard.
+    for _ in 0..3 {
+        mac.sh("a", "true").ok();
+    }
+    assert_eq!(processes_with(&format!("sleep\0{mark}")), 1);
+}
+
+#[test]
+fn closed_connections_add_up_until_the_control_socket_is_gone() {
+    let mac = Mac::new();
+    mac.create("a");
+    mac.switch_on(Fault::ControlSocketConnections, "3");
+    mac.switch_on(Fault::AgentConnectTimeout, "2s");
+    let mut a = mac.run(&["a"]);
+    let socket = mac.vm_dir("a").join("control.sock");
+    eventually("the agent answers", || {
+        let mut connection = UnixStream::connect(&socket).ok()?;
+        // The greeting of an HTTP/2 server.
+        connection.read_exact(&mut [0; 9]).ok()
+    });
+    for _ in 0..2 {
+        mac.sh("a", "true").ok();
+    }
+    mac.tart(&["exec", "a", "true"]).fails(1, NO_AGENT);
+    assert!(socket.exists() && UnixStream::connect(&socket).is_err());
+    assert!(a.is_alive());
 }
 
 #[test]

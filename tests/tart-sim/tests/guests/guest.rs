@@ -2,33 +2,27 @@
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
+#[cfg(target_os = "linux")]
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Instant;
 
 use tart_sim::Fault;
 
-use crate::mac::{Mac, eventually, processes_with};
+use crate::mac::{Mac, eventually, processes_with, write_shared};
 
 #[test]
 fn a_macos_guest_has_a_read_only_system_and_a_writable_rest() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     for path in ["/x", "/dev/x", "/System/x", "/bin/x", "/sbin/x", "/usr/x", "/usr/bin/x"] {
-        let outcome = mac.sh("a", &format!("touch {path}"));
+        let outcome = mac.sh("a", &format!("sudo touch {path}"));
         assert_ne!(outcome.code(), 0, "{path}");
         assert!(outcome.stderr.contains("Read-only file system"), "{path}: {outcome:?}");
     }
-    for path in [
-        "/usr/local/x",
-        "/tmp/x",
-        "/etc/x",
-        "/var/x",
-        "/Users/admin/x",
-        "/Library/x",
-        "/Applications/x",
-        "/opt/x",
-    ] {
-        mac.sh("a", &format!("touch {path}")).ok();
+    for path in ["/usr/local/x", "/etc/x", "/var/x", "/Library/x", "/Applications/x", "/opt/x"] {
+        mac.sh("a", &format!("sudo touch {path}")).ok();
     }
+    mac.sh("a", "touch /tmp/x /Users/admin/x").ok();
 }
 
 #[test]
@@ -59,7 +53,7 @@ fn an_image_can_have_a_writable_system() {
     mac.set_image("a", r#"{"sealed": false}"#);
     let _a = mac.run(&["a"]);
     mac.wait_for_agent("a");
-    mac.sh("a", "touch /x /usr/x /usr/bin/x /System/x").ok();
+    mac.sh("a", "sudo touch /x /usr/x /usr/bin/x /System/x").ok();
     assert!(!fs::exists("/usr/bin/x").unwrap());
 }
 
@@ -68,7 +62,7 @@ fn a_guest_sees_nothing_of_the_host_and_another_guest_sees_nothing_of_it() {
     let mac = Mac::new();
     let _a = mac.boot("a");
     let _b = mac.boot("b");
-    mac.sh("a", "echo secret | tee /tmp/x /etc/x /usr/local/x > x").ok();
+    mac.sh("a", "echo secret | sudo tee /tmp/x /etc/x /usr/local/x > x").ok();
     assert_eq!(mac.sh("b", "ls /tmp/x /etc/x /usr/local/x x 2>/dev/null | wc -l").ok(), "0\n");
     assert!(!fs::exists("/usr/local/x").unwrap());
     let here = mac.path().display();
@@ -90,7 +84,7 @@ fn a_guest_sees_nothing_of_the_host_and_another_guest_sees_nothing_of_it() {
 fn a_guests_writes_survive_a_boot_and_go_to_its_clones() {
     let mac = Mac::new();
     let a = mac.boot("a");
-    mac.sh("a", "echo kept > file; echo kept > /usr/local/file; rm /etc/passwd").ok();
+    mac.sh("a", "echo kept > file; echo kept | sudo tee /usr/local/file; sudo rm /etc/passwd").ok();
     a.kill();
     mac.tart(&["clone", "a", "b"]).ok();
     let _a = mac.run(&["a"]);
@@ -139,7 +133,7 @@ fn named_shares_are_mounted_side_by_side() {
     let mac = Mac::new();
     mac.create("a");
     let (x, y) = (mac.directory("x"), mac.directory("y"));
-    fs::write(x.join("file"), "from the host\n").unwrap();
+    write_shared(&x.join("file"), "from the host\n");
     let _a =
         mac.run(&["a", "--dir", &format!("x:{}", x.display()), "--dir", &format!("y:{}:ro", y.display())]);
     mac.wait_for_agent("a");
@@ -155,6 +149,33 @@ fn named_shares_are_mounted_side_by_side() {
     }
     fs::write(y.join("later"), "seen\n").unwrap();
     assert_eq!(mac.sh("a", "cat '/Volumes/My Shared Files/y/later'").ok(), "seen\n");
+}
+
+/// As with virtiofs: the guest enforces what the host's numbers and modes say.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_share_keeps_the_hosts_numbers_and_modes() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mac = Mac::new();
+    mac.create("a");
+    let x = mac.directory("x");
+    for (name, mode) in [("closed", 0o700), ("open", 0o755), ("writable", 0o777)] {
+        let path = x.join(name);
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("file"), "content").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let _a = mac.run(&["a", "--dir", &format!("x:{}", x.display())]);
+    mac.wait_for_agent("a");
+    let say = |script: &str| mac.sh("a", &format!("cd '/Volumes/My Shared Files/x' && {script}"));
+    assert_eq!(say("id -u; stat -c '%u %a' . open closed").ok(), "501\n501 755\n0 755\n0 700\n");
+    for forbidden in ["ls closed", "cat closed/file", "touch open/new", "echo more >>writable/file"] {
+        let refused = say(forbidden);
+        assert!(refused.stderr.contains("Permission denied"), "{forbidden}: {refused:?}");
+    }
+    say("cat open/file && touch writable/new && sudo cat closed/file").ok();
 }
 
 #[test]
@@ -251,7 +272,7 @@ fn a_linux_guest_looks_like_linux_and_mounts_by_hand() {
     let _l = mac.run(&["l", "--dir", &format!("x:{}", x.display())]);
     mac.wait_for_agent("l");
     assert_eq!(
-        mac.sh("l", "pwd; ls -d /Users /Volumes 2>/dev/null | wc -l; touch /x").ok(),
+        mac.sh("l", "pwd; ls -d /Users /Volumes 2>/dev/null | wc -l; sudo touch /x").ok(),
         "/home/admin\n0\n"
     );
     assert_eq!(

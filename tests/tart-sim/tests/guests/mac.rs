@@ -2,12 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
 use tart_kubelet_tests::sandbox::Sandbox;
 use tart_sim::fault::{FaultDirectory, FaultFile};
 use tempfile::TempDir;
@@ -25,6 +26,19 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
         // Leave the processor to the process that the test waits for.
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Writes a file of the first user of the Mac.
+pub(crate) fn write_shared(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    give_to_first_user(path);
+}
+
+/// Only root can give files away. Without root, guests are their host's user.
+fn give_to_first_user(path: &Path) {
+    if geteuid().is_root() {
+        chown(path, Some(501), None).unwrap();
     }
 }
 
@@ -84,10 +98,11 @@ impl Mac {
         self.path().join("host")
     }
 
-    /// A directory of the host, made for this test.
+    /// A directory of the host, made for this test. It is that of the first user of the Mac, as the guest's is of the guest.
     pub(crate) fn directory(&self, name: &str) -> PathBuf {
         let path = self.path().join(name);
         fs::create_dir_all(&path).unwrap();
+        give_to_first_user(&path);
         path
     }
 

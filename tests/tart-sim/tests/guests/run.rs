@@ -1,12 +1,14 @@
 //! `tart run`: refusals, the limit, signals, faults.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 
 use nix::sys::signal::Signal;
 use tart_sim::Fault;
 
-use crate::mac::{Mac, eventually};
+use crate::mac::{Mac, eventually, write_shared};
 
 const LIMIT: &str = "The number of VMs exceeds the system limit";
 
@@ -298,7 +300,7 @@ fn a_guest_shuts_itself_down() {
     let outcome = a.end();
     assert_eq!((outcome.code(), outcome.stdout.as_str()), (0, "guest has stopped the virtual machine\n"));
 
-    mac.set_image("a", r#"{"boot": ["/sbin/shutdown", "-h", "now"]}"#);
+    mac.set_image("a", r#"{"boot": ["sudo", "/sbin/shutdown", "-h", "now"]}"#);
     let outcome = mac.run_to_the_end(&["a"]);
     assert_eq!((outcome.code(), outcome.stdout.as_str()), (0, "guest has stopped the virtual machine\n"));
 }
@@ -416,6 +418,64 @@ fn a_path_too_long_for_a_socket_does_no_harm() {
     command.env("TART_HOME", &home);
     let _a = mac.run_with(command);
     eventually("the agent answers", || tart(&["exec", "a", "true"]).status.success().then_some(()));
+}
+
+#[test]
+fn a_home_that_a_url_has_to_escape_has_its_control_socket_elsewhere() {
+    let mac = Mac::new();
+    for name in ["with space", "100%", "#1", "hôme"] {
+        let (home, here) = (mac.directory(name), mac.directory(&format!("here-{}", name.len())));
+        let link = mac.path().join(format!("link-{}", name.len()));
+        symlink(&home, &link).unwrap();
+        let tart = |home: &Path, words: &[&str]| {
+            let mut command = mac.command(words);
+            command.env("TART_HOME", home).current_dir(&here);
+            command
+        };
+        assert!(tart(&home, &["create", "a", "--from-ipsw", "latest"]).status().unwrap().success());
+        let a = mac.run_with(tart(&home, &["run", "a"]));
+        eventually("there is a socket", || here.join("control.sock").exists().then_some(()));
+        assert!(!home.join("vms/a/control.sock").exists(), "{name}");
+        a.kill();
+        // A link has no such characters, and tart does not follow it.
+        let _a = mac.run_with(tart(&link, &["run", "a"]));
+        eventually("there is a socket", || home.join("vms/a/control.sock").exists().then_some(()));
+    }
+}
+
+#[test]
+fn old_releases_have_no_control_socket_in_a_long_home() {
+    let mac = Mac::new();
+    let home = mac.directory(&"long/".repeat(20));
+    mac.switch_on(Fault::Version, "2.30.5");
+    let tart = |words: &[&str]| {
+        let mut command = mac.command(words);
+        command.env("TART_HOME", &home);
+        command
+    };
+    assert!(tart(&["create", "a", "--from-ipsw", "latest"]).status().unwrap().success());
+    let mut a = mac.run_with(tart(&["run", "a"]));
+    eventually("the guest has booted", || mac.host().join("dhcpd_leases").exists().then_some(()));
+    assert!(!home.join("vms/a/control.sock").exists());
+    assert!(a.is_alive());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_guest_has_the_users_clipboard_unless_run_is_told_otherwise() {
+    let mac = Mac::new();
+    mac.create("a");
+    let clipboard = mac.host().join("clipboard");
+    write_shared(&clipboard, "secret");
+    let a = mac.run(&["a"]);
+    mac.wait_for_agent("a");
+    assert_eq!(mac.sh("a", "pbpaste; printf changed | pbcopy").ok(), "secret");
+    assert_eq!(fs::read_to_string(&clipboard).unwrap(), "changed");
+    a.kill();
+    let _a = mac.run(&["a", "--no-clipboard"]);
+    mac.wait_for_agent("a");
+    assert_eq!(mac.sh("a", "pbpaste; printf again | pbcopy").ok(), "");
+    assert_eq!(fs::read_to_string(&clipboard).unwrap(), "changed");
 }
 
 #[test]

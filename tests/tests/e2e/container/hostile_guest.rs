@@ -137,22 +137,19 @@ async fn with_fake_agent(
 }
 
 /// Writes a file of DHCP leases other than that of the simulated Mac.
-fn write_leases(scene: &Scene, lent: &[(&str, &str)]) -> Result<String> {
-    let path = scene.mac.host().join("lent");
+fn write_leases(scene: &Scene, lent: &[(&str, &str)]) -> Result<()> {
     let entry = |(address, hardware): &(&str, &str)| {
         format!("{{\n\tname=other\n\tip_address={address}\n\thw_address={hardware}\n\tlease=0x7fffffff\n}}\n")
     };
-    std::fs::write(&path, lent.iter().map(entry).collect::<String>())?;
-    Ok(path.display().to_string())
+    Ok(std::fs::write(scene.mac.dhcp_leases(), lent.iter().map(entry).collect::<String>())?)
 }
 
 #[tokio::test]
 async fn guest_cannot_claim_the_address_of_another_guest() -> Result<()> {
-    let mut scene = Scene::new("impostor").await?;
+    let scene = Scene::new("impostor").await?;
     // Neither address is this machine's.
     let (own, lent) = ("203.0.113.7", "203.0.113.8");
-    let leases = write_leases(&scene, &[(lent, "1,e:0:2:ab:c:d"), (own, "ff,f1:f5:dd:7f:0:2")])?;
-    scene.agent = scene.agent.flag("--dhcp-leases", &leases);
+    write_leases(&scene, &[(lent, "1,e:0:2:ab:c:d"), (own, "ff,f1:f5:dd:7f:0:2")])?;
     let _agent = scene.start(&scene.agent).await?;
 
     // The shim believes the first guest, which has no lease for its MAC address: no other guest is known to have the address.
@@ -179,9 +176,8 @@ async fn guest_cannot_claim_the_address_of_another_guest() -> Result<()> {
 #[tokio::test]
 async fn endless_messages_of_a_guest_agent_cost_bounded_memory() -> Result<()> {
     const ENOUGH: u64 = 256 << 20;
-    let mut scene = Scene::new("talker").await?;
-    let leases = write_leases(&scene, &[("203.0.113.7", "ff,f1:f5:dd:7f:0:2")])?;
-    scene.agent = scene.agent.flag("--dhcp-leases", &leases);
+    let scene = Scene::new("talker").await?;
+    write_leases(&scene, &[("203.0.113.7", "ff,f1:f5:dd:7f:0:2")])?;
     let agent = scene.start(&scene.agent).await?;
     let pod = |name: &str| scene.pod(name).command(["/usr/bin/true"]);
     let (_, fake) = with_fake_agent(&scene, pod("flood"), "203.0.113.7", Answer::Flood).await?;

@@ -8,5 +8,6 @@ mod hooks;
 mod host_ports;
 mod hostile_guest;
 mod init_containers;
+mod mac;
 mod restart;
 mod security_context;

@@ -11,7 +11,9 @@ use crate::scene::{IMAGE, PodBuilder, PodView as _, Scene, UP, every_second, exe
 
 /// An image with the user of real ones: number 501, in the group `staff`, with `sudo` for everything.
 const ADMIN: &str = "registry.test/macos/admin:1";
-/// Such an image, with a program that only root can see.
+/// An image whose user is root.
+const ROOTED: &str = "registry.test/macos/rooted:1";
+/// Such an image as the first, with a program that only root can see.
 const HIDING: &str = "registry.test/macos/hiding:1";
 
 async fn scene(name: &str) -> Result<(Scene, RunningAgent)> {
@@ -139,8 +141,10 @@ async fn hooks_and_probes_of_a_boot_only_vm_run_as_the_pods_user() -> Result<()>
     );
     scene.event("boot", "LeftToImage", &words).await?;
     // A guest agent that is root runs nothing for a Pod that must not be root.
+    scene.mac.add_image(ROOTED, &json!({"uid": 0}))?;
     scene
         .pod("root")
+        .image(ROOTED)
         .readiness(every_second(exec("true")))
         .spec(json!({"securityContext": {"runAsNonRoot": true}}))
         .create_until("Failed")
@@ -187,7 +191,8 @@ async fn run_as_non_root_is_enforced() -> Result<()> {
     scene.delete("said").await?;
 
     // Only the guest knows that its user is root.
-    let pod = scene.pod("is").sh("true").security_context(json!({"runAsNonRoot": true}));
+    scene.mac.add_image(ROOTED, &json!({"uid": 0}))?;
+    let pod = scene.pod("is").image(ROOTED).sh("true").security_context(json!({"runAsNonRoot": true}));
     let pod = pod.create_until("Failed").await?;
     assert_eq!(pod.main().reason(), Some("CreateContainerConfigError"));
     scene.event("is", "Failed", "Error: container has runAsNonRoot and image will run as root").await?;

@@ -5,6 +5,7 @@ pub(crate) mod agent_restart;
 mod coverage;
 mod exit_recovery;
 mod gc;
+mod newer_release;
 mod power_loss;
 mod records;
 mod secrets;

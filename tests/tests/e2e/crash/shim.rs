@@ -87,6 +87,8 @@ impl Traced {
             .init_container("init", init)
             .post_start(hook(Self::note("post-start")))
             .pre_stop(hook(format!("{}{pre_stop}", Self::note("pre-stop"))))
+            // The number of the host's user whose directory the trace is in.
+            .spec(json!({"securityContext": {"runAsUser": 0}}))
             .restart_policy("OnFailure")
             .grace(30)
     }

@@ -229,10 +229,10 @@ fn lent(count: u32) -> String {
 #[tokio::test]
 async fn node_reports_dhcp_addresses_before_they_run_out() -> Result<()> {
     let scene = Scene::new("leases").await?;
-    let leases = scene.mac.host().join("dhcpd_leases");
+    let leases = scene.mac.dhcp_leases();
     std::fs::write(&leases, lent(100))?;
-    let flagged = scene.agent.clone().flag("--dhcp-leases", &leases.display().to_string());
-    let agent = scene.start(&flagged.flag("--eviction-pressure-transition-period", "0s")).await?;
+    let quick = scene.agent.clone().flag("--eviction-pressure-transition-period", "0s");
+    let agent = scene.start(&quick).await?;
     let available = "tart_kubelet_dhcp_addresses{state=\"available\"}";
     let has_available = async |count: f64| {
         wait::eventually("a figure of addresses", DEADLINE, async || {

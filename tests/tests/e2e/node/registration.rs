@@ -165,7 +165,7 @@ async fn node_has_the_machines_facts_and_reserves_a_part() -> Result<()> {
     ensure!(info.kubelet_version.starts_with("v1.36.0+tart-kubelet."), "{info:?}");
     ensure!(info.container_runtime_version.starts_with("tart://2."), "{info:?}");
     let port = status.daemon_endpoints.and_then(|all| all.kubelet_endpoint).map(|one| one.port);
-    assert_eq!(port, Some(10250));
+    ensure!(port.is_some_and(|port| port > 0), "the Node publishes the port that is bound: {port:?}");
     let addresses = status.addresses.context("no addresses")?;
     ensure!(
         addresses.iter().any(|one| one.type_ == "InternalIP" && one.address == "127.0.0.1"),

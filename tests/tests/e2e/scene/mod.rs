@@ -1,5 +1,6 @@
 //! What most tests start from: a Mac of their own, its agent, and a namespace.
 
+mod api;
 mod cluster;
 mod pod_builder;
 mod pod_view;
@@ -20,6 +21,7 @@ use tart_kubelet_tests::kubectl::Kubectl;
 use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::proxy::Proxy;
 
+pub(crate) use self::api::ask;
 pub(crate) use self::cluster::{NodeView, renew_time};
 pub(crate) use self::pod_builder::{PodBuilder, every_second, exec};
 pub(crate) use self::pod_view::{ContainerView, PodView};

@@ -56,6 +56,8 @@ async fn volumes_have_the_files_of_all_sources() -> Result<()> {
     let output = scene
         .pod("files")
         .strict_sh(script)
+        // The number of the agent's user, who alone can read a file with mode 0400.
+        .security_context(json!({"runAsUser": 0}))
         .config_map("settings")
         .mounted("amounts", json!({"downwardAPI": {"items": amounts}}))
         .mounted("some", json!({"configMap": {"name": "settings", "items": some, "optional": true}}))

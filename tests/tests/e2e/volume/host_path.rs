@@ -28,6 +28,8 @@ async fn only_allowed_host_paths_are_shared() -> Result<()> {
     let output = scene
         .pod("host")
         .strict_sh(script)
+        // The number of the host's user whose directories these are.
+        .security_context(json!({"runAsUser": 0}))
         .mounted("open", dir("open", "Directory"))
         .mounted("made", dir("open/made", "DirectoryOrCreate"))
         .mounted("read", dir("read", ""))

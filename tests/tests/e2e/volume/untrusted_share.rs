@@ -35,6 +35,8 @@ fn pod<'a>(scene: &'a Scene, name: &str, script: &str, part: &str, source: &Valu
     scene
         .pod(name)
         .sh(script)
+        // A hostile guest does all that root can.
+        .security_context(json!({"runAsUser": 0}))
         .mounted("cache", source.clone())
         .mount_with("cache", "/private/tmp/part", json!({"subPath": part}))
         .restart_policy("OnFailure")
@@ -128,7 +130,8 @@ async fn sharing(name: &str) -> Result<(Scene, RunningAgent, PathBuf)> {
 
 /// A Pod that writes to a directory of the host.
 fn writer<'a>(scene: &'a Scene, name: &str, path: &Path, script: &str) -> PodBuilder<'a> {
-    scene.pod(name).sh(script).mounted("host", json!({"hostPath": {"path": path}}))
+    let root = json!({"runAsUser": 0});
+    scene.pod(name).sh(script).security_context(root).mounted("host", json!({"hostPath": {"path": path}}))
 }
 
 /// Puts a link that leads elsewhere in the place of `shared/inner`, as a guest with all of `shared` could.

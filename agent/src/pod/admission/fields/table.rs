@@ -194,7 +194,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].ports[].hostPort",
         Honoured(
-            "leads into the guest, which sees the host as the other side; a port that is taken fails the start",
+            "leads into the guest, which sees the host as the other side; a port that is taken fails the start, and one of the agent itself is refused",
         ),
     ),
     ("spec.containers[].ports[].name", Elsewhere("Services")),
@@ -261,7 +261,7 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.containers[].securityContext.runAsUser",
         Honoured(
             "any number; the guest's user must be able to use `sudo` without a password; one that the guest does not know has `/` for its \
-             home; in a VM that only boots it counts for hooks and probes by `exec`, while the image says who runs what it boots, which is told in an Event",
+             home; in a VM that only boots it counts for hooks and probes by `exec`, while the image says who runs what it boots, which is told in an Event; one with another number than the agent's user on the Mac may not be able to write to shares, which is told in an Event",
         ),
     ),
     ("spec.containers[].securityContext.seccompProfile", Parts),
@@ -460,7 +460,7 @@ pub(super) const FIELDS: &[Field] = &[
         "spec.securityContext.supplementalGroups",
         Honoured(
             "the command runs in these groups of the guest, through `chroot -G`, which takes `sudo` without a password; no more than 15; a \
-             container without a command has them for hooks and probes by `exec`, and cannot have them without those. They count for the guest's own files: in shares everything is the user's",
+             container without a command has them for hooks and probes by `exec`, and cannot have them without those. They count for the guest's own files: a share's files belong to a user and a group of the Mac",
         ),
     ),
     (
@@ -499,7 +499,10 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.volumes[].configMap", Parts),
     (
         "spec.volumes[].configMap.defaultMode",
-        Honoured("the files' permissions, on the host and in the guest"),
+        Honoured(
+            "the files' permissions, on the host and in the guest. The files belong to the Mac's user that runs the agent: a user of the guest with \
+             another number can read them only if the mode lets all users do so, and an Event tells when it does not",
+        ),
     ),
     ("spec.volumes[].configMap.items", Honoured("with `mode` for each")),
     (

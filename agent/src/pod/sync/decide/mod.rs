@@ -105,7 +105,8 @@ impl Observation {
 
     fn has_ended_by_itself(&self) -> bool {
         self.last_end().is_some_and(|(run, end)| {
-            run.stop.is_none() && matches!(end.ending, Ending::Exited { .. } | Ending::InitFailed { .. })
+            let is_own = end.ending.has_own_code() || matches!(end.ending, Ending::InitFailed { .. });
+            run.stop.is_none() && is_own
         })
     }
 

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
+use crate::os::privacy;
 use crate::state::{HostPort, Protocol};
 
 /// Connections at once, and clients of a UDP port. Each takes two files, and macOS allows a process 256. Further TCP clients wait.
@@ -26,14 +27,22 @@ const BIND_LIMIT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot listen at {protocol} port {address} of the host; something else may use it, or the address is not the host's"
-)]
+#[error("cannot listen at {protocol} port {address} of the host; {}", advice(.source))]
 pub(in crate::shim) struct HostPortError {
     address: SocketAddr,
     protocol: Protocol,
     #[source]
     source: io::Error,
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        // Every user may listen at any port of all addresses, and at any port from 1024 on.
+        io::ErrorKind::PermissionDenied => {
+            "macOS lets only root listen at a port below 1024 of a single address: leave out `hostIP`, or choose a port above 1023"
+        }
+        _ => "something else may use it, or the address is not the host's",
+    }
 }
 
 /// Bound ports. Until they are forwarded, clients wait.
@@ -109,7 +118,10 @@ async fn accept(listener: Arc<TcpListener>, guest: SocketAddr, permits: Arc<Sema
                 let Ok(permit) = permits.clone().acquire_owned().await else { return };
                 connections.spawn(async move {
                     if let Err(error) = connect(client, guest).await {
-                        debug!(%guest, %error, "a connection to a host port broke");
+                        match privacy::local_network_hint(&error, &guest.ip().to_string()) {
+                            Some(hint) => warn!(%guest, %error, "no host port leads to the guest; {hint}"),
+                            None => debug!(%guest, %error, "a connection to a host port broke"),
+                        }
                     }
                     drop(permit);
                 });
@@ -142,6 +154,17 @@ mod tests {
     use super::*;
 
     const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    #[test]
+    fn a_low_port_of_one_address_is_refused_with_advice() {
+        let words = |kind: io::ErrorKind| {
+            let address = SocketAddr::new(HOST, 80);
+            HostPortError { address, protocol: Protocol::Tcp, source: kind.into() }.to_string()
+        };
+        assert!(words(io::ErrorKind::PermissionDenied).contains("leave out `hostIP`"));
+        assert!(words(io::ErrorKind::AddrInUse).contains("something else may use it"));
+    }
+
     /// No program of the machine listens there.
     const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
 

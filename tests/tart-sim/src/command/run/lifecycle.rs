@@ -103,9 +103,13 @@ fn serve_control_socket(vm: &Vm) -> io::Result<()> {
         return Ok(());
     }
     let agent_socket = vm.dir.guest_path().join(AGENT_SOCKET);
-    let agent_socket = agent_socket.strip_prefix(vm.dir.path()).unwrap_or(&agent_socket).to_owned();
-    env::set_current_dir(vm.dir.path())?;
-    match ControlSocket::bind("control.sock", agent_socket, vm.faults.clone()) {
+    vm.dir.remove_control_socket();
+    vm.dir.enter();
+    // The simulator's own socket is reached by the shortest path that there is.
+    let is_inside = env::current_dir()? == vm.dir.path();
+    let inner = agent_socket.strip_prefix(vm.dir.path()).ok().filter(|_| is_inside);
+    let agent_socket = inner.unwrap_or(&agent_socket).to_owned();
+    match ControlSocket::bind(&vm.dir.control_socket_path(), agent_socket, vm.faults.clone()) {
         Ok(socket) => {
             tokio::spawn(socket.serve());
             Ok(())
@@ -180,6 +184,7 @@ async fn boot_guest(vm: &Vm, slot: &mut Slot) -> io::Result<Machine> {
     let address = if vm.faults.is_on(Fault::DhcpExhausted) {
         None
     } else {
+        let host_name = vm.faults.parameter(Fault::GuestName).unwrap_or(host_name);
         slot.connect(&host_name, vm.faults.is_on(Fault::StaleLease))?
     };
     let machine =

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use nix::pty::PtyMaster;
 
+use crate::command::clone::read_config;
 use crate::error::{Error, Result};
 use crate::guest::Boot;
 use crate::home::config::{Config, Os};
@@ -22,8 +23,9 @@ use crate::home::file_lock::FileLock;
 use crate::home::image::Image;
 use crate::home::vm_dir::{RunLock, State, VmDir};
 use crate::home::{Home, identity};
-use crate::host::faults::{self, VmFaults};
+use crate::host::faults::VmFaults;
 use crate::host::running_vms::{NoSlot, Slot};
+use crate::host::{self, faults};
 use crate::output::stdout;
 use crate::{cli, version};
 use lifecycle::Signals;
@@ -45,6 +47,8 @@ struct Vm {
     image: Image,
     faults: VmFaults,
     suspendable: bool,
+    /// Whether the guest has the clipboard of the Mac's user.
+    clipboard: bool,
     network: Attachment,
     shares: Shares,
     screen: Option<Screen>,
@@ -100,6 +104,7 @@ fn configure(args: &cli::Run, home: &Home, dir: VmDir) -> Result<Vm> {
         mac_address: config.mac_address,
         faults: VmFaults::of(&args.name),
         suspendable: args.suspendable,
+        clipboard: !args.no_clipboard,
         network,
         shares,
         screen: Screen::of(args),
@@ -109,7 +114,7 @@ fn configure(args: &cli::Run, home: &Home, dir: VmDir) -> Result<Vm> {
 
 /// Gives the VM another MAC address if a running VM has the same.
 fn resolve_mac_collision(home: &Home, name: &str, dir: &VmDir) -> Result<Config> {
-    let mut config = dir.config().map_err(Error::other)?;
+    let mut config = read_config(dir)?;
     let collides = home.local_vms()?.into_iter().any(|(other, vm)| {
         other != name
             && vm.is_running()
@@ -242,7 +247,7 @@ impl Vm {
         Boot {
             os: self.os,
             user: image.user.clone(),
-            uid: image.uid,
+            uid: image.user_number(),
             sudo: image.sudo,
             sealed: image.sealed && self.os == Os::Darwin,
             address,
@@ -254,6 +259,8 @@ impl Vm {
                 .duration(Fault::AgentDelay)
                 .unwrap_or_else(|| seconds(image.agent_delay)),
             old_agent: image.has_old_agent(),
+            resolves_ip: image.agent_resolves_ip(),
+            clipboard: self.clipboard.then(host::clipboard),
             says_started: image.agent_says_started,
             forgets_exit: image.agent_forgets_exit,
             shutdown_delay: seconds(image.shutdown_delay),

@@ -3,6 +3,7 @@
 use tart_sim::Fault;
 
 use crate::cli;
+use crate::command::clone::read_config;
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::home::config::Os;
@@ -31,7 +32,7 @@ pub(super) fn validate(args: &mut cli::Run, home: &Home) -> Result<VmDir> {
 
     let vm = home.open_local(&args.name).map_err(Error::while_validating)?;
     args.suspendable |= vm.state() == State::Suspended;
-    let os = vm.config().map_err(Error::other)?.os;
+    let os = read_config(&vm)?.os;
     if args.suspendable {
         refuse_what_cannot_be_suspended(args, os)?;
     }

@@ -8,7 +8,7 @@ mod shares;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
@@ -26,6 +26,7 @@ use super::{Boot, INIT, programs};
 use crate::home::file_lock::FileLock;
 
 pub(super) use mounts::{mount_memory, with_open_devices};
+pub(super) use root::CLIPBOARD;
 pub(super) use shares::mount_share;
 
 /// The argument that tells init that it is root only in a user namespace of its own.
@@ -95,6 +96,9 @@ pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> 
     if is_rootless && boot.uid != 0 {
         return Err(io::Error::other("an image whose user is not root needs root on this machine"));
     }
+    if boot.uid != 0 {
+        give_home(boot)?;
+    }
     root::enter(boot, is_rootless)?;
     let own_program = Path::new(if boot.uid == 0 { "/proc/1/exe" } else { root::OWN_PROGRAM });
     programs::install(own_program, |directory| directory.into())?;
@@ -109,6 +113,25 @@ pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> 
         root::seal()?;
     }
     Ok(Environment::new(boot, Path::new("/"), own_program.into(), SEARCH_PATH.into()))
+}
+
+/// Gives the user the home directory of the image: its files are those of the user who wrote them. In the image itself, all of whose guests
+/// have the same user: the guest would need a copy of each file.
+fn give_home(boot: &Boot) -> io::Result<()> {
+    let home = Path::new("lower").join(boot.home().strip_prefix("/").map_err(io::Error::other)?);
+    let Ok(real) = fs::canonicalize(&home) else { return Ok(()) };
+    // Never through an image's link, which is meant for the guest's root.
+    if !real.starts_with(fs::canonicalize("lower")?) || real.metadata()?.uid() == boot.uid {
+        return Ok(());
+    }
+    let mut left = vec![real];
+    while let Some(path) = left.pop() {
+        lchown(&path, Some(boot.uid), Some(boot.gid()))?;
+        if path.symlink_metadata()?.is_dir() {
+            left.extend(fs::read_dir(&path)?.flatten().map(|entry| entry.path()));
+        }
+    }
+    Ok(())
 }
 
 /// Makes `sudo` a setuid copy of this binary. It is in memory that only this guest sees, so that the machine's disk never has a

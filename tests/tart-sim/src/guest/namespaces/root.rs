@@ -23,6 +23,9 @@ const SEALED: &[&str] = &["System", "usr", "bin", "sbin", "lib", "lib32", "lib64
 /// Where users other than root find this binary: they must not read `/proc/1/exe`.
 pub(super) const OWN_PROGRAM: &str = "/dev/.tart";
 
+/// Where a guest has the clipboard that it shares with the Mac.
+pub(in crate::guest) const CLIPBOARD: &str = "/dev/.clipboard";
+
 /// Builds the guest's root file system from the current directory and makes it this process's root.
 pub(super) fn enter(boot: &Boot, rootless: bool) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS)?;
@@ -41,6 +44,11 @@ pub(super) fn enter(boot: &Boot, rootless: bool) -> io::Result<()> {
         let place = root.join(OWN_PROGRAM.trim_start_matches('/'));
         File::create(&place)?;
         bind(&std::env::current_exe()?, &place)?;
+    }
+    if let Some(clipboard) = boot.clipboard.as_deref().filter(|clipboard| clipboard.exists()) {
+        let place = root.join(CLIPBOARD.trim_start_matches('/'));
+        File::create(&place)?;
+        bind(clipboard, &place)?;
     }
     mount_processes(&root.join("proc"))?;
     shares::stage(root, boot)?;

@@ -7,6 +7,7 @@ mod users;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
 use std::process::ExitCode;
@@ -31,6 +32,8 @@ type Program = fn(&[OsString]) -> ExitCode;
 /// Every program, and the directory it lives in.
 const PROGRAMS: &[(&str, &str, Program)] = &[
     ("/usr/bin", "sudo", sudo),
+    ("/usr/bin", "pbcopy", pbcopy),
+    ("/usr/bin", "pbpaste", pbpaste),
     ("/usr/bin", "sw_vers", sw_vers),
     ("/usr/sbin", "chroot", chroot),
     ("/usr/sbin", "networksetup", networksetup),
@@ -85,6 +88,34 @@ fn sw_vers(words: &[OsString]) -> ExitCode {
         }
         None => usage("sw_vers [--help|--productName|--productVersion|--productVersionExtra|--buildVersion]"),
     }
+}
+
+/// Prints the clipboard that the guest shares with the Mac.
+fn pbpaste(_: &[OsString]) -> ExitCode {
+    // A guest without the Mac's clipboard has an empty one of its own.
+    let content = clipboard().and_then(|path| fs::read(path).ok()).unwrap_or_default();
+    exit_code(&io::stdout().write_all(&content))
+}
+
+/// Replaces that clipboard.
+fn pbcopy(_: &[OsString]) -> ExitCode {
+    let mut content = Vec::new();
+    let copied = io::stdin().read_to_end(&mut content);
+    exit_code(&copied.and_then(|_| clipboard().map_or(Ok(()), |path| fs::write(path, content))))
+}
+
+fn exit_code(result: &io::Result<()>) -> ExitCode {
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(target_os = "linux")]
+fn clipboard() -> Option<&'static Path> {
+    Some(Path::new(super::namespaces::CLIPBOARD)).filter(|path| path.exists())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn clipboard() -> Option<&'static Path> {
+    None
 }
 
 /// `shutdown -h now` and `shutdown -r now`.

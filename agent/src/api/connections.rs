@@ -1,0 +1,202 @@
+//! How many connections the kubelet API has at once.
+//!
+//! A connection is a newcomer until one of its requests is authorized. There are few places for newcomers, and the next one gets the place
+//! of the oldest: a client that opens connections and says nothing, or too slowly, keeps out no other client.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
+
+/// Connections at once on which no request was authorized yet.
+const NEWCOMERS: usize = 64;
+/// Connections at once on which one was, with the streams that were made of them.
+const ADMITTED: usize = 256;
+
+/// All connections. Clones share them.
+#[derive(Debug, Clone)]
+pub(super) struct Connections(Arc<Places>);
+
+#[derive(Debug)]
+struct Places {
+    /// The oldest first.
+    newcomers: Mutex<VecDeque<(u64, Weak<Place>)>>,
+    admitted: Arc<Semaphore>,
+    next: AtomicU64,
+}
+
+/// A connection's place. It is free when the last clone is dropped.
+#[derive(Debug, Clone)]
+pub(super) struct Connection(Arc<Place>);
+
+#[derive(Debug)]
+struct Place {
+    number: u64,
+    places: Arc<Places>,
+    task: OnceLock<AbortHandle>,
+    permit: OnceLock<OwnedSemaphorePermit>,
+}
+
+impl Connections {
+    pub(super) fn new() -> Self {
+        let admitted = Arc::new(Semaphore::new(ADMITTED));
+        Self(Arc::new(Places { newcomers: Mutex::default(), admitted, next: AtomicU64::new(0) }))
+    }
+
+    /// A place for a newcomer; the oldest newcomer makes room for it.
+    pub(super) fn enter(&self) -> Connection {
+        let number = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let (task, permit) = (OnceLock::new(), OnceLock::new());
+        let place = Arc::new(Place { number, places: self.0.clone(), task, permit });
+        let oldest = {
+            let mut newcomers = self.0.newcomers();
+            newcomers.push_back((number, Arc::downgrade(&place)));
+            if newcomers.len() > NEWCOMERS { newcomers.pop_front() } else { None }
+        };
+        if let Some(place) = oldest.and_then(|(_, place)| place.upgrade())
+            && let Some(task) = place.task.get()
+        {
+            task.abort();
+        }
+        Connection(place)
+    }
+}
+
+impl Places {
+    fn newcomers(&self) -> MutexGuard<'_, VecDeque<(u64, Weak<Place>)>> {
+        self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_no_newcomer(&self, number: u64) {
+        self.newcomers().retain(|(one, _)| *one != number);
+    }
+}
+
+impl Connection {
+    /// The task that serves the connection, to end a newcomer with.
+    pub(super) fn can_be_ended_by(&self, task: AbortHandle) {
+        let _ = self.0.task.set(task);
+    }
+
+    /// Admits the connection; `false` when too many are admitted already.
+    pub(super) fn admit(&self) -> bool {
+        let Place { number, places, permit, .. } = &*self.0;
+        if permit.get().is_some() {
+            return true;
+        }
+        let Ok(free) = places.admitted.clone().try_acquire_owned() else { return false };
+        let _ = permit.set(free);
+        places.is_no_newcomer(*number);
+        true
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.permit.get().is_none() {
+            self.places.is_no_newcomer(self.number);
+        }
+    }
+}
+
+/// A stream that holds its connection's place for as long as it exists, whoever takes it over.
+#[derive(Debug)]
+pub(super) struct Counted<S> {
+    stream: S,
+    _connection: Connection,
+}
+
+impl<S> Counted<S> {
+    pub(super) fn new(stream: S, connection: Connection) -> Self {
+        Self { stream, _connection: connection }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn idle(connections: &Connections) -> (Connection, tokio::task::JoinHandle<()>) {
+        let connection = connections.enter();
+        let task = tokio::spawn(std::future::pending());
+        connection.can_be_ended_by(task.abort_handle());
+        (connection, task)
+    }
+
+    #[tokio::test]
+    async fn the_oldest_newcomer_makes_room_and_an_admitted_connection_stays() {
+        let connections = Connections::new();
+        let (admitted, client) = idle(&connections);
+        assert!(admitted.admit() && admitted.admit());
+        let mut newcomers: Vec<_> = (0..NEWCOMERS).map(|_| idle(&connections)).collect();
+        let _last = idle(&connections);
+        let (_, oldest) = newcomers.remove(0);
+        assert!(oldest.await.unwrap_err().is_cancelled());
+        assert!(!client.is_finished() && newcomers.iter().all(|(_, task)| !task.is_finished()));
+        drop(newcomers.pop());
+        let _another = idle(&connections);
+        assert!(newcomers.iter().all(|(_, task)| !task.is_finished()), "there was a free place");
+    }
+
+    #[tokio::test]
+    async fn a_place_is_free_when_the_stream_is_dropped() {
+        let connections = Connections::new();
+        let mut streams: Vec<_> = (0..ADMITTED)
+            .map(|_| {
+                let connection = connections.enter();
+                assert!(connection.admit());
+                Counted::new(tokio::io::empty(), connection)
+            })
+            .collect();
+        assert!(!connections.enter().admit());
+        assert_eq!(connections.0.newcomers().len(), 0);
+        streams.pop();
+        assert!(connections.enter().admit());
+    }
+}

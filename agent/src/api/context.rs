@@ -1,0 +1,25 @@
+//! What the handlers of the kubelet API answer from.
+
+use super::configz::KubeletSettings;
+use super::figures::Sampler;
+use super::local::Source;
+use crate::names::NodeName;
+use crate::os::host::HostFacts;
+use crate::pod::registry::PodRegistry;
+use crate::state::StateDir;
+use crate::tart::Tart;
+
+/// What all handlers share. A handler that goes on after its answer, as a stream does, keeps a clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Context {
+    pub(crate) node: NodeName,
+    pub(crate) facts: HostFacts,
+    pub(crate) settings: KubeletSettings,
+    pub(crate) pods: PodRegistry,
+    pub(crate) state: StateDir,
+    #[allow(dead_code, reason = "for the handlers of streams")]
+    pub(crate) tart: Tart,
+    /// The agent's own health and metrics.
+    pub(crate) local: Source,
+    pub(crate) sampler: Sampler,
+}

@@ -1,0 +1,118 @@
+//! Files of every release, read by this one; and files with words of a release to come.
+//!
+//! `golden/<release>/` has each file as that release writes it. Those of this release are compared with what it writes: if a format
+//! changes after the release, the new files belong to a folder of their own, and the old ones stay.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::names::PodName;
+use crate::testing::at;
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/state/golden");
+
+fn read_all<T: DeserializeOwned>(name: &str) -> Vec<T> {
+    let releases = fs::read_dir(FOLDER).unwrap().map(|entry| entry.unwrap().path());
+    let files = releases.map(|release| release.join(name)).filter(|file| file.exists());
+    files.map(|file| serde_json::from_str(&fs::read_to_string(&file).unwrap()).expect(name)).collect()
+}
+
+/// Each release's file is this value, and this release writes it so.
+fn is_read_and_written<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(name: &str, value: &T) {
+    let path = Path::new(FOLDER).join(env!("CARGO_PKG_VERSION")).join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, serde_json::to_string_pretty(value).unwrap() + "\n").unwrap();
+    }
+    let written: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(json!(value), written, "{name} has another format now");
+    for read in read_all::<T>(name) {
+        assert_eq!(&read, value, "{name}");
+    }
+}
+
+#[test]
+fn files_of_every_release_are_read() {
+    let exited = Ending::Exited { code: 3, message: Some("why".to_owned()) };
+    let outcome = Outcome { ending: exited, started_at: Some(at(5)), finished_at: at(9) };
+    is_read_and_written("outcome.json", &outcome);
+    let fault = Some(HostFault::VmLimit { ours: 1 });
+    let not_started = NotStarted { fault, ..NotStarted::new(NotStartedReason::StartError, "no".to_owned()) };
+    let result = Outcome { ending: not_started.into(), started_at: None, finished_at: at(9) };
+    is_read_and_written("result.json", &result);
+    let stage = Stage::Running { address: "192.168.64.2".parse().unwrap() };
+    is_read_and_written(
+        "progress.json",
+        &Progress {
+            enter: vec!["enter".to_owned()],
+            probe: vec!["probe".to_owned()],
+            ..Progress::example(stage)
+        },
+    );
+    let states = [InitStage::Waiting, InitStage::BackOff(Duration::from_secs(10)), InitStage::Running(at(5))];
+    let states = states.into_iter().chain([InitStage::Over(outcome.clone())]);
+    let states: Vec<_> =
+        states.map(|now| InitState { now, last: Some(outcome.clone()), ..InitState::new("init") }).collect();
+    is_read_and_written("init.json", &states);
+    let cause = Some(StopCause::FailedLiveness);
+    is_read_and_written(
+        "stop.json",
+        &StopRequest { deadline: at(40), grace: Duration::from_secs(30), cause },
+    );
+    let pod = PodRecord {
+        pod: PodName { namespace: "ns".to_owned(), name: "name".to_owned() },
+        accepted_at: at(1),
+    };
+    is_read_and_written("pod.json", &pod);
+    let mut spec = ShimSpec::example(serde_json::from_value(json!("tk-0b1c-2")).unwrap());
+    spec.main.command = Some(GuestCommand::example(&["tool", "argument"]));
+    spec.main.pre_stop = Some(Hook::Exec(vec!["stop".to_owned()]));
+    spec.main.post_start = Some(Hook::Sleep(Duration::from_secs(1)));
+    let missing = Missing::Made { share: "w".to_owned(), mode: 0o755 };
+    spec.main.mounts = vec![Mount { missing, ..Mount::default() }];
+    is_read_and_written("spec.json", &spec);
+}
+
+/// Reads a value, and writes it back.
+fn passed_on<T: Serialize + DeserializeOwned>(value: &Value) -> (T, Value) {
+    let read: T = serde_json::from_value(value.clone()).expect("a word of a newer release");
+    let written = json!(read);
+    (read, written)
+}
+
+#[test]
+fn words_of_a_newer_release_are_read_and_kept() {
+    let ending = json!({"kind": "suspended", "image": "x"});
+    let file = json!({
+        "ending": ending, "exit_code": 7, "started_at": null, "finished_at": "1970-01-01T00:00:09Z", "more": 1,
+    });
+    let (outcome, written) = passed_on::<Outcome>(&file);
+    assert_eq!((outcome.ending.exit_code(), outcome.ending.reason()), (7, EndReason::Error));
+    assert_eq!((&written["ending"], &written["exit_code"]), (&ending, &json!(7)));
+
+    let progress = |address: Value, is_running: bool| {
+        let file = json!({"stage": {"name": "resuming"}, "address": address, "is_running": is_running, "since": at(1)});
+        passed_on::<Progress>(&file).0.stage
+    };
+    let address = "10.0.0.2".parse().unwrap();
+    assert_eq!(progress(json!("10.0.0.2"), true), Stage::Running { address });
+    assert_eq!(progress(json!("10.0.0.2"), false), Stage::Up { address });
+    assert_eq!(progress(Value::Null, false), Stage::Booting);
+
+    let init = json!({"name": "a", "now": {"skipped": 1}, "restarts": 0, "last": null});
+    assert_eq!(passed_on::<InitState>(&init).1, init);
+    let stop = json!({"deadline": at(40), "grace": Duration::from_secs(30), "cause": "drained"});
+    assert_eq!(passed_on::<StopRequest>(&stop).0.cause, Some(StopCause::Newer));
+    let not_started = json!({"reason": "StartError", "message": "no", "fault": {"name": "too-hot"}});
+    assert_eq!(passed_on::<NotStarted>(&not_started).0.fault, None);
+    for hook in [json!({"grpc": 5}), json!("new")] {
+        let (read, written) = passed_on::<Hook>(&hook);
+        assert!(matches!(read, Hook::Newer(_)) && written == hook, "{read:?}");
+    }
+    assert!(matches!(passed_on::<Missing>(&json!("linked")).0, Missing::Newer(_)));
+}
