@@ -33,11 +33,13 @@ use crate::names::BadNodeName;
 use crate::node::address::{AddressError, AddressSource};
 use crate::node::capacity::{BadReservation, CapacityOverrides, Machine, Resources};
 use crate::node::controller;
+use crate::node::gui_session;
 use crate::node::health::{self, HealthSources, HostWatch, NodeHealth};
 use crate::node::lease::owner::{self, ForeignLease};
 use crate::node::lease::{self, Heartbeat};
 use crate::node::node_info::NodeInfos;
 use crate::node::object::{NodeConfig, OwnPorts};
+use crate::node::pulse::Pulse;
 use crate::node::signals::SignalSources;
 use crate::node::start_failures::StartReports;
 use crate::os::availability::volume;
@@ -113,6 +115,8 @@ struct Agent {
     metrics: Metrics,
     access: ApiAccess,
     client: Client,
+    /// A connection of its own for what Pods name: no Pod can take the requests of another part of the agent.
+    object_client: Client,
     events: Events,
     health: watch::Receiver<Option<NodeHealth>>,
 }
@@ -131,7 +135,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     check_access(&args, &tart).await?;
     tokio::spawn(power_assertion::hold());
     tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
-    let mut node = node_config(&args, &tart).await?;
+    let mut node = node_config(&args, &tart, &state).await?;
     state.belong_to(tart.home())?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
     let images = open_images(&args, &tart, &state, &metrics)?;
@@ -152,9 +156,13 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     };
     let access = identity.access();
     owner.join(access.cluster())?;
-    let client = access.client(Some(metrics.clone())).map_err(|error| AgentError::Client(Box::new(error)))?;
+    let connect =
+        || access.client(Some(metrics.clone())).map_err(|error| AgentError::Client(Box::new(error)));
+    let (client, object_client) = (connect()?, connect()?);
     info!(node = %node.name, version = env!("CARGO_PKG_VERSION"), server = %access.server(), "starting");
 
+    let (starts, starts_seen) = StartReports::new();
+    let pulse = Pulse::new();
     let signals = SignalSources::new(&state, &tart, &node.facts, &args.host.dhcp_leases);
     let host_seen = HostWatch {
         signals: signals.clone(),
@@ -162,11 +170,14 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         pressure_transition_period: args.host.eviction_pressure_transition_period,
         address_source,
         address,
+        starts: starts.clone(),
+        pulse: pulse.clone(),
+        pulse_file: state.pulse_path(),
         metrics: metrics.clone(),
     }
     .spawn()
     .map_err(AgentError::Start)?;
-    let (starts, starts_seen) = StartReports::new();
+    let session = gui_session::watch(starts.clone(), starts_seen.clone());
     let (tart_health, tart_seen) = watch::channel(None);
     let store = images.images.clone();
     let sources =
@@ -194,6 +205,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
         metrics,
         access,
         client,
+        object_client,
         events,
         health: health_seen,
     };
@@ -204,11 +216,13 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let addresses = host.vms.address.clone();
     let serving = serving.rotate(agent.client.clone(), addresses);
     tokio::select! {
-        result = agent.manage(host, (eviction, collector), instance) => result?,
+        result = agent.manage(host, (eviction, collector), (instance, pulse.clone())) => result?,
         // On a task of its own: the Node must not lose its identity because another part takes long.
         Ok(lost) = tokio::spawn(identity.rotate()) => return Err(lost.into()),
         () = serving => {}
         () = health::watch_tart(tart, tart_health) => {}
+        () = session => {}
+        () = pulse.clone().run() => {}
         () = health::follow(sources, health) => {}
         () = store.clone().watch() => {}
         () = server => {}
@@ -220,7 +234,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
 impl Agent {
     /// What the workers of all Pods share.
     fn host(&self, starts: StartReports) -> Result<Host, AgentError> {
-        let Self { args, tart, client, .. } = self;
+        let Self { args, tart, client, object_client, .. } = self;
         let addresses = health::addresses(self.health.clone());
         let allocatable = Arc::new(self.node.resources.allocatable.clone());
         let allowed = args.allowed_host_path.clone();
@@ -238,7 +252,7 @@ impl Agent {
                 address: addresses.clone(),
             },
             inputs: InputSettings {
-                sources: InputSources::new(client, allocatable, addresses),
+                sources: InputSources::new(client, object_client.clone(), allocatable, addresses),
                 host_paths: Arc::new(HostPaths::new(allowed, self.state.path(), tart.home())),
             },
             reports: ReportTargets {
@@ -320,14 +334,16 @@ impl Agent {
         self,
         host: Arc<Host>,
         (eviction, collector): (EvictionManager, Option<OrphanCollector>),
-        instance: String,
+        (instance, pulse): (String, Pulse),
     ) -> Result<(), AgentError> {
+        let stall_limit = self.args.host.stall_timeout;
         let Self { state, node: config, images, metrics, access, client, events, health, .. } = self;
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
         let claimed = owner::claim(&leases, &config.name, &instance).await?;
         let (uid, uid_seen) = watch::channel(None);
-        let heart = Heartbeat { node: config.name.clone(), instance, claimed, uid: uid_seen, metrics };
+        let node = config.name.clone();
+        let heart = Heartbeat { node, instance, claimed, uid: uid_seen, pulse, stall_limit, metrics };
         let foreign = lease::spawn(heart, access).map_err(AgentError::Start)?;
         let (node, node_seen) = watch::channel(None);
         let prepull = PrePull { manager: images, events: events.clone(), node: node_seen.clone() };
@@ -423,9 +439,10 @@ fn open_images(
     Ok(manager)
 }
 
-async fn node_config(args: &AgentArgs, tart: &Tart) -> Result<NodeConfig, AgentError> {
+async fn node_config(args: &AgentArgs, tart: &Tart, state: &StateDir) -> Result<NodeConfig, AgentError> {
     let facts = HostFacts::discover().await;
-    let name = args.node_name(&facts.hostname)?;
+    let name = args.node_name(state.node_name()?, &facts.hostname)?;
+    state.keep_node_name(&name)?;
     if args.max_pods > 2 {
         warn!("--max-pods {}: macOS runs two VMs at most, further Pods will fail to start", args.max_pods);
     }

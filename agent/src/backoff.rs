@@ -21,6 +21,8 @@ pub(crate) const IMAGE_PULL: Backoff = Backoff::doubling(secs(10), mins(5));
 pub(crate) const IMAGE_GC_FOR_PULL: Backoff = Backoff::doubling(mins(2), mins(60));
 /// A step of a Pod's worker.
 pub(crate) const POD_STEP: Backoff = Backoff::doubling(secs(1), mins(1));
+/// The write of the Node.
+pub(crate) const NODE: Backoff = Backoff::doubling(secs(2), mins(1));
 /// The write of a Pod's status.
 pub(crate) const POD_STATUS: Backoff = Backoff::doubling(millis(250), secs(15));
 /// The update of a volume's files.

@@ -26,6 +26,54 @@ const HOST: &str = "TART_SIM_HOST";
 
 const TART_DEADLINE: Duration = Duration::from_mins(1);
 
+/// The programs of macOS that the agent asks about the session: the file `gui-session` has the answer, and without it they fail as a
+/// program does that cannot tell.
+const PROGRAMS: [(&str, &str); 2] = [
+    (
+        "launchctl",
+        r#"#!/bin/sh
+[ "$*" = "print gui/$(id -u)" ] || { echo "Unrecognized target specifier." >&2; exit 64; }
+case "$(cat "$TART_SIM_HOST/gui-session" 2>/dev/null)" in
+  open | locked) printf '%s = {\n\ttype = login\n\tcreator = loginwindow\n\tsession = Aqua\n}\n' "$2" ;;
+  none) printf 'Bad request.\nCould not find domain for user gui: %s\n' "$(id -u)" >&2; exit 112 ;;
+  *) echo "Operation not permitted" >&2; exit 1 ;;
+esac
+"#,
+    ),
+    (
+        "security",
+        r#"#!/bin/sh
+[ "$*" = show-keychain-info ] || { echo "security: unknown command" >&2; exit 2; }
+case "$(cat "$TART_SIM_HOST/gui-session" 2>/dev/null)" in
+  open) echo 'Keychain "<NULL>" no-timeout' >&2 ;;
+  none | locked) echo 'security: SecKeychainCopySettings <NULL>: User interaction is not allowed.' >&2; exit 36 ;;
+  *) exit 1 ;;
+esac
+"#,
+    ),
+];
+
+/// The session of the user that the agent runs as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuiSession {
+    /// The user is logged in at the screen, and the keychain is open.
+    Open,
+    /// The user is logged in, and the keychain is locked.
+    Locked,
+    /// No user is logged in.
+    None,
+}
+
+impl GuiSession {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Locked => "locked",
+            Self::None => "none",
+        }
+    }
+}
+
 /// A Mac with nothing on it but tart. A simulated one ends with its last handle, and all that runs on it: what one test leaves behind would
 /// take the processor from all later ones.
 #[derive(Debug, Clone)]
@@ -59,12 +107,17 @@ impl Mac {
         let simulated = real.is_none();
         let tart = real.map_or_else(programs::simulated_tart, Ok)?;
         let host = sandbox.directory("mac")?;
-        for directory in ["tart", "faults", "registry"].map(|name| host.join(name)) {
+        for directory in ["tart", "faults", "registry", "bin"].map(|name| host.join(name)) {
             std::fs::create_dir(&directory)
                 .with_context(|| format!("cannot make {}", directory.display()))?;
         }
         // A real Mac's images are too large to be pulled for each test, and the agent's VMs have names of their own.
         let home = if simulated { host.join("tart") } else { users_tart_home()? };
+        if simulated {
+            for (program, script) in PROGRAMS {
+                write_program(&host.join("bin").join(program), script)?;
+            }
+        }
         let power = simulated.then(|| Arc::new(Power { host: host.clone() }));
         Ok(Self { sandbox: sandbox.clone(), tart, simulated, home, host, _power: power })
     }
@@ -103,7 +156,19 @@ impl Mac {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.sandbox.command(program);
         command.env("TART_HOME", &self.home).env(HOST, &self.host);
+        if self.simulated {
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            let directories = std::iter::once(self.host.join("bin")).chain(std::env::split_paths(&path));
+            // No directory that came from PATH has a colon in it, and neither does a sandbox.
+            command.envs(std::env::join_paths(directories).map(|path| ("PATH", path)));
+        }
         command
+    }
+
+    /// Logs the agent's user in at the Mac's screen, or out. Until then the Mac does not answer questions about it.
+    pub fn set_gui_session(&self, session: GuiSession) -> Result<()> {
+        self.ensure_simulated("a GUI session")?;
+        replace(&self.host.join("gui-session"), session.word())
     }
 
     /// Takes the power away: whatever runs on the Mac is gone at once, the agent included; its disk stays as it is.
@@ -180,6 +245,12 @@ fn users_tart_home() -> Result<PathBuf> {
         Some(home) => Ok(PathBuf::from(home)),
         None => Ok(std::env::home_dir().context("this user has no home directory")?.join(".tart")),
     }
+}
+
+fn write_program(path: &Path, script: &str) -> Result<()> {
+    std::fs::write(path, script)
+        .and_then(|()| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes a file by rename, so that no reader sees half of it.

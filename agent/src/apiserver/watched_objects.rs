@@ -10,7 +10,7 @@ use kube::api::ObjectMeta;
 use kube::runtime::watcher;
 
 use super::call::CallError;
-pub(crate) use super::shared_watch::{Scope, SharedWatch, SharedWatches};
+pub(crate) use super::shared_watch::{Scope, SharedWatch, SharedWatches, WatchSlots};
 
 #[derive(Clone)]
 pub(crate) struct WatchedObjects {
@@ -25,16 +25,21 @@ impl Debug for WatchedObjects {
 }
 
 impl WatchedObjects {
+    /// `client` is for nothing else: a Pod may name any number of objects.
     pub(crate) fn new(client: Client) -> Self {
-        let config_maps = SharedWatches::new(client.clone(), "configmap", |mut object: ConfigMap| {
+        let slots = WatchSlots::new();
+        let keep_config_map: fn(ConfigMap) -> ConfigMap = |mut object| {
             strip(&mut object.metadata);
             object
-        });
-        let secrets = SharedWatches::new(client, "secret", |mut object: Secret| {
+        };
+        let keep_secret: fn(Secret) -> Secret = |mut object| {
             strip(&mut object.metadata);
             object
-        });
-        Self { config_maps, secrets }
+        };
+        Self {
+            config_maps: SharedWatches::new(client.clone(), "configmap", keep_config_map, slots.clone()),
+            secrets: SharedWatches::new(client, "secret", keep_secret, slots),
+        }
     }
 
     /// A `ConfigMap`, watched until the last handle of it is dropped. Must be called inside a runtime.
@@ -92,16 +97,20 @@ pub(crate) enum ObjectError {
 
 impl ObjectError {
     pub(super) fn new(object: &str, error: watcher::Error) -> Self {
-        let object = object.to_owned();
         let error = match error {
             watcher::Error::InitialListFailed(error)
             | watcher::Error::WatchStartFailed(error)
             | watcher::Error::WatchFailed(error) => CallError::from(error),
             watcher::Error::WatchError(status) => CallError::Refused(status),
             watcher::Error::NoResourceVersion => {
-                return Self::Unreadable { object, problem: error.to_string() };
+                return Self::Unreadable { object: object.to_owned(), problem: error.to_string() };
             }
         };
+        Self::of_call(object, &error)
+    }
+
+    pub(super) fn of_call(object: &str, error: &CallError) -> Self {
+        let object = object.to_owned();
         let problem = error.without_content();
         if error.is_forbidden() {
             Self::Forbidden { object, message: problem }

@@ -45,8 +45,8 @@ pub(crate) enum DryRunError {
 
 /// A table of all that there is: keep or delete, and why.
 pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
-    let node = args.node_name(&HostFacts::discover().await.hostname)?;
     let state = StateDir::at(&args.state_dir);
+    let node = args.node_name(state.node_name()?, &HostFacts::discover().await.hostname)?;
     // Without a bootstrap this only reads.
     let sources =
         CredentialSources { kubeconfig: args.kubeconfig.clone(), bootstrap: None, pki: state.pki_path() };

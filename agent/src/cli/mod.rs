@@ -156,10 +156,11 @@ pub(crate) struct AgentArgs {
 }
 
 impl AgentArgs {
-    /// The name of the Node: the one that was given, or the machine's own.
-    pub(crate) fn node_name(&self, hostname: &str) -> Result<NodeName, BadNodeName> {
-        match &self.node_name {
-            Some(name) => Ok(name.clone()),
+    /// The name of the Node: the one that was given, or the one that was `kept`, or the machine's own. macOS renames a Mac by itself, and
+    /// the Node must stay the same.
+    pub(crate) fn node_name(&self, kept: Option<NodeName>, hostname: &str) -> Result<NodeName, BadNodeName> {
+        match self.node_name.clone().or(kept) {
+            Some(name) => Ok(name),
             None => hostname.to_ascii_lowercase().parse(),
         }
     }

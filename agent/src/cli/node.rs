@@ -63,13 +63,18 @@ pub(crate) struct NodeArgs {
     #[arg(long, default_value = "/var/db/dhcpd_leases")]
     pub(crate) dhcp_leases: PathBuf,
 
-    /// How long a VM may be without an address before the Node is not ready: the host has no addresses left
+    /// How long a VM may be without an address before it counts as failed: the Node is not ready then, if few addresses are left or a VM of
+    /// another image fails, too
     #[arg(long, default_value = "5m", value_parser = duration::parse)]
     pub(crate) vm_address_timeout: Duration,
 
     /// How long a guest may take to get an address, and then its guest agent to answer, before the VM fails
     #[arg(long, default_value = "15m", value_parser = duration::parse)]
     pub(crate) vm_boot_timeout: Duration,
+
+    /// How long the agent's tasks or the disk of its state may stand still before the agent lets the Node's Lease expire
+    #[arg(long, default_value = "3m", value_parser = stall_timeout)]
+    pub(crate) stall_timeout: Duration,
 
     /// The serial numbers of VMs: `random` for one of its own for each VM, `image` for that of its image. A Pod chooses with the annotation
     /// `tart-kubelet.tuist.dev/serial`. Some versions of macOS greet a new serial number with their Setup Assistant
@@ -117,6 +122,12 @@ fn listen_address(text: &str) -> Result<ListenAddress, String> {
     }
     let address = text.parse().map_err(|_| format!("`{text}` is not `address:port`"))?;
     Ok(ListenAddress(Some(address)))
+}
+
+/// The agent asks the disk every ten seconds, so that a shorter time would be over on a healthy Mac.
+fn stall_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = duration::parse(text).map_err(|error| error.to_string())?;
+    if timeout < Duration::from_secs(20) { Err("must be at least 20s".to_owned()) } else { Ok(timeout) }
 }
 
 impl NodeArgs {

@@ -9,7 +9,9 @@ use k8s_openapi::api::core::v1 as api;
 use kube::Client;
 use tokio::time::sleep;
 
-use crate::apiserver::watched_objects::{ObjectError, Scope, SharedWatch, SharedWatches, first_of};
+use crate::apiserver::watched_objects::{
+    ObjectError, Scope, SharedWatch, SharedWatches, WatchSlots, first_of,
+};
 
 /// The namespace of the API server's own Service, which every container gets.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -65,7 +67,7 @@ impl Debug for Services {
 
 impl Services {
     pub(crate) fn new(client: Client) -> Self {
-        Self(Arc::new(SharedWatches::new(client, "service", Service::keep)))
+        Self(Arc::new(SharedWatches::new(client, "service", Service::keep, WatchSlots::new())))
     }
 
     /// The Services of a Pod: those of its namespace if it wants `links`, and the API server's.

@@ -23,13 +23,15 @@ pub(crate) struct InputSources {
 }
 
 impl InputSources {
+    /// `object_client` is for `ConfigMaps` and Secrets alone.
     pub(crate) fn new(
         client: &Client,
+        object_client: Client,
         allocatable: Arc<ResourceList>,
         address: watch::Receiver<Option<IpAddr>>,
     ) -> Self {
         Self {
-            objects: WatchedObjects::new(client.clone()),
+            objects: WatchedObjects::new(object_client),
             services: Services::new(client.clone()),
             tokens: Tokens::new(client.clone()),
             allocatable,

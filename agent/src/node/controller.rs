@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource, ResourceExt};
@@ -20,9 +20,11 @@ use super::labels;
 use super::object::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
 use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::apiserver::events::{EventReason, Events, LastReported};
+use crate::backoff::NODE;
 use crate::error_chain::chain;
 
-const RETRY: Duration = Duration::from_secs(2);
+/// How soon the agent repeats a step that another client has reverted.
+const REPEAT: Duration = Duration::from_secs(2);
 
 /// The UID of the registered Node; the Lease's owner reference needs it.
 pub(crate) type NodeUid = Option<String>;
@@ -54,16 +56,24 @@ pub(crate) async fn run(
     let mut watching = true;
     let mut mismatch = LastReported::default();
     let mut last = NodeDecision::Rest;
+    let mut last_spec = None;
+    let (mut delays, mut problem) = (NODE.delays(), LastReported::default());
     loop {
         let now = Timestamp::now();
+        if let Some(node) = shown.node() {
+            last_spec.clone_from(&node.spec);
+        }
+        let mut pause = REPEAT;
         let known = health.borrow_and_update().clone();
         controller.compare_provider_id(&shown, &mut mismatch);
         let decision = known
             .as_ref()
             .map_or(NodeDecision::Rest, |health| decide(config, health, &shown, written_at, now));
         if let (Some(health), true) = (&known, decision != NodeDecision::Rest) {
-            match controller.act(health, &shown, decision, now).await {
+            match controller.act(health, &shown, last_spec.as_ref(), decision, now).await {
                 Ok(node) => {
+                    delays.reset();
+                    problem = LastReported::default();
                     if decision == NodeDecision::Register {
                         info!(node = %config.name, "registered");
                     }
@@ -88,16 +98,18 @@ pub(crate) async fn run(
                     }
                 }
                 Err(error) => {
-                    warn!(node = %config.name, ?decision, error = chain(&error), "cannot update the Node; trying again");
+                    pause = delays.next();
+                    let error = chain(&error);
+                    if problem.is_new(error.clone()) {
+                        warn!(node = %config.name, ?decision, error, "cannot update the Node; trying again");
+                    }
                 }
             }
         }
-        let pause = if decision == NodeDecision::Rest {
+        if decision == NodeDecision::Rest {
             last = NodeDecision::Rest;
-            until_due(written_at, now)
-        } else {
-            RETRY
-        };
+            pause = until_due(written_at, now);
+        }
         tokio::select! {
             () = sleep(pause) => {}
             Ok(()) = health.changed() => {}
@@ -161,6 +173,7 @@ impl Controller {
         &self,
         health: &NodeHealth,
         shown: &Registered,
+        last_spec: Option<&NodeSpec>,
         decision: NodeDecision,
         now: Timestamp,
     ) -> Result<Node, CallError> {
@@ -170,7 +183,7 @@ impl Controller {
         let before = shown.node().and_then(|node| node.status.as_ref());
         match decision {
             NodeDecision::Register => {
-                let wanted = config.node(health, now);
+                let wanted = config.node(health, last_spec, now);
                 let node = call(DEADLINE, api.create(&PostParams::default(), &wanted)).await?;
                 self.report_conditions(&node, None);
                 Ok(node)

@@ -1,6 +1,7 @@
 //! Whether a VM can start on this host: from the state of tart, the latest starts and the host's eviction signals.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -11,10 +12,11 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::address::AddressSource;
+use super::pulse::Pulse;
 use super::signals::SignalSources;
 use super::signals::pressure::Pressures;
 use super::signals::thresholds::Thresholds;
-use super::start_failures::StartFailures;
+use super::start_failures::{StartFailures, StartReports};
 use crate::clock;
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
@@ -55,6 +57,7 @@ words! {
         TartHanging = "TartHanging",
         TartBroken = "TartBroken",
         NoGuiSession = "NoGuiSession",
+        KeychainLocked = "KeychainLocked",
         VmSlotsLeaked = "VmSlotsLeaked",
         NoAddressForVms = "NoAddressForVms",
     }
@@ -76,7 +79,14 @@ pub(crate) struct TartHealth {
 
 impl TartHealth {
     async fn check(tart: &Tart) -> Self {
-        match tart.version().await {
+        let version = match tart.version().await {
+            // A second try: tart may be slow once, on a Mac that has just woken up or pulls an image.
+            Err(
+                TartError::DeadlineExceeded { .. } | TartError::Garbage { .. } | TartError::Failed { .. },
+            ) => tart.version().await,
+            answer => answer,
+        };
+        match version {
             Ok(version) => {
                 let problem = (!version.is_supported()).then(|| HealthProblem {
                     reason: NotReadyReason::TartUnsupported,
@@ -125,7 +135,7 @@ fn compose(
     images: &Arc<Vec<CachedImage>>,
     now: Timestamp,
 ) -> NodeHealth {
-    let problem = tart.problem.clone().or_else(|| starts.problem(now).map(|(problem, _)| problem.clone()));
+    let problem = tart.problem.clone().or_else(|| starts.problem(now).map(|(problem, _)| problem));
     NodeHealth {
         tart_version: tart.version.clone(),
         problem,
@@ -215,6 +225,10 @@ pub(crate) struct HostWatch {
     pub(crate) address_source: AddressSource,
     /// The address at the start of the agent.
     pub(crate) address: Option<IpAddr>,
+    /// Where a lack of addresses for VMs is a witness.
+    pub(crate) starts: StartReports,
+    pub(crate) pulse: Pulse,
+    pub(crate) pulse_file: PathBuf,
     pub(crate) metrics: Metrics,
 }
 
@@ -226,10 +240,12 @@ impl HostWatch {
             watch::channel(HostHealth { shortages: Shortages::default(), address: self.address });
         thread::Builder::new().name("host".to_owned()).spawn(move || {
             while !sender.is_closed() {
+                self.pulse.ask_disk(&self.pulse_file);
                 let observations = self.signals.observe();
                 self.metrics.dhcp_addresses(observations.dhcp_addresses);
                 let period = self.pressure_transition_period;
                 pressures = pressures.after(&observations, &self.thresholds, period, clock::now());
+                self.starts.few_addresses(pressures.dhcp_addresses.message());
                 let address = self.address_source.next(sender.borrow().address);
                 let found = HostHealth { shortages: Shortages::of(&pressures), address };
                 sender.send_if_modified(|known| std::mem::replace(known, found.clone()) != found);
@@ -255,15 +271,23 @@ impl Shortages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::start_failures::Start;
+    use crate::node::start_failures::{Start, StartFailure};
     use crate::state::HostFault;
-    use crate::testing::at;
+    use crate::testing::{self, at};
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_problem_of_tart_hides_problems_of_starts() {
         let now = at(100);
-        let fault = Start::Failed { fault: HostFault::Session, message: "no".into(), at: now };
-        let starts = StartFailures::default().after(&fault);
+        let failure = StartFailure {
+            fault: HostFault::VmLimit { ours: 0 },
+            message: "no".into(),
+            pod: "a".parse().unwrap(),
+            image: "image".into(),
+            at: now,
+        };
+        let starts = StartFailures::default().after(&Start::Failed(failure));
         let host = HostHealth::default();
         let working = TartHealth { version: Some("2.35.0".into()), problem: None };
         let missing = HealthProblem { reason: NotReadyReason::TartMissing, message: "no tart".into() };
@@ -274,7 +298,25 @@ mod tests {
                 .map_or("", |problem| problem.reason.as_str())
         };
         assert_eq!(reason(&working, &StartFailures::default()), "");
-        assert_eq!(reason(&working, &starts), "NoGuiSession");
+        assert_eq!(reason(&working, &starts), "VmSlotsLeaked");
         assert_eq!(reason(&broken, &starts), "TartMissing");
+    }
+
+    #[tokio::test]
+    async fn a_tart_that_fails_once_is_not_broken() {
+        let dir = testing::dir();
+        let (program, failures) = (dir.path().join("tart"), dir.path().join("failures"));
+        // It fails as often as there are lines left, and says its version then.
+        let script = format!(
+            "#!/bin/sh\nif [ -s {0} ]; then sed -i 1d {0}; echo broken >&2; exit 1; fi\necho 2.35.0\n",
+            failures.display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        for (lines, reason) in [("", ""), ("once\n", ""), ("once\ntwice\n", "TartBroken")] {
+            fs::write(&failures, lines).unwrap();
+            let found = TartHealth::check(&Tart::new(&program)).await;
+            assert_eq!(found.problem.map_or("", |problem| problem.reason.as_str()), reason, "{lines:?}");
+        }
     }
 }

@@ -50,9 +50,18 @@ pub(crate) struct OwnPorts {
 }
 
 impl NodeConfig {
-    /// The Node to register.
-    pub(super) fn node(&self, health: &NodeHealth, now: Timestamp) -> Node {
+    /// The Node to register; `last` is the spec of the one that was deleted while the agent ran. What users did with that one stays: a
+    /// Node that was cordoned comes back cordoned.
+    pub(super) fn node(&self, health: &NodeHealth, last: Option<&NodeSpec>, now: Timestamp) -> Node {
         let wanted = self.labels(health);
+        let taints = match last {
+            None => self.taints.0.clone(),
+            // The control plane sets these by the Node's conditions.
+            Some(last) => {
+                let kept = last.taints.iter().flatten();
+                kept.filter(|taint| !taint.key.starts_with("node.kubernetes.io/")).cloned().collect()
+            }
+        };
         Node {
             metadata: ObjectMeta {
                 name: Some(self.name.to_string()),
@@ -62,7 +71,8 @@ impl NodeConfig {
             },
             spec: Some(NodeSpec {
                 provider_id: self.provider_id.clone(),
-                taints: (!self.taints.0.is_empty()).then(|| self.taints.0.clone()),
+                taints: (!taints.is_empty()).then_some(taints),
+                unschedulable: last.and_then(|last| last.unschedulable),
                 ..NodeSpec::default()
             }),
             status: Some(self.status(health, None, now)),
@@ -237,6 +247,7 @@ mod tests {
     use crate::node::signals::thresholds::Thresholds;
     use crate::node::taints;
     use crate::testing::at;
+    use k8s_openapi::api::core::v1::Taint;
 
     fn config() -> NodeConfig {
         let machine = Machine { cores: 8, memory: 16 << 30, storage: None };
@@ -266,7 +277,7 @@ mod tests {
     }
 
     fn shown(change: impl FnOnce(&mut Node)) -> Registered {
-        let mut node = config().node(&healthy(), at(0));
+        let mut node = config().node(&healthy(), None, at(0));
         change(&mut node);
         Registered::Present(Box::new(node))
     }
@@ -316,17 +327,39 @@ mod tests {
         let decide = |health: &NodeHealth, node: &Node| {
             decide(&config(), health, &Registered::Present(Box::new(node.clone())), Some(at(0)), at(1))
         };
-        let mut node = config().node(&healthy(), at(0));
+        let mut node = config().node(&healthy(), None, at(0));
         assert_eq!(decide(&with_image, &node), NodeDecision::Complete, "a label is missing");
-        node.metadata = config().node(&with_image, at(0)).metadata;
+        node.metadata = config().node(&with_image, None, at(0)).metadata;
         assert_eq!(decide(&with_image, &node), NodeDecision::WriteStatus);
-        node.status = config().node(&with_image, at(0)).status;
+        node.status = config().node(&with_image, None, at(0)).status;
         assert_eq!(decide(&with_image, &node), NodeDecision::Rest);
         assert_eq!(decide(&healthy(), &node), NodeDecision::Complete, "a label names an image that is gone");
-        node.metadata = config().node(&healthy(), at(0)).metadata;
+        node.metadata = config().node(&healthy(), None, at(0)).metadata;
         assert_eq!(decide(&healthy(), &node), NodeDecision::WriteStatus);
         node.status.as_mut().unwrap().images = None;
         assert_eq!(decide(&healthy(), &node), NodeDecision::Rest);
+    }
+
+    #[test]
+    fn a_node_that_is_registered_again_is_as_users_left_it() {
+        let taint = |key: &str| Taint { key: key.into(), effect: "NoSchedule".into(), ..Taint::default() };
+        let keys = |node: &Node| -> Vec<String> {
+            let taints = node.spec.as_ref().unwrap().taints.iter().flatten();
+            taints.map(|taint| taint.key.clone()).collect()
+        };
+        let fresh = config().node(&healthy(), None, at(0));
+        assert_eq!(keys(&fresh), ["tuist.dev/macos"]);
+        assert_eq!(fresh.spec.as_ref().unwrap().unschedulable, None);
+        let last = NodeSpec {
+            unschedulable: Some(true),
+            taints: Some(vec![taint("node.kubernetes.io/unschedulable"), taint("team")]),
+            ..NodeSpec::default()
+        };
+        let again = config().node(&healthy(), Some(&last), at(0));
+        assert_eq!(keys(&again), ["team"]);
+        assert_eq!(again.spec.unwrap().unschedulable, Some(true));
+        let bare = config().node(&healthy(), Some(&NodeSpec::default()), at(0));
+        assert_eq!(keys(&bare), [""; 0], "a user has removed the taint");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! The operating system: processes, limits, DHCP leases, and facts about the machine.
+//! The operating system: processes, limits, DHCP leases, the GUI session, and facts about the machine.
 
 pub(crate) mod availability;
 pub(crate) mod dhcp_leases;
+pub(crate) mod gui_session;
 pub(crate) mod host;
 pub(crate) mod host_cpu;
 pub(crate) mod log_file;

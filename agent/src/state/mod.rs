@@ -7,6 +7,8 @@
 //! images.json.spoilt            an images.json that could not be read: the base VMs in it are unknown
 //! images.sock                   where `tart-kubelet images pull` asks the agent for a pull, see `image::pull_socket`
 //! instance.json                 a random name of this agent, to tell it from another agent with the same Node name
+//! node.json                     the Node's name: it stays when macOS renames the Mac
+//! pulse                         an empty file that the agent creates again and again, to see whether the disk answers
 //! tart-home.json                the tart home that has the VMs of these Pods
 //! reserve                       disk space for records that must be written when the disk is full
 //! pods/<uid>/pod.json           the Pod as the agent accepted it
@@ -76,7 +78,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::names::{BaseName, PodUid};
+use crate::names::{BaseName, NodeName, PodUid};
 
 #[derive(Debug, Clone)]
 pub(crate) struct StateDir(PathBuf);
@@ -126,6 +128,28 @@ impl StateDir {
         let name = format!("{:032x}", u128::from_be_bytes(bytes));
         crate::fs::file::write(&path, &name)?;
         Ok(name)
+    }
+
+    /// The name of the Node that this directory is for; `None` in a new directory, or when the file is spoilt.
+    pub(crate) fn node_name(&self) -> Result<Option<NodeName>, FileError> {
+        let name: Option<String> = crate::fs::file::read(&self.node_path())?;
+        Ok(name.and_then(|name| name.parse().ok()))
+    }
+
+    /// Keeps the name of the Node for the agents that follow.
+    pub(crate) fn keep_node_name(&self, name: &NodeName) -> Result<(), FileError> {
+        if self.node_name()?.as_ref() == Some(name) {
+            return Ok(());
+        }
+        crate::fs::file::write(&self.node_path(), &name.to_string())
+    }
+
+    fn node_path(&self) -> PathBuf {
+        self.0.join("node.json")
+    }
+
+    pub(crate) fn pulse_path(&self) -> PathBuf {
+        self.0.join("pulse")
     }
 
     /// Reserves disk space for records that must be written when the disk is full, unless too little is free now.
@@ -222,6 +246,17 @@ mod tests {
         assert_eq!(instance(&first), instance(&first));
         assert_ne!(instance(&first), instance(&second));
         assert_eq!(instance(&first).len(), 32);
+    }
+
+    #[test]
+    fn a_state_directory_keeps_the_name_of_its_node() {
+        let dir = dir();
+        let state = StateDir::open(dir.path()).unwrap();
+        assert_eq!(state.node_name().unwrap(), None);
+        for name in ["mac-1", "mac-1", "mac-2"] {
+            state.keep_node_name(&name.parse().unwrap()).unwrap();
+            assert_eq!(state.node_name().unwrap().map(|name| name.to_string()).as_deref(), Some(name));
+        }
     }
 
     #[test]

@@ -104,7 +104,9 @@ impl Fault {
             Self::VmLimit => {
                 "; macOS runs two VMs at most on one host: stop VMs that are not Pods, or restart the host"
             }
-            Self::HostSession => "; log the host's user in at its screen, so that it has a GUI session",
+            Self::HostSession => {
+                "; the image may be broken, or the host has no GUI session: log the host's user in at its screen"
+            }
             Self::NoSpace => "; free some disk space on the host",
             Self::TooLarge => {
                 "; lower the container's resource limits: the VM is as large as they are, and the host is smaller"

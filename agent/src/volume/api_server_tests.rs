@@ -79,7 +79,12 @@ impl Bound {
 
     async fn sources_through(&self, kubeconfig: &Path) -> Result<InputSources> {
         let client = kubeconfig::client(kubeconfig).await?;
-        Ok(InputSources::new(&client, Arc::default(), watch::channel(Some("192.0.2.1".parse()?)).1))
+        Ok(InputSources::new(
+            &client,
+            client.clone(),
+            Arc::default(),
+            watch::channel(Some("192.0.2.1".parse()?)).1,
+        ))
     }
 }
 

@@ -25,6 +25,7 @@ pub(crate) enum EventReason {
     Pulling,
     ShimStuck,
     Started,
+    StatusRefused,
     Unhealthy,
     WaitingForVM,
 }

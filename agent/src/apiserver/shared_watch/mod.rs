@@ -1,5 +1,6 @@
 //! Watches that several users share. A watch ends when its last handle is dropped.
 
+mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
+pub(crate) use self::slots::WatchSlots;
 use super::watched_objects::ObjectError;
 use crate::backoff::{Delays, WATCH};
 use crate::mutex::lock;
@@ -56,6 +58,7 @@ pub(crate) struct SharedWatches<T, V = T> {
     client: Client,
     noun: &'static str,
     keep: fn(T) -> V,
+    slots: WatchSlots,
     running: RunningWatches<V>,
 }
 
@@ -92,8 +95,9 @@ where
         + 'static,
     V: PartialEq + Send + Sync + 'static,
 {
-    pub(crate) fn new(client: Client, noun: &'static str, keep: fn(T) -> V) -> Self {
-        Self { client, noun, keep, running: RunningWatches::default() }
+    /// `slots` are those of the client's connection.
+    pub(crate) fn new(client: Client, noun: &'static str, keep: fn(T) -> V, slots: WatchSlots) -> Self {
+        Self { client, noun, keep, slots, running: RunningWatches::default() }
     }
 
     /// A handle of the watch of these objects; starts the watch if it does not run. Must be called inside a runtime.
@@ -111,7 +115,7 @@ where
         let api = Api::namespaced(self.client.clone(), &scope.namespace);
         let words = scope.words(self.noun);
         let (sender, view) = watch::channel(View::Empty);
-        let task = run(api, scope.name.clone(), self.keep, words.clone(), sender);
+        let task = run(api, scope.name.clone(), self.keep, words.clone(), self.slots.clone(), sender);
         RunningWatch {
             scope,
             words,
@@ -180,11 +184,17 @@ async fn run<T, V>(
     name: Option<String>,
     keep: fn(T) -> V,
     words: String,
+    slots: WatchSlots,
     view: watch::Sender<View<V>>,
 ) where
     T: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     V: PartialEq,
 {
+    let _slot = match &name {
+        Some(name) => slots.poll_until_free(&api, name, keep, &words, &view).await,
+        // There are as many watches of whole namespaces as there are namespaces with Pods here.
+        None => None,
+    };
     let config = watcher::Config::default();
     let config = match &name {
         Some(name) => config.fields(&format!("metadata.name={name}")),

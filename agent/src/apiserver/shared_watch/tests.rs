@@ -90,7 +90,8 @@ fn an_error_is_shown_until_the_first_list() {
 async fn a_watch_is_shared_and_ends_with_its_last_handle() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let nowhere = kube::Config::new(http::Uri::from_static("https://127.0.0.1:1"));
-    let watches = SharedWatches::new(Client::try_from(nowhere).unwrap(), "configmap", value);
+    let watches =
+        SharedWatches::new(Client::try_from(nowhere).unwrap(), "configmap", value, WatchSlots::new());
     let scope = |name: &str| Scope { namespace: "ns".to_owned(), name: Some(name.to_owned()) };
     let open = || lock(&watches.running).len();
     let (first, second, other) =

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use self::owner::{ClaimedLease, ForeignLease, LeaseOwner};
 use super::controller::NodeUid;
+use super::pulse::Pulse;
 use crate::apiserver::call::call;
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;
@@ -44,6 +45,9 @@ pub(crate) struct Heartbeat {
     pub(crate) claimed: ClaimedLease,
     /// `None` until the Node is registered.
     pub(crate) uid: watch::Receiver<NodeUid>,
+    pub(crate) pulse: Pulse,
+    /// How long the rest of the agent may stand still.
+    pub(crate) stall_limit: Duration,
     pub(crate) metrics: Metrics,
 }
 
@@ -75,7 +79,7 @@ impl Heartbeat {
     async fn run(mut self, api: Api<Lease>) -> ForeignLease {
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut missed = false;
+        let (mut missed, mut stalled) = (false, false);
         let mut held = Some(Held { version: self.claimed.version.take(), whole_for: None });
         let mut renewed = self.claimed.renewed;
         loop {
@@ -86,6 +90,16 @@ impl Heartbeat {
             }
             self.metrics.heartbeat_looped();
             let Some(owner) = self.uid.borrow_and_update().clone() else { continue };
+            // A Node without a Lease is not ready after a while, and its Pods go elsewhere.
+            if let Some(stall) = self.pulse.stall(self.stall_limit) {
+                if !std::mem::replace(&mut stalled, true) {
+                    warn!(problem = %stall, "the agent stands still; its Lease is not renewed");
+                }
+                continue;
+            }
+            if std::mem::take(&mut stalled) {
+                info!("the agent goes on; its Lease is renewed again");
+            }
             // The node controller counts only a renewal that is later than the one before, wherever the wall clock is.
             renewed = renewed.forwards();
             match call(DEADLINE, self.renew(&api, &owner, held.as_ref(), renewed.wall())).await {

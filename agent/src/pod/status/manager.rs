@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodStatus};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -11,6 +11,7 @@ use tracing::{debug, warn};
 
 use super::is_final;
 use crate::apiserver::call::{CallError, DEADLINE, call};
+use crate::apiserver::events::{EventReason, Events, LastReported};
 use crate::backoff::POD_STATUS;
 use crate::crash_point;
 use crate::error_chain::chain;
@@ -18,6 +19,10 @@ use crate::names::{PodName, PodUid};
 
 /// How soon the agent writes the same status again after another controller changed it, as in the kubelet.
 const INSIST_AFTER: Duration = Duration::from_secs(10);
+
+/// After this many refusals in a row, some eight seconds, the agent tells the user, and publishes the phase and the reason alone. An API
+/// server that has just learnt of the Pod may refuse a few times.
+const REFUSALS: u32 = 5;
 
 /// Publishes the latest status of one Pod from a task of its own, so that an API server that is down delays nothing else.
 #[derive(Debug)]
@@ -87,10 +92,10 @@ fn own_part(shown: Option<&PodStatus>, ours: &PodStatus) -> PodStatus {
 
 impl StatusManager {
     /// Starts the task; it ends when this value is dropped.
-    pub(crate) fn spawn(api: Api<Pod>, pod: PodName, uid: PodUid) -> Self {
+    pub(crate) fn spawn(api: Api<Pod>, pod: PodName, uid: PodUid, events: Events) -> Self {
         let (wanted, receiver) = watch::channel(None);
         let (sender, published) = watch::channel(None);
-        tokio::spawn(publish(api, pod, uid, receiver, sender));
+        tokio::spawn(publish(api, pod, uid, events, receiver, sender));
         Self { wanted, published }
     }
 
@@ -130,10 +135,12 @@ async fn publish(
     api: Api<Pod>,
     pod: PodName,
     uid: PodUid,
+    events: Events,
     mut wanted: watch::Receiver<Option<PodStatus>>,
     published: watch::Sender<Option<Published>>,
 ) {
     let mut delays = POD_STATUS.delays();
+    let (mut refusals, mut reported) = (0, LastReported::default());
     loop {
         let Some(status) = wanted.borrow_and_update().clone() else {
             if wanted.changed().await.is_err() {
@@ -141,7 +148,8 @@ async fn publish(
             }
             continue;
         };
-        let body = Patch::Strategic(patch(&uid, &status));
+        let is_brief = refusals >= REFUSALS;
+        let body = Patch::Strategic(if is_brief { brief_patch(&uid, &status) } else { patch(&uid, &status) });
         let is_last = is_final(Some(&status));
         crash_point::point(if is_last { "agent.publish-final.before" } else { "agent.publish.before" });
         let answer = call(DEADLINE, api.patch_status(&pod.name, &PatchParams::default(), &body)).await;
@@ -159,21 +167,60 @@ async fn publish(
                 if error.is_not_found() {
                     delays.skip_to_longest();
                 }
+                if let CallError::Refused(answer) = &error
+                    && is_refused_for_good(answer.code)
+                {
+                    refusals += 1;
+                    if refusals == REFUSALS && reported.is_new(answer.message.clone()) {
+                        let note = format!(
+                            "the API server refuses this Pod's status, so that only its phase and reason are written: {}",
+                            answer.message
+                        );
+                        events.about(reference(&pod, &uid), true, EventReason::StatusRefused, &note);
+                    }
+                }
                 warn!(%pod, problem = chain(&error), "cannot publish the Pod's status; trying again");
                 tokio::select! {
                     () = sleep(delays.next()) => {}
-                    // A newer status is tried at once.
-                    changed = wanted.changed() => if changed.is_err() { return },
+                    // A newer status is tried at once, and as a whole.
+                    changed = wanted.changed() => {
+                        refusals = 0;
+                        if changed.is_err() {
+                            return;
+                        }
+                    }
                 }
                 continue;
             }
         };
         published.send_replace(Some(last));
         delays.reset();
+        refusals = 0;
         if wanted.changed().await.is_err() {
             return;
         }
     }
+}
+
+/// Whether the API server will refuse the same status again: it is invalid, or a policy forbids it.
+fn is_refused_for_good(code: u16) -> bool {
+    matches!(code, 400 | 403 | 413 | 422)
+}
+
+fn reference(pod: &PodName, uid: &PodUid) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(pod.namespace.clone()),
+        name: Some(pod.name.clone()),
+        uid: Some(uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// The patch for a status that the API server refuses as a whole: without its phase a Pod would never end.
+fn brief_patch(uid: &PodUid, status: &PodStatus) -> Value {
+    json!({"metadata": {"uid": uid}, "status": {"phase": status.phase, "reason": status.reason}})
 }
 
 /// Whether an answer means that another Pod has the name. Any other conflict passes.
@@ -236,8 +283,9 @@ mod tests {
         };
         let client = Client::new(tower::service_fn(answer), "default");
         let name = PodName { namespace: "default".into(), name: "p".into() };
+        let events = Events::new(client.clone(), &"mac-1".parse().unwrap());
         let mut publisher =
-            StatusManager::spawn(Api::default_namespaced(client), name, "0b1c".parse().unwrap());
+            StatusManager::spawn(Api::default_namespaced(client), name, "0b1c".parse().unwrap(), events);
         let failed = PodStatus { phase: Some("Failed".into()), ..PodStatus::default() };
         publisher.want(failed.clone(), &Pod::default());
         assert_eq!(asks.recv().await, Some(404));

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::decide::{Desired, Observation};
 use super::time::between;
-use crate::node::start_failures::Start;
+use crate::node::start_failures::{Start, StartFailure};
 use crate::state::{Ending, Holder, HostFault, Outcome, Progress, Stage, VmRunView};
 
 /// Whether a Pod has never run yet. A Pod whose VMs fail to start still waits.
@@ -23,19 +23,27 @@ pub(crate) fn waits(seen: &Observation) -> bool {
 
 /// What the start of a VM says about the host.
 pub(crate) fn start(run: &VmRunView, address_patience: Duration, now: Timestamp) -> Option<Start> {
+    let failed = |fault, message, at| {
+        let spec = run.spec.as_ref()?;
+        let (pod, image) = (spec.vm.uid().clone(), spec.image.clone());
+        Some(Start::Failed(StartFailure { fault, message, pod, image, at }))
+    };
     if let Some(Outcome { ending: Ending::NotStarted(end), finished_at, .. }) = &run.outcome
         && let Some(fault) = end.fault
     {
-        return Some(Start::Failed { fault, message: end.message.clone(), at: *finished_at });
+        return failed(fault, end.message.clone(), *finished_at);
     }
     let Progress { stage, since, .. } = run.progress.as_ref()?;
     match stage {
-        Stage::Up { .. } | Stage::Running { .. } => Some(Start::Up(*since)),
+        Stage::Up { .. } | Stage::Running { .. } => {
+            let last_seen = run.ended_at.or_else(|| (run.holder == Holder::Shim).then_some(now));
+            Some(Start::Up { since: *since, last_seen })
+        }
         Stage::Booting if run.outcome.is_none() => {
             let at = *since + address_patience;
             let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
             let waiting = run.holder == Holder::Shim && now >= at;
-            waiting.then_some(Start::Failed { fault: HostFault::NoAddress, message, at })
+            if waiting { failed(HostFault::NoAddress, message, at) } else { None }
         }
         Stage::Cloning | Stage::Configuring | Stage::Booting => None,
     }
@@ -57,7 +65,8 @@ pub(crate) fn stages(steps: &[Progress]) -> Vec<(&'static str, Duration)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::{NotStarted, NotStartedReason, RestartPolicy};
+    use crate::names::{Restart, VmName};
+    use crate::state::{NotStarted, NotStartedReason, RestartPolicy, ShimSpec};
 
     const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -67,7 +76,8 @@ mod tests {
 
     fn vm_run(stage: Option<Stage>, ending: Option<Ending>) -> VmRunView {
         VmRunView {
-            holder: Holder::Shim,
+            holder: if ending.is_some() { Holder::None } else { Holder::Shim },
+            spec: Some(ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0)))),
             begun: stage.is_some(),
             progress: stage.map(|stage| Progress { since: at(1000), ..Progress::example(stage) }),
             outcome: ending.map(|ending| Outcome { ending, started_at: None, finished_at: at(2000) }),
@@ -84,10 +94,13 @@ mod tests {
         let address = "127.0.0.2".parse().unwrap();
         let said = |run: &VmRunView, now| match start(run, PATIENCE, at(now)) {
             None => "nothing",
-            Some(Start::Up(_)) => "up",
-            Some(Start::Failed { fault: HostFault::Session, .. }) => "session",
-            Some(Start::Failed { fault: HostFault::VmLimit { .. }, .. }) => "limit",
-            Some(Start::Failed { fault: HostFault::NoAddress, .. }) => "no address",
+            Some(Start::Up { last_seen: Some(seen), .. }) if seen == at(now) => "runs",
+            Some(Start::Up { .. }) => "up",
+            Some(Start::Failed(failure)) => match failure.fault {
+                HostFault::Session => "session",
+                HostFault::VmLimit { .. } => "limit",
+                HostFault::NoAddress => "no address",
+            },
         };
         let booting = || Some(Stage::Booting);
         let table = [
@@ -95,8 +108,8 @@ mod tests {
             (vm_run(Some(Stage::Cloning), None), 9999, "nothing"),
             (vm_run(booting(), None), 1299, "nothing"),
             (vm_run(booting(), None), 1300, "no address"),
-            (vm_run(Some(Stage::Up { address }), None), 9999, "up"),
-            (vm_run(Some(Stage::Running { address }), None), 1001, "up"),
+            (vm_run(Some(Stage::Up { address }), None), 9999, "runs"),
+            (vm_run(Some(Stage::Running { address }), None), 1001, "runs"),
             (vm_run(Some(Stage::Running { address }), Some(Ending::Lost)), 9999, "up"),
             (vm_run(booting(), Some(not_started(Some(HostFault::Session)))), 2001, "session"),
             (vm_run(booting(), Some(not_started(Some(HostFault::VmLimit { ours: 0 })))), 2001, "limit"),

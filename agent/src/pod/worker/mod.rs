@@ -84,8 +84,8 @@ impl Worker {
         updates: PodUpdates,
     ) -> Self {
         let pods = Api::namespaced(client.clone(), &name.namespace);
-        let status = StatusManager::spawn(pods, name.clone(), dir.uid().clone());
         let targets = host.reports.clone();
+        let status = StatusManager::spawn(pods, name.clone(), dir.uid().clone(), targets.events.clone());
         Self {
             watcher: StateWatcher::default(),
             probes: ProbeManager::new(

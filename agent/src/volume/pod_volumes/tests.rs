@@ -30,7 +30,7 @@ impl Scene {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = kube::Client::try_from(nowhere).unwrap();
         let (_, health) = watch::channel(None);
-        Self { temp, dir, pod, sources: InputSources::new(&client, Arc::default(), health) }
+        Self { temp, dir, pod, sources: InputSources::new(&client, client.clone(), Arc::default(), health) }
     }
 
     /// A Pod whose only container has these mounts of these volumes.

@@ -79,6 +79,20 @@ async fn end_is_published_after_failed_and_hanging_calls() -> Result<()> {
     scene.no_vms().await
 }
 
+/// Waits until the API server calls the webhook about a Pod.
+async fn until_called(scene: &Scene, webhook: &StatusWebhook, pod: &str) -> Result<()> {
+    wait::eventually("an API server that calls the webhook", DEADLINE, async || {
+        // Any change of the status will do.
+        let condition =
+            json!([{"type": "example.com/asked", "status": "True", "reason": webhook.calls().to_string()}]);
+        let patch = json!({"status": {"conditions": condition}}).to_string();
+        scene.kubectl.run(["patch", "pod", pod, "--subresource=status", "--patch", &patch]).await?;
+        ensure!(webhook.calls() > 0, "it does not");
+        Ok(())
+    })
+    .await
+}
+
 #[tokio::test]
 async fn refused_final_status_is_published_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("objected").await?;
@@ -86,21 +100,27 @@ async fn refused_final_status_is_published_again() -> Result<()> {
     // A conflict with another writer, and a webhook that does not know the Pod.
     for (name, code, times) in [("conflict", 409, 3), ("stranger", 404, 1)] {
         let vm = ending(&scene, name, 7).create_until("Running").await?.vm()?;
-        wait::eventually("an API server that calls the webhook", DEADLINE, async || {
-            // Any change of the status will do.
-            let condition = json!([{"type": "example.com/asked", "status": "True", "reason": webhook.calls().to_string()}]);
-            let patch = json!({"status": {"conditions": condition}}).to_string();
-            scene.kubectl.run(["patch", "pod", name, "--subresource=status", "--patch", &patch]).await?;
-            ensure!(webhook.calls() > 0, "it does not");
-            Ok(())
-        })
-        .await?;
+        until_called(&scene, &webhook, name).await?;
         webhook.refuse(code, times);
         end(&scene, &vm).await?;
         let pod = scene.phase(name, "Failed").await.with_context(|| agent.log().unwrap_or_default())?;
         assert_eq!((pod.main().exit_code(), webhook.refusals_left()), (Some(7), 0), "{name}");
     }
     Ok(())
+}
+
+#[tokio::test]
+async fn status_that_a_policy_refuses_for_good_is_told_and_the_phase_is_published() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("policy").await?;
+    let webhook = StatusWebhook::start(scene.control_plane, scene.namespace()).await?;
+    let vm = ending(&scene, "refused", 7).create_until("Running").await?.vm()?;
+    until_called(&scene, &webhook, "refused").await?;
+    // As often as the agent tries the whole status.
+    webhook.refuse(422, 5);
+    end(&scene, &vm).await?;
+    scene.event("refused", "StatusRefused", "the API server refuses this Pod's status").await?;
+    scene.phase("refused", "Failed").await.with_context(|| agent.log().unwrap_or_default())?;
+    scene.delete("refused").await
 }
 
 #[tokio::test]

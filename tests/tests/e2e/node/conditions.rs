@@ -4,11 +4,11 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 use tart_kubelet_tests::agent::RunningAgent;
-use tart_kubelet_tests::mac::Fault;
+use tart_kubelet_tests::mac::{Fault, GuiSession};
 use tart_kubelet_tests::wait;
 
 use crate::disk_space::{MIB, small_disk};
-use crate::scene::{DEADLINE, NodeView as _, Scene};
+use crate::scene::{DEADLINE, NodeView as _, PodView as _, Scene};
 
 /// Waits until the Node is not ready for a reason, and an Event of the agent says so: the control plane's Event does not know the reason.
 async fn not_ready(scene: &Scene, because: &str) -> Result<()> {
@@ -65,42 +65,108 @@ async fn node_is_not_ready_until_tart_is_installed() -> Result<()> {
 }
 
 /// A fault that shows when a VM starts. The Pod's next try makes the Node ready again.
-async fn fault_at_start(fault: Fault, parameter: &str, because: &str) -> Result<()> {
-    let (scene, agent) = Scene::with_agent("start").await?;
-    scene.mac.set_fault(fault, parameter)?;
+async fn fault_at_start(scene: &Scene, agent: &RunningAgent, fault: Fault, because: &str) -> Result<()> {
+    scene.mac.set_fault(fault, "")?;
     scene.pod("start").restart_policy("Always").create().await?;
-    not_ready(&scene, because).await.with_context(|| agent.log().unwrap_or_default())?;
+    not_ready(scene, because).await.with_context(|| agent.log().unwrap_or_default())?;
     scene.mac.clear_fault(fault)?;
     // The Pod is Running after its first try, so wait until its container is ready.
     scene.ready("start").await?;
-    ready_again(&scene, &agent).await
+    ready_again(scene, agent).await
+}
+
+/// A fault that shows when a VM starts, and in a look at the Mac's session.
+async fn fault_of_session(fault: Fault, session: GuiSession, because: &str) -> Result<()> {
+    let scene = Scene::new("session").await?;
+    scene.mac.set_gui_session(GuiSession::Open)?;
+    let agent = scene.start(&scene.agent).await?;
+    // The user logs out while the agent runs.
+    scene.mac.set_gui_session(session)?;
+    fault_at_start(&scene, &agent, fault, because).await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_without_a_gui_session() -> Result<()> {
-    fault_at_start(Fault::VzInternal, "", "NoGuiSession").await
+    fault_of_session(Fault::VzInternal, GuiSession::None, "NoGuiSession").await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_with_a_locked_keychain() -> Result<()> {
-    fault_at_start(Fault::VzHostKey, "", "NoGuiSession").await
+    fault_of_session(Fault::VzHostKey, GuiSession::Locked, "KeychainLocked").await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_while_macos_has_leaked_its_vm_slots() -> Result<()> {
-    fault_at_start(Fault::VmLimitStuck, "", "VmSlotsLeaked").await
+    let (scene, agent) = Scene::with_agent("slots").await?;
+    fault_at_start(&scene, &agent, Fault::VmLimitStuck, "VmSlotsLeaked").await
+}
+
+#[tokio::test]
+async fn node_is_not_ready_before_its_first_pod_while_no_user_is_logged_in() -> Result<()> {
+    let scene = Scene::new("logged-out").await?;
+    scene.mac.set_gui_session(GuiSession::None)?;
+    let agent = scene.agent.start()?;
+    not_ready(&scene, "NoGuiSession").await?;
+    scene.mac.set_gui_session(GuiSession::Open)?;
+    ready_again(&scene, &agent).await
+}
+
+/// The messages with which the agent has said so far that no VM can start.
+fn complaints(agent: &RunningAgent) -> Result<Vec<String>> {
+    let log = agent.log()?;
+    Ok(log.lines().filter(|line| line.contains("no VM can start")).map(str::to_owned).collect())
+}
+
+#[tokio::test]
+async fn node_stays_ready_when_pods_of_one_image_fail_as_if_there_were_no_session() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("broken").await?;
+    scene.mac.set_fault(Fault::VzInternal, "")?;
+    for pod in ["one", "two", "three"] {
+        let failed = scene.pod(pod).restart_policy("Never").create_until("Failed").await?;
+        let message = failed.main().end()?.message.clone().unwrap_or_default();
+        ensure!(message.contains("the image may be broken"), "{message}");
+    }
+    ensure!(complaints(&agent)?.is_empty(), "{:?}", complaints(&agent)?);
+    // Another image fails in the same way, and no VM has started in between: now it is the Mac.
+    let other = "registry.test/macos/other:1";
+    scene.mac.add_image(other, &json!({"cpu": 5}))?;
+    scene.pod("other").image(other).restart_policy("Never").create_until("Failed").await?;
+    not_ready(&scene, "NoGuiSession").await?;
+    let said = complaints(&agent)?;
+    ensure!(said.len() == 1 && said[0].contains("two Pods with different images"), "{said:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn node_stays_ready_beside_images_that_do_not_boot() -> Result<()> {
+    let scene = Scene::new("no-boot").await?;
+    let flagged = scene.agent.clone().flag("--vm-address-timeout", "1s").flag("--vm-boot-timeout", "15s");
+    let agent = scene.start(&flagged).await?;
+    scene.pod("neighbour").grace(1).create_until("Running").await?;
+    for name in ["one", "two"] {
+        let image = format!("registry.test/macos/{name}:1");
+        scene.mac.add_image(&image, &json!({"bootDelay": 3600}))?;
+        let failed = scene.pod(name).image(&image).restart_policy("Never").create_until("Failed").await?;
+        assert_eq!(failed.main().end()?.reason.as_deref(), Some("NoAddress"));
+    }
+    ensure!(complaints(&agent)?.is_empty(), "{:?}", complaints(&agent)?);
+    scene.node_ready(&agent).await
 }
 
 #[tokio::test]
 async fn node_is_not_ready_without_dhcp_addresses_for_vms() -> Result<()> {
     let scene = Scene::new("dhcp").await?;
-    let agent = scene.start(&scene.agent.clone().flag("--vm-address-timeout", "5s")).await?;
+    let leases = scene.mac.host().join("all_leases");
+    std::fs::write(&leases, lent(253))?;
+    let flagged = scene.agent.clone().flag("--vm-address-timeout", "5s");
+    let agent = scene.start(&flagged.flag("--dhcp-leases", &leases.display().to_string())).await?;
     scene.mac.set_fault(Fault::DhcpExhausted, "")?;
     let mute = "registry.test/macos/mute:1";
     scene.mac.add_image(mute, &json!({"agent": false}))?;
     scene.pod("without").image(mute).bound().grace(1).create().await?;
     not_ready(&scene, "NoAddressForVms").await.with_context(|| agent.log().unwrap_or_default())?;
     scene.mac.clear_fault(Fault::DhcpExhausted)?;
+    std::fs::remove_file(&leases)?;
     // The scheduler sends no Pod there, but a bound Pod proves that the host is well again.
     scene.pod("with").bound().grace(1).create_until("Running").await?;
     ready_again(&scene, &agent).await
@@ -151,19 +217,19 @@ async fn node_has_memory_and_pid_pressure() -> Result<()> {
     scene.until_node("short of neither", both("False")).await.map(drop)
 }
 
+/// A file of leases for this many addresses.
+fn lent(count: u32) -> String {
+    let until = jiff::Timestamp::now().as_second() + 86_400;
+    let entry = |host| {
+        format!("{{\n\tname=vm\n\tip_address=192.168.64.{host}\n\thw_address=1,a:b\n\tlease={until:#x}\n}}\n")
+    };
+    (2..2 + count).map(entry).collect()
+}
+
 #[tokio::test]
 async fn node_reports_dhcp_addresses_before_they_run_out() -> Result<()> {
     let scene = Scene::new("leases").await?;
     let leases = scene.mac.dhcp_leases();
-    let lent = |count: u32| -> String {
-        let until = jiff::Timestamp::now().as_second() + 86_400;
-        let entry = |host| {
-            format!(
-                "{{\n\tname=vm\n\tip_address=192.168.64.{host}\n\thw_address=1,a:b\n\tlease={until:#x}\n}}\n"
-            )
-        };
-        (2..2 + count).map(entry).collect()
-    };
     std::fs::write(&leases, lent(100))?;
     let quick = scene.agent.clone().flag("--eviction-pressure-transition-period", "0s");
     let agent = scene.start(&quick).await?;

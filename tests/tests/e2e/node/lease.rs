@@ -1,9 +1,13 @@
 //! The Node's Lease.
 
-use anyhow::Result;
+use std::fs::File;
+
+use anyhow::{Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use tart_kubelet_tests::wait;
 
 use crate::scene::{DEADLINE, Scene, renew_time};
@@ -20,6 +24,32 @@ async fn agent_renews_the_lease() -> Result<()> {
     })
     .await
     .map(drop)
+}
+
+#[tokio::test]
+async fn lease_of_an_agent_whose_disk_hangs_is_not_renewed() -> Result<()> {
+    let scene = Scene::new("standstill").await?;
+    let agent = scene.start(&scene.agent.clone().flag("--stall-timeout", "20s")).await?;
+    let said = async |words: &str| {
+        wait::eventually(words, DEADLINE, async || {
+            ensure!(agent.log()?.contains(words), "{}", agent.log()?);
+            Ok(())
+        })
+        .await
+    };
+    // The agent opens the pipe for writing and waits for a reader, as it waits for a disk that hangs.
+    let (pulse, pipe) = (scene.agent.state_dir().join("pulse"), scene.agent.state_dir().join("pipe"));
+    mkfifo(&pipe, Mode::S_IRWXU)?;
+    std::fs::rename(&pipe, &pulse)?;
+    said("its Lease is not renewed").await?;
+    let leases = scene.leases().await?;
+    let last = leases.get(&scene.node).await?;
+    std::fs::rename(&pulse, &pipe)?;
+    drop(File::open(&pipe)?);
+    said("its Lease is renewed again").await?;
+    wait::until(&leases, &scene.node, "renewed", DEADLINE, |lease| renew_time(lease) > renew_time(&last))
+        .await?;
+    Ok(())
 }
 
 /// Waits until the Lease belongs to a Node and names the agent that renews it.

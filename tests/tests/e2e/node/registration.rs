@@ -46,6 +46,9 @@ async fn agent_registers_its_node() -> Result<()> {
 async fn deleted_node_is_registered_again() -> Result<()> {
     let (scene, agent) = Scene::with_agent("again").await?;
     let first = scene.nodes.get(&scene.node).await?.metadata.uid;
+    // What a user has done to the Node stays.
+    scene.kubectl.run(["cordon", &scene.node]).await?;
+    scene.kubectl.run(["taint", "node", &scene.node, "repair=due:NoSchedule"]).await?;
     scene.nodes.delete(&scene.node, &DeleteParams::default()).await?;
     let back = wait::eventually("a new Node", DEADLINE, async || {
         let node = scene.nodes.get(&scene.node).await?;
@@ -55,7 +58,24 @@ async fn deleted_node_is_registered_again() -> Result<()> {
     let back = back.await.with_context(|| agent.log().unwrap_or_default())?;
     // The old Lease is deleted with the old Node. The new Node has one, too.
     lease_of(&scene, &back).await?;
+    let spec = back.spec.context("no spec")?;
+    ensure!(spec.unschedulable == Some(true), "the Node is no longer cordoned: {spec:?}");
+    ensure!(spec.taints.iter().flatten().any(|taint| taint.key == "repair"), "a taint is gone: {spec:?}");
     scene.node_ready(&agent).await
+}
+
+#[tokio::test]
+async fn node_keeps_its_name_when_the_flag_is_gone() -> Result<()> {
+    let (scene, agent) = Scene::with_agent("renamed").await?;
+    agent.kill9()?;
+    // The machine's name is another one.
+    let _agent = scene.agent.clone().without("--node-name").start()?;
+    scene.kubectl.run(["label", "node", &scene.node, "tuist.dev/runtime-"]).await?;
+    scene
+        .until_node("written", |node| node.labels().contains_key("tuist.dev/runtime"))
+        .await
+        .map(drop)
+        .with_context(|| scene.agent_log())
 }
 
 #[tokio::test]

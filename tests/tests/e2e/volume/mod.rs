@@ -3,6 +3,7 @@
 mod content;
 mod empty_dir;
 mod host_path;
+mod many_objects;
 mod sub_path;
 mod token;
 mod untrusted_share;
