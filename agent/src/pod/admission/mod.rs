@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec, VolumeMount};
 
 use crate::image::PullPolicy;
+use crate::names::image::{BadImageName, check_name};
 use crate::quantity;
 use crate::state::container_spec::{all_containers, has_command};
 use crate::state::{HostPort, Protocol};
@@ -58,6 +59,12 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
         let is_os = field.starts_with("spec.os");
         let reason = if is_os { RefusalReason::PodOsNotSupported } else { RefusalReason::UnsupportedPod };
         return Err(Refusal { reason, message: format!("{field}: {why}") });
+    }
+    // Without any image, or with one of no registry, the Pod fails later, as with a kubelet.
+    if let Some(Err(why @ (BadImageName::Spelling(_) | BadImageName::Digest(_)))) =
+        container.image.as_deref().map(check_name)
+    {
+        return Err(unsupported("spec.containers[0].image", &why.to_string()));
     }
     mounts::check(spec)?;
     groups(spec)?;
