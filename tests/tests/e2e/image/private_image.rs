@@ -128,8 +128,10 @@ async fn private_image_stays_private_when_the_record_is_lost() -> Result<()> {
         let _agent = scene.agent.start()?;
         scene.private_pod("never", "Never", &[]).create().await?;
         scene.waiting("never", "ErrImageNeverPull", "").await?;
+        scene.delete("never").await?;
         scene.private_pod("bare", "IfNotPresent", &[]).create().await?;
         scene.waiting("bare", "ErrImagePull", "the credentials for its registry").await?;
+        scene.delete("bare").await?;
         // The registry grants it, and is not asked again.
         scene.private_pod("second", "IfNotPresent", &["pull"]).create_until("Succeeded").await?;
         scene.mac.set_fault(Fault::Pull, "offline")?;
