@@ -138,7 +138,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut node = node_config(&args, &tart, &state).await?;
     state.belong_to(tart.home())?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
-    let images = open_images(&args, &tart, &state, &metrics)?;
+    let images = open_images(&args, &tart, &state, &metrics, owner.was_used())?;
     let address_source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
     let address = address_source.first().await?;
     // A state directory that was copied to another Mac must not make two agents one.
@@ -237,14 +237,17 @@ impl Agent {
         let Self { args, tart, client, object_client, .. } = self;
         let addresses = health::addresses(self.health.clone());
         let allocatable = Arc::new(self.node.resources.allocatable.clone());
-        let allowed = args.allowed_host_path.clone();
+        let shim = std::env::current_exe().map_err(AgentError::Start)?;
+        let host_paths = HostPaths::new(args.allowed_host_path.clone(), self.state.path(), tart.home());
+        let own_files = [Some(&shim), Some(&args.kubeconfig), args.bootstrap_kubeconfig.as_ref()];
+        let host_paths = host_paths.without(own_files.into_iter().flatten().cloned().collect());
         Ok(Host {
             tart: tart.clone(),
             guests: GuestConnections::on(Handle::current()),
             images: self.images.clone(),
             registry: PodRegistry::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
             vms: VmSettings {
-                shim: std::env::current_exe().map_err(AgentError::Start)?,
+                shim,
                 boot_limit: args.host.vm_boot_timeout,
                 dhcp_leases: args.host.dhcp_leases.clone(),
                 serial: args.host.vm_serial,
@@ -253,7 +256,7 @@ impl Agent {
             },
             inputs: InputSettings {
                 sources: InputSources::new(client, object_client.clone(), allocatable, addresses),
-                host_paths: Arc::new(HostPaths::new(allowed, self.state.path(), tart.home())),
+                host_paths: Arc::new(host_paths),
             },
             reports: ReportTargets {
                 events: self.events.clone(),
@@ -427,9 +430,11 @@ fn open_images(
     tart: &Tart,
     state: &StateDir,
     metrics: &Metrics,
+    home_was_used: bool,
 ) -> Result<ImageManager, AgentError> {
     let (policy, pulls) = (args.images.gc_policy()?, args.images.max_parallel_image_pulls.into());
-    let images = Arc::new(ImageStore::open(tart.clone(), state.clone(), pulls, metrics.clone())?);
+    let images = ImageStore::open(tart.clone(), state.clone(), pulls, metrics.clone(), home_was_used)?;
+    let images = Arc::new(images);
     images.offer_partials();
     let collector = || Arc::new(ImageCollector::new(images.clone(), policy));
     let disk_space = DiskSpace::new((!args.disable_vm_gc).then(collector));

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use super::AgentArgs;
 use crate::duration;
 use crate::image::gc::{BadWatermarks, ImageGcPolicy, Watermarks};
-use crate::image::manager::is_remote_name;
+use crate::names::image::{BadImageName, check_name};
 
 /// Flags for images and their disk space.
 #[derive(Debug, Clone, Args)]
@@ -58,12 +58,8 @@ pub(crate) struct PullArgs {
     pub(crate) agent: AgentArgs,
 }
 
-fn remote_name(text: &str) -> Result<String, String> {
-    if is_remote_name(text) {
-        Ok(text.to_owned())
-    } else {
-        Err("an image at a registry has a `/` in its name, and no spaces".to_owned())
-    }
+fn remote_name(text: &str) -> Result<String, BadImageName> {
+    check_name(text).map(|()| text.to_owned())
 }
 
 impl ImageArgs {

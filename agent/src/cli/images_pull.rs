@@ -17,7 +17,7 @@ use crate::image::credentials::{self, BadSecret, Login, RegistryPath};
 use crate::image::pull_socket::{self, PullRequest, PullSocketError};
 use crate::image::{ImageError, ImageStore, PullStarter};
 use crate::metrics::Metrics;
-use crate::state::StateDir;
+use crate::state::{StateDir, TartHomeOwner};
 use crate::tart::Tart;
 
 /// How often the command asks an agent that has started and does not answer yet. Each look at its lock takes seconds, too.
@@ -181,7 +181,7 @@ async fn pull_alone(
     };
     let pulled = images.fetch(image, credentials, arrived).await;
     // Before the lock: tart may be slow to answer.
-    let found = images.cached(image).await;
+    let found = images.brought(image).await;
     if let Some(_lock) = state.lock()? {
         images.reload()?;
         if let Ok(found) = &found {
@@ -207,7 +207,9 @@ async fn pull_alone(
 /// The record of images as it is now.
 fn open(args: &AgentArgs, state: &StateDir) -> Result<ImageStore, FileError> {
     let metrics = Metrics::new();
-    ImageStore::open(Tart::new(&args.tart_binary), state.clone(), 1, metrics)
+    let tart = Tart::new(&args.tart_binary);
+    let home_was_used = TartHomeOwner::has_owner(&tart)?;
+    ImageStore::open(tart, state.clone(), 1, metrics, home_was_used)
 }
 
 /// The user's credentials: from a Docker config, or from tart's own variables.

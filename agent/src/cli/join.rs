@@ -19,6 +19,7 @@ use crate::install::leave::{LeaveError, LeaveOptions, LeaveOutcome, leave};
 use crate::install::status::Status;
 use crate::names::BadNodeName;
 use crate::os::host::HostFacts;
+use crate::state::StateDir;
 
 /// A bootstrap token is 23 bytes long.
 const MAX_TOKEN: u64 = 4096;
@@ -225,8 +226,10 @@ async fn settings(args: &AgentArgs, flags: Vec<String>) -> Result<AgentSettings,
     let homebrew = Path::new("/opt/homebrew/bin/tart");
     let is_named = flags.iter().any(|flag| flag.starts_with("--tart-binary"));
     let is_homebrew = !is_named && !args.tart_binary.exists() && homebrew.exists();
+    // An agent that ran here before keeps its Node.
+    let kept = StateDir::at(&args.state_dir).node_name().ok().flatten();
     Ok(AgentSettings {
-        node: args.node_name(&HostFacts::discover().await.hostname)?,
+        node: args.node_name(kept, &HostFacts::discover().await.hostname)?,
         kubeconfig: AGENT_KUBECONFIG.into(),
         state_dir: args.state_dir.clone(),
         tart: if is_homebrew { homebrew.to_owned() } else { args.tart_binary.clone() },

@@ -150,6 +150,30 @@ pub(crate) fn create_dir(path: &Path) -> Result<(), FileError> {
         .map_err(|source| FileError::new("create", path, source))
 }
 
+/// Creates a directory for this user alone. One that belongs to another user is refused: that user could replace what the agent relies on.
+/// One that others can look into no longer is.
+pub(crate) fn create_private_dir(path: &Path) -> Result<(), FileError> {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    create_dir(path)?;
+    let failed = |source| FileError::new("use", path, source);
+    let found = fs::metadata(path).map_err(failed)?;
+    check_owner(found.uid(), nix::unistd::Uid::effective().as_raw()).map_err(failed)?;
+    if found.mode() & 0o077 != 0 {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn check_owner(owner: u32, me: u32) -> io::Result<()> {
+    if owner == me {
+        return Ok(());
+    }
+    let why = format!(
+        "it belongs to the user with ID {owner}, and this process runs as {me}; run it as that user, or name another directory"
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
 /// Removes a directory with its content; an absent one is fine.
 pub(crate) fn remove_dir(path: &Path) -> Result<(), FileError> {
     absent_is_fine(fs::remove_dir_all(path)).map_err(|source| FileError::new("remove", path, source))
@@ -173,6 +197,20 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<String>, FileError> {
 mod tests {
     use super::*;
     use crate::testing;
+
+    #[test]
+    fn a_private_directory_is_for_its_owner_alone() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let dir = crate::testing::dir();
+        let path = dir.path().join("private");
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        create_private_dir(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        assert!(check_owner(501, 501).is_ok());
+        let refused = check_owner(502, 501).unwrap_err().to_string();
+        assert!(refused.contains("belongs to the user with ID 502"), "{refused}");
+    }
 
     #[test]
     fn a_file_is_read_as_it_was_written() {

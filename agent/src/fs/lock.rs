@@ -1,9 +1,9 @@
 //! Locks that tell whether a process lives: it holds its lock until it ends, and the kernel frees the lock when the process is killed.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +15,8 @@ use super::absent_is_none;
 /// How long `take` tries: [`is_held`] of another process holds the lock for an instant.
 const TAKE_LIMIT: Duration = Duration::from_secs(2);
 
+const LOCK_MODE: u32 = 0o600;
+
 /// A lock that this process holds until it is dropped or the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
@@ -22,7 +24,11 @@ pub(crate) struct Lock(File);
 impl Lock {
     /// Takes the lock at `path`; `None` when another process holds it.
     pub(crate) fn take(path: &Path) -> io::Result<Option<Self>> {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        // Another user who could open the file could lock it, and keep the agent from starting.
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(LOCK_MODE).open(path)?;
+        if file.metadata()?.mode() & 0o7777 != LOCK_MODE {
+            file.set_permissions(Permissions::from_mode(LOCK_MODE))?;
+        }
         let end = Instant::now() + TAKE_LIMIT;
         loop {
             match file.try_lock() {
@@ -76,6 +82,20 @@ mod tests {
     use super::*;
     use crate::testing;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn another_user_cannot_open_a_lock() {
+        let dir = crate::testing::dir();
+        let path = dir.path().join("lock");
+        let mode = || std::fs::metadata(&path).unwrap().mode() & 0o777;
+        std::fs::write(&path, "").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        assert!(Lock::take(&path).unwrap().is_some());
+        assert_eq!(mode(), 0o600, "an older agent has made it");
+        std::fs::remove_file(&path).unwrap();
+        assert!(Lock::take(&path).unwrap().is_some());
+        assert_eq!(mode(), 0o600);
+    }
 
     #[test]
     fn a_lock_is_held_until_it_is_dropped() {

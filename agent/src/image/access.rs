@@ -12,11 +12,10 @@ const MOST: usize = 100;
 pub(crate) struct SecretUid(pub(crate) String);
 
 /// Which Pods may use an image without asking its registry.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ImageAccess {
     /// All Pods: it was pulled without a secret, or by another program.
-    #[default]
     Everyone,
     /// Pods with one of these secrets, which the registry has accepted; the latest one is last.
     With(Vec<SecretUid>),

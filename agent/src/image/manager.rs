@@ -4,13 +4,9 @@ use std::sync::Arc;
 
 use super::gc::{DiskSpace, SpaceRequest, SpaceResult};
 use super::{ImageError, ImageStore};
+use crate::names::image::check_name;
 use crate::names::{BaseName, ImageDigest};
 use crate::tart::Credential;
-
-/// Whether a text names an image in a registry. Another text could be a flag of tart.
-pub(crate) fn is_remote_name(text: &str) -> bool {
-    text.contains('/') && !text.starts_with('-') && !text.contains(char::is_whitespace)
-}
 
 #[derive(Debug, Clone)]
 pub(crate) struct ImageManager {
@@ -28,6 +24,7 @@ impl ImageManager {
         credentials: &[Credential],
         mut on_progress: impl FnMut(u8),
     ) -> Result<ImageDigest, ImageError> {
+        check_name(name)?;
         let mut ready = self.try_once(name, credentials, &mut on_progress).await;
         if let Err(error) = &ready
             && self.disk_space.free(SpaceRequest::Image { name, error }).await == SpaceResult::Freed

@@ -1,7 +1,9 @@
 //! Images on this host: which digest a reference stands for, pulling, ownership, access, and collecting them.
 
 pub(crate) mod access;
+mod content_check;
 pub(crate) mod credentials;
+mod deletion;
 mod error;
 pub(crate) mod gc;
 mod inventory;

@@ -8,8 +8,7 @@ use tokio::sync::Notify;
 
 use crate::mutex::lock;
 
-/// All pins; clones share them. An image is pinned by each of its names, and by that of its base VM, which images of several repositories
-/// may share.
+/// All pins; clones share them. An image is pinned by each of its names, and by that of its base VM.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pins(Arc<Shared>);
 

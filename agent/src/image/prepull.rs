@@ -13,19 +13,22 @@ use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
 use super::ImageError;
-use super::manager::{ImageManager, is_remote_name};
+use super::manager::ImageManager;
 use crate::apiserver::events::{EventReason, Events};
 use crate::backoff::{Delays, IMAGE_PULL};
 use crate::error_chain::chain;
 use crate::names::ImageDigest;
+use crate::names::image::{BadImageName, check_name};
 
 pub(crate) const ANNOTATION: &str = "tart-kubelet.tuist.dev/prepull";
 /// More than fit on any host.
 const MOST: usize = 20;
 
+/// The images that the annotation names. A misspelt one is among them, so that an Event tells of it.
 pub(crate) fn wanted(node: &Node) -> BTreeSet<String> {
     let names = node.annotations().get(ANNOTATION).map_or("", String::as_str).split(',').map(str::trim);
-    names.filter(|name| is_remote_name(name)).take(MOST).map(str::to_owned).collect()
+    let is_remote = |name: &&str| check_name(name) != Err(BadImageName::NotRemote);
+    names.filter(is_remote).take(MOST).map(str::to_owned).collect()
 }
 
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::manager::{ImageManager, is_remote_name};
+use super::manager::ImageManager;
 use crate::error_chain::chain;
 use crate::fs::absent_is_fine;
 use crate::tart::Credential;
@@ -90,8 +90,7 @@ async fn answer(stream: UnixStream, manager: ImageManager) {
         Ok(Ok(Some(line))) => serde_json::from_str::<PullRequest>(&line).ok(),
         _ => None,
     };
-    let Some(PullRequest { image, credentials }) = request.filter(|request| is_remote_name(&request.image))
-    else {
+    let Some(PullRequest { image, credentials }) = request else {
         let _ =
             send(&mut write, &Answer::Failed("this is not a request that the agent knows".to_owned())).await;
         return;

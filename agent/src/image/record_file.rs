@@ -11,7 +11,13 @@ impl StateDir {
         Ok(file::read(&self.images_path())?.unwrap_or_default())
     }
 
-    /// The record, for the process that writes it. A spoilt file is renamed first, so that the agent remembers that images were lost.
+    pub(crate) fn has_images(&self) -> Result<bool, FileError> {
+        let path = self.images_path();
+        path.try_exists().map_err(|source| FileError::new("look for", &path, source))
+    }
+
+    /// The record, for the process that writes it. A spoilt file is renamed first, so that the agent remembers that images were lost: no
+    /// Pod may use an image that is not in the new record, until its registry grants it.
     pub(crate) fn images_for_writing(&self) -> Result<ImageRecord, FileError> {
         let (path, aside) = (self.images_path(), self.spoilt_images_path());
         if file::is_spoilt::<ImageRecord>(&path)? {
@@ -20,6 +26,9 @@ impl StateDir {
                 aside = %aside.display(),
                 "the record of images is spoilt and was put aside; while it is there, no base VM is taken for an orphan"
             );
+            let mut record = ImageRecord::default();
+            record.mark_lost();
+            self.write_images(&record)?;
         }
         self.images()
     }
@@ -56,7 +65,8 @@ mod tests {
         for content in ["{", "", "{\"images\":{}}"] {
             std::fs::write(&record, content).unwrap();
             assert!(is_lost(), "{content}");
-            assert_eq!(state.images_for_writing().unwrap(), ImageRecord::default());
+            assert!(state.images_for_writing().unwrap().is_lost, "{content}");
+            assert!(state.images_for_writing().unwrap().is_lost, "{content}, and the next agent reads it");
             state.write_images(&ImageRecord::default()).unwrap();
             assert!(is_lost(), "{content}, and another agent has written a new record");
             assert_eq!(std::fs::read_to_string(state.spoilt_images_path()).unwrap(), content);

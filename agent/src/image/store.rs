@@ -22,6 +22,7 @@ use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::metrics::Metrics;
 use crate::mutex::lock;
+use crate::names::image::allows;
 use crate::names::{BaseName, ImageDigest, full_name};
 use crate::state::StateDir;
 use crate::tart::{CachedImage, PULL, Tart};
@@ -63,6 +64,8 @@ pub(crate) struct ImageStore {
     pub(super) pull_slots: Semaphore,
     /// Held while a base VM is cloned. tart clones one VM at a time anyway.
     base_clone: tokio::sync::Mutex<()>,
+    /// Held while the content of an image is checked.
+    pub(super) content_check: tokio::sync::Mutex<()>,
     pub(super) record: Mutex<ImageRecord>,
     pub(crate) pins: Pins,
     pub(super) partials: Arc<PartialPulls>,
@@ -72,14 +75,24 @@ pub(crate) struct ImageStore {
 }
 
 impl ImageStore {
-    /// The images that `tart` keeps, with the record of an earlier agent.
+    /// The images that `tart` keeps, with the record of an earlier agent. It is lost if it is absent, and `home_was_used`: an agent has
+    /// worked in tart's home before.
     pub(crate) fn open(
         tart: Tart,
         state: StateDir,
         pulls: usize,
         metrics: Metrics,
+        home_was_used: bool,
     ) -> Result<Self, FileError> {
+        let is_absent = !state.has_images()?;
         let mut record = state.images_for_writing()?;
+        if is_absent {
+            if home_was_used && record.mark_lost() {
+                warn!("the record of images is lost: until its registry grants an image, no Pod may use it");
+            }
+            // From now on, an absent record is a lost one.
+            state.write_images(&record)?;
+        }
         let partials = PartialPulls::new(tart.clone());
         recovery::abandon_dead(&mut record, &tart, &state);
         // Before any tart command deletes the unlocked downloads.
@@ -97,6 +110,7 @@ impl ImageStore {
             pulls: Mutex::default(),
             pull_slots: Semaphore::new(pulls.clamp(1, Semaphore::MAX_PERMITS)),
             base_clone: tokio::sync::Mutex::default(),
+            content_check: tokio::sync::Mutex::default(),
             pins: Pins::default(),
             is_stopping: watch::Sender::default(),
             local: watch::Sender::default(),
@@ -130,15 +144,20 @@ impl ImageStore {
 
     /// The registry has granted an image: for a pull secret, or without any.
     pub(crate) fn grant(&self, digest: &ImageDigest, secret: Option<&SecretUid>) {
-        self.update(|record| record.grant(digest, secret));
+        let inode = self.tart.image_inode(digest);
+        self.update(|record| record.grant(digest, inode, secret, Timestamp::now()));
     }
 
-    /// The base VM of an image. The agent clones it for the first Pod with the image, and after a user has deleted it.
+    /// The base VM of an image. The agent clones it for the first Pod with the image, once it has checked the image's content, and after a
+    /// user has deleted it.
     pub(crate) async fn base(&self, image: &str, digest: &ImageDigest) -> Result<BaseName, ImageError> {
         let base = BaseName::of(digest);
         self.used(digest, Timestamp::now());
         if self.tart.has_base(&base) {
             return Ok(base);
+        }
+        if self.tart.has_image(digest) {
+            self.check_content(image, digest).await?;
         }
         let _guard = self.base_clone.lock().await;
         if !self.tart.has_base(&base) {
@@ -303,10 +322,17 @@ impl ImageStore {
         image: &str,
         starter: PullStarter,
     ) -> Result<Option<ImageDigest>, ImageError> {
-        let found = self.cached(image).await?;
-        self.record_result(image, found.as_ref(), starter);
+        let found = match starter {
+            PullStarter::ThisProcess => self.brought(image).await,
+            PullStarter::AnotherProcess => self.cached(image).await,
+        };
+        match &found {
+            Ok(found) => self.record_result(image, found.as_ref(), starter),
+            Err(ImageError::WrongDigest { .. }) => self.record_result(image, None, starter),
+            Err(_) => {}
+        }
         self.refresh().await;
-        Ok(found)
+        found
     }
 
     /// Records that a pull has brought this image, or none.
@@ -333,13 +359,31 @@ impl ImageStore {
     }
 
     pub(crate) async fn cached(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
+        Ok(self.look(image).await?.0)
+    }
+
+    /// What the cache has for a reference, and what it has in the place of a pinned image: tart takes whatever manifest the registry
+    /// answers with, and links the digest that it asked for to the one that it got.
+    async fn look(&self, image: &str) -> Result<(Option<ImageDigest>, Option<ImageDigest>), ImageError> {
         let look = |source| ImageError::Look(image.to_owned(), Arc::new(source));
         let found = self.tart.cached_digest(image).await.map_err(look)?;
         // tart echoes every digest, cached or not.
-        let found = found.filter(|digest| self.is_local(digest));
-        if let Some(digest) = &found {
-            lock(&self.digests).insert(image.to_owned(), digest.clone());
+        let Some(digest) = found.filter(|digest| self.is_local(digest)) else { return Ok((None, None)) };
+        if !allows(image, &digest) {
+            return Ok((None, Some(digest)));
         }
-        Ok(found)
+        lock(&self.digests).insert(image.to_owned(), digest.clone());
+        Ok((Some(digest), None))
+    }
+
+    /// What a pull of this process has brought.
+    pub(crate) async fn brought(&self, image: &str) -> Result<Option<ImageDigest>, ImageError> {
+        let (found, wrong) = self.look(image).await?;
+        let Some(wrong) = wrong else { return Ok(found) };
+        // tart would take the link for the pinned image for ever.
+        if let Err(error) = self.tart.delete_image(image).await {
+            warn!(image, error = chain(&error), "cannot delete a digest that leads to another image");
+        }
+        Err(ImageError::WrongDigest { image: image.to_owned(), found: wrong })
     }
 }

@@ -55,6 +55,48 @@ impl TryFrom<String> for ImageDigest {
     }
 }
 
+/// Why a text is not the name of an image that the agent takes.
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum BadImageName {
+    /// It could be a flag of tart.
+    #[error("an image at a registry has a `/` in its name, no spaces, and no `-` at its start")]
+    NotRemote,
+    #[error(
+        "`{0}` is not the name of an image: host and repository have only small letters, digits, `.`, `_`, `-`, single slashes, and \
+         a `:` before a port"
+    )]
+    Spelling(String),
+    #[error("`{0}` is not the name of an image: 64 digits from 0-9 and a-f follow `@sha256:`")]
+    Digest(String),
+}
+
+/// Refuses names of which a Mac's disk has two spellings: it takes `ORG` for `org`, and tart takes `//` for `/` and writes a colon as
+/// `%3A`. The record of images has one spelling, so that a Pod would get a private image by another one.
+pub(crate) fn check_name(image: &str) -> Result<(), BadImageName> {
+    if !image.contains('/') || image.starts_with('-') || image.contains(char::is_whitespace) {
+        return Err(BadImageName::NotRemote);
+    }
+    let (host, path) = repository(image).split_once('/').ok_or(BadImageName::NotRemote)?;
+    let (host, port) = host.split_once(':').unwrap_or((host, "0"));
+    let is_word = |word: &str| {
+        !matches!(word, "" | "." | "..")
+            && word.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-'))
+    };
+    let is_port = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    if !is_word(host) || !is_port || !path.split('/').all(is_word) {
+        return Err(BadImageName::Spelling(image.to_owned()));
+    }
+    if image.contains('@') && ImageDigest::parse(image).is_none() {
+        return Err(BadImageName::Digest(image.to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether an image by tag or digest may be this one: a name with a digest stands for no other.
+pub(crate) fn allows(image: &str, found: &ImageDigest) -> bool {
+    image.split_once('@').is_none_or(|(_, digest)| digest == found.parts().1)
+}
+
 /// The name of an image as tart knows it: with `:latest` when it has neither tag nor digest.
 pub(crate) fn full_name(image: &str) -> String {
     let named = repository(image).len() < image.len();
@@ -88,6 +130,43 @@ mod tests {
         ] {
             assert_eq!(ImageDigest::parse(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_name_with_a_second_spelling_is_refused() {
+        let hex = "0123456789abcdef".repeat(4);
+        for good in ["r.test/a", "r.test:5000/a-b/c_d.e:V1", &format!("r.test/a@sha256:{hex}")] {
+            assert_eq!(check_name(good), Ok(()), "{good}");
+        }
+        for remote in ["", "a", "--a/b", "r.test/a b"] {
+            assert_eq!(check_name(remote), Err(BadImageName::NotRemote), "{remote}");
+        }
+        for bad in [
+            "R.test/a",
+            "r.test/A",
+            "r.test/ORG/a:1",
+            "r.test//a",
+            "/r.test/a",
+            "r.test/a/",
+            "r.test/../a",
+            "r.test%3A5000/a",
+            "r.test:/a",
+            "r.test:x/a",
+            "r.test/\u{e9}",
+        ] {
+            assert_eq!(check_name(bad), Err(BadImageName::Spelling(bad.to_owned())), "{bad}");
+        }
+        for bad in ["r.test/a@sha256:00".to_owned(), format!("r.test/a@sha256:{}", hex.to_uppercase())] {
+            assert_eq!(check_name(&bad), Err(BadImageName::Digest(bad.clone())), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_digest_stands_for_no_other() {
+        let of = |digit: char| format!("r.test/a@sha256:{}", digit.to_string().repeat(64));
+        let found = ImageDigest::parse(&of('a')).unwrap();
+        assert!(allows("r.test/a:1", &found) && allows("r.test/a", &found) && allows(&of('a'), &found));
+        assert!(!allows(&of('b'), &found));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use sha2::{Digest, Sha256};
+
 use super::{ImageDigest, PodUid};
 
 const PREFIX: &str = "tk-";
 const BASE_PREFIX: &str = "tk-base-";
-/// Half of a digest is enough to tell images apart, and too long to be taken for the number of a restart.
+/// Half of a hash is enough to tell images apart, and too long to be taken for the number of a restart.
 const BASE_DIGITS: usize = 32;
 
 /// How often the Pod's container had restarted when the agent planned a VM for it; the first VM has 0.
@@ -64,17 +66,20 @@ impl fmt::Display for VmName {
     }
 }
 
-/// The name of the VM that all VMs of one image are cloned from, and that never runs: `tk-base-<half of the image's digest>`.
+/// The name of the VM that all VMs of one image are cloned from, and that never runs: `tk-base-<half of a hash of the image's name>`.
+///
+/// The name that is hashed has host, repository and digest: another registry can serve the manifest of a known image with other content.
 ///
 /// No text is both such a name and a [`VmName`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize)]
 pub(crate) struct BaseName(String);
 
 impl BaseName {
-    /// The name for an image, the same in every repository.
+    /// The name for an image, another one in every repository.
     pub(crate) fn of(image: &ImageDigest) -> Self {
-        let digits: String = image.hex().chars().take(BASE_DIGITS).collect();
-        Self(format!("{BASE_PREFIX}{digits}"))
+        let hash = Sha256::digest(image.to_string());
+        let bytes = hash.iter().take(BASE_DIGITS / 2);
+        Self(bytes.fold(BASE_PREFIX.to_owned(), |name, byte| format!("{name}{byte:02x}")))
     }
 }
 
@@ -145,6 +150,19 @@ mod tests {
         for name in nearly.into_iter().chain(others.map(str::to_owned)).chain([format!("xtk-{UID}-0"), upper])
         {
             assert_eq!(name.parse::<VmName>(), Err(ForeignVm(name.clone())), "{name}");
+        }
+    }
+
+    #[test]
+    fn images_of_two_repositories_never_share_a_base() {
+        let base = |image: &str| {
+            BaseName::of(&ImageDigest::parse(&format!("{image}@sha256:{}", "a".repeat(64))).unwrap())
+        };
+        assert_eq!(base("r.test/macos"), base("r.test/macos"));
+        let distinct = ["r.test/macos", "r.test/other", "evil.test/macos", "r.test:5000/macos"].map(base);
+        for (number, one) in distinct.iter().enumerate() {
+            assert!(distinct[..number].iter().all(|other| other != one), "{one}");
+            assert_eq!(one.to_string().parse(), Ok(one.clone()));
         }
     }
 

@@ -7,7 +7,7 @@ use crate::tart::CachedImage;
 
 /// The kubelet's limit of names of one image.
 const MAX_NAMES: usize = 5;
-/// The prefix of a label; half of the image's digest follows, as in the name of its base VM.
+/// The prefix of a label; half of the image's digest follows.
 const LABEL_PREFIX: &str = "image.tuist.dev/";
 const LABEL_DIGITS: usize = 32;
 
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_has_the_digits_of_the_base_vm_and_a_name_for_users() {
+    fn a_label_has_digits_of_the_digest_and_a_name_for_users() {
         let mut long = image(2, &[]);
         long.tags = vec![format!("r.test/{}:1", "x".repeat(100))];
         for (image, value) in [
@@ -71,8 +71,7 @@ mod tests {
             (image(1, &[]), "macos".to_owned()),
             (long, "x".repeat(63)),
         ] {
-            let base = crate::names::BaseName::of(&image.digest).to_string();
-            let key = format!("{LABEL_PREFIX}{}", base.strip_prefix("tk-base-").unwrap());
+            let key = format!("{LABEL_PREFIX}{}", &image.digest.hex()[..LABEL_DIGITS]);
             assert_eq!(labels(&[image]), Labels::from([(key, value)]));
         }
     }

@@ -98,6 +98,7 @@ impl StateDir {
     /// Opens the directory, creating it when it is new.
     pub(crate) fn open(root: &Path) -> Result<Self, FileError> {
         let root = std::path::absolute(root).map_err(|source| FileError::new("open", root, source))?;
+        crate::fs::file::create_private_dir(&root)?;
         crate::fs::file::create_dir(&root.join("pods"))?;
         crate::fs::file::create_dir(&root.join("logs"))?;
         crate::fs::file::create_dir(&root.join("volumes"))?;

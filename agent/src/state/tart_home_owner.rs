@@ -31,6 +31,8 @@ pub(crate) struct TartHomeOwner {
     node: String,
     /// The cluster that the home belonged to before, if that is known.
     before: Option<Cluster>,
+    /// Whether an agent has worked in the home before.
+    was_used: bool,
     _lock: Lock,
 }
 
@@ -112,14 +114,15 @@ impl TartHomeOwner {
     pub(crate) fn take(tart: &Tart, node: &NodeName) -> Result<Self, TartHomeError> {
         let home = tart.home();
         let lock_path = home.join("tart-kubelet.lock");
-        file::create_dir(home)?;
+        file::create_private_dir(home)?;
         let lock = Lock::take(&lock_path).map_err(|source| FileError::new("lock", &lock_path, source))?;
         // After the lock: the agent that holds the lock writes the file.
         let owner = file::read::<Owner>(&owner_path(tart))?.map(Owner::split);
         let (owner, before) = owner.map_or((None, None), |(node, cluster)| (Some(node), cluster));
         let Some(lock) = lock else { return Err(TartHomeError::Held { home: home.to_owned(), node: owner }) };
         let node = node.to_string();
-        let owned = |before| Self { tart: tart.clone(), node: node.clone(), before, _lock: lock };
+        let was_used = owner.is_some();
+        let owned = |before| Self { tart: tart.clone(), node: node.clone(), before, was_used, _lock: lock };
         match owner {
             Some(owner) if owner == node => return Ok(owned(before)),
             Some(owner) => {
@@ -131,6 +134,17 @@ impl TartHomeOwner {
         }
         file::write_durably(&owner_path(tart), &Owner::Node(node.clone()))?;
         Ok(owned(None))
+    }
+
+    /// Whether an agent has worked in the home before this one.
+    pub(crate) fn was_used(&self) -> bool {
+        self.was_used
+    }
+
+    /// Whether an agent has ever worked in tart's home.
+    pub(crate) fn has_owner(tart: &Tart) -> Result<bool, FileError> {
+        let path = owner_path(tart);
+        path.try_exists().map_err(|source| FileError::new("look for", &path, source))
     }
 
     /// Records the cluster, once the agent knows it. It takes the home from another cluster only when no VM of its Pods runs or is being

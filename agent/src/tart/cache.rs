@@ -5,7 +5,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::names::ImageDigest;
 use crate::names::image::repository;
@@ -41,8 +41,13 @@ pub(super) fn images(cache: &Path) -> io::Result<Vec<CachedImage>> {
 
 /// Whether the cache has all of an image.
 pub(super) fn has(cache: &Path, image: &ImageDigest) -> bool {
+    is_complete(&dir(cache, image))
+}
+
+/// The directory of an image, whether or not it exists.
+pub(super) fn dir(cache: &Path, image: &ImageDigest) -> PathBuf {
     let (repository, digest) = image.parts();
-    is_complete(&cache.join(directory(repository)).join(digest))
+    cache.join(directory(repository)).join(digest)
 }
 
 /// Whether a directory has all files of an image or a VM.
@@ -54,16 +59,13 @@ pub(super) fn is_complete(dir: &Path) -> bool {
 
 /// The inode of an image's directory.
 pub(super) fn inode(cache: &Path, image: &ImageDigest) -> Option<u64> {
-    let (repository, digest) = image.parts();
-    fs::symlink_metadata(cache.join(directory(repository)).join(digest)).ok().map(|metadata| metadata.ino())
+    fs::symlink_metadata(dir(cache, image)).ok().map(|metadata| metadata.ino())
 }
 
 /// Whether an image was pulled by its digest.
 pub(super) fn is_explicitly_pulled(cache: &Path, image: &ImageDigest) -> bool {
-    let (repository, digest) = image.parts();
     // If the disk does not answer, it may have been.
-    let mark = cache.join(directory(repository)).join(digest).join(".explicitly-pulled");
-    mark.try_exists().unwrap_or(true)
+    dir(cache, image).join(".explicitly-pulled").try_exists().unwrap_or(true)
 }
 
 /// The cached digests of an image's repository.

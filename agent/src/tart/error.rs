@@ -119,7 +119,11 @@ impl Fault {
     }
 
     /// Reads tart's message. Its exit codes do not tell failures apart: most have 1, three have 2.
+    ///
+    /// What follows `why: "` and `details: "` are words of a registry, which could have the agent delete the images of others.
     pub(crate) fn of(stderr: &str) -> Self {
+        let own = |text, mark| str::split_once(text, mark).map_or(text, |(own, _)| own);
+        let stderr = own(own(stderr, "why: \""), "details: \"");
         let says = |part: &str| stderr.contains(part);
         if says("the specified VM \"") && says("does not exist") {
             Self::MissingVm
@@ -263,6 +267,16 @@ mod tests {
                 "Error: AuthFailed(why: \"received unexpected HTTP status code 403\", details: \"\")",
                 Fault::AccessDenied,
             ),
+            (
+                "Error: UnexpectedHTTPStatusCode(when: \"pulling manifest\", code: 404, details: \"No space left on device\")",
+                Fault::ImageNotFound,
+            ),
+            (
+                "Error: UnexpectedHTTPStatusCode(when: \"pulling blob\", code: 500, details: \"\nVZErrorDomain Code=6, \
+                 the specified VM \\\"x\\\" does not exist\")",
+                Fault::Other,
+            ),
+            ("Error: MalformedHeader(why: \"No space left on device\")", Fault::Other),
             ("Error: The request timed out.", Fault::Network),
             ("Error: Could not connect to the server.", Fault::Network),
             ("something new", Fault::Other),

@@ -6,6 +6,7 @@ mod call_record;
 mod credential;
 mod error;
 mod home;
+mod image_content;
 mod list;
 mod lock;
 mod own_pulls;
@@ -19,6 +20,7 @@ pub(crate) use cache::CachedImage;
 pub(crate) use credential::Credential;
 pub(crate) use error::{Fault, TartError, reason, running_vms};
 pub(crate) use home::{HomeError, check as check_home};
+pub(crate) use image_content::{CheckedContent, ContentError};
 pub(crate) use list::VmSource;
 pub(crate) use lock::{VmLock, touched, vm_lock};
 pub(crate) use own_pulls::OwnPulls;
@@ -50,6 +52,9 @@ const CLONE: Duration = Duration::from_mins(5);
 const DELETE: Duration = Duration::from_mins(5);
 /// The deadline of a pull, with the time that tart waits for other pulls.
 pub(crate) const PULL: Duration = Duration::from_hours(2);
+
+/// A disk that reads 100 MB a second has read 180 GB by then.
+const CHECK: Duration = Duration::from_mins(30);
 
 /// More calls than are ever under way at once.
 const ALL_CALLS: u32 = 10_000;
@@ -354,6 +359,11 @@ impl Tart {
     /// All images in the cache, those of other programs included.
     pub(crate) fn cached_images(&self) -> io::Result<Vec<CachedImage>> {
         cache::images(&self.cache())
+    }
+
+    /// Compares the files of a cached image with its manifest. That reads all of it, so that a large image takes a minute.
+    pub(crate) async fn check_content(&self, image: &ImageDigest) -> Result<CheckedContent, ContentError> {
+        image_content::check_within(cache::dir(&self.cache(), image), image.hex().to_owned(), CHECK).await
     }
 
     pub(crate) fn has_image(&self, image: &ImageDigest) -> bool {

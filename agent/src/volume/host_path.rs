@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
@@ -50,6 +51,8 @@ pub(crate) struct HostPaths {
     state: PathBuf,
     /// The directory with all VMs and images, which no Pod may use.
     tart_home: PathBuf,
+    /// The agent's program and credentials, which no Pod may use.
+    own_files: Vec<PathBuf>,
 }
 
 /// A directory of the host that a Pod cannot use.
@@ -63,6 +66,8 @@ pub(crate) enum HostPathError {
     State(String),
     #[error("hostPath {0} would give the Pod the VMs and images of this Node")]
     Vms(String),
+    #[error("hostPath {0} would give the Pod the program or the credentials of this Node's agent")]
+    OwnFile(String),
     /// The guest of another Pod could replace it while its VM starts.
     #[error(
         "hostPath {path} is inside {outer}, which Pod {pod} can write to, so that it could become any other directory of the host; \
@@ -105,7 +110,14 @@ pub(super) struct HostDir {
 
 impl HostPaths {
     pub(crate) fn new(allowed: Vec<AllowedHostPath>, state: &Path, tart_home: &Path) -> Self {
-        Self { allowed, state: state.to_owned(), tart_home: tart_home.to_owned() }
+        let (state, tart_home) = (state.to_owned(), tart_home.to_owned());
+        Self { allowed, state, tart_home, own_files: Vec::new() }
+    }
+
+    /// Keeps files of the agent from Pods, too.
+    #[must_use]
+    pub(crate) fn without(self, own_files: Vec<PathBuf>) -> Self {
+        Self { own_files, ..self }
     }
 
     /// Opens a directory for a Pod, and creates it if it may.
@@ -126,17 +138,27 @@ impl HostPaths {
             return Err(HostPathError::NotPlain(shown()));
         }
         let failed = |error| HostPathError::Io(shown(), error);
-        let path = resolve(path).map_err(failed)?;
+        let path = match resolve(path) {
+            Ok(path) => path,
+            // What is wrong with a path of the host is not for a Pod to know.
+            Err(_) if !self.names_allowed(path) => return Err(HostPathError::NotAllowed(shown())),
+            Err(error) => return Err(failed(error)),
+        };
         let allowed = self.allowed_root(&path).ok_or_else(|| HostPathError::NotAllowed(shown()))?;
         let touches = |other: &Path| {
             let other = resolve(other).map_err(failed)?;
-            Ok(path.starts_with(&other) || other.starts_with(&path))
+            Ok(is_inside(&path, &other) || is_inside(&other, &path))
         };
         if touches(&self.state)? {
             return Err(HostPathError::State(shown()));
         }
         if touches(&self.tart_home)? {
             return Err(HostPathError::Vms(shown()));
+        }
+        for file in &self.own_files {
+            if touches(file)? {
+                return Err(HostPathError::OwnFile(shown()));
+            }
         }
         if !is_shareable(&path) {
             return Err(HostPathError::NotShareable(shown()));
@@ -154,7 +176,8 @@ impl HostPaths {
                 if !identity.is_at(&path).map_err(failed)? {
                     return Err(HostPathError::Replaced(shown()));
                 }
-                Ok(HostDir { dir, path, identity, writable: !allowed.read_only })
+                let writable = !allowed.read_only && !self.has_read_only_inside(&path);
+                Ok(HostDir { dir, path, identity, writable })
             }
             Err(error) if error.kind() == io::ErrorKind::NotADirectory && kind.is_empty() => {
                 Err(HostPathError::OnlyDirectories(shown()))
@@ -180,6 +203,20 @@ impl HostPaths {
         }
     }
 
+    /// Whether a directory has one in it that no Pod may write to.
+    fn has_read_only_inside(&self, path: &Path) -> bool {
+        self.allowed.iter().filter(|allowed| allowed.read_only).any(|allowed| {
+            // An unknown counts as inside.
+            resolve(&allowed.path).map_or(true, |inner| is_inside(&inner, path))
+        })
+    }
+
+    /// Whether a path as the Pod has it is inside an allowed directory.
+    fn names_allowed(&self, path: &Path) -> bool {
+        self.allowed.iter().any(|allowed| path.starts_with(&allowed.path))
+            || self.allowed_root(path).is_some()
+    }
+
     /// The innermost allowed directory that contains `path`.
     fn allowed_root(&self, path: &Path) -> Option<AllowedHostPath> {
         let roots = self.allowed.iter().filter_map(|allowed| {
@@ -189,6 +226,22 @@ impl HostPaths {
         // Of two flags for the same directory, `:ro` counts.
         roots.max_by_key(|root| (root.path.components().count(), root.read_only))
     }
+}
+
+/// Whether a path without links is inside another, or the same. macOS has several paths to one directory: it takes capitals for small
+/// letters, and shows the volume of users' data at two places. So the directories themselves are compared, too.
+fn is_inside(path: &Path, outer: &Path) -> bool {
+    let (path, outer) = (without_data_volume(path), without_data_volume(outer));
+    let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
+    let outer_identity = identity(&outer);
+    path.starts_with(&outer)
+        || (outer_identity.is_some() && path.ancestors().any(|part| identity(part) == outer_identity))
+}
+
+/// The path of a file as seen from the root: macOS links directories of the data volume into it, and these links are no symbolic ones.
+fn without_data_volume(path: &Path) -> PathBuf {
+    path.strip_prefix("/System/Volumes/Data")
+        .map_or_else(|_| path.to_owned(), |rest| Path::new("/").join(rest))
 }
 
 /// Opens a directory below `root`, step by step: a link that a guest has created since the path was resolved is not followed.
@@ -327,6 +380,67 @@ mod tests {
         assert!(!at("elsewhere/none").exists() && !at("elsewhere/new").exists());
         // Links may lead into allowed directories.
         assert_eq!(host.ask("elsewhere/in", "").unwrap().path, at("data/sub").canonicalize().unwrap());
+    }
+
+    #[test]
+    fn a_path_is_inside_another_by_any_of_its_names() {
+        let host = Host::new();
+        let at = |inside: &str| host.temp.path().join(inside);
+        for (path, outer, expected) in [
+            ("/System/Volumes/Data/Users/me/state", "/Users/me", true),
+            ("/Users/me/state", "/System/Volumes/Data", true),
+            ("/Users/me", "/Users/me", true),
+            ("/Users/me2", "/Users/me", false),
+            ("/Users", "/Users/me", false),
+        ] {
+            assert_eq!(is_inside(Path::new(path), Path::new(outer)), expected, "{path} {outer}");
+        }
+        // Another name of the same directory, as for capitals on a Mac.
+        symlink(at("data"), at("DATA")).unwrap();
+        assert!(is_inside(&at("DATA/sub"), &at("data")) && is_inside(&at("data/sub"), &at("DATA")));
+        assert!(!is_inside(&at("data"), &at("DATA/sub")) && !is_inside(&at("data2"), &at("DATA")));
+    }
+
+    #[test]
+    fn a_read_only_directory_is_not_writable_through_an_outer_one() {
+        let host = Host::new();
+        let allowed = ["data".to_owned(), "data/sub:ro".to_owned()];
+        let at = |inside: &str| host.temp.path().join(inside);
+        let allowed = allowed.map(|text| host.path(&text).parse().unwrap()).to_vec();
+        let paths = HostPaths::new(allowed, &at("state"), &at("tart"));
+        let writable = |inside: &str| {
+            let source = HostPathVolumeSource { path: host.path(inside), type_: None };
+            paths.prepare(&source, &"0b1c".parse().unwrap()).unwrap().writable
+        };
+        assert!(!writable("data") && !writable("data/sub") && writable("data/other"));
+    }
+
+    #[test]
+    fn a_pod_does_not_learn_what_is_on_the_host() {
+        let host = Host::new();
+        let at = |inside: &str| host.temp.path().join(inside);
+        fs::write(at("elsewhere/file"), "").unwrap();
+        symlink(at("nowhere"), at("elsewhere/dangling")).unwrap();
+        symlink(at("elsewhere/loop"), at("elsewhere/loop")).unwrap();
+        for inside in ["elsewhere/none", "elsewhere/file/x", "elsewhere/dangling", "elsewhere/loop"] {
+            assert!(host.refusal(inside, "Directory").contains("is not allowed"), "{inside}");
+        }
+    }
+
+    #[test]
+    fn no_pod_gets_the_agents_program_or_credentials() {
+        let host = Host::new();
+        let at = |inside: &str| host.temp.path().join(inside);
+        let paths = HostPaths::new(vec![host.path("data").parse().unwrap()], &at("state"), &at("tart"));
+        let paths = paths.without(vec![at("data/sub/kubeconfig")]);
+        let ask = |inside: &str| {
+            let source = HostPathVolumeSource { path: host.path(inside), type_: None };
+            paths.prepare(&source, &"0b1c".parse().unwrap())
+        };
+        for inside in ["data", "data/sub"] {
+            assert!(matches!(ask(inside), Err(HostPathError::OwnFile(_))), "{inside}");
+        }
+        assert!(ask("data/other").is_ok());
     }
 
     #[test]

@@ -78,6 +78,8 @@ impl Events {
         reason: impl fmt::Display,
         note: &str,
     ) {
+        // A Pod's words must not fill the log.
+        let note = cut(note);
         let reason = reason.to_string();
         let kind = reference.kind.as_deref().unwrap_or_default().to_ascii_lowercase();
         let object = match (&reference.namespace, reference.name.as_deref().unwrap_or_default()) {
@@ -89,7 +91,7 @@ impl Events {
         } else {
             info!(object, reason, "{note}");
         }
-        let record = EventRecord { warns, action: action(&reason, note), reason, note: cut(note).to_owned() };
+        let record = EventRecord { warns, action: action(&reason, note), reason, note: note.to_owned() };
         // In the background: an Event that cannot be written must not delay what it reports.
         let events = self.clone();
         tokio::spawn(async move {

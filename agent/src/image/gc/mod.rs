@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::names::{BaseName, ImageDigest};
+use crate::names::ImageDigest;
 use crate::os::availability::Availability;
 
 /// When images are collected, in percent of the disk that is full.
@@ -159,12 +159,6 @@ pub(crate) fn choose(observation: &ImageGcObservation) -> Vec<(ImageDigest, Imag
         }
     }
     verdicts.into_iter().map(|(image, verdict)| (image.digest.clone(), verdict)).collect()
-}
-
-/// Whether the base VM of an image goes with it: not while another known image has the same. Two repositories can have the same image.
-fn takes_base_along<'a>(image: &ImageDigest, known: impl IntoIterator<Item = &'a ImageDigest>) -> bool {
-    let base = BaseName::of(image);
-    !known.into_iter().any(|other| other != image && BaseName::of(other) == base)
 }
 
 fn verdict(observation: &ImageGcObservation, image: &Image) -> ImageVerdict {

@@ -149,40 +149,6 @@ proptest! {
         prop_assert!(stays(true) || !observation.images.iter().any(|image| image.has_base));
     }
 
-    /// Images of two repositories that have much in common: whatever goes, one after the other, a base VM is left if there was any.
-    #[test]
-    fn images_that_share_a_base_leave_one_to_clone_from(
-        images in proptest::collection::vec((0u64..3, any::<bool>(), 0i64..100), 1..6),
-        bases in proptest::collection::hash_set(0u64..3, 0..3),
-    ) {
-        let of = |number: u64, is_other: bool| {
-            let repository = if is_other { "r.test/other" } else { "r.test/macos" };
-            ImageDigest::parse(&format!("{repository}@sha256:{number:032x}{number:032x}")).unwrap()
-        };
-        // Half of a digest is the name of a base.
-        let base = |number: u64| BaseName::of(&of(number, false));
-        let mut bases: BTreeMap<String, BaseName> = bases.iter().map(|n| (base(*n).to_string(), base(*n))).collect();
-        let mut left: BTreeMap<ImageDigest, i64> =
-            images.iter().map(|(number, is_other, used)| (of(*number, *is_other), *used)).collect();
-        bases.retain(|_, base| left.keys().any(|digest| BaseName::of(digest) == *base));
-        let had_base = !bases.is_empty();
-        loop {
-            let images = left.iter().map(|(digest, used)| Image {
-                digest: digest.clone(),
-                has_base: bases.contains_key(&BaseName::of(digest).to_string()),
-                ..image(1, *used)
-            });
-            let verdicts = choose(&observation(images.collect(), 0, PassStage::Requested));
-            let Some((digest, _)) = verdicts.into_iter().find(|(_, verdict)| *verdict == ImageVerdict::Delete) else { break };
-            if takes_base_along(&digest, left.keys()) {
-                bases.remove(&BaseName::of(&digest).to_string());
-            }
-            left.remove(&digest);
-        }
-        prop_assert_eq!(!bases.is_empty(), had_base);
-        prop_assert_eq!(left.len(), 1);
-    }
-
     #[test]
     fn the_order_is_that_of_last_use(observation in any_observation()) {
         let of = |digest: &ImageDigest| observation.images.iter().find(|image| image.digest == *digest).unwrap();

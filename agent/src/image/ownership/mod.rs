@@ -23,6 +23,9 @@ pub(crate) struct ImageRecord {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     partials: BTreeSet<String>,
     pub(crate) images: Vec<KnownImage>,
+    /// Whether an earlier record was lost. An image that is not in this one may be a private one that the agent has pulled.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_lost: bool,
 }
 
 /// A pull as it was started.
@@ -51,11 +54,15 @@ pub(crate) struct KnownImage {
     pub(crate) digest: ImageDigest,
     /// The names by which the agent has pulled it. Without any, the image is foreign, and only its base VM is the agent's own.
     pub(crate) names: BTreeSet<String>,
-    /// The inode of the directory that the agent has pulled. A directory with another inode is foreign, whatever its name.
+    /// The inode of the directory that the agent has pulled, or of a foreign one whose registry was asked for access. A directory with
+    /// another inode is foreign, whatever its name.
     pub(crate) inode: Option<u64>,
-    /// Which Pods may use it, if it is the agent's own.
-    #[serde(default)]
+    /// Which Pods may use it, if it is the agent's own or its inode is known.
+    #[serde(default = "ImageAccess::nobody")]
     pub(crate) access: ImageAccess,
+    /// The inode of the directory whose content the agent has compared with its manifest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    checked: Option<u64>,
     pub(crate) pulled_at: Timestamp,
     pub(crate) last_used_at: Timestamp,
 }
@@ -71,7 +78,8 @@ impl KnownImage {
     /// An image of another program, of which only the base VM is the agent's own.
     fn foreign(digest: &ImageDigest, now: Timestamp) -> Self {
         let (names, access) = (BTreeSet::new(), ImageAccess::Everyone);
-        Self { digest: digest.clone(), names, inode: None, access, pulled_at: now, last_used_at: now }
+        let (digest, inode, checked) = (digest.clone(), None, None);
+        Self { digest, names, inode, access, checked, pulled_at: now, last_used_at: now }
     }
 
     /// Whether the directory with this inode in the cache is the one that the agent has pulled.
@@ -95,13 +103,48 @@ impl ImageRecord {
         let is_coming = self.pulls.iter().any(|(name, pull)| {
             digest.is_of_repository(name) && pull.is_fetched && pull.is_new(digest.hex())
         });
-        if is_coming { ImageAccess::nobody() } else { ImageAccess::Everyone }
+        if is_coming || self.is_lost { ImageAccess::nobody() } else { ImageAccess::Everyone }
     }
 
-    /// The registry has granted an image; whether that changes the record.
-    pub(crate) fn grant(&mut self, digest: &ImageDigest, secret: Option<&SecretUid>) -> bool {
+    /// The registry has granted an image that is in the directory with this inode; whether that changes the record.
+    pub(crate) fn grant(
+        &mut self,
+        digest: &ImageDigest,
+        inode: Option<u64>,
+        secret: Option<&SecretUid>,
+        now: Timestamp,
+    ) -> bool {
+        if self.is_lost && inode.is_some() {
+            let index = self.images.iter().position(|known| known.digest == *digest);
+            let index = index.unwrap_or_else(|| {
+                self.images.push(KnownImage::foreign(digest, now));
+                self.images.len() - 1
+            });
+            let known = &mut self.images[index];
+            // Its access was lost with the record.
+            if !known.is_own(inode) && known.inode != inode {
+                known.names.clear();
+                (known.inode, known.access) = (inode, ImageAccess::nobody());
+            }
+        }
         let known = self.images.iter_mut().find(|known| known.digest == *digest);
         known.is_some_and(|known| known.access.grant(secret))
+    }
+
+    /// Whether the content of the directory with this inode was compared with its manifest.
+    pub(crate) fn is_checked(&self, digest: &ImageDigest, inode: Option<u64>) -> bool {
+        inode.is_some() && self.images.iter().any(|known| known.digest == *digest && known.checked == inode)
+    }
+
+    /// The content of the directory with this inode is what its manifest says; whether that changes the record.
+    pub(crate) fn mark_checked(&mut self, digest: &ImageDigest, inode: Option<u64>) -> bool {
+        let known = self.images.iter_mut().find(|known| known.digest == *digest);
+        known.is_some_and(|known| std::mem::replace(&mut known.checked, inode) != inode)
+    }
+
+    /// An earlier record was lost; whether that changes this one.
+    pub(crate) fn mark_lost(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_lost, true)
     }
 
     /// The names of the pulls that have not ended.

@@ -267,7 +267,9 @@ fn a_private_image_is_for_the_secrets_that_its_registry_has_accepted() {
     assert_eq!(record.access(&digest('f'), inode('f')), ImageAccess::Everyone, "it was cached before");
     record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
     assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::nobody(), "no secret was granted");
-    assert!(record.grant(&digest('a'), Some(&secret)) && !record.grant(&digest('b'), Some(&secret)));
+    let inode = |digit: char| Some(u64::from(digit));
+    assert!(record.grant(&digest('a'), inode('a'), Some(&secret), at(1)));
+    assert!(!record.grant(&digest('b'), inode('b'), Some(&secret), at(1)));
     for here in [inode('a'), None] {
         assert_eq!(record.access(&digest('a'), here), ImageAccess::With(vec![secret.clone()]));
     }
@@ -303,4 +305,37 @@ fn a_foreign_image_that_the_agent_pulls_again_is_no_longer_for_everyone() {
     pull(&mut record, "r.test/macos:1", []);
     record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
     assert_eq!(record.access(&digest('a'), Some(u64::from('a'))), ImageAccess::nobody());
+}
+
+#[test]
+fn after_a_lost_record_only_the_registry_gives_access() {
+    let (secret, other) = (SecretUid("1".into()), SecretUid("2".into()));
+    let mut record = ImageRecord::default();
+    assert_eq!(record.access(&digest('a'), Some(1)), ImageAccess::Everyone, "another program has pulled it");
+    assert!(record.mark_lost() && !record.mark_lost());
+    let access = |record: &ImageRecord, inode| record.access(&digest('a'), inode);
+    assert_eq!(access(&record, Some(1)), ImageAccess::nobody(), "it may have been a private one");
+    record.used(&digest('a'), at(0));
+    assert_eq!(access(&record, Some(1)), ImageAccess::nobody());
+    assert!(record.grant(&digest('a'), Some(1), Some(&secret), at(1)));
+    assert!(access(&record, Some(1)).is_for([&secret]) && !access(&record, Some(1)).is_for([&other]));
+    assert!(!record.images[0].is_own(Some(1)), "the agent does not delete it");
+    assert_eq!(access(&record, Some(2)), ImageAccess::nobody(), "another program has pulled it again");
+    let read: ImageRecord = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
+    assert_eq!(read, record, "the next agent knows");
+    assert!(record.grant(&digest('a'), Some(1), None, at(2)));
+    assert_eq!(access(&record, Some(1)), ImageAccess::Everyone);
+}
+
+#[test]
+fn content_is_checked_once_for_each_directory() {
+    let mut record = ImageRecord::default();
+    assert!(!record.mark_checked(&digest('a'), Some(1)), "it is not known");
+    record.used(&digest('a'), at(0));
+    assert!(!record.is_checked(&digest('a'), Some(1)) && !record.is_checked(&digest('a'), None));
+    assert!(record.mark_checked(&digest('a'), Some(1)) && !record.mark_checked(&digest('a'), Some(1)));
+    let record: ImageRecord = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
+    assert!(record.is_checked(&digest('a'), Some(1)), "the next agent knows");
+    assert!(!record.is_checked(&digest('a'), Some(2)), "it was pulled again");
+    assert!(!record.is_checked(&digest('b'), Some(1)) && !record.is_checked(&digest('a'), None));
 }

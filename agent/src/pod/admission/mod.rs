@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod, PodDNSConfig, PodSpec, VolumeMount};
 
 use crate::image::PullPolicy;
+use crate::names::image::{BadImageName, check_name};
 use crate::quantity;
 use crate::state::container_spec::{all_containers, has_command};
 use crate::state::{HostPort, Protocol};
@@ -66,6 +67,12 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     }
     if let Some(Err(why)) = serial(pod) {
         return Err(unsupported(&format!("metadata.annotations[{SERIAL}]"), &why));
+    }
+    // Without any image, or with one of no registry, the Pod fails later, as with a kubelet.
+    if let Some(Err(why @ (BadImageName::Spelling(_) | BadImageName::Digest(_)))) =
+        container.image.as_deref().map(check_name)
+    {
+        return Err(unsupported("spec.containers[0].image", &why.to_string()));
     }
     mounts::check(spec)?;
     groups(spec)?;

@@ -23,6 +23,17 @@ fn a_plain_pod_is_a_vm_that_boots() {
 }
 
 #[test]
+fn an_image_that_is_spelt_in_another_way_is_refused() {
+    let refusal = |image: &str| admit(&with_container(&json!({"image": image}))).map_err(|why| why.message);
+    assert!(refusal("registry.test/macos:Sequoia").is_ok());
+    for image in ["registry.test/MacOS:15", "Registry.test/macos:15", "registry.test//macos:15"] {
+        let why = refusal(image).unwrap_err();
+        assert!(why.starts_with("spec.containers[0].image: ") && why.contains("small letters"), "{why}");
+    }
+    assert!(refusal("registry.test/macos@sha256:0").unwrap_err().contains("64 digits"));
+}
+
+#[test]
 fn limits_else_requests_size_the_vm() {
     let size = |resources: Value| admit(&with_container(&json!({"resources": resources}))).unwrap().size;
     let of = |cpu, memory_mib| Size { cpu, memory_mib };

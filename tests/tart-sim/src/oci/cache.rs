@@ -78,7 +78,12 @@ impl Cache {
     /// The digest that a name stands for, if it is in the cache.
     pub(crate) fn digest(&self, name: &RemoteName) -> Option<String> {
         match &name.reference {
-            Reference::Digest(digest) => Some(digest.clone()),
+            Reference::Digest(digest) => {
+                // It leads elsewhere when a registry has answered with another manifest.
+                let target = fs::read_link(self.vm_dir(name).path()).ok();
+                let other = target.as_ref().and_then(|target| target.file_name()?.to_str());
+                Some(other.unwrap_or(digest).to_owned())
+            }
             Reference::Tag(_) => {
                 let target = fs::read_link(self.vm_dir(name).path()).ok()?;
                 Some(target.file_name()?.to_str()?.to_owned())

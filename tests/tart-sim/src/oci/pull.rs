@@ -1,11 +1,10 @@
 //! Pulls of images from a registry into the cache.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
 use std::process;
 use std::time::{Duration, SystemTime};
 
-use fastrand::Rng;
 use md5::{Digest as _, Md5};
 use tart_sim::fault::{Fault, Stage};
 
@@ -16,7 +15,6 @@ use super::name::RemoteName;
 use super::outage;
 use super::registry::{Registry, RemoteImage};
 use crate::error::{Error, Result};
-use crate::home::config::Config;
 use crate::home::file_lock::FileLock;
 use crate::home::vm_dir::VmDir;
 use crate::home::{self, Home, Temporary, copy, disk_space, prunable};
@@ -179,19 +177,15 @@ fn unpack(remote: &RemoteImage, target: &VmDir) -> io::Result<()> {
             copy::tree(&from, &to)?;
         }
     }
-    let config = match Config::read(&remote.dir.join("config.json")) {
-        Ok(config) => config,
-        // The same at every pull of this image.
-        Err(_) => remote.image.config(&mut Rng::with_seed(seed(&remote.manifest.digest))),
-    };
-    config.write(&target.config_path()).map_err(|error| io::Error::other(error.description().to_owned()))?;
+    fs::write(target.config_path(), &remote.manifest.config)?;
     fs::File::create(target.nvram_path())?.set_len(remote.image.os.nvram_bytes())?;
     fs::write(target.path().join("manifest.json"), &remote.manifest.text)?;
-    target.resize_disk(remote.image.disk_bytes())
-}
-
-fn seed(digest: &str) -> u64 {
-    digest.get(7..23).and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or_default()
+    target.resize_disk(remote.image.disk_bytes())?;
+    let mut head = remote.manifest.disk_head.clone();
+    if faults::is_on(Fault::AlteredDisk) {
+        head.reverse();
+    }
+    OpenOptions::new().write(true).open(target.disk_path())?.write_all(&head)
 }
 
 fn deterministic_name(name: &RemoteName) -> String {

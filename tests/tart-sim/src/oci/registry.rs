@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tart_sim::fault::Stage;
+use tart_sim::fault::{Fault, Stage};
 
 use super::credentials::Credentials;
 use super::failure::{Failure, UrlError};
@@ -16,7 +16,7 @@ use super::outage;
 use crate::home::image::Image;
 use crate::home::vm_dir::VmDir;
 use crate::home::{self, copy};
-use crate::host;
+use crate::host::{self, faults};
 
 /// One registry.
 #[derive(Debug)]
@@ -60,7 +60,8 @@ impl Registry {
         let found = match &name.reference {
             Reference::Tag(tag) => image(repository.join(tag))?,
             Reference::Digest(digest) => {
-                images(&repository)?.into_iter().find(|image| image.manifest.digest == *digest)
+                let is_wrong = faults::is_on(Fault::WrongManifest);
+                images(&repository)?.into_iter().find(|image| (image.manifest.digest == *digest) != is_wrong)
             }
         };
         found.ok_or(Failure::Status { when: "pulling manifest", code: 404 })

@@ -11,7 +11,7 @@ use crate::disk_space::{
 use crate::gc::base_vms::{forget_image, record};
 use crate::gc::{NO_POD, ORPHAN, clone_vm, collected, frequent_gc, run_vm, vm_exists};
 use crate::image::base_vm::run_to_its_end;
-use crate::scene::{DEADLINE, Scene};
+use crate::scene::{DEADLINE, Scene, base_of};
 
 /// Leaves a VM as an interrupted deletion does: tart deletes no directory that is no VM to it.
 fn delete_half(scene: &Scene, vm: &str) -> Result<()> {
@@ -74,7 +74,7 @@ async fn agent_crash_leaves_no_tag_of_a_deleted_image() -> Result<()> {
     use_images(&scene, &running, &[("b", MIB)]).await?;
     let digest = digest(&scene, "a")?;
     let image = repository_dir(&scene, "a").join(&digest);
-    let base = format!("tk-base-{}", &digest["sha256:".len()..][..32]);
+    let base = base_of(&format!("registry.test/macos/a@{digest}"));
     running.kill9()?;
     delete_half(&scene, &base)?;
 

@@ -13,7 +13,7 @@ use super::{
     image_gc_passes, image_gone, images_left, large_config_map, pod, pull_without_space, reference,
     repository_dir, small_disk, use_images, use_once,
 };
-use crate::scene::{DEADLINE, Scene, until_exists};
+use crate::scene::{DEADLINE, Scene, base_of, until_exists};
 
 /// A tart that stops before it deletes a base VM while a file exists.
 struct PausedDelete {
@@ -121,7 +121,7 @@ async fn half_deleted_image_is_deleted() -> Result<()> {
         // tart has deleted the tag, and was killed before it had deleted the image.
         let digest = digest(&scene, "a")?;
         let image = repository_dir(&scene, "a").join(&digest);
-        scene.mac.tart(["delete", &format!("tk-base-{}", &digest["sha256:".len()..][..32])]).await?;
+        scene.mac.tart(["delete", &base_of(&format!("registry.test/macos/a@{digest}"))]).await?;
         std::fs::remove_file(repository_dir(&scene, "a").join("1"))?;
         if !is_whole {
             std::fs::remove_file(image.join("config.json"))?;

@@ -9,7 +9,7 @@ use tart_kubelet_tests::wait;
 
 use super::{dry_run_row, frequent_gc};
 use crate::image::base_vm::run_to_its_end;
-use crate::scene::{DEADLINE, Scene};
+use crate::scene::{DEADLINE, Scene, base_of};
 
 /// The record of images.
 pub(crate) fn record(scene: &Scene) -> PathBuf {
@@ -20,9 +20,8 @@ pub(crate) fn record(scene: &Scene) -> PathBuf {
 pub(crate) fn forget_image(scene: &Scene, base: &str) -> Result<()> {
     let mut known: Value = serde_json::from_slice(&std::fs::read(record(scene))?)?;
     let images = known["images"].as_array_mut().context("no images")?;
-    let digits = base.strip_prefix("tk-base-").context("no base")?.to_owned();
     let before = images.len();
-    images.retain(|image| !image.to_string().contains(&digits));
+    images.retain(|image| image["digest"].as_str().is_none_or(|digest| base_of(digest) != base));
     ensure!(images.len() + 1 == before, "{known}");
     Ok(std::fs::write(record(scene), known.to_string())?)
 }

@@ -110,3 +110,32 @@ async fn pull_secrets_are_tried_most_exact_first() -> Result<()> {
     let keys = ["right", "elsewhere", "wrong"];
     scene.private_pod("tries", "IfNotPresent", &keys).create_until("Succeeded").await.map(drop)
 }
+
+#[tokio::test]
+async fn private_image_stays_private_when_the_record_is_lost() -> Result<()> {
+    for is_spoilt in [true, false] {
+        let scene = scene(if is_spoilt { "private-spoilt" } else { "private-lost" }).await?;
+        let agent = scene.start(&scene.agent).await?;
+        scene.login("pull", "private.test", "robot").await?;
+        scene.private_pod("first", "IfNotPresent", &["pull"]).create_until("Succeeded").await?;
+        agent.kill9()?;
+        let record = scene.agent.state_dir().join("images.json");
+        if is_spoilt {
+            std::fs::write(&record, "{")?;
+        } else {
+            std::fs::remove_file(&record)?;
+        }
+        let _agent = scene.agent.start()?;
+        scene.private_pod("never", "Never", &[]).create().await?;
+        scene.waiting("never", "ErrImageNeverPull", "").await?;
+        scene.delete("never").await?;
+        scene.private_pod("bare", "IfNotPresent", &[]).create().await?;
+        scene.waiting("bare", "ErrImagePull", "the credentials for its registry").await?;
+        scene.delete("bare").await?;
+        // The registry grants it, and is not asked again.
+        scene.private_pod("second", "IfNotPresent", &["pull"]).create_until("Succeeded").await?;
+        scene.mac.set_fault(Fault::Pull, "offline")?;
+        scene.private_pod("third", "Never", &["pull"]).create_until("Succeeded").await?;
+    }
+    Ok(())
+}

@@ -26,6 +26,7 @@ pub(crate) use self::cluster::{NodeView, renew_time};
 pub(crate) use self::pod_builder::{PodBuilder, every_second, exec};
 pub(crate) use self::pod_view::{ContainerView, PodView};
 pub(crate) use self::state_dir::until_empty;
+pub(crate) use self::vms::base_of;
 pub(crate) use self::waits::until_exists;
 
 /// Generous: machines are shared and noisy. No test passes because of it.

@@ -5,12 +5,19 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use tart_kubelet_tests::wait;
 
 use super::{DEADLINE, PodView as _, Scene, UP};
 
 /// How the names of base VMs begin.
 const BASE: &str = "tk-base-";
+
+/// The base VM of an image by digest: `host/repository@sha256:…`.
+pub(crate) fn base_of(image: &str) -> String {
+    let hash = Sha256::digest(image);
+    hash.iter().take(16).fold(BASE.to_owned(), |name, byte| format!("{name}{byte:02x}"))
+}
 
 impl Scene {
     async fn list(&self) -> Result<Vec<Value>> {

@@ -16,6 +16,7 @@ use crate::image::gc::SpaceRequest;
 use crate::image::manager::ImageManager;
 use crate::image::pins::Pin;
 use crate::image::{ImageError, PullPolicy, Pulled};
+use crate::names::image::check_name;
 use crate::names::{BaseName, ImageDigest};
 use crate::pod::admission::VmPlan;
 use crate::tart::Credential;
@@ -80,6 +81,8 @@ enum SecretError {
 impl ImagePull {
     /// Has the image ready for cloning. When there is no space for it, other images are deleted, and it is tried once more.
     pub(crate) async fn ensure(&self, plan: &VmPlan) -> Result<ReadyImage, ImageError> {
+        // A Pod's image can change after its admission.
+        check_name(&plan.image)?;
         let mut pin = self.manager.images.pin(&plan.image).await;
         let ready = match self.ready(plan, &mut pin).await {
             Err(error) if error.is_for_want_of_space() && self.free_space(plan, &error).await => {
