@@ -28,11 +28,6 @@ pub(crate) fn of_record(recorded: Timestamp) -> Timestamp {
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner).of(recorded, Timestamp::now(), now())
 }
 
-/// When the process first read a record with this time.
-pub(crate) fn first_read(recorded: Timestamp) -> Timestamp {
-    RECORDS.lock().unwrap_or_else(PoisonError::into_inner).of(recorded, recorded, now())
-}
-
 /// The time by a clock that is never late: it moves with whichever clock moves more. On a Mac that slept, tokens have aged.
 pub(crate) fn latest() -> Timestamp {
     static LATEST: LazyLock<Mutex<(Timestamp, Moment)>> =

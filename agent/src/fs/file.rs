@@ -2,12 +2,12 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::{absent_is_fine, absent_is_none};
 use crate::{crash_point, error_chain};
@@ -117,14 +117,14 @@ pub(crate) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, FileEr
 fn read_strictly<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
     let attempt = || -> io::Result<Option<T>> {
         let Some(file) = absent_is_none(File::open(path))? else { return Ok(None) };
-        let value = serde_json::from_reader(io::Read::take(io::BufReader::new(file), MAX_BYTES));
-        value.map(Some).map_err(|error| match error.io_error_kind() {
-            Some(kind) => io::Error::new(kind, error),
-            None if error.is_data() => {
-                let words = format!("another release of the agent may have written it: {error}");
-                io::Error::new(io::ErrorKind::Unsupported, words)
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+            if serde_json::from_slice::<IgnoredAny>(&bytes).is_err() {
+                return io::Error::new(io::ErrorKind::InvalidData, error);
             }
-            None => io::Error::new(io::ErrorKind::InvalidData, error),
+            let words = format!("another release of the agent may have written it: {error}");
+            io::Error::new(io::ErrorKind::Unsupported, words)
         })
     };
     attempt().map_err(|source| FileError::new("read", path, source))

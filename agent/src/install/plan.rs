@@ -159,6 +159,7 @@ mod tests {
         assert_eq!(
             arguments(&["--max-pods=1"], &bootstrap),
             [
+                "--log-file=/var/log/tart-kubelet.log",
                 "--max-pods=1",
                 "--node-name=mac-1",
                 "--tart-binary=/opt/homebrew/bin/tart",
@@ -170,7 +171,12 @@ mod tests {
         let flags = ["--node-name=other", "--tart-binary=/t"];
         assert_eq!(
             arguments(&flags, &given),
-            ["--node-name=other", "--tart-binary=/t", "--kubeconfig=/etc/tart-kubelet/kubeconfig"]
+            [
+                "--log-file=/var/log/tart-kubelet.log",
+                "--node-name=other",
+                "--tart-binary=/t",
+                "--kubeconfig=/etc/tart-kubelet/kubeconfig",
+            ]
         );
     }
 

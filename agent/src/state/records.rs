@@ -108,9 +108,9 @@ impl StopRequest {
         Self { deadline, grace, cause }
     }
 
-    /// The request with its deadline by the reader's clock: the grace period counts from when the reader first saw the request.
+    /// The request with its deadline by the reader's clock, which never jumps. No more than the grace period is left of it.
     pub(super) fn by_own_clock(self) -> Self {
-        let asked_at = clock::first_read(self.deadline);
+        let asked_at = clock::of_record(self.deadline.saturating_sub(self.grace).unwrap_or(Timestamp::MIN));
         Self { deadline: asked_at.saturating_add(self.grace).unwrap_or(Timestamp::MAX), ..self }
     }
 

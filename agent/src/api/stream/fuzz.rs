@@ -39,8 +39,10 @@ fn call(input: &[u8], target: &mut impl FnMut(&[u8])) {
     impl Drop for Print<'_> {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
-                println!("{digits}  # failed");
+                for byte in self.0 {
+                    print!("{byte:02x}");
+                }
+                println!("  # failed");
             }
         }
     }

@@ -266,8 +266,9 @@ mod tests {
         }
         let mut slow = AttachedCommand::open(&path, "main", false).await.unwrap();
         // More than the queue and any socket hold, before the client is looked at.
+        let piece = vec![0; 32 << 10];
         for _ in 0..WAITING * 20 {
-            output.send(LogStream::Stdout, &[0; 32 << 10]);
+            output.send(LogStream::Stdout, &piece);
         }
         let error = loop {
             if let Err(error) = slow.output.recv().await {

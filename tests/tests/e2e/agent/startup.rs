@@ -105,7 +105,7 @@ async fn agent_refuses_a_home_in_which_tart_loses_its_sockets() -> Result<()> {
 #[tokio::test]
 async fn agent_keeps_the_mac_awake_while_it_runs() -> Result<()> {
     let scene = Scene::new("awake").await?;
-    let (programs, said) = (scene.mac.host().join("bin"), scene.mac.host().join("said"));
+    let (programs, said) = (scene.mac.host().join("awake"), scene.mac.host().join("said"));
     std::fs::create_dir(&programs)?;
     let program = programs.join("caffeinate");
     std::fs::write(&program, format!("#!/bin/sh\necho \"$@\" >>{}\nexec sleep 1000\n", said.display()))?;

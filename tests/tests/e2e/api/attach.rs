@@ -1,4 +1,4 @@
-//! `kubectl attach` through the API server, over WebSockets and over SPDY.
+//! `kubectl attach` through the API server, over `WebSockets` and over SPDY.
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;

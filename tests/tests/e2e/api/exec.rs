@@ -1,4 +1,4 @@
-//! `kubectl exec` and `kubectl cp` through the API server, over WebSockets and over SPDY.
+//! `kubectl exec` and `kubectl cp` through the API server, over `WebSockets` and over SPDY.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::time::timeout;
 
 use super::kubectl::{TRANSPORTS, Transport, pipes};
-use crate::scene::{DEADLINE, PodView as _, SLEEP, Scene, every_second, exec};
+use crate::scene::{DEADLINE, PodView, SLEEP, Scene, every_second, exec};
 
 /// Bytes of all values that no compression makes small.
 fn noise(length: usize) -> Vec<u8> {
@@ -21,7 +21,7 @@ fn noise(length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).flatten().take(length).collect()
 }
 
-/// Whether the Node declares that it takes WebSockets itself.
+/// Whether the Node declares that it takes `WebSockets` itself.
 fn declares_web_sockets(node: &Node) -> bool {
     let declared = node.status.as_ref().and_then(|status| status.declared_features.as_deref());
     declared.unwrap_or_default().iter().any(|feature| feature == "ExtendWebSocketsToKubelet")
@@ -137,7 +137,7 @@ async fn probes_and_commands_share_one_connection_to_the_guest() -> Result<()> {
     let probe = every_second(exec("true"));
     let pod = scene.pod("one").command(SLEEP).readiness(probe.clone()).liveness(probe);
     let vm = pod.create_until("Running").await?.vm()?;
-    scene.until("one", "ready", |pod| pod.is_ready()).await?;
+    scene.until("one", "ready", PodView::is_ready).await?;
     // The shim has its own.
     let accepted =
         || Ok::<_, std::io::Error>(std::fs::metadata(scene.vm_dir(&vm).join("control.sock.accepted"))?.len());

@@ -81,7 +81,7 @@ impl Transport {
         let (mut stdin, mut stdout, mut stderr) = pipes(&mut child)?;
         let (mut out, mut err) = (Vec::new(), String::new());
         let run = async {
-            let (_, read, told) = tokio::join!(
+            let ((), read, told) = tokio::join!(
                 async {
                     // kubectl may end before it has read all.
                     let _ = stdin.write_all(&input).await;

@@ -1,4 +1,4 @@
-//! `kubectl port-forward` through the API server, over WebSockets and over SPDY.
+//! `kubectl port-forward` through the API server, over `WebSockets` and over SPDY.
 
 use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};

@@ -17,6 +17,8 @@ async fn agent_crashes_while_a_pod_runs_to_its_end_and_is_deleted() -> Result<()
     let script = "echo $TOKEN; cat /private/tmp/keys/token; exit 7";
     scene.pod("run").sh(script).secret_token().create().await?;
     let points = [
+        "write.node.json",
+        "write.tart-home.json",
         "write.instance.json",
         "agent.accept.before",
         "write.pod.json",

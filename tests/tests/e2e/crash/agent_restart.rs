@@ -86,7 +86,8 @@ async fn container_that_ended_before_its_stop_request_is_not_restarted() -> Resu
     let run = scene.first_run_dir(pod.uid_of()?);
     until_exists("an end", &run.join("result.json")).await?;
     // An agent that looked a moment before the end has written this.
-    let stop = json!({"deadline": jiff::Timestamp::now(), "cause": "changed"});
+    let stop =
+        json!({"deadline": jiff::Timestamp::now(), "grace": {"secs": 0, "nanos": 0}, "cause": "changed"});
     std::fs::write(run.join("stop.json"), stop.to_string())?;
     let _agent = scene.agent.start()?;
     let pod = scene

@@ -73,9 +73,10 @@ fn spelt_out(name: &str, agent: &Path) -> Result<Vec<String>> {
 /// The names of all steps that a Pod's worker takes.
 fn decisions(agent: &Path) -> Result<Vec<String>> {
     let text = std::fs::read_to_string(agent.join("pod/sync/decide/decision.rs"))?;
-    let names = text.split("pub(crate) fn name(self)").nth(1).and_then(|rest| rest.split("\n    }\n").next());
-    // To wait is no effect.
-    let effects = literals(names.context("decisions have no names")?).filter(|name| *name != "wait");
+    let names = text.split("fn words(self)").nth(1).and_then(|rest| rest.split("\n    }\n").next());
+    // The words of a failure stand beside the name. To wait is no effect.
+    let words = literals(names.context("decisions have no names")?);
+    let effects = words.filter(|word| *word != "wait" && !word.contains(' '));
     Ok(effects.map(str::to_owned).collect())
 }
 

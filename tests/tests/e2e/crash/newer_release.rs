@@ -28,7 +28,7 @@ async fn exit_code_in_a_newer_outcome_is_published() -> Result<()> {
         until_exists("the outcome", &run.join("outcome.json")).await?;
         for record in ["outcome.json", "result.json"] {
             rewrite(&run.join(record), |record| {
-                record["ending"] = json!({"kind": "hibernated", "to": "disk"})
+                record["ending"] = json!({"kind": "hibernated", "to": "disk"});
             })?;
         }
     }

@@ -50,14 +50,17 @@ impl Client {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "as the client reads it")]
 fn reply(stream: u32) -> Option<Frame> {
     Some(Frame::SynReply { stream: StreamId(stream), fin: false, headers: Headers::default() })
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "as the client reads it")]
 fn data(stream: u32, data: &'static [u8], fin: bool) -> Option<Frame> {
     Some(Frame::Data { stream: StreamId(stream), fin, data: Bytes::from_static(data) })
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "as the client reads it")]
 fn reset(stream: u32, status: ResetStatus) -> Option<Frame> {
     Some(Frame::RstStream { stream: StreamId(stream), status })
 }

@@ -159,7 +159,7 @@ async fn a_tunnel_carries_bytes_however_its_messages_are_cut() {
     tunnel.read_exact(&mut read).await.unwrap();
     assert_eq!(&read, b"abcde");
     let writer = tokio::spawn(async move {
-        tunnel.write_all(&[7; 100_000]).await.unwrap();
+        tunnel.write_all(&vec![7; 100_000]).await.unwrap();
         tunnel.shutdown().await.unwrap();
         let mut rest = Vec::new();
         tunnel.read_to_end(&mut rest).await.unwrap();
