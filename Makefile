@@ -4,8 +4,8 @@ SHELL := /bin/sh
 CARGO ?= cargo
 RUST := 1.95
 # What a Pod needs to run; `make control-plane` builds the rest too.
-CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl
-FURTHER := helm metrics-server cluster-api-core
+CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl metrics-server
+FURTHER := helm cluster-api-core
 # Cargo's own variable, so that `make` finds what cargo built.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 # Most tests wait, for a guest to boot or a Pod to go: four for each core.
@@ -63,6 +63,8 @@ assets:
 	@tests/control-plane/build $(CONTROL_PLANE)
 	@$(say) "sshd of the simulated Mac"
 	@tests/mac-sim/openssh || echo "the tests on a simulated Mac are skipped"
+	@$(say) "a clock that tests move"
+	@[ "$$(uname)" != Linux ] || tests/debian/unpack libfaketime 'usr/lib/*/faketime/libfaketimeMT.so.1'
 
 build: rust
 	@$(say) "building the workspace"

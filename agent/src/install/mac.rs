@@ -132,6 +132,14 @@ impl<'h, H: Host> MacPrograms<'h, H> {
         })
     }
 
+    /// What `tart --version` prints. Root asks as the user: what tart makes in its home must not belong to root.
+    pub(crate) async fn tart_version(&self, user: Option<&str>, tart: &str) -> Result<CallOutput, MacError> {
+        match user.filter(|_| nix::unistd::geteuid().is_root()) {
+            Some(user) => self.ask(&["/usr/bin/sudo", "-n", "-H", "-u", user, tart, "--version"]).await,
+            None => self.ask(&[tart, "--version"]).await,
+        }
+    }
+
     /// The user who is logged in automatically after a restart.
     pub(crate) async fn auto_login_user(&self) -> Result<Option<String>, MacError> {
         let read =

@@ -15,7 +15,7 @@ impl TartVersion {
     pub(crate) const OLDEST: &str = "2.27.0";
     const OLDEST_RELEASE: (u32, u32) = (2, 27);
 
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         // Development builds of tart call themselves SNAPSHOT.
         if text == "SNAPSHOT" {
             return Some(Self { name: text.to_owned(), release: None });

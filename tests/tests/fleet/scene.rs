@@ -96,6 +96,7 @@ impl Scene {
             format!("--kubeconfig={}", self.kubeconfig.display()),
             // Many agents run on the machine at once, and how much is left on it is not what these tests are about.
             "--agent-flag=--metrics-bind-address=127.0.0.1:0".to_owned(),
+            "--agent-flag=--port=0".to_owned(),
             "--agent-flag=--eviction-hard=".to_owned(),
         ];
         arguments.extend(further.iter().map(ToString::to_string));

@@ -15,7 +15,7 @@ use crate::install::AgentSettings;
 use crate::install::mac::{MacError, MacPrograms};
 use crate::install::node_watch;
 use crate::os::availability;
-use crate::tart::{Tart, TartVersion};
+use crate::tart::TartVersion;
 
 /// How long the API server may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -83,9 +83,14 @@ pub(crate) async fn observe<H: Host>(host: &H, settings: &AgentSettings) -> Resu
     }
     let has_program = mac.exists(AGENT_BINARY).await?;
     let home = user.as_ref().map_or("/", |user| user.home.as_str());
+    let tart = if mac.exists(&settings.tart.to_string_lossy()).await? {
+        tart(&mac, user.as_ref().map(|user| user.name.as_str()), &settings.tart).await?
+    } else {
+        TartAnswer::Missing(settings.tart.display().to_string())
+    };
     let disk = availability::volume(Path::new(home));
     Ok(Observation {
-        tart: Some(tart(&settings.tart, mac.exists(&settings.tart.to_string_lossy()).await?).await),
+        tart: Some(tart),
         has_session,
         auto_login_user: mac.auto_login_user().await?,
         is_keychain_unlocked,
@@ -100,15 +105,17 @@ pub(crate) async fn observe<H: Host>(host: &H, settings: &AgentSettings) -> Resu
     })
 }
 
-async fn tart(program: &Path, exists: bool) -> TartAnswer {
-    if !exists {
-        return TartAnswer::Missing(program.display().to_string());
-    }
-    match Tart::new(program).version().await {
-        Ok(version) if version.is_supported() => TartAnswer::Usable(version.to_string()),
-        Ok(version) => TartAnswer::Outdated(TartVersion::to_string(&version)),
-        Err(error) => TartAnswer::Broken(chain(&error)),
-    }
+async fn tart<H: Host>(
+    mac: &MacPrograms<'_, H>,
+    user: Option<&str>,
+    program: &Path,
+) -> Result<TartAnswer, MacError> {
+    let output = mac.tart_version(user, &program.to_string_lossy()).await?;
+    Ok(match TartVersion::parse(output.stdout.trim()) {
+        Some(version) if version.is_supported() => TartAnswer::Usable(version.to_string()),
+        Some(version) => TartAnswer::Outdated(version.to_string()),
+        None => TartAnswer::Broken(output.message()),
+    })
 }
 
 /// `None` on a Mac that has not joined.

@@ -71,6 +71,9 @@ pub(super) fn build(host: &HostDirectory, settings: &Settings) -> io::Result<()>
     make_user(&root, settings)?;
     if settings.tart.is_some() {
         install_tart(&root)?;
+        // The DHCP server of the simulated tart keeps its leases in tart's directory.
+        let leases = Path::new(TART_HOST).join("dhcpd_leases");
+        symlink(leases, root.join("private/var/db/dhcpd_leases"))?;
     }
     if settings.pfctl.is_some() {
         symlink(Path::new(SIMULATOR).join("pfctl"), root.join("sbin/pfctl"))?;

@@ -129,9 +129,10 @@ impl Image {
     }
 
     /// The number of the user that commands run as: that of the first user of a Mac, as in the real images. Only root can start
-    /// processes of another user, so that without root the user is root in a namespace of its own.
+    /// processes of another user, so that without root, or in a namespace without that user, the user is root in a namespace of its own.
     pub(crate) fn user_number(&self) -> u32 {
-        self.uid.unwrap_or_else(|| if geteuid().is_root() { FIRST_USER } else { 0 })
+        let is_possible = || geteuid().is_root() && is_mapped(FIRST_USER);
+        self.uid.unwrap_or_else(|| if is_possible() { FIRST_USER } else { 0 })
     }
 
     /// Whether the guest agent is older than 0.10, which knows neither `env` nor `workdir` nor `detach`.
@@ -158,4 +159,13 @@ impl Image {
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes are far below 2^53 bytes")]
 fn gigabytes(gb: f64) -> u64 {
     (gb * 1e9) as u64
+}
+
+/// Whether this process's user namespace has a user with this number.
+fn is_mapped(uid: u32) -> bool {
+    let Ok(map) = std::fs::read_to_string("/proc/self/uid_map") else { return true };
+    map.lines().any(|line| {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        matches!(numbers[..], [first, _, count] if (first..first + count).contains(&uid.into()))
+    })
 }

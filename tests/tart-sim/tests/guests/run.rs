@@ -8,7 +8,9 @@ use std::path::Path;
 use nix::sys::signal::Signal;
 use tart_sim::Fault;
 
-use crate::mac::{Mac, eventually, write_shared};
+#[cfg(target_os = "linux")]
+use crate::mac::write_shared;
+use crate::mac::{Mac, eventually};
 
 const LIMIT: &str = "The number of VMs exceeds the system limit";
 

@@ -8,6 +8,7 @@ use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::mac_host::MacHost;
 use tart_kubelet_tests::{programs, wait};
 
+use crate::install::mac::log_in;
 use crate::scene::{DEADLINE, IMAGE, NodeView, PodView, SLEEP};
 
 const LABEL: &str = "dev.tuist.tart-kubelet";
@@ -21,6 +22,7 @@ fn property_list(node: &str) -> String {
         "--state-dir=/var/lib/tart-kubelet".to_owned(),
         "--tart-binary=/opt/homebrew/bin/tart".to_owned(),
         "--metrics-bind-address=127.0.0.1:0".to_owned(),
+        "--port=0".to_owned(),
         "--eviction-hard=".to_owned(),
         "--node-ip=127.0.0.1".to_owned(),
     ];
@@ -41,6 +43,7 @@ async fn install(mac: &MacHost, node: &str, kubeconfig: &str) -> Result<()> {
     let sudoers = "sudo -S -p '' tee /etc/sudoers.d/m1 >/dev/null";
     let rule = format!("{password}\nm1 ALL=(ALL) NOPASSWD: ALL\n");
     mac.ssh_with_input(sudoers, rule.as_bytes()).await?.ok()?;
+    log_in(mac).await?;
     let prepare = "sudo -n install -d -o m1 -g staff -m 700 /etc/tart-kubelet /var/lib/tart-kubelet && \
         sudo -n install -d /usr/local/bin && sudo -n touch /var/log/tart-kubelet.log && \
         sudo -n chown m1:staff /var/log/tart-kubelet.log";

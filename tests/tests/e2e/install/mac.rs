@@ -26,7 +26,7 @@ async fn start(sandbox: &Sandbox) -> Result<Option<MacHost>> {
 }
 
 /// Logs the user in at the screen, now and after each boot.
-async fn log_in(mac: &MacHost) -> Result<()> {
+pub(crate) async fn log_in(mac: &MacHost) -> Result<()> {
     const KEY: [u8; 11] = [0x7d, 0x89, 0x52, 0x23, 0xd2, 0xbc, 0xdd, 0xea, 0xa3, 0xb9, 0x1f];
     let mut password = mac.password().as_bytes().to_vec();
     password.resize(password.len() + 12 - password.len() % 12, 0);
@@ -53,7 +53,7 @@ async fn join(mac: &MacHost, node: &str, join: &JoinCommand) -> Result<Outcome> 
     let JoinCommand { api_server, token, ca_cert_hash } = join;
     let script = format!(
         "sudo -n ./tart-kubelet join {api_server} --token-file=- --discovery-token-ca-cert-hash={ca_cert_hash} \
-         --node-name={node} --metrics-bind-address=127.0.0.1:0 --eviction-hard= --timeout=90s"
+         --node-name={node} --metrics-bind-address=127.0.0.1:0 --port=0 --eviction-hard= --timeout=90s"
     );
     mac.ssh_with_input(&script, token.as_bytes()).await
 }

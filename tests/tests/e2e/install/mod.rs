@@ -1,4 +1,4 @@
 //! `tart-kubelet join` and `leave`: one Mac, one command.
 
 mod discovery;
-mod mac;
+pub(crate) mod mac;

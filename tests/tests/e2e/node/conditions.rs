@@ -156,10 +156,9 @@ async fn node_stays_ready_beside_images_that_do_not_boot() -> Result<()> {
 #[tokio::test]
 async fn node_is_not_ready_without_dhcp_addresses_for_vms() -> Result<()> {
     let scene = Scene::new("dhcp").await?;
-    let leases = scene.mac.host().join("all_leases");
+    let leases = scene.mac.dhcp_leases();
     std::fs::write(&leases, lent(253))?;
-    let flagged = scene.agent.clone().flag("--vm-address-timeout", "5s");
-    let agent = scene.start(&flagged.flag("--dhcp-leases", &leases.display().to_string())).await?;
+    let agent = scene.start(&scene.agent.clone().flag("--vm-address-timeout", "5s")).await?;
     scene.mac.set_fault(Fault::DhcpExhausted, "")?;
     let mute = "registry.test/macos/mute:1";
     scene.mac.add_image(mute, &json!({"agent": false}))?;

@@ -26,8 +26,10 @@ impl Scene {
     /// A Mac with the images of all examples, and its agent. The Mac is as large as a real one, whatever machine runs the tests.
     async fn with_example_images(name: &str) -> Result<(Self, RunningAgent)> {
         let mut scene = Self::new(name).await?;
-        scene.mac.add_image(PUBLIC_IMAGE, &json!({}))?;
-        scene.mac.add_image(PRIVATE_IMAGE, &json!({}))?;
+        // The guest's user has the agent's number, as on a Mac whose user and whose image are the usual ones.
+        let description = json!({"uid": nix::unistd::geteuid().as_raw()});
+        scene.mac.add_image(PUBLIC_IMAGE, &description)?;
+        scene.mac.add_image(PRIVATE_IMAGE, &description)?;
         scene.agent = scene.agent.flag("--host-cpu", "12").flag("--host-memory-mb", "32768");
         let agent = scene.start(&scene.agent).await?;
         Ok((scene, agent))
