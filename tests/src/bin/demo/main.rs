@@ -8,10 +8,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Api;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
 use serde_json::json;
-use tart_kubelet_tests::agent::Agent;
+use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::kubectl::Kubectl;
 use tart_kubelet_tests::mac::{Mac, REAL_TART};
@@ -28,7 +30,7 @@ const DEADLINE: Duration = Duration::from_mins(2);
 const REAL_DEADLINE: Duration = Duration::from_mins(90);
 const SIMULATED_IMAGE: &str = "registry.test/macos/sequoia:15";
 /// What the Pod does in its VM: something to look at for a few seconds.
-const JOB: &str = "echo \"hello from $(hostname)\"; sw_vers; for step in 1 2 3; do echo \"step $step of 3\"; sleep 1; done; echo done";
+const JOB: &str = "echo \"hello from $(hostname)\"; sw_vers; for step in 1 2 3; do echo \"step $step of 3\"; sleep 3; done; echo done";
 
 fn main() -> ExitCode {
     let check = std::env::args().any(|argument| argument == "--check");
@@ -76,7 +78,8 @@ async fn show(sandbox: &Sandbox, check: bool) -> Result<()> {
         "starting tart-kubelet on {}",
         if mac.is_simulated() { "a simulated Mac" } else { "this Mac" }
     ));
-    let agent = Agent::new(&mac, NODE, &control_plane.node_kubeconfig(NODE)?)?;
+    // The control plane is on this machine, too.
+    let agent = Agent::new(&mac, NODE, &control_plane.node_kubeconfig(NODE)?)?.flag("--node-ip", "127.0.0.1");
     let running = agent.start()?;
 
     let client = control_plane.client().await?;
@@ -87,7 +90,8 @@ async fn show(sandbox: &Sandbox, check: bool) -> Result<()> {
     let steps = async {
         wait::until(&nodes, NODE, "ready", DEADLINE, board::is_ready).await.context("the Mac is no Node")?;
         let deadline = if mac.is_simulated() { DEADLINE } else { REAL_DEADLINE };
-        run_pod(&kubectl, &pods, &agent, &image, deadline).await?;
+        approve(&kubectl, &Api::all(client.clone()), &running).await?;
+        run_pod(&kubectl, &pods, &image, deadline).await?;
         if check {
             finish(&kubectl, &pods, &mac).await?;
             say("check passed");
@@ -117,13 +121,30 @@ fn mac(sandbox: &Sandbox) -> Result<(Mac, String)> {
     Ok((mac, SIMULATED_IMAGE.to_owned()))
 }
 
-async fn run_pod(
+/// Approves the Node's request for a certificate of the kubelet API: this control plane takes no other, and Kubernetes approves none by
+/// itself.
+async fn approve(
     kubectl: &Kubectl,
-    pods: &Api<Pod>,
-    agent: &Agent,
-    image: &str,
-    deadline: Duration,
+    requests: &Api<CertificateSigningRequest>,
+    agent: &RunningAgent,
 ) -> Result<()> {
+    let request = wait::eventually("a request for a certificate", DEADLINE, async || {
+        let all = requests.list(&ListParams::default()).await?;
+        let serving = all.iter().find(|one| one.spec.signer_name == "kubernetes.io/kubelet-serving");
+        serving.map(ResourceExt::name_any).context("the agent has not asked for one")
+    })
+    .await?;
+    say(&format!("$ kubectl certificate approve {request}"));
+    print(&kubectl.run(["certificate", "approve", &request]).await?);
+    wait::eventually("a certificate for logs and exec", DEADLINE, async || {
+        let has_it = agent.log()?.contains("the kubelet API has a certificate of the cluster");
+        ensure!(has_it, "the agent has none yet");
+        Ok(())
+    })
+    .await
+}
+
+async fn run_pod(kubectl: &Kubectl, pods: &Api<Pod>, image: &str, deadline: Duration) -> Result<()> {
     let manifest = json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -138,14 +159,20 @@ async fn run_pod(
     say("$ kubectl apply -f hello.yaml");
     print(&kubectl.apply(&manifest.to_string()).await?);
     let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
+    let started = |pod: &Pod| matches!(phase(pod).as_str(), "Running" | "Succeeded" | "Failed");
+    let pod = wait::until(pods, POD, "running", deadline, started).await?;
+    ensure!(phase(&pod) == "Running", "the Pod is {}: {}", phase(&pod), describe(kubectl).await);
+    say("$ kubectl exec hello -- sw_vers");
+    let version = kubectl.run(["exec", POD, "--", "sw_vers"]).await?;
+    print(&version);
+    ensure!(version.contains("macOS"), "the guest is no macOS");
+    say("$ kubectl logs -f hello");
+    let text = kubectl.clone().deadline(deadline).run(["logs", "--follow", POD]).await?;
+    print(&text);
+    ensure!(text.contains("step 3 of 3"), "the log is not complete");
     let done = |pod: &Pod| matches!(phase(pod).as_str(), "Succeeded" | "Failed");
     let pod = wait::until(pods, POD, "finished", deadline, done).await?;
     ensure!(phase(&pod) == "Succeeded", "the Pod is {}: {}", phase(&pod), describe(kubectl).await);
-    let log = log_path(agent, &pod)?;
-    let text = std::fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
-    say("what the container has logged:");
-    print(&text);
-    ensure!(text.contains("step 3 of 3"), "the log is not complete");
     say("$ kubectl get pod hello -o wide");
     print(&kubectl.run(["get", "pod", POD, "--output", "wide"]).await?);
     Ok(())
@@ -153,11 +180,6 @@ async fn run_pod(
 
 async fn describe(kubectl: &Kubectl) -> String {
     kubectl.run(["describe", "pod", POD]).await.unwrap_or_else(|error| error.to_string())
-}
-
-fn log_path(agent: &Agent, pod: &Pod) -> Result<PathBuf> {
-    let uid = pod.metadata.uid.as_deref().context("the Pod has no UID")?;
-    Ok(agent.state_dir().join("logs").join(uid).join("main/0.log"))
 }
 
 /// Deletes the Pod, and sees to it that nothing is left of it.
