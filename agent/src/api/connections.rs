@@ -105,7 +105,7 @@ impl Drop for Place {
     }
 }
 
-/// A stream that holds its connection's place for as long as it exists, whoever takes it over.
+/// A stream that holds its connection's place for as long as it exists, whichever task has it.
 #[derive(Debug)]
 pub(super) struct Counted<S> {
     stream: S,

@@ -97,6 +97,8 @@ pub(crate) async fn leave<H: Host>(
     if let Err(seen) = launchctl.unload(&agent_label(), UNLOAD_DEADLINE).await? {
         return Err(LeaveError::StillLoaded(seen.to_string()));
     }
+    // A Pod may have come until the agent ended.
+    let running = running_vms(&StateDir::at(&settings.state_dir))?;
     // Credentials go last: until then a second `leave` knows that this Mac has not left.
     mac.remove(&[AGENT_PLIST, AGENT_NEWSYSLOG]).await?;
     if running.is_empty() {

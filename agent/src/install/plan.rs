@@ -79,7 +79,8 @@ pub(crate) fn plan(
     Ok(InstallPlan {
         job: agent_job(&user, flags),
         directories: vec![directory.to_owned(), text(&settings.state_dir)],
-        files: vec![credentials, log, newsyslog],
+        // Credentials come last: with them the Mac counts as joined, and nothing else of this list is written again.
+        files: vec![log, newsyslog, credentials],
         user,
     })
 }
@@ -184,7 +185,7 @@ mod tests {
     fn files_with_credentials_are_the_users_alone_and_no_debug_output_shows_them() {
         let credentials = Credentials::Bootstrap(Kubeconfig::default());
         let plan = plan(&settings(&[]), ConsoleUser::named("m1"), &credentials).unwrap();
-        let [kubeconfig, log, newsyslog] = &plan.files[..] else { panic!("{plan:?}") };
+        let [log, newsyslog, kubeconfig] = &plan.files[..] else { panic!("{plan:?}") };
         assert_eq!(kubeconfig.path, "/etc/tart-kubelet/bootstrap-kubeconfig");
         assert_eq!(kubeconfig.access, Access::user("m1", 0o600));
         assert!(log.is_kept && log.access == Access::user("m1", 0o600));

@@ -297,7 +297,7 @@ mod tests {
     }
 
     fn logged_out() -> GuiSession {
-        GuiSession { session: Presence::Absent("nobody is logged in".into()), keychain: Presence::Unknown }
+        GuiSession { session: Presence::Absent("no user is logged in".into()), keychain: Presence::Unknown }
     }
 
     fn locked() -> GuiSession {

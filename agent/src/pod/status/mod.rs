@@ -96,7 +96,7 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
                 reason: Some(refusal.reason.to_string()),
                 // The kubelet's word comes before any other reason.
                 message: Some(format!("Pod was rejected: {}", refusal.message)),
-                start_time: old.start_time.clone().or(Some(Time(seen.now))),
+                start_time: old.start_time.clone().or(Some(Time(seen.wall))),
                 observed_generation: context.pod.metadata.generation,
                 ..PodStatus::default()
             };
@@ -120,7 +120,7 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     };
     let generation = context.pod.metadata.generation;
     let conditions = conditions::all(&facts).into_iter();
-    let conditions = conditions.map(|one| condition(&old, one, seen.now, generation)).collect();
+    let conditions = conditions.map(|one| condition(&old, one, seen.wall, generation)).collect();
     let (mut main, mut init) = (vec![container], init);
     if phase.is_final() {
         settle(&mut main, plan.init.is_empty());
@@ -136,7 +136,7 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
         conditions: Some(conditions),
         container_statuses: Some(main),
         init_container_statuses: (!init.is_empty()).then_some(init),
-        ephemeral_container_statuses: ephemeral::statuses(context.pod, &old, seen.now),
+        ephemeral_container_statuses: ephemeral::statuses(context.pod, &old, seen.wall),
         start_time: old.start_time.clone().or_else(|| context.accepted_at.map(Time)),
         host_ip: context.host_ip.map(|ip| ip.to_string()),
         host_ips: context.host_ip.map(|ip| vec![HostIP { ip: ip.to_string() }]),

@@ -332,7 +332,7 @@ fn a_restart_that_cannot_be_planned_says_why() {
     let context = Context { trouble: Some(&trouble), ..Context::example(&pod, Ok(&plan)) };
     let failed = crashed(vm_run(1, None, Some(exited(3))));
     for (now, reason) in [(69, "CrashLoopBackOff"), (70, "CreateContainerConfigError")] {
-        let observation = Observation { now: at(now), ..seen(ALWAYS, vec![failed.clone()]) };
+        let observation = Observation { now: at(now), wall: at(now), ..seen(ALWAYS, vec![failed.clone()]) };
         let status = render(&observation, &context);
         assert_eq!(status.phase.as_deref(), Some("Running"));
         let container = main_of(status);
@@ -430,7 +430,7 @@ fn an_ephemeral_container_fails_with_advice() {
     let pod: Pod = from_json(json!({"spec": {"containers": [], "ephemeralContainers": added}}));
     let plan = plan();
     let told = |before: Option<&PodStatus>, now| {
-        let observation = Observation { now: at(now), ..seen(NEVER, vec![]) };
+        let observation = Observation { now: at(now), wall: at(now), ..seen(NEVER, vec![]) };
         render(&observation, &Context { before, ..Context::example(&pod, Ok(&plan)) })
     };
     let status = told(None, 100);
@@ -457,5 +457,5 @@ fn a_status_that_does_not_change_is_the_same_status() {
     let plan = plan();
     let (before, accepted_at) = (pod.status.as_ref(), Some(at(40)));
     let context = Context { before, accepted_at, ..Context::example(&pod, Ok(&plan)) };
-    assert_eq!(render(&Observation { now: at(500), ..observation }, &context), first);
+    assert_eq!(render(&Observation { now: at(500), wall: at(500), ..observation }, &context), first);
 }

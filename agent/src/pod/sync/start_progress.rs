@@ -40,9 +40,9 @@ pub(crate) fn start(run: &VmRunView, address_patience: Duration, now: Timestamp)
             Some(Start::Up { since: *since, last_seen })
         }
         Stage::Booting if run.outcome.is_none() => {
-            let at = *since + address_patience;
+            let (at, due) = (*since + address_patience, run.stage_since.unwrap_or(*since) + address_patience);
             let message = format!("a VM has no address {} s after its start", address_patience.as_secs());
-            let waiting = run.holder == Holder::Shim && now >= at;
+            let waiting = run.holder == Holder::Shim && now >= due;
             if waiting { failed(HostFault::NoAddress, message, at) } else { None }
         }
         Stage::Cloning | Stage::Configuring | Stage::Booting => None,

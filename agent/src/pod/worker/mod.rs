@@ -220,6 +220,7 @@ impl Worker {
             final_status_published: is_final(pod.status.as_ref())
                 || self.reporter.status.has_published_final(),
             now: clock::now(),
+            wall: Timestamp::now(),
         })
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct VmRunView {
     pub(crate) outcome: Option<Outcome>,
     /// The time of the outcome or the result, by the clock that never jumps.
     pub(crate) ended_at: Option<Timestamp>,
+    /// When the shim reached its stage, by the clock that never jumps.
+    pub(crate) stage_since: Option<Timestamp>,
     /// Whether tart has deleted the VM.
     pub(crate) cleaned: bool,
 }
@@ -63,10 +65,12 @@ impl VmRun {
             // A spoilt outcome counts as none: the agent writes `Lost` in its place.
             outcome: self.read("outcome.json")?,
             ended_at: None,
+            stage_since: None,
             cleaned: self.is_cleaned(),
         };
         let end = view.outcome.as_ref().or(view.result.as_ref());
         view.ended_at = end.map(|end| clock::of_record(end.finished_at));
+        view.stage_since = view.progress.as_ref().map(|progress| clock::of_record(progress.since));
         Ok(view)
     }
 }

@@ -28,7 +28,7 @@ impl AutoLogin {
         let output = mac.run(Call::new(&read, COMMAND_DEADLINE)).await?;
         let is = if output.is_success() { output.stdout.trim() } else { "" };
         if is != self.user {
-            let is = if is.is_empty() { "nobody" } else { is };
+            let is = if is.is_empty() { "no user" } else { is };
             changes.push(Change::new("user that macOS logs in at boot", is, &self.user));
         }
         let change = |is| Change::new("password for that", is, "set");

@@ -27,7 +27,7 @@ pub(crate) enum Contents {
     Secret(Secret),
     /// Anything: the file only has to be there. An empty one is made when it is missing.
     Any,
-    /// Bytes that may not be shown, and that nobody needs once the other file is there. They are made anew for each attempt, so that they are
+    /// Bytes that may not be shown, and that no step needs once the other file is there. They are made anew for each attempt, so that they are
     /// no part of the hash.
     Until {
         other: String,

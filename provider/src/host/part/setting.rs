@@ -76,7 +76,7 @@ impl Setting {
 #[derive(Debug, PartialEq, Eq)]
 enum Value {
     Is(String),
-    /// Nobody has set it.
+    /// It was never set.
     Unset,
     /// This Mac has no such setting.
     Unknown,

@@ -36,7 +36,7 @@ async fn without_credentials_everything_is_unauthorized() -> Result<()> {
     let (scene, _agent) = Scene::with_api("anonymous").await?;
     let stranger = Authority::new("another cluster")?.client("admin", Some("system:masters"))?;
     for (what, credentials) in [
-        ("a token that nobody has issued", Credentials::Token("abc".to_owned())),
+        ("a token that the API server has not issued", Credentials::Token("abc".to_owned())),
         ("an empty token", Credentials::Token("\"\"".to_owned())),
         ("a certificate of another authority", Credentials::Certificate(stranger)),
     ] {

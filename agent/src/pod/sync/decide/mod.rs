@@ -72,8 +72,10 @@ pub(crate) struct Observation {
     pub(crate) vain_cleans: u32,
     /// Whether the API server has accepted a final phase for this Pod.
     pub(crate) final_status_published: bool,
-    /// The time of the observation. All times here are of the clock that never jumps.
+    /// The time of the observation. All times of decisions are of the clock that never jumps.
     pub(crate) now: Timestamp,
+    /// The same time by the wall clock, for what users see.
+    pub(crate) wall: Timestamp,
 }
 
 /// The end of `activeDeadlineSeconds`.

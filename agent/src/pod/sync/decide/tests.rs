@@ -28,6 +28,7 @@ impl Observation {
             vain_cleans: 0,
             final_status_published: false,
             now,
+            wall: now,
         }
     }
 }
