@@ -1,6 +1,6 @@
 //! The roll: it brings a job to a new binary or a new definition, and proves that the new one runs.
 //!
-//! Observe: the property list on the disk and what launchd has loaded. [`plan`] decides: restart in place, or register anew. [`settle`] decides
+//! Observe: the property list on the disk and what launchd has loaded. [`plan()`] decides: restart in place, or register anew. [`settle`] decides
 //! whether the new process counts. A roll that fails puts the old binary and the old property list back. Each act is safe to repeat: a roll
 //! that dies anywhere is finished by the next one.
 
