@@ -103,7 +103,7 @@ mod tests {
             },
         };
         let booting = || Some(Stage::Booting);
-        let table = [
+        let table = vec![
             (vm_run(None, None), 9999, "nothing"),
             (vm_run(Some(Stage::Cloning), None), 9999, "nothing"),
             (vm_run(booting(), None), 1299, "nothing"),

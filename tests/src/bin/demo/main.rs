@@ -91,7 +91,7 @@ async fn show(sandbox: &Sandbox, check: bool) -> Result<()> {
         wait::until(&nodes, NODE, "ready", DEADLINE, board::is_ready).await.context("the Mac is no Node")?;
         let deadline = if mac.is_simulated() { DEADLINE } else { REAL_DEADLINE };
         approve(&kubectl, &Api::all(client.clone()), &running).await?;
-        run_pod(&kubectl, &pods, &image, deadline).await?;
+        Box::pin(run_pod(&kubectl, &pods, &image, deadline)).await?;
         if check {
             finish(&kubectl, &pods, &mac).await?;
             say("check passed");
