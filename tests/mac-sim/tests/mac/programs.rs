@@ -226,7 +226,7 @@ async fn faults_of_calls_hit_as_they_say() -> Result<()> {
 
     let session = mac.sh("sysctl -n kern.bootsessionuuid").await?.ok()?;
     mac.host.set_fault(Fault::RebootAt, "codesign --force")?;
-    let outcome = mac.sh("codesign --force --sign - x; touch after").await?;
+    let outcome = mac.sh("codesign --force --sign - x; sleep 1000; touch after").await?;
     ensure!(outcome.code() == 255, "{outcome:?}");
     eventually("another boot", DEADLINE, async || {
         let now = mac.sh("sysctl -n kern.bootsessionuuid").await?.ok()?;
