@@ -26,7 +26,7 @@ pub(crate) enum ImageAccess {
 
 impl ImageAccess {
     /// No Pod, until the registry grants the image.
-    pub(crate) fn nobody() -> Self {
+    pub(crate) fn no_pod() -> Self {
         Self::With(Vec::new())
     }
 
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn only_granted_secrets_give_access() {
-        let mut access = ImageAccess::nobody();
+        let mut access = ImageAccess::no_pod();
         assert!(!access.is_for([]) && !access.is_for([&secret(1)]));
         assert!(access.grant(Some(&secret(1))) && !access.grant(Some(&secret(1))));
         assert!(
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_oldest_secrets_are_forgotten() {
-        let mut access = ImageAccess::nobody();
+        let mut access = ImageAccess::no_pod();
         for number in 0..=MOST {
             access.grant(Some(&secret(number)));
         }

@@ -39,7 +39,8 @@ pub(super) const DENIED: Duration = Duration::from_secs(30);
 
 /// Entries of each cache. A cluster has a handful of scrapers; more are made by a client that tries tokens.
 const CACHE_SIZE: usize = 256;
-/// Reviews at once: a client that tries tokens must not keep the API server busy.
+/// Reviews of tokens at once, and reviews of rights: a client that tries tokens must not keep the API server busy, and must not hold up
+/// clients that have proved who they are.
 const REVIEWS: usize = 8;
 /// The limit of one review, with the time that it waits for its turn.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -87,7 +88,8 @@ pub(super) struct Auth {
     node: NodeName,
     tokens: Mutex<Cache<TokenDigest, Option<User>>>,
     decisions: Mutex<Cache<(User, &'static str, &'static str), bool>>,
-    reviews: Semaphore,
+    token_reviews: Semaphore,
+    access_reviews: Semaphore,
 }
 
 impl Auth {
@@ -98,7 +100,8 @@ impl Auth {
             node,
             tokens: Mutex::new(Cache::new(CACHE_SIZE)),
             decisions: Mutex::new(Cache::new(CACHE_SIZE)),
-            reviews: Semaphore::new(REVIEWS),
+            token_reviews: Semaphore::new(REVIEWS),
+            access_reviews: Semaphore::new(REVIEWS),
         }
     }
 
@@ -148,7 +151,7 @@ impl Auth {
             spec: TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() },
             ..TokenReview::default()
         };
-        let status = self.review(review).await?.status.unwrap_or_default();
+        let status = self.review(&self.token_reviews, review).await?.status.unwrap_or_default();
         let is_known = status.authenticated == Some(true);
         Ok(status.user.filter(|_| is_known).and_then(User::of_token))
     }
@@ -164,7 +167,10 @@ impl Auth {
             return Ok(known);
         }
         let review = access_review(user, verb, subresource, &self.node);
-        let reviewed = self.review(review).await.map_err(|error| not_asked("Authorization", error))?;
+        let reviewed = self
+            .review(&self.access_reviews, review)
+            .await
+            .map_err(|error| not_asked("Authorization", error))?;
         let allowed = reviewed.status.is_some_and(|status| status.allowed && status.denied != Some(true));
         let life = if allowed { ALLOWED } else { DENIED };
         lock(&self.decisions).insert(key, allowed, Instant::now(), life);
@@ -172,7 +178,7 @@ impl Auth {
     }
 
     /// Has the API server complete a review.
-    async fn review<K>(&self, review: K) -> Result<K, CallError>
+    async fn review<K>(&self, turns: &Semaphore, review: K) -> Result<K, CallError>
     where
         K: kube::Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
             + Clone
@@ -182,7 +188,7 @@ impl Auth {
     {
         let api: Api<K> = Api::all(self.client.clone());
         call(DEADLINE, async {
-            let _turn = self.reviews.acquire().await;
+            let _turn = turns.acquire().await;
             api.create(&PostParams::default(), &review).await
         })
         .await

@@ -58,7 +58,7 @@ pub(crate) struct KnownImage {
     /// another inode is foreign, whatever its name.
     pub(crate) inode: Option<u64>,
     /// Which Pods may use it, if it is the agent's own or its inode is known.
-    #[serde(default = "ImageAccess::nobody")]
+    #[serde(default = "ImageAccess::no_pod")]
     pub(crate) access: ImageAccess,
     /// The inode of the directory whose content the agent has compared with its manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,7 +103,7 @@ impl ImageRecord {
         let is_coming = self.pulls.iter().any(|(name, pull)| {
             digest.is_of_repository(name) && pull.is_fetched && pull.is_new(digest.hex())
         });
-        if is_coming || self.is_lost { ImageAccess::nobody() } else { ImageAccess::Everyone }
+        if is_coming || self.is_lost { ImageAccess::no_pod() } else { ImageAccess::Everyone }
     }
 
     /// The registry has granted an image that is in the directory with this inode; whether that changes the record.
@@ -124,7 +124,7 @@ impl ImageRecord {
             // Its access was lost with the record.
             if !known.is_own(inode) && known.inode != inode {
                 known.names.clear();
-                (known.inode, known.access) = (inode, ImageAccess::nobody());
+                (known.inode, known.access) = (inode, ImageAccess::no_pod());
             }
         }
         let known = self.images.iter_mut().find(|known| known.digest == *digest);
@@ -234,7 +234,7 @@ impl ImageRecord {
         match self.images.iter_mut().find(|image| image.digest == found.digest) {
             Some(known) if is_brought || known.is_own(inode) => {
                 if known.names.is_empty() {
-                    known.access = ImageAccess::nobody();
+                    known.access = ImageAccess::no_pod();
                 }
                 known.names.insert(name.to_owned());
                 known.inode = inode;
@@ -242,7 +242,7 @@ impl ImageRecord {
             // Another program has deleted the agent's image and pulled its own.
             Some(known) => known.names.clear(),
             None if is_brought => {
-                let (names, access) = (BTreeSet::from([name.to_owned()]), ImageAccess::nobody());
+                let (names, access) = (BTreeSet::from([name.to_owned()]), ImageAccess::no_pod());
                 self.images.push(KnownImage {
                     names,
                     inode,

@@ -263,10 +263,10 @@ fn a_private_image_is_for_the_secrets_that_its_registry_has_accepted() {
     let inode = |digit: char| Some(u64::from(digit));
     assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::Everyone, "it is foreign");
     pull(&mut record, "r.test/macos:1", [hex('f')]);
-    assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::nobody(), "it may just have come");
+    assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::no_pod(), "it may just have come");
     assert_eq!(record.access(&digest('f'), inode('f')), ImageAccess::Everyone, "it was cached before");
     record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-    assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::nobody(), "no secret was granted");
+    assert_eq!(record.access(&digest('a'), inode('a')), ImageAccess::no_pod(), "no secret was granted");
     let inode = |digit: char| Some(u64::from(digit));
     assert!(record.grant(&digest('a'), inode('a'), Some(&secret), at(1)));
     assert!(!record.grant(&digest('b'), inode('b'), Some(&secret), at(1)));
@@ -294,7 +294,7 @@ fn a_private_image_is_for_the_secrets_that_its_registry_has_accepted() {
     }
     // It was deleted, and a tart of the agent has just brought it back.
     pull(&mut record, "r.test/macos:1", []);
-    assert_eq!(record.access(&digest('a'), inode('c')), ImageAccess::nobody());
+    assert_eq!(record.access(&digest('a'), inode('c')), ImageAccess::no_pod());
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_foreign_image_that_the_agent_pulls_again_is_no_longer_for_everyone() {
     assert_eq!(record.access(&digest('a'), None), ImageAccess::Everyone);
     pull(&mut record, "r.test/macos:1", []);
     record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
-    assert_eq!(record.access(&digest('a'), Some(u64::from('a'))), ImageAccess::nobody());
+    assert_eq!(record.access(&digest('a'), Some(u64::from('a'))), ImageAccess::no_pod());
 }
 
 #[test]
@@ -314,13 +314,13 @@ fn after_a_lost_record_only_the_registry_gives_access() {
     assert_eq!(record.access(&digest('a'), Some(1)), ImageAccess::Everyone, "another program has pulled it");
     assert!(record.mark_lost() && !record.mark_lost());
     let access = |record: &ImageRecord, inode| record.access(&digest('a'), inode);
-    assert_eq!(access(&record, Some(1)), ImageAccess::nobody(), "it may have been a private one");
+    assert_eq!(access(&record, Some(1)), ImageAccess::no_pod(), "it may have been a private one");
     record.used(&digest('a'), at(0));
-    assert_eq!(access(&record, Some(1)), ImageAccess::nobody());
+    assert_eq!(access(&record, Some(1)), ImageAccess::no_pod());
     assert!(record.grant(&digest('a'), Some(1), Some(&secret), at(1)));
     assert!(access(&record, Some(1)).is_for([&secret]) && !access(&record, Some(1)).is_for([&other]));
     assert!(!record.images[0].is_own(Some(1)), "the agent does not delete it");
-    assert_eq!(access(&record, Some(2)), ImageAccess::nobody(), "another program has pulled it again");
+    assert_eq!(access(&record, Some(2)), ImageAccess::no_pod(), "another program has pulled it again");
     let read: ImageRecord = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
     assert_eq!(read, record, "the next agent knows");
     assert!(record.grant(&digest('a'), Some(1), None, at(2)));
