@@ -16,10 +16,10 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench control-plane assets build lint fmt docs deny rust
+.PHONY: help demo test test-1.35 bench fuzz control-plane assets build lint fmt docs deny rust
 
 help: ## List the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends by itself
 	@$(say) "demo"
@@ -29,11 +29,19 @@ test: assets build ## Run all tests; T=orphans:: for those whose path matches
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"
 	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast $(if $(T),-- $(T))
 
+test-1.35: assets build ## Run the tests of the kubelet API with an API server of Kubernetes 1.35 (4 minutes to build, once per machine)
+	@$(say) "tests of the kubelet API with Kubernetes 1.35"
+	TART_KUBELET_TEST_API_SERVER="$$(KUBERNETES=1.35 tests/control-plane/build kube-apiserver)/kube-apiserver" \
+		RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked -p tart-kubelet-tests --test e2e -- $(or $(T),api::)
+
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binaries (some minutes when they are not there yet)"
 	$(CARGO) build --locked --release -p tart-kubelet -p tart-sim
 	@$(say) "bench"
 	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
+
+fuzz: rust ## Fuzz what clients send to the kubelet API, with inputs that are new each time; SECONDS=60 for each target
+	FUZZ_SECONDS=$(or $(SECONDS),60) $(CARGO) test --locked -p tart-kubelet --lib -- fuzz_ --nocapture
 
 control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
