@@ -137,7 +137,7 @@ impl Worker {
         };
         let main = containers(&spec.containers).pop();
         let boot = match main {
-            Some(_) => self.boot_shares(pod, &spec.containers, inputs, restart)?,
+            Some(_) => self.boot_shares(pod, &spec.containers, inputs, (restart, main_restarts))?,
             None => None,
         };
         crash_point::point("agent.plan.shares");
@@ -187,7 +187,7 @@ impl Worker {
         pod: &Pod,
         containers: &[Container],
         inputs: &ReadyInputs,
-        restart: Restart,
+        (restart, main_restarts): (Restart, u32),
     ) -> Result<Option<(BootShares, GuestBoot)>, StepError> {
         let Some(main) = containers.last().filter(|main| !has_command(main)) else {
             return Ok(None);
@@ -206,7 +206,7 @@ impl Worker {
         let pods = spec.and_then(|spec| spec.security_context.as_ref());
         let left = spec.map(|spec| shim_spec::left_to_image(spec, main)).unwrap_or_default();
         // One Event per Pod is enough.
-        if restart == Restart(0) && !left.is_empty() {
+        if main_restarts == 0 && !left.is_empty() {
             let words = format!(
                 "No effect on what a VM's image boots: {}. Of such fields, hooks and probes by exec heed the securityContext only",
                 left.join(", ")

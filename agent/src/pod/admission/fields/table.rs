@@ -399,7 +399,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.initContainers[].image",
         Honoured(
-            "VMs run one after the other, each with the next init containers of one image; those just before the Pod's container that have its image run in its VM, and again in each new one; others that have succeeded do not run again; volumes carry over to the next VM, the VMs' disks do not; a change does not affect an init container that runs or has succeeded",
+            "VMs run one after the other, each with the next init containers of one image; those just before the Pod's container that have its image run in its VM, and again in each new one; others that have succeeded do not run again; volumes carry over to the next VM, disk and address do not; a change does not affect an init container that runs or has succeeded",
         ),
     ),
     (
