@@ -41,7 +41,7 @@ impl Worker {
     /// Begins to fetch what the Pod's next VM is made of. The worker polls the fetch while it waits.
     pub(super) fn begin_fetch(&mut self, seen: &Observation) -> Result<(), StepError> {
         let pod = self.updates.pod();
-        let Some(segment) = seen.segments.get(seen.next_segment()).cloned() else { return Ok(()) };
+        let segment = seen.segments.get(seen.next_segment()).cloned().unwrap_or_default();
         // The image of a Pod may change. The next VM has the one that the Pod names now.
         let plan = read_segment(&pod, &segment);
         self.plan = plan.clone().and_then(|_| read(&pod));
