@@ -111,14 +111,11 @@ impl VmRunView {
         let elsewhere = before.iter().filter(|known| self.init.iter().all(|own| own.name != known.name));
         let mut states: Vec<InitState> = elsewhere.chain(&self.init).cloned().collect();
         if let Some((name, outcome)) = self.failed_init() {
+            let over = InitStage::Over(outcome.clone());
             match states.iter_mut().find(|state| state.name == *name) {
-                Some(state) if state.now == InitStage::Waiting => {
-                    state.now = InitStage::Over(outcome.clone())
-                }
+                Some(state) if state.now == InitStage::Waiting => state.now = over,
                 Some(_) => {}
-                None => {
-                    states.push(InitState { now: InitStage::Over(outcome.clone()), ..InitState::new(name) })
-                }
+                None => states.push(InitState { now: over, ..InitState::new(name) }),
             }
         }
         states
