@@ -188,7 +188,8 @@ fn an_init_container_ends_with_its_vm() {
 fn init_vm(restart: u32, ending: Option<Ending>, now: Option<InitStage>) -> VmRunView {
     let run = vm_run(restart, BOOTING, ending);
     let vm = VmName::new("0b1c".parse().unwrap(), Restart(restart));
-    let spec = ShimSpec { image_name: Some("tools".into()), ..ShimSpec::example_of_init(vm, &["init"]) };
+    let spec = ShimSpec::example_of_init(vm, &["init"]);
+    let spec = ShimSpec { image_name: Some("tools".into()), main_restarts: Some(0), ..spec };
     let init = now.map(|now| InitState { now, ..InitState::new("init") });
     VmRunView { spec: Some(spec), init: init.into_iter().collect(), ..run }
 }
