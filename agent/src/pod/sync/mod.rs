@@ -6,3 +6,4 @@ pub(crate) mod image_backoff;
 pub(crate) mod restart;
 pub(crate) mod start_progress;
 pub(crate) mod time;
+pub(crate) mod vm_size;

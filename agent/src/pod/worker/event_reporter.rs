@@ -266,9 +266,9 @@ impl EventReporter {
         self.reported.missing_input = LastReported::default();
     }
 
-    pub(super) fn image_failed(&mut self, pod: &Pod, failure: &ImageFailure, reason: &str) {
+    pub(super) fn image_failed(&mut self, pod: &Pod, failure: &ImageFailure) {
         self.events().warning(pod, EventReason::Failed, &failure.message);
-        self.metrics().failed(reason);
+        self.metrics().failed(failure.reason());
         self.reported.image_backs_off = LastReported::default();
     }
 

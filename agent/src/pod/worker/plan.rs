@@ -14,6 +14,7 @@ use super::shim_spec::{self, ContainerInputs};
 use crate::apiserver::events::EventReason;
 use crate::clock;
 use crate::guest::script::is_shell_name;
+use crate::mutex::lock;
 use crate::names::{ImageDigest, Restart};
 use crate::pod::admission::{VmPlan, read, runs_commands};
 use crate::pod::sync::image_backoff::ImageFailure;
@@ -51,17 +52,16 @@ impl Worker {
             return Ok(());
         };
         let took = begun.elapsed();
+        let before = self.fetches.image_failure.take();
         let image = match image {
             Ok(image) => image,
             Err(error) => {
-                let before = self.fetches.image_failure.take();
                 let failure = ImageFailure::new(&plan.image, &error, before.as_ref(), clock::now());
-                self.reporter.image_failed(&pod, &failure, error.reason());
+                self.reporter.image_failed(&pod, &failure);
                 self.fetches.image_failure = Some(failure);
                 return Ok(());
             }
         };
-        self.fetches.image_failure = None;
         let inputs = match inputs {
             Ok(inputs) => inputs,
             Err(missing) => {
@@ -71,6 +71,17 @@ impl Worker {
         };
         self.reporter.inputs_are_complete();
         self.disk_space.volumes_lack_space(false);
+        // No two Pods can have the same memory.
+        let _sizing = lock(&self.host.registry.sizing);
+        let size = match self.vm_size(&plan, &image)? {
+            Ok(size) => size,
+            Err(error) => {
+                let failure = ImageFailure::of_size(&plan.image, &error, before.as_ref(), clock::now());
+                self.reporter.image_failed(&pod, &failure);
+                self.fetches.image_failure = Some(failure);
+                return Ok(());
+            }
+        };
         self.reporter.metrics().stage_took("pull", took);
         if restart > Restart(0) {
             self.reporter.metrics().container_restarts();
@@ -81,6 +92,7 @@ impl Worker {
             self.reporter.events().normal(&pod, EventReason::Pulled, &note);
         }
         crash_point::point("agent.plan.gathered");
+        let plan = VmPlan { size, ..plan };
         self.write_plan(&pod, &plan, image, &inputs, restart, crashes)
     }
 
@@ -131,8 +143,6 @@ impl Worker {
             tart: self.host.tart.program().to_owned(),
             cpu: plan.size.cpu,
             memory_mib: plan.size.memory_mib,
-            cpu_is_limit: plan.cpu_is_limit,
-            memory_is_limit: plan.memory_is_limit,
             serial: plan.serial.unwrap_or(self.host.vms.serial),
             shares,
             identity: shim_spec::identity(pod, &self.host.vms.cluster_domain),
@@ -145,6 +155,7 @@ impl Worker {
             grace: seconds(spec.termination_grace_period_seconds),
             boot_limit: self.host.vms.boot_limit,
             dhcp_leases: Some(self.host.vms.dhcp_leases.clone()),
+            local_probe_hosts: self.host.vms.local_probe_hosts,
             crashes,
         })?;
         Ok(())
