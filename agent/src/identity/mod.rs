@@ -11,11 +11,13 @@ mod connection;
 mod csr;
 mod decide;
 mod kubeconfig;
+mod kubeconfig_flaw;
 pub(crate) mod serving;
 mod store;
 
 pub(crate) use access::ApiAccess;
 pub(crate) use cluster::Cluster;
+pub(crate) use kubeconfig_flaw::{KubeconfigFlaw, kubeconfig_flaws, skips_tls_verify};
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -33,6 +35,7 @@ use self::csr::issuance::{IssuanceError, request_certificate};
 use self::csr::{CLIENT, Requester, WantedCertificate};
 use self::decide::{FoundCredentials, IdentityDecision, Lifetime, UnusableReason, decide, pause};
 use self::kubeconfig::{after_bootstrap, inspect, load, with_certificate};
+use self::kubeconfig_flaw::access_flaw;
 use self::store::{CertificateStore, StoreError};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
@@ -54,6 +57,15 @@ pub(crate) enum IdentityError {
     Kubeconfig { path: PathBuf, reason: UnusableReason },
     #[error("cannot use the bootstrap kubeconfig {}; name another one with --bootstrap-kubeconfig", .0.display())]
     Bootstrap(PathBuf, #[source] Box<KubeconfigError>),
+    /// The agent would trust every server from then on, and the user would not see it in any file of theirs.
+    #[error(
+        "the bootstrap kubeconfig {} has insecure-skip-tls-verify, and the agent would obey every machine that answers in place of the API server; put \
+         certificate-authority-data in its place",
+        .0.display()
+    )]
+    SkipsTlsVerify(PathBuf),
+    #[error("{flaw}; {}", flaw.mend())]
+    Flawed { flaw: KubeconfigFlaw },
     #[error("cannot use the credentials in {}", .0.display())]
     Credentials(PathBuf, #[source] Box<kube::Error>),
     #[error("no certificate for {node} with the bootstrap kubeconfig {}", path.display())]
@@ -86,6 +98,23 @@ pub(crate) struct CredentialSources {
     pub(crate) pki: PathBuf,
 }
 
+impl CredentialSources {
+    /// Refuses files that another user of the machine can change, and tells of those that others can read.
+    fn check_access(&self) -> Result<(), IdentityError> {
+        for flaw in [Some(&self.kubeconfig), self.bootstrap.as_ref()]
+            .into_iter()
+            .flatten()
+            .filter_map(|path| access_flaw(path))
+        {
+            if flaw.is_fatal() {
+                return Err(IdentityError::Flawed { flaw });
+            }
+            warn!("{flaw}; {}", flaw.mend());
+        }
+        Ok(())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Identity {
     access: ApiAccess,
@@ -109,6 +138,7 @@ impl Identity {
     pub(crate) async fn establish(sources: CredentialSources, node: NodeName) -> Result<Self, IdentityError> {
         let store = CertificateStore::client(&sources.pki);
         let path = &sources.kubeconfig;
+        sources.check_access()?;
         let mut may_bootstrap = sources.bootstrap.is_some();
         loop {
             let (credentials, config) = inspect(path, &store, &node).await;
@@ -122,6 +152,10 @@ impl Identity {
                 (IdentityDecision::Refuse(reason), _) => reason,
                 (_, None) => UnusableReason::Unusable("it holds no credentials".to_owned()),
                 (_, Some(config)) => {
+                    if config.accept_invalid_certs {
+                        let flaw = KubeconfigFlaw::SkipsTlsVerify;
+                        warn!(kubeconfig = %path.display(), "{flaw}; {}", flaw.mend());
+                    }
                     let (access, updater) = ApiAccess::new(config.clone());
                     let FoundCredentials::Own(lifetime) = credentials else {
                         return Ok(Self { access, rotation: None });
@@ -229,6 +263,9 @@ async fn bootstrap(
     };
     let unusable = |error| IdentityError::Bootstrap(path.clone(), Box::new(error));
     let (kubeconfig, config) = load(path).await.map_err(unusable)?;
+    if skips_tls_verify(&kubeconfig) {
+        return Err(IdentityError::SkipsTlsVerify(path.clone()));
+    }
     let own = after_bootstrap(&kubeconfig, &store.current_path())
         .ok_or_else(|| unusable(KubeconfigError::CurrentContextNotSet))?;
     let client = Client::try_from(config)
