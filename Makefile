@@ -16,7 +16,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench control-plane assets build lint fmt docs deny rust
+.PHONY: help demo test bench soak control-plane assets build lint fmt docs deny rust
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ bench: assets build ## Measure what is promised, into bench.json; BENCH=name for
 	$(CARGO) build --locked --release -p tart-kubelet -p tart-sim
 	@$(say) "bench"
 	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
+
+soak: assets build ## Run random worlds and watch what must always hold; SEED=1 STEPS=10000 WORLDS=5
+	@$(say) "soak"
+	@$(BUILT)/debug/soak $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(WORLDS),--worlds $(WORLDS))
 
 control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
