@@ -10,6 +10,7 @@ use sysinfo::{Pid, Process, ProcessRefreshKind, ProcessesToUpdate, System};
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::process as test_process;
 use tart_kubelet_tests::proxy::Proxy;
 use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::{programs, wait};
@@ -35,12 +36,12 @@ pub(crate) fn binary_size() -> Result<f64> {
 }
 
 /// Processes like those of a Mac whose user is logged in. The agent looks at all processes for what earlier agents have left.
-pub(crate) fn start_neighbours(sandbox: &Sandbox) -> Result<()> {
-    let environment = (0..NEIGHBOURS_VARIABLES).map(|number| (format!("NEIGHBOUR_{number}"), "x".repeat(60)));
+pub(crate) fn start_neighbours(sandbox: &Sandbox) -> Result<test_process::Process> {
+    let variable = |number| (format!("NEIGHBOUR_{number}"), "x".repeat(60));
     let mut command = sandbox.command("sh");
     command.args(["-c", &format!("for i in $(seq {NEIGHBOURS}); do sleep 3600 & done; wait")]);
-    command.envs(environment).spawn().context("cannot start processes")?;
-    Ok(())
+    command.envs((0..NEIGHBOURS_VARIABLES).map(variable));
+    test_process::Process::start("neighbours", &mut command, &sandbox.directory("neighbours")?.join("log"))
 }
 
 /// Resident memory of an agent in MB when its latest work is done.

@@ -45,7 +45,7 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     let sandbox = Sandbox::new()?;
     let control_plane = ControlPlane::builder().start(&sandbox).await?;
     let mac = Mac::new(&sandbox)?;
-    idle::start_neighbours(&sandbox)?;
+    let _neighbours = idle::start_neighbours(&sandbox)?;
     let kubeconfig = control_plane.node_kubeconfig(NODE)?;
     let mut agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
     report.add(Figure::RSS_AT_REST, async || idle::resident_memory(&agent).await).await?;
