@@ -212,9 +212,17 @@ impl World {
         };
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let binding = Binding { metadata, target };
-        let _: Value =
-            self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await?;
-        Ok(())
+        // etcd takes long on a machine that has too much to do, and may have done it all the same.
+        eventually("a bound Pod", REST, async || {
+            let bound: Result<Value, _> =
+                self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await;
+            if let Err(error) = bound {
+                let node = self.pods.get(name).await?.spec.and_then(|spec| spec.node_name);
+                ensure!(node.as_ref() == Some(&self.node), "{error}");
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// How many Pods the scheduler, or macOS, would count on this Mac.
