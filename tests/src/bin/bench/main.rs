@@ -67,20 +67,21 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     report.add(Figure::COMMAND_TO_TERMINAL, ends).await?;
     if report.wants(&[Figure::IMAGE_CHECK, Figure::WARM_START_READ]) {
         images::cache_large_image(&mac).await?;
-        stage.start_of("first", images::LARGE_IMAGE, || Ok(())).await?;
+        Box::pin(stage.start_of("first", images::LARGE_IMAGE, || Ok(()))).await?;
         report.add(Figure::IMAGE_CHECK, async || images::check_ratio(&mac, &agent)).await?;
         #[cfg(target_os = "linux")]
         {
             let before = images::read_by(&agent)?;
-            let after = stage.start_of("second", images::LARGE_IMAGE, || images::read_by(&agent)).await?;
+            let second = stage.start_of("second", images::LARGE_IMAGE, || images::read_by(&agent));
+            let after = Box::pin(second).await?;
             report.add(Figure::WARM_START_READ, async || Ok(after - before)).await?;
         }
         #[cfg(not(target_os = "linux"))]
         report.leave_out(Figure::WARM_START_READ, "only Linux counts what a process reads")?;
     }
     if report.wants(&[Figure::RSS_WITH_50_STREAMS]) {
-        let (kubelet, pod) =
-            (streams::KubeletClient::new(&control_plane, &agent).await?, stage.streamed().await?);
+        let kubelet = Box::pin(streams::KubeletClient::new(&control_plane, &agent)).await?;
+        let pod = Box::pin(stage.streamed()).await?;
         let mut open = Vec::new();
         for _ in 0..STREAMS / 2 {
             open.push(kubelet.follow_log(stage.namespace(), pod).await?);
@@ -88,7 +89,7 @@ async fn bench(only: Option<&str>) -> Result<bool> {
         }
         report.add(Figure::RSS_WITH_50_STREAMS, async || idle::resident_memory(&agent).await).await?;
         drop(open);
-        stage.delete(pod).await?;
+        Box::pin(stage.delete(pod)).await?;
     }
     if report.wants(&[Figure::PSS_WITH_TWO_VMS, Figure::RESTART_TO_ADOPTED]) {
         let pods = stage.two().await?;

@@ -90,7 +90,7 @@ async fn soak(plan: Plan) -> Result<()> {
     for index in 0..worlds {
         let (control_plane, done) = (control_plane.clone(), done.clone());
         let share = steps / worlds + usize::from(index < steps % worlds);
-        tasks.spawn_local(async move { live(&control_plane, plan, index, share, &done).await });
+        tasks.spawn_local(async move { Box::pin(live(&control_plane, plan, index, share, &done)).await });
     }
     let mut total = Tally::default();
     loop {
@@ -125,19 +125,19 @@ async fn live(
     steps: usize,
     done: &AtomicUsize,
 ) -> Result<Tally> {
-    let mut world = World::new(control_plane, index).await?;
+    let mut world = Box::pin(World::new(control_plane, index)).await?;
     for step in 0..steps {
         let mut random = plan.random(index, step);
         let action = Action::random(&mut random);
         let outcome = async {
-            world.act(action, &mut random).await?;
-            world.check().await?;
+            Box::pin(world.act(action, &mut random)).await?;
+            Box::pin(world.check()).await?;
             if step % STEPS_TO_REST == STEPS_TO_REST - 1 || step + 1 == steps {
-                world.rest().await?;
+                Box::pin(world.rest()).await?;
             }
             Ok::<_, anyhow::Error>(())
         };
-        if let Err(error) = outcome.await {
+        if let Err(error) = Box::pin(outcome).await {
             let directory = kept(plan.seed, index);
             let place = match world.keep_evidence(&directory) {
                 Ok(()) => format!("what was seen is in {}", directory.display()),

@@ -129,14 +129,14 @@ impl World {
             is_cordoned: false,
             tally: Tally::default(),
         };
-        world.rest().await.context("a new world")?;
+        Box::pin(world.rest()).await.context("a new world")?;
         Ok(world)
     }
 
     /// Does one thing to the world. What cannot be done in its present state is left out.
     pub(crate) async fn act(&mut self, action: Action, random: &mut Rng) -> Result<()> {
         match action {
-            Action::Create(kind) => self.create(kind, random).await?,
+            Action::Create(kind) => Box::pin(self.create(kind, random)).await?,
             Action::Delete { which, at_once } => self.delete(which, at_once).await?,
             Action::KillAgent => self.kill_agent()?,
             Action::RestartAgent => {
@@ -449,7 +449,7 @@ impl World {
             Ok(())
         })
         .await?;
-        self.prove().await?;
+        Box::pin(self.prove()).await?;
         self.may_be_unready = false;
         self.tally.rests += 1;
         Ok(())
@@ -459,7 +459,7 @@ impl World {
     async fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> Result<()>) -> Result<()> {
         let end = Instant::now() + REST;
         loop {
-            self.check().await?;
+            Box::pin(self.check()).await?;
             match is_so(self) {
                 Ok(()) => return Ok(()),
                 Err(why) if Instant::now() >= end => {
