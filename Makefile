@@ -6,6 +6,8 @@ RUST := 1.95
 # What a Pod needs to run; `make control-plane` builds the rest too.
 CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl metrics-server
 FURTHER := helm cluster-api-core
+# Kubernetes' own end-to-end suite.
+SUITE := e2e.test ginkgo agnhost
 # Cargo's own variable, so that `make` finds what cargo built.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 # Most tests wait, for a guest to boot or a Pod to go: four for each core.
@@ -16,7 +18,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench soak control-plane assets build lint fmt docs deny rust
+.PHONY: help demo test bench soak conformance control-plane assets build lint fmt docs crds deny rust
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +40,12 @@ bench: assets build ## Measure what is promised, into bench.json; BENCH=name for
 soak: assets build ## Run random worlds and watch what must always hold; SEED=1 STEPS=10000 WORLDS=5
 	@$(say) "soak"
 	@$(BUILT)/debug/soak $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(WORLDS),--worlds $(WORLDS))
+conformance: assets build ## Run Kubernetes' own suite for kubelets; FOCUS=regex for some specs, KNOWN=1 for those that do not pass, too
+	@$(say) "Kubernetes' end-to-end suite: $(SUITE)"
+	@tests/control-plane/build $(SUITE)
+	@tests/debian/unpack busybox-static bin/busybox
+	@$(say) "conformance"
+	@FOCUS='$(subst ','\'',$(FOCUS))' KNOWN=$(KNOWN) PROCS=$(PROCS) $(BUILT)/debug/conformance
 
 control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
@@ -55,6 +63,9 @@ docs: rust ## Write the documentation that is made from code
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-kubelet the_documentation_is_the_table
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-sim --lib the_readme_lists_every_fault
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p mac-sim --lib the_readme_lists_every_fault
+
+crds: rust ## Write the provider's CustomResourceDefinitions into the chart
+	UPDATE_CRDS=1 $(CARGO) test --quiet --locked -p tart-provider --lib the_chart_has_these_definitions
 
 deny: rust ## Check licences, duplicates and sources of all dependencies; ADVISORIES=1 for known holes too (needs the network)
 	@command -v cargo-deny >/dev/null || { $(say) "installing cargo-deny"; $(CARGO) install --locked --quiet cargo-deny; }
