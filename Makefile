@@ -40,6 +40,7 @@ bench: assets build ## Measure what is promised, into bench.json; BENCH=name for
 soak: assets build ## Run random worlds and watch what must always hold; SEED=1 STEPS=10000 WORLDS=5
 	@$(say) "soak"
 	@$(BUILT)/debug/soak $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(WORLDS),--worlds $(WORLDS))
+
 conformance: assets build ## Run Kubernetes' own suite for kubelets; FOCUS=regex for some specs, KNOWN=1 for those that do not pass, too
 	@$(say) "Kubernetes' end-to-end suite: $(SUITE)"
 	@tests/control-plane/build $(SUITE)
