@@ -6,7 +6,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use launchd::{AGENT_PLIST, Host};
 use tokio::runtime::Builder;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{fmt, registry};
 
 use crate::artifact::Artifact;
 use crate::cli::{Cli, ConfigArgs, HostCommand, SshArgs, SubCommand, password};
@@ -22,8 +25,9 @@ use crate::ssh::{Connection, HostKeyPolicy, SshError, SshKey};
 /// Runs what the command line asks for.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let chosen = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
+    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    registry().with(fmt::layer().with_writer(io::stderr)).with(filter).init();
     let SubCommand::Host(command) = cli.command;
     let runtime = match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
