@@ -11,3 +11,4 @@ mod init_containers;
 mod mac;
 mod restart;
 mod security_context;
+mod tart_faults;
