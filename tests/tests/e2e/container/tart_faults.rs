@@ -24,6 +24,10 @@ const WITHOUT_TEST: &[(Fault, &str)] = &[
     (Fault::SuspendFails, "the agent suspends no VM"),
     (Fault::SigintDelay, "a VM that never stops, by `sigint-hang`, is the longer delay"),
     (Fault::AgentDelay, "tests have images with an `agentDelay`"),
+    (Fault::BootDelay, "tests have images with a `bootDelay`"),
+    (Fault::Latency, "the bench uses it"),
+    (Fault::VmLimit, "`make conformance` uses it"),
+    (Fault::OwnNetwork, "`make conformance` uses it"),
     (Fault::ControlSocketConnections, "tests count connections by the file `control.sock.accepted`"),
     (Fault::NoNamespaces, "it is about the machine that runs the tests"),
 ];
