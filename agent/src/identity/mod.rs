@@ -165,30 +165,24 @@ impl CredentialManager {
                 IdentityDecision::Use => sleep(LOOK_INTERVAL).await,
                 IdentityDecision::Wait(then) => sleep(until(then, now).min(LOOK_INTERVAL)).await,
                 IdentityDecision::Rotate { ends } => {
-                    match timeout(until(ends, now).min(TRY_LIMIT), self.renew(client.clone())).await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => {
-                            let pause = pause(ends, now);
-                            warn!(ends = %ends, error = chain(&error), "cannot rotate the certificate; trying again in {pause:#}");
-                            self.forget_refused(&error);
-                            sleep(pause.unsigned_abs().min(until(ends, now))).await;
-                        }
-                        // The certificate may have expired meanwhile: decide again.
-                        Err(_) => {}
+                    let renewal = timeout(until(ends, now).min(TRY_LIMIT), self.renew(client.clone()));
+                    // After the limit the certificate may have expired: decide again.
+                    if let Ok(Err(error)) = renewal.await {
+                        let pause = pause(ends, now);
+                        warn!(ends = %ends, error = chain(&error), "cannot rotate the certificate; trying again in {pause:#}");
+                        self.forget_refused(&error);
+                        sleep(pause.unsigned_abs().min(until(ends, now))).await;
                     }
                 }
                 IdentityDecision::Bootstrap(reason) => {
                     let bootstrap = bootstrap(&self.sources, &self.store, &self.node, &reason);
-                    match timeout(TRY_LIMIT, bootstrap).await {
-                        Ok(Err(error)) => {
-                            self.warn(&chain(&error));
-                            if let IdentityError::Issuance { source, .. } = &error {
-                                self.forget_refused(source);
-                            }
-                            sleep(LOOK_INTERVAL).await;
+                    // After the limit the API server may accept the old credentials again: decide again.
+                    if let Ok(Err(error)) = timeout(TRY_LIMIT, bootstrap).await {
+                        self.warn(&chain(&error));
+                        if let IdentityError::Issuance { source, .. } = &error {
+                            self.forget_refused(source);
                         }
-                        // The API server may accept the old credentials again: decide again.
-                        Ok(Ok(())) | Err(_) => {}
+                        sleep(LOOK_INTERVAL).await;
                     }
                 }
                 IdentityDecision::Refuse(reason) => {

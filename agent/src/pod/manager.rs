@@ -94,7 +94,7 @@ impl Manager {
                 // The API server will say what becomes of it.
                 Ok(_) => {}
                 Err(error) => {
-                    warn!(uid = %dir.uid(), error = chain(&error), "cannot attend to a Pod of an earlier agent yet")
+                    warn!(uid = %dir.uid(), error = chain(&error), "cannot attend to a Pod of an earlier agent yet");
                 }
             }
         }

@@ -279,7 +279,7 @@ impl Worker {
         match self.dir.keep_manifest(&pod) {
             Ok(()) => self.kept.clone_from(version),
             Err(error) => {
-                warn!(pod = %self.name, error = chain(&error), "cannot keep the Pod's manifest; trying again")
+                warn!(pod = %self.name, error = chain(&error), "cannot keep the Pod's manifest; trying again");
             }
         }
     }
