@@ -42,14 +42,12 @@ bench: assets build ## Measure what is promised, into bench.json; BENCH=name for
 	@$(say) "bench"
 	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
 
-<<<<<<< HEAD
 fuzz: rust ## Fuzz what clients send to the kubelet API, with inputs that are new each time; SECONDS=60 for each target
 	FUZZ_SECONDS=$(or $(SECONDS),60) $(CARGO) test --locked -p tart-kubelet --lib -- fuzz_ --nocapture
-=======
+
 soak: assets build ## Run random worlds and watch what must always hold; SEED=1 STEPS=10000 WORLDS=5
 	@$(say) "soak"
 	@$(BUILT)/debug/soak $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(WORLDS),--worlds $(WORLDS))
->>>>>>> soak
 
 conformance: assets build ## Run Kubernetes' own suite for kubelets; FOCUS=regex for some specs, KNOWN=1 for those that do not pass, too
 	@$(say) "Kubernetes' end-to-end suite: $(SUITE)"
