@@ -15,6 +15,7 @@ mod error_chain;
 pub mod host;
 mod program;
 mod progress;
+mod rollout;
 mod ssh;
 
 pub use program::run;
