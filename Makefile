@@ -31,9 +31,9 @@ test: assets build ## Run all tests; T=orphans:: for those whose path matches
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binaries (some minutes when they are not there yet)"
-	$(CARGO) build --locked --release -p tart-kubelet -p tart-sim
+	$(CARGO) build --locked --release -p tart-kubelet -p tart-provider -p tart-sim
 	@$(say) "bench"
-	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
+	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_PROVIDER_BINARY=$(BUILT)/release/tart-provider TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
 
 control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
