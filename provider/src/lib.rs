@@ -13,8 +13,13 @@ mod artifact;
 mod cli;
 mod error_chain;
 pub mod host;
+#[allow(dead_code, reason = "the reconciler that uses it is being written")]
+mod names;
+#[allow(dead_code, unused_imports, reason = "the reconciler that uses it is being written")]
+mod pool;
 mod program;
 mod progress;
+mod random;
 mod rollout;
 mod ssh;
 
