@@ -26,9 +26,9 @@ pub(crate) async fn each<M>(
     take: impl AsyncFn(&M) -> Result<bool, String>,
 ) -> Vec<Fared> {
     let is_over = Cell::new(false);
-    let one = async |mac| {
+    let one = async |(place, mac): (usize, &M)| {
         if is_over.get() {
-            return Fared::NotBegun;
+            return (place, Fared::NotBegun);
         }
         let fared = match take(mac).await {
             Ok(true) => Fared::Well,
@@ -38,10 +38,13 @@ pub(crate) async fn each<M>(
         if fared != Fared::Well && !keep_going {
             is_over.set(true);
         }
-        fared
+        (place, fared)
     };
-    let runs: Vec<_> = macs.iter().map(one).collect();
-    stream::iter(runs).buffered(concurrency.max(1)).collect().await
+    // A slow Mac holds up none of the others.
+    let runs: Vec<_> = macs.iter().enumerate().map(one).collect();
+    let mut fared: Vec<_> = stream::iter(runs).buffer_unordered(concurrency.max(1)).collect().await;
+    fared.sort_by_key(|(place, _)| *place);
+    fared.into_iter().map(|(_, fared)| fared).collect()
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ struct Loaded {
     program: Vec<u8>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct State {
     pub(super) files: BTreeMap<String, Entry>,
     settings: BTreeMap<String, String>,
@@ -35,6 +35,8 @@ pub(super) struct State {
     has_session: bool,
     has_sudo: bool,
     next_pid: u32,
+    /// Whether the command that runs has changed the Mac.
+    is_changed: bool,
     /// Everything that changed the Mac.
     pub(super) pushes: Vec<String>,
     /// Every command line.
@@ -76,6 +78,11 @@ impl MemoryMac {
             ["sleep", "displaysleep", "disksleep"].map(|key| (format!("pmset {key}"), "10".to_owned()));
         let settings = pmset.into_iter().chain([("pmset autorestart".to_owned(), "0".to_owned())]).collect();
         Self(Mutex::new(State { settings, next_pid: 100, ..State::default() }))
+    }
+
+    /// Another Mac that is the same.
+    pub(super) fn copy(&self) -> Self {
+        Self(Mutex::new(self.state().clone()))
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -154,13 +161,15 @@ impl State {
     }
 
     fn entry(&mut self, path: &str, bytes: Option<Vec<u8>>, owner: &str, mode: &str) {
-        self.files.insert(path.to_owned(), Entry { bytes, access: format!("{owner} {mode}") });
+        let entry = Entry { bytes, access: format!("{owner} {mode}") };
+        self.is_changed |= self.files.get(path) != Some(&entry);
+        self.files.insert(path.to_owned(), entry);
     }
 
     fn command(&mut self, argv: &[&str], stdin: &[u8]) -> Answer {
-        let before = (self.files.clone(), self.settings.clone(), self.jobs.clone());
+        self.is_changed = false;
         let answer = self.execute(argv, stdin);
-        if before != (self.files.clone(), self.settings.clone(), self.jobs.clone()) {
+        if self.is_changed {
             self.pushes.push(argv.join(" "));
         }
         answer
@@ -196,6 +205,7 @@ impl State {
                 done()
             }
             ["/usr/bin/codesign", "--force", "--sign", "-", path] => {
+                self.is_changed = true;
                 let entry = self.files.get_mut(*path).unwrap();
                 entry.bytes.as_mut().unwrap().extend_from_slice(b" signed");
                 done()
@@ -219,6 +229,7 @@ impl State {
                 self.set("tailnet".to_owned(), &flags.join(" "))
             }
             [_, "logout"] => {
+                self.is_changed = true;
                 self.settings.remove("tailnet");
                 done()
             }
@@ -232,12 +243,14 @@ impl State {
                 done()
             }
             ["/bin/ln", "-f", from, to] => {
+                self.is_changed = true;
                 let entry = self.files[*from].clone();
                 self.files.insert((*to).to_owned(), entry);
                 done()
             }
             ["/bin/mv", "-f", from, to] => {
                 let moved: Vec<String> = self.below(from);
+                self.is_changed = true;
                 for path in moved {
                     let entry = self.files.remove(&path).unwrap();
                     self.files.insert(path.replacen(from, to, 1), entry);
@@ -246,6 +259,7 @@ impl State {
             }
             ["/bin/rm", _, paths @ ..] => {
                 for path in paths.iter().flat_map(|path| self.below(path)).collect::<Vec<_>>() {
+                    self.is_changed = true;
                     self.files.remove(&path);
                 }
                 done()
@@ -314,6 +328,7 @@ impl State {
     }
 
     fn set(&mut self, key: String, value: &str) -> Answer {
+        self.is_changed |= self.settings.get(&key).map(String::as_str) != Some(value);
         self.settings.insert(key, value.to_owned());
         done()
     }
@@ -339,6 +354,7 @@ impl State {
     fn start(&mut self, job: Job) {
         let program = self.files.get(job.program()).and_then(|entry| entry.bytes.clone()).unwrap_or_default();
         self.next_pid += 1;
+        self.is_changed = true;
         if job.label.as_str() == firewall::LABEL {
             // The script has loaded the rules.
             let rules = self.files[firewall::RULES_FILE].clone();
@@ -365,7 +381,11 @@ impl State {
                 },
             ),
             ["enable", _] => done(),
-            ["bootout", target] => self.jobs.remove(&label(target)).map_or_else(|| failed(3), |_| done()),
+            ["bootout", target] => {
+                let gone = self.jobs.remove(&label(target));
+                self.is_changed |= gone.is_some();
+                gone.map_or_else(|| failed(3), |_| done())
+            }
             ["bootstrap", "system" | "gui/501", path] => {
                 let job = Job::from_plist(self.files[*path].bytes.as_ref().unwrap()).unwrap();
                 self.start(job);

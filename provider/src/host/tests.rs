@@ -423,15 +423,15 @@ async fn a_broken_binary_leaves_the_old_one_and_its_process() {
     assert!(!mac.state().paths().contains("/usr/local/bin/.tart-kubelet.staged"));
 }
 
-/// Cuts the connection of `run` at each of its calls, before the call and after it, has the next run go on, and looks at the Mac. `start`
-/// makes the Mac.
-async fn cut_everywhere(config: &HostConfig, start: impl AsyncFn() -> MemoryMac) {
-    let never_cut = start().await;
+/// Takes Macs like `start` to a config, cuts the connection at each call, before the call and after it, has the next run go on, and looks at
+/// the Mac.
+async fn cut_everywhere(config: &HostConfig, start: MemoryMac) {
+    let never_cut = start.copy();
     apply(&never_cut, config).await;
     for is_carried_out in [false, true] {
         let mut after = 0;
         loop {
-            let mac = start().await;
+            let mac = start.copy();
             let had_agent = mac.pid(AGENT_LABEL).is_some();
             mac.state().cut = Some(Cut { after, is_carried_out });
             let report = apply(&mac, config).await;
@@ -467,7 +467,7 @@ async fn cut_everywhere(config: &HostConfig, start: impl AsyncFn() -> MemoryMac)
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_cut_anywhere_in_a_bootstrap_is_healed_by_the_next_run() {
     let files = Files::new();
-    cut_everywhere(&files.rich_config(), async || MemoryMac::new()).await;
+    cut_everywhere(&files.rich_config(), MemoryMac::new()).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -478,7 +478,7 @@ async fn a_connection_that_is_cut_anywhere_in_a_roll_is_healed_by_the_next_run()
         settings: AgentSettings { max_pods: Some(1), ..AgentSettings::default() },
         ..files.rich_config()
     };
-    cut_everywhere(&second, async || bootstrapped(&files.rich_config()).await).await;
+    cut_everywhere(&second, bootstrapped(&files.rich_config()).await).await;
 }
 
 /// The binary is in place, and the connection is cut before the restart: the bytes on the disk alone would say that all is done.
@@ -486,7 +486,7 @@ async fn a_connection_that_is_cut_anywhere_in_a_roll_is_healed_by_the_next_run()
 async fn a_connection_that_is_cut_anywhere_in_a_roll_of_the_binary_alone_is_healed_by_the_next_run() {
     let files = Files::new();
     let second = HostConfig { agent: files.artifact(b"agent 2"), ..files.config() };
-    cut_everywhere(&second, async || bootstrapped(&files.config()).await).await;
+    cut_everywhere(&second, bootstrapped(&files.config()).await).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,6 +18,8 @@ const DIRECTORY: &str = "/opt/actions-runner";
 const STAGED: &str = "/opt/.actions-runner.staged";
 /// The name of the note that says how the runner was registered.
 const NOTE: &str = "actions-runner";
+/// The note of a registration that has begun.
+const UNFINISHED: &str = "unfinished";
 
 const UPLOAD_DEADLINE: Duration = Duration::from_mins(10);
 const UNPACK_DEADLINE: Duration = Duration::from_mins(2);
@@ -116,11 +118,13 @@ impl ActionsRunnerPart {
             let token = inputs.runner_token.as_ref().ok_or(missing)?;
             self.unpack(mac).await?;
             forget(mac, uid).await?;
+            // A runner without a note is taken for one that was there before.
+            note(mac, NOTE, UNFINISHED).await?;
             self.register(mac, token.expose()).await?;
+            note(mac, NOTE, self.registration().as_str()).await?;
         }
         let service = self.install_service(mac).await?;
-        start(mac, uid, &service).await?;
-        note(mac, NOTE, self.registration().as_str()).await
+        start(mac, uid, &service).await
     }
 
     /// Unpacks the archive where no runner is. What is there and has no `config.sh` is a rest of an attempt.

@@ -63,14 +63,16 @@ fn status(member: &Member) -> String {
 fn up(socket: &Path, flags: &[&str]) -> Result<String, String> {
     let (mut key, mut settings, mut resets) = (None, Settings::default(), false);
     for flag in flags {
-        let (name, value) =
-            flag.trim_start_matches('-').split_once('=').unwrap_or((flag.trim_start_matches('-'), "true"));
+        let (name, value) = flag
+            .trim_start_matches('-')
+            .split_once('=')
+            .unwrap_or_else(|| (flag.trim_start_matches('-'), "true"));
         match name {
             "auth-key" | "authkey" => key = Some(read_key(value)?),
             "reset" => resets = value == "true",
             "hostname" => value.clone_into(&mut settings.host_name),
             "advertise-tags" => {
-                settings.tags = value.split(',').filter(|tag| !tag.is_empty()).map(str::to_owned).collect()
+                settings.tags = value.split(',').filter(|tag| !tag.is_empty()).map(str::to_owned).collect();
             }
             "accept-routes" => settings.accept_routes = value == "true",
             "ssh" | "timeout" => {}
