@@ -101,7 +101,7 @@ async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, S
     let config = config(args)?;
     let mut macs = Vec::new();
     for target in &args.ssh {
-        let name = target.node.as_ref().or(args.node_name.as_ref().filter(|_| args.ssh.len() == 1));
+        let name = target.node.as_ref().or_else(|| args.node_name.as_ref().filter(|_| args.ssh.len() == 1));
         let name =
             name.ok_or_else(|| format!("{} has no name for its Node; put NODE= before it", target.address))?;
         let config =

@@ -73,7 +73,7 @@ pub(crate) struct KeyArgs {
     #[arg(long, value_name = "SHA256:…", conflicts_with = "known_hosts")]
     pub(crate) host_key: Option<Fingerprint>,
 
-    /// A file with host keys, as `ssh` keeps them in ~/.ssh/known_hosts. A Mac that is not in it is refused
+    /// A file with host keys, as `ssh` keeps them in `~/.ssh/known_hosts`. A Mac that is not in it is refused
     #[arg(long, value_name = "FILE")]
     pub(crate) known_hosts: Option<PathBuf>,
 }
@@ -226,6 +226,7 @@ pub(crate) struct TailscaleArgs {
 /// The runner of GitHub Actions.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "GitHub Actions")]
+#[expect(clippy::struct_field_names, reason = "the fields have the names of the flags")]
 pub(crate) struct RunnerArgs {
     /// The archive of the Actions runner for macOS. The Mac is a builder then. Without this flag a runner that was installed by it is removed
     #[arg(long, value_name = "FILE", requires = "actions_runner_url")]

@@ -15,6 +15,7 @@ const RESOLVER: &str = "/etc/resolver/ts.net";
 
 /// tailscale, as it is built for the command line. The key with which a Mac joins is an input of the step, and kept nowhere.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_field_names, reason = "the programs have these names")]
 pub(crate) struct Tailscale {
     /// The program `tailscale`.
     pub(crate) tailscale: Artifact,
