@@ -67,7 +67,8 @@ fn in_files(scene: &Scene, directory: &Path, secret: &str) -> Result<()> {
         }
         let name = path.strip_prefix(scene.mac.root())?.display().to_string();
         ensure!(PRIVATE.iter().any(|private| name.starts_with(private)), "/{name} has it");
-        ensure!(metadata.mode() & 0o077 == 0, "others than its owner read /{name}: {:o}", metadata.mode());
+        let of_others = metadata.mode() & 0o077;
+        ensure!(of_others == 0, "others than its owner read /{name}: {:o}", metadata.mode());
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use tart_kubelet_tests::mac_host::MacHost;
+use tart_kubelet_tests::mac_host::{MacHost, MacHostBuilder};
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::sandbox::Sandbox;
 use tokio::io::AsyncWriteExt as _;
@@ -44,7 +44,7 @@ impl Fleet {
         let Some(first) = MacHost::new(sandbox)?.pfctl(&pfctl).start().await? else { return Ok(None) };
         let builders: Result<Vec<_>> =
             (1..MACS).map(|_| Ok(MacHost::new(sandbox)?.pfctl(&pfctl).with_key_of(&first))).collect();
-        let others: Vec<Option<MacHost>> = stream::iter(builders?.into_iter().map(|builder| builder.start()))
+        let others: Vec<Option<MacHost>> = stream::iter(builders?.into_iter().map(MacHostBuilder::start))
             .buffer_unordered(CONCURRENCY)
             .try_collect()
             .await?;
