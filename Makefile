@@ -38,9 +38,9 @@ test-1.35: assets build ## Run the tests of the kubelet API with an API server o
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binaries (some minutes when they are not there yet)"
-	$(CARGO) build --locked --release -p tart-kubelet -p tart-sim
+	$(CARGO) build --locked --release -p tart-kubelet -p tart-provider -p tart-sim
 	@$(say) "bench"
-	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
+	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_PROVIDER_BINARY=$(BUILT)/release/tart-provider TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
 
 fuzz: rust ## Fuzz what clients send to the kubelet API, with inputs that are new each time; SECONDS=60 for each target
 	FUZZ_SECONDS=$(or $(SECONDS),60) $(CARGO) test --locked -p tart-kubelet --lib -- fuzz_ --nocapture

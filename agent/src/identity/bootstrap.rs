@@ -14,7 +14,8 @@ use super::decide::UnusableReason;
 use super::kubeconfig::{after_bootstrap, load};
 use super::store::CertificateStore;
 use super::{
-    ApiAccess, CredentialSources, IdentityError, LOOK_INTERVAL, client_certificate, connection, skips_tls_verify,
+    ApiAccess, CredentialSources, IdentityError, LOOK_INTERVAL, client_certificate, connection,
+    skips_tls_verify,
 };
 use crate::fs::secret_file::write_secret;
 use crate::names::NodeName;
@@ -50,7 +51,8 @@ pub(super) async fn bootstrap(
     let certified = certified.map_err(issuance)?;
     store.set_current(&certified)?;
     // The user may have replaced the file while the request waited.
-    let kubeconfig = load(path).await.ok().map(|(now, _)| now).filter(|now| !skips_tls_verify(now)).unwrap_or(first);
+    let kubeconfig =
+        load(path).await.ok().map(|(now, _)| now).filter(|now| !skips_tls_verify(now)).unwrap_or(first);
     let own = after_bootstrap(&kubeconfig, &store.current_path())
         .ok_or_else(|| unusable(KubeconfigError::CurrentContextNotSet))?;
     let text = serde_saphyr::to_string(&own).map_err(|error| IdentityError::Render(target.clone(), error))?;
