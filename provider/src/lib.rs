@@ -11,6 +11,7 @@
 
 mod artifact;
 mod cli;
+pub mod crd;
 mod error_chain;
 pub mod host;
 #[allow(dead_code, reason = "the reconciler that uses it is being written")]
