@@ -124,6 +124,13 @@ struct Agent {
     health: watch::Receiver<Option<NodeHealth>>,
 }
 
+/// Has Time Machine leave out the state directory, which has the Secrets of Pods in it.
+fn exclude_from_backups(state: &StateDir) {
+    if let Err(error) = backup::exclude(state.path()) {
+        warn!(path = %state.path().display(), %error, "cannot have Time Machine leave the state directory out; see tmutil addexclusion");
+    }
+}
+
 /// Runs the agent until it is told to end. VMs and the Lease are left alone: the next agent takes them over.
 pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
@@ -133,10 +140,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
-    // Secrets of Pods are in it.
-    if let Err(error) = backup::exclude(state.path()) {
-        warn!(path = %state.path().display(), %error, "cannot have Time Machine leave the state directory out; see tmutil addexclusion");
-    }
+    exclude_from_backups(&state);
     let tart = Tart::new(&args.tart_binary);
     tart::check_home(tart.home())?;
     check_access(&args, &tart).await?;

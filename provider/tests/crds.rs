@@ -31,7 +31,7 @@ fn machine(name: &str) -> ScalewayAppleSiliconMachine {
         "apiVersion": "infrastructure.cluster.x-k8s.io/v1alpha1", "kind": "ScalewayAppleSiliconMachine",
         "metadata": { "name": name }, "spec": { "ghActionsRunner": { "ghRunnerVersion": "2.336.0" } },
     }))
-    .unwrap()
+    .expect("a machine")
 }
 
 /// A status in which each field of the type has a value. A field that the type gets and this does not is found by the comparison of keys.
@@ -62,11 +62,12 @@ fn full_status() -> Value {
 
 /// The names of the properties below a path of a schema.
 fn properties(crd: &CustomResourceDefinition, path: &[&str]) -> Vec<String> {
-    let mut schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap()["openAPIV3Schema"].clone();
+    let mut schema =
+        serde_json::to_value(&crd.spec.versions[0].schema).expect("a schema")["openAPIV3Schema"].clone();
     for step in path {
         schema = schema["properties"][step].clone();
     }
-    schema["properties"].as_object().unwrap().keys().cloned().collect()
+    schema["properties"].as_object().expect("an object").keys().cloned().collect()
 }
 
 #[tokio::test]

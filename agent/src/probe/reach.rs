@@ -50,7 +50,7 @@ fn local(address: IpAddr, own: Option<&[Interface]>) -> Option<&'static str> {
         // `::127.0.0.1` is an old form of an IPv4 address.
         IpAddr::V6(v6) => v6.to_ipv4().and_then(local_v4),
     };
-    by_form.or(match own {
+    by_form.or_else(|| match own {
         Some(own) => is_own(own).then_some("an address of the Mac itself"),
         None => Some("perhaps an address of the Mac itself, which could not tell its addresses"),
     })

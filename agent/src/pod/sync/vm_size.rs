@@ -146,7 +146,7 @@ mod tests {
             let (cores, memory, is_limit) = asked;
             let room = Room { cores: 8, memory_mib: left };
             if let Ok(size) = vm_size(&plan(cores, memory, is_limit), image, room) {
-                let most = memory.filter(|_| is_limit).unwrap_or(left.max(memory.unwrap_or(0)));
+                let most = memory.filter(|_| is_limit).unwrap_or_else(|| left.max(memory.unwrap_or(0)));
                 prop_assert!(size.memory_mib <= Some(most));
                 prop_assert!(size.memory_mib.unwrap_or(0) >= memory_min_mib && size.cpu.unwrap_or(0) >= cpu_min);
                 if let Some(limit) = cores.filter(|_| is_limit) {
