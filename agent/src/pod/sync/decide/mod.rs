@@ -147,7 +147,7 @@ impl Observation {
     /// Whether a VM was planned with another image than the Pod names now for the same containers.
     pub(crate) fn is_outdated(&self, run: &VmRunView) -> bool {
         let Some(spec) = &run.spec else { return false };
-        let first = spec.main.as_ref().or(spec.init.first()).map(|container| &container.name);
+        let first = spec.main.as_ref().or_else(|| spec.init.first()).map(|container| &container.name);
         let named = first.and_then(|name| self.segments.iter().find(|segment| segment.has(name)));
         spec.image_name.as_ref().zip(named).is_some_and(|(planned, named)| *planned != named.image)
     }
