@@ -21,6 +21,7 @@ mod pool;
 mod program;
 mod progress;
 mod random;
+mod rollout;
 mod ssh;
 
 pub use program::run;
