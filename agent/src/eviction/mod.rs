@@ -269,7 +269,7 @@ mod tests {
         assert!(is_under_way(Some(&first)));
         assert!(!is_under_way(Some(&second)), "the evicted Pod is not planned");
         assert!(!is_under_way(None));
-        assert_eq!(found(), std::slice::from_ref(&second));
+        assert_eq!(found(), [second]);
         std::fs::create_dir_all(state.pod(first).run(Restart(0)).path()).unwrap();
         assert!(is_under_way(None), "the evicted Pod has a VM");
     }
