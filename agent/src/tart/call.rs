@@ -64,7 +64,9 @@ mod tests {
     #[tokio::test]
     async fn a_call_is_on_record_while_it_runs() {
         let dir = crate::testing::dir();
-        let mut command = shell("cat \"$TART_KUBELET_TART_HOME\"/tart-kubelet.calls/$$");
+        // The record is written once the program has its process id.
+        let script = "record=$TART_KUBELET_TART_HOME/tart-kubelet.calls/$$; until [ -s \"$record\" ]; do :; done; cat \"$record\"";
+        let mut command = shell(script);
         command.env(stale_calls::HOME, dir.path());
         let printed = call(command, Duration::from_mins(1)).await.unwrap();
         assert!(printed.contains("deadline") && printed.contains("caller"), "{printed}");

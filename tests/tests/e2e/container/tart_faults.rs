@@ -26,6 +26,7 @@ const WITHOUT_TEST: &[(Fault, &str)] = &[
     (Fault::AgentDelay, "tests have images with an `agentDelay`"),
     (Fault::BootDelay, "tests have images with a `bootDelay`"),
     (Fault::Latency, "the bench uses it"),
+    (Fault::Runs, "`make soak` uses it"),
     (Fault::VmLimit, "`make conformance` uses it"),
     (Fault::OwnNetwork, "`make conformance` uses it"),
     (Fault::ControlSocketConnections, "tests count connections by the file `control.sock.accepted`"),
