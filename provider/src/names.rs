@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
 /// The id of a host: Scaleway's, or the name of a Mac in a list.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HostId(String);
@@ -28,9 +31,11 @@ macro_rules! plain_name {
             pub(crate) fn parse(text: &str) -> Result<Self, BadName> {
                 plain(text).map(Self)
             }
+        }
 
-            pub(crate) fn as_str(&self) -> &str {
-                &self.0
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Self::parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
             }
         }
 
@@ -44,6 +49,12 @@ macro_rules! plain_name {
 
 plain_name!(HostId);
 plain_name!(Zone);
+
+impl HostId {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
 
 /// A machine. Its host bears its name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

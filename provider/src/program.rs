@@ -3,8 +3,11 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use launchd::{AGENT_PLIST, Host};
 use tokio::runtime::Builder;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -13,13 +16,15 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{fmt, registry};
 
 use crate::artifact::Artifact;
-use crate::cli::{Cli, ConfigArgs, HostCommand, KeyArgs, SubCommand, password};
+use crate::cli::{Cli, ConfigArgs, HostCommand, KeyArgs, ManagerArgs, SubCommand, password};
 use crate::error_chain::chain;
 use crate::host::firewall::FirewallConfig;
 use crate::host::{
     ActionsRunner, AgentSettings, Credential, HostConfig, Inputs, Mode, NodeExporter, Secret, Step,
     Tailscale, Tart, converge, prepare_steps,
 };
+use crate::manager::{self, ApiMachines};
+use crate::pool::Machines;
 use crate::progress::{self, Printer};
 use crate::rollout::{self, Fared};
 use crate::ssh::{Connection, HostKeyPolicy, SshAddress, SshError, SshKey};
@@ -27,15 +32,26 @@ use crate::ssh::{Connection, HostKeyPolicy, SshAddress, SshError, SshKey};
 /// Runs what the command line asks for.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
+    let level = match &cli.command {
+        SubCommand::Host(_) => LevelFilter::WARN,
+        SubCommand::Manager(_) => LevelFilter::INFO,
+    };
     let chosen = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
-    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(level));
     registry().with(fmt::layer().with_writer(io::stderr)).with(filter).init();
-    let SubCommand::Host(command) = cli.command;
-    let runtime = match Builder::new_current_thread().enable_all().build() {
+    let runtime = match Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("cannot start: {error}")),
     };
-    match runtime.block_on(run_host(command)) {
+    let ended = runtime.block_on(async {
+        match cli.command {
+            SubCommand::Host(command) => run_host(command).await,
+            SubCommand::Manager(args) => Box::pin(run_manager(*args)).await.map(|()| true),
+        }
+    });
+    // Work that is broken off is safe to repeat.
+    runtime.shutdown_background();
+    match ended {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(message) => fail(&message),
@@ -45,6 +61,23 @@ pub fn run() -> ExitCode {
 fn fail(message: &str) -> ExitCode {
     let _ = writeln!(io::stderr(), "tart-provider: {message}");
     ExitCode::from(2)
+}
+
+/// Runs until it is told to end.
+async fn run_manager(args: ManagerArgs) -> Result<(), String> {
+    let client = match &args.kubeconfig {
+        Some(path) => {
+            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| chain(&error))?;
+            let config =
+                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            Client::try_from(config.map_err(|error| chain(&error))?)
+        }
+        None => Client::try_default().await,
+    };
+    let client = client.map_err(|error| chain(&error))?;
+    let machines: Arc<dyn Machines> = Arc::new(ApiMachines(client.clone()));
+    let pool = args.pool(&client, Arc::clone(&machines))?;
+    Box::pin(manager::run(args.config()?, client, pool, machines)).await
 }
 
 /// Whether the Macs are as they should be at the end.

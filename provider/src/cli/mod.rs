@@ -1,6 +1,9 @@
 //! The command line.
 
+mod manager;
 pub(crate) mod password;
+
+pub(crate) use manager::ManagerArgs;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -25,6 +28,8 @@ pub(crate) enum SubCommand {
     /// Macs, over SSH
     #[command(subcommand, after_help = HOST_HELP)]
     Host(HostCommand),
+    /// Keeps the machines of Cluster API: claims Macs of a pool for them, makes them Nodes, keeps them up to date, gives them back
+    Manager(Box<ManagerArgs>),
 }
 
 const HOST_HELP: &str = "\
