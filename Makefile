@@ -16,7 +16,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench control-plane assets build lint fmt docs deny rust
+.PHONY: help demo test bench control-plane assets build lint fmt docs crds deny rust
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ docs: rust ## Write the documentation that is made from code
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-kubelet the_documentation_is_the_table
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p tart-sim --lib the_readme_lists_every_fault
 	UPDATE_DOCS=1 $(CARGO) test --quiet --locked -p mac-sim --lib the_readme_lists_every_fault
+
+crds: rust ## Write the provider's CustomResourceDefinitions into the chart
+	UPDATE_CRDS=1 $(CARGO) test --quiet --locked -p tart-provider --lib the_chart_has_these_definitions
 
 deny: rust ## Check licences, duplicates and sources of all dependencies; ADVISORIES=1 for known holes too (needs the network)
 	@command -v cargo-deny >/dev/null || { $(say) "installing cargo-deny"; $(CARGO) install --locked --quiet cargo-deny; }

@@ -11,6 +11,7 @@
 
 mod artifact;
 mod cli;
+pub mod crd;
 mod error_chain;
 pub mod host;
 mod program;
