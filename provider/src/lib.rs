@@ -14,8 +14,13 @@ mod cli;
 pub mod crd;
 mod error_chain;
 pub mod host;
+#[allow(dead_code, reason = "the reconciler that uses it is being written")]
+mod names;
+#[allow(dead_code, unused_imports, reason = "the reconciler that uses it is being written")]
+mod pool;
 mod program;
 mod progress;
+mod random;
 mod ssh;
 
 pub use program::run;
