@@ -9,11 +9,17 @@
 //! A step is plain data, and holds all that it puts on a Mac. Its hash is the hash of that data, so that what is hashed and what is pushed are
 //! the same by construction. A first bootstrap and a later roll run the same steps.
 
+mod apiserver;
 mod artifact;
 mod cli;
+mod cluster;
+mod cluster_api;
 pub mod crd;
+mod csr;
 mod error_chain;
 pub mod host;
+mod machine;
+mod manager;
 #[allow(dead_code, reason = "the reconciler that uses it is being written")]
 mod names;
 #[allow(dead_code, unused_imports, reason = "the reconciler that uses it is being written")]

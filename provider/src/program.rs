@@ -2,34 +2,49 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use launchd::{AGENT_PLIST, Host};
 use tokio::runtime::Builder;
 use tracing_subscriber::EnvFilter;
 
 use crate::artifact::Artifact;
-use crate::cli::{Cli, ConfigArgs, HostCommand, SshArgs, SubCommand, password};
+use crate::cli::{Cli, ConfigArgs, HostCommand, ManagerArgs, SshArgs, SubCommand, password};
 use crate::error_chain::chain;
 use crate::host::firewall::FirewallConfig;
 use crate::host::{
     AgentSettings, Credential, HostConfig, Inputs, Mode, NodeExporter, Secret, Step, Tart, converge,
     prepare_steps,
 };
+use crate::manager::{self, ApiMachines};
 use crate::progress;
 use crate::ssh::{Connection, HostKeyPolicy, SshError, SshKey};
 
 /// Runs what the command line asks for.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let level = match &cli.command {
+        SubCommand::Host(_) => "warn",
+        SubCommand::Manager(_) => "info",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
-    let SubCommand::Host(command) = cli.command;
-    let runtime = match Builder::new_current_thread().enable_all().build() {
+    let runtime = match Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("cannot start: {error}")),
     };
-    match runtime.block_on(run_host(command)) {
+    let ended = runtime.block_on(async {
+        match cli.command {
+            SubCommand::Host(command) => run_host(command).await,
+            SubCommand::Manager(args) => run_manager(*args).await.map(|()| true),
+        }
+    });
+    // Work that is broken off is safe to repeat.
+    runtime.shutdown_background();
+    match ended {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(message) => fail(&message),
@@ -39,6 +54,22 @@ pub fn run() -> ExitCode {
 fn fail(message: &str) -> ExitCode {
     let _ = writeln!(io::stderr(), "tart-provider: {message}");
     ExitCode::from(2)
+}
+
+/// Runs until it is told to end.
+async fn run_manager(args: ManagerArgs) -> Result<(), String> {
+    let client = match &args.kubeconfig {
+        Some(path) => {
+            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| chain(&error))?;
+            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            Client::try_from(config.map_err(|error| chain(&error))?)
+        }
+        None => Client::try_default().await,
+    };
+    let client = client.map_err(|error| chain(&error))?;
+    let machines = Arc::new(ApiMachines(client.clone()));
+    let pool = args.pool(&client, machines)?;
+    manager::run(args.config()?, client, pool).await
 }
 
 /// Whether the Mac is as it should be at the end.

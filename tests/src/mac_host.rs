@@ -34,7 +34,6 @@ pub struct MacHostBuilder {
     sandbox: Sandbox,
     has_tart: bool,
     has_key: bool,
-    address: Option<Ipv4Addr>,
     further_keys: Vec<String>,
     pfctl: Option<PathBuf>,
     /// The Mac's directory; a small disk may be mounted on its `root`.
@@ -47,7 +46,7 @@ pub struct MacHost {
     sandbox: Sandbox,
     process: Process,
     directory: HostDirectory,
-    address: SocketAddr,
+    port: u16,
     private_key: PathBuf,
     known_hosts: PathBuf,
     fingerprint: String,
@@ -92,14 +91,6 @@ impl MacHostBuilder {
         self
     }
 
-    /// The Mac has an address of its own, with sshd at its usual port. All of 127.0.0.0/8 is the loopback interface.
-    #[must_use]
-    pub fn own_address(mut self) -> Self {
-        let mut part = || rand::random_range(1..=254);
-        self.address = Some(Ipv4Addr::new(127, part(), part(), part()));
-        self
-    }
-
     /// The Mac lets this key in, too, as `authorized_keys` has it.
     #[must_use]
     pub fn authorized_key(mut self, key: &str) -> Self {
@@ -130,7 +121,6 @@ impl MacHostBuilder {
             user: USER.to_owned(),
             password: PASSWORD.to_owned(),
             host_name: "Mac-mini.local".to_owned(),
-            address: self.address,
             authorized_keys: self.has_key.then_some(public_key).into_iter().chain(self.further_keys).collect(),
             openssh: Some(openssh),
             tart: self.has_tart.then(programs::simulated_tart).transpose()?,
@@ -147,7 +137,7 @@ impl MacHostBuilder {
             process,
             known_hosts: self.path.join("known_hosts"),
             directory,
-            address: (self.address.unwrap_or(Ipv4Addr::LOCALHOST), 0).into(),
+            port: 0,
             private_key,
             fingerprint: String::new(),
         };
@@ -163,12 +153,12 @@ impl MacHost {
     pub fn new(sandbox: &Sandbox) -> Result<MacHostBuilder> {
         let path = sandbox.directory("mac-host")?;
         std::fs::create_dir(HostDirectory::new(&path).root())?;
-        Ok(MacHostBuilder { sandbox: sandbox.clone(), has_tart: true, has_key: true, address: None, further_keys: Vec::new(), pfctl: None, path })
+        Ok(MacHostBuilder { sandbox: sandbox.clone(), has_tart: true, has_key: true, further_keys: Vec::new(), pfctl: None, path })
     }
 
     /// Where its sshd is reached.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// The user of the Mac, who logs in over SSH.
@@ -270,13 +260,13 @@ impl MacHost {
 
     fn learn_address(&mut self) -> Result<()> {
         let port = std::fs::read_to_string(self.directory.port())?;
-        self.address.set_port(port.trim().parse().context("the Mac's port is no number")?);
+        self.port = port.trim().parse().context("the Mac's port is no number")?;
         let host_key = self.directory.simulator().join("host_key.pub");
         let shown = run(Command::new("ssh-keygen").arg("-lf").arg(&host_key))?;
         let fingerprint = shown.split_whitespace().nth(1).context("ssh-keygen shows no fingerprint")?;
         fingerprint.clone_into(&mut self.fingerprint);
         let key = std::fs::read_to_string(host_key)?;
-        std::fs::write(&self.known_hosts, format!("{} {key}", known_host(self.address)))?;
+        std::fs::write(&self.known_hosts, format!("[127.0.0.1]:{} {key}", self.port))?;
         Ok(())
     }
 
@@ -294,8 +284,8 @@ impl MacHost {
             "-o",
             &known_hosts,
         ]);
-        command.arg("-i").arg(&self.private_key).args(["-p", &self.address.port().to_string()]);
-        command.arg(format!("{USER}@{}", self.address.ip())).arg(script);
+        command.arg("-i").arg(&self.private_key).args(["-p", &self.port.to_string()]);
+        command.arg(format!("{USER}@127.0.0.1")).arg(script);
         command
     }
 
@@ -329,11 +319,6 @@ impl MacHost {
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         })
     }
-}
-
-/// A Mac as `known_hosts` has it.
-fn known_host(address: SocketAddr) -> String {
-    if address.port() == 22 { address.ip().to_string() } else { format!("[{}]:{}", address.ip(), address.port()) }
 }
 
 /// Where sshd is; `None`, with a word about it, where a simulated Mac cannot be.

@@ -1,6 +1,9 @@
 //! The command line.
 
+mod manager;
 pub(crate) mod password;
+
+pub(crate) use manager::ManagerArgs;
 
 use std::path::PathBuf;
 
@@ -24,6 +27,8 @@ pub(crate) enum SubCommand {
     /// One Mac, over SSH
     #[command(subcommand)]
     Host(HostCommand),
+    /// Keeps the machines of Cluster API: claims Macs of a pool for them, makes them Nodes, keeps them up to date, gives them back
+    Manager(Box<ManagerArgs>),
 }
 
 /// What to do with one Mac.

@@ -2,6 +2,8 @@
 //!
 //! Objects that the provider before this one has written are read as they are: every field keeps its name and its meaning.
 
+#![allow(unreachable_pub, reason = "the derive macro of the schema repeats each type inside a function")]
+
 mod cluster;
 mod condition;
 mod machine;

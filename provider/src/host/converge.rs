@@ -6,6 +6,7 @@ use super::Remote;
 use super::change::Change;
 use super::part::{Inputs, PartError};
 use super::step::{Step, StepError};
+use crate::error_chain::chain;
 
 /// What is done with the differences.
 #[derive(Debug, Clone)]
@@ -49,6 +50,28 @@ impl Report {
     /// How many steps were skipped, because a step before them failed or has to be taken first.
     pub(crate) fn skipped(&self) -> usize {
         self.count(|outcome| matches!(outcome, Outcome::Skipped))
+    }
+
+    /// Whether the Mac is as it should be: no step failed, and none was left out.
+    pub(crate) fn is_converged(&self) -> bool {
+        self.failed() + self.skipped() == 0
+    }
+
+    /// What went wrong first, with the name of its step.
+    pub(crate) fn first_failure(&self, steps: &[Step]) -> Option<String> {
+        let failures = steps.iter().zip(&self.0).filter_map(|(step, outcome)| match outcome {
+            Outcome::Failed(error) => Some(format!("{}: {}", step.name, chain(error))),
+            _ => None,
+        });
+        failures.into_iter().next()
+    }
+
+    /// Whether the Mac wants a password that is not known, or is wrong.
+    pub(crate) fn lacks_password(&self) -> bool {
+        let lacks = |error: &StepError| {
+            matches!(error, StepError::Part(PartError::NoPassword { .. } | PartError::WrongPassword { .. }))
+        };
+        self.0.iter().any(|outcome| matches!(outcome, Outcome::Failed(error) if lacks(error)))
     }
 
     fn count(&self, is: impl Fn(&Outcome) -> bool) -> usize {

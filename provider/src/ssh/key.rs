@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use russh::keys::ssh_key::LineEnding;
+use russh::keys::ssh_key::private::Ed25519Keypair;
 use russh::keys::{HashAlg, PrivateKey, PublicKey};
 
 /// The SHA-256 fingerprint of a host key, as `ssh-keygen -l` prints it: `SHA256:…`.
@@ -57,6 +59,9 @@ pub(crate) enum SshKeyError {
         #[source]
         source: io::Error,
     },
+    /// It cannot be written as text.
+    #[error("a new SSH key cannot be written")]
+    Write(#[source] Box<russh::keys::ssh_key::Error>),
     /// It is no private key, or one with a passphrase.
     #[error("the SSH key is no private key of OpenSSH without a passphrase")]
     Parse(#[source] Box<russh::keys::Error>),
@@ -68,6 +73,17 @@ impl SshKey {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|source| SshKeyError::Read { path: path.to_owned(), source })?;
         text.parse()
+    }
+
+    /// Makes a new key. The generator of the thread is a cryptographic one.
+    pub(crate) fn generate() -> Self {
+        Self(Arc::new(Ed25519Keypair::from_seed(&rand::random()).into()))
+    }
+
+    /// The private key, as OpenSSH keeps it in a file.
+    pub(crate) fn private_text(&self) -> Result<String, SshKeyError> {
+        let text = self.0.to_openssh(LineEnding::LF).map_err(|error| SshKeyError::Write(Box::new(error)))?;
+        Ok(text.to_string())
     }
 
     /// The public key, as `authorized_keys` has it.
@@ -106,6 +122,14 @@ mod tests {
         for text in ["", "SHA256:abc", "MD5:00", &format!("SHA256:{}=", "a".repeat(42))] {
             assert!(text.parse::<Fingerprint>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_new_key_can_be_kept_as_text() {
+        let key = SshKey::generate();
+        let read: SshKey = key.private_text().unwrap().parse().unwrap();
+        assert_eq!(read.authorized_key(), key.authorized_key());
+        assert_ne!(SshKey::generate().authorized_key(), key.authorized_key());
     }
 
     #[test]

@@ -10,4 +10,4 @@ mod remote_mac;
 pub(crate) use address::SshAddress;
 pub(crate) use connection::{Connection, HostKeyPolicy};
 pub(crate) use error::SshError;
-pub(crate) use key::{Fingerprint, SshKey};
+pub(crate) use key::{Fingerprint, SshKey, SshKeyError};

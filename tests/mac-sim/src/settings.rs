@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -24,9 +23,6 @@ pub struct Settings {
     pub password: String,
     /// The host name before anything changes it.
     pub host_name: String,
-    /// The address of the Mac, where sshd has its usual port; without it sshd is at a free port of 127.0.0.1.
-    #[serde(default)]
-    pub address: Option<Ipv4Addr>,
     /// Lines of the user's `authorized_keys`.
     pub authorized_keys: Vec<String>,
     /// A directory with `usr/sbin/sshd`, or with nothing if the machine has its own; without it the Mac has no sshd.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -16,9 +16,6 @@ use super::layout;
 
 /// launchd's exit code when the Mac is to boot again.
 pub(super) const REBOOT: u8 = 3;
-
-/// The port of SSH.
-const SSH_PORT: u16 = 22;
 
 /// The names under which this binary boots the Mac, and is its first process.
 pub(super) const BOOTER: &str = "mac-sim-boot";
@@ -41,9 +38,7 @@ fn try_run(host: &HostDirectory, path: &Path) -> io::Result<()> {
     }
     let settings = Settings::read(&host.settings())?;
     // The hardware holds the port, so that it stays the same however often the Mac boots.
-    let place = settings.address.map_or((Ipv4Addr::LOCALHOST, 0), |address| (address, SSH_PORT));
-    let listener = TcpListener::bind(place)
-        .map_err(|error| io::Error::other(format!("cannot listen at {}:{}: {error}", place.0, place.1)))?;
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
     layout::build(host, &settings)?;
     let hidden = path.join(".port");
     fs::write(&hidden, listener.local_addr()?.port().to_string())?;

@@ -1,0 +1,180 @@
+//! Flags of `manager`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use jiff::SignedDuration;
+use kube::Client;
+
+use super::version;
+use crate::artifact::Artifact;
+use crate::error_chain::chain;
+use crate::host::firewall::{AllowedDestination, FirewallConfig};
+use crate::host::{NodeExporter, Tart};
+use crate::machine::{FleetConfig, Limits};
+use crate::manager::{ApiMachines, ManagerConfig};
+use crate::pool::{Pool, PoolPrefix};
+
+/// Flags of `manager`.
+#[derive(Debug, Args)]
+pub(crate) struct ManagerArgs {
+    /// The kubeconfig of the API server; without it the Pod's own service account, or KUBECONFIG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+
+    /// Watch the machines of this namespace only, and keep the Lease of the leader there
+    #[arg(long)]
+    pub(crate) namespace: Option<String>,
+
+    /// Where `/metrics` is served
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    pub(crate) metrics_bind_address: SocketAddr,
+
+    /// Where `/healthz` and `/readyz` are served
+    #[arg(long, default_value = "0.0.0.0:8081")]
+    pub(crate) health_probe_bind_address: SocketAddr,
+
+    /// Act only while holding the Lease of the leader
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) leader_elect: bool,
+
+    /// The namespace of the Secrets with SSH keys of fleets and credentials of hosts
+    #[arg(long, default_value = "default")]
+    pub(crate) secrets_namespace: String,
+
+    /// Where agents reach the API server; without it what the `ConfigMap` kube-public/cluster-info says
+    #[arg(long, env = "CAPI_TARTKUBELET_API_SERVER_URL", value_name = "URL")]
+    pub(crate) api_server_url: Option<String>,
+
+    /// The agent's program for macOS
+    #[arg(long, default_value = "/opt/tart-kubelet/tart-kubelet-darwin-arm64", value_name = "FILE")]
+    pub(crate) tartkubelet_binary_path: PathBuf,
+
+    /// The tart program on the hosts
+    #[arg(long, default_value = "/opt/homebrew/bin/tart", conflicts_with = "tart_tarball_path")]
+    pub(crate) tart_binary: String,
+
+    /// An archive of tart.app to be installed. VMs that run keep the tart that they have
+    #[arg(long, value_name = "FILE", requires = "tart_version")]
+    pub(crate) tart_tarball_path: Option<PathBuf>,
+
+    /// The version in the archive
+    #[arg(long, requires = "tart_tarball_path", value_parser = version)]
+    pub(crate) tart_version: Option<String>,
+
+    /// The `node_exporter` program for macOS. Without it one that was installed before is removed
+    #[arg(long, value_name = "FILE")]
+    pub(crate) node_exporter_binary_path: Option<PathBuf>,
+
+    /// Where `node_exporter` listens on the hosts
+    #[arg(long, default_value = "127.0.0.1:9100", requires = "node_exporter_binary_path")]
+    pub(crate) node_exporter_listen: String,
+
+    /// Cores that Nodes offer, where the machine does not say; the agent's own choice when absent
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) tartkubelet_host_cpu: Option<u32>,
+
+    /// Memory that Nodes offer, in MiB, where the machine does not say; the agent's own choice when absent
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) tartkubelet_host_memory_mb: Option<u32>,
+
+    /// How many VMs may run at once on a host; the agent's own choice when absent
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) tartkubelet_max_pods: Option<u32>,
+
+    /// A further flag for the agents, such as `--agent-flag=--allowed-host-path=/opt/cache`. Can be given several times
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    pub(crate) agent_flag: Vec<String>,
+
+    /// A private destination that guests may reach, such as `tcp 10.1.2.3 443` or `any 10.4.0.0/16`. Can be given several times. All other
+    /// private addresses are closed to guests
+    #[arg(long, value_name = "PROTOCOL NETWORK [PORTS]")]
+    pub(crate) allow_vm_destination: Vec<AllowedDestination>,
+
+    /// For how many seconds macOS lends an address to a VM
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(60..=86400))]
+    pub(crate) dhcp_lease_time: u32,
+
+    /// Failed rolls of one configuration before a machine is not rolled to it any more; 0 for never
+    #[arg(long, default_value_t = 5)]
+    pub(crate) tartkubelet_max_update_attempts: u32,
+
+    /// When a machine that is not rolled any more is tried again; 0 for never
+    #[arg(long, default_value = "30m", value_parser = duration)]
+    pub(crate) tartkubelet_terminal_retry_after: Duration,
+
+    /// Failed bootstraps before a host is restarted; 0 for never
+    #[arg(long, default_value_t = 3)]
+    pub(crate) bootstrap_reboot_after: u32,
+
+    /// Failed bootstraps before a host is put into quarantine and another one claimed; 0 for never
+    #[arg(long, default_value_t = 8)]
+    pub(crate) bootstrap_max_attempts: u32,
+
+    /// How many machines are worked on at once, and how many are rolled at once
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) machine_max_concurrent_reconciles: u16,
+
+    /// What the names of free hosts begin with, where the machine does not say
+    #[arg(long, default_value = "")]
+    pub(crate) default_adopt_pool_prefix: String,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = if text == "0" { Ok(SignedDuration::ZERO) } else { text.parse::<SignedDuration>() };
+    let parsed = parsed.map_err(|error| error.to_string())?;
+    Duration::try_from(parsed).map_err(|_| "must not be negative".to_owned())
+}
+
+impl ManagerArgs {
+    /// The pool that hosts come from.
+    pub(crate) fn pool(&self, _client: &Client, machines: Arc<ApiMachines>) -> Result<Arc<dyn Pool>, String> {
+        drop(machines);
+        Err("no pool".to_owned())
+    }
+
+    /// Reads everything that hosts get.
+    pub(crate) fn config(&self) -> Result<ManagerConfig, String> {
+        let artifact = |path| Artifact::read(path).map_err(|error| chain(&error));
+        let tart = match (&self.tart_tarball_path, &self.tart_version) {
+            (Some(archive), Some(version)) => Tart::Archive { archive: artifact(archive)?, version: version.clone() },
+            _ => Tart::Installed(self.tart_binary.clone()),
+        };
+        let node_exporter = match &self.node_exporter_binary_path {
+            Some(program) => {
+                Some(NodeExporter { program: artifact(program)?, listen: self.node_exporter_listen.clone() })
+            }
+            None => None,
+        };
+        Ok(ManagerConfig {
+            fleet: FleetConfig {
+                agent: artifact(&self.tartkubelet_binary_path)?,
+                tart,
+                firewall: FirewallConfig { allowed: self.allow_vm_destination.clone(), ..FirewallConfig::default() },
+                dhcp_lease_seconds: self.dhcp_lease_time,
+                node_exporter,
+                host_cpu: self.tartkubelet_host_cpu,
+                host_memory_mb: self.tartkubelet_host_memory_mb,
+                max_pods: self.tartkubelet_max_pods,
+                agent_flags: self.agent_flag.clone(),
+            },
+            limits: Limits {
+                reboot_after: self.bootstrap_reboot_after,
+                bootstrap_attempts: self.bootstrap_max_attempts,
+                update_attempts: self.tartkubelet_max_update_attempts,
+                terminal_retry_after: self.tartkubelet_terminal_retry_after,
+            },
+            default_prefix: PoolPrefix::new(&self.default_adopt_pool_prefix),
+            namespace: self.namespace.clone(),
+            max_concurrent: self.machine_max_concurrent_reconciles,
+            secrets_namespace: self.secrets_namespace.clone(),
+            api_server_url: self.api_server_url.clone(),
+            leader_elect: self.leader_elect,
+            metrics_address: self.metrics_bind_address,
+            health_address: self.health_probe_bind_address,
+        })
+    }
+}
