@@ -20,6 +20,10 @@ mod pool;
 mod program;
 mod progress;
 mod random;
+#[allow(dead_code, unused_imports, reason = "the manager that uses it is being written")]
+mod reclaim;
+#[allow(dead_code, unused_imports, reason = "the manager that uses it is being written")]
+mod scaleway;
 mod ssh;
 
 pub use program::run;
